@@ -1,0 +1,25 @@
+"""pegainfer: an LLM inference engine that a Python programmer can read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+if TYPE_CHECKING:
+    from pegainfer.app.offline import LLM
+    from pegainfer.contract.request import SamplingParams
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: `import pegainfer` must stay cheap for the command line.
+    if name == "LLM":
+        from pegainfer.app.offline import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from pegainfer.contract.request import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'pegainfer' has no attribute {name!r}")

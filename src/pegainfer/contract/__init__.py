@@ -1,0 +1,1 @@
+"""What the rooms agree on: frozen types, protocols and errors. Imports nothing local."""

@@ -1,0 +1,90 @@
+"""Frames between front and engine: 4 bytes of length (little-endian), then msgpack of one message."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pegainfer.contract.errors import PegaError
+from pegainfer.contract.event import EngineStats, TokenEvent
+from pegainfer.contract.handle import EngineInfo
+from pegainfer.contract.request import GenerateRequest
+
+MAX_FRAME = 64 << 20  # bytes; a longer frame means a broken peer
+HEADER_BYTES = 4
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    request: GenerateRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    request_id: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    pass
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    pass
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Engine to front, once, when the first request can be served."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Engine to front: it cannot start or go on. `user_error`: the message alone is for the user."""
+
+    message: str
+    user_error: bool = True
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Engine to front: this request was not taken. `kind` names the exception of contract.errors."""
+
+    request_id: str
+    kind: str
+    message: str
+    param: str | None = None
+    retry_after: float = 0.0
+
+
+class Events(msgspec.Struct, frozen=True, tag="events"):
+    """Engine to front, at most one a step."""
+
+    events: list[TokenEvent]
+    stats: EngineStats | None = None
+
+
+ToEngine = Submit | Cancel | Drain | Shutdown
+ToFront = Ready | Failed | Refused | Events
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+def encode_frame(message: ToEngine | ToFront) -> bytes:
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise PegaError("message too large for one frame", expected=f"≤ {MAX_FRAME} bytes", got=len(body))
+    return len(body).to_bytes(HEADER_BYTES, "little") + body
+
+
+def frame_length(header: bytes) -> int:
+    """Length of the frame that follows a header. Raises PegaError if it is beyond MAX_FRAME."""
+    n = int.from_bytes(header, "little")
+    if n > MAX_FRAME:
+        raise PegaError("frame too large", expected=f"≤ {MAX_FRAME} bytes", got=n)
+    return n
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    return _to_engine.decode(body)
+
+
+def decode_to_front(body: bytes) -> ToFront:
+    return _to_front.decode(body)

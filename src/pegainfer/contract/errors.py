@@ -1,0 +1,78 @@
+"""The exception tree. Every message says what was expected, what was got, where, and the remedy."""
+
+from __future__ import annotations
+
+
+class PegaError(Exception):
+    """Root of all errors that a user can cause or cure. The CLI prints it on one line and exits with 2.
+
+    Args:
+        what: one sentence that names the fault.
+        expected, got, where, remedy: appended to the message in this order where given.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: object = None,
+        got: object = None,
+        where: object = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.what = what
+        self.remedy = remedy
+        parts = [what]
+        if expected is not None:
+            parts.append(f"expected {expected}")
+        if got is not None:
+            parts.append(f"got {got}")
+        if where is not None:
+            parts.append(f"at {where}")
+        if remedy is not None:
+            parts.append(f"remedy: {remedy}")
+        super().__init__("; ".join(parts))
+
+
+class ConfigError(PegaError):
+    """A flag, an option or a model configuration that cannot work."""
+
+
+class ModelFileError(PegaError):
+    """A weights, tokenizer or config file that is missing, truncated or contradicts itself."""
+
+
+class UnsupportedError(PegaError):
+    """Asked for something that this build, device or model line does not do."""
+
+
+class OpError(PegaError):
+    """Operands that do not fit an op's declaration; names the op, the tensor, the axis and both sizes."""
+
+
+class RequestError(PegaError):
+    """One request is at fault (HTTP 400). `param` is the field to blame, None for the whole body."""
+
+    def __init__(self, what: str, *, param: str | None = None, **parts: object) -> None:
+        self.param = param
+        super().__init__(what, **parts)  # type: ignore[arg-type]
+
+
+class QueueFullError(PegaError):
+    """The engine takes no more requests now (HTTP 503). `retry_after` is in seconds."""
+
+    def __init__(self, what: str, *, retry_after: float = 1.0, **parts: object) -> None:
+        self.retry_after = retry_after
+        super().__init__(what, **parts)  # type: ignore[arg-type]
+
+
+class DeadlineError(PegaError):
+    """A request's deadline passed before it finished (HTTP 504 if nothing was sent yet)."""
+
+
+class EngineDeadError(PegaError):
+    """The engine process or thread has ended; nothing submitted to it will be answered (HTTP 503)."""
+
+
+class InvariantError(AssertionError):
+    """A container's `check_integrity()` found a broken invariant: a bug of ours, never of the user."""

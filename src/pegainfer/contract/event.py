@@ -1,0 +1,70 @@
+"""What comes back from the engine: token ids, never text."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # EOS or a stop token id
+    LENGTH = "length"  # max_tokens or the context's end
+    ABORT = "abort"  # cancelled by the client or at shutdown
+    ERROR = "error"  # this request failed alone; TokenEvent.error says why
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probabilities at one position, of the raw logits' softmax (before bias and penalties)."""
+
+    token: int
+    logprob: float
+    rank: int  # 1 is the most likely
+    top: tuple[tuple[int, float], ...] = ()  # the k best as (id, logprob), best first
+
+
+class Timings(msgspec.Struct, frozen=True, array_like=True):
+    """CLOCK_MONOTONIC seconds at each door; 0.0 where not reached."""
+
+    arrival: float = 0.0
+    admitted: float = 0.0  # the engine took it from its inbox
+    scheduled: float = 0.0  # first step that computes any of its tokens
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Progress of one continuation. Exactly one event an index carries `finish`, and it is the last."""
+
+    request_id: str
+    index: int = 0  # which of n
+    tokens: tuple[int, ...] = ()  # 0..k new ids; a stop id that ended the sequence is included
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one a token, if asked for
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # once, with the first event of index 0
+    num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache
+    finish: FinishReason | None = None
+    stop_token: int | None = None  # the id that ended it, where finish is STOP
+    error: str | None = None  # where finish is ERROR
+    timings: Timings | None = None  # with the finish
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot for /metrics, /load and /ready. Totals count since the engine's start."""
+
+    running: int = 0  # sequences with a slot
+    waiting: int = 0  # sequences without one
+    free_blocks: int = 0  # of the first KV group
+    total_blocks: int = 0
+    steps: int = 0
+    last_step: float = 0.0  # CLOCK_MONOTONIC seconds of the last commit
+    in_flight: int = 0  # plans sent but not committed
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+    generation_tokens: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up
+    prefix_hits: int = 0  # prompt tokens found
+    rejections: int = 0  # refused at the engine's door
+    finished: dict[str, int] = {}  # by finish reason
+    step_seconds: float = 0.0  # summed wall time of committed steps
+    host_seconds: dict[str, float] = {}  # summed by stage: schedule, stage, launch, wait, commit

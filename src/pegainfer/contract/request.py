@@ -1,0 +1,112 @@
+"""A request as it crosses from the text side to the engine: token ids and numbers only, no text."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import sys
+from typing import Literal
+
+import msgspec
+
+# Bounds that the wire itself enforces, so that no number from outside can overflow a kernel's int32.
+MAX_TOKEN_ID = 2**31 - 1
+HASH_BYTES = 32
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is drawn. Defaults are OpenAI's; the HTTP room sets its own per route.
+
+    The order of application is that of the field: logit_bias, allowed and banned tokens, min_tokens,
+    penalties, temperature, top_k, top_p, min_p.
+    """
+
+    temperature: float = 1.0  # 0 means greedy: the highest logit, the lowest id among equals
+    top_k: int = 0  # 0 means off
+    top_p: float = 1.0  # 1 means off; the smallest set whose mass reaches top_p, after top_k
+    min_p: float = 0.0  # drops tokens under min_p times the best probability
+    seed: int | None = None  # None: drawn by the engine at admission
+    repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of tokens seen (prompt too)
+    presence_penalty: float = 0.0  # subtracted once from each token that was generated
+    frequency_penalty: float = 0.0  # subtracted as often as the token was generated
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    allowed_token_ids: tuple[int, ...] | None = None  # only these may be drawn
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    min_tokens: int = 0  # EOS and stop ids are masked until so many tokens were generated
+    max_tokens: int | None = None  # None: up to the context's end
+    stop_token_ids: tuple[int, ...] = ()  # end the sequence, and are reported as its stop reason
+    ignore_eos: bool = False  # the model's own EOS ids no longer stop or count for min_tokens
+    logprobs: int | None = None  # None: none; 0: of the drawn token only; k: and of the k best
+    prompt_logprobs: int | None = None  # the same for each prompt token but the first
+
+
+class GrammarSpec(msgspec.Struct, frozen=True):
+    """A constraint on the output, compiled by the front; the engine only asks for its masks."""
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag"]
+    text: str
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prompt to continue n times. Prefilled once, then forked."""
+
+    id: str  # unique among live requests
+    prompt: bytes  # int32 little-endian token ids, at least one
+    sampling: SamplingParams = SamplingParams()
+    n: int = 1  # how many continuations; TokenEvent.index tells them apart
+    eos_token_ids: tuple[int, ...] = ()  # the model's, from its generation config
+    block_hashes: bytes = b""  # HASH_BYTES for each full block of the prompt, chained; empty: engine hashes
+    block_size: int = 0  # of block_hashes, in tokens; must be the engine's if hashes are given
+    grammar: GrammarSpec | None = None
+    adapter: str | None = None  # LoRA adapter's name
+    cache_salt: str = ""  # prefixes are shared only among requests with the same salt
+    priority: int = 0  # lower runs first, as in vLLM
+    deadline: float | None = None  # CLOCK_MONOTONIC seconds; past it the request ends with an error
+    arrival: float = 0.0  # CLOCK_MONOTONIC seconds when the front accepted it
+    trace: str | None = None  # W3C traceparent
+
+
+def pack_tokens(ids: list[int]) -> bytes:
+    """int32 little-endian bytes of token ids."""
+    a = array.array("i", ids)
+    if sys.byteorder == "big":
+        a.byteswap()
+    return a.tobytes()
+
+
+def unpack_tokens(data: bytes) -> list[int]:
+    """The inverse of `pack_tokens`. Raises ValueError where the length is not a multiple of four."""
+    a = array.array("i")
+    a.frombytes(data)
+    if sys.byteorder == "big":
+        a.byteswap()
+    return a.tolist()
+
+
+def root_hash(adapter: str | None, cache_salt: str) -> bytes:
+    """The chain's start: requests of another adapter or salt never share a block."""
+    h = hashlib.sha256(b"pegainfer-kv-1")
+    for part in (adapter or "", cache_salt):
+        raw = part.encode("utf-8", "surrogatepass")
+        h.update(len(raw).to_bytes(8, "little") + raw)
+    return h.digest()
+
+
+def hash_blocks(
+    tokens: bytes, block_size: int, *, parent: bytes, start_block: int = 0, num_blocks: int | None = None
+) -> list[bytes]:
+    """Chained SHA-256 of the full blocks of `tokens`, from `start_block` whose parent's hash is `parent`.
+
+    Args:
+        tokens: int32 little-endian ids of the whole sequence.
+        block_size: tokens a block.
+        num_blocks: how many to hash; all full ones that follow if None.
+    """
+    stride = 4 * block_size
+    full = len(tokens) // stride
+    stop = full if num_blocks is None else min(full, start_block + num_blocks)
+    out: list[bytes] = []
+    for i in range(start_block, stop):
+        parent = hashlib.sha256(parent + tokens[i * stride : (i + 1) * stride]).digest()
+        out.append(parent)
+    return out

@@ -1,0 +1,172 @@
+"""A step as the scheduler sees it and as every runner (CPU, CUDA, null, simulated) obeys it.
+
+A plan is a delta over state that lives in the runner's slots: token history, sampling parameters, block
+tables. The parts of a plan take effect in the order of StepPlan's fields. Two plans may be uncommitted at
+any time, so a row may start from a token that the host has not seen yet (`Row.follow`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from pegainfer.contract.event import TokenEvent, TokenLogprob
+from pegainfer.contract.request import GenerateRequest, SamplingParams
+
+
+class PageGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """KV in pages of `block_size` tokens. `window` > 0: only the last so many tokens are ever read."""
+
+    name: str
+    block_size: int
+    bytes_per_block: int
+    window: int = 0
+
+
+class StateGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A recurrent state, one a sequence, overwritten by each step; `snapshot_every` tokens may be kept."""
+
+    name: str
+    bytes_per_state: int
+    snapshot_every: int = 0  # a multiple of every page group's block size; 0: no prefix reuse
+
+
+class KVSpec(msgspec.Struct, frozen=True):
+    """What a model line keeps for each sequence; a prefix hit must be valid in all groups."""
+
+    groups: tuple[PageGroup | StateGroup, ...]
+
+
+class RunnerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner can hold, fixed at start. The scheduler plans within these bounds."""
+
+    kv: KVSpec
+    num_blocks: tuple[int, ...]  # blocks (or states) a group, ids 0..n-1
+    max_slots: int  # sequences with resident state
+    max_tokens: int  # rows' counts summed over a step
+    max_model_len: int  # tokens of a sequence, prompt and output
+    vocab_size: int
+    max_commit: int = 1  # tokens that one row may commit (above 1 with speculation)
+    supports_prompt_logprobs: bool = True
+
+
+class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence enters a slot, for the first time or after a preemption."""
+
+    slot: int
+    seq: int  # engine-wide number of the sequence, never reused
+    tokens: bytes  # int32 LE: the prompt, then what was generated before a preemption
+    num_prompt: int  # how many of them are prompt
+    sampling: SamplingParams
+    seed: int  # 64 bits; with the count of generated tokens it names each random number
+    mask_tokens: tuple[int, ...] = ()  # EOS and stop ids, masked until min_tokens are generated
+    adapter: str | None = None
+
+
+class SlotBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks appended to a slot's table for one group (for a state group: the slot's state id)."""
+
+    slot: int
+    group: int
+    blocks: tuple[int, ...]
+
+
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
+    """One block (or state) is copied before any row runs: a fork's last partial block, a snapshot."""
+
+    group: int
+    src: int
+    dst: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """Compute positions [start, start + count) of a slot.
+
+    Known tokens are those of NewSlot.tokens plus those that the runner sampled since. `sample` says that the
+    row ends at the last known token and draws what follows. With `follow`, an earlier uncommitted plan has a
+    sampling row of this slot: `start` is then the highest it can be, and the runner starts at its own last
+    known token.
+    """
+
+    slot: int
+    start: int
+    count: int
+    sample: bool
+    follow: bool = False
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. Immutable, plain integers, so that it can be broadcast to ranks and logged."""
+
+    step: int  # counts up by one
+    frees: tuple[int, ...] = ()  # slots whose state is dropped
+    news: tuple[NewSlot, ...] = ()
+    blocks: tuple[SlotBlocks, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    rows: tuple[Row, ...] = ()
+    snapshots: tuple[BlockCopy, ...] = ()  # copied after the rows ran: states kept at a boundary
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(r.count for r in self.rows)
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step produced, row by row in the plan's order."""
+
+    step: int
+    tokens: tuple[tuple[int, ...], ...]  # 0..max_commit ids a row; () for rows that do not sample
+    logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # row -> one a token, where asked for
+    prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # row -> of tokens start+1 .. start+count
+    errors: dict[int, str] = {}  # row -> why this sequence alone failed (non-finite logits, a bad adapter)
+    seconds: float = 0.0  # wall time on the device
+
+
+class PendingStep(Protocol):
+    """A step under way on the device."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    def wait(self) -> StepResult:
+        """Blocks until the step ended. Raises what the device raised."""
+
+
+class Runner(Protocol):
+    """A model on a device. Called from one thread; forward and sample return before the work is done."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def forward(self, plan: StepPlan) -> Any:
+        """Applies the plan's deltas and starts the forward pass; the handle goes to `sample` once."""
+
+    def sample(self, handle: Any, masks: dict[int, bytes] | None = None) -> PendingStep:
+        """Starts sampling. `masks`: row -> bitmask of allowed tokens, little-endian bits, ceil(V/32) words."""
+
+    def close(self) -> None: ...
+
+
+class StepPolicy(Protocol):
+    """The scheduler's face. Pure: no clock, no device, no I/O; time comes in as an argument (seconds)."""
+
+    def add(self, request: GenerateRequest, now: float) -> None:
+        """Queues a request. Raises RequestError, QueueFullError; nothing is kept in that case."""
+
+    def cancel(self, request_id: str) -> None:
+        """Ends all of a request's sequences at the next `schedule`; unknown ids are ignored."""
+
+    def schedule(self, now: float) -> tuple[StepPlan | None, list[TokenEvent]]:
+        """The next plan, None if there is nothing to do, and events of sequences that end without one."""
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
+        """Takes the oldest uncommitted plan's result."""
+
+    def has_work(self) -> bool: ...
+
+
+class Tracer(Protocol):
+    """Where the engine reports what it did; the null tracer costs one call."""
+
+    def step(self, plan: StepPlan, result: StepResult, now: float) -> None: ...
