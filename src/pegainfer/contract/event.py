@@ -45,6 +45,9 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish: FinishReason | None = None
     stop_token: int | None = None  # the id that ended it, where finish is STOP
     error: str | None = None  # where finish is ERROR
+    error_kind: str | None = None  # the exception of contract.errors it stands for; None: a fault of ours
+    error_param: str | None = None  # the request's field to blame, where error_kind is RequestError
+    retry_after: float = 0.0  # seconds, where error_kind is QueueFullError
     timings: Timings | None = None  # with the finish
 
 
