@@ -83,8 +83,10 @@ def frame_length(header: bytes) -> int:
 
 
 def decode_to_engine(body: bytes) -> ToEngine:
-    return _to_engine.decode(body)
+    message: ToEngine = _to_engine.decode(body)
+    return message
 
 
 def decode_to_front(body: bytes) -> ToFront:
-    return _to_front.decode(body)
+    message: ToFront = _to_front.decode(body)
+    return message

@@ -1,0 +1,87 @@
+"""Attention over a paged KV cache.
+
+The reference keeps the cache as kv[N, Y, 2, G, S, D]: block, layer, key or value, KV head, token in the
+block, channel. A backend may order what lies within one block of one layer as its kernels want; it converts
+for tests (`to_reference`). Token t of a row is at block_table[row, t // S], offset t % S.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, declare
+
+Array = np.ndarray[Any, Any]
+
+
+def _kv_append(kv: Array, k: Array, v: Array, slots: Array, *, layer: int) -> None:
+    block_size = kv.shape[4]
+    kv[slots // block_size, layer, 0, :, slots % block_size] = k
+    kv[slots // block_size, layer, 1, :, slots % block_size] = v
+
+
+def _attention(
+    out: Array,
+    q: Array,
+    kv: Array,
+    query_starts: Array,
+    query_lens: Array,
+    context_lens: Array,
+    block_table: Array,
+    *,
+    layer: int,
+    scale: float,
+) -> None:
+    group = q.shape[1] // kv.shape[3]
+    for row, context in enumerate(context_lens):
+        first = query_starts[row]
+        stop = first + query_lens[row]
+        blocks = block_table[row, : -(-int(context) // kv.shape[4])]
+        pages = kv[blocks, layer].astype(np.float64)  # [blocks, 2, G, S, D]
+        keys, values = (
+            np.moveaxis(pages, 2, 0).swapaxes(1, 2).reshape(kv.shape[3], 2, -1, kv.shape[5]).swapaxes(0, 1)
+        )
+        for t in range(first, stop):
+            seen = context - (stop - 1 - t)
+            for head in range(q.shape[1]):
+                scores = keys[head // group, :seen] @ q[t, head].astype(np.float64) * scale
+                weights = np.exp(scores - scores.max())
+                out[t, head] = weights / weights.sum() @ values[head // group, :seen]
+
+
+KV_APPEND = declare(
+    OpSpec(
+        name="kv_append",
+        doc="writes k and v of token t at place slots[t] = block · S + offset of the cache's layer",
+        operands=(State("kv", "N Y 2 G S D"), In("k", "T G D"), In("v", "T G D"), In("slots", "T", INTS)),
+        attrs=("layer",),
+        reference=_kv_append,
+        bytes=lambda s, held: 2 * (held["k"] + held["v"]) + held["slots"],
+    )
+)
+
+ATTENTION = declare(
+    OpSpec(
+        name="attention",
+        doc="causal softmax(q · kᵀ · scale) · v of each row's tokens over its pages; query heads share KV heads",
+        operands=(
+            Out("out", "T H D"),
+            In("q", "T H D"),
+            State("kv", "N Y 2 G S D"),
+            In("query_starts", "R", INTS),  # row r's tokens are query_starts[r] .. + query_lens[r]
+            In("query_lens", "R", INTS),
+            In("context_lens", "R", INTS),  # tokens of the row in the cache, those of this step included
+            In("block_table", "R W", INTS),
+        ),
+        attrs=("layer", "scale"),
+        reference=_attention,
+        # C: cached tokens read, summed over rows; Q: query-key pairs (both known by the host for each step)
+        flops=lambda s: 4 * s.get("Q", s["T"]) * s["H"] * s["D"],
+        bytes=lambda s, held: (
+            held["q"] + held["out"] + held["kv"] // (s["N"] * s["Y"] * s["S"]) * s.get("C", s["T"])
+        ),
+        requires=(("H a multiple of G", lambda s: s["H"] % s["G"] == 0),),
+    )
+)

@@ -1,0 +1,142 @@
+"""The ops a forward is written in. Each is declared by the finer ops it is made of; a backend may fuse it."""
+
+from __future__ import annotations
+
+from pegainfer.ops.activation import SILU_MUL
+from pegainfer.ops.attention import KV_APPEND
+from pegainfer.ops.embed import GATHER_ROWS
+from pegainfer.ops.gemm import LINEAR
+from pegainfer.ops.norm import HEAD_NORM, RMS_NORM
+from pegainfer.ops.program import Builder
+from pegainfer.ops.rope import ROPE
+from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, Weight, declare
+from pegainfer.ops.tensor import Tensor
+
+
+def _qkv(
+    b: Builder,
+    q: Tensor,
+    kv: Tensor,
+    x: Tensor,
+    norm: Tensor,
+    wq: Tensor,
+    wk: Tensor,
+    wv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cos_sin: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    *,
+    eps: float,
+    layer: int,
+) -> None:
+    tokens, _, head_dim = q.shape
+    kv_heads = kv.shape[3]
+    h = b.buffer("h", *x.shape, dtype=x.dtype)
+    k = b.buffer("k", tokens, kv_heads, head_dim, dtype=q.dtype)
+    v = b.buffer("v", tokens, kv_heads, head_dim, dtype=q.dtype)
+    b.emit(RMS_NORM, {"eps": eps}, out=h, x=x, weight=norm)
+    for out, w in ((q, wq), (k, wk), (v, wv)):
+        b.emit(LINEAR, out=out.view(tokens, w.shape[0]), a=h, w=w)
+    for part, weight in ((q, q_norm), (k, k_norm)):
+        if weight is not None:  # Qwen3 normalises each head before the rotation
+            b.emit(HEAD_NORM, {"eps": eps}, x=part, weight=weight)
+    b.emit(ROPE, x=q, positions=positions, cos_sin=cos_sin)
+    b.emit(ROPE, x=k, positions=positions, cos_sin=cos_sin)
+    b.emit(KV_APPEND, {"layer": layer}, kv=kv, k=k, v=v, slots=slots)
+
+
+def _gate_up(
+    b: Builder, out: Tensor, x: Tensor, norm: Tensor, w_gate: Tensor, w_up: Tensor, *, eps: float
+) -> None:
+    h = b.buffer("h", *x.shape, dtype=x.dtype)
+    gate = b.buffer("gate", *out.shape, dtype=out.dtype)
+    up = b.buffer("up", *out.shape, dtype=out.dtype)
+    b.emit(RMS_NORM, {"eps": eps}, out=h, x=x, weight=norm)
+    b.emit(LINEAR, out=gate, a=h, w=w_gate)
+    b.emit(LINEAR, out=up, a=h, w=w_up)
+    b.emit(SILU_MUL, out=out, gate=gate, up=up)
+
+
+def _lm_head(
+    b: Builder, logits: Tensor, x: Tensor, rows: Tensor, norm: Tensor, w: Tensor, *, eps: float
+) -> None:
+    picked = b.buffer("picked", rows.shape[0], x.shape[1], dtype=x.dtype)
+    h = b.buffer("h", rows.shape[0], x.shape[1], dtype=x.dtype)
+    b.emit(GATHER_ROWS, out=picked, x=x, rows=rows)
+    b.emit(RMS_NORM, {"eps": eps}, out=h, x=picked, weight=norm)
+    b.emit(LINEAR, out=logits, a=h, w=w)
+
+
+QKV_NORM_ROPE_APPEND = declare(
+    OpSpec(
+        name="qkv_norm_rope_append",
+        doc="q, k, v from the normalised residual stream; heads normalised where asked; rotated; k, v cached",
+        operands=(
+            Out("q", "T H D"),
+            State("kv", "N Y 2 G S D"),
+            In("x", "T M"),
+            In("norm", "M"),
+            Weight("wq", "A M"),
+            Weight("wk", "B M"),
+            Weight("wv", "B M"),
+            In("positions", "T", INTS),
+            In("slots", "T", INTS),
+            In("cos_sin", "P D", ("f32",)),
+            In("q_norm", "D", optional=True),
+            In("k_norm", "D", optional=True),
+        ),
+        attrs=("eps", "layer"),
+        requires=(
+            ("A = H · D", lambda s: s["A"] == s["H"] * s["D"]),
+            ("B = G · D", lambda s: s["B"] == s["G"] * s["D"]),
+        ),
+        lower=_qkv,
+        flops=lambda s: 2 * s["T"] * s["M"] * (s["A"] + 2 * s["B"]),
+        bytes=lambda s, held: (
+            held["q"]
+            + held["x"]
+            + held["norm"]
+            + held["wq"]
+            + held["wk"]
+            + held["wv"]
+            + held["kv"] // (s["N"] * s["Y"] * s["S"]) * s["T"]
+        ),
+    )
+)
+
+GATE_UP_SWIGLU = declare(
+    OpSpec(
+        name="gate_up_swiglu",
+        doc="out = silu(h · w_gateᵀ) · (h · w_upᵀ) with h = rms_norm(x)",
+        operands=(
+            Out("out", "T F"),
+            In("x", "T M"),
+            In("norm", "M"),
+            Weight("w_gate", "F M"),
+            Weight("w_up", "F M"),
+        ),
+        attrs=("eps",),
+        lower=_gate_up,
+        flops=lambda s: 4 * s["T"] * s["M"] * s["F"],
+    )
+)
+
+LM_HEAD = declare(
+    OpSpec(
+        name="lm_head",
+        doc="logits of the wanted rows only: rms_norm(x[rows]) · wᵀ",
+        operands=(
+            Out("logits", "L V", ("f32",)),
+            In("x", "T M"),
+            In("rows", "L", INTS),
+            In("norm", "M"),
+            Weight("w", "V M"),
+        ),
+        attrs=("eps",),
+        lower=_lm_head,
+        flops=lambda s: 2 * s["L"] * s["M"] * s["V"],
+        bytes=lambda s, held: held["logits"] + held["w"] + held["logits"] // s["V"] * s["M"],
+    )
+)

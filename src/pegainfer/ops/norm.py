@@ -1,0 +1,44 @@
+"""Root-mean-square normalisation (arXiv:1910.07467)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pegainfer.ops.spec import In, InOut, OpSpec, Out, declare
+
+Array = np.ndarray[Any, Any]
+
+
+def _rms_norm(out: Array, x: Array, weight: Array, *, eps: float) -> None:
+    x64 = x.astype(np.float64)
+    out[...] = x64 / np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + eps) * weight.astype(np.float64)
+
+
+RMS_NORM = declare(
+    OpSpec(
+        name="rms_norm",
+        doc="out = x / sqrt(mean(x², over M) + eps) · weight",
+        operands=(Out("out", "T M"), In("x", "T M"), In("weight", "M")),
+        attrs=("eps",),
+        reference=_rms_norm,
+        flops=lambda s: 4 * s["T"] * s["M"],
+    )
+)
+
+
+def _head_norm(x: Array, weight: Array, *, eps: float) -> None:
+    _rms_norm(x, x.copy(), weight, eps=eps)
+
+
+HEAD_NORM = declare(
+    OpSpec(
+        name="head_norm",
+        doc="rms_norm of each head in place (QK-norm of Qwen3)",
+        operands=(InOut("x", "T H D"), In("weight", "D")),
+        attrs=("eps",),
+        reference=_head_norm,
+        flops=lambda s: 4 * s["T"] * s["H"] * s["D"],
+    )
+)

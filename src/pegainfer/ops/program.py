@@ -1,0 +1,157 @@
+"""A recorded forward pass: calls in order over symbolic tensors. Every backend executes this one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pegainfer.contract.errors import OpError
+from pegainfer.ops.spec import Cost, OpSpec, Role, emit_lowered
+from pegainfer.ops.tensor import Dim, Kind, Sizes, Tensor
+
+ARENA_ALIGN = 64  # bytes: a cache line, and the widest vector
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One op on its operands. `axes` maps the op's letters to this call's dimensions."""
+
+    spec: OpSpec
+    tensors: dict[str, Tensor]
+    attrs: dict[str, Any]
+    axes: dict[str, Dim]
+
+    def sizes(self, env: Sizes) -> dict[str, int]:
+        """Axis letters in numbers, beside the step's own sizes."""
+        return {**env, **{k: v if isinstance(v, int) else env[v] for k, v in self.axes.items()}}
+
+    def cost(self, env: Sizes) -> Cost:
+        sizes = self.sizes(env)
+        held = {name: t.nbytes(env) for name, t in self.tensors.items()}
+        if self.spec.bytes is not None:
+            moved = self.spec.bytes(sizes, held)
+        else:
+            twice = {o.name for o in self.spec.operands if o.role is Role.INOUT}
+            moved = sum(n * (2 if name in twice else 1) for name, n in held.items())
+        return Cost(moved, self.spec.flops(sizes))
+
+    def reads(self) -> Iterator[Tensor]:
+        for o in self.spec.operands:
+            if o.role is not Role.OUT and o.name in self.tensors:
+                yield self.tensors[o.name].storage
+
+    def __str__(self) -> str:
+        args = ", ".join(f"{k}={v.name}" for k, v in self.tensors.items())
+        attrs = "".join(f", {k}={v}" for k, v in self.attrs.items())
+        return f"{self.spec.name}({args}{attrs})"
+
+
+@dataclass(frozen=True)
+class ArenaPlan:
+    """Where each buffer lies (bytes from the arena's start) when all step sizes are at their greatest."""
+
+    offsets: dict[Tensor, int]
+    size: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """Calls in execution order. Immutable once built."""
+
+    name: str
+    calls: tuple[OpCall, ...]
+
+    def tensors(self, *kinds: Kind) -> list[Tensor]:
+        """Storage tensors of these kinds (all if none is named), in order of first use."""
+        seen = {t.storage: None for c in self.calls for t in c.tensors.values()}
+        return [t for t in seen if not kinds or t.kind in kinds]
+
+    def lowered(self, keep: Callable[[OpCall], bool]) -> Program:
+        """Coarse calls replaced by what they are made of, except those that `keep` accepts whole."""
+        calls: list[OpCall] = []
+        for i, call in enumerate(self.calls):
+            if not call.spec.coarse or keep(call):
+                calls.append(call)
+                continue
+            inside = Builder(self.name, prefix=f"{i}.{call.spec.name}.")
+            emit_lowered(call.spec, inside, call.tensors, call.attrs)
+            calls += Program(self.name, tuple(inside.calls)).lowered(keep).calls
+        return Program(self.name, tuple(calls))
+
+    def plan_arena(self, largest: Sizes) -> ArenaPlan:
+        """Packs buffers by lifetime: largest first, each at the lowest offset free while it lives."""
+        first: dict[Tensor, int] = {}
+        last: dict[Tensor, int] = {}
+        for i, call in enumerate(self.calls):
+            for t in call.tensors.values():
+                s = t.storage
+                if s.kind in (Kind.BUFFER, Kind.OUTPUT):
+                    first.setdefault(s, i)
+                    last[s] = len(self.calls) if s.kind is Kind.OUTPUT else i
+        placed: list[tuple[int, int, Tensor]] = []
+        for t in sorted(first, key=lambda t: (-t.nbytes(largest), first[t], t.name)):
+            need = -(-t.nbytes(largest) // ARENA_ALIGN) * ARENA_ALIGN
+            alive = sorted(p for p in placed if first[p[2]] <= last[t] and first[t] <= last[p[2]])
+            at = 0
+            for start, end, _ in alive:
+                if at + need <= start:
+                    break
+                at = max(at, end)
+            placed.append((at, at + need, t))
+        return ArenaPlan({t: a for a, _, t in placed}, max((e for _, e, _ in placed), default=0))
+
+    def cost(self, env: Sizes) -> Cost:
+        each = [c.cost(env) for c in self.calls]
+        return Cost(sum(c.bytes for c in each), sum(c.flops for c in each))
+
+
+class Builder:
+    """What a forward is written against: it names buffers and emits ops; nothing is computed.
+
+    Mutated by each call; `build()` freezes it.
+    """
+
+    def __init__(self, name: str, prefix: str = "") -> None:
+        self.name = name
+        self.calls: list[OpCall] = []
+        self._prefix = prefix
+        self._names: set[str] = set()
+
+    def _tensor(self, name: str, shape: tuple[Dim, ...], dtype: str, kind: Kind) -> Tensor:
+        full = self._prefix + name
+        if full in self._names:
+            raise OpError(f"program {self.name}: tensor {full} is declared twice")
+        self._names.add(full)
+        return Tensor(full, shape, dtype, kind)
+
+    def buffer(self, name: str, *shape: Dim, dtype: str = "f32") -> Tensor:
+        return self._tensor(name, shape, dtype, Kind.BUFFER)
+
+    def output(self, name: str, *shape: Dim, dtype: str = "f32") -> Tensor:
+        return self._tensor(name, shape, dtype, Kind.OUTPUT)
+
+    def input(self, name: str, *shape: Dim, dtype: str = "i32") -> Tensor:
+        return self._tensor(name, shape, dtype, Kind.INPUT)
+
+    def weight(self, name: str, *shape: Dim, dtype: str) -> Tensor:
+        return self._tensor(name, shape, dtype, Kind.WEIGHT)
+
+    def state(self, name: str, *shape: Dim, dtype: str) -> Tensor:
+        return self._tensor(name, shape, dtype, Kind.STATE)
+
+    def emit(self, spec: OpSpec, attrs: Mapping[str, Any] | None = None, **tensors: Tensor | None) -> None:
+        """Checks the call against the op's declaration and records it. Raises OpError."""
+        attrs = dict(attrs or {})
+        axes = spec.bind(tensors, attrs)
+        self.calls.append(OpCall(spec, {k: t for k, t in tensors.items() if t is not None}, attrs, axes))
+
+    def build(self) -> Program:
+        """Freezes the calls. Raises OpError where a call reads a buffer that none before it wrote."""
+        written: set[Tensor] = set()
+        for call in self.calls:
+            for t in call.reads():
+                if t.kind in (Kind.BUFFER, Kind.OUTPUT) and t not in written:
+                    raise OpError(f"program {self.name}: {call} reads {t.name} before anything wrote it")
+            written.update(t.storage for t in call.tensors.values())
+        return Program(self.name, tuple(self.calls))

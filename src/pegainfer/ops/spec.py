@@ -1,0 +1,180 @@
+"""The declaration of an op, from which tests, benches, ledger, simulator and docs are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pegainfer.contract.errors import OpError
+from pegainfer.ops.tensor import FLOATS, FORMATS, WEIGHTS, Dim, Sizes, Tensor
+
+if TYPE_CHECKING:
+    from pegainfer.ops.program import Builder
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+INTS = ("i32",)
+
+
+class Role(StrEnum):
+    IN = "in"
+    OUT = "out"  # written whole, never read
+    INOUT = "inout"  # read and written in place
+    WEIGHT = "weight"
+    STATE = "state"  # read and written at places that other operands name
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor of an op. `axes` are letters of GLOSSARY.md, or numbers."""
+
+    name: str
+    role: Role
+    axes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    optional: bool = False
+
+
+def _operand(role: Role, default: tuple[str, ...]) -> Callable[..., Operand]:
+    def make(name: str, axes: str, dtypes: tuple[str, ...] = default, optional: bool = False) -> Operand:
+        return Operand(name, role, tuple(axes.split()), dtypes, optional)
+
+    return make
+
+
+In = _operand(Role.IN, FLOATS)
+Out = _operand(Role.OUT, FLOATS)
+InOut = _operand(Role.INOUT, FLOATS)
+Weight = _operand(Role.WEIGHT, WEIGHTS)
+State = _operand(Role.STATE, FLOATS)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """|got - want| ≤ atol + rtol · |want|, element by element, and why so much is allowed."""
+
+    rtol: float
+    atol: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call must move and compute at the least; the roofline's two axes."""
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input for a test or bench: axis sizes, attributes, and arrays that suit the op.
+
+    Weights are float32 [N, K] before quantisation; states are in the reference's layout.
+    """
+
+    label: str
+    sizes: dict[str, int]
+    attrs: dict[str, Any]
+    arrays: Arrays
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """An op, declared once.
+
+    Args:
+        name: the field's term for it.
+        doc: one line with formula or source.
+        operands: tensors in call order, outputs first.
+        attrs: names of scalar parameters.
+        reference: called with arrays by operand name and attributes by name; writes outputs in place, in
+            float64 inside. Weights come as float32 [N, K].
+        flops: from axis sizes (the step's own sizes included).
+        bytes: from axis sizes and operand bytes; None: each operand once (twice if in place).
+        requires: (text, predicate over axis sizes) that must hold.
+        lower: for a coarse op, emits the finer ops that it is made of.
+        cases: hostile inputs from a generator: sizes at the edges, large and tiny values, odd layouts.
+        tolerance: by the dtype of the arithmetic.
+    """
+
+    name: str
+    doc: str
+    operands: tuple[Operand, ...]
+    reference: Callable[..., None] | None = None
+    attrs: tuple[str, ...] = ()
+    flops: Callable[[Sizes], int] = lambda s: 0
+    bytes: Callable[[Sizes, Mapping[str, int]], int] | None = None
+    requires: tuple[tuple[str, Callable[[Sizes], bool]], ...] = ()
+    lower: Callable[..., None] | None = None
+    cases: Callable[[np.random.Generator], list[Case]] | None = None
+    tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
+
+    @property
+    def coarse(self) -> bool:
+        return self.lower is not None
+
+    def operand(self, name: str) -> Operand:
+        return next(o for o in self.operands if o.name == name)
+
+    def bind(self, tensors: Mapping[str, Tensor | None], attrs: Mapping[str, Any]) -> dict[str, Dim]:
+        """Checks a call at the op's door and returns what each axis letter stands for.
+
+        Raises OpError that names the op, the tensor, the axis and both sizes.
+        """
+        known = {o.name for o in self.operands}
+        if extra := sorted(set(tensors) - known) + sorted(set(attrs) - set(self.attrs)):
+            raise OpError(f"{self.name}: unknown operand or attribute", got=extra, expected=sorted(known))
+        if missing := sorted(set(self.attrs) - set(attrs)):
+            raise OpError(f"{self.name}: attribute missing", expected=missing)
+        axes: dict[str, Dim] = {}
+        for o in self.operands:
+            t = tensors.get(o.name)
+            if t is None:
+                if not o.optional:
+                    raise OpError(f"{self.name}: operand {o.name} is missing", expected=o)
+                continue
+            self._bind_one(o, t, axes)
+        numbers = {k: v for k, v in axes.items() if isinstance(v, int)}
+        for text, holds in self.requires:
+            if not holds(numbers):
+                raise OpError(f"{self.name}: sizes do not fit", expected=text, got=numbers)
+        return axes
+
+    def _bind_one(self, o: Operand, t: Tensor, axes: dict[str, Dim]) -> None:
+        if t.dtype not in o.dtypes:
+            raise OpError(f"{self.name}: dtype of {o.name}", expected=" | ".join(o.dtypes), got=str(t))
+        if len(t.shape) != len(o.axes):
+            raise OpError(f"{self.name}: rank of {o.name}", expected=list(o.axes), got=str(t))
+        for axis, size in zip(o.axes, t.shape, strict=True):
+            want = int(axis) if axis.isdigit() else axes.setdefault(axis, size)
+            if want != size:
+                raise OpError(f"{self.name}: axis {axis} of {o.name}", expected=want, got=f"{size} ({t})")
+        if o.role is Role.WEIGHT:
+            per_block = FORMATS[t.dtype][0]
+            if isinstance(t.shape[-1], int) and t.shape[-1] % per_block:
+                raise OpError(
+                    f"{self.name}: width of {o.name}", expected=f"a multiple of {per_block}", got=str(t)
+                )
+
+
+REGISTRY: dict[str, OpSpec] = {}
+
+
+def declare(spec: OpSpec) -> OpSpec:
+    """Adds a declaration to the registry that tests, benches and docs walk."""
+    if spec.name in REGISTRY:
+        raise OpError(f"op {spec.name} is declared twice")
+    REGISTRY[spec.name] = spec
+    return spec
+
+
+def emit_lowered(
+    spec: OpSpec, b: Builder, tensors: Mapping[str, Tensor | None], attrs: Mapping[str, Any]
+) -> None:
+    """Emits the finer ops of a coarse call into `b`."""
+    assert spec.lower is not None
+    spec.lower(b, **{o.name: tensors.get(o.name) for o in spec.operands}, **attrs)

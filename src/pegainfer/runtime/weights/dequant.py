@@ -1,0 +1,143 @@
+"""Dequantisation to float32 with NumPy: how packers and oracles read any format of a weights file.
+
+The order of float32 operations is that of the gguf package's reference, so results are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from pegainfer.contract.errors import ModelFileError, UnsupportedError
+from pegainfer.runtime.weights.formats import FORMATS
+
+F32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+# Elements handled at a time, so that temporaries stay in cache and small beside the result.
+SLAB_ELEMENTS = 1 << 18
+
+
+def dequantize(format_name: str, raw: Bytes, shape: tuple[int, ...]) -> F32:
+    """The tensor's values, float32 of `shape`, freshly allocated.
+
+    raw: [nbytes] uint8 in the named format. Raises UnsupportedError where the format has no decoder and
+    ModelFileError where the number of bytes does not fit the shape.
+    """
+    decode = _DECODERS.get(format_name)
+    if decode is None:
+        raise UnsupportedError(
+            "no decoder for this tensor format", expected=" ".join(_DECODERS), got=format_name,
+            remedy="use a file in one of the formats named",
+        )  # fmt: skip
+    block = FORMATS[format_name]
+    count = int(np.prod(shape, dtype=np.int64))
+    if count % block.elements or raw.size != block.nbytes(count):
+        raise ModelFileError(
+            f"bytes do not fit the shape {shape} in {format_name}", expected=block.nbytes(count), got=raw.size
+        )
+    blocks = raw.reshape(-1, block.bytes)
+    out = np.empty((count // block.elements, block.elements), np.float32)
+    step = max(1, SLAB_ELEMENTS // block.elements)
+    for i in range(0, len(blocks), step):
+        decode(blocks[i : i + step], out[i : i + step])
+    return out.reshape(shape)
+
+
+# Decoders. blocks: [n, bytes a block] uint8; out: [n, elements a block] float32, written in place.
+
+
+def _f32(blocks: Bytes, out: F32) -> None:
+    out[:] = np.ascontiguousarray(blocks).view("<f4")
+
+
+def _f16(blocks: Bytes, out: F32) -> None:
+    out[:] = _half(blocks)
+
+
+def _bf16(blocks: Bytes, out: F32) -> None:
+    out[:] = (np.ascontiguousarray(blocks).view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _q4_0(blocks: Bytes, out: F32) -> None:
+    """d f16, then 16 bytes: low nibbles are elements 0..15, high ones 16..31; x = d * (q - 8)."""
+    _nibbles(blocks[:, 2:], out)
+    out -= 8
+    out *= _half(blocks[:, 0:2])
+
+
+def _q4_1(blocks: Bytes, out: F32) -> None:
+    """d f16, m f16, then nibbles as in Q4_0; x = d * q + m."""
+    _nibbles(blocks[:, 4:], out)
+    out *= _half(blocks[:, 0:2])
+    out += _half(blocks[:, 2:4])
+
+
+def _q8_0(blocks: Bytes, out: F32) -> None:
+    """d f16, then 32 int8; x = d * q."""
+    out[:] = blocks[:, 2:].view(np.int8)
+    out *= _half(blocks[:, 0:2])
+
+
+def _q4_k(blocks: Bytes, out: F32) -> None:
+    """d f16, dmin f16, 12 bytes of 6-bit scales and minima for 8 groups of 32, then 128 bytes of nibbles.
+
+    Bytes 32p..32p+31 of the nibbles hold group 2p (low) and 2p+1 (high); x = (d * sc) * q - dmin * m.
+    """
+    n = len(blocks)
+    packed = blocks[:, 4:16]
+    first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scale = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1).astype(np.float32)
+    minimum = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1).astype(np.float32)
+    scale *= _half(blocks[:, 0:2])
+    minimum *= _half(blocks[:, 2:4])
+    quants = blocks[:, 16:].reshape(n, 4, 1, 32)
+    groups = out.reshape(n, 4, 2, 32)
+    groups[:, :, :1] = quants & 15
+    groups[:, :, 1:] = quants >> 4
+    by_group = out.reshape(n, 8, 32)
+    by_group *= scale[:, :, None]
+    by_group -= minimum[:, :, None]
+
+
+def _q6_k(blocks: Bytes, out: F32) -> None:
+    """128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d f16; x = (d * sc) * (q - 32).
+
+    Each half of 128 elements takes 64 low bytes and 32 high bytes: its rows of 32 elements are the low
+    nibbles of bytes 0..31 and 32..63, then their high nibbles; row r takes bits 2r, 2r+1 of the high bytes.
+    """
+    n = len(blocks)
+    low = blocks[:, 0:128].reshape(n, 2, 2, 32)
+    high = blocks[:, 128:192].reshape(n, 2, 1, 32)
+    rows = np.concatenate([low & 15, low >> 4], axis=2)
+    rows |= ((high >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3) << 4
+    scale = _half(blocks[:, 208:210]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    out[:] = rows.reshape(n, 256)
+    out -= 32
+    by_scale = out.reshape(n, 16, 16)
+    by_scale *= scale[:, :, None]
+
+
+def _half(columns: Bytes) -> F32:
+    """[n, 2k] bytes of float16 as [n, k] float32."""
+    return np.ascontiguousarray(columns).view("<f2").astype(np.float32)
+
+
+def _nibbles(quants: Bytes, out: F32) -> None:
+    """[n, 16] bytes into [n, 32] values 0..15: low nibbles first."""
+    out[:, :16] = quants & 15
+    out[:, 16:] = quants >> 4
+
+
+_DECODERS: dict[str, Callable[[Bytes, F32], None]] = {
+    "F32": _f32,
+    "F16": _f16,
+    "BF16": _bf16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q6_K": _q6_k,
+}
