@@ -41,8 +41,9 @@ def dequantize(format_name: str, raw: Bytes, shape: tuple[int, ...]) -> F32:
     blocks = raw.reshape(-1, block.bytes)
     out = np.empty((count // block.elements, block.elements), np.float32)
     step = max(1, SLAB_ELEMENTS // block.elements)
-    for i in range(0, len(blocks), step):
-        decode(blocks[i : i + step], out[i : i + step])
+    with np.errstate(all="ignore"):  # non-finite scales are the file's own values
+        for i in range(0, len(blocks), step):
+            decode(blocks[i : i + step], out[i : i + step])
     return out.reshape(shape)
 
 
@@ -132,12 +133,12 @@ def _nibbles(quants: Bytes, out: F32) -> None:
 
 
 _DECODERS: dict[str, Callable[[Bytes, F32], None]] = {
-    "F32": _f32,
-    "F16": _f16,
-    "BF16": _bf16,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q6_K": _q6_k,
+    "f32": _f32,
+    "f16": _f16,
+    "bf16": _bf16,
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q8_0": _q8_0,
+    "q4_k": _q4_k,
+    "q6_k": _q6_k,
 }
