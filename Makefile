@@ -1,0 +1,84 @@
+# make run, test, check, golden, bench, clean. Each sets up what it needs and redoes only what changed.
+# Needs python3 (3.11 or newer) with venv and headers, g++ and make; cmake and ninja come from pip.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+GOLDEN_VENV := .venv-golden
+BIN := $(VENV)/bin
+QUESTION ?= What is the capital of France?
+PYTEST_ARGS ?=
+
+# pip stays quiet but for errors; the lines below say what is going on and how long it may take.
+PIP_FLAGS := --quiet --disable-pip-version-check --no-input
+NATIVE := $(wildcard CMakeLists.txt) $(shell find src -name '*.cpp' -o -name '*.h' -o -name '*.inc')
+SOURCES := pyproject.toml $(NATIVE)
+CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE))
+
+.PHONY: help run test check golden bench clean
+
+help:
+	@echo "make run      build, fetch the default model and let it answer a question"
+	@echo "make test     every test that needs no GPU"
+	@echo "make check    ruff, mypy --strict, clang-format, import law"
+	@echo "make golden   make the golden values anew with transformers and compare"
+	@echo "make bench    engine and start-up benches; results append to bench/results"
+	@echo "make clean    remove environments, builds and caches"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "pegainfer needs Python 3.11 or newer; got $$($(PYTHON) --version); set PYTHON=..." >&2; exit 2; }
+	@echo "== creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.stamp-run: $(BIN)/python $(SOURCES)
+	@echo "== installing pegainfer and compiling its kernels into $(VENV) (about a minute the first time)"
+	@$(BIN)/pip install $(PIP_FLAGS) -e .
+	@touch $@
+
+$(VENV)/.stamp-dev: $(BIN)/python $(SOURCES)
+	@echo "== installing pegainfer with its test tools into $(VENV) (about a minute the first time)"
+	@$(BIN)/pip install $(PIP_FLAGS) -e '.[dev]'
+	@touch $(VENV)/.stamp-run $@
+
+$(GOLDEN_VENV)/.stamp: pyproject.toml
+	@echo "== installing torch and transformers into $(GOLDEN_VENV) (some minutes the first time)"
+	@$(PYTHON) -m venv $(GOLDEN_VENV)
+	@$(GOLDEN_VENV)/bin/pip install $(PIP_FLAGS) -e '.[golden]'
+	@touch $@
+
+run: $(VENV)/.stamp-run
+	@$(BIN)/pegainfer pull
+	@$(BIN)/pegainfer generate "$(QUESTION)"
+
+test: $(VENV)/.stamp-dev
+	@$(BIN)/pegainfer pull
+	@$(BIN)/python -m pytest -m "not gpu and not multi" $(PYTEST_ARGS)
+
+check: $(VENV)/.stamp-dev
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "== mypy --strict"
+	@$(BIN)/mypy
+	@echo "== clang-format"
+	@$(if $(CXX_FILES),$(BIN)/clang-format --dry-run -Werror $(CXX_FILES),true)
+	@echo "== import law"
+	@$(BIN)/python -m pytest -q tests/null/test_import_law.py
+
+golden: $(GOLDEN_VENV)/.stamp $(VENV)/.stamp-run
+	@$(BIN)/pegainfer pull
+	@$(GOLDEN_VENV)/bin/python tools/golden.py --check
+
+bench: $(VENV)/.stamp-run
+	@$(BIN)/pegainfer pull
+	@$(BIN)/pegainfer bench engine
+	@$(BIN)/pegainfer bench startup
+
+clean:
+	rm -rf $(VENV) $(GOLDEN_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# `pip install .` as a user would, used away from the checkout: the cost of the import, then an answer.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+python3 -m venv "$dir/venv"
+"$dir/venv/bin/pip" install --quiet --disable-pip-version-check .
+cd "$dir"
+venv/bin/python "$root/tools/import_cost.py"
+venv/bin/pegainfer generate --max-tokens 16 "What is the capital of France?"
