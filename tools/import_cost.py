@@ -11,7 +11,9 @@ PROBE = "import time; t = time.perf_counter(); import pegainfer; print(time.perf
 
 
 def main() -> int:
-    runs = [subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True) for _ in range(RUNS)]
+    runs = [
+        subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True) for _ in range(RUNS)
+    ]
     best = min(float(run.stdout) for run in runs)
     print(f"import pegainfer: {1e3 * best:.1f} ms, best of {RUNS} (bar: {1e3 * BAR:.0f} ms)")
     return int(best > BAR)
