@@ -65,7 +65,7 @@ KV_APPEND = declare(
 ATTENTION = declare(
     OpSpec(
         name="attention",
-        doc="causal softmax(q · kᵀ · scale) · v of each row's tokens over its pages; query heads share KV heads",
+        doc="causal softmax(q · kᵀ · scale) · v of each row's tokens over its pages; heads share KV heads",
         operands=(
             Out("out", "T H D"),
             In("q", "T H D"),

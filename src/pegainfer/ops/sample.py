@@ -1,0 +1,275 @@
+"""From logits to tokens: adjusted scores, the draw, its log-probabilities, and the token's place in history.
+
+Order of application, as contract.SamplingParams says: logit bias, allowed and banned tokens (min_tokens bans
+EOS and stop ids), penalties, temperature, top_k, top_p, min_p. Rows are independent of each other.
+
+Tokens of a sequence are resident: history[slot] holds prompt and output, `history_lens` counts them. A row's
+share of a flat list is starts[l] .. starts[l] + lens[l].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pegainfer.ops.draw import GREEDY_BELOW, draw_id, kept_ids, random_fraction, weights_of
+from pegainfer.ops.program import Builder
+from pegainfer.ops.spec import INTS, In, Operand, OpSpec, Out, State, declare
+from pegainfer.ops.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+F32 = ("f32",)
+
+STATUS_OK = 0
+STATUS_NOT_FINITE = 1  # a score is NaN or +inf: the model, or a bias, went wrong
+STATUS_NOTHING_LEFT = 2  # every score is -inf: masks and bans exclude each other
+
+
+def _banned_ids(tokens: Array, starts: Array, lens: Array, history: Array) -> list[int]:
+    """Last tokens of the sequences whose other tokens are the end of `history`."""
+    sequences = [tokens[s : s + n] for s, n in zip(starts, lens, strict=True)]
+    return [
+        int(seq[-1])
+        for seq in sequences
+        if len(seq) <= len(history) + 1 and np.array_equal(seq[:-1], history[len(history) - len(seq) + 1 :])
+    ]
+
+
+def _penalise(scores: Array, seen: Array, prompt_len: int, parts: tuple[Any, Any, Any]) -> None:
+    """In place, float32, nothing contracted: repetition, then frequency, then presence."""
+    repetition, frequency, presence = parts
+    ids = np.unique(seen)
+    scores[ids] = np.where(scores[ids] > 0, scores[ids] / repetition, scores[ids] * repetition)
+    ids, counts = np.unique(seen[prompt_len:], return_counts=True)
+    scores[ids] -= frequency * counts.astype(np.float32)
+    scores[ids] -= presence
+
+
+def _adjust_logits(
+    scores: Array,
+    logits: Array,
+    bias_ids: Array,
+    bias_values: Array,
+    bias_starts: Array,
+    bias_lens: Array,
+    masks: Array,
+    mask_rows: Array,
+    banned_tokens: Array,
+    banned_seq_starts: Array,
+    banned_seq_lens: Array,
+    banned_starts: Array,
+    banned_lens: Array,
+    history: Array,
+    slots: Array,
+    history_lens: Array,
+    prompt_lens: Array,
+    repetition_penalty: Array,
+    frequency_penalty: Array,
+    presence_penalty: Array,
+) -> None:
+    vocab = logits.shape[1]
+    for row in range(len(logits)):
+        s = logits[row].astype(np.float32)
+        seen = history[slots[row], : history_lens[row]]
+        part = slice(bias_starts[row], bias_starts[row] + bias_lens[row])
+        s[bias_ids[part]] += bias_values[part]
+        drop = np.zeros(vocab, bool)
+        if mask_rows[row] >= 0:
+            bits = np.unpackbits(masks[mask_rows[row]].astype("<u4").view(np.uint8), bitorder="little")
+            drop |= bits[:vocab] == 0
+        part = slice(banned_starts[row], banned_starts[row] + banned_lens[row])
+        drop[_banned_ids(banned_tokens, banned_seq_starts[part], banned_seq_lens[part], seen)] = True
+        s[drop & (s < np.inf)] = -np.inf  # NaN and +inf stay, for the draw to report
+        penalties = repetition_penalty[row], frequency_penalty[row], presence_penalty[row]
+        _penalise(s, seen, prompt_lens[row], penalties)
+        scores[row] = s
+
+
+def _sample_tokens(
+    tokens: Array,
+    status: Array,
+    scores: Array,
+    temperature: Array,
+    top_k: Array,
+    top_p: Array,
+    min_p: Array,
+    seeds: Array,
+    draws: Array,
+) -> None:
+    for row, s in enumerate(scores):
+        tokens[row], status[row] = 0, STATUS_OK
+        if np.isnan(s).any() or s.max() == np.inf:
+            status[row] = STATUS_NOT_FINITE
+        elif s.max() == -np.inf:
+            status[row] = STATUS_NOTHING_LEFT
+        elif temperature[row] < GREEDY_BELOW:
+            tokens[row] = np.argmax(s)
+        else:
+            weights = weights_of(s, temperature[row])
+            kept = kept_ids(s, weights, int(top_k[row]), top_p[row], min_p[row])
+            tokens[row] = draw_id(weights, kept, random_fraction(int(seeds[row]), int(draws[row])))
+
+
+def _append_tokens(history: Array, tokens: Array, slots: Array, history_lens: Array) -> None:
+    fits = history_lens < history.shape[1]
+    history[slots[fits], history_lens[fits]] = tokens[fits]
+
+
+def _token_logprobs(
+    logprobs: Array,
+    ranks: Array,
+    top_ids: Array,
+    top_logprobs: Array,
+    logits: Array,
+    targets: Array,
+    top_lens: Array,
+) -> None:
+    logprobs[...], ranks[...], top_ids[...], top_logprobs[...] = 0, 0, -1, 0
+    for row in np.flatnonzero(top_lens >= 0):
+        x = logits[row].astype(np.float64)
+        if np.isnan(x).any() or not np.isfinite(x.max()):
+            logprobs[row] = np.nan
+            continue
+        logp = x - x.max() - np.log(np.sum(np.exp(x - x.max())))
+        order = np.argsort(-x, kind="stable")
+        best = order[: top_lens[row]]
+        logprobs[row] = logp[targets[row]]
+        ranks[row] = 1 + np.flatnonzero(order == targets[row])[0]
+        top_ids[row, : len(best)], top_logprobs[row, : len(best)] = best, logp[best]
+
+
+_ADJUST = (
+    In("bias_ids", "J", INTS),  # distinct within a row
+    In("bias_values", "J", F32),
+    In("bias_starts", "L", INTS),
+    In("bias_lens", "L", INTS),
+    In("masks", "E I", ("u32",)),  # bit v % 32 of word v // 32 set: token v may be drawn
+    In("mask_rows", "L", INTS),  # which mask; -1: none
+    In("banned_tokens", "U", INTS),  # sequences that must not be completed, laid end to end
+    In("banned_seq_starts", "O", INTS),  # sequence o is banned_tokens[start .. start + len], len ≥ 1;
+    In("banned_seq_lens", "O", INTS),  # one of a single token is banned in any case
+    In("banned_starts", "L", INTS),  # row l's sequences are banned_starts[l] .. + banned_lens[l]
+    In("banned_lens", "L", INTS),
+    State("history", "Z X", INTS),
+    In("slots", "L", INTS),  # distinct
+    In("history_lens", "L", INTS),  # known tokens of the row, those of the prompt included
+    In("prompt_lens", "L", INTS),
+    In("repetition_penalty", "L", F32),
+    In("frequency_penalty", "L", F32),
+    In("presence_penalty", "L", F32),
+)
+_DRAW = (
+    In("temperature", "L", F32),  # below 2^-20: greedy
+    In("top_k", "L", INTS),
+    In("top_p", "L", F32),
+    In("min_p", "L", F32),
+    In("seeds", "L", ("u64",)),
+    In("draws", "L", INTS),  # tokens that the row has generated so far
+)
+_TOKENS = (
+    Out("tokens", "L", INTS),  # 0 where status is not 0: a valid id, should a following step read it
+    Out("status", "L", INTS),
+)
+_LOGPROBS = (
+    Out("logprobs", "L", F32),  # NaN where the row holds NaN or +inf, or is all -inf
+    Out("ranks", "L", INTS),  # 1: first in the order (logit descending, id ascending)
+    Out("top_ids", "L K", INTS),  # -1 past top_lens[l]
+    Out("top_logprobs", "L K", F32),
+)
+_MASK_WORDS = ("I = ceil(V / 32)", lambda s: s["I"] == -(-s["V"] // 32))
+_K_BEST = ("K ≤ V", lambda s: s["K"] <= s["V"])
+
+ADJUST_LOGITS = declare(
+    OpSpec(
+        name="adjust_logits",
+        doc="scores = logits + bias, -inf where masked or banned, less penalties (float32, uncontracted)",
+        operands=(Out("scores", "L V", F32), In("logits", "L V", F32), *_ADJUST),
+        reference=_adjust_logits,
+        flops=lambda s: s["L"] * s["V"],
+        bytes=lambda s, held: (
+            held["scores"] + held["logits"] + held["history"] // s["Z"] * s["L"] + s["L"] * s["I"] * 4
+        ),
+        requires=(_MASK_WORDS,),
+    )
+)
+
+SAMPLE_TOKENS = declare(
+    OpSpec(
+        name="sample_tokens",
+        doc="a token of softmax(scores / temperature) cut by top_k, top_p, min_p (ops/draw.py); or the best",
+        operands=(*_TOKENS, In("scores", "L V", F32), *_DRAW),
+        reference=_sample_tokens,
+        flops=lambda s: 16 * s["L"] * s["V"],
+    )
+)
+
+APPEND_TOKENS = declare(
+    OpSpec(
+        name="append_tokens",
+        doc="history[slots[l], history_lens[l]] = tokens[l], where the history has room",
+        operands=(
+            State("history", "Z X", INTS),
+            In("tokens", "L", INTS),
+            In("slots", "L", INTS),
+            In("history_lens", "L", INTS),
+        ),
+        reference=_append_tokens,
+        bytes=lambda s, held: 4 * held["tokens"],
+    )
+)
+
+TOKEN_LOGPROBS = declare(
+    OpSpec(
+        name="token_logprobs",
+        doc="log_softmax(logits) of targets (drawn or prompt tokens) and of the top_lens[l] best ids",
+        operands=(
+            *_LOGPROBS,
+            In("logits", "L V", F32),
+            In("targets", "L", INTS),
+            In("top_lens", "L", INTS),  # -1: the row is skipped (0, rank 0, ids -1); 0 … K: so many best
+        ),
+        reference=_token_logprobs,
+        flops=lambda s: 4 * s["L"] * s["V"],
+        requires=(_K_BEST,),
+    )
+)
+
+
+def _sample(b: Builder, **t: Tensor) -> None:
+    scores = b.buffer("scores", *t["logits"].shape)
+    b.emit(ADJUST_LOGITS, None, scores=scores, logits=t["logits"], **_pick(t, _ADJUST))
+    b.emit(SAMPLE_TOKENS, None, scores=scores, **_pick(t, _TOKENS + _DRAW))
+    b.emit(
+        TOKEN_LOGPROBS,
+        None,
+        logits=t["logits"],
+        targets=t["tokens"],
+        top_lens=t["top_lens"],
+        **_pick(t, _LOGPROBS),
+    )
+    b.emit(APPEND_TOKENS, None, **{k: t[k] for k in ("history", "tokens", "slots", "history_lens")})
+
+
+def _pick(tensors: dict[str, Tensor], operands: tuple[Operand, ...]) -> dict[str, Tensor]:
+    return {o.name: tensors[o.name] for o in operands}
+
+
+SAMPLE = declare(
+    OpSpec(
+        name="sample",
+        doc="the next token of each row, appended to its history, and its log-probability by the raw logits",
+        operands=(
+            *_TOKENS,
+            *_LOGPROBS,
+            In("logits", "L V", F32),
+            *_ADJUST,
+            *_DRAW,
+            In("top_lens", "L", INTS),
+        ),
+        lower=_sample,
+        flops=lambda s: 21 * s["L"] * s["V"],
+        bytes=lambda s, held: held["logits"] + held["history"] // s["Z"] * s["L"] + s["L"] * s["I"] * 4,
+        requires=(_MASK_WORDS, _K_BEST),
+    )
+)
