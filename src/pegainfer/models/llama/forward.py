@@ -18,6 +18,8 @@ from pegainfer.ops.coarse import LM_HEAD as LM_HEAD_OP
 from pegainfer.ops.embed import EMBEDDING
 from pegainfer.ops.gemm import LINEAR_RESIDUAL
 from pegainfer.ops.program import Builder, Program
+from pegainfer.ops.sample import TOKEN_LOGPROBS
+from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Dim
 
 # name -> shape; int32, staged by the host before each step (kv/device/stage.py says what they hold).
@@ -38,7 +40,7 @@ BUFFERS: dict[str, tuple[str, ...]] = {
     "act": ("T", "F"),
 }
 OUTPUTS: dict[str, tuple[str, ...]] = {
-    "x": ("T", "M"),  # the residual stream; an output, so that `head` can read it for prompt logprobs
+    "x": ("T", "M"),  # the residual stream; an output, so that `prompt_logprobs` can read it
     "logits": ("L", "V"),
 }
 
@@ -94,18 +96,24 @@ def forward(config: LlamaConfig, formats: Mapping[str, str], sizes: Sizes) -> Pr
     return b.build()
 
 
-def head(config: LlamaConfig, formats: Mapping[str, str]) -> Program:
-    """The last call alone: logits of more rows of the residual stream that `forward` has left.
+def prompt_logprobs(config: LlamaConfig, formats: Mapping[str, str], max_logprobs: int) -> Program:
+    """Log-probabilities of given tokens after rows of the residual stream that `forward` has left.
 
-    Prompt logprobs need logits at every position, more than one step's output holds.
+    A program of its own, because logits at every position are more than one step's output holds.
     """
-    b = Builder("llama_head")
-    axes = _axes(config)
-    logits = b.output("logits", *_shape(OUTPUTS["logits"], axes))
+    b = Builder("llama_prompt_logprobs")
+    axes = _axes(config) | {"K": max_logprobs}
     x = b.input("x", *_shape(OUTPUTS["x"], axes), dtype="f32")
-    rows = b.input("logit_rows", *_shape(INPUTS["logit_rows"], axes))
+    rows, targets, top_lens = (b.input(name, "L") for name in ("logit_rows", "targets", "top_lens"))
     norm, w = (b.weight(name, *shapes(config)[name], dtype=formats[name]) for name in ("norm", _head(config)))
+    logits = b.buffer("logits", *_shape(OUTPUTS["logits"], axes))
+    results = {
+        o.name: b.output(o.name, *_shape(o.axes, axes), dtype=o.dtypes[0])
+        for o in TOKEN_LOGPROBS.operands
+        if o.role is Role.OUT
+    }
     b.emit(LM_HEAD_OP, {"eps": config.norm_eps}, logits=logits, x=x, rows=rows, norm=norm, w=w)
+    b.emit(TOKEN_LOGPROBS, None, **results, logits=logits, targets=targets, top_lens=top_lens)
     return b.build()
 
 

@@ -1,0 +1,163 @@
+"""Sampling parameters of every slot, and a step's share of them as the sampling op takes it.
+
+Names of staged arrays are those of the op `sample` (ops/sample.py), which documents each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pegainfer.contract.request import SamplingParams
+from pegainfer.contract.step import NewSlot
+
+Array = np.ndarray[Any, Any]
+
+FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
+NO_LOGPROBS = -1
+_NO_INTS = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True)
+class _Extras:
+    """What few requests have: lists of their own length."""
+
+    bias_ids: Array  # int32, distinct
+    bias_values: Array  # float32
+    bad_words: tuple[tuple[int, ...], ...]
+    ends: tuple[tuple[int, ...], ...]  # banned, one token each, until min_tokens are generated
+    min_tokens: int
+    mask: Array | None  # uint32 [ceil(V / 32)]: allowed_token_ids
+
+
+class SamplingState:
+    """Struct of arrays over slots. Mutated by `enter` and `leave`."""
+
+    def __init__(self, max_slots: int, vocab_size: int, max_logprobs: int) -> None:
+        self.vocab_size = vocab_size
+        self.max_logprobs = max_logprobs
+        self.floats = np.zeros((len(FLOATS), max_slots), np.float32)
+        self.top_k = np.zeros(max_slots, np.int32)
+        self.seeds = np.zeros(max_slots, np.uint64)
+        self.logprobs = np.full(max_slots, NO_LOGPROBS, np.int32)
+        self.prompt_logprobs = np.full(max_slots, NO_LOGPROBS, np.int32)
+        self._extras: dict[int, _Extras] = {}
+        self._no_mask = np.zeros((0, -(-vocab_size // 32)), np.uint32)
+
+    def enter(self, new: NewSlot) -> None:
+        s = new.sampling
+        self.floats[:, new.slot] = [getattr(s, name) for name in FLOATS]
+        self.top_k[new.slot] = min(s.top_k, self.vocab_size)
+        self.seeds[new.slot] = new.seed & (2**64 - 1)
+        self.logprobs[new.slot] = self._count(s.logprobs)
+        self.prompt_logprobs[new.slot] = self._count(s.prompt_logprobs)
+        extras = self._extras_of(s, new.mask_tokens)
+        if extras is None:
+            self._extras.pop(new.slot, None)
+        else:
+            self._extras[new.slot] = extras
+
+    def leave(self, slot: int) -> None:
+        self._extras.pop(slot, None)
+
+    def stage(self, slots: Array, draws: Array, masks: Mapping[int, bytes]) -> dict[str, Array]:
+        """Inputs of the sampling op for rows of these slots, but for history and logits.
+
+        Args:
+            slots: [L] int32, distinct.
+            draws: [L] int32, tokens that each has generated so far.
+            masks: bitmask of allowed tokens by place in `slots`.
+        """
+        floats = self.floats[:, slots]
+        inputs: dict[str, Array] = dict(zip(FLOATS, floats, strict=True))
+        inputs["top_k"] = self.top_k[slots]
+        inputs["seeds"] = self.seeds[slots]
+        inputs["top_lens"] = self.logprobs[slots]
+        inputs["draws"] = draws
+        if masks or self._extras:
+            extras = [self._extras.get(slot) for slot in slots.tolist()]
+        else:
+            extras = [None] * len(slots)
+        inputs.update(self._stage_bias(extras))
+        inputs.update(_stage_banned(extras, draws))
+        inputs.update(self._stage_masks(extras, masks))
+        return inputs
+
+    def _count(self, wanted: int | None) -> int:
+        return NO_LOGPROBS if wanted is None else min(wanted, self.max_logprobs)
+
+    def _extras_of(self, s: SamplingParams, ends: tuple[int, ...]) -> _Extras | None:
+        """None where the request has none. Ids outside the vocabulary are dropped: they name no logit."""
+        if not (s.logit_bias or s.bad_words or s.allowed_token_ids is not None or (s.min_tokens and ends)):
+            return None
+        bias = {i: v for i, v in s.logit_bias if 0 <= i < self.vocab_size}
+        mask = None
+        if s.allowed_token_ids is not None:
+            allowed = np.zeros(self._no_mask.shape[1] * 32, np.uint8)
+            allowed[[i for i in s.allowed_token_ids if 0 <= i < self.vocab_size]] = 1
+            mask = np.packbits(allowed, bitorder="little").view("<u4").astype(np.uint32)
+        return _Extras(
+            bias_ids=np.array(list(bias), np.int32),
+            bias_values=np.array(list(bias.values()), np.float32),
+            bad_words=tuple(w for w in s.bad_words if w and all(0 <= i < self.vocab_size for i in w)),
+            ends=tuple((i,) for i in ends if 0 <= i < self.vocab_size),
+            min_tokens=s.min_tokens,
+            mask=mask,
+        )
+
+    def _stage_bias(self, extras: list[_Extras | None]) -> dict[str, Array]:
+        lens = np.array([len(e.bias_ids) if e else 0 for e in extras], np.int32)
+        present = [e for e in extras if e]
+        return {
+            "bias_ids": np.concatenate([_NO_INTS, *(e.bias_ids for e in present)]),
+            "bias_values": np.concatenate([_NO_INTS.view(np.float32), *(e.bias_values for e in present)]),
+            "bias_starts": _starts(lens),
+            "bias_lens": lens,
+        }
+
+    def _stage_masks(self, extras: list[_Extras | None], masks: Mapping[int, bytes]) -> dict[str, Array]:
+        """A row's grammar mask and its allowed_token_ids must both hold."""
+        rows = np.full(len(extras), -1, np.int32)
+        stacked: list[Array] = []
+        for row, e in enumerate(extras):
+            given = masks.get(row)
+            words = [np.frombuffer(given, "<u4").astype(np.uint32)] if given is not None else []
+            words += [e.mask] if e is not None and e.mask is not None else []
+            if words:
+                rows[row] = len(stacked)
+                stacked.append(words[0] if len(words) == 1 else words[0] & words[1])
+        return {"masks": np.stack(stacked) if stacked else self._no_mask, "mask_rows": rows}
+
+
+def _stage_banned(extras: list[_Extras | None], draws: Array) -> dict[str, Array]:
+    sequences: list[tuple[int, ...]] = []
+    lens = np.zeros(len(extras), np.int32)
+    for row, e in enumerate(extras):
+        if e is not None:
+            banned = e.bad_words + (e.ends if draws[row] < e.min_tokens else ())
+            sequences += banned
+            lens[row] = len(banned)
+    seq_lens = np.array([len(s) for s in sequences], np.int32)
+    return {
+        "banned_tokens": np.array([i for s in sequences for i in s], np.int32),
+        "banned_seq_starts": _starts(seq_lens),
+        "banned_seq_lens": seq_lens,
+        "banned_starts": _starts(lens),
+        "banned_lens": lens,
+    }
+
+
+def _starts(lens: Array) -> Array:
+    """Where each part begins when parts of these lengths lie end to end: [n] int32."""
+    starts: Array = np.cumsum(lens, dtype=np.int32) - lens
+    return starts

@@ -1,0 +1,83 @@
+"""State of every slot between steps: token history and block tables.
+
+Arrays are allocated once and a plan's deltas are written in place. Memory that no sequence has reached is
+never touched, so that a large max_model_len costs nothing until it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.step import NewSlot, PageGroup, RunnerInfo, SlotBlocks, StepPlan
+from pegainfer.kv.device.sampling import SamplingState
+
+Array = np.ndarray[Any, Any]
+
+
+class Slots:
+    """What plans refer to by slot number. Mutated by `apply` and `advance`; not thread-safe.
+
+    Z slots, X history's width; history: [Z, X] int32; known, num_prompt: [Z] int64; tables: for each group
+    [Z, W] int32.
+    """
+
+    def __init__(self, info: RunnerInfo, max_logprobs: int) -> None:
+        slots, length = info.max_slots, info.max_model_len
+        self.vocab_size = info.vocab_size
+        self.block_sizes = tuple(g.block_size if isinstance(g, PageGroup) else 0 for g in info.kv.groups)
+        # One more than max_model_len: the last token drawn is known but never computed.
+        self.history = np.zeros((slots, length + 1), np.int32)
+        self.known = np.zeros(slots, np.int64)
+        self.num_prompt = np.zeros(slots, np.int64)
+        # A state group's table has one entry, the slot's state.
+        widths = [-(-length // size) if size else 1 for size in self.block_sizes]
+        self.tables = tuple(np.zeros((slots, width), np.int32) for width in widths)
+        self.num_blocks = np.zeros((len(widths), slots), np.int64)
+        self.sampling = SamplingState(slots, info.vocab_size, max_logprobs)
+        self._taken = [False] * slots
+
+    def apply(self, plan: StepPlan) -> None:
+        """Frees, new slots, appended blocks, in this order. Raises InvariantError for an impossible plan."""
+        for slot in plan.frees:
+            if not self._taken[slot]:
+                raise InvariantError(f"step {plan.step} frees slot {slot}, which is empty")
+            self._taken[slot] = False
+            self.sampling.leave(slot)
+        for new in plan.news:
+            self._enter(plan.step, new)
+        for change in plan.blocks:
+            self._extend(plan.step, change)
+
+    def advance(self, slots: Array) -> None:
+        """Counts one drawn token, already in the history, for each of these distinct slots: [n] integers."""
+        self.known[slots] += 1
+
+    def _enter(self, step: int, new: NewSlot) -> None:
+        if self._taken[new.slot]:
+            raise InvariantError(f"step {step} puts sequence {new.seq} into slot {new.slot}, which is taken")
+        tokens = np.frombuffer(new.tokens, "<i4")
+        if not 0 < new.num_prompt <= len(tokens) < self.history.shape[1]:
+            raise InvariantError(
+                f"step {step}: sequence {new.seq} has {len(tokens)} tokens, {new.num_prompt} of them prompt"
+            )
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
+            raise InvariantError(f"step {step}: sequence {new.seq} has token ids outside the vocabulary")
+        self._taken[new.slot] = True
+        self.history[new.slot, : len(tokens)] = tokens
+        self.known[new.slot] = len(tokens)
+        self.num_prompt[new.slot] = new.num_prompt
+        self.num_blocks[:, new.slot] = 0
+        self.sampling.enter(new)
+
+    def _extend(self, step: int, change: SlotBlocks) -> None:
+        table = self.tables[change.group]
+        paged = self.block_sizes[change.group] > 0
+        start = int(self.num_blocks[change.group, change.slot]) if paged else 0
+        stop = start + len(change.blocks)
+        if stop > table.shape[1]:
+            raise InvariantError(f"step {step}: slot {change.slot} gets {stop} blocks of {table.shape[1]}")
+        table[change.slot, start:stop] = change.blocks
+        self.num_blocks[change.group, change.slot] = stop
