@@ -1,0 +1,105 @@
+"""Flags derived from config dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import pytest
+import typer
+
+from pegainfer.cli.flags import Given, expand, parse_bytes
+from pegainfer.contract.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Room:
+    port: int = field(default=8000, metadata={"help": "port to listen on"})
+    names: tuple[str, ...] = field(default=(), metadata={"help": "names"})
+    reuse: bool = field(default=True, metadata={"help": "reuse", "flag": "--prefix-cache/--no-prefix-cache"})
+    memory: int = field(default=1 << 20, metadata={"help": "memory", "parse": "bytes"})
+    device: Literal["cpu", "null"] = field(default="cpu", metadata={"help": "device"})
+    seed: int | None = field(default=None, metadata={"help": "seed"})
+    inner: int = 7  # without help: no flag of its own
+
+    def __post_init__(self) -> None:
+        if self.port < 0:
+            raise ConfigError("no such port", got=self.port)
+
+
+def run(*argv: str) -> tuple[str | None, Room, Given]:
+    got: list[Any] = []
+
+    def command(model: Annotated[str | None, typer.Argument()] = None, *, room: Room, given: Given) -> None:
+        got.append((model, room, given))
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(expand(command))
+    app(list(argv), standalone_mode=False)
+    (only,) = got
+    return only
+
+
+def test_defaults_are_those_of_the_dataclass() -> None:
+    assert run() == (None, Room(), frozenset())
+
+
+def test_each_kind_of_field_becomes_a_flag() -> None:
+    flags = [
+        "--port=9",
+        "--names=a",
+        "--names=b",
+        "--no-prefix-cache",
+        "--memory=2GiB",
+        "--device=null",
+        "--seed=0",
+    ]
+    model, room, given = run("m", *flags)
+    assert model == "m"
+    assert room == Room(port=9, names=("a", "b"), reuse=False, memory=2 << 30, device="null", seed=0)
+    assert given == {"--port", "--names", "--prefix-cache", "--memory", "--device", "--seed"}
+
+
+def test_a_flag_typed_with_its_default_was_still_given() -> None:
+    _, room, given = run("--port", "8000")
+    assert room == Room()
+    assert given == {"--port"}
+
+
+def test_the_dataclass_refuses_bad_values() -> None:
+    with pytest.raises(ConfigError, match="no such port"):
+        run("--port=-1")
+
+
+@pytest.mark.parametrize("argv", [["--inner", "3"], ["--device", "tpu"], ["--port", "x"], ["a", "b"]])
+def test_unknown_flags_and_values_are_refused(argv: list[str]) -> None:
+    with pytest.raises(Exception) as caught:
+        run(*argv)
+    assert hasattr(caught.value, "format_message")  # typer's usage errors, which main turns into one line
+
+
+def test_refuse_names_the_flag_that_does_not_apply() -> None:
+    with pytest.raises(ConfigError, match=r"--seed does not apply; at --device null; remedy: leave it out"):
+        Given({"--seed"}).refuse(Room, "--device null", remedy="leave it out")
+    Given({"--other"}).refuse(Room, "--device null")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("1048576", 1 << 20),
+        ("512MiB", 512 << 20),
+        ("2G", 2 << 30),
+        ("1.5 kb", 1536),
+        ("1T", 1 << 40),
+    ],
+)
+def test_sizes(text: str, value: int) -> None:
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1PiB", "nan", "inf", "1e400", "MiB"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a size"):
+        parse_bytes(text)
