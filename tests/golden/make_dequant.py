@@ -1,4 +1,4 @@
-"""Writes tests/data/weights/dequant.json: random blocks of each format and the gguf package's values for them.
+"""Writes tests/data/weights/dequant.json: random blocks and what the gguf package makes of them.
 
 Run in the golden environment, where gguf is installed: python tests/golden/make_dequant.py
 """

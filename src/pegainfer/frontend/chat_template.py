@@ -1,0 +1,191 @@
+"""Chat messages to a prompt by the model's Jinja2 template, rendered as transformers renders it.
+
+The template comes from a model file and the messages from a client, so it runs in Jinja's immutable sandbox.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from jinja2 import ext, nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pegainfer.contract.errors import ConfigError, RequestError
+
+MAX_TEMPLATE_CHARS = 1 << 20
+MAX_RENDERED_CHARS = 64 << 20
+# Marks where the last message ends, for `continue_final_message`. The trailing space shows whether the
+# template trims messages: then what stands before the mark is trimmed, too.
+_END_MARK = "\ue000end-of-the-final-message\ue000 "
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
+
+
+class ChatTemplate:
+    """A compiled template. Safe to share among threads."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            source: the template's text.
+            special_tokens: variables such as bos_token and eos_token.
+
+        Raises ConfigError where the template does not compile.
+        """
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise ConfigError(
+                "chat template is too long", expected=f"≤ {MAX_TEMPLATE_CHARS} characters", got=len(source)
+            )
+        self.source = source
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as e:
+            line = f", line {e.lineno}" if isinstance(e, jinja2.TemplateSyntaxError) else ""
+            raise ConfigError(
+                f"chat template does not compile{line}",
+                got=_one_line(e),
+                remedy="give another template or use a model with a sound one",
+            ) from None
+        except RecursionError:
+            raise ConfigError("chat template does not compile", got="too deeply nested") from None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text, special tokens spelt out: encode it with add_special_tokens=False.
+
+        add_generation_prompt: end with the opening of the assistant's turn.
+        continue_final_message: end within the last message, which the model goes on with.
+        variables: further ones that the template may read, e.g. enable_thinking.
+        Raises RequestError where the template refuses the messages or cannot render them.
+        """
+        wrong = sorted(set(variables) & {*_RESERVED, *self._special_tokens})
+        if wrong:
+            raise RequestError(
+                "these template variables are set by the server", param="chat_template_kwargs", got=" ".join(wrong)
+            )  # fmt: skip
+        if continue_final_message:
+            if add_generation_prompt:
+                raise RequestError(
+                    "add_generation_prompt and continue_final_message exclude each other",
+                    param="continue_final_message",
+                )
+            messages = _with_end_mark(messages)
+        text = self._run(
+            {
+                **self._special_tokens,
+                **variables,
+                "messages": list(messages),
+                "tools": tools,
+                "documents": documents,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _run(self, variables: dict[str, Any]) -> str:
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in self._template.generate(variables):
+                size += len(part)
+                if size > MAX_RENDERED_CHARS:
+                    raise RequestError("the rendered chat is too long", param="messages")
+                parts.append(part)
+        except RequestError:
+            raise
+        except Exception as e:  # a template may fail in any way on the messages that it gets
+            raise RequestError(
+                "the chat template cannot render these messages", param="messages", got=_one_line(e)
+            ) from None
+        return "".join(parts)
+
+
+class _Refusal(Exception):
+    """What a template's raise_exception raises."""
+
+
+class _GenerationTag(ext.Extension):
+    """{% generation %}…{% endgeneration %} marks the assistant's words for training: here it is only a block."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own interface)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, _GenerationTag]
+    )
+    env.filters["tojson"] = _to_json
+    env.globals["raise_exception"] = _raise_exception
+    env.globals["strftime_now"] = _strftime_now
+    return env
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes it for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise _Refusal(message)
+
+
+def _strftime_now(format_: str) -> str:
+    return datetime.datetime.now().strftime(format_)
+
+
+def _with_end_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with the mark after the last one's text."""
+    if not messages:
+        raise RequestError("there is no message to continue", param="continue_final_message")
+    *before, last = messages
+    content = last.get("content")
+    if isinstance(content, str):
+        return [*before, {**last, "content": content + _END_MARK}]
+    parts = list(content) if isinstance(content, list) else []
+    for i in range(len(parts) - 1, -1, -1):
+        text = parts[i].get("text") if isinstance(parts[i], Mapping) else None
+        if isinstance(text, str):
+            parts[i] = {**parts[i], "text": text + _END_MARK}
+            return [*before, {**last, "content": parts}]
+    raise RequestError("the last message has no text to continue", param="continue_final_message")
+
+
+def _cut_at_mark(text: str) -> str:
+    at = text.rfind(_END_MARK.rstrip())
+    if at < 0:
+        raise RequestError(
+            "the chat template does not show the last message, so it cannot be continued",
+            param="continue_final_message",
+        )
+    return text[:at] if text.startswith(_END_MARK, at) else text[:at].rstrip()
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:500]

@@ -1,0 +1,186 @@
+"""Text to token ids and back. The `tokenizers` library encodes; decoding is bytes and UTF-8, done here.
+
+Decoding by bytes makes a stream and a whole text equal by construction: `decode` and the incremental
+detokenizer read the same table of bytes a token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tokenizers
+
+from pegainfer.contract.errors import ModelFileError, RequestError, UnsupportedError
+
+# Work is spread by the caller's threads. Left on, the library starts a thread a core at its first batch.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SPACE_MARK = "▁"  # U+2581, SentencePiece's visible space
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """What a model's files say of its text beside the vocabulary."""
+
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()  # any of them ends a sequence
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # 'bos_token' -> '<s>', for templates
+    chat_template: str | None = None
+    named_templates: Mapping[str, str] = field(default_factory=dict)  # e.g. 'tool_use', 'rag'
+
+
+class Tokenizer:
+    """A vocabulary with its rules. Immutable and safe to share among threads; `encode` frees the GIL."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: TextConfig) -> None:
+        """Takes over `backend`, whose truncation and padding are switched off.
+
+        Raises UnsupportedError where its decoder is neither byte-level nor SentencePiece with byte fallback.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._without_special = _ignoring_special_tokens(backend)
+        self.config = config
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._byte_level, self._strips_space = _decoder_kind(backend)
+        self._bytes: dict[int, bytes] = {}  # filled as ids are met; at most one entry an id
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.config.bos_token_id
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.config.eos_token_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.config.chat_template
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """Whether a whole text loses one leading space (SentencePiece's dummy prefix)."""
+        return self._strips_space
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        add_special_tokens: put BOS (and EOS) where the model's files say so.
+        parse_special: a special token's literal in the text becomes its id; else it is plain text.
+        Raises RequestError where the text is not encodable (a lone surrogate).
+        """
+        return self.encode_batch([text], add_special_tokens=add_special_tokens, parse_special=parse_special)[
+            0
+        ]
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[list[int]]:
+        """`encode` for several texts."""
+        backend = self._backend if parse_special else self._without_special
+        try:
+            # The batch call is the one that frees the GIL; "fast" leaves offsets out.
+            found = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except TypeError:
+            raise RequestError("text is not valid Unicode", expected="no lone surrogates") from None
+        return [encoding.ids for encoding in found]
+
+    def decode(
+        self, ids: Iterable[int], *, skip_special_tokens: bool = True, after_text: bool = False
+    ) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD, ids without a token nothing.
+
+        after_text: the ids go on after other text, so that a leading space is kept.
+        """
+        skip = self.special_ids if skip_special_tokens else frozenset[int]()
+        text = b"".join([self.token_bytes(i) for i in ids if i not in skip]).decode(errors="replace")
+        return text[1:] if self._strips_space and not after_text and text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; empty for an id without a token."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            token = self.token_string(token_id)
+            if token is None:
+                return b""
+            found = self._bytes[token_id] = self._to_bytes(token)
+        return found
+
+    def token_string(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it ('Ġthe', '▁the', '<0x0A>'); None for an id without one."""
+        if not 0 <= token_id < 1 << 32:
+            return None
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def _to_bytes(self, token: str) -> bytes:
+        if self._byte_level:
+            # A token with any other character is an added one and stands for itself, as in the library.
+            if all(c in BYTE_OF_CHAR for c in token):
+                return bytes(BYTE_OF_CHAR[c] for c in token)
+            return token.encode()
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:
+                return token.encode()
+        return token.replace(SPACE_MARK, " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+BYTE_OF_CHAR: Mapping[str, int] = _byte_alphabet()
+
+
+def _decoder_kind(backend: tokenizers.Tokenizer) -> tuple[bool, bool]:
+    """(byte-level, strips one leading space). Raises UnsupportedError for other decoders."""
+    decoder = backend.decoder
+    state: dict[str, Any] = json.loads(decoder.__getstate__()) if decoder is not None else {"type": "none"}
+    parts: list[dict[str, Any]] = state["decoders"] if state["type"] == "Sequence" else [state]
+    kinds = {p["type"] for p in parts}
+    if kinds == {"ByteLevel"}:
+        return True, False
+    replaces = [(p["pattern"].get("String"), p["content"]) for p in parts if p["type"] == "Replace"]
+    strips = [(p["content"], p["start"], p["stop"]) for p in parts if p["type"] == "Strip"]
+    known = kinds <= {"Replace", "ByteFallback", "Fuse", "Strip"} and "ByteFallback" in kinds
+    if known and replaces == [(SPACE_MARK, " ")] and strips in ([], [(" ", 1, 0)]):
+        return False, bool(strips)
+    raise UnsupportedError(
+        "the tokenizer's decoder is not supported",
+        expected="ByteLevel, or Replace ▁, ByteFallback, Fuse (and Strip)",
+        got=" ".join(p["type"] for p in parts),
+    )
+
+
+def _ignoring_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A tokenizer over the same model in memory that reads special tokens in a text as plain text.
+
+    The library's switch for this belongs to the whole tokenizer, which threads share; hence a second one.
+    """
+    plain = tokenizers.Tokenizer(backend.model)
+    plain.normalizer = backend.normalizer
+    plain.pre_tokenizer = backend.pre_tokenizer
+    plain.post_processor = backend.post_processor
+    added = sorted(backend.get_added_tokens_decoder().items())
+    plain.add_tokens([token for _, token in added])
+    if any(plain.token_to_id(token.content) != i for i, token in added):
+        raise ModelFileError("added tokens have holes in their ids", got=[i for i, _ in added][:8])
+    plain.encode_special_tokens = True
+    return plain

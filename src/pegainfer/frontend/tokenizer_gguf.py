@@ -1,0 +1,255 @@
+"""A tokenizer rebuilt from a GGUF file's metadata, equal to the Hugging Face one that it was made from.
+
+The metadata comes as a mapping with the file's keys: scalars, and sequences for arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+
+from pegainfer.contract.errors import ModelFileError, UnsupportedError
+from pegainfer.frontend.tokenizer import SPACE_MARK, TextConfig, Tokenizer
+from pegainfer.frontend.tokenizer_files import add_ends
+
+# Numbers of tokenizer.ggml.token_type.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+# Control tokens that end a turn in well-known chat formats. Some files name only the text's end as EOS.
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+
+_GPT2 = tokenizers.pre_tokenizers.ByteLevel
+_WORDS_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_WORDS_QWEN2 = _WORDS_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_WORDS_DEEPSEEK3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
+_WORDS_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """How a text is cut into words before BPE. The cuts' source is the models' own tokenizer.json."""
+
+    split: Callable[[], tokenizers.pre_tokenizers.PreTokenizer]
+    nfc: bool = False  # Unicode is composed first
+    whole_words: bool = False  # a word that is a token needs no merges
+    adds_bos: bool = False  # where the file does not say
+
+
+def _splits(*patterns: str) -> Callable[[], tokenizers.pre_tokenizers.PreTokenizer]:
+    """Cuts by each pattern in turn, then maps bytes to GPT-2's alphabet."""
+
+    def make() -> tokenizers.pre_tokenizers.PreTokenizer:
+        parts = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(p), "isolated") for p in patterns]
+        return tokenizers.pre_tokenizers.Sequence([*parts, _GPT2(add_prefix_space=False, use_regex=False)])
+
+    return make
+
+
+def _gpt2_words() -> tokenizers.pre_tokenizers.PreTokenizer:
+    return _GPT2(add_prefix_space=False, use_regex=True)
+
+
+def _digits_then_gpt2_words() -> tokenizers.pre_tokenizers.PreTokenizer:
+    return tokenizers.pre_tokenizers.Sequence(
+        [tokenizers.pre_tokenizers.Digits(individual_digits=True), _gpt2_words()]
+    )
+
+
+_SMOLLM = PreTokenizer(_digits_then_gpt2_words)
+_LLAMA3 = PreTokenizer(_splits(_WORDS_LLAMA3), whole_words=True, adds_bos=True)
+_QWEN2 = PreTokenizer(_splits(_WORDS_QWEN2), nfc=True)
+_DEEPSEEK3 = PreTokenizer(_splits(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _WORDS_DEEPSEEK3))
+# By tokenizer.ggml.pre.
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "smollm": _SMOLLM,
+    "starcoder": _SMOLLM,
+    "refact": _SMOLLM,
+    "gpt-2": PreTokenizer(_gpt2_words),
+    "phi-2": PreTokenizer(_gpt2_words),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "deepseek-v3": _DEEPSEEK3,
+    # llama.cpp's cuts for files whose converter did not know the model.
+    "default": PreTokenizer(_splits(r"[\p{P}\$\+<=>\^~\|]+", _WORDS_GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+}
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Raises ModelFileError where keys are missing or contradict each other, UnsupportedError where the
+    file's tokenizer is of a kind that is not known here.
+    """
+    model = metadata.get("tokenizer.ggml.model")
+    vocabulary = _Vocabulary(metadata)
+    if model == "gpt2":
+        backend, bos_default = _build_bpe(metadata, vocabulary)
+    elif model == "llama":
+        backend, bos_default = _build_sentencepiece(metadata, vocabulary), True
+    else:
+        raise UnsupportedError(
+            "the file's tokenizer model is not supported",
+            expected="tokenizer.ggml.model gpt2 or llama",
+            got=model,
+            remedy="use a folder with tokenizer.json",
+        )
+    _add_special(backend, vocabulary)
+    config = _text_config(metadata, vocabulary)
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bos_default)
+    adds_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
+    if adds_bos or adds_eos:
+        bos, eos = config.special_tokens.get("bos_token"), config.special_tokens.get("eos_token")
+        add_ends(backend, bos if adds_bos else None, eos if adds_eos else None)
+    return Tokenizer(backend, config)
+
+
+class _Vocabulary:
+    """Tokens with ids and types, checked against each other."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.tokens: list[str] = list(_sequence(metadata, "tokens"))
+        self.ids = {token: i for i, token in enumerate(self.tokens)}
+        if len(self.ids) != len(self.tokens):
+            raise ModelFileError(
+                "the vocabulary holds a token twice", expected=len(self.tokens), got=len(self.ids)
+            )
+        types = metadata.get("tokenizer.ggml.token_type")
+        self.types: list[int] = [NORMAL] * len(self.tokens) if types is None else [int(t) for t in types]
+        if len(self.types) != len(self.tokens):
+            raise ModelFileError(
+                "tokenizer.ggml.token_type has another length than tokens",
+                expected=len(self.tokens),
+                got=len(self.types),
+            )
+
+    def of_type(self, *types: int) -> list[str]:
+        return [self.tokens[i] for i, t in enumerate(self.types) if t in types]
+
+    def named_id(self, metadata: Mapping[str, Any], name: str) -> int | None:
+        """tokenizer.ggml.<name>_token_id, checked; None where the file has none."""
+        value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if value is None:
+            return None
+        if type(value) is not int or not 0 <= value < len(self.tokens):
+            raise ModelFileError(
+                f"tokenizer.ggml.{name}_token_id is no token", expected=f"< {len(self.tokens)}", got=value
+            )
+        return value
+
+
+def _build_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
+    """The tokenizer without its special tokens, and whether BOS is put in front by default."""
+    name = metadata.get("tokenizer.ggml.pre")
+    pre = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
+    if pre is None:
+        raise UnsupportedError(
+            "the file's pre-tokenizer is not supported",
+            expected=f"tokenizer.ggml.pre in {' '.join(PRE_TOKENIZERS)}",
+            got=name,
+            remedy="use a folder with tokenizer.json, or convert the model anew",
+        )
+    merges = [tuple(m.split(" ")) for m in _sequence(metadata, "merges")]
+    if any(len(m) != 2 for m in merges):
+        wrong = next(m for m in merges if len(m) != 2)
+        raise ModelFileError("a merge is not two tokens", got=" ".join(wrong)[:100])
+    backend = _bpe(vocab=vocabulary.ids, merges=merges, ignore_merges=pre.whole_words)
+    if pre.nfc:
+        backend.normalizer = tokenizers.normalizers.NFC()
+    backend.pre_tokenizer = pre.split()
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return backend, pre.adds_bos
+
+
+def _build_sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+    """SentencePiece's BPE: the pair that makes the token with the best score is merged first."""
+    scores = [float(s) for s in _sequence(metadata, "scores")]
+    if len(scores) != len(vocabulary.tokens):
+        raise ModelFileError(
+            "tokenizer.ggml.scores has another length than tokens",
+            expected=len(vocabulary.tokens),
+            got=len(scores),
+        )
+    unknown = vocabulary.of_type(UNKNOWN)
+    backend = _bpe(
+        vocab=vocabulary.ids,
+        merges=_merges_from_scores(vocabulary, scores),
+        unk_token=unknown[0] if unknown else None,
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    normalizers = tokenizers.normalizers
+    marks = [normalizers.Prepend(SPACE_MARK)] if prefix else []
+    backend.normalizer = normalizers.Sequence([*marks, normalizers.Replace(" ", SPACE_MARK)])
+    decoders = tokenizers.decoders
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return backend
+
+
+def _merges_from_scores(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every way to join two tokens into a third, best score first; ties in transformers' order."""
+    ids, found = vocabulary.ids, []
+    for token, i in ids.items():
+        if vocabulary.types[i] not in (NORMAL, USER_DEFINED):
+            continue  # control tokens are never made from text
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ids and right in ids:
+                found.append((-scores[i], i, ids[left], ids[right], left, right))
+    found.sort(key=lambda m: m[:4])
+    return [(left, right) for *_, left, right in found]
+
+
+def _bpe(**options: Any) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer(tokenizers.models.BPE(**options))
+    except Exception as e:  # the library raises Exception itself
+        raise ModelFileError("vocabulary and merges do not fit", got=f"{e!s:.200}") from None
+
+
+def _add_special(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
+    """Makes control tokens special, and user-defined ones whole words."""
+    added = tokenizers.AddedToken
+    backend.add_special_tokens(
+        [added(t, special=True, normalized=False) for t in vocabulary.of_type(CONTROL, UNKNOWN)]
+    )
+    backend.add_tokens([added(t, special=False, normalized=False) for t in vocabulary.of_type(USER_DEFINED)])
+
+
+def _text_config(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> TextConfig:
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    ids = {key: vocabulary.named_id(metadata, name) for name, key in names.items()}
+    ends = [ids["eos_token"], vocabulary.named_id(metadata, "eot")]
+    control = set(vocabulary.of_type(CONTROL))
+    ends += [vocabulary.ids[t] for t in TURN_ENDS if t in control]
+    template = metadata.get("tokenizer.chat_template")
+    return TextConfig(
+        bos_token_id=ids["bos_token"],
+        eos_token_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
+        special_tokens={key: vocabulary.tokens[i] for key, i in ids.items() if i is not None},
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _sequence(metadata: Mapping[str, Any], name: str) -> Any:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if value is None or isinstance(value, str | int | float):
+        raise ModelFileError(
+            f"tokenizer.ggml.{name} is missing",
+            expected="an array",
+            got=value,
+            remedy="use a file that holds its tokenizer, or a folder with tokenizer.json",
+        )
+    return value
