@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
-from pegainfer.contract.step import PageGroup, RunnerInfo, StepPlan, StepResult
+from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
 from pegainfer.kv.device.pool import KVPool
 from pegainfer.kv.device.slots import Slots
 from pegainfer.kv.device.stage import StagedRows, Staging
-from pegainfer.models.llama.config import LlamaConfig
-from pegainfer.models.llama.forward import Sizes, forward, prompt_logprobs
-from pegainfer.models.llama.weights import LlamaWeights, to_float32
-from pegainfer.ops.program import Program
-from pegainfer.ops.reference import ReferenceExecutor
+from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.sample import STATUS_NOT_FINITE, STATUS_NOTHING_LEFT
-from pegainfer.ops.sampler import sampler
-from pegainfer.ops.tensor import FORMATS
 from pegainfer.runtime.worker import Task, Worker
 
 Array = np.ndarray[Any, Any]
 
-KV_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 _FAULTS = {
     STATUS_NOT_FINITE: "the model's logits are not finite",
     STATUS_NOTHING_LEFT: "masks and banned tokens leave no token that could be drawn",
 }
-
-
-class Executor(Protocol):
-    """A recorded program, ready to run. Outputs are valid until its next run."""
-
-    def run(self, inputs: Mapping[str, Array], env: Mapping[str, int]) -> Mapping[str, Array]: ...
-
-
-# Makes a program ready to run: (program, its states by name, the largest step sizes). Weights are the
-# backend's own, packed before.
-Backend = Callable[[Program, Mapping[str, Array], Mapping[str, int]], Executor]
 
 
 @dataclass(frozen=True)
@@ -73,8 +55,12 @@ class LlamaRunner:
     sampled before the next one's forward is queued: both write the same output arrays.
     """
 
-    def __init__(self, info: RunnerInfo, slots: Slots, pool: KVPool, programs: Programs) -> None:
+    def __init__(
+        self, info: RunnerInfo, slots: Slots, pool: KVPool, programs: Programs, backend: Backend
+    ) -> None:
+        """Takes over all of them; `backend` is closed with the runner."""
         self._info = info
+        self._backend = backend
         self._slots = slots
         self._pool = pool
         self._programs = programs
@@ -95,6 +81,7 @@ class LlamaRunner:
     def close(self) -> None:
         """Returns when every queued step has ended."""
         self._worker.close()
+        self._backend.close()
 
     # What follows runs on the worker's thread.
 
@@ -202,52 +189,3 @@ def _token_logprobs(results: Mapping[str, Array], tokens: Array) -> list[TokenLo
         else None
         for rank, token, logprob, ids, best in rows
     ]
-
-
-def kv_group(config: LlamaConfig, block_size: int, kv_dtype: str) -> PageGroup:
-    """All layers' keys and values of a block of tokens lie together, so that a block is one copy."""
-    values = config.num_layers * 2 * config.kv_size * block_size
-    return PageGroup(name="kv", block_size=block_size, bytes_per_block=values * FORMATS[kv_dtype][1])
-
-
-def reference_backend(weights: LlamaWeights, num_positions: int) -> Backend:
-    """The ops' NumPy references on float32 weights: what every other backend is compared with."""
-    constants = {name: to_float32(w) for name, w in weights.tensors.items()}
-    constants["cos_sin"] = weights.cos_sin(num_positions)
-    return lambda program, states, largest: ReferenceExecutor(program, {**constants, **states})
-
-
-def build(
-    weights: LlamaWeights, info: RunnerInfo, backend: Backend, *, kv_dtype: str, max_logprobs: int
-) -> LlamaRunner:
-    """A runner whose programs `backend` has made ready.
-
-    Args:
-        info: its one KV group is that of `kv_group`.
-        kv_dtype: a key of KV_DTYPES.
-    """
-    config, max_logprobs = weights.config, min(max_logprobs, info.vocab_size)
-    (group,) = (g for g in info.kv.groups if isinstance(g, PageGroup))
-    sizes = Sizes(
-        num_blocks=info.num_blocks[0],
-        block_size=group.block_size,
-        blocks_per_seq=-(-info.max_model_len // group.block_size),
-        num_positions=info.max_model_len,
-        kv_dtype=kv_dtype,
-    )
-    slots = Slots(info, max_logprobs)
-    block_shape = (config.num_layers, 2, config.num_kv_heads, group.block_size, config.head_dim)
-    pool = KVPool(info.num_blocks[0], block_shape, KV_DTYPES[kv_dtype])
-    states = {"kv": pool.array, "history": slots.history}
-    largest = {"T": info.max_tokens, "R": info.max_slots, "L": info.max_slots}
-    programs = Programs(
-        *(
-            backend(program, states, largest)
-            for program in (
-                forward(config, weights.formats, sizes),
-                sampler(info.vocab_size, info.max_slots, slots.history.shape[1], max_logprobs),
-                prompt_logprobs(config, weights.formats, max_logprobs),
-            )
-        )
-    )
-    return LlamaRunner(info, slots, pool, programs)

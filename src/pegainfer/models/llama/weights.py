@@ -86,13 +86,13 @@ class LlamaWeights:
     def formats(self) -> dict[str, str]:
         return {name: w.format for name, w in self.tensors.items()}
 
-    def cos_sin(self, num_positions: int) -> Array:
-        """The rotation's table: [num_positions, D] float32."""
+    def cos_sin(self, num_positions: int) -> RawWeight:
+        """The rotation's table: [num_positions, D] f32."""
         c = self.config
         freqs = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
         if self.rope_divisors is not None:
             freqs = freqs / self.rope_divisors
-        return cos_sin_table(num_positions, freqs)
+        return _raw(cos_sin_table(num_positions, freqs))
 
 
 def entries(config: LlamaConfig) -> list[tuple[Entry, int]]:
@@ -162,8 +162,7 @@ def _check_names(file: TensorFile, names: Mapping[str, object], ignored: set[str
 def _read(config: LlamaConfig, file: TensorFile, name: str, entry: Entry, *, permuted: bool) -> RawWeight:
     shape = entry.sizes(config)
     if len(shape) == 1:
-        values = _vector(file, name, shape)
-        return RawWeight("f32", shape, values.view(np.uint8))
+        return _raw(_vector(file, name, shape))
     info = file.tensors[name]
     if info.shape != shape:
         raise ModelFileError(
@@ -197,6 +196,10 @@ def head_row_order(rows: int, heads: int) -> Array:
     return order
 
 
+def _raw(values: Array) -> RawWeight:
+    return RawWeight("f32", values.shape, np.ascontiguousarray(values).view(np.uint8).reshape(-1))
+
+
 def _vector(file: TensorFile, name: str, shape: tuple[int, ...]) -> Array:
     """A small tensor as float32, copied out of the file."""
     info = file.tensors[name]
@@ -208,9 +211,3 @@ def _vector(file: TensorFile, name: str, shape: tuple[int, ...]) -> Array:
             where=file.path,
         )
     return dequantize(info.format, file.raw(name), shape)
-
-
-def to_float32(weight: RawWeight) -> Array:
-    """The values in their true row order: what the reference computes with."""
-    values = dequantize(weight.format, weight.data, weight.shape)
-    return values if weight.row_order is None else values[weight.row_order]

@@ -1,0 +1,166 @@
+"""From model files and options to a Runner: opens, sizes the KV cache, packs, and says how long each took."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pegainfer.app.config import EngineConfig
+from pegainfer.app.registry import HF_NAMES, Model, find_line
+from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.contract.handle import EngineInfo
+from pegainfer.contract.step import PageGroup, Runner, RunnerInfo
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.ops.backend import Backend, ReferenceBackend
+from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.safetensors import open_safetensors, parse_object, read_small_file
+from pegainfer.runtime.weights.tensorfile import TensorFile
+
+log = logging.getLogger(__name__)
+
+BLOCK_SIZE = 16  # tokens
+DEFAULT_SLOTS = 64
+# Enough that reading the weights costs little beside computing, and few enough that decodes in the same step
+# do not wait for long.
+DEFAULT_PREFILL_TOKENS = 256
+MAX_KV_BYTES = 1 << 30  # of the default; more where one sequence needs more
+MAX_CONFIG_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model ready to be scheduled."""
+
+    runner: Runner
+    info: EngineInfo
+
+
+def open_model(path: Path) -> tuple[Model, str, TensorFile]:
+    """Maps a .gguf file or a checkpoint's folder: the model, its architecture's name, the file to close.
+
+    Raises ConfigError, ModelFileError, UnsupportedError.
+    """
+    file: TensorFile
+    if path.is_dir():
+        where = path / "config.json"
+        config = parse_object(read_small_file(where, MAX_CONFIG_BYTES), str(where))
+        names = config.get("architectures")
+        architecture = names[0] if isinstance(names, list) and len(names) == 1 else names
+        line = find_line(architecture, str(where))
+        file = open_safetensors(path)
+        with _closed_on_error(file):
+            return line.from_hf(config, str(where), file), str(architecture), file
+    file = GGUFFile(path)
+    with _closed_on_error(file):
+        architecture = file.metadata.get("general.architecture")
+        line = find_line(architecture, str(path))
+        return line.from_gguf(file), HF_NAMES.get(str(architecture), str(architecture)), file
+
+
+@contextlib.contextmanager
+def _closed_on_error(file: TensorFile) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise
+
+
+def build_engine(path: Path, name: str, config: EngineConfig, scheduler: SchedulerConfig) -> Engine:
+    """Loads a model and makes it ready; the caller closes the runner.
+
+    Args:
+        path: a .gguf file or a folder with config.json and safetensors.
+        name: what the model is called in answers.
+
+    Raises ConfigError, ModelFileError, UnsupportedError.
+    """
+    started = time.perf_counter()
+    model, architecture, file = open_model(path)
+    with file:
+        info = runner_info(model, config, scheduler)
+        read = time.perf_counter()
+        backend, device = _backend(model.tensors(info.max_model_len), config)
+        runner = model.build(info, backend, kv_dtype=config.kv_dtype, max_logprobs=scheduler.max_logprobs)
+    group = info.kv.groups[0]
+    packed = time.perf_counter()
+    return Engine(
+        runner,
+        EngineInfo(
+            model=name,
+            architecture=architecture,
+            device=device,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            block_size=group.block_size if isinstance(group, PageGroup) else 0,
+            num_blocks=info.num_blocks[0],
+            max_slots=info.max_slots,
+            max_logprobs=scheduler.max_logprobs,
+            startup_seconds={"read": read - started, "pack": packed - read},
+        ),
+    )
+
+
+def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) -> RunnerInfo:
+    """Bounds of the runner: what was asked for, or defaults that fit the machine. Raises ConfigError."""
+    kv = model.kv_spec(BLOCK_SIZE, config.kv_dtype)
+    block_bytes = sum(g.bytes_per_block for g in kv.groups if isinstance(g, PageGroup))
+    length = config.max_model_len or model.max_position_embeddings
+    if length > model.max_position_embeddings:
+        raise ConfigError(
+            "max_model_len exceeds what the model was trained for",
+            expected=f"≤ {model.max_position_embeddings}",
+            got=length,
+        )
+    need = -(-length // BLOCK_SIZE) * block_bytes
+    free = available_memory()
+    budget = config.kv_cache_memory or max(min(MAX_KV_BYTES, free // 4), min(need, free // 2))
+    if need > budget and config.max_model_len is None and budget >= block_bytes:
+        length = budget // block_bytes * BLOCK_SIZE
+        log.warning("max_model_len lowered to %d: the KV cache of %d MiB holds no more", length, budget >> 20)
+    elif need > budget:
+        raise ConfigError(
+            "the KV cache cannot hold one sequence of max_model_len tokens",
+            expected=f"≥ {need / 2**20:.0f} MiB for {length} tokens",
+            got=f"{budget / 2**20:.0f} MiB",
+            remedy="raise kv_cache_memory or lower max_model_len",
+        )
+    slots = scheduler.max_slots or DEFAULT_SLOTS
+    prefill = min(scheduler.max_prefill_tokens or DEFAULT_PREFILL_TOKENS, length)
+    return RunnerInfo(
+        kv=kv,
+        num_blocks=(budget // block_bytes,),
+        max_slots=slots,
+        max_tokens=prefill + slots,
+        max_model_len=length,
+        vocab_size=model.vocab_size,
+    )
+
+
+def _backend(tensors: Mapping[str, RawWeight], config: EngineConfig) -> tuple[Backend, str]:
+    """The backend with the weights packed, and how it describes its device."""
+    if config.backend == "reference":
+        return ReferenceBackend(tensors), "reference (NumPy)"
+    raise UnsupportedError("the cpu backend is not built")
+
+
+def available_memory() -> int:
+    """Bytes that the system can give without swapping, and that this process's control group allows."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for row in Path("/proc/meminfo").read_text().splitlines():
+            if row.startswith("MemAvailable:"):
+                free = int(row.split()[1]) * 1024
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if limit != "max":
+            free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass  # another system, or no control group: what the C library says
+    return free

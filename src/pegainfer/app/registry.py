@@ -1,0 +1,66 @@
+"""Which model line serves an architecture: the one table of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pegainfer.contract.errors import UnsupportedError
+from pegainfer.contract.step import KVSpec, Runner, RunnerInfo
+from pegainfer.ops.backend import Backend
+from pegainfer.ops.program import Program
+from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.tensorfile import TensorFile
+
+# The `architectures` name of config.json, or `general.architecture` of GGUF -> (module, class).
+LINES: dict[str, tuple[str, str]] = {
+    "LlamaForCausalLM": ("pegainfer.models.llama.line", "LlamaModel"),
+    "llama": ("pegainfer.models.llama.line", "LlamaModel"),
+}
+# What Hugging Face calls GGUF's architectures.
+HF_NAMES = {"llama": "LlamaForCausalLM"}
+
+
+class Model(Protocol):
+    """A model whose weights are mapped but not yet packed; models/llama/line.py documents each member."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+    @property
+    def formats(self) -> dict[str, str]: ...
+
+    def kv_spec(self, block_size: int, kv_dtype: str) -> KVSpec: ...
+
+    def tensors(self, num_positions: int) -> dict[str, RawWeight]: ...
+
+    def programs(self, info: RunnerInfo, kv_dtype: str, max_logprobs: int) -> dict[str, Program]: ...
+
+    def build(self, info: RunnerInfo, backend: Backend, *, kv_dtype: str, max_logprobs: int) -> Runner: ...
+
+
+class ModelLine(Protocol):
+    """The class that a line registers."""
+
+    def from_gguf(self, file: GGUFFile) -> Model: ...
+
+    def from_hf(self, config: Mapping[str, Any], where: str, file: TensorFile) -> Model: ...
+
+
+def find_line(architecture: object, where: str) -> ModelLine:
+    """Imports the line of an architecture. Raises UnsupportedError."""
+    if not isinstance(architecture, str) or architecture not in LINES:
+        raise UnsupportedError(
+            "no model line for this architecture",
+            expected=" ".join(LINES),
+            got=f"{architecture!r:.80}",
+            where=where,
+        )
+    module, name = LINES[architecture]
+    line: ModelLine = getattr(importlib.import_module(module), name)
+    return line
