@@ -1,0 +1,103 @@
+"""One GPU and its primary context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pegainfer.runtime.cuda.driver import CudaError, bindings, call
+
+# Architectures that kernels are compiled for, by compute capability. 'a' units use features that no other
+# generation has (wgmma, TMA multicast), so their cubins run on that capability alone.
+ARCHS = {(8, 0): "80", (8, 6): "86", (8, 9): "89", (9, 0): "90a", (10, 0): "100a", (12, 0): "120a"}
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What kernels and their choosers need to know of a GPU."""
+
+    ordinal: int
+    name: str
+    capability: tuple[int, int]
+    num_sms: int
+    l2_bytes: int
+    max_shared: int  # bytes of shared memory that one block may opt in to
+    total_memory: int  # bytes
+    driver: int  # CUDA version that the driver speaks, 13000 is 13.0
+
+    @property
+    def arch(self) -> str:
+        """The architecture's name in `kernels build`. Raises CudaError for one that has no kernels."""
+        arch = ARCHS.get(self.capability)
+        if arch is None:
+            raise CudaError(
+                f"{self.name} has compute capability {self.capability[0]}.{self.capability[1]}",
+                expected=" ".join(f"{a}.{b}" for a, b in ARCHS),
+                remedy="use one of these GPUs, or the CPU backend",
+            )
+        return arch
+
+    @property
+    def pdl(self) -> bool:
+        """Whether a kernel may start while the one before it ends (programmatic dependent launch)."""
+        return self.capability >= (9, 0)
+
+
+class Device:
+    """Retains the primary context from `open` to `close`. One thread at a time makes it current."""
+
+    def __init__(self, info: DeviceInfo, handle: Any, context: Any) -> None:
+        self.info = info
+        self.handle = handle
+        self._context = context
+
+    @classmethod
+    def open(cls, ordinal: int = 0) -> Device:
+        """Makes the GPU current on this thread. Raises CudaError where there is no such GPU."""
+        driver = bindings()
+        count = call("cuDeviceGetCount")
+        if not 0 <= ordinal < count:
+            raise CudaError(
+                f"no GPU with ordinal {ordinal}", expected=f"0 … {count - 1}" if count else "a visible GPU",
+                remedy="check --device-ordinal and CUDA_VISIBLE_DEVICES",
+            )  # fmt: skip
+        handle = call("cuDeviceGet", ordinal)
+        names = driver.CUdevice_attribute
+
+        def attribute(name: str) -> int:
+            value = getattr(names, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return int(call("cuDeviceGetAttribute", value, handle, where=name))
+
+        info = DeviceInfo(
+            ordinal=ordinal,
+            name=call("cuDeviceGetName", 128, handle).split(b"\0")[0].decode(),
+            capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+            num_sms=attribute("MULTIPROCESSOR_COUNT"),
+            l2_bytes=attribute("L2_CACHE_SIZE"),
+            max_shared=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            total_memory=int(call("cuDeviceTotalMem", handle)),
+            driver=int(call("cuDriverGetVersion")),
+        )
+        context = call("cuDevicePrimaryCtxRetain", handle, where=info.name)
+        device = cls(info, handle, context)
+        device.make_current()
+        return device
+
+    def make_current(self) -> None:
+        """Must be called once on every thread that uses the device."""
+        call("cuCtxSetCurrent", self._context, where=self.info.name)
+
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes, as the driver sees them now: other processes count."""
+        free, total = call("cuMemGetInfo")
+        return int(free), int(total)
+
+    def synchronize(self, where: object = None) -> None:
+        """Waits for all work. An error of an earlier kernel shows here; `where` names the step."""
+        call("cuCtxSynchronize", where=where)
+
+    def close(self) -> None:
+        """Releases the context; idempotent. Memory, modules and streams of it end with it."""
+        if self._context is not None:
+            self._context = None
+            call("cuDevicePrimaryCtxRelease", self.handle)

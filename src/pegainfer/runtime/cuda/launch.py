@@ -1,0 +1,137 @@
+"""A kernel launch whose arguments are packed once and launched many times."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pegainfer.contract.errors import OpError
+from pegainfer.runtime.cuda.driver import bindings, fail
+from pegainfer.runtime.cuda.module import Kernel
+from pegainfer.runtime.cuda.stream import Stream
+
+_KINDS: dict[str, Any] = {
+    "ptr": ctypes.c_uint64,
+    "i32": ctypes.c_int32,
+    "u32": ctypes.c_uint32,
+    "i64": ctypes.c_int64,
+    "f32": ctypes.c_float,
+}
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One kernel parameter: `kind` is ptr, i32, u32, i64, f32, or map (a TensorMap, by value)."""
+
+    kind: str
+    value: Any
+
+
+def ptr(value: int | None) -> Arg:
+    """A device address; None is a null pointer."""
+    return Arg("ptr", value or 0)
+
+
+def i32(value: int) -> Arg:
+    if not -(1 << 31) <= value < 1 << 31:
+        raise OpError("kernel argument out of range", expected="32 bits, signed", got=value)
+    return Arg("i32", value)
+
+
+def i64(value: int) -> Arg:
+    return Arg("i64", value)
+
+
+def f32(value: float) -> Arg:
+    return Arg("f32", value)
+
+
+def pack(args: Sequence[Arg]) -> tuple[Any, list[Any]]:
+    """The driver's array of addresses, and the objects that hold the values (keep both alive)."""
+    held: list[Any] = []
+    addresses: list[int] = []
+    for arg in args:
+        if arg.kind == "map":
+            held.append(arg.value)
+            addresses.append(arg.value.address)
+        else:
+            cell = _KINDS[arg.kind](arg.value)
+            held.append(cell)
+            addresses.append(ctypes.addressof(cell))
+    return (ctypes.c_void_p * len(addresses))(*addresses), held
+
+
+class Launch:
+    """Kernel, grid and arguments, ready to go: a call costs one driver call and no packing.
+
+    Args:
+        label: op and shapes, for errors and listings.
+        pdl: the kernel may start before the one ahead of it has ended (it waits itself before it reads).
+        cluster: blocks along x that share memory; 0 for none.
+    """
+
+    __slots__ = ("_array", "_call", "_config", "_held", "_params", "_stream", "block", "grid", "kernel",
+                 "label", "shared")  # fmt: skip
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: int,
+        args: Sequence[Arg],
+        *,
+        shared: int = 0,
+        pdl: bool = False,
+        cluster: int = 0,
+        label: str = "",
+    ) -> None:
+        kernel.allow_shared(shared)
+        self.kernel, self.grid, self.block, self.shared, self.label = kernel, grid, block, shared, label
+        self._array, self._held = pack(args)
+        self._params = ctypes.addressof(self._array)
+        d = bindings()
+        config = d.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes = shared
+        attributes = _attributes(pdl, cluster)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        self._config = config
+        self._stream: Stream | None = None
+        self._call = d.cuLaunchKernelEx
+
+    def set(self, index: int, value: float) -> None:
+        """Changes one argument in place, for launches to come (and captures to come, not past ones)."""
+        self._held[index].value = value
+
+    def __call__(self, stream: Stream) -> None:
+        if stream is not self._stream:
+            self._config.hStream = stream.handle
+            self._stream = stream
+        result = self._call(self._config, self.kernel.handle, self._params, 0)
+        if result[0]:
+            fail("cuLaunchKernelEx", result[0], self)
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.kernel.name} grid {self.grid} block {self.block} shared {self.shared}"
+
+
+def _attributes(pdl: bool, cluster: int) -> list[Any]:
+    d = bindings()
+    out = []
+    if pdl:
+        value = d.CUlaunchAttributeValue()
+        value.programmaticStreamSerializationAllowed = 1
+        out.append((d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
+    if cluster:
+        value = d.CUlaunchAttributeValue()
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+        out.append((d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+    attributes = []
+    for kind, value in out:
+        attribute = d.CUlaunchAttribute()
+        attribute.id, attribute.value = kind, value
+        attributes.append(attribute)
+    return attributes

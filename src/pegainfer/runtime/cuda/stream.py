@@ -1,0 +1,96 @@
+"""Streams and events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pegainfer.runtime.cuda.driver import bindings, call, fail
+
+
+class Event:
+    """A point in a stream's work. `timing=False` is cheaper and the default."""
+
+    def __init__(self, timing: bool = False) -> None:
+        flags = bindings().CUevent_flags
+        chosen = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
+        self.handle = call("cuEventCreate", int(chosen))
+
+    def record(self, stream: Stream) -> None:
+        call("cuEventRecord", self.handle, stream.handle)
+
+    def done(self) -> bool:
+        """Whether the work before it has ended. Raises what that work raised."""
+        code = bindings().cuEventQuery(self.handle)[0]
+        if code and code.name != "CUDA_ERROR_NOT_READY":
+            fail("cuEventQuery", code)
+        return not code
+
+    def wait(self, where: object = None) -> None:
+        """Blocks this thread until the work before it has ended."""
+        call("cuEventSynchronize", self.handle, where=where)
+
+    def milliseconds_since(self, start: Event) -> float:
+        """Device time between two events made with `timing`; both must have ended."""
+        return float(call("cuEventElapsedTime", start.handle, self.handle))
+
+
+class Stream:
+    """Work in order. Copies below are asynchronous: host memory must be pinned and live until they end."""
+
+    def __init__(self) -> None:
+        self.handle = call("cuStreamCreate", int(bindings().CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+    def upload(self, device: int, host: int, nbytes: int, where: object = None) -> None:
+        """Host address to device address."""
+        if nbytes:
+            call("cuMemcpyHtoDAsync", device, host, nbytes, self.handle, where=where)
+
+    def download(self, host: int, device: int, nbytes: int, where: object = None) -> None:
+        """Device address to host address."""
+        if nbytes:
+            call("cuMemcpyDtoHAsync", host, device, nbytes, self.handle, where=where)
+
+    def copy(self, dst: int, src: int, nbytes: int, where: object = None) -> None:
+        """Device to device."""
+        if nbytes:
+            call("cuMemcpyDtoDAsync", dst, src, nbytes, self.handle, where=where)
+
+    def copy_rows(self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, rows: int) -> None:
+        """`rows` rows of `width` bytes, device to device, with a pitch in bytes on either side."""
+        if not width * rows:
+            return
+        d = bindings()
+        spec = d.CUDA_MEMCPY2D()
+        spec.srcMemoryType = spec.dstMemoryType = d.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        spec.srcDevice, spec.srcPitch = d.CUdeviceptr(src), src_pitch
+        spec.dstDevice, spec.dstPitch = d.CUdeviceptr(dst), dst_pitch
+        spec.WidthInBytes, spec.Height = width, rows
+        call("cuMemcpy2DAsync", spec, self.handle, where=f"{rows} rows of {width} bytes")
+
+    def fill(self, device: int, byte: int, nbytes: int) -> None:
+        if nbytes:
+            call("cuMemsetD8Async", device, byte, nbytes, self.handle)
+
+    def wait_event(self, event: Event) -> None:
+        """Later work of this stream waits for the event's; the host does not."""
+        call("cuStreamWaitEvent", self.handle, event.handle, 0)
+
+    def synchronize(self, where: object = None) -> None:
+        """Blocks this thread. An error of an earlier kernel shows here; `where` names the step."""
+        call("cuStreamSynchronize", self.handle, where=where)
+
+    def done(self) -> bool:
+        code = bindings().cuStreamQuery(self.handle)[0]
+        if code and code.name != "CUDA_ERROR_NOT_READY":
+            fail("cuStreamQuery", code)
+        return not code
+
+
+def elapsed(stream: Stream, start: Event, work: Any) -> float:
+    """Milliseconds of device time that `work()` takes on the stream."""
+    start.record(stream)
+    work()
+    stop = Event(timing=True)
+    stop.record(stream)
+    stop.wait()
+    return stop.milliseconds_since(start)

@@ -1,0 +1,67 @@
+"""Descriptors for the tensor memory accelerator (Hopper and later): 128 bytes, passed to kernels by value."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from pegainfer.contract.errors import OpError
+from pegainfer.runtime.cuda.driver import bindings, call
+from pegainfer.runtime.cuda.launch import Arg
+from pegainfer.runtime.cuda.tensor import item_bytes
+
+_TYPES = {"bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "i32": "INT32", "u8": "UINT8"}
+_SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+
+
+class TensorMap:
+    """How the copy engine reads boxes of a row-major matrix [rows, columns] of pitch `pitch` elements."""
+
+    def __init__(
+        self,
+        address: int,
+        rows: int,
+        columns: int,
+        dtype: str,
+        box: tuple[int, int],
+        *,
+        pitch: int | None = None,
+        swizzle: int = 128,
+    ) -> None:
+        """
+        Args:
+            box: (rows, columns) of one copy; its columns must fill the swizzle's bytes or less.
+            swizzle: bytes, 0 for none.
+        """
+        pitch_bytes = (pitch or columns) * item_bytes(dtype)
+        inner = box[1] * item_bytes(dtype)
+        if pitch_bytes % 16 or inner % 16 or (swizzle and inner > swizzle) or max(box) > 256:
+            raise OpError(
+                "matrix does not fit a TMA descriptor",
+                expected="pitch and box width multiples of 16 bytes, width within the swizzle, sides ≤ 256",
+                got=f"pitch {pitch_bytes} B, box {box} {dtype}, swizzle {swizzle} B",
+            )
+        d = bindings()
+        u32, u64 = d.cuuint32_t, d.cuuint64_t
+        self._map = call(
+            "cuTensorMapEncodeTiled",
+            getattr(d.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[dtype]}"),
+            2,
+            address,
+            [u64(columns), u64(rows)],
+            [u64(pitch_bytes)],
+            [u32(box[1]), u32(box[0])],
+            [u32(1), u32(1)],
+            d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(d.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[swizzle]}"),
+            d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            where=f"[{rows}, {columns}] {dtype}",
+        )
+        raw: Any = (ctypes.c_uint8 * 192)()
+        self._raw = raw  # the driver wants the 128 bytes on a 64-byte boundary
+        self.address = -(-ctypes.addressof(raw) // 64) * 64
+        ctypes.memmove(self.address, int(self._map.getPtr()), 128)
+
+    def arg(self) -> Arg:
+        return Arg("map", self)
