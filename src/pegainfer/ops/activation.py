@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.ops.spec import In, OpSpec, Out, declare
+from pegainfer.ops.cases.pointwise import silu_mul_bound, silu_mul_cases
+from pegainfer.ops.spec import In, OpSpec, Out, Tolerance, declare
 
 Array = np.ndarray[Any, Any]
 
@@ -23,5 +24,14 @@ SILU_MUL = declare(
         operands=(Out("out", "T F"), In("gate", "T F"), In("up", "T F")),
         reference=_silu_mul,
         flops=lambda s: 6 * s["T"] * s["F"],
+        cases=silu_mul_cases,
+        tolerance={
+            "f32": Tolerance(
+                1e-6,
+                0.0,
+                "exp of a float32 within 4 ulp, a sum, a division, two products: 16 · 2^-24 in all",
+                silu_mul_bound,
+            )
+        },
     )
 )

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, declare
+from pegainfer.ops.cases.paged import attention_bound, attention_cases, kv_append_cases
+from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, Tolerance, declare
 
 Array = np.ndarray[Any, Any]
 
@@ -59,6 +60,8 @@ KV_APPEND = declare(
         attrs=("layer",),
         reference=_kv_append,
         bytes=lambda s, held: 2 * (held["k"] + held["v"]) + held["slots"],
+        cases=kv_append_cases,
+        tolerance={"f32": Tolerance(0.0, 0.0, "one rounding to the cache's dtype, to nearest even")},
     )
 )
 
@@ -82,6 +85,15 @@ ATTENTION = declare(
         bytes=lambda s, held: (
             held["q"] + held["out"] + held["kv"] // (s["N"] * s["Y"] * s["S"]) * s.get("C", s["T"])
         ),
+        cases=attention_cases,
+        tolerance={
+            "f32": Tolerance(
+                2.0**-23,
+                0.0,
+                "scores are float32 dot products of D; their absolute error is the weights' relative one",
+                attention_bound,
+            )
+        },
         requires=(("H a multiple of G", lambda s: s["H"] % s["G"] == 0),),
     )
 )

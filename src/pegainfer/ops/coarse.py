@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from pegainfer.ops.activation import SILU_MUL
 from pegainfer.ops.attention import KV_APPEND
+from pegainfer.ops.cases.fused import (
+    gate_up_bound,
+    gate_up_cases,
+    lm_head_bound,
+    lm_head_cases,
+    qkv_bound,
+    qkv_cases,
+)
 from pegainfer.ops.embed import GATHER_ROWS
-from pegainfer.ops.gemm import LINEAR
+from pegainfer.ops.gemm import LINEAR, product_tolerance
 from pegainfer.ops.norm import HEAD_NORM, RMS_NORM
 from pegainfer.ops.program import Builder
 from pegainfer.ops.rope import ROPE
@@ -93,6 +101,8 @@ QKV_NORM_ROPE_APPEND = declare(
             ("B = G · D", lambda s: s["B"] == s["G"] * s["D"]),
         ),
         lower=_qkv,
+        cases=qkv_cases,
+        tolerance=product_tolerance(qkv_bound),
         flops=lambda s: 2 * s["T"] * s["M"] * (s["A"] + 2 * s["B"]),
         bytes=lambda s, held: (
             held["q"]
@@ -119,6 +129,8 @@ GATE_UP_SWIGLU = declare(
         ),
         attrs=("eps",),
         lower=_gate_up,
+        cases=gate_up_cases,
+        tolerance=product_tolerance(gate_up_bound),
         flops=lambda s: 4 * s["T"] * s["M"] * s["F"],
     )
 )
@@ -136,6 +148,8 @@ LM_HEAD = declare(
         ),
         attrs=("eps",),
         lower=_lm_head,
+        cases=lm_head_cases,
+        tolerance=product_tolerance(lm_head_bound),
         flops=lambda s: 2 * s["L"] * s["M"] * s["V"],
         bytes=lambda s, held: held["logits"] + held["w"] + held["logits"] // s["V"] * s["M"],
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.ops.spec import INTS, In, OpSpec, Out, Weight, declare
+from pegainfer.ops.cases.pointwise import embedding_bound, embedding_cases, gather_rows_cases
+from pegainfer.ops.spec import INTS, In, OpSpec, Out, Tolerance, Weight, declare
 from pegainfer.ops.tensor import FLOATS
 
 Array = np.ndarray[Any, Any]
@@ -23,6 +24,10 @@ EMBEDDING = declare(
         operands=(Out("out", "T M"), Weight("table", "V M"), In("ids", "T", INTS)),
         reference=lambda out, table, ids: _take_rows(out, table, ids),
         bytes=lambda s, held: held["out"] + held["ids"] + held["table"] // s["V"] * s["T"],
+        cases=embedding_cases,
+        tolerance={
+            "f32": Tolerance(0.0, 0.0, "d · q + m may be fused or rounded twice", embedding_bound),
+        },
     )
 )
 
@@ -33,5 +38,7 @@ GATHER_ROWS = declare(
         operands=(Out("out", "L M"), In("x", "T M", FLOATS), In("rows", "L", INTS)),
         reference=lambda out, x, rows: _take_rows(out, x, rows),
         bytes=lambda s, held: 2 * held["out"] + held["rows"],
+        cases=gather_rows_cases,
+        tolerance={"f32": Tolerance(0.0, 0.0, "a copy")},
     )
 )

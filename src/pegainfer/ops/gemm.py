@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from pegainfer.ops.spec import In, InOut, OpSpec, Out, Weight, declare
+from pegainfer.ops.cases.linear import (
+    Dot,
+    dot_f32,
+    dot_int8,
+    linear_bound,
+    linear_cases,
+    linear_residual_bound,
+    linear_residual_cases,
+)
+from pegainfer.ops.spec import Arrays, Case, In, InOut, OpSpec, Out, Tolerance, Weight, declare
 from pegainfer.ops.tensor import Sizes
 
 Array = np.ndarray[Any, Any]
+
+_F32 = "a float32 sum of K products in eight lanes or more errs by (K/8 + 16) · 2^-24 of their magnitudes"
+_INT8 = "activations rounded to int8 by blocks of 32: eight standard deviations of the rounding errors' sum"
+
+
+def product_tolerance(bound: Callable[[Dot], Callable[[Case], Arrays]]) -> dict[str, Tolerance]:
+    """Tolerances of an op whose error is that of its products, in float32 and with int8 activations."""
+    return {
+        "f32": Tolerance(2.0**-23, 0.0, _F32, bound(dot_f32)),
+        "int8": Tolerance(2.0**-23, 0.0, _INT8, bound(dot_int8)),
+    }
 
 
 def _product(a: Array, w: Array) -> Array:
@@ -36,6 +57,8 @@ LINEAR = declare(
         operands=(Out("out", "T N"), In("a", "T K"), Weight("w", "N K")),
         reference=_linear,
         flops=matmul_flops,
+        cases=linear_cases,
+        tolerance=product_tolerance(linear_bound),
     )
 )
 
@@ -46,5 +69,7 @@ LINEAR_RESIDUAL = declare(
         operands=(InOut("x", "T N"), In("a", "T K"), Weight("w", "N K")),
         reference=_linear_residual,
         flops=lambda s: matmul_flops(s) + s["T"] * s["N"],
+        cases=linear_residual_cases,
+        tolerance=product_tolerance(linear_residual_bound),
     )
 )

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.ops.spec import In, InOut, OpSpec, Out, declare
+from pegainfer.ops.cases.pointwise import head_norm_cases, norm_bound, rms_norm_cases
+from pegainfer.ops.spec import In, InOut, OpSpec, Out, Tolerance, declare
 
 Array = np.ndarray[Any, Any]
+
+_WHY = "a float32 sum of n squares errs by n · 2^-24 at most, its root by half of that"
 
 
 def _rms_norm(out: Array, x: Array, weight: Array, *, eps: float) -> None:
@@ -24,6 +27,8 @@ RMS_NORM = declare(
         attrs=("eps",),
         reference=_rms_norm,
         flops=lambda s: 4 * s["T"] * s["M"],
+        cases=rms_norm_cases,
+        tolerance={"f32": Tolerance(0.0, 0.0, _WHY, norm_bound("out"))},
     )
 )
 
@@ -40,5 +45,7 @@ HEAD_NORM = declare(
         attrs=("eps",),
         reference=_head_norm,
         flops=lambda s: 4 * s["T"] * s["H"] * s["D"],
+        cases=head_norm_cases,
+        tolerance={"f32": Tolerance(0.0, 0.0, _WHY, norm_bound("x"))},
     )
 )

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import UnsupportedError
-from pegainfer.ops.spec import INTS, In, InOut, OpSpec, declare
+from pegainfer.ops.cases.pointwise import rope_bound, rope_cases
+from pegainfer.ops.spec import INTS, In, InOut, OpSpec, Tolerance, declare
 
 Array = np.ndarray[Any, Any]
 
@@ -59,6 +60,12 @@ ROPE = declare(
         reference=_rope,
         flops=lambda s: 3 * s["T"] * s["H"] * s["D"],
         bytes=lambda s, held: 2 * held["x"] + held["positions"] + 4 * s["T"] * s["D"],
+        cases=rope_cases,
+        tolerance={
+            "f32": Tolerance(
+                0.0, 0.0, "two float32 products and their sum, whose terms may cancel", rope_bound
+            )
+        },
         requires=(("D even", lambda s: s["D"] % 2 == 0),),
     )
 )

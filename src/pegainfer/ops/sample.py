@@ -13,9 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from pegainfer.ops.cases.sampling import (
+    adjust_logits_cases,
+    append_tokens_cases,
+    logprobs_bound,
+    sample_cases,
+    sample_tokens_cases,
+    token_logprobs_cases,
+)
 from pegainfer.ops.draw import GREEDY_BELOW, draw_id, kept_ids, random_fraction, weights_of
 from pegainfer.ops.program import Builder
-from pegainfer.ops.spec import INTS, In, Operand, OpSpec, Out, State, declare
+from pegainfer.ops.spec import INTS, In, Operand, OpSpec, Out, State, Tolerance, declare
 from pegainfer.ops.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -180,6 +188,8 @@ _LOGPROBS = (
 _MASK_WORDS = ("I = ceil(V / 32)", lambda s: s["I"] == -(-s["V"] // 32))
 _K_BEST = ("K ≤ V", lambda s: s["K"] <= s["V"])
 
+_LOGSUM = "logarithm of a float32 sum of V exponentials in 64 lanes or more; tokens and ranks are exact"
+
 ADJUST_LOGITS = declare(
     OpSpec(
         name="adjust_logits",
@@ -191,6 +201,8 @@ ADJUST_LOGITS = declare(
             held["scores"] + held["logits"] + held["history"] // s["Z"] * s["L"] + s["L"] * s["I"] * 4
         ),
         requires=(_MASK_WORDS,),
+        cases=adjust_logits_cases,
+        tolerance={"f32": Tolerance(0.0, 0.0, "each operation is one float32 rounding in a stated order")},
     )
 )
 
@@ -201,6 +213,8 @@ SAMPLE_TOKENS = declare(
         operands=(*_TOKENS, In("scores", "L V", F32), *_DRAW),
         reference=_sample_tokens,
         flops=lambda s: 16 * s["L"] * s["V"],
+        cases=sample_tokens_cases,
+        tolerance={"f32": Tolerance(0.0, 0.0, "drawn in whole numbers: every backend gives the same token")},
     )
 )
 
@@ -216,6 +230,8 @@ APPEND_TOKENS = declare(
         ),
         reference=_append_tokens,
         bytes=lambda s, held: 4 * held["tokens"],
+        cases=append_tokens_cases,
+        tolerance={"f32": Tolerance(0.0, 0.0, "a copy")},
     )
 )
 
@@ -232,6 +248,8 @@ TOKEN_LOGPROBS = declare(
         reference=_token_logprobs,
         flops=lambda s: 4 * s["L"] * s["V"],
         requires=(_K_BEST,),
+        cases=token_logprobs_cases,
+        tolerance={"f32": Tolerance(2.0**-23, 0.0, _LOGSUM, logprobs_bound)},
     )
 )
 
@@ -271,5 +289,7 @@ SAMPLE = declare(
         flops=lambda s: 21 * s["L"] * s["V"],
         bytes=lambda s, held: held["logits"] + held["history"] // s["Z"] * s["L"] + s["L"] * s["I"] * 4,
         requires=(_MASK_WORDS, _K_BEST),
+        cases=sample_cases,
+        tolerance={"f32": Tolerance(2.0**-23, 0.0, _LOGSUM, logprobs_bound)},
     )
 )

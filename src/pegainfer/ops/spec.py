@@ -54,11 +54,19 @@ State = _operand(Role.STATE, FLOATS)
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|got - want| ≤ atol + rtol · |want|, element by element, and why so much is allowed."""
+    """|got - want| ≤ atol + rtol · |want| + bound, element by element, and why so much is allowed.
+
+    Whole numbers must be equal, NaN must meet NaN, infinity its like.
+
+    Args:
+        bound: from a case as the reference saw it before the call (weights dequantised), what |want| cannot
+            tell, by output and broadcastable to it: sums that cancel err by their terms, not by their result.
+    """
 
     rtol: float
     atol: float
     reason: str
+    bound: Callable[[Case], Arrays] | None = None
 
 
 @dataclass(frozen=True)
