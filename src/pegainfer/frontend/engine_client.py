@@ -1,0 +1,272 @@
+"""An EngineHandle over a Unix socket: the front's side of the two processes.
+
+Everything runs on the event loop that made the connection, sinks included. The life of a request:
+
+    submit ──────► live (its sink gets events) ──────► last index finished: forgotten
+                     │ Refused             → one ERROR event an open index, error_kind names the exception
+                     │ connection lost     → the same with EngineDeadError
+                     └ cancel              → stays live until the engine's ABORT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from pegainfer.contract import codec
+from pegainfer.contract.errors import ConfigError, EngineDeadError, PegaError, QueueFullError, RequestError
+from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.handle import EngineInfo, EventSink
+from pegainfer.contract.request import GenerateRequest
+
+log = logging.getLogger(__name__)
+
+CONNECT_RETRY = 0.01  # seconds between attempts while the engine has not bound its socket yet
+
+
+class _Live:
+    """A request that the engine may still speak of."""
+
+    __slots__ = ("open", "sink")
+
+    def __init__(self, sink: EventSink, n: int) -> None:
+        self.sink = sink
+        self.open = set(range(n))  # indices without a finish
+
+
+class EngineClient(asyncio.Protocol):
+    """Implements contract.handle.EngineHandle. Call its methods from its event loop only."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._live: dict[str, _Live] = {}
+        self._info: EngineInfo | None = None
+        self._stats = EngineStats()
+        self._draining = False
+        self._closing = False
+        self._death: EngineDeadError | ConfigError | None = None
+        self._ready: asyncio.Event = asyncio.Event()  # Ready came, or the engine is gone
+        self._closed: asyncio.Event = asyncio.Event()
+
+    # ------------------------------------------------------------------ connecting
+
+    @classmethod
+    async def connect(cls, path: str, *, timeout: float = 60.0) -> EngineClient:
+        """Connects to the socket at `path`, waiting for it to appear, and waits until the engine is ready.
+
+        Raises:
+            EngineDeadError: nobody listened within `timeout` seconds, or the engine ended early.
+            ConfigError: the engine says that it cannot start, and why.
+        """
+        loop = asyncio.get_running_loop()
+        client = cls()
+        end = loop.time() + timeout
+        while True:
+            try:
+                await loop.create_unix_connection(lambda: client, path)
+                break
+            except (FileNotFoundError, ConnectionRefusedError) as e:
+                if loop.time() >= end:
+                    raise EngineDeadError(
+                        "no engine listens on its socket", expected=f"one within {timeout:g} s", where=path
+                    ) from e
+                await asyncio.sleep(CONNECT_RETRY)
+        await client.wait_ready()
+        return client
+
+    @classmethod
+    async def attach(cls, sock: socket.socket) -> EngineClient:
+        """The same over a connected socket, e.g. one half of a socketpair."""
+        client = cls()
+        await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=sock)
+        await client.wait_ready()
+        return client
+
+    async def wait_ready(self) -> EngineInfo:
+        """Waits for the engine's Ready. Raises as `connect`."""
+        await self._ready.wait()
+        if self._info is None or self._death is not None:
+            raise self._death or EngineDeadError("the engine ended before it was ready")
+        return self._info
+
+    async def wait_closed(self) -> None:
+        """Returns when the connection has ended, for whatever reason."""
+        await self._closed.wait()
+
+    # ------------------------------------------------------------------ EngineHandle
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineDeadError("the engine is not ready yet")
+        return self._info
+
+    def submit(self, request: GenerateRequest, sink: EventSink) -> None:
+        """Sends a request. A refusal of the engine comes as an ERROR event for each of its n indices.
+
+        Raises:
+            EngineDeadError: the engine has ended.
+            QueueFullError: it is draining.
+            RequestError: a live request has the same id.
+            PegaError: the request is longer than a frame may be.
+        """
+        if not self.alive():
+            raise self._dead()
+        if self._draining:
+            raise QueueFullError("the server is shutting down", retry_after=5.0)
+        if request.id in self._live:
+            raise RequestError("a request with this id is running", param="request_id", got=request.id)
+        frame = codec.encode_frame(codec.Submit(request))
+        self._live[request.id] = _Live(sink, request.n)
+        self._write(frame)
+
+    def cancel(self, request_id: str) -> None:
+        if request_id in self._live and self.alive():
+            self._write(codec.encode_frame(codec.Cancel(request_id)))
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def alive(self) -> bool:
+        return self._info is not None and self._death is None and not self._closed.is_set()
+
+    def drain(self) -> None:
+        if not self._draining and self.alive():
+            self._write(codec.encode_frame(codec.Drain()))
+        self._draining = True
+
+    def close(self) -> None:
+        """Asks the engine to end and hangs up once that is written; `wait_closed` follows it."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._write(codec.encode_frame(codec.Shutdown()))
+            self._transport.close()
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose last event has not come."""
+        return len(self._live)
+
+    # ------------------------------------------------------------------ asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= codec.HEADER_BYTES:
+                body = start + codec.HEADER_BYTES
+                end = body + codec.frame_length(bytes(buffer[start:body]))
+                if end > len(buffer):
+                    break
+                message = codec.decode_to_front(bytes(buffer[body:end]))
+                start = end
+                self._dispatch(message)
+        except (PegaError, msgspec.DecodeError) as e:
+            log.error("the engine sent a broken frame: %s", e)
+            self._die(EngineDeadError("the engine sent a broken frame", remedy="restart the server"))
+            return
+        del buffer[:start]
+
+    def eof_received(self) -> bool:
+        return False  # closes the transport, so that connection_lost follows
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._die(self._dead())
+        self._closed.set()
+
+    # ------------------------------------------------------------------ inside
+
+    def _write(self, frame: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(frame)
+
+    def _dead(self) -> EngineDeadError:
+        if isinstance(self._death, EngineDeadError):
+            return self._death
+        if self._closing:
+            return EngineDeadError("the server is shutting down")
+        return EngineDeadError("the engine process has ended", remedy="restart the server; its log says why")
+
+    def _dispatch(self, message: codec.ToFront) -> None:
+        match message:
+            case codec.Events(events=events, stats=stats):
+                if stats is not None:
+                    self._stats = stats
+                for event in events:
+                    self._deliver(event)
+            case codec.Refused():
+                for event in _refusal(message, self._live.get(message.request_id)):
+                    self._deliver(event)
+            case codec.Ready(info=info):
+                self._info = info
+                self._ready.set()
+            case codec.Failed(message=text, user_error=user_error):
+                if self._info is None and user_error:
+                    self._death = ConfigError(text)
+                    self._die(self._death)
+                else:
+                    self._die(EngineDeadError("the engine has failed: " + text))
+
+    def _deliver(self, event: TokenEvent) -> None:
+        live = self._live.get(event.request_id)
+        if live is None:
+            return  # its sink had its finishes already
+        if event.finish is not None:
+            live.open.discard(event.index)
+            if not live.open:
+                del self._live[event.request_id]
+        _call(live.sink, event)
+
+    def _die(self, death: EngineDeadError | ConfigError) -> None:
+        """Ends every live request; later submits are refused. Idempotent."""
+        if self._death is None:
+            self._death = death
+        self._ready.set()
+        live, self._live = self._live, {}
+        for request_id, entry in live.items():
+            for index in sorted(entry.open):
+                event = TokenEvent(
+                    request_id=request_id,
+                    index=index,
+                    finish=FinishReason.ERROR,
+                    error=str(death),
+                    error_kind=EngineDeadError.__name__,
+                )
+                _call(entry.sink, event)
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _refusal(refused: codec.Refused, live: _Live | None) -> list[TokenEvent]:
+    return [
+        TokenEvent(
+            request_id=refused.request_id,
+            index=index,
+            finish=FinishReason.ERROR,
+            error=refused.message,
+            error_kind=refused.kind,
+            error_param=refused.param,
+            retry_after=refused.retry_after,
+        )
+        for index in sorted(live.open if live is not None else ())
+    ]
+
+
+def _call(sink: Callable[[TokenEvent], None], event: TokenEvent) -> None:
+    try:
+        sink(event)
+    except Exception:
+        # One request's fault must not stop the others' events.
+        log.exception("a request's event sink failed")

@@ -1,0 +1,155 @@
+"""The ASGI application: routes, and what wraps every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pegainfer.contract.handle import EngineHandle
+from pegainfer.frontend.chat_template import ChatTemplate
+from pegainfer.frontend.http import chat, completions, service, text_routes
+from pegainfer.frontend.http.auth import KeyAuth
+from pegainfer.frontend.http.body import ClientGoneError
+from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.errors import ApiError, to_api_error
+from pegainfer.frontend.http.fields import CHAT_DEFAULTS, SamplingDefaults
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.responses import encode, error_headers, send_error
+from pegainfer.frontend.tokenizer import Tokenizer
+
+Handler = Callable[[Front, Scope, Receive, Send], Awaitable[None]]
+
+_ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("POST", "/v1/completions", completions.completions),
+    ("POST", "/v1/chat/completions", chat.chat_completions),
+    ("GET", "/health", service.health),
+    ("GET", "/ready", service.ready),
+    ("GET", "/metrics", service.metrics),
+    ("GET", "/load", service.load),
+    ("GET", "/version", service.version),
+    ("GET", "/v1/models", service.models),
+    ("GET", "/v1/models/{name:path}", service.model),
+    ("POST", "/v1/abort", service.abort),
+    ("POST", "/tokenize", text_routes.tokenize),
+    ("POST", "/detokenize", text_routes.detokenize),
+    ("POST", "/apply_template", text_routes.apply_template),
+)
+
+# Routes that users of such servers look for: path (or what it starts with) → why it is not there.
+_ABSENT: tuple[tuple[str, int, str], ...] = (
+    ("/v1/responses", 404, "the responses API is not served yet; use /v1/chat/completions"),
+    ("/v1/messages", 404, "the Anthropic API is not served yet; use /v1/chat/completions"),
+    ("/v1/embeddings", 400, "the model does not support embeddings"),
+    ("/v1/load_lora_adapter", 404, "LoRA adapters are not supported yet"),
+    ("/v1/unload_lora_adapter", 404, "LoRA adapters are not supported yet"),
+    ("/docs", 404, "there is no API page yet; the project's README shows the routes"),
+    ("/openapi.json", 404, "there is no OpenAPI document yet; the project's README shows the routes"),
+)
+
+
+class App:
+    """What `run_server` serves. Also the handle by which it is drained."""
+
+    def __init__(self, front: Front) -> None:
+        self.front = front
+        routes = [Route(path, _Endpoint(front, call), methods=[method]) for method, path, call in _ROUTES]
+        starlette = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+        starlette.router.redirect_slashes = False
+        self._app: ASGIApp = starlette
+        if front.config.api_key:
+            self._app = KeyAuth(starlette, front.config.api_key)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    @property
+    def num_live(self) -> int:
+        """Generations that are being answered."""
+        return len(self.front.registry.live)
+
+    def drain(self) -> None:
+        """New generations get 503 from now on; running ones go on."""
+        self.front.gate.draining = True
+        self.front.engine.drain()
+
+    async def idle(self) -> None:
+        """Returns once nothing is being generated."""
+        await self.front.registry.idle.wait()
+
+    def abort_all(self) -> None:
+        """Ends every generation; each client gets what there is, with finish_reason 'abort'."""
+        for generation in list(self.front.registry.live.values()):
+            generation.abort()
+
+
+def create_app(
+    engine: EngineHandle,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    config: HttpConfig,
+    *,
+    names: Sequence[str] = (),
+    chat_defaults: SamplingDefaults = CHAT_DEFAULTS,
+) -> App:
+    """Assembles the application over an engine that is ready.
+
+    Args:
+        template: None where the model has none; chat then answers 400.
+        names: the model's names for requests; `config.served_model_name` goes first, the engine's own is
+            what remains where neither says anything.
+        chat_defaults: e.g. from the model's generation config.
+    """
+    served = config.served_model_name or tuple(names) or (engine.info.model,)
+    return App(
+        Front(
+            engine=engine,
+            tokenizer=tokenizer,
+            template=template,
+            config=config,
+            names=tuple(dict.fromkeys(served)),
+            chat_defaults=chat_defaults,
+        )
+    )
+
+
+class _Endpoint:
+    """One route as ASGI: whatever a handler raises before its answer began becomes an error body."""
+
+    def __init__(self, front: Front, handler: Handler) -> None:
+        self._front = front
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._handler(self._front, scope, receive, send)
+        except ClientGoneError:
+            return
+        except Exception as e:
+            error = to_api_error(e)
+            if error.code in ("overloaded", "engine_dead", "timeout"):
+                self._front.metrics.reject(error.code)
+            await send_error(send, error)
+
+
+async def _no_route(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    path = request.url.path[:200]
+    if exc.status_code == 405:
+        allow = (exc.headers or {}).get("Allow", "")
+        error = ApiError(405, f"{path}: expected {allow}, got {request.method}", allow=allow)
+    else:
+        error = _absent(path)
+    return Response(encode(error.body), error.status, dict(error_headers(error)), "application/json")
+
+
+def _absent(path: str) -> ApiError:
+    for start, status, why in _ABSENT:
+        if path == start or path.startswith(start + "/"):
+            return ApiError(status, f"{path}: {why}", code="unsupported")
+    return ApiError(404, f"{path}: no such route", code="no_route")

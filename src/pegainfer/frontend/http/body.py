@@ -1,0 +1,201 @@
+"""From the bytes of a request body to a checked struct, or a 400 that names the field.
+
+The standard library's JSON reader is used instead of msgspec's because it can be made to refuse what a
+server must not guess about: a key given twice, NaN, Infinity and numbers that overflow to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.errors import ApiError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+THREAD_BYTES = 64 << 10  # a longer body is parsed off the event loop (about 1 ms a 100 KiB)
+
+
+class ClientGoneError(Exception):
+    """The client hung up; there is nobody to answer."""
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of this lower-case name."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, config: HttpConfig) -> bytes:
+    """The whole body.
+
+    Raises:
+        ApiError: 413 beyond `max_body_bytes`, 408 on silence, 400 for a compressed body.
+        ClientGoneError: the client hung up before its end.
+    """
+    encoding = header(scope, b"content-encoding")
+    if encoding not in (None, b"", b"identity"):
+        raise ApiError(400, "Content-Encoding: expected none, got a compressed body; send it as it is")
+    declared = header(scope, b"content-length")
+    if declared is not None and int(declared) > config.max_body_bytes:
+        raise _too_large(config, int(declared))
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(config.body_seconds):
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(408, f"the request body stopped for {config.body_seconds:g} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > config.max_body_bytes:
+            raise _too_large(config, size)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks) if len(chunks) > 1 else chunk
+
+
+def _too_large(config: HttpConfig, size: int) -> ApiError:
+    return ApiError(
+        413, f"request body too large: expected ≤ {config.max_body_bytes} bytes, got at least {size}"
+    )
+
+
+async def parse(body: bytes, kind: type[T], config: HttpConfig) -> T:
+    """Decodes a body and checks it against a struct's types. Raises ApiError (400)."""
+    if len(body) <= THREAD_BYTES:
+        return decode(body, kind, config.max_json_depth)
+    return await asyncio.to_thread(decode, body, kind, config.max_json_depth)
+
+
+def decode(body: bytes, kind: type[T], max_depth: int) -> T:
+    value = load_json(body, max_depth)
+    if not isinstance(value, dict):
+        raise ApiError(400, f"request body: expected a JSON object, got {_json_name(value)}")
+    try:
+        return msgspec.convert(value, type=kind)
+    except msgspec.ValidationError as e:
+        raise _field_error(str(e)) from None
+
+
+def load_json(body: bytes, max_depth: int) -> Any:
+    """Strict JSON: UTF-8, no duplicate keys, finite numbers, no lone surrogates, bounded depth."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise ApiError(
+            400, f"request body: expected UTF-8, got an invalid byte at offset {e.start}"
+        ) from None
+    if not text.strip():
+        raise ApiError(400, "request body: expected a JSON object, got nothing")
+    try:
+        value = _decoder.decode(text)
+    except json.JSONDecodeError as e:
+        where = f"line {e.lineno} column {e.colno}"
+        raise ApiError(400, f"request body: expected JSON, got a syntax error at {where}: {e.msg}") from None
+    except RecursionError:
+        raise ApiError(400, f"request body: nested too deeply; expected ≤ {max_depth} levels") from None
+    except ValueError:  # int() of thousands of digits
+        raise ApiError(400, "request body: a number has too many digits") from None
+    # Both scans are rarely needed: few bodies hold so many brackets, or an escaped surrogate.
+    if text.count("[") + text.count("{") > max_depth and _deeper_than(value, max_depth):
+        raise ApiError(400, f"request body: nested too deeply; expected ≤ {max_depth} levels")
+    if _SURROGATE.search(text) and _has_surrogate(value):
+        raise ApiError(400, "request body: a string holds half of a UTF-16 surrogate pair")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ApiError(400, f"{key[:100]}: given twice in one object", param=key[:100])
+            seen.add(key)
+    return out
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ApiError(400, f"request body: the number {text[:40]} is out of range")
+    return value
+
+
+def _constant(text: str) -> float:
+    raise ApiError(400, f"request body: expected JSON, got {text}, which JSON does not have")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        below: list[Any] = []
+        for node in level:
+            children = node.values() if isinstance(node, dict) else node
+            below.extend(c for c in children if type(c) is dict or type(c) is list)
+        if not below:
+            return False
+        level = below
+    return True
+
+
+def _has_surrogate(value: Any) -> bool:
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, str):
+            try:
+                node.encode("utf-8")
+            except UnicodeEncodeError:
+                return True
+        elif isinstance(node, dict):
+            stack.extend(node.keys())
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)
+    return False
+
+
+def _json_name(value: Any) -> str:
+    if isinstance(value, bool):
+        return "a boolean"
+    return {list: "an array", str: "a string", type(None): "null"}.get(type(value), "a number")
+
+
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(.*)`$", re.DOTALL)
+
+
+def _field_error(text: str) -> ApiError:
+    """Turns msgspec's sentence, e.g. 'Expected `int`, got `str` - at `$.n`', into ours."""
+    match = _PATH.match(text)
+    assert match is not None
+    what, path = match["what"], match["path"] or ""
+    for pattern, sentence in (
+        (_UNKNOWN, "unknown field; this server does not accept it"),
+        (_MISSING, "required"),
+    ):
+        if named := pattern.match(what):
+            path = (f"{path}." if path else "") + named[1]
+            what = sentence
+    path = path[:200]
+    what = what.replace("`", "").replace("Expected", "expected", 1)
+    return ApiError(400, f"{path}: {what}" if path else what, param=path or None)

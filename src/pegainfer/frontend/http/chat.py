@@ -1,0 +1,267 @@
+"""POST /v1/chat/completions, without tools: those come with their parsers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from pegainfer.frontend.http import logprobs as lp
+from pegainfer.frontend.http.body import parse, read_body
+from pegainfer.frontend.http.choice import Delta
+from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.fields import (
+    INT32_MAX,
+    GenerateFields,
+    count,
+    refuse_unserved,
+    sampling_params,
+    stream_options,
+)
+from pegainfer.frontend.http.flow import Usage, answer, usage_of
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.generation import Generation, Prompt
+from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit
+from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.messages import Message, to_template
+
+TemplateValue = bool | int | float | str | None
+
+
+class ChatRequest(GenerateFields, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, TemplateValue] | None = None
+    # Not served yet, see GenerateFields.
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    functions: Any = None
+    function_call: Any = None
+    chat_template: Any = None
+    reasoning_effort: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    echo: Any = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """Of an answer (`message`) or of a chunk (`delta`)."""
+
+    index: int
+    message: ChatMessage | msgspec.UnsetType = msgspec.UNSET
+    delta: ChatDelta | msgspec.UnsetType = msgspec.UNSET
+    logprobs: lp.ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """Both the whole answer and a chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, lp.PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    max_tokens: int | None
+    logprobs: int | None
+    token_ids: bool
+    prompt_logprobs: bool
+
+
+async def chat_completions(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """Checks, renders, tokenises, submits and answers. Raises what `answer` and the checks raise."""
+    arrival = time.monotonic()
+    body = await read_body(scope, receive, front.config)
+    request = await parse(body, ChatRequest, front.config)
+    front.check_model(request.model)
+    refuse_unserved(request)
+    stream = stream_options(request) if request.stream else None
+    options = _options(request, front)
+    shared = common(request, front, arrival)
+    prompt = await front.text_work(len(body), lambda: _prompt(front, request, shared, options))
+    generation = front.generation(shared.id, [prompt], arrival)
+    shape = ChatAnswer(front, generation, options, streamed=stream is not None)
+    await answer(front, generation, shape, stream, receive, send)
+
+
+def _options(r: ChatRequest, front: Front) -> _Options:
+    if not r.stream:
+        stream_options(r)  # refuses options without a stream
+    top = min(front.config.max_logprobs, front.engine.info.max_logprobs)
+    count("max_tokens", r.max_tokens, 1, 1, INT32_MAX)
+    count("max_completion_tokens", r.max_completion_tokens, 1, 1, INT32_MAX)
+    given = {k for k in (r.max_tokens, r.max_completion_tokens) if k is not None}
+    if len(given) > 1:
+        raise bad_value("max_tokens", f"max_completion_tokens' {r.max_completion_tokens}", r.max_tokens)
+    if r.top_logprobs is not None:
+        count("top_logprobs", r.top_logprobs, 0, 0, top)
+        if not r.logprobs:
+            raise bad_value("top_logprobs", "logprobs: true beside it", r.logprobs)
+    if r.prompt_logprobs is not None:
+        count("prompt_logprobs", r.prompt_logprobs, 0, 0, top)
+        if r.stream:
+            raise bad_value("prompt_logprobs", "stream: false beside it", "a stream")
+    return _Options(
+        max_tokens=given.pop() if given else None,
+        logprobs=(r.top_logprobs or 0) if r.logprobs else None,
+        token_ids=bool(r.return_token_ids),
+        prompt_logprobs=r.prompt_logprobs is not None,
+    )
+
+
+def _prompt(front: Front, r: ChatRequest, shared: Common, options: _Options) -> Prompt:
+    params = sampling_params(
+        r,
+        defaults=front.chat_defaults,
+        config=front.config,
+        vocab_size=front.engine.info.vocab_size,
+        max_tokens=options.max_tokens,
+        logprobs=options.logprobs,
+        prompt_logprobs=r.prompt_logprobs,
+        encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
+    )
+    text = render(front, r)
+    ids = front.tokenizer.encode(text, add_special_tokens=False)  # the template has written BOS itself
+    return build_prompt(front, r, shared, params, fit(ids, r, front, "messages"))
+
+
+class Rendered(Protocol):
+    """The fields that decide a prompt's text."""
+
+    @property
+    def messages(self) -> list[Message] | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def chat_template_kwargs(self) -> dict[str, TemplateValue] | None: ...
+
+
+def render(front: Front, r: Rendered) -> str:
+    """The prompt's text. Raises ApiError or RequestError for messages that cannot be rendered."""
+    if front.template is None:
+        raise ApiError(400, "messages: the model has no chat template; use /v1/completions", param="messages")
+    messages = to_template(r.messages or [])
+    variables: dict[str, Any] = dict(r.chat_template_kwargs or {})
+    allowed = front.config.chat_template_kwargs
+    for name in variables:
+        if name not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise bad_value("chat_template_kwargs", f"names that are allowed ({known})", repr(name))
+    going_on = bool(r.continue_final_message)
+    # Going on with a message and opening a new one exclude each other: only what is said counts.
+    opening = not going_on if r.add_generation_prompt is None else r.add_generation_prompt
+    if going_on and messages[-1]["role"] != "assistant":
+        raise bad_value("continue_final_message", "an assistant message at the end", messages[-1]["role"])
+    return front.template.render(
+        messages, add_generation_prompt=opening, continue_final_message=going_on, **variables
+    )
+
+
+class ChatAnswer:
+    """Implements flow.Answer."""
+
+    def __init__(self, front: Front, generation: Generation, options: _Options, *, streamed: bool) -> None:
+        self._tokenizer = front.tokenizer
+        self._generation = generation
+        self._options = options
+        self._id = "chatcmpl-" + generation.id
+        self._object = "chat.completion.chunk" if streamed else "chat.completion"
+        self._created = int(time.time())
+        self._model = front.names[0]
+        self._begun: set[int] = set()  # choices of which a chunk was made
+
+    def whole(self, deltas: list[Delta], usage: Usage) -> ChatCompletion:
+        choices = []
+        for delta in deltas:
+            choice = self._choice(delta)
+            choice.message = ChatMessage(content=delta.text)
+            choices.append(choice)
+        out = self._completion(choices, usage)
+        prompt = self._generation.prompts[0]
+        if self._options.token_ids:
+            out.prompt_token_ids = prompt.ids
+        if self._options.prompt_logprobs:
+            out.prompt_logprobs = lp.prompt_logprobs(self._tokenizer, prompt.prompt_logprobs or ())
+        return out
+
+    def chunk(self, delta: Delta, usage: Usage | msgspec.UnsetType | None) -> ChatCompletion | None:
+        if delta.empty and not (self._options.token_ids and delta.tokens):
+            return None
+        choice = self._choice(delta)
+        choice.delta = ChatDelta()
+        first = delta.choice not in self._begun
+        if first:
+            self._begun.add(delta.choice)
+            choice.delta.role = "assistant"
+        if delta.text or first:
+            choice.delta.content = delta.text
+        out = self._completion([choice], usage)
+        if self._options.token_ids and first:
+            out.prompt_token_ids = self._generation.prompts[0].ids
+        return out
+
+    def last_chunk(self, usage: Usage) -> ChatCompletion:
+        return self._completion([], usage)
+
+    def usage(self) -> Usage:
+        return usage_of(self._generation)
+
+    def _completion(
+        self, choices: list[ChatChoice], usage: Usage | msgspec.UnsetType | None
+    ) -> ChatCompletion:
+        return ChatCompletion(
+            id=self._id,
+            object=self._object,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _choice(self, delta: Delta) -> ChatChoice:
+        choice = ChatChoice(index=delta.choice, finish_reason=delta.finish)
+        if delta.stop_reason is not None:
+            choice.stop_reason = delta.stop_reason
+        if self._options.logprobs is not None and (delta.entries or delta.finish is not None):
+            choice.logprobs = lp.chat_logprobs(self._tokenizer, delta.entries)
+        if self._options.token_ids:
+            choice.token_ids = delta.tokens
+        return choice

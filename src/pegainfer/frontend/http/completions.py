@@ -1,0 +1,240 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from pegainfer.contract.request import SamplingParams
+from pegainfer.frontend.detokenize import Detokenizer
+from pegainfer.frontend.http import logprobs as lp
+from pegainfer.frontend.http.body import parse, read_body
+from pegainfer.frontend.http.choice import Delta
+from pegainfer.frontend.http.fields import (
+    INT32_MAX,
+    GenerateFields,
+    count,
+    refuse_unserved,
+    sampling_params,
+    stream_options,
+)
+from pegainfer.frontend.http.flow import Usage, answer, usage_of
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.generation import Echo, Generation, Prompt
+from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit
+from pegainfer.frontend.http.limits import at_most, bad_value
+
+
+class CompletionRequest(GenerateFields, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: Any = None
+    best_of: Any = None
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: lp.CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, lp.PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """Both the whole answer and a chunk of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """How the answer is shaped."""
+
+    echo: bool
+    logprobs: int | None
+    generate: bool  # False: echo only, the one token that the engine draws is dropped
+    token_ids: bool
+    prompt_logprobs: bool
+
+
+async def completions(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """Checks, tokenises, submits and answers. Raises what `answer` and the checks raise."""
+    arrival = time.monotonic()
+    body = await read_body(scope, receive, front.config)
+    request = await parse(body, CompletionRequest, front.config)
+    front.check_model(request.model)
+    refuse_unserved(request)
+    stream = stream_options(request) if request.stream else None
+    options = _options(request, front)
+    shared = common(request, front, arrival)
+    prompts = await front.text_work(len(body), lambda: _prompts(front, request, shared, options))
+    generation = front.generation(shared.id, prompts, arrival)
+    shape = CompletionAnswer(front, generation, options)
+    await answer(front, generation, shape, stream, receive, send)
+
+
+def _options(r: CompletionRequest, front: Front) -> _Options:
+    if not r.stream:
+        stream_options(r)  # refuses options without a stream
+    top = min(front.config.max_logprobs, front.engine.info.max_logprobs)
+    echo = bool(r.echo)
+    count("max_tokens", r.max_tokens, 1, 0, INT32_MAX)
+    if r.max_tokens == 0 and not echo:
+        raise bad_value("max_tokens", "at least 1, or 0 with echo: true", 0)
+    if r.logprobs is not None:
+        count("logprobs", r.logprobs, 0, 0, top)
+    if r.prompt_logprobs is not None:
+        count("prompt_logprobs", r.prompt_logprobs, 0, 0, top)
+        if r.stream:
+            raise bad_value("prompt_logprobs", "stream: false beside it", "a stream")
+    return _Options(
+        echo=echo,
+        logprobs=r.logprobs,
+        generate=r.max_tokens != 0,
+        token_ids=bool(r.return_token_ids),
+        prompt_logprobs=r.prompt_logprobs is not None,
+    )
+
+
+def _prompts(front: Front, r: CompletionRequest, shared: Common, options: _Options) -> list[Prompt]:
+    wanted = [k for k in (r.prompt_logprobs, r.logprobs if options.echo else None) if k is not None]
+    params = sampling_params(
+        r,
+        defaults=front.completion_defaults,
+        config=front.config,
+        vocab_size=front.engine.info.vocab_size,
+        max_tokens=r.max_tokens if options.generate else 1,
+        logprobs=r.logprobs,
+        prompt_logprobs=max(wanted) if wanted else None,
+        encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
+    )
+    sources = _sources(r, front)
+    return [_prompt(front, r, shared, params, source, i, len(sources)) for i, source in enumerate(sources)]
+
+
+def _prompt(
+    front: Front,
+    r: CompletionRequest,
+    shared: Common,
+    params: SamplingParams,
+    source: str | list[int],
+    number: int,
+    of: int,
+) -> Prompt:
+    param = "prompt" if of == 1 else f"prompt[{number}]"
+    ids = front.tokenizer.encode(source) if isinstance(source, str) else source
+    ids = fit(ids, r, front, param)
+    prompt = build_prompt(front, r, shared, params, ids, number=number, alone=of == 1)
+    if r.echo:
+        prompt.echo = _echo(front, ids)
+        if isinstance(source, str) and r.truncate_prompt_tokens is None:
+            prompt.echo.text = source  # what decoding gives may differ where the tokenizer normalises
+    return prompt
+
+
+def _echo(front: Front, ids: list[int]) -> Echo:
+    detokenizer = Detokenizer(front.tokenizer, skip_special_tokens=True)
+    parts: list[str] = []
+    starts: list[int] = []
+    length = 0
+    for token in ids:
+        starts.append(length)
+        parts.append(detokenizer.push(token))
+        length += len(parts[-1])
+    parts.append(detokenizer.flush())
+    return Echo("".join(parts), starts)
+
+
+def _sources(r: CompletionRequest, front: Front) -> list[str | list[int]]:
+    """The prompts, each a text or token ids."""
+    prompt = r.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise bad_value("prompt", "a text, token ids, or a list of these", "an empty list")
+    kind = type(prompt[0])
+    if any(type(item) is not kind for item in prompt):
+        raise bad_value("prompt", "all texts, all token ids, or all lists of token ids", "a mixture")
+    if kind is int:
+        return [prompt]  # type: ignore[list-item]
+    at_most("prompt", len(prompt), front.config.max_prompts, "prompts")
+    return prompt  # type: ignore[return-value]
+
+
+class CompletionAnswer:
+    """Implements flow.Answer."""
+
+    def __init__(self, front: Front, generation: Generation, options: _Options) -> None:
+        self._tokenizer = front.tokenizer
+        self._generation = generation
+        self._options = options
+        self._id = "cmpl-" + generation.id
+        self._created = int(time.time())
+        self._model = front.names[0]
+        self._n = generation.num_choices // len(generation.prompts)
+        self._begun: set[int] = set()  # choices of which a chunk was made
+
+    def whole(self, deltas: list[Delta], usage: Usage) -> Completion:
+        return self._completion([self._choice(delta, first=True) for delta in deltas], usage)
+
+    def chunk(self, delta: Delta, usage: Usage | msgspec.UnsetType | None) -> Completion | None:
+        if delta.empty and not (self._options.token_ids and delta.tokens):
+            return None
+        first = delta.choice not in self._begun
+        self._begun.add(delta.choice)
+        return self._completion([self._choice(delta, first=first)], usage)
+
+    def last_chunk(self, usage: Usage) -> Completion:
+        return self._completion([], usage)
+
+    def usage(self) -> Usage:
+        return usage_of(self._generation, None if self._options.generate else 0)
+
+    def _completion(
+        self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
+    ) -> Completion:
+        return Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+
+    def _choice(self, delta: Delta, *, first: bool) -> CompletionChoice:
+        """A choice of an answer or a chunk; the `first` of an index carries what belongs to its prompt."""
+        options = self._options
+        prompt = self._generation.prompts[delta.choice // self._n]
+        if not options.generate:
+            delta = Delta(delta.choice, finish=delta.finish)
+        choice = CompletionChoice(index=delta.choice, text=delta.text, finish_reason=delta.finish)
+        if delta.stop_reason is not None:
+            choice.stop_reason = delta.stop_reason
+        if options.logprobs is not None:
+            choice.logprobs = self._logprobs(prompt, delta, first=first)
+        if prompt.echo is not None and first:
+            choice.text = prompt.echo.text + choice.text
+        if options.token_ids:
+            choice.token_ids = delta.tokens
+            if first:
+                choice.prompt_token_ids = prompt.ids
+        if options.prompt_logprobs and first:
+            choice.prompt_logprobs = lp.prompt_logprobs(self._tokenizer, prompt.prompt_logprobs or ())
+        return choice
+
+    def _logprobs(self, prompt: Prompt, delta: Delta, *, first: bool) -> lp.CompletionLogprobs:
+        top = bool(self._options.logprobs)
+        echo = prompt.echo
+        offset = 0 if echo is None else len(echo.text)
+        own = lp.completion_logprobs(self._tokenizer, delta.entries, top=top, offset=offset)
+        if echo is None or not first:
+            return own
+        given = prompt.prompt_logprobs or (None,) * len(prompt.ids)
+        return lp.join(lp.echo_logprobs(self._tokenizer, prompt.ids, given, echo.starts, top=top), own)

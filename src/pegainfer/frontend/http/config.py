@@ -1,0 +1,92 @@
+"""Everything that can be set about the HTTP front. The command line's flags are derived from these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pegainfer.contract.errors import ConfigError
+
+
+def _flag(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConfig:
+    """Raises ConfigError where two values contradict each other or one is out of its range."""
+
+    host: str = _flag("127.0.0.1", "address to listen on")
+    port: int = _flag(8000, "port to listen on; 0 takes a free one")
+    served_model_name: tuple[str, ...] = _flag((), "names that requests may use; the first one is answered")
+    api_key: tuple[str, ...] = field(
+        default=(), repr=False, metadata={"help": "keys that clients must show as a bearer token"}
+    )
+    openai_defaults: bool = _flag(False, "completions default to OpenAI's max_tokens 16 and temperature 1")
+    chat_template_kwargs: tuple[str, ...] = _flag(
+        ("enable_thinking",), "template variables that requests may set"
+    )
+    metrics_prefix: str = _flag("pegainfer:", "prefix of the metrics' names; 'vllm:' fits vLLM's dashboards")
+
+    keep_alive_seconds: float = _flag(10.0, "a silent stream gets a comment this often")
+    idle_connection_seconds: float = _flag(75.0, "an unused connection is closed after this long")
+    header_seconds: float = _flag(30.0, "a connection must send its whole request header within this time")
+    body_seconds: float = _flag(60.0, "longest silence in the middle of a request body")
+    ready_seconds: float = _flag(30.0, "/ready is red when a busy engine made no step for this long")
+    drain_seconds: float = _flag(600.0, "at shutdown, running requests get this long to finish")
+
+    max_body_bytes: int = _flag(16 << 20, "longest request body")
+    max_header_bytes: int = _flag(64 << 10, "longest request header, request line included")
+    max_json_depth: int = _flag(64, "deepest nesting of a request body")
+    max_queued_requests: int = _flag(1024, "prompts waiting for their first token")
+    max_queued_tokens: int = _flag(1 << 23, "tokens of the prompts waiting for their first token")
+    max_n: int = _flag(128, "most continuations of a prompt")
+    max_prompts: int = _flag(1024, "most prompts in one completion request")
+    max_stop_strings: int = _flag(16, "most stop strings of a request")
+    max_stop_bytes: int = _flag(1024, "longest stop string, in bytes of UTF-8")
+    max_logprobs: int = _flag(20, "most alternatives a token in logprobs")
+    max_logit_bias: int = _flag(1024, "most entries of logit_bias, stop_token_ids and bad_words")
+    max_timeout_seconds: float = _flag(86400.0, "longest timeout that a request may ask for")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("no such port", expected="0 to 65535", got=self.port, where="--port")
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError("a limit must be above 0", got=getattr(self, name), where=flag)
+        # Imported here: it loads the tokenizer's library, which `--help` should not wait for.
+        from pegainfer.frontend.detokenize import MAX_STOP_BYTES, MAX_STOP_STRINGS
+
+        for name, top in (("max_stop_strings", MAX_STOP_STRINGS), ("max_stop_bytes", MAX_STOP_BYTES)):
+            if not 0 <= getattr(self, name) <= top:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(
+                    "no such limit", expected=f"0 to {top}", got=getattr(self, name), where=flag
+                )
+        if self.max_prompts > self.max_queued_requests:
+            raise ConfigError(
+                "one request could fill more than the queue",
+                expected=f"max_prompts ≤ max_queued_requests = {self.max_queued_requests}",
+                got=self.max_prompts,
+            )
+        if any(not key or key != key.strip() for key in self.api_key):
+            raise ConfigError("an API key is empty or has blanks around it", where="--api-key")
+
+
+_POSITIVE = (
+    "keep_alive_seconds",
+    "idle_connection_seconds",
+    "header_seconds",
+    "body_seconds",
+    "ready_seconds",
+    "max_body_bytes",
+    "max_header_bytes",
+    "max_json_depth",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "max_n",
+    "max_prompts",
+    "max_logprobs",
+    "max_timeout_seconds",
+)

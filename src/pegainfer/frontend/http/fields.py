@@ -1,0 +1,281 @@
+"""The fields that completions and chat share, and how they become the engine's sampling parameters."""
+
+from __future__ import annotations
+
+import functools
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pegainfer.contract.request import SamplingParams
+from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.limits import at_most, bad_value, in_range
+
+INT32_MAX = 2**31 - 1
+GREEDY_BELOW = 1e-5  # a lower temperature would overflow float32 logits; it means greedy, as in vLLM
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+TokenIds = list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingDefaults:
+    """What holds where a request says nothing. `max_tokens` None: up to the context's end."""
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+COMPLETION_DEFAULTS = SamplingDefaults(max_tokens=128, temperature=0.0, top_k=50)
+OPENAI_COMPLETION_DEFAULTS = SamplingDefaults(max_tokens=16)
+CHAT_DEFAULTS = SamplingDefaults()
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerateFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Null means the same as absent for every field, as OpenAI has it for nearly all."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # 0 and -1: off
+    min_p: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # written to the debug log with the request's id
+    priority: int | None = None  # lower runs first
+    cache_salt: str | None = None  # only requests with the same salt share cached prefixes
+    request_id: str | None = None  # for /v1/abort, and in the answer's id
+    timeout: float | None = None  # seconds until the request is given up
+    return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None  # keep only so many of the prompt's last tokens
+    # `Any` marks what users of other servers know and this one does not serve yet: whatever asks for
+    # something is refused by name.
+    response_format: Any = None
+    structured_outputs: Any = None
+    spaces_between_special_tokens: Any = None
+    kv_transfer_params: Any = None
+
+
+# Values of unserved fields that ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "spaces_between_special_tokens": (True,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "store": (False,),
+    "modalities": (["text"],),
+    "best_of": (1,),
+}
+
+
+def refuse_unserved(request: GenerateFields) -> None:
+    """Raises ApiError (400) that names the first field which asks for something not served."""
+    for name in _unserved(type(request)):
+        value = getattr(request, name)
+        if value is not None and not any(
+            type(value) is type(v) and value == v for v in NEUTRAL.get(name, ())
+        ):
+            raise ApiError(400, f"{name}: not supported yet by this server", param=name, code="unsupported")
+
+
+@functools.cache
+def _unserved(kind: type[GenerateFields]) -> tuple[str, ...]:
+    return tuple(f.name for f in msgspec.structs.fields(kind) if f.type is Any)
+
+
+def request_id(request: GenerateFields) -> str:
+    if request.request_id is None:
+        return uuid.uuid4().hex
+    if not REQUEST_ID.fullmatch(request.request_id):
+        raise bad_value("request_id", "1 to 128 printable ASCII characters", repr(request.request_id))
+    return request.request_id
+
+
+def stop_strings(request: GenerateFields, config: HttpConfig) -> tuple[str, ...]:
+    stop = request.stop
+    if stop is None:
+        return ()
+    strings = [stop] if isinstance(stop, str) else stop
+    at_most("stop", len(strings), config.max_stop_strings, "strings")
+    for i, text in enumerate(strings):
+        param = "stop" if isinstance(stop, str) else f"stop[{i}]"
+        if not text:
+            raise bad_value(param, "a string to stop at", "an empty one")
+        at_most(param, len(text.encode()), config.max_stop_bytes, "bytes")
+    return tuple(dict.fromkeys(strings))
+
+
+def timeout_seconds(request: GenerateFields, config: HttpConfig) -> float | None:
+    if request.timeout is not None and not 0 < request.timeout <= config.max_timeout_seconds:
+        raise bad_value("timeout", f"0 < timeout ≤ {config.max_timeout_seconds:g} seconds", request.timeout)
+    return request.timeout
+
+
+def stream_options(request: GenerateFields) -> StreamOptions:
+    if request.stream_options is None:
+        return StreamOptions()
+    if not request.stream:
+        raise bad_value("stream_options", "stream: true beside it", "no stream")
+    return request.stream_options
+
+
+def count(param: str, value: int | None, default: int, low: int, high: int) -> int:
+    """A bounded integer field."""
+    if value is None:
+        return default
+    in_range(param, value, low, high)
+    return value
+
+
+def real(param: str, value: float | None, default: float, low: float, high: float) -> float:
+    """A bounded number field."""
+    if value is None:
+        return default
+    in_range(param, value, low, high)
+    return value
+
+
+def check_token_ids(param: str, ids: TokenIds, vocab_size: int) -> None:
+    """Raises ApiError (400) that names the first id which the model does not have."""
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        i = next(i for i, t in enumerate(ids) if not 0 <= t < vocab_size)
+        raise bad_value(f"{param}[{i}]", f"a token id from 0 to {vocab_size - 1}", ids[i])
+
+
+def sampling_params(
+    request: GenerateFields,
+    *,
+    defaults: SamplingDefaults,
+    config: HttpConfig,
+    vocab_size: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    encode: Callable[[str], TokenIds],
+) -> SamplingParams:
+    """Checks every sampling field and builds what the engine takes. Raises ApiError (400).
+
+    Args:
+        max_tokens: as the request has it; None takes the default.
+        encode: text to ids without special tokens, for bad_words.
+    """
+    r, d = request, defaults
+    if max_tokens is None:
+        max_tokens = d.max_tokens
+    temperature = real("temperature", r.temperature, d.temperature, 0.0, 100.0)
+    top_k = count("top_k", r.top_k, d.top_k, -1, INT32_MAX)
+    top_p = real("top_p", r.top_p, d.top_p, 0.0, 1.0)
+    if top_p == 0:
+        raise bad_value("top_p", "0 < top_p ≤ 1", top_p)
+    repetition = real("repetition_penalty", r.repetition_penalty, d.repetition_penalty, 0.0, 100.0)
+    if repetition == 0:
+        raise bad_value("repetition_penalty", "0 < repetition_penalty ≤ 100", repetition)
+    min_tokens = count("min_tokens", r.min_tokens, 0, 0, INT32_MAX)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise bad_value("min_tokens", f"≤ max_tokens = {max_tokens}", min_tokens)
+    seed = r.seed
+    if seed is not None:
+        in_range("seed", seed, -(2**63), 2**63 - 1)
+    return SamplingParams(
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_k=max(top_k, 0),
+        top_p=top_p,
+        min_p=real("min_p", r.min_p, d.min_p, 0.0, 1.0),
+        seed=seed,
+        repetition_penalty=repetition,
+        presence_penalty=real("presence_penalty", r.presence_penalty, 0.0, -2.0, 2.0),
+        frequency_penalty=real("frequency_penalty", r.frequency_penalty, 0.0, -2.0, 2.0),
+        logit_bias=_logit_bias(r, config, vocab_size),
+        allowed_token_ids=_allowed(r, vocab_size),
+        bad_words=_bad_words(r, config, encode),
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        stop_token_ids=_stop_token_ids(r, config, vocab_size),
+        ignore_eos=bool(r.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _logit_bias(r: GenerateFields, config: HttpConfig, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if not r.logit_bias:
+        return ()
+    at_most("logit_bias", len(r.logit_bias), config.max_logit_bias, "entries")
+    out: dict[int, float] = {}
+    for key, bias in r.logit_bias.items():
+        # isdecimal alone would let other scripts' digits and thousands of leading zeros through.
+        token = int(key) if key.isascii() and key.isdecimal() and len(key) <= 10 else -1
+        if not 0 <= token < vocab_size:
+            raise bad_value("logit_bias", f"token ids from 0 to {vocab_size - 1} as keys", repr(key))
+        if token in out:
+            raise bad_value("logit_bias", "each token id once", repr(key))
+        in_range("logit_bias", bias, -100.0, 100.0)
+        out[token] = bias
+    return tuple(out.items())
+
+
+def _allowed(r: GenerateFields, vocab_size: int) -> tuple[int, ...] | None:
+    if r.allowed_token_ids is None:
+        return None
+    if not r.allowed_token_ids:
+        raise bad_value("allowed_token_ids", "at least one token id", "none")
+    at_most("allowed_token_ids", len(r.allowed_token_ids), vocab_size, "ids")
+    check_token_ids("allowed_token_ids", r.allowed_token_ids, vocab_size)
+    return tuple(sorted(set(r.allowed_token_ids)))
+
+
+def _stop_token_ids(r: GenerateFields, config: HttpConfig, vocab_size: int) -> tuple[int, ...]:
+    if not r.stop_token_ids:
+        return ()
+    at_most("stop_token_ids", len(r.stop_token_ids), config.max_logit_bias, "ids")
+    check_token_ids("stop_token_ids", r.stop_token_ids, vocab_size)
+    return tuple(sorted(set(r.stop_token_ids)))
+
+
+def _bad_words(
+    r: GenerateFields, config: HttpConfig, encode: Callable[[str], TokenIds]
+) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is tokenised at a text's start and after a blank, for both spell it in the output."""
+    if not r.bad_words:
+        return ()
+    at_most("bad_words", len(r.bad_words), config.max_logit_bias, "words")
+    out: dict[tuple[int, ...], None] = {}
+    for i, word in enumerate(r.bad_words):
+        at_most(f"bad_words[{i}]", len(word.encode()), config.max_stop_bytes, "bytes")
+        for text in (word, " " + word.lstrip(" ")):
+            ids = tuple(encode(text))
+            if not word.strip() or not ids:
+                raise bad_value(f"bad_words[{i}]", "a word", repr(word))
+            out[ids] = None
+    return tuple(out)

@@ -1,0 +1,76 @@
+"""What the routes share: the engine, the text tools, the limits and the counters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pegainfer.contract.handle import EngineHandle
+from pegainfer.frontend.chat_template import ChatTemplate
+from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.fields import (
+    CHAT_DEFAULTS,
+    COMPLETION_DEFAULTS,
+    OPENAI_COMPLETION_DEFAULTS,
+    SamplingDefaults,
+)
+from pegainfer.frontend.http.generation import Generation, KeepAlive, Prompt, Registry
+from pegainfer.frontend.http.limits import Gate
+from pegainfer.frontend.http.metrics import FrontMetrics, MetricsPage
+from pegainfer.frontend.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+INLINE_BYTES = 4096  # text of a smaller request is handled on the event loop: about a millisecond at most
+
+
+@dataclass(kw_only=True)
+class Front:
+    engine: EngineHandle
+    tokenizer: Tokenizer
+    template: ChatTemplate | None  # None: the model has none, chat answers 400
+    config: HttpConfig
+    names: tuple[str, ...]  # the model's served names, the first one is answered
+    chat_defaults: SamplingDefaults = CHAT_DEFAULTS
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        openai = self.config.openai_defaults
+        self.completion_defaults = OPENAI_COMPLETION_DEFAULTS if openai else COMPLETION_DEFAULTS
+        self.gate = Gate(self.config)
+        self.registry = Registry()
+        self.registry.idle.set()
+        self.keep_alive = KeepAlive(self.registry, self.config.keep_alive_seconds)
+        self.metrics = FrontMetrics()
+        self.page = MetricsPage(self.metrics, self.engine, self.names[0], self.config.metrics_prefix)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError (404) for a model that is not served. None means the one that is."""
+        if name is not None and name not in self.names:
+            known = ", ".join(self.names)
+            raise ApiError(
+                404, f"model: expected {known}, got {name!r}", param="model", code="model_not_found"
+            )
+
+    async def text_work(self, size: int, work: Callable[[], T]) -> T:
+        """Runs tokenisation and the like, off the event loop where `size` (bytes of the request) is large."""
+        start = time.monotonic()
+        result = work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
+        self.metrics.host_seconds["tokenize"] += time.monotonic() - start
+        return result
+
+    def generation(self, id: str, prompts: list[Prompt], arrival: float) -> Generation:
+        """A generation that `start` will submit."""
+        return Generation(
+            id,
+            prompts,
+            engine=self.engine,
+            gate=self.gate,
+            registry=self.registry,
+            metrics=self.metrics,
+            arrival=arrival,
+        )

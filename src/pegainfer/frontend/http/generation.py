@@ -1,0 +1,278 @@
+"""One HTTP request's stay in the engine: submitted, followed to its last event, cancelled if nobody waits.
+
+start ──► prompts wait ──► first event: the queue's place is given back ──► every choice finished ──► close
+             │ the client hangs up, /v1/abort, shutdown: cancelled in the engine at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pegainfer.contract.errors import PegaError, RequestError
+from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
+from pegainfer.contract.handle import EngineHandle
+from pegainfer.contract.request import GenerateRequest
+from pegainfer.frontend.http.body import ClientGoneError
+from pegainfer.frontend.http.choice import Choice, Delta
+from pegainfer.frontend.http.limits import Gate
+from pegainfer.frontend.http.metrics import FrontMetrics
+
+
+@dataclass(slots=True)
+class Echo:
+    """A prompt's text, and where each of its tokens begins in it, in characters."""
+
+    text: str
+    starts: list[int]
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One engine request and what is known of it so far."""
+
+    request: GenerateRequest
+    num_tokens: int
+    choices: list[Choice]
+    ids: list[int]
+    echo: Echo | None = None  # where the client wants the prompt back
+    waiting: bool = True  # no event yet: it holds a place in the queue
+    sent: bool = False  # the engine has it
+    ended: int = 0  # indices whose last event came from the engine
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+    @property
+    def live(self) -> bool:
+        """The engine still works on it."""
+        return self.sent and self.ended < len(self.choices)
+
+
+@dataclass(slots=True)
+class Registry:
+    """Every generation that is not closed, by its public id."""
+
+    live: dict[str, Generation] = field(default_factory=dict)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    busy_since: float = 0.0  # CLOCK_MONOTONIC seconds when it last became non-empty
+
+    def add(self, generation: Generation) -> None:
+        """Raises RequestError where the id is taken."""
+        if generation.id in self.live:
+            raise RequestError("a request with this id is running", param="request_id", got=generation.id)
+        if not self.live:
+            self.busy_since = time.monotonic()
+        self.live[generation.id] = generation
+        self.idle.clear()
+
+    def remove(self, generation: Generation) -> None:
+        self.live.pop(generation.id, None)
+        if not self.live:
+            self.idle.set()
+
+
+class Generation:
+    """Made and used on the event loop; only its sink may be called from another thread."""
+
+    def __init__(
+        self,
+        id: str,
+        prompts: list[Prompt],
+        *,
+        engine: EngineHandle,
+        gate: Gate,
+        registry: Registry,
+        metrics: FrontMetrics,
+        arrival: float,
+    ) -> None:
+        self.id = id
+        self.prompts = prompts
+        self.aborted = False
+        self._engine = engine
+        self._gate = gate
+        self._registry = registry
+        self._metrics = metrics
+        self._arrival = arrival
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._events: list[tuple[Prompt, TokenEvent]] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self.num_choices = sum(len(p.choices) for p in prompts)
+        self._open = self.num_choices  # choices without a finish
+        self._gone = False
+        self._closed = False
+        self._written = arrival  # CLOCK_MONOTONIC seconds of the last delivery, for keep-alives
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Submits every prompt, or none. Raises what the gate, the registry or the engine raises."""
+        self._registry.add(self)
+        try:
+            self._gate.take([p.num_tokens for p in self.prompts])
+        except PegaError:
+            self._closed = True
+            self._registry.remove(self)
+            raise
+        try:
+            for prompt in self.prompts:
+                self._engine.submit(prompt.request, self._sink(prompt))
+                prompt.sent = True
+        except PegaError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Cancels what still runs and forgets the rest. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._cancel()
+        for prompt in self.prompts:
+            self._admitted(prompt)
+        self._registry.remove(self)
+
+    def abort(self) -> None:
+        """Ends every choice with finish_reason 'abort'; their last events still arrive."""
+        self.aborted = True
+        self._cancel()
+
+    def client_gone(self) -> None:
+        """Nobody reads the answer any more."""
+        self._gone = True
+        self.close()
+        self._wake()
+
+    def _cancel(self) -> None:
+        for prompt in self.prompts:
+            if prompt.live:
+                self._engine.cancel(prompt.request.id)
+
+    def _admitted(self, prompt: Prompt) -> None:
+        if prompt.waiting:
+            prompt.waiting = False
+            self._gate.release(prompt.num_tokens)
+
+    # ------------------------------------------------------------------ events
+
+    def _sink(self, prompt: Prompt) -> Callable[[TokenEvent], None]:
+        def sink(event: TokenEvent) -> None:
+            if threading.get_ident() == self._thread:
+                self._arrived(prompt, event)
+            else:
+                self._loop.call_soon_threadsafe(self._arrived, prompt, event)
+
+        return sink
+
+    def _arrived(self, prompt: Prompt, event: TokenEvent) -> None:
+        if event.finish is not None:
+            prompt.ended += 1
+        if self._closed:
+            return
+        self._admitted(prompt)
+        self._events.append((prompt, event))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def poke(self, now: float, silence: float) -> None:
+        """Makes `next` return nothing if nothing was delivered for `silence` seconds."""
+        if now - self._written >= silence:
+            self._wake()
+
+    @property
+    def done(self) -> bool:
+        return self._open == 0
+
+    async def next(self) -> list[Delta]:
+        """What came since the last call, in order; waits for something. Empty after a long silence.
+
+        Raises ClientGoneError once the client has hung up.
+        """
+        if not self._events and not self._gone:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._gone:
+            raise ClientGoneError
+        events, self._events = self._events, []
+        now = self._written = time.monotonic()
+        deltas = []
+        for prompt, event in events:
+            delta = self._take(prompt, event, now)
+            if delta is not None:
+                deltas.append(delta)
+        self._metrics.host_seconds["detokenize"] += time.monotonic() - now
+        return deltas
+
+    def _take(self, prompt: Prompt, event: TokenEvent, now: float) -> Delta | None:
+        if event.num_cached_tokens:
+            prompt.cached_tokens = event.num_cached_tokens
+        if event.prompt_logprobs is not None:
+            prompt.prompt_logprobs = event.prompt_logprobs
+        choice = prompt.choices[event.index]
+        if choice.finish is not None:
+            return None  # generated beyond a stop string
+        if event.tokens:
+            if choice.last_time:
+                self._metrics.inter_token.observe(now - choice.last_time)
+            elif event.index == 0:
+                self._metrics.first_token.observe(now - self._arrival)
+            choice.last_time = now
+        delta = choice.feed(event)
+        if delta.finish is not None:
+            self._finished(prompt, choice, event, now)
+        return delta
+
+    def _finished(self, prompt: Prompt, choice: Choice, event: TokenEvent, now: float) -> None:
+        self._open -= 1
+        if prompt.live and all(c.finish is not None for c in prompt.choices):
+            self._engine.cancel(prompt.request.id)  # a stop string ended it here, not there
+        timings = event.timings
+        if event.finish is None:
+            timings = Timings(arrival=self._arrival, finished=now)
+        reason = choice.finish or FinishReason.STOP.value
+        self._metrics.finish(reason, prompt.num_tokens, choice.num_tokens, timings, now)
+
+    # ------------------------------------------------------------------ sums
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(p.num_tokens for p in self.prompts)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(p.cached_tokens for p in self.prompts)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(c.num_tokens for p in self.prompts for c in p.choices)
+
+
+class KeepAlive:
+    """Pokes silent generations from one timer for all of them; the timer rests while there are none."""
+
+    def __init__(self, registry: Registry, seconds: float) -> None:
+        self._registry = registry
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def arm(self) -> None:
+        """Call it whenever a generation starts."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds / 2, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for generation in list(self._registry.live.values()):
+            generation.poke(now, self._seconds)
+        if self._registry.live:
+            self.arm()

@@ -1,0 +1,137 @@
+"""From checked fields and token ids to engine requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pegainfer.contract.request import GenerateRequest, SamplingParams, hash_blocks, pack_tokens, root_hash
+from pegainfer.frontend.detokenize import Detokenizer, StopStrings
+from pegainfer.frontend.http.choice import Choice
+from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.fields import (
+    INT32_MAX,
+    GenerateFields,
+    check_token_ids,
+    count,
+    request_id,
+    stop_strings,
+    timeout_seconds,
+)
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.generation import Prompt
+from pegainfer.frontend.http.limits import bad_value
+
+MAX_SALT_CHARS = 256
+MAX_USER_CHARS = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What all prompts of a request share. Built first, so that bad fields cost no tokenisation."""
+
+    id: str
+    n: int
+    stops: tuple[str, ...]
+    deadline: float | None  # CLOCK_MONOTONIC seconds
+    arrival: float  # the same clock
+    cache_salt: str
+    priority: int
+
+
+def common(request: GenerateFields, front: Front, arrival: float) -> Common:
+    """Checks the fields that are not sampling. Raises ApiError."""
+    config = front.config
+    timeout = timeout_seconds(request, config)
+    for name, limit in (("cache_salt", MAX_SALT_CHARS), ("user", MAX_USER_CHARS)):
+        value = getattr(request, name)
+        if value is not None and len(value) > limit:
+            raise bad_value(name, f"≤ {limit} characters", len(value))
+    return Common(
+        id=request_id(request),
+        n=count("n", request.n, 1, 1, config.max_n),
+        stops=stop_strings(request, config),
+        deadline=None if timeout is None else arrival + timeout,
+        arrival=arrival,
+        cache_salt=request.cache_salt or "",
+        priority=count("priority", request.priority, 0, -INT32_MAX, INT32_MAX),
+    )
+
+
+def fit(ids: list[int], request: GenerateFields, front: Front, param: str) -> list[int]:
+    """The prompt's ids, truncated if the request asks for it. Raises ApiError where they do not fit."""
+    longest = front.engine.info.max_model_len - 1
+    keep = request.truncate_prompt_tokens
+    if keep is not None:
+        if keep != -1:
+            count("truncate_prompt_tokens", keep, 0, 1, longest)
+        ids = ids[-(longest if keep == -1 else keep) :]
+    if not ids:
+        raise bad_value(param, "at least one token", "none")
+    if len(ids) > longest:
+        raise ApiError(
+            400,
+            f"{param}: expected ≤ {longest} tokens (the context of {longest + 1} less one to generate), "
+            f"got {len(ids)}; shorten it or set truncate_prompt_tokens",
+            param=param,
+            code="context_length_exceeded",
+        )
+    check_token_ids(param, ids, front.engine.info.vocab_size)
+    return ids
+
+
+def build_prompt(
+    front: Front,
+    request: GenerateFields,
+    shared: Common,
+    params: SamplingParams,
+    ids: list[int],
+    *,
+    number: int = 0,
+    alone: bool = True,
+) -> Prompt:
+    """One engine request with the state of its n continuations.
+
+    Args:
+        ids: from `fit`.
+        number: of this prompt among the request's.
+        alone: it is the only one.
+    """
+    info = front.engine.info
+    room = info.max_model_len - len(ids)
+    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    if params.min_tokens > max_tokens:
+        raise bad_value(
+            "min_tokens", f"≤ {max_tokens}, the most that fits after this prompt", params.min_tokens
+        )
+    packed = pack_tokens(ids)
+    root = root_hash(None, shared.cache_salt)
+    engine_request = GenerateRequest(
+        id=shared.id if alone else f"{shared.id}-{number}",
+        prompt=packed,
+        sampling=msgspec.structs.replace(params, max_tokens=max_tokens),
+        n=shared.n,
+        eos_token_ids=front.tokenizer.eos_token_ids,
+        block_hashes=b"".join(hash_blocks(packed, info.block_size, parent=root)),
+        block_size=info.block_size,
+        cache_salt=shared.cache_salt,
+        priority=shared.priority,
+        deadline=shared.deadline,
+        arrival=shared.arrival,
+    )
+    skip_special = request.skip_special_tokens is not False
+    user_stops = frozenset(params.stop_token_ids)
+    choices = [
+        Choice(
+            number * shared.n + i,
+            Detokenizer(front.tokenizer, skip_special_tokens=skip_special),
+            StopStrings(shared.stops) if shared.stops else None,
+            min_tokens=params.min_tokens,
+            user_stop_ids=user_stops,
+            show_stop=bool(request.include_stop_str_in_output),
+            all_logprobs=bool(request.return_token_ids),
+        )
+        for i in range(shared.n)
+    ]
+    return Prompt(engine_request, len(ids), choices, ids)

@@ -1,0 +1,69 @@
+"""Bounds on what a request may ask for, and on how many may wait at once."""
+
+from __future__ import annotations
+
+from pegainfer.contract.errors import QueueFullError
+from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.errors import ApiError
+
+RETRY_SECONDS = 1.0  # a full queue is usually shorter a second later
+
+
+def bad_value(param: str, expected: object, got: object) -> ApiError:
+    return ApiError(400, f"{param}: expected {expected}, got {got}", param=param)
+
+
+def in_range(param: str, value: float, low: float, high: float) -> None:
+    """Raises ApiError (400) unless low ≤ value ≤ high."""
+    if not low <= value <= high:
+        raise bad_value(param, f"{low} ≤ {param} ≤ {high}", value)
+
+
+def at_most(param: str, items: int, limit: int, what: str) -> None:
+    if items > limit:
+        raise bad_value(param, f"≤ {limit} {what}", items)
+
+
+class Gate:
+    """Counts the prompts that wait for their first token, and refuses what would be too many.
+
+    take(k prompts) ──► waiting += k ──► release(one) at its first event or its end, exactly once each
+    """
+
+    def __init__(self, config: HttpConfig) -> None:
+        self._max_requests = config.max_queued_requests
+        self._max_tokens = config.max_queued_tokens
+        self.waiting_requests = 0
+        self.waiting_tokens = 0
+        self.draining = False
+
+    def take(self, lengths: list[int]) -> None:
+        """Admits prompts of these lengths (tokens), all or none. Raises QueueFullError."""
+        if self.draining:
+            raise QueueFullError("the server is shutting down", retry_after=5.0)
+        requests = self.waiting_requests + len(lengths)
+        if requests > self._max_requests:
+            raise QueueFullError(
+                "the queue is full",
+                expected=f"≤ {self._max_requests} waiting prompts",
+                got=requests,
+                remedy="retry later",
+                retry_after=RETRY_SECONDS,
+            )
+        tokens = self.waiting_tokens + sum(lengths)
+        # A prompt alone is never too long for the queue: the context's length has bounded it already.
+        if tokens > self._max_tokens and self.waiting_requests:
+            raise QueueFullError(
+                "the queue is full",
+                expected=f"≤ {self._max_tokens} waiting prompt tokens",
+                got=tokens,
+                remedy="retry later",
+                retry_after=RETRY_SECONDS,
+            )
+        self.waiting_requests, self.waiting_tokens = requests, tokens
+
+    def release(self, length: int) -> None:
+        """One prompt of this length waits no more."""
+        self.waiting_requests -= 1
+        self.waiting_tokens -= length
+        assert self.waiting_requests >= 0 and self.waiting_tokens >= 0

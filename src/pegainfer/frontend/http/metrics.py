@@ -1,0 +1,225 @@
+"""What /metrics shows. Recording is plain arithmetic on the event loop; the text is made on demand.
+
+Engine counters are read from the engine's own snapshot, so a name is exported only where something counts it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pegainfer.contract.event import EngineStats, FinishReason, Timings
+from pegainfer.contract.handle import EngineHandle
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+SHORT = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+)
+LONG = (
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+
+_HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
+    "time_to_first_token_seconds": (
+        "From a request's arrival to its first token.",
+        (*SHORT, 20.0, 40.0, 80.0),
+    ),
+    "inter_token_latency_seconds": ("Between two deliveries of one continuation.", SHORT),
+    "request_time_per_output_token_seconds": ("A request's mean time a token after the first.", SHORT),
+    "e2e_request_latency_seconds": ("From arrival to the last token.", LONG),
+    "request_queue_time_seconds": ("From arrival to the first step.", LONG),
+    "request_prefill_time_seconds": ("From the first step to the first token.", LONG),
+    "request_decode_time_seconds": ("From the first token to the last.", LONG),
+    "request_prompt_tokens": ("Tokens of a prompt.", TOKENS),
+    "request_generation_tokens": ("Tokens of a continuation.", TOKENS),
+}
+
+# Fields of EngineStats that only grow: name without _total, help.
+_COUNTERS: dict[str, tuple[str, str]] = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of the requests that were scheduled."),
+    "cached_tokens": ("prompt_tokens_cached", "Prompt tokens taken from the prefix cache."),
+    "generation_tokens": ("generation_tokens", "Tokens generated."),
+    "prefix_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "preemptions": ("num_preemptions", "Sequences that lost their blocks to another."),
+}
+
+
+class Histogram:
+    """Counts of observations by upper bound. Not for several threads."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        out: list[tuple[str, float]] = []
+        running = 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            running += count
+            out.append((bound, running))
+        return out
+
+
+class FrontMetrics:
+    """What the front itself measures. One object an app."""
+
+    def __init__(self) -> None:
+        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self.first_token = self.histograms["time_to_first_token_seconds"]
+        self.inter_token = self.histograms["inter_token_latency_seconds"]
+        self.finished: dict[str, int] = {reason.value: 0 for reason in FinishReason}
+        self.rejected: dict[str, int] = {}
+        self.host_seconds: dict[str, float] = {"tokenize": 0.0, "detokenize": 0.0}
+
+    def reject(self, reason: str) -> None:
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1
+
+    def finish(
+        self, reason: str, prompt_tokens: int, tokens: int, timings: Timings | None, now: float
+    ) -> None:
+        """One continuation ended; `now` is when the front knew."""
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+        seen = self.histograms
+        seen["request_prompt_tokens"].observe(prompt_tokens)
+        seen["request_generation_tokens"].observe(tokens)
+        if timings is None:
+            return
+        t = timings
+        seen["e2e_request_latency_seconds"].observe(now - t.arrival)
+        if t.scheduled > 0:
+            seen["request_queue_time_seconds"].observe(t.scheduled - t.arrival)
+            if t.first_token > 0:
+                seen["request_prefill_time_seconds"].observe(t.first_token - t.scheduled)
+        if t.first_token > 0 and t.finished > 0:
+            seen["request_decode_time_seconds"].observe(t.finished - t.first_token)
+            if tokens > 1:
+                mean = (t.finished - t.first_token) / (tokens - 1)
+                seen["request_time_per_output_token_seconds"].observe(mean)
+
+
+class MetricsPage:
+    """A prometheus collector over the front's figures and the engine's latest snapshot."""
+
+    def __init__(self, front: FrontMetrics, engine: EngineHandle, model: str, prefix: str) -> None:
+        self._front = front
+        self._engine = engine
+        self._model = model
+        self._prefix = prefix
+        self._registry: CollectorRegistry | None = None
+
+    def render(self) -> bytes:
+        # Imported here: a server's start should not pay for a page that may never be read.
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import generate_latest
+
+        if self._registry is None:
+            self._registry = CollectorRegistry(auto_describe=False)
+            self._registry.register(self)
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        yield from self._gauges(stats)
+        yield from self._counters(stats)
+        yield from self._histograms()
+
+    def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
+        used = 1 - stats.free_blocks / stats.total_blocks if stats.total_blocks else 0.0
+        for name, text, value in (
+            ("num_requests_running", "Sequences that hold a slot.", stats.running),
+            ("num_requests_waiting", "Sequences that wait for one.", stats.waiting),
+            ("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", used),
+        ):
+            yield self._one(GaugeMetricFamily, name, text, value)
+        startup = GaugeMetricFamily(
+            self._prefix + "startup_seconds", "The engine's start by phase.", labels=["model_name", "phase"]
+        )
+        for phase, seconds in self._engine.info.startup_seconds.items():
+            startup.add_metric([self._model, phase], seconds)
+        yield startup
+
+    def _counters(self, stats: EngineStats) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import CounterMetricFamily, SummaryMetricFamily
+
+        for field, (name, text) in _COUNTERS.items():
+            yield self._one(CounterMetricFamily, name, text, getattr(stats, field))
+        host = {**stats.host_seconds, **self._front.host_seconds}
+        for name, label, text, values in (
+            ("request_success", "finished_reason", "Continuations that ended.", self._front.finished),
+            ("admission_rejections", "reason", "Requests not taken.", self._front.rejected),
+            ("host_seconds", "stage", "Host time by stage.", host),
+        ):
+            family = CounterMetricFamily(self._prefix + name, text, labels=["model_name", label])
+            for key, value in values.items():
+                family.add_metric([self._model, key], value)
+            yield family
+        steps = SummaryMetricFamily(
+            self._prefix + "step_seconds", "Wall time of the engine's steps.", labels=["model_name", "kind"]
+        )
+        steps.add_metric([self._model, "all"], count_value=stats.steps, sum_value=stats.step_seconds)
+        yield steps
+
+    def _histograms(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import HistogramMetricFamily
+
+        for name, (text, _) in _HISTOGRAMS.items():
+            histogram = self._front.histograms[name]
+            family = HistogramMetricFamily(self._prefix + name, text, labels=["model_name"])
+            family.add_metric([self._model], histogram.cumulative(), histogram.total)
+            yield family
+
+    def _one(self, kind: type[Any], name: str, text: str, value: float) -> Metric:
+        family = kind(self._prefix + name, text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        metric: Metric = family
+        return metric

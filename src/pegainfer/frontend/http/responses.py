@@ -1,0 +1,88 @@
+"""Plain ASGI answers: JSON bodies and event streams, without a task group or a queue around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import Send
+
+from pegainfer.frontend.http.errors import ApiError
+
+_encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+async def send_bytes(
+    send: Send,
+    body: bytes,
+    *,
+    status: int = 200,
+    content_type: bytes = b"application/json",
+    headers: Headers = (),
+) -> None:
+    """One whole response."""
+    head = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_json(send: Send, value: Any, *, status: int = 200, headers: Headers = ()) -> None:
+    await send_bytes(send, encode(value), status=status, headers=headers)
+
+
+def error_headers(error: ApiError) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    if error.retry_after > 0:
+        headers["retry-after"] = str(max(1, round(error.retry_after)))
+    if error.allow is not None:
+        headers["allow"] = error.allow
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status in (408, 413, 431):
+        headers["connection"] = "close"  # the rest of the request is not worth reading
+    return headers
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
+    await send_json(send, error.body, status=error.status, headers=headers)
+
+
+def sse(value: Any) -> bytes:
+    """One server-sent event. JSON from msgspec holds no newline, so one data line is enough."""
+    return b"data: " + encode(value) + b"\n\n"
+
+
+class EventStream:
+    """A text/event-stream response that starts with its first write."""
+
+    def __init__(self, send: Send, headers: Headers) -> None:
+        self._send = send
+        self._headers = headers
+        self.started = False
+
+    async def write(self, data: bytes) -> None:
+        """Waits only where the client reads too slowly."""
+        if not self.started:
+            self.started = True
+            head = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
+                *self._headers,
+            ]
+            await self._send({"type": "http.response.start", "status": 200, "headers": head})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = DONE) -> None:
+        if not self.started:
+            await self.write(data)
+            data = b""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})

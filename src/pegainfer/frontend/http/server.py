@@ -1,0 +1,188 @@
+"""From a bound socket to a served app, and down again without losing an answer.
+
+bind_socket ──► (load the model) ──► run_server ──► signal: new requests get 503, running ones finish
+                                                └─► second signal, or `drain_seconds` passed: they are aborted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pegainfer.contract.errors import ConfigError
+from pegainfer.frontend.http.config import HttpConfig
+
+if TYPE_CHECKING:
+    from pegainfer.frontend.http.app import App
+
+CLOSE_SECONDS = 5  # for connections to close once nothing is generated any more
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to the address, not yet listening. Do this before anything heavy is loaded.
+
+    Raises ConfigError where the address cannot be had.
+    """
+    where = f"--host {host} --port {port}"
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as e:
+        raise ConfigError("unknown host name", got=host, where="--host") from e
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as e:
+        sock.close()
+        raise _address_error(e, where) from e
+    sock.setblocking(False)
+    return sock
+
+
+def _address_error(e: OSError, where: str) -> ConfigError:
+    if e.errno == errno.EADDRINUSE:
+        return ConfigError(
+            "the port is taken", where=where, remedy="stop its owner, or choose another --port"
+        )
+    if e.errno == errno.EACCES:
+        return ConfigError("no right to listen on this port", where=where, remedy="choose one above 1023")
+    if e.errno == errno.EADDRNOTAVAIL:
+        return ConfigError(
+            "no such address on this machine", where=where, remedy="--host 127.0.0.1 or 0.0.0.0"
+        )
+    return ConfigError("cannot listen", got=e.strerror, where=where)
+
+
+def address_of(sock: socket.socket) -> str:
+    """The URL at which a bound socket is reached, e.g. 'http://127.0.0.1:8000'."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Runs the server's main coroutine on uvloop and returns its exit code."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def announce(url: str) -> None:
+    print(f"listening on {url}", flush=True)
+
+
+async def run_server(
+    app: App,
+    sockets: Sequence[socket.socket],
+    config: HttpConfig,
+    *,
+    on_ready: Callable[[str], None] = announce,
+) -> int:
+    """Serves until SIGTERM or SIGINT, then drains. Owns the sockets and closes them.
+
+    Args:
+        app: from `create_app`.
+        sockets: bound, as `bind_socket` returns them.
+        on_ready: called with the first socket's URL once connections are accepted.
+
+    Returns:
+        0 after a clean drain, 1 where requests had to be aborted.
+
+    Raises:
+        ConfigError: another process took the port after it was bound.
+    """
+    server = _make_server(app, config)
+    stop, abort = asyncio.Event(), asyncio.Event()
+    with _signals(stop, abort):
+        url = address_of(sockets[0])
+        serving = asyncio.create_task(server.serve(list(sockets)))
+        try:
+            await _first(serving, server.up.wait())
+            if serving.done():
+                await serving  # raises why it could not start
+            on_ready(url)
+            await _first(serving, stop.wait())
+            app.drain()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(config.drain_seconds):
+                    await _first(app.idle(), abort.wait())
+            clean = app.num_live == 0
+            if not clean:
+                app.abort_all()
+                await asyncio.sleep(0)
+                server.force_exit = abort.is_set()
+            server.should_exit = True
+            await serving
+        except OSError as e:
+            raise _address_error(e, url) from e
+    return 0 if clean else 1
+
+
+async def _first(*waits: Any) -> None:
+    """Returns when one of them is done; cancels those that were made here for the wait."""
+    tasks = [w if isinstance(w, asyncio.Task) else asyncio.ensure_future(w) for w in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait, task in zip(waits, tasks, strict=True):
+            if wait is not task:
+                task.cancel()
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event, abort: asyncio.Event) -> Generator[None]:
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (abort if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _make_server(app: App, config: HttpConfig) -> Any:
+    import uvicorn
+
+    from pegainfer.frontend.http.protocol import bounded_protocol
+
+    class Server(uvicorn.Server):
+        """uvicorn without its own signal handling, and with an event for 'accepting connections'."""
+
+        def __init__(self, settings: uvicorn.Config) -> None:
+            super().__init__(settings)
+            self.up = asyncio.Event()
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            self.up.set()
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None]:
+            yield
+
+    return Server(
+        uvicorn.Config(
+            app,
+            http=bounded_protocol(config),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # nothing here reads the client's address
+            timeout_keep_alive=round(config.idle_connection_seconds),
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )
+    )

@@ -1,0 +1,114 @@
+"""The routes about the server itself: health, readiness, load, metrics, models, version, abort."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from pegainfer import __version__
+from pegainfer.frontend.http.body import parse, read_body
+from pegainfer.frontend.http.errors import RETRY_DEAD_ENGINE, ApiError
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.responses import send_bytes, send_json
+
+METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Model(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "pegainfer"
+    root: str  # the model's own name
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct):
+    data: list[Model]
+    object: str = "list"
+
+
+class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    request_id: str
+
+
+async def health(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """200 while the engine's process lives, however long its step takes; 503 after that."""
+    if not front.engine.alive():
+        raise ApiError(503, "the engine has ended", code="engine_dead", retry_after=RETRY_DEAD_ENGINE)
+    await send_json(send, {"status": "ok"})
+
+
+async def ready(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """200 if a request sent now would be taken and served by an engine that moves."""
+    if not front.engine.alive():
+        raise ApiError(503, "the engine has ended", code="engine_dead", retry_after=RETRY_DEAD_ENGINE)
+    if front.gate.draining:
+        raise ApiError(503, "the server is shutting down", code="draining", retry_after=5.0)
+    stats = front.engine.stats()
+    if front.registry.live:
+        # An engine that idled before has an old last step: its clock starts with the work.
+        still = time.monotonic() - max(stats.last_step, front.registry.busy_since)
+        if still > front.config.ready_seconds:
+            raise ApiError(503, f"the engine made no step for {still:.0f} s", code="stalled", retry_after=5.0)
+    await send_json(send, {"status": "ready"})
+
+
+async def load(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    stats = front.engine.stats()
+    body = {
+        "server_load": len(front.registry.live),  # requests that are being answered
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "queued_requests": front.gate.waiting_requests,
+        "queued_tokens": front.gate.waiting_tokens,
+        "free_blocks": stats.free_blocks,
+        "total_blocks": stats.total_blocks,
+    }
+    await send_json(send, body)
+
+
+async def version(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, {"version": __version__})
+
+
+async def metrics(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_bytes(send, front.page.render(), content_type=METRICS_TYPE)
+
+
+async def models(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, ModelList([_model(front, name) for name in front.names]))
+
+
+async def model(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    name: str = scope["path_params"]["name"]
+    front.check_model(name)
+    await send_json(send, _model(front, name))
+
+
+def _model(front: Front, name: str) -> Model:
+    info = front.engine.info
+    return Model(id=name, created=front.created, root=info.model, max_model_len=info.max_model_len)
+
+
+async def abort(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """Ends a running request; its client gets what there is, with finish_reason 'abort'."""
+    body = await read_body(scope, receive, front.config)
+    request = await parse(body, AbortRequest, front.config)
+    generation = front.registry.live.get(_plain_id(request.request_id))
+    if generation is None:
+        raise ApiError(404, "request_id: no such request is running", param="request_id")
+    generation.abort()
+    out: dict[str, Any] = {"request_id": generation.id, "aborted": True}
+    await send_json(send, out)
+
+
+def _plain_id(id: str) -> str:
+    """An answer's id without its route's prefix."""
+    for prefix in ("chatcmpl-", "cmpl-"):
+        if id.startswith(prefix):
+            return id.removeprefix(prefix)
+    return id

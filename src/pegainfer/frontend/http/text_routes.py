@@ -1,0 +1,89 @@
+"""POST /tokenize, /detokenize and /apply_template, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from pegainfer.frontend.http.body import parse, read_body
+from pegainfer.frontend.http.chat import TemplateValue, render
+from pegainfer.frontend.http.fields import check_token_ids
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.logprobs import token_name
+from pegainfer.frontend.http.messages import Message
+from pegainfer.frontend.http.responses import send_json
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, TemplateValue] | None = None
+    return_token_strs: bool | None = None
+
+
+class Tokens(msgspec.Struct, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+class TemplateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    messages: list[Message] | None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, TemplateValue] | None = None
+
+
+async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    body = await read_body(scope, receive, front.config)
+    request = await parse(body, TokenizeRequest, front.config)
+    front.check_model(request.model)
+    ids = await front.text_work(len(body), lambda: _tokenize(front, request))
+    names = [token_name(front.tokenizer, t) for t in ids] if request.return_token_strs else None
+    out = Tokens(count=len(ids), max_model_len=front.engine.info.max_model_len, tokens=ids, token_strs=names)
+    await send_json(send, out)
+
+
+def _tokenize(front: Front, r: TokenizeRequest) -> list[int]:
+    if (r.prompt is None) == (r.messages is None):
+        raise bad_value("prompt", "either prompt or messages", "neither" if r.prompt is None else "both")
+    if r.prompt is not None:
+        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if getattr(r, name) is not None:
+                raise bad_value(name, "messages beside it", "a prompt")
+        return front.tokenizer.encode(r.prompt, add_special_tokens=r.add_special_tokens is not False)
+    text = render(front, r)
+    return front.tokenizer.encode(text, add_special_tokens=bool(r.add_special_tokens))
+
+
+async def detokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    body = await read_body(scope, receive, front.config)
+    request = await parse(body, DetokenizeRequest, front.config)
+    front.check_model(request.model)
+    check_token_ids("tokens", request.tokens, front.engine.info.vocab_size)
+    text = await front.text_work(
+        len(body), lambda: front.tokenizer.decode(request.tokens, skip_special_tokens=False)
+    )
+    await send_json(send, {"prompt": text})
+
+
+async def apply_template(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    body = await read_body(scope, receive, front.config)
+    request = await parse(body, TemplateRequest, front.config)
+    front.check_model(request.model)
+    text = await front.text_work(len(body), lambda: render(front, request))
+    await send_json(send, {"prompt": text})
