@@ -74,8 +74,10 @@ class ChatTemplate:
         wrong = sorted(set(variables) & {*_RESERVED, *self._special_tokens})
         if wrong:
             raise RequestError(
-                "these template variables are set by the server", param="chat_template_kwargs", got=" ".join(wrong)
-            )  # fmt: skip
+                "template variables that the server sets itself",
+                param="chat_template_kwargs",
+                got=" ".join(wrong),
+            )
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
@@ -118,7 +120,7 @@ class _Refusal(Exception):
 
 
 class _GenerationTag(ext.Extension):
-    """{% generation %}…{% endgeneration %} marks the assistant's words for training: here it is only a block."""
+    """{% generation %}…{% endgeneration %} marks the assistant's words for training: here only a block."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own interface)
 

@@ -66,8 +66,11 @@ class StopStrings:
             size = len(stop.encode("utf-8", "surrogatepass"))
             if not 1 <= size <= MAX_STOP_BYTES:
                 raise RequestError(
-                    "wrong length of a stop string", param="stop", expected=f"1 to {MAX_STOP_BYTES} bytes", got=size
-                )  # fmt: skip
+                    "a stop string has a wrong length",
+                    param="stop",
+                    expected=f"1 to {MAX_STOP_BYTES} bytes",
+                    got=size,
+                )
         self._stops = tuple(stops)
         self._borders = [_borders(stop) for stop in stops]
         self._first = {stop[0] for stop in stops}

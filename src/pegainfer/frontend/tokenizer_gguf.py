@@ -123,7 +123,8 @@ class _Vocabulary:
                 "the vocabulary holds a token twice", expected=len(self.tokens), got=len(self.ids)
             )
         types = metadata.get("tokenizer.ggml.token_type")
-        self.types: list[int] = [NORMAL] * len(self.tokens) if types is None else [int(t) for t in types]
+        self.types: list[int] = [NORMAL] * len(self.tokens) if types is None else list(types)
+        self._unusual = [(i, t) for i, t in enumerate(self.types) if t != NORMAL]
         if len(self.types) != len(self.tokens):
             raise ModelFileError(
                 "tokenizer.ggml.token_type has another length than tokens",
@@ -132,7 +133,8 @@ class _Vocabulary:
             )
 
     def of_type(self, *types: int) -> list[str]:
-        return [self.tokens[i] for i, t in enumerate(self.types) if t in types]
+        """Tokens of types other than NORMAL, by id."""
+        return [self.tokens[i] for i, t in self._unusual if t in types]
 
     def named_id(self, metadata: Mapping[str, Any], name: str) -> int | None:
         """tokenizer.ggml.<name>_token_id, checked; None where the file has none."""
@@ -158,9 +160,6 @@ def _build_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> tuple[to
             remedy="use a folder with tokenizer.json, or convert the model anew",
         )
     merges = [tuple(m.split(" ")) for m in _sequence(metadata, "merges")]
-    if any(len(m) != 2 for m in merges):
-        wrong = next(m for m in merges if len(m) != 2)
-        raise ModelFileError("a merge is not two tokens", got=" ".join(wrong)[:100])
     backend = _bpe(vocab=vocabulary.ids, merges=merges, ignore_merges=pre.whole_words)
     if pre.nfc:
         backend.normalizer = tokenizers.normalizers.NFC()
@@ -198,7 +197,7 @@ def _build_sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -
     return backend
 
 
-def _merges_from_scores(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges_from_scores(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str, ...]]:
     """Every way to join two tokens into a third, best score first; ties in transformers' order."""
     ids, found = vocabulary.ids, []
     for token, i in ids.items():
@@ -212,11 +211,17 @@ def _merges_from_scores(vocabulary: _Vocabulary, scores: Sequence[float]) -> lis
     return [(left, right) for *_, left, right in found]
 
 
-def _bpe(**options: Any) -> tokenizers.Tokenizer:
+def _bpe(vocab: dict[str, int], merges: Sequence[tuple[str, ...]], **options: Any) -> tokenizers.Tokenizer:
+    pairs: Any = merges  # that each has two parts is the library's check
     try:
-        return tokenizers.Tokenizer(tokenizers.models.BPE(**options))
+        return tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=pairs, **options))
     except Exception as e:  # the library raises Exception itself
-        raise ModelFileError("vocabulary and merges do not fit", got=f"{e!s:.200}") from None
+        wrong = next((m for m in merges if len(m) != 2 or not {*m, "".join(m)} <= vocab.keys()), None)
+        raise ModelFileError(
+            "vocabulary and merges do not fit",
+            expected="merges of two tokens into a third",
+            got=f"{e!s:.100}" if wrong is None else f"{' '.join(wrong)!r:.100}",
+        ) from None
 
 
 def _add_special(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:

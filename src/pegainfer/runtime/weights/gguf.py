@@ -9,11 +9,9 @@ type u32, a count u64 and its elements.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
-
-import numpy as np
-import numpy.typing as npt
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.runtime.weights.cursor import U64, Cursor
@@ -34,7 +32,8 @@ MAX_ARRAY_COUNT = 1 << 24
 MAX_DIMS = 4
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 10: "u8", 11: "i8", 12: "f8"}
+# Number types as memoryview.cast and struct name them; these match the file on a little-endian machine.
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 
 
 class StringArray(Sequence[str]):
@@ -49,36 +48,42 @@ class StringArray(Sequence[str]):
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[str]:
-        """Raises ModelFileError at an element that is not UTF-8."""
+    def to_list(self) -> list[str]:
+        """All elements decoded. Raises ModelFileError where one is not UTF-8."""
         data, at, length = bytes(self._buffer), 0, U64.unpack_from
-        for index in range(self._count):
-            start = at + 8
-            at = start + length(data, at)[0]
-            try:
-                yield data[start:at].decode()
-            except UnicodeDecodeError:
-                raise ModelFileError(
-                    "string is not UTF-8", got=repr(data[start:at][:32]), where=f"{self._where}[{index}]"
-                ) from None
+        found: list[str] = []
+        append = found.append
+        try:
+            for _ in range(self._count):
+                start = at + 8
+                at = start + length(data, at)[0]
+                append(data[start:at].decode())
+        except UnicodeDecodeError as e:
+            raise ModelFileError(
+                "string is not UTF-8", got=repr(e.object[:32]), where=f"{self._where}[{len(found)}]"
+            ) from None
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_list())
 
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        """O(n): meant for a glance; who wants many takes `list(array)`."""
-        return list(self)[index]
+        """O(n): meant for a glance; who wants many takes `to_list`."""
+        return self.to_list()[index]
 
     def __repr__(self) -> str:
         return f"<{self._count} strings of {self._where}>"
 
 
-Value = int | float | bool | str | npt.NDArray[np.generic] | StringArray
+Value = int | float | bool | str | memoryview | StringArray
 
 
 class GGUFFile(MappedFile):
-    """An open GGUF file. `metadata` holds scalars, strings, read-only NumPy arrays and StringArrays.
+    """An open GGUF file. `metadata` holds scalars, strings, typed memoryviews for arrays and StringArrays.
 
     Opening walks over the lengths in string arrays (0.02 s for 98,000 strings) and decodes none of them.
     Arrays of the metadata are views and go when the file is closed; scalars and strings stay.
@@ -173,11 +178,11 @@ def _read_metadata(c: Cursor, count: int) -> dict[str, Value]:
         elif kind == _STRING:
             metadata[key] = c.string(what, MAX_STRING_BYTES)
         else:
-            metadata[key] = _read_numbers(c, what, kind, 1)[0].item()
+            metadata[key] = _read_numbers(c, what, kind, 1)[0]
     return metadata
 
 
-def _read_array(c: Cursor, what: str) -> npt.NDArray[np.generic] | StringArray:
+def _read_array(c: Cursor, what: str) -> memoryview | StringArray:
     at = c.at
     kind = c.u32()
     if kind == _ARRAY:
@@ -185,26 +190,25 @@ def _read_array(c: Cursor, what: str) -> npt.NDArray[np.generic] | StringArray:
     if kind == _STRING:
         count = c.count(f"{what}: array length", MAX_ARRAY_COUNT, least_bytes=8)
         return StringArray(c.skip_strings(what, count), count, f"{c.where}: {what}")
-    size = _dtype(c, what, kind).itemsize
+    size = struct.calcsize(_number_code(c, what, kind))
     return _read_numbers(c, what, kind, c.count(f"{what}: array length", MAX_ARRAY_COUNT, least_bytes=size))
 
 
-def _read_numbers(c: Cursor, what: str, kind: int, count: int) -> npt.NDArray[np.generic]:
-    dtype = _dtype(c, what, kind)
+def _read_numbers(c: Cursor, what: str, kind: int, count: int) -> memoryview:
+    code = _number_code(c, what, kind)
     at = c.at
-    values = np.frombuffer(c.take(count * dtype.itemsize), dtype)
-    if kind == _BOOL:
-        if count and values.max() > 1:
-            c.fail(f"{what}: not a bool", expected="0 or 1", got=int(values.max()), at=at)
-        return values.view(np.bool_)
-    return values
+    raw = c.take(count * struct.calcsize(code))
+    if kind == _BOOL and count and max(raw) > 1:
+        c.fail(f"{what}: not a bool", expected="0 or 1", got=max(raw), at=at)
+    numbers: memoryview = raw.cast(code)  # type: ignore[call-overload]
+    return numbers
 
 
-def _dtype(c: Cursor, what: str, kind: int) -> np.dtype[np.generic]:
-    code = "u1" if kind == _BOOL else _SCALARS.get(kind)
+def _number_code(c: Cursor, what: str, kind: int) -> str:
+    code = _NUMBERS.get(kind)
     if code is None:
         c.fail(f"{what}: unknown metadata type", expected="0 to 12", got=kind, at=c.at - 4)
-    return np.dtype(f"<{code}")
+    return code
 
 
 def _read_table(c: Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:

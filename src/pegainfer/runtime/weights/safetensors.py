@@ -11,11 +11,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.runtime.weights.formats import FORMATS, SAFETENSORS_DTYPES
-from pegainfer.runtime.weights.tensorfile import Bytes, MappedFile, TensorFile, TensorInfo
+from pegainfer.runtime.weights.tensorfile import MappedFile, TensorFile, TensorInfo
+
+if TYPE_CHECKING:
+    from pegainfer.runtime.weights.tensorfile import Bytes
 
 # Parsed JSON takes some ten times its text in memory; a shard of 10,000 tensors has a header of 1.5 MB.
 MAX_HEADER_BYTES = 32 << 20

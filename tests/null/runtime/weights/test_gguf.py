@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -99,6 +101,17 @@ def test_missing_tensor_is_named(path: Path) -> None:
         g.raw("nope")
 
 
+def test_metadata_needs_no_numpy(path: Path) -> None:
+    """The front process reads the tokenizer alone and should not pay for NumPy's import."""
+    path.write_bytes(gguf_bytes(METADATA, TENSORS))
+    code = (
+        "import sys; from pegainfer.runtime.weights.gguf import GGUFFile; "
+        "print(GGUFFile(sys.argv[1]).metadata['scores'].tolist(), 'numpy' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[0.25, -1.0] False"
+
+
 def test_opening_decodes_no_string_array(path: Path) -> None:
     words = [f"token{i}" for i in range(50_000)]
     path.write_bytes(gguf_bytes({"tokens": words, "merges": words}))
@@ -167,7 +180,7 @@ def test_a_token_that_is_not_utf8_is_named_when_it_is_read(path: Path) -> None:
     raw = struct.pack("<IQ", 8, 2) + gguf_string("x") + gguf_string(b"\xc3")
     path.write_bytes(gguf_bytes({"tokens": Typed(9, raw)}))
     with GGUFFile(path) as g, pytest.raises(ModelFileError, match=r"not UTF-8; .*'tokens'\[1\]"):
-        list(g.metadata["tokens"])
+        g.metadata["tokens"].to_list()
 
 
 def test_tensor_lies(path: Path) -> None:
