@@ -40,7 +40,9 @@ class ReferenceExecutor:
         """
         arrays: dict[str, Array] = {**self.constants, **inputs}
         for t in self.program.tensors(Kind.BUFFER, Kind.OUTPUT):
-            arrays[t.name] = np.full(t.sizes(env), np.nan, _NUMPY[t.dtype])
+            # All bits set, NaN as a float, shows what a reference leaves unwritten.
+            unwritten = np.full(t.nbytes(env), 0xFF, np.uint8)
+            arrays[t.name] = unwritten.view(_NUMPY[t.dtype]).reshape(t.sizes(env))
         for call in self.program.calls:
             bound = {k: self._shaped(arrays, t, env) for k, t in call.tensors.items()}
             assert call.spec.reference is not None

@@ -1,0 +1,89 @@
+"""One call of an op as a program of its own, and an op run by its reference, coarse ones by composition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pegainfer.ops.embed import GATHER_ROWS
+from pegainfer.ops.program import Builder, Program
+from pegainfer.ops.reference import ReferenceExecutor
+from pegainfer.ops.spec import Arrays, OpSpec, Role
+from pegainfer.ops.tensor import Dim, Tensor
+
+Array = np.ndarray[Any, Any]
+STEP_AXES = frozenset("TRLJEUO")  # symbolic, as in a model's program; all others are numbers
+STAGED = ".staged"  # suffix of the input that an in-place operand is copied from
+STAGED_ROWS = "staged_rows"
+
+
+def one_call(
+    spec: OpSpec, sizes: Mapping[str, int], dtypes: Mapping[str, str], attrs: Mapping[str, Any]
+) -> Program:
+    """A program of one call; tensors bear the operands' names.
+
+    An operand written in place is an output, copied by gather_rows from the input `<name>.staged` first, for
+    inputs are the host's and not a program's to write.
+
+    Args:
+        sizes: of every axis letter in use.
+        dtypes: of every operand in use; optional operands without one are left out.
+    """
+    b = Builder(spec.name)
+    make = {Role.IN: b.input, Role.OUT: b.output, Role.STATE: b.state, Role.WEIGHT: b.weight}
+    tensors: dict[str, Tensor] = {}
+    for o in spec.operands:
+        if o.name not in dtypes:
+            continue
+        shape = tuple(_dim(axis, sizes) for axis in o.axes)
+        if o.role is Role.INOUT:
+            tensors[o.name] = _staged(b, o.name, shape, dtypes[o.name])
+        else:
+            tensors[o.name] = make[o.role](o.name, *shape, dtype=dtypes[o.name])
+    b.emit(spec, attrs, **tensors)
+    return b.build()
+
+
+def _staged(b: Builder, name: str, shape: tuple[Dim, ...], dtype: str) -> Tensor:
+    rows, width = shape[0], int(np.prod([d for d in shape[1:] if isinstance(d, int)]))
+    target = b.output(name, *shape, dtype=dtype)
+    source = b.input(name + STAGED, *shape, dtype=dtype)
+    picked = b.input(STAGED_ROWS, rows)
+    b.emit(GATHER_ROWS, None, out=target.view(rows, width), x=source.view(rows, width), rows=picked)
+    return target
+
+
+def _dim(axis: str, sizes: Mapping[str, int]) -> Dim:
+    if axis.isdigit():
+        return int(axis)
+    return axis if axis in STEP_AXES else sizes[axis]
+
+
+def staged_inputs(spec: OpSpec, arrays: Arrays) -> Arrays:
+    """The inputs of `one_call`'s program."""
+    inputs = {o.name: arrays[o.name] for o in spec.operands if o.role is Role.IN and o.name in arrays}
+    for o in spec.operands:
+        if o.role is Role.INOUT:
+            inputs[o.name + STAGED] = arrays[o.name]
+            inputs[STAGED_ROWS] = np.arange(len(arrays[o.name]), dtype=np.int32)
+    return inputs
+
+
+def run_reference(spec: OpSpec, sizes: Mapping[str, int], arrays: Arrays, attrs: Mapping[str, Any]) -> None:
+    """Writes the op's outputs into `arrays`. Weights are float32 [N, K]; states are written in place."""
+    if spec.reference is not None:
+        spec.reference(**arrays, **attrs)
+        return
+    dtypes = {name: dtype_name(a) for name, a in arrays.items()}
+    program = one_call(spec, sizes, dtypes, attrs)
+    held = {o.name: arrays[o.name] for o in spec.operands if o.role in (Role.WEIGHT, Role.STATE)}
+    outputs = ReferenceExecutor(program, held).run(staged_inputs(spec, arrays), sizes)
+    for name, value in outputs.items():
+        arrays[name][...] = value
+
+
+def dtype_name(a: Array) -> str:
+    """'f32' for float32, 'i32' for int32, and so on."""
+    return f"{a.dtype.kind}{8 * a.dtype.itemsize}"

@@ -1,0 +1,100 @@
+"""Quantisers from float32 to storage formats, for tests, benches and seeded models.
+
+They round as ggml's reference quantisers do; runtime.weights.dequant reads what they write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pegainfer.contract.errors import UnsupportedError
+from pegainfer.runtime.weights.raw import RawWeight
+
+Array = np.ndarray[Any, Any]
+BLOCK = 32
+
+
+def quantize(format_name: str, values: Array) -> Array:
+    """Bytes of `values` in GGUF's block format, row by row: [nbytes] uint8.
+
+    Args:
+        values: float32, finite; the last axis a multiple of the format's block.
+
+    Raises UnsupportedError for a format that has no quantiser here.
+    """
+    encode = _ENCODERS.get(format_name)
+    if encode is None:
+        raise UnsupportedError("no quantiser for this format", expected=" ".join(_ENCODERS), got=format_name)
+    with np.errstate(over="ignore", under="ignore"):
+        raw: Array = np.ascontiguousarray(encode(np.ascontiguousarray(values, np.float32)))
+    return raw.view(np.uint8).reshape(-1)
+
+
+def raw_weight(format_name: str, values: Array) -> RawWeight:
+    """The same as a weights file would hand it out."""
+    return RawWeight(format_name, values.shape, quantize(format_name, values))
+
+
+def _bf16(values: Array) -> Array:
+    """To nearest even. Finite values only: a NaN's payload could round to infinity."""
+    bits = values.view(np.uint32)
+    return (bits + (np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)).astype(
+        "<u2"
+    )
+
+
+def _inverse(scale: Array) -> Array:
+    """1 / scale in float32, 0 where there is no scale."""
+    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+
+
+def _half(scale: Array) -> Array:
+    """[n, 1] float32 as [n, 2] bytes of float16."""
+    return np.ascontiguousarray(scale.astype("<f2")).view(np.uint8)
+
+
+def _nibbles(q: Array) -> Array:
+    """[n, 32] values 0 … 15 as [n, 16] bytes: element i low, element 16 + i high."""
+    low, high = np.split(q.astype(np.uint8), 2, axis=1)
+    packed: Array = low | high << 4
+    return packed
+
+
+def _q8_0(values: Array) -> Array:
+    """d = max|x| / 127; q = x / d to nearest, halves away from zero."""
+    x = values.reshape(-1, BLOCK)
+    d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
+    scaled = x * _inverse(d)
+    whole = np.trunc(scaled)
+    q = whole + np.trunc(2 * (scaled - whole))
+    return np.concatenate([_half(d), q.astype(np.int8).view(np.uint8)], axis=1)
+
+
+def _q4_0(values: Array) -> Array:
+    """d = (x of largest |x|) / -8, so that it is met exactly; q = x / d + 8, in 0 … 15."""
+    x = values.reshape(-1, BLOCK)
+    d = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1) / np.float32(-8)
+    q = np.minimum(np.trunc(x * _inverse(d) + np.float32(8.5)), 15)
+    return np.concatenate([_half(d), _nibbles(q)], axis=1)
+
+
+def _q4_1(values: Array) -> Array:
+    """m = least x, d = (greatest - least) / 15; q = (x - m) / d, in 0 … 15."""
+    x = values.reshape(-1, BLOCK)
+    least = x.min(axis=1, keepdims=True)
+    d = (x.max(axis=1, keepdims=True) - least) / np.float32(15)
+    q = np.minimum(np.trunc((x - least) * _inverse(d) + np.float32(0.5)), 15)
+    return np.concatenate([_half(d), _half(least), _nibbles(q)], axis=1)
+
+
+_ENCODERS: dict[str, Callable[[Array], Array]] = {
+    "f32": lambda values: values.astype("<f4"),
+    "f16": lambda values: values.astype("<f2"),
+    "bf16": _bf16,
+    "q8_0": _q8_0,
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+}
