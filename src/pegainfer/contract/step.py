@@ -14,6 +14,8 @@ import msgspec
 from pegainfer.contract.event import TokenEvent, TokenLogprob
 from pegainfer.contract.request import GenerateRequest, SamplingParams
 
+NO_BLOCK = -1  # in a window group's table: this block lies before the window and is never read
+
 
 class PageGroup(msgspec.Struct, frozen=True, kw_only=True):
     """KV in pages of `block_size` tokens. `window` > 0: only the last so many tokens are ever read."""
@@ -65,7 +67,11 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotBlocks(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks appended to a slot's table for one group (for a state group: the slot's state id)."""
+    """Blocks appended to a slot's table for one group (for a state group: the slot's state id).
+
+    After a prefix hit, a window group's table begins with NO_BLOCK entries. A runner with speculation drafts
+    no further than the table's blocks reach.
+    """
 
     slot: int
     group: int

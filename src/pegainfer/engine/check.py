@@ -1,0 +1,148 @@
+"""Refuses requests that can never be served, before anything is kept of them."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+from pegainfer.contract.errors import RequestError
+from pegainfer.contract.request import HASH_BYTES, GenerateRequest, SamplingParams, unpack_tokens
+from pegainfer.contract.step import RunnerInfo
+from pegainfer.engine.config import SchedulerConfig
+
+
+def check_request(
+    request: GenerateRequest, info: RunnerInfo, config: SchedulerConfig, block_size: int, reach: int
+) -> array[int]:
+    """Raises RequestError that names the field at fault; returns the prompt's token ids.
+
+    Args:
+        block_size: tokens a hash of `request.block_hashes` must stand for.
+        reach: tokens of a sequence that the KV pools can hold when it runs alone.
+    """
+    tokens = _prompt(request, info, block_size)
+    end = min(info.max_model_len, reach)
+    if len(tokens) >= end:
+        raise RequestError(
+            "the prompt leaves no room for an answer",
+            expected=f"fewer than {end} tokens",
+            got=len(tokens),
+            param="prompt",
+            remedy="shorten the prompt or start the engine with a larger context",
+        )
+    wanted = min(len(tokens) + (request.sampling.max_tokens or 0), info.max_model_len)
+    if wanted > reach:
+        raise RequestError(
+            "the request needs more KV blocks than the engine has",
+            expected=f"prompt and max_tokens of at most {reach} tokens together",
+            got=wanted,
+            param="max_tokens",
+            remedy="lower max_tokens or give the engine more KV blocks",
+        )
+    _integer("n", request.n, 1, config.max_n)
+    _integer("priority", request.priority, -(2**31), 2**31 - 1)
+    if request.grammar is not None:
+        raise RequestError("this engine has no grammar support", got=request.grammar.kind, param="grammar")
+    if request.adapter is not None:
+        raise RequestError("no such adapter is loaded", got=request.adapter[:64], param="adapter")
+    if request.deadline is not None and not math.isfinite(request.deadline):
+        raise RequestError("bad deadline", expected="finite seconds", got=request.deadline, param="deadline")
+    for token in request.eos_token_ids:
+        _integer("eos_token_ids", token, 0, info.vocab_size - 1)
+    _check_sampling(request.sampling, info, config)
+    return tokens
+
+
+def _prompt(request: GenerateRequest, info: RunnerInfo, block_size: int) -> array[int]:
+    if not request.prompt or len(request.prompt) % 4:
+        raise RequestError(
+            "bad prompt",
+            expected="int32 token ids, at least one",
+            got=f"{len(request.prompt)} bytes",
+            param="prompt",
+        )
+    tokens = array("i", unpack_tokens(request.prompt))
+    low, high = min(tokens), max(tokens)
+    if low < 0 or high >= info.vocab_size:
+        raise RequestError(
+            "token id out of the vocabulary",
+            expected=f"0..{info.vocab_size - 1}",
+            got=low if low < 0 else high,
+            param="prompt",
+        )
+    if request.block_hashes:
+        full = len(tokens) // block_size
+        if request.block_size != block_size:
+            raise RequestError(
+                "block hashes of another block size",
+                expected=block_size,
+                got=request.block_size,
+                param="block_size",
+            )
+        if len(request.block_hashes) != full * HASH_BYTES:
+            raise RequestError(
+                "wrong number of block hashes",
+                expected=f"{full * HASH_BYTES} bytes for {full} full blocks",
+                got=len(request.block_hashes),
+                param="block_hashes",
+            )
+    return tokens
+
+
+def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig) -> None:
+    _number("temperature", s.temperature, 0.0, math.inf)
+    _number("top_p", s.top_p, 0.0, 1.0)
+    _number("min_p", s.min_p, 0.0, 1.0)
+    _number("repetition_penalty", s.repetition_penalty, 0.0, math.inf)
+    for name in ("top_p", "repetition_penalty"):
+        if getattr(s, name) == 0.0:
+            raise RequestError("value must be positive", expected="> 0", got=0.0, param=name)
+    _number("presence_penalty", s.presence_penalty, -math.inf, math.inf)
+    _number("frequency_penalty", s.frequency_penalty, -math.inf, math.inf)
+    _integer("top_k", s.top_k, 0, 2**31 - 1)
+    _integer("min_tokens", s.min_tokens, 0, 2**31 - 1)
+    if s.max_tokens is not None:
+        _integer("max_tokens", s.max_tokens, 0, 2**31 - 1)
+        if s.min_tokens > s.max_tokens:
+            raise RequestError(
+                "min_tokens exceeds max_tokens",
+                expected=f"≤ {s.max_tokens}",
+                got=s.min_tokens,
+                param="min_tokens",
+            )
+    if s.seed is not None:
+        _integer("seed", s.seed, -(2**63), 2**64 - 1)
+    last = info.vocab_size - 1
+    for token, bias in s.logit_bias:
+        _integer("logit_bias", token, 0, last)
+        _number("logit_bias", bias, -math.inf, math.inf)
+    if s.allowed_token_ids is not None:
+        if not s.allowed_token_ids:
+            raise RequestError("no token is allowed", expected="at least one id", param="allowed_token_ids")
+        for token in s.allowed_token_ids:
+            _integer("allowed_token_ids", token, 0, last)
+    for token in s.stop_token_ids:
+        _integer("stop_token_ids", token, 0, last)
+    for word in s.bad_words:
+        if not word:
+            raise RequestError("empty bad word", expected="at least one token id", param="bad_words")
+        for token in word:
+            _integer("bad_words", token, 0, last)
+    for name in ("logprobs", "prompt_logprobs"):
+        count = getattr(s, name)
+        if count is not None:
+            _integer(name, count, 0, config.max_logprobs)
+    if s.prompt_logprobs is not None and not info.supports_prompt_logprobs:
+        raise RequestError("this model line gives no prompt logprobs", param="prompt_logprobs")
+
+
+def _integer(param: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise RequestError("value out of range", expected=f"{low}..{high}", got=value, param=param)
+
+
+def _number(param: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise RequestError(
+            "value out of range", expected=f"a finite number in {low}..{high}", got=value, param=param
+        )

@@ -1,0 +1,38 @@
+"""What the scheduler counts; every field of EngineStats that it can know."""
+
+from __future__ import annotations
+
+from pegainfer.contract.event import FinishReason
+
+# Retry-After in seconds: a guess from the pace at which requests finish, kept within what clients accept.
+MIN_RETRY, MAX_RETRY = 1.0, 60.0
+PACE_WEIGHT = 0.1  # of the newest gap between two finishes
+
+
+class Counters:
+    """Totals since the start, and the pace of finishes."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.last_step = 0.0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.rejections = 0
+        self.step_seconds = 0.0
+        self.finished = {reason.value: 0 for reason in FinishReason}
+        self._last_finish = 0.0
+        self._gap = 0.0  # smoothed seconds between two finishes
+
+    def finish(self, reason: FinishReason, now: float) -> None:
+        self.finished[reason.value] += 1
+        if self._last_finish:
+            gap = now - self._last_finish
+            self._gap += PACE_WEIGHT * (gap - self._gap) if self._gap else gap
+        self._last_finish = now
+
+    def retry_after(self, waiting: int) -> float:
+        """Seconds until the queue may have drained."""
+        return min(MAX_RETRY, max(MIN_RETRY, self._gap * waiting))

@@ -1,0 +1,256 @@
+"""A runner without a device: the whole engine runs on it in tests, in milliseconds.
+
+It obeys plans to the letter, keeps its own model of slots, tables and block contents, and raises
+InvariantError where a plan contradicts it. Tokens come from `null_model`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.event import TokenLogprob
+from pegainfer.contract.request import unpack_tokens
+from pegainfer.contract.step import KVSpec, PageGroup, Row, RunnerInfo, StepPlan, StepResult
+from pegainfer.engine.null_memory import NOBODY, NullMemory, NullSlot, Uses
+from pegainfer.engine.null_model import NullModel
+
+# What goes wrong in a step: an exception that `wait` raises, or rows with their own error messages.
+Faults = Callable[[StepPlan], Exception | dict[int, str] | None]
+
+
+def default_kv() -> KVSpec:
+    """One full-attention group with blocks of 16 tokens."""
+    return KVSpec((PageGroup(name="full", block_size=16, bytes_per_block=16),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NullConfig:
+    """The size and manners of the null device."""
+
+    model: NullModel = field(default_factory=NullModel)
+    kv: KVSpec = field(default_factory=default_kv)
+    num_blocks: tuple[int, ...] = (1024,)
+    max_slots: int = 16
+    max_tokens: int = 512
+    max_model_len: int = 4096
+    max_commit: int = 1
+    zero_commits: float = 0.0  # share of sampling rows that commit nothing
+    seed: int = 0  # of the generator that draws how many tokens a row commits
+    step_seconds: float = 0.0  # latency of each step
+    token_seconds: float = 0.0  # and of each token computed in it
+    faults: Faults | None = None
+
+
+class _Step:
+    """A plan between `forward` and the end of its wait."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.uses: Uses = {}
+        self.sampled: set[int] = set()  # slots with a sampling row
+        self.starts: list[int] = []  # where each row really began
+
+
+class NullPending:
+    """A step whose result is known and whose latency is yet to pass."""
+
+    def __init__(self, runner: NullRunner, step: _Step, result: StepResult | Exception, ready: float) -> None:
+        self._runner, self._step, self._result, self._ready = runner, step, result, ready
+
+    def done(self) -> bool:
+        return time.monotonic() >= self._ready
+
+    def wait(self) -> StepResult:
+        """Sleeps out the step's latency. Raises the fault that was injected into it."""
+        left = self._ready - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+        self._runner.settle(self._step)
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+class NullRunner:
+    """Implements contract.step.Runner."""
+
+    def __init__(self, config: NullConfig | None = None) -> None:
+        self.config = c = config or NullConfig()
+        self._info = RunnerInfo(
+            kv=c.kv,
+            num_blocks=c.num_blocks,
+            max_slots=c.max_slots,
+            max_tokens=c.max_tokens,
+            max_model_len=c.max_model_len,
+            vocab_size=c.model.vocab_size,
+            max_commit=c.max_commit,
+        )
+        self.slots: dict[int, NullSlot] = {}
+        self.closed = False
+        self.num_rows = 0
+        self._memory = NullMemory(c.kv, c.num_blocks)
+        self._rng = random.Random(c.seed)
+        self._in_flight: list[_Step] = []
+        self._unsampled: _Step | None = None
+        self._step: int | None = None
+        self._busy_until = 0.0
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def forward(self, plan: StepPlan) -> _Step:
+        """Applies the plan and computes its rows. Raises InvariantError where the plan is wrong."""
+        if self._unsampled is not None:
+            raise InvariantError("forward before the sampling of the plan before")
+        if self._step is not None and plan.step != self._step + 1:
+            raise InvariantError(f"step {plan.step} follows step {self._step}")
+        if plan.num_tokens > self._info.max_tokens:
+            raise InvariantError(f"a plan of {plan.num_tokens} tokens, at most {self._info.max_tokens}")
+        if len(self._in_flight) > 1:
+            raise InvariantError("more than two plans are uncommitted")
+        self._step = plan.step
+        step = _Step(plan)
+        in_flight = [other.uses for other in self._in_flight]
+        self._apply(plan, step, in_flight)
+        seen: set[int] = set()
+        for row in plan.rows:
+            if row.slot in seen:
+                raise InvariantError(f"two rows of slot {row.slot} in step {plan.step}")
+            seen.add(row.slot)
+            step.starts.append(self._compute(row, step, in_flight))
+        self.num_rows += len(plan.rows)
+        self._in_flight.append(step)
+        self._unsampled = step
+        return step
+
+    def _apply(self, plan: StepPlan, step: _Step, in_flight: list[Uses]) -> None:
+        for free in plan.frees:
+            if free not in self.slots:
+                raise InvariantError(f"slot {free} is freed but empty")
+            if any(row.slot == free for other in self._in_flight for row in other.plan.rows):
+                raise InvariantError(f"slot {free} is freed while a plan in flight has a row of it")
+            self._memory.detach(self.slots.pop(free))
+        for new in plan.news:
+            if new.slot in self.slots or not 0 <= new.slot < self._info.max_slots:
+                raise InvariantError(f"slot {new.slot} is taken or does not exist")
+            self.slots[new.slot] = NullSlot(new, unpack_tokens(new.tokens), len(self._info.kv.groups))
+        owners: dict[tuple[int, int], int] = {}  # (group, block) -> the sequence that got it in this plan
+        for part in plan.blocks:
+            slot = self.slots[part.slot]
+            self._memory.attach(slot, part.group, part.blocks)
+            owners.update(((part.group, block), slot.seq) for block in part.blocks)
+        for copy in plan.copies:
+            self._memory.copy(copy, owners.get((copy.group, copy.dst), NOBODY), step.uses, in_flight)
+
+    def _compute(self, row: Row, step: _Step, in_flight: list[Uses]) -> int:
+        """Reads what the row needs, writes what it computes; returns where it really started."""
+        slot = self.slots[row.slot]
+        known = len(slot.tokens)
+        sampled_before = any(row.slot in other.sampled for other in self._in_flight)
+        if row.follow != sampled_before:
+            raise InvariantError(
+                f"slot {row.slot}: follow is {row.follow}, a sampling row in flight {sampled_before}"
+            )
+        start, end = row.start, row.start + row.count
+        if row.follow:
+            if row.count != 1 or not row.sample or start < known - 1:
+                raise InvariantError(f"slot {row.slot}: {row} cannot follow {known} tokens")
+            start, end = known - 1, known
+        elif slot.next is not None and start != slot.next:
+            raise InvariantError(f"slot {row.slot}: row starts at {start}, expected {slot.next}")
+        if row.count < 1 or (end != known if row.sample else end >= known):
+            raise InvariantError(f"slot {row.slot}: {row} does not fit {known} known tokens")
+        self._memory.read(slot, start, step.uses)
+        self._memory.write(slot, start, slot.chains[start:end], step.uses, in_flight)
+        if row.sample:
+            step.sampled.add(row.slot)
+        else:
+            slot.next = end
+            self._memory.write_state(slot, end, in_flight)
+        return start
+
+    def sample(self, handle: _Step, masks: dict[int, bytes] | None = None) -> NullPending:
+        """Draws the tokens of all sampling rows, then keeps the plan's snapshots."""
+        if handle is not self._unsampled:
+            raise InvariantError("sample without a forward before it")
+        self._unsampled = None
+        plan = handle.plan
+        fault = self.config.faults(plan) if self.config.faults is not None else None
+        errors = fault if isinstance(fault, dict) else {}
+        in_flight = [other.uses for other in self._in_flight if other is not handle]
+        tokens: list[tuple[int, ...]] = []
+        logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+        prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+        for i, row in enumerate(plan.rows):
+            slot = self.slots[row.slot]
+            start = handle.starts[i]
+            if slot.sampling.prompt_logprobs is not None and start + 1 < slot.num_prompt:
+                prompt_logprobs[i] = self._prompt_logprobs(slot, start + 1, start + row.count)
+            known = len(slot.tokens)
+            drawn = self._draw(slot, handle, in_flight, masks.get(i) if masks else None) if row.sample else ()
+            if drawn and slot.sampling.logprobs is not None:
+                logprobs[i] = tuple(
+                    self.config.model.logprob(t, slot.chain_at(known + j), slot.sampling.logprobs)
+                    for j, t in enumerate(drawn)
+                )
+            tokens.append(() if i in errors else drawn)
+        for copy in plan.snapshots:
+            self._memory.copy(copy, NOBODY, handle.uses, in_flight)
+        seconds = self.config.step_seconds + self.config.token_seconds * plan.num_tokens
+        self._busy_until = max(self._busy_until, time.monotonic()) + seconds
+        result = StepResult(
+            step=plan.step,
+            tokens=tuple(tokens),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            errors=errors,
+            seconds=seconds,
+        )
+        return NullPending(self, handle, fault if isinstance(fault, Exception) else result, self._busy_until)
+
+    def _draw(
+        self, slot: NullSlot, step: _Step, in_flight: list[Uses], mask: bytes | None
+    ) -> tuple[int, ...]:
+        """0..max_commit tokens; what speculation would have drafted beyond them is written as junk."""
+        last = len(slot.tokens) - 1
+        k = min(self._info.max_commit, self._memory.reach(slot) - last, self._info.max_model_len - last - 1)
+        commits = 0 if self._rng.random() < self.config.zero_commits else self._rng.randint(1, k)
+        for _ in range(commits):
+            token = self.config.model.draw(
+                slot.tokens,
+                slot.chains[-1],
+                slot.num_prompt,
+                slot.sampling,
+                slot.seed,
+                slot.mask_tokens,
+                mask,
+            )
+            slot.append(token)
+        junk = [step.plan.step] * (k - max(1, commits))
+        accepted = slot.chains[last + 1 : last + commits]
+        self._memory.write(slot, last + 1, accepted + junk, step.uses, in_flight)
+        slot.next = len(slot.tokens) - 1
+        self._memory.write_state(slot, slot.next, in_flight)
+        return tuple(slot.tokens[last + 1 :])
+
+    def _prompt_logprobs(self, slot: NullSlot, first: int, last: int) -> tuple[TokenLogprob, ...]:
+        top = slot.sampling.prompt_logprobs or 0
+        positions = range(first, min(last, slot.num_prompt - 1) + 1)
+        return tuple(self.config.model.logprob(slot.tokens[p], slot.chain_at(p), top) for p in positions)
+
+    def settle(self, step: _Step) -> None:
+        """The step's result was taken: what it used may be used again."""
+        if step in self._in_flight:
+            self._in_flight.remove(step)
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,202 @@
+"""What a committed row means for its sequence: tokens kept, blocks published, an event, perhaps the end."""
+
+from __future__ import annotations
+
+from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
+from pegainfer.contract.step import Row, StepPlan, StepResult
+from pegainfer.engine.counters import Counters
+from pegainfer.engine.residents import Residents
+from pegainfer.engine.sequence import Sequence, Status
+from pegainfer.engine.stop import take_tokens
+from pegainfer.kv.tables import SequenceBlocks
+
+
+class Outcomes:
+    """Owns the table of live requests, from `open` until the last of their sequences is finished."""
+
+    def __init__(self, residents: Residents) -> None:
+        self.live: dict[str, list[Sequence]] = {}  # unfinished continuations by request
+        self.counters = Counters()
+        self._residents = residents
+        self._kv = residents.kv
+        self._unit = residents.kv.unit
+        self._has_windows = residents.kv.has_windows
+
+    def open(self, family: list[Sequence]) -> None:
+        self.live[family[0].request.id] = family
+
+    def commit(
+        self, plan: StepPlan, seqs: list[Sequence], result: StepResult, now: float
+    ) -> list[TokenEvent]:
+        """Applies a plan's result row by row, then frees what waited for the plan."""
+        if result.step != plan.step or len(result.tokens) != len(plan.rows):
+            raise InvariantError(
+                f"result of step {result.step} with {len(result.tokens)} rows "
+                f"for plan {plan.step} with {len(plan.rows)} rows"
+            )
+        events: list[TokenEvent] = []
+        failed: list[SequenceBlocks] = []
+        errors = result.errors
+        for i, seq in enumerate(seqs):
+            row = plan.rows[i]
+            seq.flying -= 1
+            if row.sample:
+                seq.sampling_rows -= 1
+            if errors and i in errors:
+                kv = seq.kv or seq.left_kv
+                if kv is not None:
+                    failed.append(kv)
+                self._fail(seq, row, errors[i], now, events)
+            elif seq.status is Status.FINISHED:
+                if not row.sample and seq.left_kv is not None:  # cancelled in its prefill: the KV is good
+                    self._kv.publish(seq.left_kv, seq.tokens, row.start + row.count)
+            else:
+                self._row(seq, row, i, result, now, events)
+            if not seq.flying:
+                seq.left_kv = None
+        if plan.snapshots:
+            self._kv.keep_snapshots(plan.step, failed)
+        self._residents.retire(plan.step)
+        counters = self.counters
+        counters.steps += 1
+        counters.last_step = now
+        counters.step_seconds += result.seconds
+        return events
+
+    def _row(
+        self, seq: Sequence, row: Row, i: int, result: StepResult, now: float, events: list[TokenEvent]
+    ) -> None:
+        """One row of a sequence that has not ended.
+
+        It may have been preempted since: then its tokens count, and the blocks that it leaves to the cache.
+        """
+        finish: FinishReason | None = None
+        new: tuple[int, ...] = ()
+        if seq.prompt_logprobs is not None and i in result.prompt_logprobs:
+            seq.take_prompt_logprobs(row.start, result.prompt_logprobs[i])
+        if row.sample:
+            new = result.tokens[i]
+            taken, finish = take_tokens(seq, new)
+            if taken < len(new):
+                new = new[:taken]
+            # All known tokens but the last were inputs of this row or an earlier one.
+            computed = len(seq.tokens) - 1
+        else:
+            computed = row.start + row.count
+            if len(seq.tokens) >= seq.limit and computed == seq.num_prompt - 1:
+                finish = FinishReason.LENGTH  # no token was asked for, only the prompt's logprobs
+        kv = seq.kv
+        if kv is not None:
+            seq.computed = computed
+            if row.sample and not seq.sampling_rows:
+                seq.planned = computed
+            if computed - kv.published * self._unit >= self._unit:
+                self._kv.publish(kv, seq.tokens, computed)
+            if self._has_windows and finish is None:
+                self._kv.trim(kv, computed, seq.last_step)
+        elif seq.left_kv is not None:
+            self._kv.publish(seq.left_kv, seq.tokens, computed)
+        if finish is not None:
+            events.append(self.finish(seq, finish, now, new, result.logprobs.get(i)))
+        elif new:
+            events.append(self._progress(seq, new, result.logprobs.get(i), now))
+
+    def _progress(
+        self, seq: Sequence, new: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None, now: float
+    ) -> TokenEvent:
+        self.counters.generation_tokens += len(new)
+        if seq.first_token:
+            if logprobs is None:
+                return TokenEvent(
+                    request_id=seq.request.id,
+                    index=seq.index,
+                    tokens=new,
+                    num_cached_tokens=max(0, seq.num_cached),
+                )
+            prompt_logprobs = None
+        else:
+            seq.first_token = now
+            prompt_logprobs = self._prompt_logprobs(seq)
+        return TokenEvent(
+            request_id=seq.request.id,
+            index=seq.index,
+            tokens=new,
+            logprobs=None if logprobs is None else logprobs[: len(new)],
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=max(0, seq.num_cached),
+        )
+
+    def finish(
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        now: float,
+        new: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+        error: str | None = None,
+    ) -> TokenEvent:
+        """Ends one continuation, wherever it stands, and gives its one finish event."""
+        first = not seq.first_token and reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if new:
+            self.counters.generation_tokens += len(new)
+            seq.first_token = seq.first_token or now
+        if seq.status is Status.RUNNING:
+            self._residents.leave(seq)
+        elif seq.status is Status.WAITING:
+            self._residents.waiting.remove(seq)
+        family = self.live[seq.request.id]
+        family.remove(seq)
+        if not family:
+            del self.live[seq.request.id]
+        seq.status = Status.FINISHED
+        self.counters.finish(reason, now)
+        return TokenEvent(
+            request_id=seq.request.id,
+            index=seq.index,
+            tokens=new,
+            logprobs=None if logprobs is None else logprobs[: len(new)],
+            prompt_logprobs=self._prompt_logprobs(seq) if first else None,
+            num_cached_tokens=max(0, seq.num_cached),
+            finish=reason,
+            stop_token=new[-1] if reason is FinishReason.STOP else None,
+            error=error,
+            timings=Timings(
+                arrival=seq.arrival,
+                admitted=seq.admitted,
+                scheduled=seq.scheduled,
+                first_token=seq.first_token,
+                finished=now,
+            ),
+        )
+
+    def end_request(
+        self,
+        request_id: str,
+        reason: FinishReason,
+        now: float,
+        events: list[TokenEvent],
+        error: str | None = None,
+    ) -> None:
+        """Ends all continuations of a request that still live."""
+        for seq in tuple(self.live.get(request_id, ())):
+            seq.children = []
+            events.append(self.finish(seq, reason, now, error=error))
+
+    def _fail(self, seq: Sequence, row: Row, message: str, now: float, events: list[TokenEvent]) -> None:
+        if seq.status is Status.FINISHED:
+            return
+        if seq.index == 0 and row.start < seq.num_prompt - 1:
+            # The others were or will be forked from what this row wrote, so the whole request fails.
+            self.end_request(seq.request.id, FinishReason.ERROR, now, events, message)
+        else:
+            events.append(self.finish(seq, FinishReason.ERROR, now, error=message))
+
+    @staticmethod
+    def _prompt_logprobs(seq: Sequence) -> tuple[TokenLogprob | None, ...] | None:
+        have = seq.prompt_logprobs
+        if have is None:
+            return None
+        if len(have) != seq.num_prompt:
+            raise InvariantError(f"{len(have)} prompt logprobs for a prompt of {seq.num_prompt} tokens")
+        return tuple(have)

@@ -1,0 +1,205 @@
+"""Fills one batch: rows for those that run, in order of rank, then admissions from the queue."""
+
+from __future__ import annotations
+
+from pegainfer.contract.step import Row, RunnerInfo, StateGroup
+from pegainfer.engine.batch import Batch
+from pegainfer.engine.residents import Residents
+from pegainfer.engine.sequence import Sequence, Status
+
+
+class Planner:
+    """Decides who computes what in a step. Mutates sequences, residents and the batch."""
+
+    def __init__(self, residents: Residents, info: RunnerInfo) -> None:
+        self._residents = residents
+        self._kv = residents.kv
+        self._max_commit = info.max_commit
+        self._states = [g for g, group in enumerate(info.kv.groups) if isinstance(group, StateGroup)]
+        self._unit = self._kv.unit
+        self._blocked: tuple[Sequence, int] | None = (
+            None  # a failed admission, and the blocks there were then
+        )
+        self._displaced_until = 0  # step whose retirement frees what the last displaced sequence held
+
+    def fill(self, batch: Batch) -> None:
+        """Places rows; a batch without rows means that nothing can be done before the next commit."""
+        self._run(batch)
+        if self._residents.waiting.items and not batch.hungry:
+            self._admit(batch)
+
+    # Those that run
+
+    def _run(self, batch: Batch) -> None:
+        running = self._residents.running.items
+        k = self._max_commit
+        counted = False  # whether batch.later_decodes holds
+        i = 0
+        while i < len(running):  # preemption shortens the list behind i
+            seq = running[i]
+            i += 1
+            known = len(seq.tokens)
+            follow = seq.sampling_rows > 0
+            # With a sampling row in flight the position is the highest that it can turn out to be.
+            start = known - 1 + k * seq.sampling_rows if follow else seq.planned
+            if follow or known - start == 1:
+                if start + 1 >= seq.limit or seq.last_step == batch.step:
+                    continue  # the next commit tells whether it has ended; or it was forked a moment ago
+                if batch.later_decodes:
+                    batch.later_decodes -= 1
+                if batch.left <= 0:
+                    continue
+                assert seq.kv is not None
+                need = start + k
+                if need > seq.kv.capacity:
+                    if need >= seq.limit:
+                        need = max(start + 1, seq.limit - 1)
+                    if not self._residents.cover(seq, start + 1, need, batch):
+                        continue
+                batch.place(seq, Row(seq.slot, start, 1, True, follow), prefill=False)
+                if seq.children:
+                    self._fork(seq, batch)
+                continue
+            if not counted:
+                batch.later_decodes = sum(1 for other in running[i:] if self._is_decode(other))
+                counted = True
+            room = batch.prefill_room
+            if room <= 0 and i == 1:
+                room = min(1, batch.left)  # the best-ranked always progresses
+            if room > 0:
+                self._prefill(seq, room, batch)
+        batch.later_decodes = 0
+
+    @staticmethod
+    def _is_decode(seq: Sequence) -> bool:
+        return seq.sampling_rows > 0 or len(seq.tokens) - seq.planned == 1
+
+    def _prefill(self, seq: Sequence, room: int, batch: Batch) -> bool:
+        """A chunk of a running sequence, as large as room and blocks allow."""
+        kv = seq.kv
+        assert kv is not None
+        start, target = seq.planned, seq.target
+        if start >= target:
+            return False
+        end = self._cut(seq, start, min(target, start + room))
+        need = self._need(seq, end)
+        covered = kv.capacity
+        if need > covered:
+            covered = self._residents.cover(seq, start + 1, need, batch)
+        if covered <= start:
+            return False
+        self._place_chunk(seq, start, min(end, covered), batch)
+        return True
+
+    def _place_chunk(self, seq: Sequence, start: int, end: int, batch: Batch) -> None:
+        sample = end == len(seq.tokens)
+        batch.place(seq, Row(seq.slot, start, end - start, sample), prefill=True)
+        every = self._kv.snapshot_every
+        if every and not sample and end % every == 0 and seq.kv is not None and end <= self._hashed(seq):
+            batch.snapshots += self._kv.snapshot(seq.kv, end, step=batch.step, spare=0)
+
+    def _cut(self, seq: Sequence, start: int, end: int) -> int:
+        """Ends a chunk at the last snapshot boundary in it, where the states are not kept there yet."""
+        every = self._kv.snapshot_every
+        if not every:
+            return end
+        boundary = end // every * every
+        if boundary <= start or boundary == end or boundary > self._hashed(seq):
+            return end
+        hashes = seq.hashes if seq.kv is None else seq.kv.hashes
+        key = hashes[boundary // self._unit - 1]
+        kept = all(self._kv.pools[g].lookup(key) is not None for g in self._states)
+        return end if kept else boundary
+
+    def _hashed(self, seq: Sequence) -> int:
+        return len(seq.hashes if seq.kv is None else seq.kv.hashes) * self._unit
+
+    def _need(self, seq: Sequence, end: int) -> int:
+        """Positions to cover for a chunk up to `end`: if it samples, the tokens it may commit besides."""
+        if end < len(seq.tokens):
+            return end
+        return max(end, min(end + self._max_commit - 1, seq.limit - 1))
+
+    def _fork(self, parent: Sequence, batch: Batch) -> None:
+        """The parent computes its last prompt token; its children enter with all before it computed.
+
+        Those without room queue like any other sequence, and find the prompt in the prefix cache.
+        """
+        children, parent.children = parent.children, []
+        last = parent.num_prompt - 1
+        need = self._need(parent, last + 1)
+        for child in children:
+            if (
+                batch.prefill_room > 0
+                and not batch.hungry
+                and self._residents.adopt(child, parent, need, batch)
+            ):
+                child.num_cached = parent.num_cached
+                batch.place(child, Row(child.slot, last, 1, True), prefill=True)
+            else:
+                child.status = Status.WAITING
+                self._residents.waiting.add(child)
+
+    # Those that wait
+
+    def _admit(self, batch: Batch) -> None:
+        residents = self._residents
+        waiting = residents.waiting.items
+        while waiting and not batch.hungry:
+            seq = waiting[0]
+            if seq.flying or batch.prefill_room <= 0:
+                return  # a preempted sequence re-enters when its last tokens are known
+            if residents.free_slots and self._enter(seq, batch):
+                continue
+            if not self._displace(seq):
+                return
+
+    def _enter(self, seq: Sequence, batch: Batch) -> bool:
+        """Admits `seq` with its first chunk if its known tokens fit; alone, with what does fit."""
+        residents, kv = self._residents, self._kv
+        alone = not residents.running.items
+        available = kv.num_available()
+        if (
+            self._blocked is not None
+            and self._blocked[0] is seq
+            and available <= self._blocked[1]
+            and not alone
+        ):
+            return False
+        target = seq.target
+        hit = kv.find(seq.hashes, target if seq.may_use_prefix else 0)
+        start = hit.num_tokens
+        end = self._cut(seq, start, min(target, start + batch.prefill_room))
+        if not kv.fits(hit, self._need(seq, target), end - start, residents.watermark):
+            if not alone:
+                self._blocked = (seq, available)
+                return False
+            if kv.reach(hit, residents.no_spare) <= start:
+                hit = kv.find((), 0)  # the hit itself leaves no room to go on
+                start = 0
+                end = min(target, batch.prefill_room)
+            end = min(end, kv.reach(hit, residents.no_spare))
+            if end <= start:
+                return False
+        self._blocked = None
+        need = min(self._need(seq, end), kv.reach(hit, residents.no_spare))
+        residents.enter(seq, hit, need, batch)
+        if seq.num_cached < 0:
+            seq.num_cached = start
+        self._place_chunk(seq, start, end, batch)
+        return True
+
+    def _displace(self, seq: Sequence) -> bool:
+        """Preempts the worst-ranked sequence for one of a more urgent class.
+
+        True if room was made at once, False if there is none or it must wait for a plan in flight.
+        """
+        running = self._residents.running.items
+        if not running or not self._residents.is_retired(self._displaced_until):
+            return False
+        victim = running[-1]
+        if victim.rank < seq.rank or victim.request.priority <= seq.request.priority:
+            return False
+        self._residents.preempt(victim)
+        self._displaced_until = victim.last_step
+        return not victim.flying

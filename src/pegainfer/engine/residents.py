@@ -1,0 +1,166 @@
+"""Who holds slots and blocks, who waits for them, and how they change hands."""
+
+from __future__ import annotations
+
+import math
+
+from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.step import NewSlot, PageGroup, RunnerInfo, SlotBlocks
+from pegainfer.engine.batch import Batch, Ranked
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.sequence import Sequence, Status
+from pegainfer.kv.manager import KVManager
+from pegainfer.kv.prefix import PrefixHit
+
+NO_SLOT = -1
+
+
+class Residents:
+    """Slots and blocks go out at `enter` and `adopt`, come back at `leave`, and are used again once the last
+    plan with a row of their sequence is retired."""
+
+    def __init__(self, info: RunnerInfo, config: SchedulerConfig) -> None:
+        self.kv = KVManager(info.kv, info.num_blocks, prefix_cache=config.prefix_cache)
+        self.running = Ranked()
+        self.waiting = Ranked()
+        self.num_slots = min(info.max_slots, config.max_slots or info.max_slots)
+        self.free_slots = list(range(self.num_slots - 1, -1, -1))
+        self.frees: list[int] = []  # slots that the next plan drops
+        self.num_preemptions = 0
+        self.no_spare = [0] * len(info.kv.groups)
+        # What admissions leave to those that run; a state is allocated only once, so it needs no reserve.
+        self.watermark = [
+            math.ceil(config.watermark * n) if isinstance(g, PageGroup) else 0
+            for g, n in zip(info.kv.groups, info.num_blocks, strict=True)
+        ]
+        self._leaving: dict[int, list[int]] = {}  # slots by the step after which they are free
+        self._retired = 0
+
+    def enter(self, seq: Sequence, hit: PrefixHit, positions: int, batch: Batch) -> None:
+        """Moves `seq` from the queue into a slot. A free slot and the blocks are there."""
+        kv, copies = self.kv.begin(seq.root, seq.hashes, hit, positions, step=batch.step)
+        seq.kv = kv
+        seq.computed = seq.planned = hit.num_tokens
+        batch.copies += copies
+        self.waiting.remove(seq)
+        self._settle(seq, batch)
+
+    def adopt(self, child: Sequence, parent: Sequence, positions: int, batch: Batch) -> bool:
+        """Forks `child` off `parent` into a slot; False, and nothing changed, where there is no room."""
+        if not self.free_slots or parent.kv is None:
+            return False
+        forked = self.kv.fork(parent.kv, parent.num_prompt - 1, positions, step=batch.step)
+        if forked is None:
+            return False
+        child.kv, copies = forked
+        child.computed = child.planned = parent.num_prompt - 1
+        batch.copies += copies
+        self._settle(child, batch)
+        return True
+
+    def _settle(self, seq: Sequence, batch: Batch) -> None:
+        slot = self.free_slots.pop()
+        seq.slot = slot
+        seq.status = Status.RUNNING
+        self.running.add(seq)
+        batch.news.append(
+            NewSlot(
+                slot=slot,
+                seq=seq.number,
+                tokens=seq.packed_tokens(),
+                num_prompt=seq.num_prompt,
+                sampling=seq.runner_sampling(),
+                seed=seq.seed,
+                mask_tokens=seq.mask_tokens,
+                adapter=seq.request.adapter,
+            )
+        )
+        assert seq.kv is not None
+        for group, table in enumerate(seq.kv.tables):
+            batch.blocks.append(SlotBlocks(slot, group, tuple(table)))
+
+    def cover(self, seq: Sequence, least: int, most: int, batch: Batch) -> int:
+        """Grows the tables of `seq` towards `most` positions and returns how many they cover.
+
+        Worse-ranked sequences are preempted until at least `least` are covered. If even that must wait for
+        plans in flight, 0 is returned and the batch turns hungry.
+        """
+        kv = seq.kv
+        assert kv is not None
+        while not batch.hungry:
+            room = self.kv.room(kv)
+            if room >= least:
+                for group, blocks in self.kv.grow(kv, min(room, most)):
+                    batch.blocks.append(SlotBlocks(seq.slot, group, blocks))
+                return min(kv.capacity, most)
+            victim = self.running.items[-1]
+            # Blocks that are already on their way back need no further victim.
+            if victim is seq or self.kv.room(kv, with_deferred=True) >= least:
+                batch.hungry = True
+            else:
+                self.preempt(victim)
+        return min(kv.capacity, most) if kv.capacity >= least else 0
+
+    def preempt(self, seq: Sequence) -> None:
+        """Sends a running sequence back to the queue; it will be computed anew from its known tokens."""
+        self.num_preemptions += 1
+        self.leave(seq)
+        seq.computed = seq.planned = 0
+        seq.status = Status.WAITING
+        self.waiting.add(seq)
+
+    def leave(self, seq: Sequence) -> None:
+        """A running sequence gives up its slot and blocks, after its last plan."""
+        assert seq.kv is not None
+        self.running.remove(seq)
+        self.kv.release(seq.kv, seq.last_step)
+        if seq.last_step <= self._retired:
+            self._free_slot(seq.slot)
+        else:
+            self._leaving.setdefault(seq.last_step, []).append(seq.slot)
+            seq.left_kv = seq.kv
+        if len(seq.kv.hashes) > len(seq.hashes):
+            seq.hashes = seq.kv.hashes
+        seq.kv = None
+        seq.slot = NO_SLOT
+
+    def retire(self, step: int) -> None:
+        """Step `step` is committed: what waited for it is free."""
+        self._retired = step
+        self.kv.retire(step)
+        for slot in self._leaving.pop(step, ()):
+            self._free_slot(slot)
+
+    def is_retired(self, step: int) -> bool:
+        return step <= self._retired
+
+    def _free_slot(self, slot: int) -> None:
+        self.frees.append(slot)
+        self.free_slots.append(slot)
+
+    def check_integrity(self) -> None:
+        """Raises InvariantError: slots and block references belong to exactly one holder."""
+        self.kv.check_integrity()
+        held = [seq.slot for seq in self.running]
+        leaving = [slot for slots in self._leaving.values() for slot in slots]
+        if sorted(held + leaving + self.free_slots) != list(range(self.num_slots)):
+            raise InvariantError(
+                f"slots held {held}, leaving {leaving}, free {self.free_slots} are no partition"
+            )
+        for queue, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
+            ranks = [seq.rank for seq in queue]
+            if ranks != sorted(ranks):
+                raise InvariantError(f"the {status.value} sequences are out of rank")
+            if queue.num_tokens != sum(seq.num_prompt for seq in queue):
+                raise InvariantError(f"the token count of the {status.value} sequences is wrong")
+            for seq in queue:
+                if seq.status is not status or (seq.kv is None) == (status is Status.RUNNING):
+                    raise InvariantError(
+                        f"sequence {seq.number} is {seq.status.value} among the {status.value}"
+                    )
+                ahead = seq.computed > seq.planned and not seq.sampling_rows
+                if ahead or not 0 <= seq.computed <= len(seq.tokens):
+                    raise InvariantError(
+                        f"sequence {seq.number}: computed {seq.computed}, planned {seq.planned}, "
+                        f"known {len(seq.tokens)}"
+                    )

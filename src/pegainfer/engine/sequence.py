@@ -1,0 +1,146 @@
+"""One continuation of one request, as the scheduler follows it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Seq
+from enum import Enum
+
+import msgspec
+
+from pegainfer.contract.event import TokenLogprob
+from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, root_hash
+from pegainfer.kv.tables import SequenceBlocks
+
+Rank = tuple[float, int]  # lower runs first; a total order that never changes
+
+
+class Status(Enum):
+    HELD = "held"  # waits to be forked from its parent
+    WAITING = "waiting"  # in the queue, new or preempted
+    RUNNING = "running"  # owns a slot and block tables
+    FINISHED = "finished"  # its finish event is out; rows in flight are wasted
+
+
+class Sequence:
+    """Known tokens are `tokens`; of these, `computed` have their KV written as of the last commit.
+
+    `planned` runs ahead of `computed` by the rows in flight. While a sampling row is in flight, neither its
+    tokens nor its position are known exactly, and `planned` is not used: see `Row.follow`.
+    """
+
+    __slots__ = (
+        "admitted",
+        "arrival",
+        "children",
+        "computed",
+        "first_token",
+        "flying",
+        "hashes",
+        "index",
+        "kv",
+        "last_step",
+        "left_kv",
+        "limit",
+        "mask_tokens",
+        "min_stop",
+        "num_cached",
+        "num_prompt",
+        "number",
+        "planned",
+        "prompt_logprobs",
+        "rank",
+        "request",
+        "root",
+        "sampling_rows",
+        "scheduled",
+        "seed",
+        "slot",
+        "status",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        *,
+        tokens: array[int],
+        hashes: Seq[bytes],
+        number: int,
+        index: int,
+        seed: int,
+        limit: int,
+        rank: Rank,
+        now: float,
+    ) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.number = number  # engine-wide, never reused
+        self.index = index  # which of n
+        self.seed = seed
+        self.rank = rank
+        self.tokens = tokens  # prompt, then generated
+        self.num_prompt = len(tokens)
+        self.limit = limit  # tokens, prompt included, at which it ends
+        self.root = root_hash(request.adapter, request.cache_salt)
+        self.hashes = hashes  # of the prompt's full blocks
+        eos = () if sampling.ignore_eos else request.eos_token_ids
+        self.mask_tokens = tuple(dict.fromkeys(eos + sampling.stop_token_ids))
+        self.stop_ids = frozenset(self.mask_tokens)
+        self.min_stop = self.num_prompt + sampling.min_tokens  # a stop id counts only beyond so many tokens
+        # What its slot and blocks do now
+        self.status = Status.WAITING
+        self.slot = -1
+        self.kv: SequenceBlocks | None = None
+        self.left_kv: SequenceBlocks | None = (
+            None  # after a preemption, while rows that wrote it are in flight
+        )
+        self.computed = 0
+        self.planned = 0
+        self.flying = 0  # rows in uncommitted plans
+        self.sampling_rows = 0  # those of them that sample
+        self.last_step = 0  # the last plan that has a row of it
+        self.children: list[Sequence] = []  # HELD, forked when all but the last prompt token is computed
+        # What its events carry
+        self.num_cached = -1  # prompt tokens from the prefix cache at the first admission; -1 before
+        wants = sampling.prompt_logprobs is not None and index == 0
+        self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants else None
+        self.arrival = request.arrival or now
+        self.admitted = now
+        self.scheduled = 0.0
+        self.first_token = 0.0
+
+    @property
+    def target(self) -> int:
+        """Positions to compute before anything is sampled: all known ones, or all but the last of them.
+
+        The last prompt token waits while children are to be forked (each computes it for itself), and is
+        never needed when no token is asked for.
+        """
+        known = len(self.tokens)
+        return known - 1 if self.children or known >= self.limit else known
+
+    @property
+    def may_use_prefix(self) -> bool:
+        """Prompt logprobs need every position to be computed, until they are complete."""
+        return self.prompt_logprobs is None or len(self.prompt_logprobs) == self.num_prompt
+
+    def packed_tokens(self) -> bytes:
+        """int32 little-endian bytes of all known tokens."""
+        return pack_tokens(self.tokens.tolist())
+
+    def runner_sampling(self) -> SamplingParams:
+        """What the runner is told: prompt logprobs are asked of one sequence, until they are complete."""
+        sampling = self.request.sampling
+        if sampling.prompt_logprobs is None or not self.may_use_prefix:
+            return sampling
+        return msgspec.structs.replace(sampling, prompt_logprobs=None)
+
+    def take_prompt_logprobs(self, start: int, values: Seq[TokenLogprob]) -> None:
+        """Appends those of tokens start+1 …; what a recomputation repeats is skipped."""
+        have = self.prompt_logprobs
+        if have is None:
+            return
+        skip = len(have) - (start + 1)
+        have.extend(values[skip : skip + self.num_prompt - len(have)])

@@ -1,0 +1,24 @@
+"""When a continuation ends by itself: EOS, stop ids, max_tokens, the context's end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from pegainfer.contract.event import FinishReason
+from pegainfer.engine.sequence import Sequence
+
+
+def take_tokens(seq: Sequence, new: Seq[int]) -> tuple[int, FinishReason | None]:
+    """Appends new tokens to `seq` up to the one that ends it.
+
+    Returns how many were taken (the stop token included) and why it ended, if it did. A stop id ends nothing
+    until min_tokens were generated before it.
+    """
+    known = seq.tokens
+    for taken, token in enumerate(new, 1):
+        known.append(token)
+        if token in seq.stop_ids and len(known) > seq.min_stop:
+            return taken, FinishReason.STOP
+        if len(known) >= seq.limit:
+            return taken, FinishReason.LENGTH
+    return len(new), None

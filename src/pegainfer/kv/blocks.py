@@ -1,0 +1,174 @@
+"""The blocks of one KV group: who uses them, which are free, and which are free but still remembered."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from pegainfer.contract.errors import InvariantError
+
+
+class BlockPool:
+    """Blocks 0..n-1, each in exactly one of three states.
+
+    used    references > 0: tables of sequences, or a deferred release that waits for a plan
+    cached  no reference, but a key finds it: `acquire` revives it, `allocate` evicts the oldest
+    free    no reference, no key
+
+    A release names the last plan that touches the block; the reference is dropped when that plan is retired,
+    so that nothing is overwritten while a device may still read it.
+    """
+
+    __slots__ = (
+        "_cached",
+        "_deferred",
+        "_free",
+        "_index",
+        "_keys",
+        "_refs",
+        "_retired",
+        "name",
+        "num_blocks",
+        "num_deferred",
+    )
+
+    def __init__(self, name: str, num_blocks: int) -> None:
+        self.name = name
+        self.num_blocks = num_blocks
+        self.num_deferred = 0  # references that wait for a plan
+        self._refs = [0] * num_blocks
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last freed is the warmest
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._index: dict[bytes, int] = {}
+        self._deferred: dict[int, list[int]] = {}  # step -> one entry a reference
+        self._retired = 0  # the highest retired step; steps count from 1
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can hand out now, cached ones included."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    def refs(self, block: int) -> int:
+        return self._refs[block]
+
+    def lookup(self, key: bytes) -> int | None:
+        """The block that holds `key`, used or cached. Takes no reference."""
+        return self._index.get(key)
+
+    def allocate(self) -> int:
+        """A block with one reference and no key; evicts the cached block released longest ago if it must."""
+        if self._free:
+            block = self._free.pop()
+        elif self._cached:
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
+        else:
+            raise InvariantError(f"KV group '{self.name}': allocation from an exhausted pool")
+        self._refs[block] = 1
+        return block
+
+    def acquire(self, block: int) -> None:
+        """One more reference to a block that is used or cached."""
+        if self._refs[block] == 0:
+            if block not in self._cached:
+                raise InvariantError(f"KV group '{self.name}': block {block} is free and cannot be shared")
+            del self._cached[block]
+        self._refs[block] += 1
+
+    def release(self, block: int, after: int) -> None:
+        """Drops one reference once step `after` is retired; at once if it is already."""
+        if after <= self._retired:
+            self._drop(block)
+            return
+        self._deferred.setdefault(after, []).append(block)
+        self.num_deferred += 1
+
+    def retire(self, step: int) -> None:
+        """Step `step` is committed, and so are all before it: references that waited for it are dropped."""
+        self._retired = step
+        blocks = self._deferred.pop(step, None)
+        if blocks is not None:
+            self.num_deferred -= len(blocks)
+            for block in blocks:
+                self._drop(block)
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Lets `key` find a used block. The first block of a key stays; a second copy remains private."""
+        if self._refs[block] == 0:
+            raise InvariantError(f"KV group '{self.name}': block {block} published without an owner")
+        if key in self._index:
+            return
+        old = self._keys[block]
+        if old is not None:
+            raise InvariantError(f"KV group '{self.name}': block {block} already holds another key")
+        self._keys[block] = key
+        self._index[key] = block
+
+    def clear_cache(self) -> int:
+        """Forgets every cached block; keys of used blocks stay. Returns how many were forgotten."""
+        count = len(self._cached)
+        while self._cached:
+            block, _ = self._cached.popitem()
+            self._forget(block)
+            self._free.append(block)
+        return count
+
+    def _drop(self, block: int) -> None:
+        refs = self._refs[block]
+        if refs <= 0:
+            raise InvariantError(f"KV group '{self.name}': block {block} released more often than acquired")
+        self._refs[block] = refs - 1
+        if refs == 1:
+            if self._keys[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
+
+    def _forget(self, block: int) -> None:
+        key = self._keys[block]
+        if key is None:
+            raise InvariantError(f"KV group '{self.name}': cached block {block} has no key")
+        del self._index[key]
+        self._keys[block] = None
+
+    def check_integrity(self, holders: Counter[int] | None = None) -> None:
+        """Raises InvariantError. `holders`: references by block that live tables should account for."""
+
+        def fail(what: str) -> None:
+            raise InvariantError(f"KV group '{self.name}': {what}")
+
+        used = {b for b in range(self.num_blocks) if self._refs[b] > 0}
+        free, cached = set(self._free), set(self._cached)
+        if len(free) != len(self._free):
+            fail("a block stands twice in the free list")
+        if (
+            used & free
+            or used & cached
+            or free & cached
+            or len(used) + len(free) + len(cached) != self.num_blocks
+        ):
+            fail(
+                f"{len(used)} used, {len(free)} free, {len(cached)} cached do not partition {self.num_blocks}"
+            )
+        if any(r < 0 for r in self._refs):
+            fail("a reference count is negative")
+        if any(self._keys[b] is not None for b in free) or any(self._keys[b] is None for b in cached):
+            fail("free blocks must have no key, cached blocks must have one")
+        if {b: k for b, k in enumerate(self._keys) if k is not None} != {
+            b: k for k, b in self._index.items()
+        }:
+            fail("index and keys disagree")
+        waiting = Counter(b for blocks in self._deferred.values() for b in blocks)
+        if waiting.total() != self.num_deferred or any(step <= self._retired for step in self._deferred):
+            fail("a deferred release was lost")
+        if any(count > self._refs[b] for b, count in waiting.items()):
+            fail("more deferred releases than references")
+        if holders is not None:
+            expected = holders + waiting
+            for b in range(self.num_blocks):
+                if self._refs[b] != expected[b]:
+                    fail(f"block {b} has {self._refs[b]} references, its holders account for {expected[b]}")

@@ -1,0 +1,294 @@
+"""Block tables of sequences over all KV groups: allocate, publish, fork, snapshot, trim, release."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+
+from pegainfer.contract.errors import ConfigError, InvariantError
+from pegainfer.contract.request import hash_blocks, pack_tokens
+from pegainfer.contract.step import NO_BLOCK, BlockCopy, KVSpec, PageGroup, StateGroup
+from pegainfer.kv.blocks import BlockPool
+from pegainfer.kv.prefix import PrefixHit, find_prefix, first_in_window
+from pegainfer.kv.tables import UNBOUNDED, Growth, SequenceBlocks
+
+
+class KVManager:
+    """Bookkeeping only: it knows ids and hashes, never memory. Not thread safe."""
+
+    def __init__(self, spec: KVSpec, num_blocks: Sequence[int], *, prefix_cache: bool = True) -> None:
+        if not spec.groups or len(spec.groups) != len(num_blocks):
+            raise ConfigError(
+                "KV groups and their block counts differ", expected=len(spec.groups), got=num_blocks
+            )
+        self.groups = spec.groups
+        self.prefix_cache = prefix_cache
+        self.pools = tuple(BlockPool(g.name, n) for g, n in zip(spec.groups, num_blocks, strict=True))
+        sizes = [g.block_size for g in spec.groups if isinstance(g, PageGroup)]
+        snapshots = [g.snapshot_every for g in spec.groups if isinstance(g, StateGroup) and g.snapshot_every]
+        self.unit = min(sizes or snapshots or [1])  # tokens a hash
+        for size in sizes + snapshots:
+            if size < 1 or size % self.unit:
+                raise ConfigError(
+                    "block sizes do not fit together", expected=f"multiples of {self.unit}", got=size
+                )
+        for every in snapshots:
+            if any(every % size for size in sizes):
+                raise ConfigError(
+                    "snapshot_every must be a multiple of each block size", expected=sizes, got=every
+                )
+        # Multiples of so many tokens are places where all states can be kept together; 0: never.
+        every_state = len(snapshots) == len(spec.groups) - len(sizes)
+        self.snapshot_every = math.lcm(*snapshots) if prefix_cache and snapshots and every_state else 0
+        self._pages = [
+            (g, group, self.pools[g]) for g, group in enumerate(self.groups) if isinstance(group, PageGroup)
+        ]
+        self._states = [(g, s, self.pools[g]) for g, s in enumerate(self.groups) if isinstance(s, StateGroup)]
+        self._windows = [entry for entry in self._pages if entry[1].window > 0]
+        self.has_windows = bool(self._windows)
+        self._live: set[SequenceBlocks] = set()
+        self._snapshots: dict[int, list[tuple[SequenceBlocks, BlockPool, int, bytes]]] = {}
+
+    # What fits
+
+    def reach_alone(self, max_commit: int) -> int:
+        """Positions that one sequence can cover when it has every pool to itself."""
+        reach = UNBOUNDED
+        for _, group, pool in self._pages:
+            span = -(-(group.window - 1 + max_commit) // group.block_size) + 1
+            if group.window == 0 or pool.num_blocks < span:
+                reach = min(reach, pool.num_blocks * group.block_size)
+        if any(pool.num_blocks < 1 for _, _, pool in self._states):
+            return 0
+        return reach
+
+    def room(self, seq: SequenceBlocks, *, with_deferred: bool = False) -> int:
+        """Positions that the tables of `seq` can be grown to now, or once the plans in flight are retired."""
+        room = UNBOUNDED
+        for g, group, pool in self._pages:
+            blocks = len(seq.tables[g]) + pool.available + (pool.num_deferred if with_deferred else 0)
+            room = min(room, blocks * group.block_size)
+        return room
+
+    def num_available(self) -> int:
+        """Blocks that can be handed out now, summed over groups."""
+        return sum(pool.available for pool in self.pools)
+
+    def find(self, hashes: Sequence[bytes], num_tokens: int) -> PrefixHit:
+        """The longest usable prefix; empty with the prefix cache off."""
+        return find_prefix(self.groups, self.pools, self.unit, hashes, num_tokens if self.prefix_cache else 0)
+
+    # The life of a sequence's tables
+
+    def reach(self, hit: PrefixHit, spare: Sequence[int]) -> int:
+        """Positions that a new sequence starting with `hit` can cover now if `spare[g]` blocks must stay."""
+        reach = UNBOUNDED
+        for g, group in enumerate(self.groups):
+            free = self._left_by(hit, g) - spare[g]
+            if isinstance(group, StateGroup):
+                if free < 1:
+                    return 0
+            else:
+                reach = min(reach, (len(hit.blocks[g]) + max(0, free)) * group.block_size)
+        return reach
+
+    def fits(self, hit: PrefixHit, positions: int, chunk: int, spare: Sequence[int]) -> bool:
+        """Whether a new sequence could be computed up to `positions` now, `chunk` at a time."""
+        for g, group in enumerate(self.groups):
+            need = 1
+            if isinstance(group, PageGroup):
+                need = -(-positions // group.block_size) - len(hit.blocks[g])
+                if group.window:
+                    need = min(need, -(-(group.window + chunk) // group.block_size) + 1)
+            if self._left_by(hit, g) - need < spare[g]:
+                return False
+        return True
+
+    def _left_by(self, hit: PrefixHit, g: int) -> int:
+        """Available blocks of a group once the hit's cached blocks are revived."""
+        pool = self.pools[g]
+        return pool.available - sum(1 for b in hit.blocks[g] if b != NO_BLOCK and pool.refs(b) == 0)
+
+    def begin(
+        self, root: bytes, hashes: Sequence[bytes], hit: PrefixHit, positions: int, *, step: int
+    ) -> tuple[SequenceBlocks, list[BlockCopy]]:
+        """Tables that start with `hit` and cover `positions`, with the state copies that plan `step` must do.
+
+        The caller made sure by `reach` or `fits` that the blocks are there.
+        """
+        seq = SequenceBlocks(root, hashes, len(self.groups))
+        copies: list[BlockCopy] = []
+        # All hits are acquired first: an allocation may evict what nobody holds.
+        for pool, kept in zip(self.pools, hit.blocks, strict=True):
+            for block in kept:
+                if block != NO_BLOCK:
+                    pool.acquire(block)
+        for g, group in enumerate(self.groups):
+            pool, kept, table = self.pools[g], hit.blocks[g], seq.tables[g]
+            if isinstance(group, StateGroup):
+                table.append(pool.allocate())
+                for snapshot in kept:
+                    copies.append(BlockCopy(g, snapshot, table[0]))
+                    pool.release(snapshot, after=step)
+                continue
+            table.extend(kept)
+            table.extend(pool.allocate() for _ in range(-(-positions // group.block_size) - len(kept)))
+            seq.firsts[g] = sum(1 for b in kept if b == NO_BLOCK)
+        seq.published = hit.num_tokens // self.unit
+        self._set_capacity(seq)
+        self._live.add(seq)
+        return seq, copies
+
+    def grow(self, seq: SequenceBlocks, positions: int) -> Growth:
+        """Appends blocks until `positions` are covered. The caller made sure of room."""
+        growth: Growth = []
+        for g, group, pool in self._pages:
+            table = seq.tables[g]
+            need = -(-positions // group.block_size) - len(table)
+            if need > 0:
+                blocks = tuple(pool.allocate() for _ in range(need))
+                table.extend(blocks)
+                growth.append((g, blocks))
+        self._set_capacity(seq)
+        return growth
+
+    def fork(
+        self, parent: SequenceBlocks, computed: int, positions: int, *, step: int
+    ) -> tuple[SequenceBlocks, list[BlockCopy]] | None:
+        """A second sequence with the parent's first `computed` positions, with tables that cover `positions`.
+
+        Full blocks are shared by reference; a partial block and states are copied by plan `step`, before its
+        rows run. None, and nothing changed, where the blocks are not there.
+        """
+        for _, page, pool in self._pages:
+            if pool.available < -(-positions // page.block_size) - computed // page.block_size:
+                return None
+        if any(pool.available < 1 for _, _, pool in self._states):
+            return None
+        child = SequenceBlocks(parent.root, parent.hashes[: computed // self.unit], len(self.groups))
+        child.published = len(child.hashes)  # the parent publishes them
+        copies: list[BlockCopy] = []
+        for g, group in enumerate(self.groups):
+            pool, table, source = self.pools[g], child.tables[g], parent.tables[g]
+            if isinstance(group, StateGroup):
+                self._copy(g, source[0], table, step, copies)
+                continue
+            full = computed // group.block_size
+            child.firsts[g] = parent.firsts[g]
+            for block in source[:full]:
+                if block != NO_BLOCK:
+                    pool.acquire(block)
+                table.append(block)
+            if computed % group.block_size:
+                self._copy(g, source[full], table, step, copies)
+            table.extend(pool.allocate() for _ in range(-(-positions // group.block_size) - len(table)))
+        self._set_capacity(child)
+        self._live.add(child)
+        return child, copies
+
+    def release(self, seq: SequenceBlocks, after: int) -> None:
+        """Gives all blocks back once step `after` is retired. The tables stay readable for `publish`."""
+        self._live.remove(seq)
+        for pool, table in zip(self.pools, seq.tables, strict=True):
+            # The tail goes first, so that the head of a prefix is evicted last.
+            for block in reversed(table):
+                if block != NO_BLOCK:
+                    pool.release(block, after)
+
+    def trim(self, seq: SequenceBlocks, computed: int, after: int) -> None:
+        """Releases window blocks that no row from position `computed` on can read."""
+        for g, group, pool in self._windows:
+            first = first_in_window(group, computed)
+            table = seq.tables[g]
+            for i in range(seq.firsts[g], min(first, len(table))):
+                pool.release(table[i], after)
+                table[i] = NO_BLOCK
+            seq.firsts[g] = max(seq.firsts[g], min(first, len(table)))
+
+    # The prefix index
+
+    def publish(self, seq: SequenceBlocks, tokens: array[int], computed: int) -> None:
+        """Offers all blocks filled by the first `computed` positions to later requests.
+
+        Called at commit, when it is certain what the blocks hold; hashes of generated tokens are made here.
+        """
+        units = computed // self.unit
+        if not self.prefix_cache or units <= seq.published:
+            return
+        self.extend_hashes(seq, tokens, units)
+        for i in range(seq.published, units):
+            end = (i + 1) * self.unit
+            for g, group, pool in self._pages:
+                if end % group.block_size == 0:
+                    block = seq.tables[g][end // group.block_size - 1]
+                    if block != NO_BLOCK:
+                        pool.publish(block, seq.hashes[i])
+        seq.published = units
+
+    def extend_hashes(self, seq: SequenceBlocks, tokens: array[int], units: int) -> None:
+        """Hashes tokens until `units` hashes are known."""
+        known = len(seq.hashes)
+        if known >= units:
+            return
+        parent = seq.hashes[-1] if known else seq.root
+        part = pack_tokens(tokens[known * self.unit : units * self.unit].tolist())
+        seq.hashes += hash_blocks(part, self.unit, parent=parent)
+
+    def snapshot(self, seq: SequenceBlocks, boundary: int, *, step: int, spare: int) -> list[BlockCopy]:
+        """Copies for plan `step` that keep each state as of `boundary` tokens, after its rows ran.
+
+        Empty where the states are kept already or fewer than `spare` would stay available. `keep_snapshots`
+        lets them be found.
+        """
+        key = seq.hashes[boundary // self.unit - 1]
+        missing = [(g, pool) for g, _, pool in self._states if pool.lookup(key) is None]
+        if any(pool.available - 1 < spare for _, pool in missing):
+            return []
+        copies: list[BlockCopy] = []
+        for g, pool in missing:
+            state = pool.allocate()
+            pool.release(state, after=step)
+            copies.append(BlockCopy(g, seq.tables[g][0], state))
+            self._snapshots.setdefault(step, []).append((seq, pool, state, key))
+        return copies
+
+    def keep_snapshots(self, step: int, failed: Sequence[SequenceBlocks] = ()) -> None:
+        """Step `step` succeeded but for the `failed` sequences: its snapshots are published."""
+        for seq, pool, state, key in self._snapshots.pop(step, ()):
+            if seq not in failed:
+                pool.publish(state, key)
+
+    def retire(self, step: int) -> None:
+        """Step `step` is committed; what was released after it becomes free."""
+        for pool in self.pools:
+            pool.retire(step)
+
+    def _copy(self, g: int, source: int, table: list[int], step: int, copies: list[BlockCopy]) -> None:
+        pool = self.pools[g]
+        pool.acquire(source)
+        pool.release(source, after=step)
+        table.append(pool.allocate())
+        copies.append(BlockCopy(g, source, table[-1]))
+
+    def _set_capacity(self, seq: SequenceBlocks) -> None:
+        seq.capacity = min((len(seq.tables[g]) * p.block_size for g, p, _ in self._pages), default=UNBOUNDED)
+
+    def check_integrity(self) -> None:
+        """Raises InvariantError unless every reference belongs to a live table or a deferred release."""
+        for g, group in enumerate(self.groups):
+            holders = Counter(b for seq in self._live for b in seq.tables[g] if b != NO_BLOCK)
+            self.pools[g].check_integrity(holders)
+            for seq in self._live:
+                table = seq.tables[g]
+                if isinstance(group, StateGroup):
+                    if len(table) != 1 or holders[table[0]] != 1:
+                        raise InvariantError(
+                            f"KV group '{group.name}': a sequence's state is missing or shared"
+                        )
+                elif any((b == NO_BLOCK) != (i < seq.firsts[g]) for i, b in enumerate(table)):
+                    raise InvariantError(f"KV group '{group.name}': released blocks and the window disagree")
+        for seq in self._live:
+            if seq.published > len(seq.hashes):
+                raise InvariantError("more units are published than hashed")
