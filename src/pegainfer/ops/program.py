@@ -56,6 +56,16 @@ class ArenaPlan:
 
 
 @dataclass(frozen=True)
+class PlanRow:
+    """A call in numbers, as `pegainfer doctor --plan` shows it."""
+
+    index: int
+    op: str
+    operands: tuple[str, ...]  # 'operand=tensor[sizes] dtype', and '@offset' in the arena for buffers
+    cost: Cost
+
+
+@dataclass(frozen=True)
 class Program:
     """Calls in execution order. Immutable once built."""
 
@@ -104,6 +114,39 @@ class Program:
     def cost(self, env: Sizes) -> Cost:
         each = [c.cost(env) for c in self.calls]
         return Cost(sum(c.bytes for c in each), sum(c.flops for c in each))
+
+    def rows(self, env: Sizes, largest: Sizes | None = None) -> list[PlanRow]:
+        """One row a call, coarse calls as they stand; `lowered` first to see what they are made of.
+
+        Args:
+            largest: step sizes that the arena is planned for; those of `env` if None.
+        """
+        offsets = self.plan_arena(largest or env).offsets
+
+        def show(operand: str, t: Tensor) -> str:
+            at = f" @{offsets[t.storage]}" if t.storage in offsets else ""
+            sizes = ", ".join(map(str, t.sizes(env)))
+            return f"{operand}={t.name}[{sizes}] {t.dtype}{at}"
+
+        return [
+            PlanRow(i, c.spec.name, tuple(show(k, t) for k, t in c.tensors.items()), c.cost(env))
+            for i, c in enumerate(self.calls)
+        ]
+
+    def describe(self, env: Sizes, largest: Sizes | None = None) -> str:
+        """`rows` as text under a line of totals. Bytes are what the ops must move, not what they hold."""
+        rows, total = self.rows(env, largest), self.cost(env)
+        sizes = " ".join(f"{k}={v}" for k, v in env.items())
+        arena = self.plan_arena(largest or env).size
+        lines = [
+            f"{self.name}: {len(rows)} calls at {sizes}; arena {arena} bytes",
+            f"{'':4} {'op':22} {'bytes':>14} {'FLOPs':>14}  operands",
+        ]
+        for r in rows:
+            cost = f"{r.cost.bytes:14} {r.cost.flops:14}"
+            lines.append(f"{r.index:4} {r.op:22} {cost}  {'; '.join(r.operands)}")
+        lines.append(f"{'':4} {'total':22} {total.bytes:14} {total.flops:14}")
+        return "\n".join(lines)
 
 
 class Builder:
