@@ -1,0 +1,171 @@
+"""Plans' deltas on resident state, and the arrays staged from a plan's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.request import SamplingParams, pack_tokens
+from pegainfer.contract.step import (
+    BlockCopy,
+    KVSpec,
+    NewSlot,
+    PageGroup,
+    Row,
+    RunnerInfo,
+    SlotBlocks,
+    StateGroup,
+    StepPlan,
+)
+from pegainfer.kv.device.pool import KVPool
+from pegainfer.kv.device.slots import Slots
+from pegainfer.kv.device.stage import StagedRows, Staging
+
+PAGES = PageGroup(name="kv", block_size=4, bytes_per_block=1)
+COARSE = PageGroup(name="coarse", block_size=8, bytes_per_block=1)
+STATE = StateGroup(name="state", bytes_per_state=1)
+
+
+def info(*groups: PageGroup | StateGroup) -> RunnerInfo:
+    return RunnerInfo(
+        kv=KVSpec(groups),
+        num_blocks=(64,) * len(groups),
+        max_slots=4,
+        max_tokens=16,
+        max_model_len=30,
+        vocab_size=1000,
+    )
+
+
+def new(slot: int, tokens: list[int], num_prompt: int | None = None, **sampling: Any) -> NewSlot:
+    params = SamplingParams(**sampling)
+    return NewSlot(
+        slot=slot,
+        seq=7,
+        tokens=pack_tokens(tokens),
+        num_prompt=num_prompt or len(tokens),
+        sampling=params,
+        seed=5,
+    )
+
+
+class Bench:
+    """Slots and staging with a step counter."""
+
+    def __init__(self, *groups: PageGroup | StateGroup) -> None:
+        self.info = info(*(groups or (PAGES,)))
+        self.slots = Slots(self.info, max_logprobs=5)
+        self.staging = Staging(self.slots, self.info)
+        self.step = 0
+
+    def run(self, **parts: Any) -> StagedRows:
+        self.step += 1
+        plan = StepPlan(step=self.step, **parts)
+        self.slots.apply(plan)
+        return self.staging.stage(plan)
+
+
+def listed(rows: StagedRows) -> dict[str, Any]:
+    return {name: a.tolist() for name, a in rows.inputs.items()}
+
+
+def test_a_prefill_and_a_decode_share_a_step() -> None:
+    bench = Bench()
+    bench.run(
+        news=(new(2, [10, 11, 12]), new(0, [20, 21, 22, 23, 24, 25])),
+        blocks=(SlotBlocks(2, 0, (9,)), SlotBlocks(0, 0, (5, 3))),
+        rows=(Row(2, 0, 3, True),),
+    )
+    bench.slots.history[2, 3] = 13
+    bench.slots.advance(np.array([2]))
+    rows = bench.run(rows=(Row(0, 1, 4, False), Row(2, 3, 1, True)))
+    assert listed(rows) == {
+        "token_ids": [21, 22, 23, 24, 13],
+        "positions": [1, 2, 3, 4, 3],
+        "slots": [5 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3, 3 * 4, 9 * 4 + 3],
+        "query_starts": [0, 4],
+        "query_lens": [4, 1],
+        "context_lens": [5, 4],
+        "logit_rows": [4],
+        "block_table": [[5, 3, 0, 0, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]],
+    }
+    assert rows.sampling.tolist() == [1]
+    # Row 0 reads 5 cached tokens for pairs 2 + 3 + 4 + 5, row 1 reads 4 for 4.
+    assert rows.env == {"T": 5, "R": 2, "L": 1, "C": 9, "Q": 18}
+    assert all(a.dtype == np.int32 for a in rows.inputs.values())
+
+
+def test_a_following_row_starts_at_the_last_known_token() -> None:
+    bench = Bench()
+    bench.run(news=(new(1, [1, 2]),), blocks=(SlotBlocks(1, 0, (4,)),), rows=(Row(1, 0, 2, True),))
+    bench.slots.history[1, 2] = 3
+    bench.slots.advance(np.array([1]))
+    assert listed(bench.run(rows=(Row(1, 2, 1, True, True),)))["token_ids"] == [3]
+    # Nothing was drawn for it since (its draw failed): the same token is computed again at its own place.
+    rows = bench.run(rows=(Row(1, 3, 1, True, True),))
+    assert listed(rows)["positions"] == [2]
+    assert rows.starts.tolist() == [2]
+
+
+def test_blocks_are_appended_and_a_slot_begins_anew() -> None:
+    bench = Bench()
+    bench.run(news=(new(3, [1] * 9),), blocks=(SlotBlocks(3, 0, (1, 2)), SlotBlocks(3, 0, (8,))))
+    assert bench.slots.tables[0][3, :3].tolist() == [1, 2, 8]
+    bench.run(frees=(3,), news=(new(3, [5, 6], num_prompt=1),), blocks=(SlotBlocks(3, 0, (6,)),))
+    assert bench.slots.tables[0][3, 0] == 6
+    assert (bench.slots.known[3], bench.slots.num_prompt[3]) == (2, 1)
+
+
+def test_groups_have_tables_of_their_own_and_states_one_entry() -> None:
+    bench = Bench(PAGES, STATE, COARSE)
+    rows = bench.run(
+        news=(new(0, list(range(10))),),
+        blocks=(SlotBlocks(0, 0, (1, 2, 3)), SlotBlocks(0, 1, (7,)), SlotBlocks(0, 2, (9, 4))),
+        rows=(Row(0, 6, 4, True),),
+    )
+    staged = listed(rows)
+    assert staged["slots"] == [10, 11, 12, 13]
+    assert staged["slots2"] == [78, 79, 32, 33]
+    assert staged["block_table2"] == [[9, 4, 0, 0]]
+    bench.run(blocks=(SlotBlocks(0, 1, (8,)),))
+    assert bench.slots.tables[1][0].tolist() == [8]
+
+
+def test_an_empty_plan_stages_nothing() -> None:
+    rows = Bench().run()
+    assert rows.env == {"T": 0, "R": 0, "L": 0, "C": 0, "Q": 0}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda b: b.run(frees=(0,)),
+        lambda b: b.run(news=(new(1, [1]),)),  # taken
+        lambda b: b.run(news=(new(0, [1] * 31),)),  # longer than the history
+        lambda b: b.run(news=(new(0, [1000]),)),  # outside the vocabulary
+        lambda b: b.run(news=(new(0, [-1]),)),
+        lambda b: b.run(blocks=(SlotBlocks(1, 0, tuple(range(8))),)),  # one block is there already
+        lambda b: b.run(rows=(Row(1, 0, 4, False),)),  # three tokens are known
+        lambda b: b.run(rows=(Row(1, 0, 0, False),)),
+        lambda b: b.run(rows=(Row(1, -1, 2, False),)),
+        lambda b: b.run(rows=(Row(1, 0, 3, False),) * 6),  # 18 tokens of 16
+    ],
+)
+def test_impossible_plans_are_refused(plan: Callable[[Bench], Any]) -> None:
+    bench = Bench()
+    bench.run(news=(new(1, [1, 2, 3]),), blocks=(SlotBlocks(1, 0, (0,)),))
+    with pytest.raises(InvariantError):
+        plan(bench)
+
+
+def test_pool_copies_blocks_in_order() -> None:
+    pool = KVPool(4, (2, 3), np.dtype(np.float16))
+    pool.array[0] = 1
+    pool.copy((BlockCopy(0, 0, 2), BlockCopy(0, 2, 3)))
+    assert (pool.array[2] == 1).all()
+    assert (pool.array[3] == 1).all()
+    assert (pool.array[1] == 0).all()
