@@ -22,7 +22,7 @@ LAW: dict[str, frozenset[str]] = {
     "frontend": frozenset({"contract"}),
     "observe": frozenset({"contract"}),
     "kv": frozenset({"contract"}),
-    "kv/device": frozenset({"runtime", "kv"}),
+    "kv/device": frozenset({"contract", "runtime", "kv"}),  # it reads StepPlans
     "engine": frozenset({"contract", "kv"}),
     "runtime": frozenset(),
     "ops": frozenset({"runtime"}),
