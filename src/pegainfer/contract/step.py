@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pegainfer.contract.event import TokenEvent, TokenLogprob
+from pegainfer.contract.event import EngineStats, TokenEvent, TokenLogprob
 from pegainfer.contract.request import GenerateRequest, SamplingParams
 
 NO_BLOCK = -1  # in a window group's table: this block lies before the window and is never read
@@ -170,6 +170,9 @@ class StepPolicy(Protocol):
         """Takes the oldest uncommitted plan's result."""
 
     def has_work(self) -> bool: ...
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the counters; what only the loop knows (host_seconds) is left empty."""
 
 
 class Tracer(Protocol):

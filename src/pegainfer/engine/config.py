@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pegainfer.contract.errors import ConfigError
 
@@ -11,18 +11,38 @@ from pegainfer.contract.errors import ConfigError
 class SchedulerConfig:
     """How steps are filled and requests are taken. The runner's own bounds hold besides."""
 
-    max_prefill_tokens: int | None = None  # prompt tokens a step; None: what the runner's step can take
-    max_slots: int | None = None  # sequences that run together; None: what the runner can hold
-    pipeline_depth: int = 2  # plans that may be uncommitted at a time, 1 or 2
-    prefix_cache: bool = True
-    watermark: float = 0.01  # share of a group's blocks that admissions leave to those that run
-    aging_seconds: float = 30.0  # waiting so long counts as one level of priority
-    max_waiting_requests: int = 1024
-    max_waiting_tokens: int = 1 << 20  # prompt tokens that wait, summed
-    max_n: int = 128  # continuations a request
-    max_logprobs: int = 20
-    seed: int | None = (
-        None  # of the generator that draws the seeds of requests without one; None: by the system
+    max_prefill_tokens: int | None = field(
+        default=None,
+        metadata={"help": "Prompt tokens computed a step; default: what the runner's step can take."},
+    )
+    max_slots: int | None = field(
+        default=None, metadata={"help": "Sequences that run together; default: what the runner can hold."}
+    )
+    prefix_cache: bool = field(
+        default=True, metadata={"help": "Reuse the KV of prompts with a common prefix."}
+    )
+    pipeline_depth: int = field(
+        default=2,
+        metadata={"help": "Plans that may be uncommitted at a time: 1, or 2 to hide the host's work."},
+    )
+    watermark: float = field(
+        default=0.01, metadata={"help": "Share of the KV blocks that admissions leave to sequences that run."}
+    )
+    aging_seconds: float = field(
+        default=30.0, metadata={"help": "Waiting for so long counts as one level of priority."}
+    )
+    max_waiting_requests: int = field(
+        default=1024, metadata={"help": "Requests that may wait; more get 503."}
+    )
+    max_waiting_tokens: int = field(
+        default=1 << 20, metadata={"help": "Prompt tokens that may wait, summed over requests; more get 503."}
+    )
+    max_n: int = field(default=128, metadata={"help": "Most continuations of one request."})
+    max_logprobs: int = field(
+        default=20, metadata={"help": "Most logprobs a position that a request may ask for."}
+    )
+    seed: int | None = field(
+        default=None, metadata={"help": "Seed of the generator that draws the seeds of requests without one."}
     )
 
     def __post_init__(self) -> None:

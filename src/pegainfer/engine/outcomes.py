@@ -135,6 +135,7 @@ class Outcomes:
         new: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprob, ...] | None = None,
         error: str | None = None,
+        error_kind: str | None = None,
     ) -> TokenEvent:
         """Ends one continuation, wherever it stands, and gives its one finish event."""
         first = not seq.first_token and reason in (FinishReason.STOP, FinishReason.LENGTH)
@@ -161,6 +162,7 @@ class Outcomes:
             finish=reason,
             stop_token=new[-1] if reason is FinishReason.STOP else None,
             error=error,
+            error_kind=error_kind,
             timings=Timings(
                 arrival=seq.arrival,
                 admitted=seq.admitted,
@@ -176,19 +178,21 @@ class Outcomes:
         reason: FinishReason,
         now: float,
         events: list[TokenEvent],
+        *,
         error: str | None = None,
+        error_kind: str | None = None,
     ) -> None:
         """Ends all continuations of a request that still live."""
         for seq in tuple(self.live.get(request_id, ())):
             seq.children = []
-            events.append(self.finish(seq, reason, now, error=error))
+            events.append(self.finish(seq, reason, now, error=error, error_kind=error_kind))
 
     def _fail(self, seq: Sequence, row: Row, message: str, now: float, events: list[TokenEvent]) -> None:
         if seq.status is Status.FINISHED:
             return
         if seq.index == 0 and row.start < seq.num_prompt - 1:
             # The others were or will be forked from what this row wrote, so the whole request fails.
-            self.end_request(seq.request.id, FinishReason.ERROR, now, events, message)
+            self.end_request(seq.request.id, FinishReason.ERROR, now, events, error=message)
         else:
             events.append(self.finish(seq, FinishReason.ERROR, now, error=message))
 

@@ -17,7 +17,14 @@ import random
 from array import array
 from collections import deque
 
-from pegainfer.contract.errors import ConfigError, InvariantError, PegaError, QueueFullError, RequestError
+from pegainfer.contract.errors import (
+    ConfigError,
+    DeadlineError,
+    InvariantError,
+    PegaError,
+    QueueFullError,
+    RequestError,
+)
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
 from pegainfer.contract.request import HASH_BYTES, GenerateRequest, hash_blocks, root_hash
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
@@ -212,7 +219,9 @@ class Scheduler:
             family = self._live.get(request_id)
             if family and family[0].request.deadline == deadline:
                 late = f"the request's deadline passed {now - deadline:.3f} s ago"
-                outcomes.end_request(request_id, FinishReason.ERROR, now, events, late)
+                outcomes.end_request(
+                    request_id, FinishReason.ERROR, now, events, error=late, error_kind=DeadlineError.__name__
+                )
 
     def _note_admissions(self, plan: StepPlan, seqs: list[Sequence], now: float) -> None:
         """First admissions: the time, and what the prefix cache gave."""

@@ -1,0 +1,122 @@
+"""An EngineHandle without a process boundary: for the offline API and for tests."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from pegainfer.contract.errors import EngineDeadError, PegaError, QueueFullError, RequestError
+from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.handle import EngineInfo, EventSink
+from pegainfer.contract.request import GenerateRequest
+from pegainfer.contract.step import Runner, StepPolicy, Tracer
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.loop import EngineLoop
+from pegainfer.engine.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class InProcessEngine:
+    """Implements contract.handle.EngineHandle. Sinks are called on the engine's thread."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        info: EngineInfo,
+        config: SchedulerConfig | None = None,
+        *,
+        policy: StepPolicy | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """Starts the engine's thread, which closes `runner` at the end. `policy` replaces the scheduler."""
+        self._info = info
+        self._lock = threading.Lock()
+        self._live: dict[str, tuple[EventSink, set[int]]] = {}  # sink, and the indices without a finish
+        policy = policy or Scheduler(runner.info, config)
+        self._loop = EngineLoop(runner, policy, self, tracer=tracer)
+        self._loop.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def submit(self, request: GenerateRequest, sink: EventSink) -> None:
+        """Hands a request over. A refusal comes as an ERROR event of each index that names its exception.
+
+        Raises EngineDeadError, and RequestError where a live request has the same id.
+        """
+        with self._lock:
+            if request.id in self._live:
+                raise RequestError("a live request has this id", got=request.id[:64], param="request_id")
+            self._live[request.id] = (sink, set(range(request.n)))
+        try:
+            self._loop.submit(request)
+        except EngineDeadError:
+            with self._lock:
+                del self._live[request.id]
+            raise
+
+    def cancel(self, request_id: str) -> None:
+        self._loop.cancel(request_id)
+
+    def stats(self) -> EngineStats:
+        return self._loop.stats()
+
+    def alive(self) -> bool:
+        return self._loop.alive()
+
+    def drain(self) -> None:
+        self._loop.drain()
+
+    def wait_drained(self, timeout: float | None = None) -> bool:
+        """Waits until the last request has ended after `drain`; False if that took longer than `timeout`."""
+        return self._loop.wait_drained(timeout)
+
+    def close(self) -> None:
+        """Aborts what is live and waits for the engine's thread."""
+        self._loop.close()
+
+    # contract of EngineSink, on the engine's thread
+
+    def events(self, events: list[TokenEvent], stats: EngineStats | None) -> None:
+        for event in events:
+            entry = self._live.get(event.request_id)
+            if entry is None:
+                continue
+            sink, indices = entry
+            if event.finish is not None:
+                indices.discard(event.index)
+                if not indices:
+                    with self._lock:
+                        del self._live[event.request_id]
+            try:
+                sink(event)
+            except Exception:
+                # One request's fault must not stop the others' events.
+                log.exception("the event sink of request %s failed", event.request_id)
+
+    def refused(self, request: GenerateRequest, error: PegaError) -> None:
+        self.events(refusal(request, error), None)
+
+    def drained(self) -> None:
+        log.info("drained")
+
+    def dead(self, error: EngineDeadError) -> None:
+        log.error("the engine is dead: %s", error)
+
+
+def refusal(request: GenerateRequest, error: PegaError) -> list[TokenEvent]:
+    """The ERROR event of each index of a request that was not taken."""
+    return [
+        TokenEvent(
+            request_id=request.id,
+            index=index,
+            finish=FinishReason.ERROR,
+            error=str(error),
+            error_kind=type(error).__name__,
+            error_param=error.param if isinstance(error, RequestError) else None,
+            retry_after=error.retry_after if isinstance(error, QueueFullError) else 0.0,
+        )
+        for index in range(request.n)
+    ]
