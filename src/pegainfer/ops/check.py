@@ -7,17 +7,17 @@ written whole (they hold NaN, or the least int, beforehand).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pegainfer.ops.backend import Backend
-from pegainfer.ops.compose import one_call, run_reference, staged_inputs
+from pegainfer.ops.compose import dtype_name, one_call, run_reference, staged_inputs
+from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import raw_weight
 from pegainfer.ops.spec import Arrays, Case, OpSpec, Role, Tolerance
-from pegainfer.ops.tensor import FORMATS
+from pegainfer.ops.tensor import FORMATS, Sizes
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.raw import RawWeight
 
@@ -64,13 +64,10 @@ class Report:
     deviations: dict[str, Deviation]
 
 
-def suitable_cases(spec: OpSpec, seed: int, dtypes: Mapping[str, str] | None = None) -> Iterator[Case]:
+def suitable_cases(spec: OpSpec, seed: int, dtypes: Mapping[str, str] | None = None) -> list[Case]:
     """The op's cases that these dtypes can hold: whole blocks of weights, no finite value past float16."""
-    if spec.cases is None:
-        return
-    for case in spec.cases(np.random.default_rng(seed)):
-        if all(_holds(spec, case, name, dtype) for name, dtype in (dtypes or {}).items()):
-            yield case
+    cases = spec.cases(np.random.default_rng(seed)) if spec.cases is not None else []
+    return [c for c in cases if all(_holds(spec, c, name, dtype) for name, dtype in (dtypes or {}).items())]
 
 
 def _holds(spec: OpSpec, case: Case, name: str, dtype: str) -> bool:
@@ -144,37 +141,26 @@ def _prepare(
     return Trial(spec, case.sizes, case.attrs, arrays, weights), around
 
 
-def through_backend(
-    make: Callable[[Mapping[str, RawWeight]], Backend],
-    encode: Callable[[str, Array], Array] | None = None,
-    decode: Callable[[str, Array], Array] | None = None,
-) -> Callable[[Trial], None]:
-    """A `run` that records the call as a program and executes it as a model's would be.
+Execute = Callable[[Program, Mapping[str, RawWeight], Arrays, Arrays, Sizes], Mapping[str, Array]]
+
+
+def through_program(execute: Execute) -> Callable[[Trial], None]:
+    """A `run` that records the call as a program, so that it is executed as a model's calls are.
 
     Args:
-        make: a backend over these weights; closed after each case.
-        encode, decode: a state, by name, from and to the reference's layout, where the backend's differs.
+        execute: runs a program once. Takes it with its weights, its states in the reference's layout (written
+            back in place), its inputs, and the sizes of the step; returns the outputs by name.
     """
 
     def run(trial: Trial) -> None:
         spec, arrays = trial.spec, trial.arrays
-        names = {np.dtype(code): name for name, code in _NUMPY.items()}
-        dtypes = {k: names[a.dtype] for k, a in arrays.items()} | {
-            k: w.format for k, w in trial.weights.items()
-        }
+        dtypes = {k: dtype_name(a) for k, a in arrays.items()}
+        dtypes |= {k: w.format for k, w in trial.weights.items()}
         program = one_call(spec, trial.sizes, dtypes, trial.attrs)
-        held = {o.name: arrays[o.name] for o in spec.operands if o.role is Role.STATE}
-        states = {k: encode(k, a) for k, a in held.items()} if encode else held
-        backend = make(trial.weights)
-        try:
-            executor = backend.prepare(program, states, trial.sizes)
-            for name, value in executor.run(staged_inputs(spec, arrays), trial.sizes).items():
-                arrays[name][...] = value
-        finally:
-            backend.close()
-        if decode:
-            for name, a in states.items():
-                arrays[name][...] = decode(name, a)
+        states = {o.name: arrays[o.name] for o in spec.operands if o.role is Role.STATE}
+        outputs = execute(program, trial.weights, states, staged_inputs(spec, arrays), trial.sizes)
+        for name, value in outputs.items():
+            arrays[name][...] = value
 
     return run
 

@@ -153,7 +153,7 @@ def qkv_bound(dot: Dot) -> Callable[[Case], Arrays]:
             if gain in a:
                 value, error = _normed(value, a[gain], eps, error)
             if name != "v":
-                first, second = np.split(error + 2 * U * np.abs(value), 2, axis=-1)
+                first, second = np.split(error + 3 * U * np.abs(value), 2, axis=-1)
                 error = np.concatenate([first + second] * 2, axis=-1)
             errors[name] = error
         pool = np.zeros(a["kv"].shape)

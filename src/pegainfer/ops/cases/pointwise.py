@@ -139,10 +139,10 @@ def rotation_table(length: int, width: int, theta: float) -> Array:
 
 
 def rope_bound(case: Case) -> Arrays:
-    """Two products and a sum, each rounded, of terms that may cancel: 2 U (|first| + |second|)."""
+    """Two products, their sum and the stored result, each rounded: 3 U of terms that may cancel."""
     x = np.abs(case.arrays["x"].astype(np.float64))
     first, second = np.split(x, 2, axis=-1)
-    each = 2 * U * (first + second) + 2 * LEAST
+    each = 3 * U * (first + second) + 2 * LEAST
     return {"x": np.concatenate([each, each], axis=-1)}
 
 

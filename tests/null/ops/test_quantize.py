@@ -1,0 +1,73 @@
+"""Quantisers: equal to ggml's reference bit for bit, within half a step, exact where a value is a step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pegainfer.contract.errors import UnsupportedError
+from pegainfer.ops.quantize import quantize, raw_weight
+from pegainfer.runtime.weights.dequant import dequantize
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "data" / "ops" / "quantize.json").read_text())
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN["cases"]))
+def test_equals_the_gguf_package(name: str) -> None:
+    values = np.frombuffer(bytes.fromhex(GOLDEN["float32"]), "<f4").reshape(GOLDEN["shape"])
+    assert quantize(name, values).tobytes().hex() == GOLDEN["cases"][name]
+
+
+def round_trip(name: str, values: np.ndarray) -> np.ndarray:
+    return dequantize(name, quantize(name, values), values.shape).astype(np.float64)
+
+
+# The largest error as a share of the block's step, beside the rounding of the scale to float16.
+@pytest.mark.parametrize(
+    ("name", "levels", "spread"),
+    [("q8_0", 127, "peak"), ("q4_0", 8, "peak"), ("q4_1", 15, "range")],
+)
+def test_error_is_half_a_step(name: str, levels: int, spread: str) -> None:
+    values = np.random.default_rng(0).standard_normal((40, 96), np.float32)
+    blocks = values.reshape(-1, 32).astype(np.float64)
+    size = np.abs(blocks).max(1) if spread == "peak" else np.ptp(blocks, axis=1)
+    step = (size / levels)[:, None]
+    error = np.abs(round_trip(name, values).reshape(-1, 32) - blocks)
+    scale_rounding = 2.0**-11 * (levels * step + np.abs(blocks.min(1, keepdims=True)))
+    # q4_0 has no level for the far end of the other sign: up to one step is lost there
+    allowed = step * (1.0 if name == "q4_0" else 0.5) + scale_rounding
+    assert (error <= allowed).all()
+    assert (error > step / 4).mean() > 0.3, "an error this small would mean that nothing was rounded"
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_1", "f16", "bf16", "f32"])
+def test_steps_survive(name: str) -> None:
+    """Small whole numbers with the block's extremes present are levels of every format."""
+    values = np.tile(np.arange(-8, 8, dtype=np.float32), (3, 2))
+    if name == "q8_0":
+        values[:, 0] = -127
+    np.testing.assert_array_equal(round_trip(name, values), values)
+
+
+def test_half_away_from_zero_and_scale_below_float16() -> None:
+    halves = np.full((1, 32), 0.5, np.float32)
+    halves[0, :2] = 127, -2.5
+    np.testing.assert_array_equal(round_trip("q8_0", halves)[0, :3], [127, -3, 1])
+    tiny = np.full((1, 32), 1e-8, np.float32)
+    for name in ("q8_0", "q4_0", "q4_1"):
+        assert np.isfinite(round_trip(name, tiny)).all()
+
+
+def test_bf16_rounds_to_even() -> None:
+    bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0xBF808000], np.uint32)
+    assert quantize("bf16", bits.view(np.float32)).view("<u2").tolist() == [0x3F80, 0x3F82, 0x3F81, 0xBF80]
+
+
+def test_raw_weight_and_unknown_format() -> None:
+    w = raw_weight("q4_1", np.zeros((3, 64), np.float32))
+    assert (w.format, w.shape, w.data.size) == ("q4_1", (3, 64), 3 * 2 * 20)
+    with pytest.raises(UnsupportedError, match=r"no quantiser.*q8_0.*got q6_k"):
+        quantize("q6_k", np.zeros((1, 256), np.float32))
