@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from pegainfer.contract.errors import ModelFileError, RequestError, UnsupportedError
+from pegainfer.contract.errors import RequestError, UnsupportedError
 
 # Work is spread by the caller's threads. Left on, the library starts a thread a core at its first batch.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -47,8 +47,8 @@ class Tokenizer:
         self._without_special = _ignoring_special_tokens(backend)
         self.config = config
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self._byte_level, self._strips_space = _decoder_kind(backend)
         self._bytes: dict[int, bytes] = {}  # filled as ids are met; at most one entry an id
 
@@ -110,7 +110,7 @@ class Tokenizer:
             token = self.token_string(token_id)
             if token is None:
                 return b""
-            found = self._bytes[token_id] = self._to_bytes(token)
+            found = self._bytes[token_id] = self._to_bytes(token_id, token)
         return found
 
     def token_string(self, token_id: int) -> str | None:
@@ -125,12 +125,12 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(token)
         return found
 
-    def _to_bytes(self, token: str) -> bytes:
+    def _to_bytes(self, token_id: int, token: str) -> bytes:
         if self._byte_level:
-            # A token with any other character is an added one and stands for itself, as in the library.
-            if all(c in BYTE_OF_CHAR for c in token):
-                return bytes(BYTE_OF_CHAR[c] for c in token)
-            return token.encode()
+            # Added tokens are plain text. (The library reads those with Latin-1 letters as bytes: '<|é|>'.)
+            if token_id in self._added or not all(c in BYTE_OF_CHAR for c in token):
+                return token.encode()
+            return bytes(BYTE_OF_CHAR[c] for c in token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             try:
                 return bytes([int(token[3:5], 16)])
@@ -178,9 +178,6 @@ def _ignoring_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokeni
     plain.normalizer = backend.normalizer
     plain.pre_tokenizer = backend.pre_tokenizer
     plain.post_processor = backend.post_processor
-    added = sorted(backend.get_added_tokens_decoder().items())
-    plain.add_tokens([token for _, token in added])
-    if any(plain.token_to_id(token.content) != i for i, token in added):
-        raise ModelFileError("added tokens have holes in their ids", got=[i for i, _ in added][:8])
+    plain.add_tokens([token for _, token in sorted(backend.get_added_tokens_decoder().items())])
     plain.encode_special_tokens = True
     return plain
