@@ -1,0 +1,124 @@
+"""A model's weights packed once, and programs made ready to run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pegainfer.contract.errors import ConfigError, OpError
+from pegainfer.kernels.cpu.executor import CpuExecutor
+from pegainfer.kernels.cpu.library import isa_name, kernels
+from pegainfer.kernels.cpu.lower import lowered
+from pegainfer.kernels.cpu.packed import PackedWeight, plain_f32
+from pegainfer.kernels.cpu.threads import ThreadPool
+from pegainfer.ops.program import Program
+from pegainfer.ops.spec import Role
+from pegainfer.ops.tensor import Kind, Sizes, Tensor
+from pegainfer.runtime.weights.raw import RawWeight
+
+Array = np.ndarray[Any, Any]
+ACTIVATIONS = ("int8", "f32")
+
+
+@dataclass(frozen=True)
+class CpuOptions:
+    """How programs run on the CPU.
+
+    Args:
+        threads: with the calling one; 0: all cores that this process may use.
+        isa: 'avx512', 'avx2' or 'portable'; None: PEGAINFER_CPU_ISA, else the processor's best.
+        activation: 'int8' rounds what meets a quantised weight to 8 bits, block by block (fast); 'f32' keeps
+            it and expands the weight as GGUF defines it (exact). Other weights always meet float32.
+        timing: keep nanoseconds for each call (`CpuExecutor.timings`).
+    """
+
+    threads: int = 0
+    isa: str | None = None
+    activation: Literal["int8", "f32"] = "int8"
+    timing: bool = False
+
+
+class CpuBackend:
+    """Implements ops.backend.Backend. Its executors share weights and threads, and run one at a time.
+
+    Args:
+        weights: every constant of the programs to come, by name. A weight is packed when a program first
+            needs it, and its RawWeight dropped then, so that the file's pages can go.
+
+    Raises ConfigError for options that this machine cannot serve, UnsupportedError without a built library.
+    """
+
+    def __init__(self, weights: Mapping[str, RawWeight], options: CpuOptions | None = None) -> None:
+        self.options = options or CpuOptions()
+        if self.options.activation not in ACTIVATIONS:
+            raise ConfigError(
+                "activation dtype", expected=" or ".join(ACTIVATIONS), got=self.options.activation
+            )
+        self.isa = isa_name(self.options.isa)
+        self._kernels = kernels(self.options.isa)
+        self._raw = dict(weights)
+        self._packed: dict[str, PackedWeight] = {}
+        self._plain: dict[str, Array] = {}
+        self.pool = ThreadPool(self.options.threads)
+
+    def prepare(self, program: Program, states: Mapping[str, Array], largest: Sizes) -> CpuExecutor:
+        """Makes a program ready.
+
+        Args:
+            states: arrays by name, C-contiguous; the KV cache in the kernels' order (kernels/cpu/kv.py).
+            largest: the greatest value of each symbolic size that a buffer or output has.
+
+        Raises UnsupportedError or OpError where the program does not fit these kernels or weights.
+        """
+        low = lowered(program)
+        matrices = {
+            call.tensors[o.name].storage
+            for call in low.calls
+            for o in call.spec.operands
+            if o.role is Role.WEIGHT and o.name in call.tensors
+        }
+        constants = {
+            t: self._matrix(t) if t in matrices else self._vector(t) for t in low.tensors(Kind.WEIGHT)
+        }
+        return CpuExecutor(
+            low, constants, states, largest,
+            pool=self.pool, kernels=self._kernels,
+            int8=self.options.activation == "int8", timing=self.options.timing,
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        """One line for `doctor` and logs."""
+        return f"cpu ({self.isa}, {self.pool.threads} threads, {self.options.activation} activations)"
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of the packed weights."""
+        return sum(w.nbytes for w in self._packed.values())
+
+    def close(self) -> None:
+        """Ends the threads; executors must not run afterwards. Idempotent."""
+        self.pool.close()
+        self._raw.clear()
+
+    def _matrix(self, t: Tensor) -> PackedWeight:
+        if t.name not in self._packed:
+            self._packed[t.name] = PackedWeight(self._weight(t), self.pool.threads)
+        return self._packed[t.name]
+
+    def _vector(self, t: Tensor) -> Array:
+        if t.name not in self._plain:
+            self._plain[t.name] = plain_f32(self._weight(t))
+        return self._plain[t.name]
+
+    def _weight(self, t: Tensor) -> RawWeight:
+        raw = self._raw.pop(t.name, None)
+        if raw is None:
+            raise OpError(f"no weight for {t}")
+        if (raw.format, raw.shape) != (t.dtype, t.shape):
+            raise OpError(
+                "a weight differs from its declaration", expected=str(t), got=f"{raw.format} {raw.shape}"
+            )
+        return raw

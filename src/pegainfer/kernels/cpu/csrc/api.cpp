@@ -1,0 +1,96 @@
+// The C interface, loaded with ctypes. Functions that can fail return null, or 0 with pega_exec_error set.
+#include <sys/mman.h>
+
+#include <memory>
+#include <new>
+#include <system_error>
+
+#include "exec.h"
+#include "pack.h"
+
+#define PEGA_API extern "C" __attribute__((visibility("default")))
+
+using pega::Encoded;
+using pega::Exec;
+using pega::Kernels;
+using pega::Packed;
+using pega::Pool;
+
+// Size of Encoded in bytes: a check that both sides describe the same structure.
+PEGA_API int64_t pega_instr_bytes() {
+    return sizeof(Encoded);
+}
+
+// The hash of the sources that this library was built from.
+PEGA_API const char* pega_source_hash() {
+    return PEGA_SOURCE_HASH;
+}
+
+// Kernels by name, or the best that this processor runs where name is empty; null if it has no such.
+PEGA_API const Kernels* pega_kernels(const char* name) {
+    return pega::choose_kernels(name);
+}
+
+PEGA_API const char* pega_isa_name(const Kernels* k) {
+    return k->name;
+}
+
+// Null where the system gives no more threads.
+PEGA_API Pool* pega_pool_create(int32_t threads, int32_t spin_us) {
+    try {
+        return new Pool(threads, spin_us);
+    } catch (const std::system_error&) {
+        return nullptr;
+    }
+}
+
+PEGA_API void pega_pool_destroy(Pool* pool) {
+    delete pool;
+}
+
+// Packs a weight [n, k]; null where format and shape do not fit or memory runs out.
+PEGA_API Packed* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* raw, const int64_t* order,
+                           int32_t threads) {
+    std::unique_ptr<Packed> w(new (std::nothrow) Packed);
+    if (w == nullptr || !pega::describe(w.get(), format, n, k)) return nullptr;
+    void* p = mmap(nullptr, static_cast<size_t>(w->tiles * w->tile_bytes), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return nullptr;
+    w->data = static_cast<uint8_t*>(p);
+    pega::pack(*w, raw, order, threads);
+    return w.release();
+}
+
+PEGA_API int64_t pega_packed_bytes(const Packed* w) {
+    return w->tiles * w->tile_bytes;
+}
+
+// Rows first … first + count as float32.
+PEGA_API void pega_unpack(const Packed* w, int64_t first, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; i++) pega::unpack_row(*w, first + i, out + i * w->k);
+}
+
+PEGA_API void pega_packed_free(Packed* w) {
+    munmap(w->data, static_cast<size_t>(w->tiles * w->tile_bytes));
+    delete w;
+}
+
+PEGA_API Exec* pega_exec_create(Pool* pool, const Kernels* kernels, int32_t int8, const Encoded* program,
+                                int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes,
+                                char* error) {
+    return pega::exec_create(pool, kernels, int8 != 0, program, count, table, sizes, num_sizes, error);
+}
+
+PEGA_API void pega_exec_destroy(Exec* e) {
+    delete e;
+}
+
+PEGA_API const char* pega_exec_error(const Exec* e) {
+    return e->error;
+}
+
+// Runs instructions first … last of a step; `nanoseconds` ([instructions], may be null) is added to.
+PEGA_API int32_t pega_exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, int64_t last,
+                               int64_t* nanoseconds) {
+    return pega::exec_run(e, sizes, num_sizes, first, last, nanoseconds) ? 1 : 0;
+}

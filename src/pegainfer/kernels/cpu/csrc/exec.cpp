@@ -1,0 +1,188 @@
+#include "exec.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+namespace pega {
+
+namespace {
+
+constexpr int64_t kSmallValues = 8192;  // up to so many values a thread prepares rows for itself: no barrier
+constexpr int kPhasesAnInstr = 3;
+
+bool plan(Exec& e, const Instr& in) {
+    switch (in.op) {
+        case kLinear:
+        case kLinearResidual:
+        case kQkv:
+        case kGateUp:
+        case kLmHead:
+            return plan_linear(e, in);
+        case kAttention:
+            return plan_attention(e, in);
+        default:
+            return plan_rows(e, in);
+    }
+}
+
+Instr resolved(const Encoded& in, void* const* table, const int64_t* sizes) {
+    Instr out{in.op, in.f16_state, {}, {}, {}};
+    for (int i = 0; i < kMaxOperands; i++) out.ptr[i] = in.operand[i] < 0 ? nullptr : table[in.operand[i]];
+    for (int i = 0; i < kMaxAxes; i++) out.axis[i] = in.axis[i] < 0 ? sizes[~in.axis[i]] : in.axis[i];
+    std::copy(in.attr, in.attr + kMaxAttrs, out.attr);
+    return out;
+}
+
+void widen(Limits& l, const Instr& in, int threads) {
+    const int64_t* a = in.axis;
+    const auto grow = [](int64_t& have, int64_t want) { have = std::max(have, want); };
+    switch (in.op) {
+        case kLinear:
+        case kLinearResidual:
+            grow(l.tokens, a[0]);
+            grow(l.width, a[2]);
+            break;
+        case kGateUp:
+        case kLmHead:
+            grow(l.tokens, a[0]);
+            grow(l.width, a[2]);
+            break;
+        case kQkv:
+            grow(l.tokens, a[0]);
+            grow(l.width, a[7]);
+            grow(l.head_dim, a[5]);
+            break;
+        case kAttention:
+            grow(l.tokens, a[0]);
+            grow(l.head_dim, a[5]);
+            grow(l.rows, a[7]);
+            grow(l.segments, 2 * threads * ((a[8] * a[4] + kSegment - 1) / kSegment));
+            break;
+        default:
+            break;
+    }
+}
+
+QuantRows quant_rows(Exec& e, int64_t values) {
+    const size_t n = static_cast<size_t>(values);
+    return {static_cast<int8_t*>(e.allocate(n)), static_cast<float*>(e.allocate(n / kBlock * 4 + 64)),
+            static_cast<float*>(e.allocate(n / kBlock * 4 + 64))};
+}
+
+float* floats(Exec& e, int64_t n) {
+    return static_cast<float*>(e.allocate(static_cast<size_t>(n) * 4));
+}
+
+void allocate_scratch(Exec& e) {
+    Limits& l = e.limits;
+    l.small = std::max(kSmallValues, l.width);
+    l.acc = std::max<int64_t>(2 * 64 * 16, 64 * l.head_dim) + l.head_dim;
+    e.shared.f32 = floats(e, l.tokens * l.width);
+    e.shared.q = quant_rows(e, l.tokens * l.width);
+    e.scratch.resize(static_cast<size_t>(e.pool->threads()));
+    for (Scratch& s : e.scratch) {
+        s = {};
+        s.f32 = floats(e, l.small);
+        s.q = quant_rows(e, l.small);
+        s.acc = floats(e, l.acc);
+        s.decode = floats(e, kDecodeColumns * 16);
+        s.scores = floats(e, kMaxQueries * kSegment);
+        s.part = floats(e, kMaxQueries * l.head_dim);
+        s.total = floats(e, kMaxQueries * l.head_dim);
+    }
+    e.partials = floats(e, l.segments * kMaxQueries * (2 + l.head_dim));
+    e.blocks.resize(static_cast<size_t>(l.tokens + l.rows));
+}
+
+}  // namespace
+
+Exec::~Exec() {
+    for (void* p : owned) std::free(p);
+}
+
+void* Exec::allocate(size_t bytes) {
+    void* p = nullptr;
+    // Large blocks come from fresh mappings and take memory only where they are touched.
+    if (posix_memalign(&p, 64, bytes + 64) != 0) throw std::bad_alloc();
+    owned.push_back(p);
+    return p;
+}
+
+bool Exec::fail(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    std::vsnprintf(error, sizeof error, format, args);
+    va_end(args);
+    return false;
+}
+
+bool Exec::check_indices(const char* what, const int32_t* index, int64_t count, int64_t limit) {
+    // Every layer reads the same positions and slots: once a step is enough.
+    for (int i = 0; i < num_checked; i++)
+        if (checked[i] == index) return true;
+    for (int64_t i = 0; i < count; i++)
+        if (index[i] < 0 || index[i] >= limit)
+            return fail("%s[%lld]: expected 0 to %lld, got %d", what, static_cast<long long>(i),
+                        static_cast<long long>(limit - 1), index[i]);
+    if (num_checked < 8) checked[num_checked++] = index;
+    return true;
+}
+
+void Exec::add_phase(const Instr& in, void (*run)(const void*, const Phase&, int64_t, int), int64_t chunks,
+                     int64_t a, int64_t b, int64_t c, int64_t d) {
+    if (chunks <= 0) return;
+    const auto serial = static_cast<int32_t>(phases.size());
+    phases.push_back({run, chunks, static_cast<int32_t>(&in - step.data()), serial, a, b, c, d});
+}
+
+Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, const Encoded* program, int64_t count,
+                  void* const* table, const int64_t* sizes, int64_t num_sizes, char* error) {
+    error[0] = '\0';
+    try {
+        auto e = std::make_unique<Exec>();
+        e->pool = pool;
+        e->kernels = kernels;
+        e->int8 = int8;
+        e->program.assign(program, program + count);
+        e->table = table;
+        e->step.resize(static_cast<size_t>(count));
+        e->phases.reserve(static_cast<size_t>(count) * kPhasesAnInstr);
+        for (const Encoded& in : e->program) {
+            bool known = in.op >= 0 && in.op < kNumOps;
+            for (int64_t a : in.axis) known = known && (a >= 0 || ~a < num_sizes);
+            if (!known) {
+                std::snprintf(error, 256, "instruction %lld is malformed (op %d)",
+                              static_cast<long long>(&in - e->program.data()), in.op);
+                return nullptr;
+            }
+            widen(e->limits, resolved(in, table, sizes), pool->threads());
+        }
+        allocate_scratch(*e);
+        return e.release();
+    } catch (const std::exception& x) {
+        std::snprintf(error, 256, "no memory for the executor's scratch: %s", x.what());
+        return nullptr;
+    }
+}
+
+bool exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, int64_t last,
+              int64_t* nanoseconds) {
+    (void)num_sizes;
+    e->phases.clear();
+    e->steps++;
+    e->blocks_for = nullptr;
+    e->num_checked = 0;
+    for (int64_t i = first; i < last; i++) {
+        Instr& in = e->step[static_cast<size_t>(i)];
+        in = resolved(e->program[static_cast<size_t>(i)], e->table, sizes);
+        if (!plan(*e, in)) return false;
+    }
+    e->pool->run(e->phases.data(), static_cast<int>(e->phases.size()), e, nanoseconds);
+    return true;
+}
+
+}  // namespace pega

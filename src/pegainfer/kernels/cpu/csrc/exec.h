@@ -1,0 +1,146 @@
+// A lowered program and everything a step of it needs. Buffers, states and weights belong to the caller.
+#pragma once
+
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace pega {
+
+constexpr int kMaxOperands = 20, kMaxAxes = 10, kMaxAttrs = 2, kMaxSizes = 16;
+
+// Numbers are shared with kernels/cpu/lower.py, which also fixes the order of operands (that of the op's
+// declaration) and of axes (given here).
+enum Op : int32_t {
+    kEmbedding = 0,       // T V M
+    kGatherRows = 1,      // L M T
+    kRmsNorm = 2,         // T M
+    kHeadNorm = 3,        // T H D
+    kLinear = 4,          // T N K
+    kLinearResidual = 5,  // T N K
+    kRope = 6,            // T H D P
+    kKvAppend = 7,        // T N Y G S D
+    kAttention = 8,       // T N Y G S D H R W
+    kSiluMul = 9,         // T F
+    kQkv = 10,            // T N Y G S D H M P
+    kGateUp = 11,         // T F M
+    kLmHead = 12,         // L V M T
+    kNumOps
+};
+
+// As Python writes it. Operands are numbers of a table of addresses, so that an input can be used where it
+// lies: its entry is changed between steps.
+struct Encoded {
+    int32_t op;
+    int32_t f16_state;              // the KV cache holds float16
+    int32_t operand[kMaxOperands];  // index into the table; negative where an optional operand is absent
+    int64_t axis[kMaxAxes];         // ≥ 0: the size; below: ~index into the step's sizes
+    double attr[kMaxAttrs];         // in the order of the op's declaration
+};
+
+// The same in a step: addresses and sizes.
+struct Instr {
+    int32_t op;
+    int32_t f16_state;
+    void* ptr[kMaxOperands];  // weights are Packed*
+    int64_t axis[kMaxAxes];
+    double attr[kMaxAttrs];
+};
+
+// Rows prepared for a product: as they are, normalised, or rounded to 8 bits.
+struct Rows {
+    const float* f32;
+    int64_t ld;  // floats between rows
+    QuantRows q;
+};
+
+// A thread's own memory; nothing in it outlives a chunk but the prepared rows.
+struct Scratch {
+    uint64_t prepared;  // stamp of the phase that `rows` was prepared for
+    Rows rows;
+    float* f32;     // [Limits::small]
+    QuantRows q;    // the same many values
+    float* acc;     // [Limits::acc]
+    float* decode;  // [kDecodeColumns, 16]
+    float* scores;  // [kMaxQueries, kSegment]
+    float* part;    // [kMaxQueries, D]: a segment's sums
+    float* total;   // [kMaxQueries, D]: the running ones
+};
+
+// Greatest sizes over all instructions and steps, from which scratch is allocated once.
+struct Limits {
+    int64_t tokens = 1, rows = 1, width = 32, acc = 0, head_dim = 16, segments = 0;
+    int64_t small = 0;  // floats that a thread may prepare for itself
+};
+
+struct QueryBlock {
+    int64_t row, first, count;  // tokens first … first + count of the step
+    int64_t seen;               // context tokens that the last of them sees
+    int64_t segment;            // number of its first segment among all blocks' segments
+};
+
+struct Exec {
+    Pool* pool = nullptr;
+    const Kernels* kernels = nullptr;
+    bool int8 = false;
+    std::vector<Encoded> program;
+    void* const* table = nullptr;  // the caller's
+    std::vector<Instr> step;
+    std::vector<Phase> phases;
+    std::vector<Scratch> scratch;  // one a thread
+    std::vector<void*> owned;
+    Limits limits;
+    Rows shared{};  // rows prepared by all threads together: [tokens, width]
+    std::vector<QueryBlock> blocks;
+    int64_t num_blocks = 0, num_segments = 0;
+    const void* blocks_for = nullptr;  // the query_lens that `blocks` were made of in this step
+    const void* checked[8] = {};       // index inputs found in bounds in this step
+    int num_checked = 0;
+    float* partials = nullptr;  // [limits.segments, kMaxQueries, 2 + D]
+    uint64_t steps = 0;
+    char error[256] = "";
+
+    ~Exec();
+    // A zeroed, cache-aligned block that lives as long as the executor.
+    void* allocate(size_t bytes);
+    bool fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
+    // Whether `index[0 … count)` lies in [0, limit); records what is wrong otherwise.
+    bool check_indices(const char* what, const int32_t* index, int64_t count, int64_t limit);
+    void add_phase(const Instr& in, void (*run)(const void*, const Phase&, int64_t, int), int64_t chunks,
+                   int64_t a = 0, int64_t b = 0, int64_t c = 0, int64_t d = 0);
+    uint64_t stamp(const Phase& p) const { return steps << 32 | static_cast<uint32_t>(p.serial); }
+    const Instr& instr(const Phase& p) const { return step[static_cast<size_t>(p.instr)]; }
+};
+
+// Creates an executor for `count` instructions; sizes[i] are the greatest that a step will have.
+// Null where memory runs out or an instruction is not one that these kernels do; `error` (256 bytes) says
+// why.
+Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, const Encoded* program, int64_t count,
+                  void* const* table, const int64_t* sizes, int64_t num_sizes, char* error);
+
+// Runs instructions first … last. False, and nothing is computed, where an input is out of bounds.
+bool exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, int64_t last,
+              int64_t* nanoseconds);
+
+// One function an op family: checks the instruction's inputs and adds its phases.
+bool plan_rows(Exec& e, const Instr& in);
+bool plan_linear(Exec& e, const Instr& in);
+bool plan_attention(Exec& e, const Instr& in);
+
+// Where a head's K or V of a page lies: kv + ((block · Y + layer) · G + head) · 2 S D elements, K first.
+struct KvView {
+    uint8_t* base;
+    int64_t layers, layer, heads, block_size, head_dim, bytes;  // bytes an element
+
+    uint8_t* keys(int64_t block, int64_t head) const {
+        return base + ((block * layers + layer) * heads + head) * 2 * block_size * head_dim * bytes;
+    }
+    uint8_t* values(int64_t block, int64_t head) const {
+        return keys(block, head) + block_size * head_dim * bytes;
+    }
+    // Writes k and v of a token; either may be null.
+    void append(int64_t slot, int64_t head, const float* k, const float* v) const;
+};
+
+}  // namespace pega

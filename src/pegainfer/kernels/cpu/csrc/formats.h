@@ -1,0 +1,82 @@
+// Weight formats and the packed layout that every kernel streams.
+//
+// Output rows are interleaved sixteen at a time: a *tile*. Lane r of a vector belongs to row 16 · tile + r,
+// so that a dot product runs down the columns in one accumulator per output element. The order of its
+// additions is then the same for any number of tokens, any chunking and any number of threads.
+//
+// A tile is contiguous, starts on a cache line, and holds
+//   f32, f16, bf16   value[k][16]
+//   q8_0             scale[k / 32][16] f16, then quant[k / 4][16][4] int8
+//   q4_0             scale[k / 32][16] f16, then quant[k / 32][4][16][4]; byte (j, row, i) of a block holds
+//                    element 4j + i in its low and element 16 + 4j + i in its high nibble
+//   q4_1             the same with min[k / 32][16] f16 between scales and quants
+// Four consecutive columns of a row share a 32-bit lane, which is what the 8-bit dot instructions sum over.
+// Rows past the weight's last one are zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace pega {
+
+constexpr int kTile = 16;   // rows a tile
+constexpr int kBlock = 32;  // columns a quantised block
+
+enum Format : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kQ8_0 = 3, kQ4_1 = 4, kQ4_0 = 5 };
+
+struct Packed {
+    int32_t format;
+    int64_t n, k;                         // rows, columns
+    int64_t tiles;                        // ceil(n / 16)
+    int64_t tile_bytes;                   // a multiple of 64
+    int64_t scales_at, mins_at, data_at;  // bytes from the tile's start
+    uint8_t* data;                        // 64-byte aligned
+
+    const uint8_t* tile(int64_t i) const { return data + i * tile_bytes; }
+};
+
+static inline bool is_quantised(int32_t format) {
+    return format >= kQ8_0;
+}
+
+static inline float bits_to_float(uint32_t bits) {
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+
+static inline uint32_t float_to_bits(float f) {
+    uint32_t bits;
+    std::memcpy(&bits, &f, 4);
+    return bits;
+}
+
+static inline float bf16_to_float(uint16_t h) {
+    return bits_to_float(static_cast<uint32_t>(h) << 16);
+}
+
+static inline float f16_to_float(uint16_t h) {
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
+    const uint32_t magnitude = h & 0x7fffu;
+    if (magnitude >= 0x7c00u) return bits_to_float(sign | 0x7f800000u | (magnitude << 13));  // inf, NaN
+    // Multiplying by 2^112 moves the exponent's bias from 15 to 127 and is exact for subnormals too.
+    return bits_to_float(sign | float_to_bits(bits_to_float(magnitude << 13) * bits_to_float(0x77800000u)));
+}
+
+// Rounds to the nearest, ties to even, as VCVTPS2PH does.
+static inline uint16_t float_to_f16(float f) {
+    const uint32_t bits = float_to_bits(f);
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    uint32_t a = bits & 0x7fffffffu;
+    if (a > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((a >> 13) & 0x1ffu));
+    if (a >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds past 65504
+    if (a < 0x38800000u) {  // subnormal: add 0.5, read the low bits
+        const float shifted = bits_to_float(a) + 0.5f;
+        return static_cast<uint16_t>(sign | (float_to_bits(shifted) - 0x3f000000u));
+    }
+    a += 0xc8000fffu + ((a >> 13) & 1u);  // rebias by -112, round
+    return static_cast<uint16_t>(sign | (a >> 13));
+}
+
+}  // namespace pega

@@ -1,0 +1,109 @@
+// Attention of a block of queries over one segment of a paged cache.
+//
+// K pages are [D, 16]: lanes are tokens, so scores need no horizontal sums. V pages are [16, D]: lanes are
+// channels. A segment of kSegment tokens has one maximum; segments start at fixed positions and are merged in
+// order, so that a result depends on nothing but the query and its context.
+#pragma once
+
+namespace pega::PEGA_ISA {
+
+constexpr int kScoreRows = kMaxRows > 6 ? 8 : kMaxRows;
+
+template <bool F16>
+static inline F load_kv(const uint8_t* page, int64_t at) {
+    if constexpr (F16) return load_f16(reinterpret_cast<const uint16_t*>(page) + at);
+    return load(reinterpret_cast<const float*>(page) + at);
+}
+
+template <int MR, bool F16>
+static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
+    const uint8_t* keys = a.keys[page];
+    const float* const* q = a.q + query;
+    F s[MR];
+    for (int i = 0; i < MR; i++) s[i] = zero();
+    for (int64_t d = 0; d < a.head_dim; d++) {
+        const F k = load_kv<F16>(keys, 16 * d);
+        for (int i = 0; i < MR; i++) s[i] = fma(k, set1(q[i][d]), s[i]);
+    }
+    for (int i = 0; i < MR; i++)
+        store(a.scores + (query + i) * kSegment + 16 * page, mul(s[i], set1(a.scale)));
+}
+
+// Sixteen channels from d on, of MR queries, over the segment's tokens.
+template <int MR, bool F16>
+static void mix_values(const AttendArgs& a, int64_t query, int64_t d) {
+    const float* p = a.scores + query * kSegment;
+    F s[MR];
+    for (int i = 0; i < MR; i++) s[i] = zero();
+    for (int64_t j = 0; j < a.tokens; j++) {
+        const F v = load_kv<F16>(a.values[j / 16], (j % 16) * a.head_dim + d);
+        for (int i = 0; i < MR; i++) s[i] = fma(v, set1(p[i * kSegment + j]), s[i]);
+    }
+    for (int i = 0; i < MR; i++) store(a.acc + (query + i) * a.head_dim + d, s[i]);
+}
+
+// Turns a query's scores into unnormalised weights; those past what it sees become exactly zero.
+static void soften(const AttendArgs& a, int64_t query) {
+    float* s = a.scores + query * kSegment;
+    const int64_t padded = (a.tokens + 15) / 16 * 16;
+    const int64_t seen = a.seen[query] - a.start;
+    F top = set1(-INFINITY);
+    for (int64_t j = 0; j < padded; j += 16) {
+        const F v = keep_first(load(s + j), seen - j, -INFINITY);
+        store(s + j, v);
+        top = max(top, v);
+    }
+    const float largest = reduce_max(top);
+    F sum = zero();
+    for (int64_t j = 0; j < padded; j += 16) {
+        const F p = keep_first(exp(sub(load(s + j), set1(largest))), seen - j, 0);
+        store(s + j, p);
+        sum = add(sum, p);
+    }
+    a.max[query] = seen > 0 ? largest : -INFINITY;
+    a.sum[query] = reduce_add(sum);
+}
+
+template <int MR, bool F16>
+static void attend_rows(const AttendArgs& a, int64_t query) {
+    for (int64_t page = 0; page < (a.tokens + 15) / 16; page++) score_page<MR, F16>(a, query, page);
+    for (int i = 0; i < MR; i++) soften(a, query + i);
+    for (int64_t d = 0; d < a.head_dim; d += 16) mix_values<MR, F16>(a, query, d);
+}
+
+template <int MR, bool F16>
+static void attend_rest(const AttendArgs& a, int64_t query, int64_t rest) {
+    if (rest == MR) return attend_rows<MR, F16>(a, query);
+    if constexpr (MR > 1) attend_rest<MR - 1, F16>(a, query, rest);
+}
+
+template <bool F16>
+static void attend_all(const AttendArgs& a) {
+    int64_t query = 0;
+    for (; a.queries - query > kScoreRows; query += kScoreRows) attend_rows<kScoreRows, F16>(a, query);
+    attend_rest<kScoreRows, F16>(a, query, a.queries - query);
+}
+
+static void attend(const AttendArgs& a) {
+    a.f16 ? attend_all<true>(a) : attend_all<false>(a);
+}
+
+static void merge(float* max, float* sum, float* acc, float seg_max, float seg_sum, const float* seg_acc,
+                  int64_t head_dim) {
+    if (seg_max == -INFINITY) return;
+    const float top = *max > seg_max ? *max : seg_max;
+    float factors[16] = {*max, seg_max};
+    store(factors, exp(sub(load(factors), set1(top))));
+    const float mine = factors[0], theirs = factors[1];
+    const F fm = set1(mine), ft = set1(theirs);
+    for (int64_t d = 0; d < head_dim; d += 16)
+        store(acc + d, fma(load(acc + d), fm, mul(load(seg_acc + d), ft)));
+    *sum = *sum * mine + seg_sum * theirs;
+    *max = top;
+}
+
+static void divide(float* out, const float* acc, float sum, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) store(out + i, div(load(acc + i), set1(sum)));
+}
+
+}  // namespace pega::PEGA_ISA

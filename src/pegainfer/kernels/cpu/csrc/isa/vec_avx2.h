@@ -1,0 +1,188 @@
+// Sixteen float lanes as two AVX registers (AVX2, FMA, F16C).
+#pragma once
+
+#include <immintrin.h>
+
+#include "../kernels.h"
+
+namespace pega::PEGA_ISA {
+
+constexpr int kMaxRows = 6;  // 6 × 2 accumulators, 2 weights and a broadcast: 15 of 16 registers
+
+struct F {
+    __m256 a, b;
+};
+
+static inline F zero() {
+    return {_mm256_setzero_ps(), _mm256_setzero_ps()};
+}
+static inline F set1(float x) {
+    const __m256 v = _mm256_set1_ps(x);
+    return {v, v};
+}
+static inline F load(const float* p) {
+    return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
+static inline __m128i load128(const void* p) {
+    return _mm_loadu_si128(static_cast<const __m128i*>(p));
+}
+static inline __m256i load256(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+static inline F load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))};
+}
+static inline F load_bf16(const uint16_t* p) {
+    const __m256i a = _mm256_cvtepu16_epi32(load128(p)), b = _mm256_cvtepu16_epi32(load128(p + 8));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+}
+static inline void store(float* p, F x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+static inline F add(F x, F y) {
+    return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
+}
+static inline F sub(F x, F y) {
+    return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
+}
+static inline F mul(F x, F y) {
+    return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
+}
+static inline F div(F x, F y) {
+    return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)};
+}
+static inline F fma(F x, F y, F z) {
+    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+static inline F max(F x, F y) {
+    return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};
+}
+static inline F min(F x, F y) {
+    return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)};
+}
+static inline F abs(F x) {
+    const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
+}
+static inline F round(F x) {
+    constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.a, kMode), _mm256_round_ps(x.b, kMode)};
+}
+// 2^n for whole n in -126 … 127.
+static inline __m256 pow2(__m256 n) {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+static inline F pow2(F n) {
+    return {pow2(n.a), pow2(n.b)};
+}
+// Lanes from `count` on become `other`.
+static inline F keep_first(F x, int64_t count, float other) {
+    const __m256i c = _mm256_set1_epi32(static_cast<int>(count)),
+                  o = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256 ma = _mm256_castsi256_ps(_mm256_cmpgt_epi32(c, o));
+    const __m256 mb = _mm256_castsi256_ps(_mm256_cmpgt_epi32(c, _mm256_add_epi32(o, _mm256_set1_epi32(8))));
+    const __m256 v = _mm256_set1_ps(other);
+    return {_mm256_blendv_ps(v, x.a, ma), _mm256_blendv_ps(v, x.b, mb)};
+}
+// Lanes 8 apart, then 4, 2, 1.
+static inline float reduce_add(F x) {
+    const __m256 s = _mm256_add_ps(x.a, x.b);
+    __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    t = _mm_add_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_add_ss(t, _mm_movehdup_ps(t)));
+}
+static inline float reduce_max(F x) {
+    const __m256 s = _mm256_max_ps(x.a, x.b);
+    __m128 t = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    t = _mm_max_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
+}
+// Whole-number lanes to 16 int8.
+static inline void store_i8(int8_t* p, F x) {
+    const __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    const __m256i ordered = _mm256_permute4x64_epi64(w, 0xd8);
+    const __m128i b = _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), b);
+}
+
+static inline __m256 to_float(__m256i x) {
+    return _mm256_cvtepi32_ps(x);
+}
+
+// Element i of each lane's four bytes, as a number: low nibble, high nibble, signed byte.
+static inline F nibble(const uint8_t* p, int shift) {
+    const __m256i m = _mm256_set1_epi32(15);
+    const __m128i s = _mm_cvtsi32_si128(shift);
+    return {to_float(_mm256_and_si256(_mm256_srl_epi32(load256(p), s), m)),
+            to_float(_mm256_and_si256(_mm256_srl_epi32(load256(p + 32), s), m))};
+}
+static inline F low_nibble(const uint8_t* p, int i) {
+    return nibble(p, 8 * i);
+}
+static inline F high_nibble(const uint8_t* p, int i) {
+    return nibble(p, 8 * i + 4);
+}
+static inline F signed_byte(const uint8_t* p, int i) {
+    const __m128i up = _mm_cvtsi32_si128(24 - 8 * i);
+    return {to_float(_mm256_srai_epi32(_mm256_sll_epi32(load256(p), up), 24)),
+            to_float(_mm256_srai_epi32(_mm256_sll_epi32(load256(p + 32), up), 24))};
+}
+
+static inline __m256i broadcast4(const int8_t* p) {
+    int32_t v;
+    __builtin_memcpy(&v, p, 4);
+    return _mm256_set1_epi32(v);
+}
+
+// out[t] lane r = sum over a block of q[r] · x[t]; x[t] at x + t · stride.
+// Eight products of 15 · 127 · 2 sum to 30,480: 16 bits hold a whole block.
+template <int MR>
+static inline void dot_q4(const uint8_t* w, const int8_t* x, int64_t stride, F (&out)[MR]) {
+    const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256i sa[MR], sb[MR];
+    for (int t = 0; t < MR; t++) sa[t] = sb[t] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        const __m256i a = load256(w + 64 * j), b = load256(w + 64 * j + 32);
+        const __m256i al = _mm256_and_si256(a, mask), bl = _mm256_and_si256(b, mask);
+        for (int t = 0; t < MR; t++) {
+            const __m256i v = broadcast4(x + t * stride + 4 * j);
+            sa[t] = _mm256_add_epi16(sa[t], _mm256_maddubs_epi16(al, v));
+            sb[t] = _mm256_add_epi16(sb[t], _mm256_maddubs_epi16(bl, v));
+        }
+        const __m256i ah = _mm256_and_si256(_mm256_srli_epi16(a, 4), mask);
+        const __m256i bh = _mm256_and_si256(_mm256_srli_epi16(b, 4), mask);
+        for (int t = 0; t < MR; t++) {
+            const __m256i v = broadcast4(x + t * stride + 16 + 4 * j);
+            sa[t] = _mm256_add_epi16(sa[t], _mm256_maddubs_epi16(ah, v));
+            sb[t] = _mm256_add_epi16(sb[t], _mm256_maddubs_epi16(bh, v));
+        }
+    }
+    for (int t = 0; t < MR; t++)
+        out[t] = {to_float(_mm256_madd_epi16(sa[t], ones)), to_float(_mm256_madd_epi16(sb[t], ones))};
+}
+
+// maddubs wants one factor unsigned: |w| and x with w's sign. 128 · 127 · 2 still fits 16 bits.
+template <int MR>
+static inline void dot_q8(const uint8_t* w, const int8_t* x, int64_t stride, F (&out)[MR]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sa[MR], sb[MR];
+    for (int t = 0; t < MR; t++) sa[t] = sb[t] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g++) {
+        const __m256i a = load256(w + 64 * g), b = load256(w + 64 * g + 32);
+        const __m256i aa = _mm256_abs_epi8(a), ab = _mm256_abs_epi8(b);
+        for (int t = 0; t < MR; t++) {
+            const __m256i v = broadcast4(x + t * stride + 4 * g);
+            const __m256i pa = _mm256_maddubs_epi16(aa, _mm256_sign_epi8(v, a));
+            const __m256i pb = _mm256_maddubs_epi16(ab, _mm256_sign_epi8(v, b));
+            sa[t] = _mm256_add_epi32(sa[t], _mm256_madd_epi16(pa, ones));
+            sb[t] = _mm256_add_epi32(sb[t], _mm256_madd_epi16(pb, ones));
+        }
+    }
+    for (int t = 0; t < MR; t++) out[t] = {to_float(sa[t]), to_float(sb[t])};
+}
+
+}  // namespace pega::PEGA_ISA

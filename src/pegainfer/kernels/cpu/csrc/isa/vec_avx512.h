@@ -1,0 +1,154 @@
+// Sixteen float lanes as one AVX-512 register (F, BW, VL, DQ, VNNI).
+#pragma once
+
+#include <immintrin.h>
+
+#include "../kernels.h"
+
+namespace pega::PEGA_ISA {
+
+constexpr int kMaxRows = 12;  // 12 accumulators; broadcasts fold into the FMA's memory operand
+
+struct F {
+    __m512 v;
+};
+
+static inline F zero() {
+    return {_mm512_setzero_ps()};
+}
+static inline F set1(float x) {
+    return {_mm512_set1_ps(x)};
+}
+static inline F load(const float* p) {
+    return {_mm512_loadu_ps(p)};
+}
+static inline __m256i load256(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+static inline __m512i load512(const void* p) {
+    return _mm512_loadu_si512(p);
+}
+static inline F load_f16(const uint16_t* p) {
+    return {_mm512_cvtph_ps(load256(p))};
+}
+static inline F load_bf16(const uint16_t* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16))};
+}
+static inline void store(float* p, F x) {
+    _mm512_storeu_ps(p, x.v);
+}
+static inline F add(F x, F y) {
+    return {_mm512_add_ps(x.v, y.v)};
+}
+static inline F sub(F x, F y) {
+    return {_mm512_sub_ps(x.v, y.v)};
+}
+static inline F mul(F x, F y) {
+    return {_mm512_mul_ps(x.v, y.v)};
+}
+static inline F div(F x, F y) {
+    return {_mm512_div_ps(x.v, y.v)};
+}
+static inline F fma(F x, F y, F z) {
+    return {_mm512_fmadd_ps(x.v, y.v, z.v)};
+}
+static inline F max(F x, F y) {
+    return {_mm512_max_ps(x.v, y.v)};
+}
+static inline F min(F x, F y) {
+    return {_mm512_min_ps(x.v, y.v)};
+}
+static inline F abs(F x) {
+    return {_mm512_abs_ps(x.v)};
+}
+static inline F round(F x) {
+    return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+// 2^n for whole n in -126 … 127.
+static inline F pow2(F n) {
+    const __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
+}
+// Lanes from `count` on become `other`.
+static inline F keep_first(F x, int64_t count, float other) {
+    const uint32_t bits = count >= 16 ? 0xffffu : count <= 0 ? 0u : (1u << count) - 1;
+    return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), _mm512_set1_ps(other), x.v)};
+}
+// Lanes 8 apart, then 4, 2, 1.
+static inline float reduce_add(F x) {
+    const __m256 s = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+    __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    t = _mm_add_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_add_ss(t, _mm_movehdup_ps(t)));
+}
+static inline float reduce_max(F x) {
+    return _mm512_reduce_max_ps(x.v);
+}
+// Whole-number lanes to 16 int8.
+static inline void store_i8(int8_t* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
+
+// Element i of each lane's four bytes, as a number: low nibble, high nibble, signed byte.
+static inline F nibble(const uint8_t* p, int shift) {
+    const __m512i x = _mm512_srl_epi32(load512(p), _mm_cvtsi32_si128(shift));
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15)))};
+}
+static inline F low_nibble(const uint8_t* p, int i) {
+    return nibble(p, 8 * i);
+}
+static inline F high_nibble(const uint8_t* p, int i) {
+    return nibble(p, 8 * i + 4);
+}
+static inline F signed_byte(const uint8_t* p, int i) {
+    const __m512i up = _mm512_sll_epi32(load512(p), _mm_cvtsi32_si128(24 - 8 * i));
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(up, 24))};
+}
+
+static inline __m512i broadcast4(const int8_t* p) {
+    int32_t v;
+    __builtin_memcpy(&v, p, 4);
+    return _mm512_set1_epi32(v);
+}
+
+// out[t] lane r = sum over a block of q[r] · x[t]; x[t] at x + t · stride.
+template <int MR>
+static inline void dot_q4(const uint8_t* w, const int8_t* x, int64_t stride, F (&out)[MR]) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    __m512i s[MR];
+    for (int t = 0; t < MR; t++) s[t] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        const __m512i q = load512(w + 64 * j);
+        const __m512i low = _mm512_and_si512(q, mask), high = _mm512_and_si512(_mm512_srli_epi16(q, 4), mask);
+        for (int t = 0; t < MR; t++) {
+            s[t] = _mm512_dpbusd_epi32(s[t], low, broadcast4(x + t * stride + 4 * j));
+            s[t] = _mm512_dpbusd_epi32(s[t], high, broadcast4(x + t * stride + 16 + 4 * j));
+        }
+    }
+    for (int t = 0; t < MR; t++) out[t] = {_mm512_cvtepi32_ps(s[t])};
+}
+
+// dpbusd wants one factor unsigned: w + 128, and 128 · sum(x) taken off again, exactly.
+template <int MR>
+static inline void dot_q8(const uint8_t* w, const int8_t* x, int64_t stride, F (&out)[MR]) {
+    const __m512i flip = _mm512_set1_epi8(-128);
+    __m512i s[MR];
+    for (int t = 0; t < MR; t++) {
+        const __m256i xt = load256(x + t * stride);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), xt);
+        const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        __m128i h = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+        h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+        h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0xb1));
+        s[t] = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(_mm512_broadcastd_epi32(h), 7));
+    }
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g++) {
+        const __m512i u = _mm512_xor_si512(load512(w + 64 * g), flip);
+        for (int t = 0; t < MR; t++) s[t] = _mm512_dpbusd_epi32(s[t], u, broadcast4(x + t * stride + 4 * g));
+    }
+    for (int t = 0; t < MR; t++) out[t] = {_mm512_cvtepi32_ps(s[t])};
+}
+
+}  // namespace pega::PEGA_ISA

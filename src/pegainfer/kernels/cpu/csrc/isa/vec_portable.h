@@ -1,0 +1,159 @@
+// Sixteen float lanes in plain C++; the compiler vectorises the loops with whatever its target has.
+#pragma once
+
+#include <cmath>
+
+#include "../kernels.h"
+
+namespace pega::PEGA_ISA {
+
+constexpr int kMaxRows = 4;  // tokens that share a weight load: 4 × 16 accumulators
+
+struct F {
+    float v[16];
+};
+
+#define PEGA_LANES for (int i = 0; i < 16; i++)
+
+static inline F zero() {
+    return F{};
+}
+static inline F set1(float x) {
+    F r;
+    PEGA_LANES r.v[i] = x;
+    return r;
+}
+static inline F load(const float* p) {
+    F r;
+    PEGA_LANES r.v[i] = p[i];
+    return r;
+}
+static inline F load(const uint16_t* p, int32_t format) {
+    F r;
+    if (format == kF16) {
+        PEGA_LANES r.v[i] = f16_to_float(p[i]);
+    } else {
+        PEGA_LANES r.v[i] = bf16_to_float(p[i]);
+    }
+    return r;
+}
+static inline F load_f16(const uint16_t* p) {
+    return load(p, kF16);
+}
+static inline F load_bf16(const uint16_t* p) {
+    return load(p, kBF16);
+}
+static inline void store(float* p, F a) {
+    PEGA_LANES p[i] = a.v[i];
+}
+static inline F add(F a, F b) {
+    PEGA_LANES a.v[i] += b.v[i];
+    return a;
+}
+static inline F sub(F a, F b) {
+    PEGA_LANES a.v[i] -= b.v[i];
+    return a;
+}
+static inline F mul(F a, F b) {
+    PEGA_LANES a.v[i] *= b.v[i];
+    return a;
+}
+static inline F div(F a, F b) {
+    PEGA_LANES a.v[i] /= b.v[i];
+    return a;
+}
+static inline F fma(F a, F b, F c) {
+    PEGA_LANES c.v[i] += a.v[i] * b.v[i];
+    return c;
+}
+static inline F max(F a, F b) {
+    PEGA_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+    return a;
+}
+static inline F min(F a, F b) {
+    PEGA_LANES a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+    return a;
+}
+static inline F abs(F a) {
+    PEGA_LANES a.v[i] = a.v[i] < 0 ? -a.v[i] : a.v[i];
+    return a;
+}
+static inline F round(F a) {
+    PEGA_LANES a.v[i] = std::nearbyintf(a.v[i]);
+    return a;
+}
+// 2^n for whole n in -126 … 127.
+static inline F pow2(F n) {
+    PEGA_LANES n.v[i] = bits_to_float(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23);
+    return n;
+}
+// Lanes from `count` on become `other`.
+static inline F keep_first(F a, int64_t count, float other) {
+    PEGA_LANES a.v[i] = i < count ? a.v[i] : other;
+    return a;
+}
+// The tree of the wider instruction sets: lanes 8 apart, then 4, 2, 1.
+static inline float reduce_add(F a) {
+    for (int w = 8; w > 0; w /= 2)
+        for (int i = 0; i < w; i++) a.v[i] += a.v[i + w];
+    return a.v[0];
+}
+static inline float reduce_max(F a) {
+    for (int w = 8; w > 0; w /= 2)
+        for (int i = 0; i < w; i++) a.v[i] = a.v[i] > a.v[i + w] ? a.v[i] : a.v[i + w];
+    return a.v[0];
+}
+// Whole-number lanes to 16 int8.
+static inline void store_i8(int8_t* p, F a) {
+    PEGA_LANES p[i] = static_cast<int8_t>(a.v[i]);
+}
+
+// Element i of each lane's four bytes, as a number: low nibble, high nibble, signed byte.
+static inline F low_nibble(const uint8_t* p, int i) {
+    F r;
+    for (int l = 0; l < 16; l++) r.v[l] = static_cast<float>(p[4 * l + i] & 15);
+    return r;
+}
+static inline F high_nibble(const uint8_t* p, int i) {
+    F r;
+    for (int l = 0; l < 16; l++) r.v[l] = static_cast<float>(p[4 * l + i] >> 4);
+    return r;
+}
+static inline F signed_byte(const uint8_t* p, int i) {
+    F r;
+    for (int l = 0; l < 16; l++) r.v[l] = static_cast<float>(static_cast<int8_t>(p[4 * l + i]));
+    return r;
+}
+
+// out[t] lane r = sum over a block of q[r] · x[t]; x[t] at x + t · stride.
+template <int MR>
+static inline void dot_q4(const uint8_t* w, const int8_t* x, int64_t stride, F (&out)[MR]) {
+    for (int t = 0; t < MR; t++) {
+        int32_t s[16] = {};
+        const int8_t* xt = x + t * stride;
+        for (int j = 0; j < 4; j++)
+            for (int l = 0; l < 16; l++)
+                for (int i = 0; i < 4; i++) {
+                    const int q = w[64 * j + 4 * l + i];
+                    s[l] += (q & 15) * xt[4 * j + i] + (q >> 4) * xt[16 + 4 * j + i];
+                }
+        PEGA_LANES out[t].v[i] = static_cast<float>(s[i]);
+    }
+}
+
+template <int MR>
+static inline void dot_q8(const uint8_t* w, const int8_t* x, int64_t stride, F (&out)[MR]) {
+    for (int t = 0; t < MR; t++) {
+        int32_t s[16] = {};
+        const int8_t* xt = x + t * stride;
+        for (int g = 0; g < 8; g++)
+            for (int l = 0; l < 16; l++)
+                for (int i = 0; i < 4; i++)
+                    s[l] += static_cast<int8_t>(w[64 * g + 4 * l + i]) * xt[4 * g + i];
+        PEGA_LANES out[t].v[i] = static_cast<float>(s[i]);
+    }
+}
+
+#undef PEGA_LANES
+
+}  // namespace pega::PEGA_ISA

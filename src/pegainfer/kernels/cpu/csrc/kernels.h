@@ -1,0 +1,68 @@
+// The table of kernels that an instruction set fills. Pointers are to float32 unless a name says otherwise.
+#pragma once
+
+#include "formats.h"
+
+namespace pega {
+
+// Activations rounded to 8 bits: x ≈ scale · q with one scale for each 32 columns.
+struct QuantRows {
+    int8_t* q;     // [rows, k], -127 … 127
+    float* scale;  // [rows, k / 32]
+    float* sum;    // [rows, k / 32]: sum of the block's q
+};
+
+// One KV head's queries over one segment of its context.
+struct AttendArgs {
+    const float* const* q;         // [queries] rows of D
+    int64_t queries;               // at most kMaxQueries
+    const int64_t* seen;           // [queries] context tokens that each may look at, from position 0
+    const uint8_t* const* keys;    // [ceil(tokens / 16)] pages of K: [D, 16]
+    const uint8_t* const* values;  // the same of V: [16, D]
+    int64_t start;                 // position of the segment's first token, a multiple of 16
+    int64_t tokens;                // tokens of the segment that any query sees
+    int64_t head_dim;
+    int32_t f16;  // the cache holds float16
+    float scale;
+    float* scores;  // scratch [queries, kSegment]
+    float* max;     // out [queries]; -inf where a query sees nothing here
+    float* sum;     // out [queries]
+    float* acc;     // out [queries, D]
+};
+
+constexpr int kSegment = 128;        // context tokens a softmax is taken over at once
+constexpr int kMaxQueries = 24;      // a block of queries: tokens × heads that share a KV head
+constexpr int kDecodeColumns = 256;  // columns that gemm_f32 expands to float32 at a time
+
+struct Kernels {
+    const char* name;
+    // acc[t][r] = x[t] · w[16 · tile + r] for nt rows of x, ldx floats apart.
+    // scratch: [kDecodeColumns, 16].
+    void (*gemm_f32)(const Packed& w, int64_t tile, const float* x, int64_t ldx, int64_t nt, float* acc,
+                     float* scratch);
+    // The same from 8-bit rows first … first + nt; w is one of the quantised formats.
+    void (*gemm_i8)(const Packed& w, int64_t tile, const QuantRows& x, int64_t first, int64_t nt, float* acc);
+    // One row of n = 32 · blocks values.
+    void (*quantise)(const float* x, int64_t n, int8_t* q, float* scale, float* sum);
+    void (*rms_norm)(float* out, const float* x, const float* weight, int64_t n, float eps);
+    void (*silu_mul)(float* out, const float* gate, const float* up, int64_t n);
+    void (*add)(float* x, const float* y, int64_t n);
+    void (*rope)(float* x, const float* cos_sin, int64_t head_dim);
+    // A segment's unnormalised softmax · V of each query, and its maximum and sum.
+    void (*attend)(const AttendArgs& a);
+    // Merges a segment's (max, sum, acc) into a running one, [D] wide.
+    void (*merge)(float* max, float* sum, float* acc, float seg_max, float seg_sum, const float* seg_acc,
+                  int64_t head_dim);
+    void (*divide)(float* out, const float* acc, float sum, int64_t n);
+};
+
+const Kernels* portable_kernels();
+#ifdef PEGA_X86
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+#endif
+
+// By name, or the best that this processor runs where name is null or empty. Null if there is none such.
+const Kernels* choose_kernels(const char* name);
+
+}  // namespace pega

@@ -1,0 +1,19 @@
+// Weights from a file's layout into tiles, and rows back out.
+#pragma once
+
+#include "formats.h"
+
+namespace pega {
+
+// Sizes and offsets of a packed weight; data stays null. False where the format is unknown or the shape does
+// not fit it.
+bool describe(Packed* w, int32_t format, int64_t n, int64_t k);
+
+// Fills w->data (w->tiles · w->tile_bytes) from rows of `raw`, on `threads` threads.
+// order: row i of the weight is row order[i] of raw; null: row i.
+void pack(const Packed& w, const uint8_t* raw, const int64_t* order, int threads);
+
+// Row `row` as k float32 values, with GGUF's roundings.
+void unpack_row(const Packed& w, int64_t row, float* out);
+
+}  // namespace pega

@@ -1,0 +1,230 @@
+"""Runs a recorded program on the C++ kernels: one call a step, without the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pegainfer.contract.errors import ConfigError, OpError
+from pegainfer.kernels.cpu.library import ERROR_BYTES, Instr, library
+from pegainfer.kernels.cpu.lower import encode
+from pegainfer.kernels.cpu.packed import PackedWeight
+from pegainfer.kernels.cpu.threads import ThreadPool
+from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.tensor import Kind, Sizes, Tensor
+
+Array = np.ndarray[Any, Any]
+Watch = Callable[[OpCall, Mapping[str, Array]], None]
+NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "u32": np.uint32, "u64": np.uint64}
+SMALL_BYTES = 1 << 14  # an input below this is copied; finding its address would take as long
+
+
+class CpuExecutor:
+    """A program bound to memory, made by CpuBackend.prepare. Not thread-safe.
+
+    Args:
+        program: lowered to ops that have kernels.
+        constants: a PackedWeight for each matrix, float32 arrays for the rest.
+        states: arrays by name, C-contiguous, of the declared shape and dtype.
+        largest: the greatest value of each symbolic size of a buffer or output. An input with another
+            symbolic size has no memory here and is used where the caller has it.
+        pool, kernels, int8, timing: see CpuOptions.
+
+    Raises OpError where states or sizes do not fit.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        constants: Mapping[Tensor, PackedWeight | Array],
+        states: Mapping[str, Array],
+        largest: Sizes,
+        *,
+        pool: ThreadPool,
+        kernels: int,
+        int8: bool,
+        timing: bool,
+    ) -> None:
+        self.program = program
+        self.largest = dict(largest)
+        self.arena_bytes = 0
+        self._pool = pool
+        self._lib = library()
+        self._memory: dict[Tensor, Array] = {}  # buffers, outputs and inputs, flat, at their largest
+        self._place: dict[Tensor, int] = {t: i for i, t in enumerate(program.tensors())}
+        self._table = np.zeros(len(self._place) + 1, np.uint64)  # addresses; C++ reads it in each step
+        self._keep: list[object] = [pool, *constants.values()]  # what C++ points into
+        self._inputs = {t.name: t for t in program.tensors(Kind.INPUT)}
+        self._outputs = {t.name: t for t in program.tensors(Kind.OUTPUT)}
+        for t, constant in constants.items():
+            self._set(t, constant.handle if isinstance(constant, PackedWeight) else _address(constant))
+        self._bind_states(states)
+        self._allocate()
+        self._create(kernels, int8)
+        self._nanoseconds = np.zeros(len(program.calls), np.int64) if timing else None
+
+    # Steps
+
+    def run(self, inputs: Mapping[str, Array], env: Sizes, watch: Watch | None = None) -> dict[str, Array]:
+        """One step. Writes states in place; returns views of the outputs, valid until the next step.
+
+        Args:
+            inputs: of the declared dtype. Those filled through `view` beforehand may be left out; a large
+                one is read where it lies.
+            env: this step's sizes.
+            watch: called after every call with those of its arrays that are not packed weights or states.
+
+        Raises OpError where an input is missing or has another shape, a size exceeds the largest, or an index
+        points outside of what it indexes; nothing has been computed then.
+        """
+        for name, array in inputs.items():
+            self._stage(name, array, env)
+        self._set_sizes(env)
+        if watch is None:
+            self._run(0, len(self.program.calls))
+        else:
+            for i, call in enumerate(self.program.calls):
+                self._run(i, i + 1)
+                watch(
+                    call, {k: self._seen(t, env, inputs) for k, t in call.tensors.items() if self._plain(t)}
+                )
+        return {name: self.view(name, env) for name in self._outputs}
+
+    def view(self, name: str, env: Sizes) -> Array:
+        """An input or output in place, in the shape of `env`."""
+        t = self._inputs.get(name) or self._outputs.get(name)
+        if t is None or t not in self._memory:
+            raise OpError(
+                f"program {self.program.name}: no input or output {name} with memory of its own",
+                expected=" ".join(t.name for t in self._memory if t.kind is not Kind.BUFFER),
+            )
+        return self._view(t, env)
+
+    def timings(self) -> list[tuple[OpCall, int]]:
+        """Nanoseconds that each call has taken so far, summed over steps; needs CpuOptions.timing."""
+        if self._nanoseconds is None:
+            raise ConfigError("calls are not timed", remedy="CpuOptions(timing=True)")
+        return list(zip(self.program.calls, self._nanoseconds.tolist(), strict=True))
+
+    def reset_timings(self) -> None:
+        if self._nanoseconds is not None:
+            self._nanoseconds[:] = 0
+
+    def _stage(self, name: str, array: Array, env: Sizes) -> None:
+        """Copies a small input into place; points the program at a large one."""
+        t = self._inputs.get(name)
+        if t is None:
+            raise OpError(f"program {self.program.name}: no input {name}", expected=" ".join(self._inputs))
+        shape, dtype = t.sizes(env), NUMPY[t.dtype]
+        if array.shape != shape or array.dtype != dtype:
+            raise OpError(
+                f"program {self.program.name}: input {t}",
+                expected=f"{t.dtype} {shape}", got=f"{array.dtype} {array.shape}",
+            )  # fmt: skip
+        if t in self._memory and (array.nbytes < SMALL_BYTES or not array.flags.c_contiguous):
+            self._set(t, _address(self._memory[t]))
+            self._view(t, env)[...] = array
+            return
+        held = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        self._keep_input(t, held)
+
+    def _keep_input(self, t: Tensor, array: Array) -> None:
+        self._borrowed[t] = array
+        self._set(t, _address(array))
+
+    def _set_sizes(self, env: Sizes) -> None:
+        for i, name in enumerate(self._sizes):
+            size = env.get(name, -1)
+            if size < 0 or size > self.largest.get(name, size):
+                raise OpError(
+                    f"program {self.program.name}: size {name} of a step",
+                    expected=f"0 to {self.largest.get(name, 'any')}", got=env.get(name),
+                )  # fmt: skip
+            self._env[i] = size
+
+    def _run(self, first: int, last: int) -> None:
+        timers = None if self._nanoseconds is None else self._nanoseconds.ctypes.data
+        if not self._lib.pega_exec_run(self._handle, self._env, len(self._sizes), first, last, timers):
+            message = self._lib.pega_exec_error(self._handle).decode()
+            raise OpError(f"program {self.program.name}: {message}")
+
+    # Binding
+
+    def _bind_states(self, states: Mapping[str, Array]) -> None:
+        for t in self.program.tensors(Kind.STATE):
+            state = states.get(t.name)
+            if state is None:
+                raise OpError(f"program {self.program.name}: no state for {t}")
+            if state.shape != t.shape or state.dtype != NUMPY[t.dtype] or not state.flags.c_contiguous:
+                raise OpError(
+                    f"program {self.program.name}: state {t.name}",
+                    expected=f"{t}, C-contiguous", got=f"{state.dtype} {state.shape}",
+                )  # fmt: skip
+            self._keep.append(state)
+            self._set(t, _address(state))
+
+    def _allocate(self) -> None:
+        """Gives buffers their place in one arena, and inputs of bounded size memory of their own."""
+        plan = self.program.plan_arena(self.largest)
+        self.arena_bytes = plan.size
+        arena = _mapped(plan.size)
+        for t, offset in plan.offsets.items():
+            self._keep_flat(t, arena[offset : offset + t.nbytes(self.largest)])
+        self._borrowed: dict[Tensor, Array] = {}
+        for t in self._inputs.values():
+            if all(isinstance(d, int) or d in self.largest for d in t.shape):
+                nbytes = t.nbytes(self.largest)
+                self._keep_flat(t, _mapped(nbytes)[:nbytes])
+
+    def _create(self, kernels: int, int8: bool) -> None:
+        calls = self.program.calls
+        code = (Instr * max(1, len(calls)))()
+        self._sizes: list[str] = []
+        for i, call in enumerate(calls):
+            code[i] = encode(call, lambda t: self._place[t.storage], self._sizes)
+        numbers = ctypes.c_int64 * max(1, len(self._sizes))
+        self._env = numbers()
+        greatest = numbers(*(self.largest.get(name, 0) for name in self._sizes))
+        error = ctypes.create_string_buffer(ERROR_BYTES)
+        handle = self._lib.pega_exec_create(
+            self._pool.handle, kernels, int(int8), code, len(calls), self._table.ctypes.data,
+            greatest, len(self._sizes), error,
+        )  # fmt: skip
+        if handle is None:
+            raise OpError(f"program {self.program.name}: {error.value.decode()}")
+        self._handle: int = handle
+        weakref.finalize(self, self._lib.pega_exec_destroy, handle)
+
+    def _keep_flat(self, t: Tensor, memory: Array) -> None:
+        self._memory[t] = memory.view(NUMPY[t.dtype])
+        self._set(t, _address(self._memory[t]))
+
+    def _set(self, t: Tensor, address: int) -> None:
+        self._table[self._place[t]] = address
+
+    def _plain(self, t: Tensor) -> bool:
+        return t.storage in self._memory or t.storage in self._borrowed
+
+    def _seen(self, t: Tensor, env: Sizes, inputs: Mapping[str, Array]) -> Array:
+        if t.name in inputs and t.kind is Kind.INPUT:
+            return inputs[t.name].reshape(t.sizes(env))
+        return self._view(t, env)
+
+    def _view(self, t: Tensor, env: Sizes) -> Array:
+        shape = t.sizes(env)
+        return self._memory[t.storage][: int(np.prod(shape))].reshape(shape)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _mapped(nbytes: int) -> Array:
+    """Zeroed pages that take memory only where they are touched: [at least nbytes] uint8."""
+    return np.frombuffer(mmap.mmap(-1, max(1, nbytes)), np.uint8)

@@ -1,0 +1,68 @@
+"""A run of one call on the kernels that also looks where nothing should happen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pegainfer.kernels.cpu import kv
+from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
+from pegainfer.kernels.cpu.library import supported_isas
+from pegainfer.ops.check import Trial, through_program
+from pegainfer.ops.program import Program
+from pegainfer.ops.spec import Arrays
+from pegainfer.runtime.weights.raw import RawWeight
+
+Array = np.ndarray[Any, Any]
+ISAS = supported_isas()
+FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0")
+QUANTISED = ("q8_0", "q4_1", "q4_0")
+POISON = 0xFF  # as floats: NaN
+
+
+def runner(options: CpuOptions) -> Callable[[Trial], None]:
+    """A `run` for ops.check.check_case."""
+
+    def execute(
+        program: Program,
+        weights: Mapping[str, RawWeight],
+        states: Arrays,
+        inputs: Arrays,
+        sizes: Mapping[str, int],
+    ) -> dict[str, Array]:
+        return run_poisoned(options, program, weights, states, inputs, sizes)
+
+    return through_program(execute)
+
+
+def run_poisoned(
+    options: CpuOptions,
+    program: Program,
+    weights: Mapping[str, RawWeight],
+    states: Arrays,
+    inputs: Arrays,
+    sizes: Mapping[str, int],
+) -> dict[str, Array]:
+    """One step in an arena of NaN that has room for more rows than the step; copies of the outputs.
+
+    `states` are in the reference's order and are updated in place. Asserts that the room stays untouched.
+    """
+    largest = {k: n + 3 if k in ("T", "R", "L") else n for k, n in sizes.items()}
+    held = {k: kv.from_reference(a) if k == "kv" else a for k, a in states.items()}
+    backend = CpuBackend(weights, options)
+    try:
+        executor = backend.prepare(program, held, largest)
+        for memory in executor._memory.values():
+            memory.view(np.uint8)[...] = POISON
+        outputs = {k: a.copy() for k, a in executor.run(inputs, sizes).items()}
+        for name in outputs:
+            memory = executor._memory[executor._outputs[name]].view(np.uint8)
+            rest = memory[outputs[name].nbytes :]
+            assert (rest == POISON).all(), f"{name} was written past its {outputs[name].shape}"
+    finally:
+        backend.close()
+    for k, a in states.items():
+        a[...] = kv.to_reference(held[k]) if k == "kv" else held[k]
+    return outputs
