@@ -7,7 +7,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from pegainfer.frontend.tokenizer import BYTE_OF_CHAR, TextConfig, Tokenizer
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 256, 257, 258
+SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>")  # ids 256 and 257
 VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 
 CHATML = (
@@ -19,15 +19,15 @@ CHATML = (
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Every text round-trips; <|im_end|> and <|endoftext|> end a sequence; chats are written as ChatML."""
+    """Every text round-trips; <|im_end|> ends a sequence; chats are written as ChatML."""
     vocabulary = {char: byte for char, byte in BYTE_OF_CHAR.items()}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(SPECIAL_TOKENS))
     config = TextConfig(
-        eos_token_ids=(258, 256),
-        special_tokens={"eos_token": SPECIAL_TOKENS[2]},
+        eos_token_ids=(257,),
+        special_tokens={"eos_token": SPECIAL_TOKENS[1]},
         chat_template=CHATML,
     )
     return Tokenizer(backend, config)

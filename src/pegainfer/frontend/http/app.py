@@ -48,6 +48,7 @@ _ABSENT: tuple[tuple[str, int, str], ...] = (
     ("/v1/embeddings", 400, "the model does not support embeddings"),
     ("/v1/load_lora_adapter", 404, "LoRA adapters are not supported yet"),
     ("/v1/unload_lora_adapter", 404, "LoRA adapters are not supported yet"),
+    ("/", 404, "there is no chat page yet; the README shows how to talk to this server"),
     ("/docs", 404, "there is no API page yet; the project's README shows the routes"),
     ("/openapi.json", 404, "there is no OpenAPI document yet; the project's README shows the routes"),
 )

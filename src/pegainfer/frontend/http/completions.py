@@ -65,7 +65,6 @@ class _Options:
 
     echo: bool
     logprobs: int | None
-    generate: bool  # False: echo only, the one token that the engine draws is dropped
     token_ids: bool
     prompt_logprobs: bool
 
@@ -103,7 +102,6 @@ def _options(r: CompletionRequest, front: Front) -> _Options:
     return _Options(
         echo=echo,
         logprobs=r.logprobs,
-        generate=r.max_tokens != 0,
         token_ids=bool(r.return_token_ids),
         prompt_logprobs=r.prompt_logprobs is not None,
     )
@@ -116,7 +114,7 @@ def _prompts(front: Front, r: CompletionRequest, shared: Common, options: _Optio
         defaults=front.completion_defaults,
         config=front.config,
         vocab_size=front.engine.info.vocab_size,
-        max_tokens=r.max_tokens if options.generate else 1,
+        max_tokens=r.max_tokens,
         logprobs=r.logprobs,
         prompt_logprobs=max(wanted) if wanted else None,
         encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
@@ -201,7 +199,7 @@ class CompletionAnswer:
         return self._completion([], usage)
 
     def usage(self) -> Usage:
-        return usage_of(self._generation, None if self._options.generate else 0)
+        return usage_of(self._generation)
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
@@ -212,8 +210,6 @@ class CompletionAnswer:
         """A choice of an answer or a chunk; the `first` of an index carries what belongs to its prompt."""
         options = self._options
         prompt = self._generation.prompts[delta.choice // self._n]
-        if not options.generate:
-            delta = Delta(delta.choice, finish=delta.finish)
         choice = CompletionChoice(index=delta.choice, text=delta.text, finish_reason=delta.finish)
         if delta.stop_reason is not None:
             choice.stop_reason = delta.stop_reason

@@ -103,10 +103,9 @@ def refuse_unserved(request: GenerateFields) -> None:
     """Raises ApiError (400) that names the first field which asks for something not served."""
     for name in _unserved(type(request)):
         value = getattr(request, name)
-        if value is not None and not any(
-            type(value) is type(v) and value == v for v in NEUTRAL.get(name, ())
-        ):
-            raise ApiError(400, f"{name}: not supported yet by this server", param=name, code="unsupported")
+        if value is None or any(type(value) is type(v) and value == v for v in NEUTRAL.get(name, ())):
+            continue
+        raise ApiError(400, f"{name}: not supported yet by this server", param=name, code="unsupported")
 
 
 @functools.cache

@@ -63,10 +63,9 @@ class _Collector:
         return self._sums
 
 
-def usage_of(generation: Generation, completion_tokens: int | None = None) -> Usage:
-    """The sums so far; `completion_tokens` overrides the count of generated ones."""
-    prompt = generation.prompt_tokens
-    completion = generation.completion_tokens if completion_tokens is None else completion_tokens
+def usage_of(generation: Generation) -> Usage:
+    """The sums so far."""
+    prompt, completion = generation.prompt_tokens, generation.completion_tokens
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(generation.cached_tokens))
 
 

@@ -104,6 +104,7 @@ class Generation:
         self._open = self.num_choices  # choices without a finish
         self._gone = False
         self._closed = False
+        self._poked = False
         self._written = arrival  # CLOCK_MONOTONIC seconds of the last delivery, for keep-alives
 
     # ------------------------------------------------------------------ life
@@ -121,7 +122,7 @@ class Generation:
             for prompt in self.prompts:
                 self._engine.submit(prompt.request, self._sink(prompt))
                 prompt.sent = True
-        except PegaError:
+        except BaseException:
             self.close()
             raise
 
@@ -183,6 +184,8 @@ class Generation:
     def poke(self, now: float, silence: float) -> None:
         """Makes `next` return nothing if nothing was delivered for `silence` seconds."""
         if now - self._written >= silence:
+            self._written = now
+            self._poked = True
             self._wake()
 
     @property
@@ -194,22 +197,21 @@ class Generation:
 
         Raises ClientGoneError once the client has hung up.
         """
-        if not self._events and not self._gone:
-            self._waiter = self._loop.create_future()
-            try:
+        deltas: list[Delta] = []
+        while not deltas and not self._poked:
+            if not self._events and not self._gone:
+                self._waiter = self._loop.create_future()
                 await self._waiter
-            finally:
-                self._waiter = None
-        if self._gone:
-            raise ClientGoneError
-        events, self._events = self._events, []
-        now = self._written = time.monotonic()
-        deltas = []
-        for prompt, event in events:
-            delta = self._take(prompt, event, now)
-            if delta is not None:
-                deltas.append(delta)
-        self._metrics.host_seconds["detokenize"] += time.monotonic() - now
+            if self._gone:
+                raise ClientGoneError
+            events, self._events = self._events, []
+            now = self._written = time.monotonic()
+            for prompt, event in events:
+                delta = self._take(prompt, event, now)
+                if delta is not None:
+                    deltas.append(delta)
+            self._metrics.host_seconds["detokenize"] += time.monotonic() - now
+        self._poked = False
         return deltas
 
     def _take(self, prompt: Prompt, event: TokenEvent, now: float) -> Delta | None:
@@ -227,9 +229,16 @@ class Generation:
                 self._metrics.first_token.observe(now - self._arrival)
             choice.last_time = now
         delta = choice.feed(event)
+        if delta.error is not None and self._late(prompt, event):
+            delta.error.status, delta.error.code = 504, "timeout"
         if delta.finish is not None:
             self._finished(prompt, choice, event, now)
         return delta
+
+    @staticmethod
+    def _late(prompt: Prompt, event: TokenEvent) -> bool:
+        deadline = prompt.request.deadline
+        return event.error_kind is None and deadline is not None and time.monotonic() >= deadline
 
     def _finished(self, prompt: Prompt, choice: Choice, event: TokenEvent, now: float) -> None:
         self._open -= 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from pegainfer.contract.request import GenerateRequest, SamplingParams, hash_blocks, pack_tokens, root_hash
 from pegainfer.frontend.detokenize import Detokenizer, StopStrings
 from pegainfer.frontend.http.choice import Choice
@@ -99,18 +97,12 @@ def build_prompt(
         alone: it is the only one.
     """
     info = front.engine.info
-    room = info.max_model_len - len(ids)
-    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-    if params.min_tokens > max_tokens:
-        raise bad_value(
-            "min_tokens", f"≤ {max_tokens}, the most that fits after this prompt", params.min_tokens
-        )
     packed = pack_tokens(ids)
     root = root_hash(None, shared.cache_salt)
     engine_request = GenerateRequest(
         id=shared.id if alone else f"{shared.id}-{number}",
         prompt=packed,
-        sampling=msgspec.structs.replace(params, max_tokens=max_tokens),
+        sampling=params,
         n=shared.n,
         eos_token_ids=front.tokenizer.eos_token_ids,
         block_hashes=b"".join(hash_blocks(packed, info.block_size, parent=root)),

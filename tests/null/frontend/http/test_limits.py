@@ -1,0 +1,270 @@
+"""Every bound at its edge: the last good value is served, the next one is a 400 that names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pegainfer.contract.errors import ConfigError
+from pegainfer.frontend.http.config import HttpConfig
+from tests.support.asgi import Call, ask, make_app, run, spin
+from tests.support.fake_engine import INFO, FakeEngine
+
+PATH = "/v1/completions"
+INT32 = 2**31 - 1
+
+# field, values that are good, values that are not
+EDGES: list[tuple[str, list[Any], list[Any]]] = [
+    ("n", [1, 4], [0, -1, 5, 10**30]),
+    ("max_tokens", [1, INT32], [0, -1, INT32 + 1, 10**30]),
+    ("min_tokens", [0, 128], [-1, 129, 10**30]),
+    ("temperature", [0, 1e-9, 2, 100], [-0.1, 100.1, 1e300, 10**30]),
+    ("top_p", [1e-6, 1], [0, -0.1, 1.0001]),
+    ("min_p", [0, 1], [-0.1, 1.1]),
+    ("top_k", [-1, 0, 1, INT32], [-2, INT32 + 1, 10**30]),
+    ("seed", [-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63, 10**30]),
+    ("presence_penalty", [-2, 2], [-2.1, 2.1]),
+    ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
+    ("repetition_penalty", [0.01, 100], [0, -1, 100.1]),
+    ("logprobs", [0, 3], [-1, 4]),
+    ("prompt_logprobs", [0, 3], [-1, 4]),
+    ("priority", [-INT32, INT32], [-INT32 - 1, INT32 + 1]),
+    ("timeout", [0.001, 50], [0, -1, 50.5]),
+    ("cache_salt", ["", "x" * 256], ["x" * 257]),
+    ("user", ["", "x" * 512], ["x" * 513]),
+    ("request_id", ["x", "x" * 128], ["", "x" * 129]),
+    ("stop", [[], ["ab"] * 3, "a" * 9, ["ääää"]], ["", [""], ["a", "b", "c", "d"], "a" * 10, ["äääää"]]),
+    ("stop_token_ids", [[], [0, 257], [1, 2, 3, 4, 5]], [[-1], [258], [99999999], [1, 2, 3, 4, 5, 6]]),
+    ("allowed_token_ids", [[0, 257], list(range(258))], [[], [-1], [258], [0] * 259]),
+    (
+        "logit_bias",
+        [{}, {"0": 100, "257": -100}, {str(i): 1 for i in range(5)}],
+        [
+            {"258": 1},
+            {"99999999": 5},
+            {"-1": 1},
+            {"x": 1},
+            {"": 1},
+            {"1.5": 1},
+            {"٣": 1},
+            {"1": 100.5},
+            {"1": 1, "01": 2},
+            {"0" * 5000: 1},
+            {str(i): 1 for i in range(6)},
+        ],
+    ),
+    ("bad_words", [[], ["a"] * 5, ["x" * 9]], [[""], [" "], ["a"] * 6, ["x" * 10]]),
+]
+CONFIG: dict[str, Any] = {
+    "max_n": 4,
+    "max_logprobs": 3,
+    "max_stop_strings": 3,
+    "max_stop_bytes": 9,
+    "max_logit_bias": 5,
+    "max_timeout_seconds": 50.0,
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(f, v) for f, good, _ in EDGES for v in good])
+def test_the_last_good_value_is_served(field: str, value: Any) -> None:
+    engine = FakeEngine()
+    response = ask(engine, PATH, {"prompt": "hi", field: value}, **CONFIG)
+    assert response.status_code == 200, response.text
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize(("field", "value"), [(f, v) for f, _, bad in EDGES for v in bad])
+def test_the_next_one_is_refused_by_name(field: str, value: Any) -> None:
+    engine = FakeEngine()
+    response = ask(engine, PATH, {"prompt": "hi", field: value}, **CONFIG)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"].split("[")[0] == field
+    assert error["message"].startswith(error["param"] + ": ")
+    assert len(response.content) < 2000
+    assert not engine.requests
+
+
+def test_prompts_in_one_request() -> None:
+    assert ask(FakeEngine(), PATH, {"prompt": ["a"] * 4}, max_prompts=4).status_code == 200
+    error = ask(FakeEngine(), PATH, {"prompt": ["a"] * 5}, max_prompts=4).json()["error"]
+    assert error["param"] == "prompt"
+    assert "≤ 4 prompts" in error["message"]
+    # Token ids are one prompt, however many they are.
+    assert ask(FakeEngine(), PATH, {"prompt": [1] * 50}, max_prompts=4).status_code == 200
+
+
+def test_the_engines_own_bound_on_logprobs_holds() -> None:
+    info = msgspec.structs.replace(INFO, max_logprobs=2)
+    assert ask(FakeEngine(info=info), PATH, {"prompt": "a", "logprobs": 2}).status_code == 200
+    assert ask(FakeEngine(info=info), PATH, {"prompt": "a", "logprobs": 3}).status_code == 400
+
+
+def test_the_body_limit_is_exact_declared_or_not() -> None:
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    for size, status in ((100, 200), (101, 413)):
+        engine = FakeEngine()
+        response = ask(engine, PATH, body.ljust(size), max_body_bytes=100)
+        assert response.status_code == status
+        assert len(engine.requests) == (status == 200)
+    assert response.headers["connection"] == "close"
+    assert "≤ 100 bytes" in response.json()["error"]["message"]
+
+
+def test_a_body_in_pieces_is_bounded_as_it_comes() -> None:
+    from pegainfer.frontend.http.app import App
+
+    async def send_pieces(app: App, pieces: int) -> int:
+        left = [b'{"prompt": "a"}', *[b" " * 10] * pieces]
+        status = 0
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+
+        scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "headers": []}
+        await app(scope, receive, send)
+        return status
+
+    async def main() -> None:
+        app = make_app(FakeEngine(), max_body_bytes=95)
+        assert await send_pieces(app, 8) == 200
+        assert await send_pieces(app, 9) == 413
+        assert await send_pieces(app, 10_000) == 413
+
+    run(main)
+
+
+def test_a_body_that_stops_is_given_up() -> None:
+    import asyncio
+
+    async def main() -> None:
+        sent = []
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "headers": []}
+        await make_app(FakeEngine(), body_seconds=0.01)(scope, receive, send)
+        assert sent[0]["status"] == 408
+
+    run(main)
+
+
+def test_the_queue_of_requests_is_bounded() -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine, max_queued_requests=3, max_prompts=3)
+        first = Call(app, PATH, {"prompt": ["a", "b"], "max_tokens": 1})
+        await spin()
+        second = Call(app, PATH, {"prompt": ["c", "d"], "max_tokens": 1})
+        await second.task
+        assert second.status == 503
+        assert second.headers["retry-after"] == "1"
+        assert len(engine.requests) == 2  # all prompts of a request or none
+        third = Call(app, PATH, {"prompt": "e", "max_tokens": 1})
+        await spin()
+        assert third.status is None
+        engine.resume()
+        await first.task
+        await third.task
+        assert (first.status, third.status) == (200, 200)
+        assert app.front.gate.waiting_requests == app.front.gate.waiting_tokens == 0
+
+    run(main)
+
+
+def test_the_queue_of_tokens_is_bounded() -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine, max_queued_tokens=10)
+        first = Call(app, PATH, {"prompt": "x" * 20, "max_tokens": 1})  # alone it is never too long
+        await spin()
+        second = Call(app, PATH, {"prompt": "y"})
+        await second.task
+        assert second.status == 503
+        assert "waiting prompt tokens" in second.body.decode()
+        engine.step()  # the first has its first token and waits no more
+        await first.task
+        third = Call(app, PATH, {"prompt": "z" * 10, "max_tokens": 1})
+        await spin()
+        engine.step()
+        await third.task
+        assert third.status == 200
+
+    run(main)
+
+
+def test_a_place_in_the_queue_is_given_back_by_the_first_token() -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine, max_queued_requests=1, max_prompts=1)
+        first = Call(app, PATH, {"prompt": "a", "max_tokens": 5})
+        await spin()
+        engine.step()
+        await spin()
+        second = Call(app, PATH, {"prompt": "b", "max_tokens": 5})
+        await spin()
+        assert len(engine.requests) == 2
+        engine.resume()
+        await first.task
+        await second.task
+        assert (first.status, second.status) == (200, 200)
+
+    run(main)
+
+
+def test_two_live_requests_cannot_share_an_id() -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine)
+        first = Call(app, PATH, {"prompt": "a", "request_id": "same", "max_tokens": 1})
+        await spin()
+        second = Call(app, PATH, {"prompt": "b", "request_id": "same"})
+        await second.task
+        assert second.status == 400
+        assert '"param":"request_id"' in second.body.decode()
+        engine.resume()
+        await first.task
+        assert first.status == 200
+        third = Call(app, PATH, {"prompt": "b", "request_id": "same", "max_tokens": 1})
+        await third.task
+        assert third.status == 200
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"port": 65536},
+        {"port": -1},
+        {"max_n": 0},
+        {"keep_alive_seconds": 0.0},
+        {"max_body_bytes": -1},
+        {"max_prompts": 11, "max_queued_requests": 10},
+        {"api_key": ("",)},
+        {"api_key": (" key",)},
+        {"max_stop_strings": 17},
+        {"max_stop_bytes": 1025},
+    ],
+)
+def test_a_configuration_that_cannot_work_raises(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        HttpConfig(**bad)
+
+
+def test_keys_are_not_printed() -> None:
+    assert "secret" not in repr(HttpConfig(api_key=("secret",)))

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pegainfer.contract.event import EngineStats
+from pegainfer.frontend.http.metrics import Histogram
+from tests.support.asgi import client, make_app, run
+from tests.support.fake_engine import FakeEngine, says
+
+SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$")
+
+
+def parse(text: str) -> dict[str, float]:
+    """Samples by name and labels, model_name left out: 'pegainfer:x_total{reason="a"}'."""
+    out: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        match = SAMPLE.match(line)
+        assert match, line
+        labels = [part for part in (match[2] or "").split(",") if not part.startswith("model_name=")]
+        assert len(labels) < len((match[2] or "").split(",")), f"no model_name: {line}"
+        out[match[1] + ("{" + ",".join(labels) + "}" if labels else "")] = float(match[3])
+    return out
+
+
+def scrape(engine: FakeEngine, *bodies: dict[str, Any], **config: Any) -> dict[str, float]:
+    """The page after these completions."""
+    found: dict[str, float] = {}
+
+    async def main() -> None:
+        async with client(make_app(engine, **config)) as http:
+            for body in bodies:
+                await http.post("/v1/completions", json=body)
+            page = await http.get("/metrics")
+            assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+            found.update(parse(page.text))
+
+    run(main)
+    return found
+
+
+def test_histograms_count_what_was_answered() -> None:
+    script = says("abcdefgh")
+    found = scrape(
+        FakeEngine(script),
+        {"prompt": "hello", "max_tokens": 4},
+        {"prompt": "hi", "max_tokens": 8, "stream": True},
+        {"prompt": "x", "max_tokens": 8, "stop": "c"},
+        {"prompt": "x", "n": 2, "max_tokens": 1},
+    )
+    p = "pegainfer:"
+    assert found[p + 'request_success_total{finished_reason="length"}'] == 4
+    assert found[p + 'request_success_total{finished_reason="stop"}'] == 1
+    assert found[p + "request_generation_tokens_count"] == 5
+    assert found[p + "request_generation_tokens_sum"] == 4 + 8 + 3 + 1 + 1
+    assert found[p + 'request_generation_tokens_bucket{le="2"}'] == 2
+    assert found[p + "request_prompt_tokens_sum"] == 5 + 2 + 1 + 1 + 1
+    assert found[p + "time_to_first_token_seconds_count"] == 4  # one a prompt
+    assert found[p + "inter_token_latency_seconds_count"] == 3 + 7 + 2
+    assert found[p + "e2e_request_latency_seconds_count"] == 5
+    assert found[p + 'e2e_request_latency_seconds_bucket{le="+Inf"}'] == 5
+    assert found[p + "request_queue_time_seconds_count"] == 4  # not known where a stop string ended it
+    assert found[p + "request_prefill_time_seconds_count"] == 4
+    assert found[p + "request_decode_time_seconds_count"] == 4
+    assert found[p + "request_time_per_output_token_seconds_count"] == 2
+    assert found[p + 'host_seconds_total{stage="tokenize"}'] > 0
+
+
+def test_the_engines_snapshot_is_shown() -> None:
+    engine = FakeEngine()
+    engine.set_stats(
+        EngineStats(
+            running=3,
+            waiting=2,
+            free_blocks=16,
+            total_blocks=64,
+            steps=10,
+            preemptions=4,
+            prompt_tokens=100,
+            cached_tokens=32,
+            generation_tokens=50,
+            prefix_queries=96,
+            prefix_hits=32,
+            step_seconds=1.5,
+            host_seconds={"schedule": 0.25},
+        )
+    )
+    found = scrape(engine)
+    expected = {
+        "num_requests_running": 3,
+        "num_requests_waiting": 2,
+        "kv_cache_usage_perc": 0.75,
+        "prompt_tokens_total": 100,
+        "prompt_tokens_cached_total": 32,
+        "generation_tokens_total": 50,
+        "prefix_cache_queries_total": 96,
+        "prefix_cache_hits_total": 32,
+        "num_preemptions_total": 4,
+        'step_seconds_count{kind="all"}': 10,
+        'step_seconds_sum{kind="all"}': 1.5,
+        'host_seconds_total{stage="schedule"}': 0.25,
+        'startup_seconds{phase="warm"}': 0.25,
+    }
+    for name, value in expected.items():
+        assert found["pegainfer:" + name] == value
+
+
+def test_rejections_are_counted_by_reason() -> None:
+    from pegainfer.contract.errors import EngineDeadError, QueueFullError
+
+    engine = FakeEngine()
+    found: dict[str, float] = {}
+
+    async def main() -> None:
+        async with client(make_app(engine)) as http:
+            for error in (QueueFullError("full"), QueueFullError("full"), EngineDeadError("gone")):
+                engine.refuse = error
+                assert (await http.post("/v1/completions", json={"prompt": "a"})).status_code == 503
+            found.update(parse((await http.get("/metrics")).text))
+
+    run(main)
+    assert found['pegainfer:admission_rejections_total{reason="overloaded"}'] == 2
+    assert found['pegainfer:admission_rejections_total{reason="engine_dead"}'] == 1
+
+
+def test_the_prefix_fits_other_dashboards() -> None:
+    found = scrape(FakeEngine(), metrics_prefix="vllm:")
+    assert all(name.startswith("vllm:") for name in found)
+    assert "vllm:num_requests_running" in found
+
+
+def test_a_bucket_holds_its_own_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.5):
+        histogram.observe(value)
+    assert histogram.cumulative() == [("1.0", 2), ("2.0", 4), ("+Inf", 5)]
+    assert histogram.total == 7.5
