@@ -62,7 +62,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text, special tokens spelt out: encode it with add_special_tokens=False.
 
@@ -71,7 +71,8 @@ class ChatTemplate:
         variables: further ones that the template may read, e.g. enable_thinking.
         Raises RequestError where the template refuses the messages or cannot render them.
         """
-        wrong = sorted(set(variables) & {*_RESERVED, *self._special_tokens})
+        variables = variables or {}
+        wrong = sorted(variables.keys() & {*_RESERVED, *self._special_tokens})
         if wrong:
             raise RequestError(
                 "template variables that the server sets itself",
