@@ -12,8 +12,9 @@ from pegainfer.contract.errors import ConfigError, OpError
 from pegainfer.kernels.cpu.executor import CpuExecutor
 from pegainfer.kernels.cpu.library import isa_name, kernels
 from pegainfer.kernels.cpu.lower import lowered
-from pegainfer.kernels.cpu.packed import PackedWeight, plain_f32
+from pegainfer.kernels.cpu.packed import PackedWeight
 from pegainfer.kernels.cpu.threads import ThreadPool
+from pegainfer.ops.backend import to_float32
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
@@ -110,7 +111,7 @@ class CpuBackend:
 
     def _vector(self, t: Tensor) -> Array:
         if t.name not in self._plain:
-            self._plain[t.name] = plain_f32(self._weight(t))
+            self._plain[t.name] = np.ascontiguousarray(to_float32(self._weight(t)))
         return self._plain[t.name]
 
     def _weight(self, t: Tensor) -> RawWeight:

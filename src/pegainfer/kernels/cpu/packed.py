@@ -10,7 +10,6 @@ import numpy as np
 from pegainfer.contract.errors import OpError, UnsupportedError
 from pegainfer.kernels.cpu.library import library
 from pegainfer.ops.tensor import FORMATS
-from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.raw import RawWeight
 
 Array = np.ndarray[Any, Any]
@@ -21,9 +20,8 @@ FORMAT_CODES = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3, "q4_1": 4, "q4_0": 5}
 class PackedWeight:
     """A matrix [N, K] in tiles of 16 rows. Its memory is freed with the object."""
 
-    def __init__(self, weight: RawWeight | Array, threads: int = 1) -> None:
+    def __init__(self, raw: RawWeight, threads: int = 1) -> None:
         """Copies the weight into tiles. Raises UnsupportedError for a format that has no kernels."""
-        raw = weight if isinstance(weight, RawWeight) else _raw_of(weight)
         if raw.format not in FORMAT_CODES:
             raise UnsupportedError(
                 "no CPU kernels for this weight format", expected=" ".join(FORMAT_CODES), got=raw.format
@@ -53,19 +51,6 @@ class PackedWeight:
         out = np.empty((count, self.shape[1]), np.float32)
         library().pega_unpack(self.handle, first, count, out.ctypes.data)
         return out
-
-
-def plain_f32(weight: RawWeight | Array) -> Array:
-    """A norm's weight or a table as a float32 array of its own."""
-    if not isinstance(weight, RawWeight):
-        return np.ascontiguousarray(weight, np.float32)
-    values = dequantize(weight.format.upper(), weight.data.reshape(-1), weight.shape)
-    return values if weight.row_order is None else np.ascontiguousarray(values[weight.row_order])
-
-
-def _raw_of(array: Array) -> RawWeight:
-    data = np.ascontiguousarray(array, np.float32)
-    return RawWeight("f32", data.shape, data.reshape(-1).view(np.uint8))
 
 
 def _checked(raw: RawWeight) -> tuple[Array, Array | None]:
