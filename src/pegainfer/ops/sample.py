@@ -54,6 +54,7 @@ def _penalise(scores: Array, seen: Array, prompt_len: int, parts: tuple[Any, Any
     scores[ids] -= presence
 
 
+@np.errstate(invalid="ignore", over="ignore")  # what overflows, or becomes NaN, is the draw's to report
 def _adjust_logits(
     scores: Array,
     logits: Array,

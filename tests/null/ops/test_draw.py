@@ -1,8 +1,9 @@
-"""The arithmetic of a draw: published random numbers, exact weights, cuts by brute force, the distribution."""
+"""The arithmetic of a draw: published random numbers, weights, cuts by brute force, the distribution."""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -36,7 +37,9 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
-def test_philox_known_answers(counter: tuple[int, int, int, int], key: tuple[int, int], words: object) -> None:
+def test_philox_known_answers(
+    counter: tuple[int, int, int, int], key: tuple[int, int], words: object
+) -> None:
     assert philox4x32(counter, key) == words
 
 
@@ -128,29 +131,37 @@ def test_draw_is_the_first_id_whose_sum_exceeds_the_share(scores: list[float], f
     s = np.array(scores, np.float32)
     weights = weights_of(s, 1.0)
     kept = kept_ids(s, weights, 0, 1.0, 0.0)
-    total, mass = sum(weights.tolist()), 0
-    for i, w in enumerate(weights.tolist()):
-        mass += w
-        if mass * 2**64 > (fraction * total // 2**64) * 2**64:
-            break
-    assert draw_id(weights, kept, fraction) == i and w > 0
+    sums = list(accumulate(weights.tolist()))
+    threshold = fraction * sums[-1] // 2**64
+    drawn = draw_id(weights, kept, fraction)
+    assert drawn == next(i for i, mass in enumerate(sums) if mass > threshold)
+    assert weights[drawn] > 0
 
 
 def test_ends_of_the_uniform() -> None:
     s = np.zeros(5, np.float32)
     weights = weights_of(s, 1.0)
     kept = kept_ids(s, weights, 0, 1.0, 0.0)
-    assert [draw_id(weights, kept, f) for f in (0, 2**64 - 1, 2**64 // 5 - 1, 2**64 // 5 + 2**25)] == [0, 4, 0, 1]
+    assert [draw_id(weights, kept, f) for f in (0, 2**64 - 1, 2**64 // 5 - 1, 2**64 // 5 + 2**25)] == [
+        0,
+        4,
+        0,
+        1,
+    ]
 
 
-@pytest.mark.parametrize(("k", "p", "m"), [(0, 1.0, 0.0), (4, 1.0, 0.0), (0, 0.8, 0.0), (0, 1.0, 0.2), (6, 0.9, 0.1)])
+@pytest.mark.parametrize(
+    ("k", "p", "m"), [(0, 1.0, 0.0), (4, 1.0, 0.0), (0, 0.8, 0.0), (0, 1.0, 0.2), (6, 0.9, 0.1)]
+)
 def test_frequencies_follow_the_cut_softmax(k: int, p: float, m: float) -> None:
     """Chi-square of 4,000 draws over at most 12 ids: 35 is passed once in 4,000 at 11 degrees of freedom."""
     s = np.array([1.0, 0.2, -1.0, 2.0, 0.2, -3.0, 1.5, 0.0, 0.9, -0.4, 0.3, 1.1], np.float32)
     t = 0.8
     weights = weights_of(s, t)
     kept = kept_ids(s, weights, k, p, m)
-    drawn = np.bincount([draw_id(weights, kept, random_fraction(99, i)) for i in range(4000)], minlength=len(s))
+    drawn = np.bincount(
+        [draw_id(weights, kept, random_fraction(99, i)) for i in range(4000)], minlength=len(s)
+    )
     want = np.zeros(len(s))
     want[kept] = np.exp(s[kept] / t)
     want *= 4000 / want.sum()

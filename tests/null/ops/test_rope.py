@@ -14,7 +14,9 @@ from pegainfer.ops.compose import run_reference
 from pegainfer.ops.rope import ROPE, cos_sin_table, inverse_frequencies
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "data" / "ops" / "rope.json").read_text())
-CASES = [pytest.param(c, id=f"{c['head_dim']}-{(c['scaling'] or {}).get('rope_type')}") for c in GOLDEN["cases"]]
+CASES = [
+    pytest.param(c, id=f"{c['head_dim']}-{(c['scaling'] or {}).get('rope_type')}") for c in GOLDEN["cases"]
+]
 
 
 def floats(text: str) -> np.ndarray:
@@ -58,7 +60,8 @@ def test_scores_depend_on_distance_only() -> None:
     q, k = rng.standard_normal((2, 1, 1, 64))
     table = cos_sin_table(300, inverse_frequencies(64, 1e4, None))
     scores = [
-        float((rotate(q, [i], table) * rotate(k, [j], table)).sum()) for i, j in ((7, 2), (105, 100), (299, 294))
+        float((rotate(q, [i], table) * rotate(k, [j], table)).sum())
+        for i, j in ((7, 2), (105, 100), (299, 294))
     ]
     np.testing.assert_allclose(scores, scores[0], atol=1e-4)
 

@@ -86,7 +86,7 @@ def silu_mul_cases(rng: np.random.Generator) -> list[Case]:
     cases = []
     for (t, f), flavour in _by_flavour(SHAPES):
         gate = normal(rng, (t, f)) * np.float32(40)
-        edges = np.array([0.0, -0.0, 87.3, -87.3, 88.8, -88.8, 104, -104, 1e4, -1e4, 1e-30, -1e-30])
+        edges = np.array([-1.5, 0.0, -0.0, 87.3, -87.3, -88.8, 88.8, 104, -104, 1e4, -1e4, 1e-30, -1e-30])
         gate.flat[: min(gate.size, len(edges))] = edges[: gate.size]
         cases.append(
             Case(
