@@ -1,0 +1,36 @@
+"""The whole engine in this process, on the null device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from pegainfer.contract.handle import EngineInfo
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.inprocess import InProcessEngine
+from pegainfer.engine.null import NullConfig, NullRunner
+
+
+def null_info(runner: NullRunner) -> EngineInfo:
+    return EngineInfo(
+        model="null",
+        architecture="NullModel",
+        device="null",
+        vocab_size=runner.info.vocab_size,
+        max_model_len=runner.info.max_model_len,
+        block_size=16,
+        num_blocks=runner.info.num_blocks[0],
+        max_slots=runner.info.max_slots,
+    )
+
+
+@contextlib.contextmanager
+def null_engine(config: SchedulerConfig | None = None, **null: Any) -> Iterator[InProcessEngine]:
+    """Keyword arguments are NullConfig's. The engine has ended when the context does."""
+    runner = NullRunner(NullConfig(**null))
+    engine = InProcessEngine(runner, null_info(runner), config)
+    try:
+        yield engine
+    finally:
+        engine.close()
