@@ -191,7 +191,7 @@ def render(front: Front, r: Rendered) -> str:
     if going_on and messages[-1]["role"] != "assistant":
         raise bad_value("continue_final_message", "an assistant message at the end", messages[-1]["role"])
     return front.template.render(
-        messages, add_generation_prompt=opening, continue_final_message=going_on, **variables
+        messages, add_generation_prompt=opening, continue_final_message=going_on, variables=variables
     )
 
 
