@@ -1,0 +1,1 @@
+"""CUDA kernels and what chooses and launches them. Imports without a GPU."""
