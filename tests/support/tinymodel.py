@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from pegainfer.ops.quantize import quantize
+from pegainfer.runtime.weights.dequant import dequantize
 from tests.support.modelfiles import GGML, GGUFTensor, gguf_bytes, safetensors_file
 
 Array = np.ndarray[Any, Any]
@@ -142,7 +144,7 @@ def write_checkpoint(model: Tiny, folder: Path) -> Path:
         part = names[shard :: model.shards]
         weight_map |= dict.fromkeys(part, file)
         (folder / file).write_bytes(safetensors_file({n: entries[n] for n in part}))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
 
 
@@ -224,16 +226,57 @@ def llama3_divisors(model: Tiny) -> Array | None:
     return np.array(divisors, np.float32)
 
 
-def gguf_tensors(
-    model: Tiny,
-    formats: Callable[[str], str],
-    encode: Callable[[str, Array], bytes] = lambda f, v: raw_bytes(v, f),
-) -> list[GGUFTensor]:
+def _by_role(embedding: str, attention: str, feed_forward: str) -> Callable[[str], str]:
+    def form(name: str) -> str:
+        if name.startswith(("token_embd", "output")):
+            return embedding
+        return attention if "attn" in name else feed_forward
+
+    return form
+
+
+# name -> (model, storage format of a matrix by its GGUF name)
+GGUF_MODELS: dict[str, tuple[Tiny, Callable[[str], str]]] = {
+    "gguf_q4_1": (Tiny("gguf_q4_1", seed=11), _by_role("q8_0", "q4_1", "q4_1")),
+    "gguf_q8_0": (
+        Tiny("gguf_q8_0", seed=12, config={"tie_word_embeddings": False}),
+        _by_role("q8_0", "q8_0", "q8_0"),
+    ),
+    "gguf_q4_0_llama3": (
+        Tiny("gguf_q4_0_llama3", seed=13, config={"rope_scaling": LLAMA3}),
+        _by_role("f16", "q4_0", "q8_0"),
+    ),
+    "gguf_bf16_f16": (Tiny("gguf_bf16_f16", seed=14), _by_role("f32", "bf16", "f16")),
+}
+
+
+def encoded(form: str, values: Array) -> bytes:
+    """Bytes of float32 values in a storage format, row by row."""
+    return quantize(form, values).tobytes()
+
+
+def file_values(model: Tiny, formats: Callable[[str], str]) -> dict[str, Array]:
+    """Float32 values that a GGUF file of these formats holds, by Hugging Face's names."""
+    return {
+        name: v if v.ndim == 1 else _through(formats(gguf_name(name)), v)
+        for name, v in model.tensors().items()
+    }
+
+
+def _through(form: str, values: Array) -> Array:
+    return dequantize(form, quantize(form, values), values.shape)
+
+
+def token_ids(model: Tiny) -> list[int]:
+    """A fixed text of 200 tokens for a model."""
+    return np.random.RandomState(model.seed + 1000).randint(0, VOCAB, 200).tolist()
+
+
+def gguf_tensors(model: Tiny, formats: Callable[[str], str]) -> list[GGUFTensor]:
     """The model's tensors as a converter would write them.
 
     Args:
-        formats: storage format by GGUF name; norms are f32 in any case.
-        encode: bytes of float32 values in a format.
+        formats: storage format of a matrix by its GGUF name; norms are f32.
     """
     c = model.hf_config()
     heads = {"q_proj": c["num_attention_heads"], "k_proj": c["num_key_value_heads"]}
@@ -243,14 +286,13 @@ def gguf_tensors(
         stored = permuted(values, count) if count else values
         target = gguf_name(name)
         form = "f32" if values.ndim == 1 else formats(target)
-        found.append(GGUFTensor(target, GGML[form], values.shape, encode(form, np.ascontiguousarray(stored))))
+        found.append(GGUFTensor(target, GGML[form], values.shape, encoded(form, stored)))
     divisors = llama3_divisors(model)
     if divisors is not None:
         found.append(GGUFTensor("rope_freqs.weight", GGML["f32"], divisors.shape, divisors.tobytes()))
     return found
 
 
-def write_gguf(model: Tiny, path: Path, formats: Callable[[str], str], **parts: Any) -> Path:
-    """A GGUF file; `parts` go to `gguf_tensors`."""
-    path.write_bytes(gguf_bytes(gguf_metadata(model), gguf_tensors(model, formats, **parts)))
+def write_gguf(model: Tiny, path: Path, formats: Callable[[str], str]) -> Path:
+    path.write_bytes(gguf_bytes(gguf_metadata(model), gguf_tensors(model, formats)))
     return path
