@@ -102,9 +102,9 @@ class Program:
         placed: list[tuple[int, int, Tensor]] = []
         for t in sorted(first, key=lambda t: (-t.nbytes(largest), first[t], t.name)):
             need = -(-t.nbytes(largest) // ARENA_ALIGN) * ARENA_ALIGN
-            alive = sorted(p for p in placed if first[p[2]] <= last[t] and first[t] <= last[p[2]])
+            alive = sorted(p[:2] for p in placed if first[p[2]] <= last[t] and first[t] <= last[p[2]])
             at = 0
-            for start, end, _ in alive:
+            for start, end in alive:
                 if at + need <= start:
                     break
                 at = max(at, end)

@@ -176,7 +176,7 @@ def append_tokens_cases(rng: np.random.Generator) -> list[Case]:
         arrays["tokens"] = i32(rng.integers(0, vocab, rows))
         arrays["history_lens"][:1] = arrays["history"].shape[1]
         sizes = {"L": rows} | dict(zip("ZX", arrays["history"].shape, strict=True))
-        cases.append(Case(f"{rows} rows", sizes, {}, arrays))
+        cases.append(Case(f"{rows} rows of {vocab}", sizes, {}, arrays))
     return cases
 
 
