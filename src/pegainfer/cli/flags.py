@@ -3,9 +3,9 @@
     @expand
     def serve(model: Model = None, *, http: HttpConfig, engine: EngineConfig, given: Given) -> int: ...
 
-Each field of `http` and `engine` with a help text becomes a flag; the command gets the dataclasses built, and
-in `given` the flags that the user typed. A field's metadata may hold `help`, `flag` (its name, if not the
-field's own) and `parse` (how text becomes a value: 'bytes').
+Each field of `http` and `engine` with a help text becomes a flag; a field that both have becomes one flag
+that sets both. The command gets the dataclasses built, and in `given` the flags that the user typed. The
+metadata of a field may hold `help` and `parse` (how text becomes a value: 'bytes').
 """
 
 from __future__ import annotations
@@ -22,28 +22,34 @@ import typer
 
 from pegainfer.contract.errors import ConfigError
 
+# Fields whose flag is not called as they are: the names that users of other engines know.
+FLAG_NAMES = {
+    "activation": "--activation-dtype",
+    "kv_dtype": "--kv-cache-dtype",
+    "max_slots": "--max-num-seqs",
+}
+NO_FLAG = frozenset({"backend"})  # --device chooses it
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class Given(frozenset[str]):
     """The flags that the user typed, as '--max-model-len'."""
 
-    def refuse(self, config: type, why: str, *, remedy: str | None = None) -> None:
-        """Raises ConfigError if any flag of `config` was typed, because here it would do nothing."""
-        for field in flag_fields(config):
-            if flag_of(field) in self:
-                raise ConfigError(f"{flag_of(field)} does not apply", where=why, remedy=remedy)
+    def refuse(self, config: type, why: str, *, but: tuple[str, ...] = ()) -> None:
+        """Raises ConfigError if a flag of `config` was typed: it would do nothing here. `but`: these do."""
+        for flag in map(flag_of, flag_fields(config)):
+            if flag in self and flag not in but:
+                raise ConfigError(f"{flag} does not apply", where=why, remedy=f"leave {flag} out")
 
 
 def flag_fields(config: type) -> list[dataclasses.Field[Any]]:
     """The fields that have a flag: those with a help text."""
-    return [field for field in dataclasses.fields(config) if "help" in field.metadata]
+    return [f for f in dataclasses.fields(config) if "help" in f.metadata and f.name not in NO_FLAG]
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:
-    """The field's first flag, without the negated form: '--prefix-cache'."""
-    names: str = field.metadata.get("flag", "--" + field.name.replace("_", "-"))
-    return names.split("/")[0]
+    """The field's flag, in the form that switches on: '--prefix-cache'."""
+    return FLAG_NAMES.get(field.name, "--" + field.name.replace("_", "-"))
 
 
 def parse_bytes(text: str) -> int:
@@ -75,16 +81,20 @@ def expand(command: Callable[..., int | None]) -> Callable[..., int | None]:
             configs[name] = hint
         else:
             plain.append(parameter.replace(annotation=hint))
-    flags = [p for config in configs.values() for p in _parameters(config)]
+    flags: dict[str, inspect.Parameter] = {}
+    for config in configs.values():
+        for flag in _parameters(config):
+            flags.setdefault(flag.name, flag)
 
     @functools.wraps(command)
     def run(**values: Any) -> int | None:
+        flag_values = {name: values.pop(name) for name in flags}
         given: set[str] = set()
         built: dict[str, Any] = {}
         for name, config in configs.items():
             typed = {}
             for field in flag_fields(config):
-                value = values.pop(field.name)
+                value = flag_values[field.name]
                 if value is not None and value != []:
                     typed[field.name] = tuple(value) if isinstance(value, list) else value
                     given.add(flag_of(field))
@@ -93,10 +103,10 @@ def expand(command: Callable[..., int | None]) -> Callable[..., int | None]:
             built[wants_given] = Given(given)
         return command(**values, **built)
 
-    parameters = sorted([*plain, *flags], key=lambda p: p.kind)
+    parameters = sorted([*plain, *flags.values()], key=lambda p: p.kind)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
-    del run.__wrapped__  # type: ignore[attr-defined]
+    del run.__wrapped__
     return run
 
 
@@ -106,14 +116,14 @@ def _parameters(config: type) -> list[inspect.Parameter]:
     out = []
     for field in flag_fields(config):
         kind = _kind_of_flag(hints[field.name])
-        names = field.metadata.get("flag", "--" + field.name.replace("_", "-"))
-        if kind is bool and "/" not in names:
+        names = flag_of(field)
+        if kind is bool:
             names = f"{names}/--no-{names.removeprefix('--')}"
         parser = _PARSERS[field.metadata["parse"]] if "parse" in field.metadata else None
         option = typer.Option(names, help=_help(field), show_default=False, parser=parser)
-        annotation = Annotated[kind | None, option]
+        hint: Any = Annotated[kind | None, option]
         out.append(
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
         )
     return out
 

@@ -57,6 +57,13 @@ def read_bandwidth(threads: int) -> float:
     return best
 
 
+def process_age() -> float:
+    """Seconds since the kernel started this process, to the kernel's tick (10 ms)."""
+    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): ticks after boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+
+
 def commit() -> str | None:
     """Short commit of the checkout that this module belongs to, '+' after it if there are local changes.
 

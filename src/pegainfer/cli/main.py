@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import typer
 
 from pegainfer import __version__
-from pegainfer.contract.errors import PegaError
+from pegainfer.contract.errors import EngineDeadError, PegaError
 
 ABOUT = """Serves language models: Python on the host, C++ kernels, no model framework.
 
@@ -23,6 +23,7 @@ pegainfer serve                                        an OpenAI-compatible serv
 pegainfer doctor                                       what this machine can do, and what is missing
 """
 
+EXIT_FAILED = 1
 EXIT_USER = 2
 EXIT_INTERRUPTED = 130
 
@@ -43,7 +44,7 @@ def _root(
 
 def build_app() -> typer.Typer:
     """All commands. Their modules import what is heavy when they run, so that `--help` stays quick."""
-    from pegainfer.cli import bench, doctor, generate, pull, serve
+    from pegainfer.cli import bench_engine, bench_startup, doctor, generate, pull, serve
     from pegainfer.cli.flags import expand
 
     settings = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
@@ -57,9 +58,9 @@ def build_app() -> typer.Typer:
     ):
         app.command(name)(expand(command))
     group = typer.Typer(no_args_is_help=True, **settings)  # type: ignore[arg-type]
-    group.callback(help="Measure this machine; results append to bench/results as JSON lines.")(_group)
-    group.command("engine")(expand(bench.engine))
-    group.command("startup")(expand(bench.startup))
+    group.callback(help="Measure this machine.")(_group)
+    group.command("engine")(expand(bench_engine.engine))
+    group.command("startup")(expand(bench_startup.startup))
     app.add_typer(group, name="bench")
     return app
 
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except PegaError as error:
-        return _complain(str(error))
+        return _complain(str(error), EXIT_FAILED if isinstance(error, EngineDeadError) else EXIT_USER)
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -85,14 +86,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        return _complain(f"{error.format_message()}; see {_help_of(error)}")
+        message: str = error.format_message()
+        if message.startswith("Usage:"):  # a group without a command: its help
+            print(message, file=sys.stderr)
+            return EXIT_USER
+        return _complain(f"{message.rstrip('.')}; see {_help_of(error)}")
 
 
-def _complain(message: str) -> int:
+def _complain(message: str, code: int = EXIT_USER) -> int:
     """One line on stderr, whatever the message holds: it may quote a file's bytes."""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
     print(f"pegainfer: error: {line}", file=sys.stderr)
-    return EXIT_USER
+    return code
 
 
 def _help_of(error: Exception) -> str:

@@ -16,7 +16,8 @@ from pegainfer.contract.errors import ConfigError
 class Room:
     port: int = field(default=8000, metadata={"help": "port to listen on"})
     names: tuple[str, ...] = field(default=(), metadata={"help": "names"})
-    reuse: bool = field(default=True, metadata={"help": "reuse", "flag": "--prefix-cache/--no-prefix-cache"})
+    prefix_cache: bool = field(default=True, metadata={"help": "reuse"})
+    max_slots: int | None = field(default=None, metadata={"help": "sequences"})
     memory: int = field(default=1 << 20, metadata={"help": "memory", "parse": "bytes"})
     device: Literal["cpu", "null"] = field(default="cpu", metadata={"help": "device"})
     seed: int | None = field(default=None, metadata={"help": "seed"})
@@ -56,7 +57,7 @@ def test_each_kind_of_field_becomes_a_flag() -> None:
     ]
     model, room, given = run("m", *flags)
     assert model == "m"
-    assert room == Room(port=9, names=("a", "b"), reuse=False, memory=2 << 30, device="null", seed=0)
+    assert room == Room(port=9, names=("a", "b"), prefix_cache=False, memory=2 << 30, device="null", seed=0)
     assert given == {"--port", "--names", "--prefix-cache", "--memory", "--device", "--seed"}
 
 
@@ -78,10 +79,36 @@ def test_unknown_flags_and_values_are_refused(argv: list[str]) -> None:
     assert hasattr(caught.value, "format_message")  # typer's usage errors, which main turns into one line
 
 
+def test_fields_have_the_names_that_users_know() -> None:
+    _, room, given = run("--max-num-seqs", "3")
+    assert room.max_slots == 3
+    assert given == {"--max-num-seqs"}
+
+
+def test_a_field_of_two_rooms_is_one_flag_that_sets_both() -> None:
+    @dataclass(frozen=True)
+    class Other:
+        seed: int | None = field(default=None, metadata={"help": "other seed"})
+        other: int = field(default=1, metadata={"help": "other"})
+
+    got: list[tuple[Room, Other]] = []
+
+    def command(*, room: Room, other: Other) -> None:
+        got.append((room, other))
+
+    command.__annotations__ = {"room": Room, "other": Other}
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(expand(command))
+    app(["--seed", "5", "--other", "2"], standalone_mode=False)
+    assert got == [(Room(seed=5), Other(seed=5, other=2))]
+
+
 def test_refuse_names_the_flag_that_does_not_apply() -> None:
-    with pytest.raises(ConfigError, match=r"--seed does not apply; at --device null; remedy: leave it out"):
-        Given({"--seed"}).refuse(Room, "--device null", remedy="leave it out")
+    expected = r"--seed does not apply; at --device null; remedy: leave --seed out"
+    with pytest.raises(ConfigError, match=expected):
+        Given({"--seed"}).refuse(Room, "--device null")
     Given({"--other"}).refuse(Room, "--device null")
+    Given({"--seed"}).refuse(Room, "--device null", but=("--seed",))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,187 @@
+"""pegainfer bench engine: prefill and decode rates of the engine alone, without HTTP or text."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pegainfer.app.config import EngineConfig
+from pegainfer.cli.flags import Given
+from pegainfer.cli.spec import EngineSpec, build
+from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose
+from pegainfer.contract.errors import ConfigError, EngineDeadError
+from pegainfer.engine.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from pegainfer.contract.event import TokenEvent
+    from pegainfer.engine.inprocess import InProcessEngine
+
+SEED = 20240607  # of the random prompts: fresh for every request, so that no prefix is found in the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineBenchFlags:
+    """Raises ConfigError for sizes below 1."""
+
+    prefill: tuple[int, ...] = field(default=(512,), metadata={"help": "Prompt tokens; may be repeated."})
+    batch: tuple[int, ...] = field(
+        default=(1, 2, 4, 8), metadata={"help": "Sequences that decode together; may be repeated."}
+    )
+    decode: int = field(default=128, metadata={"help": "Tokens that each sequence decodes."})
+    context: int = field(default=16, metadata={"help": "Prompt tokens before the decoding."})
+    rounds: int = field(default=5, metadata={"help": "Each round runs every case once."})
+    output: str = field(
+        default="bench/results/engine.jsonl", metadata={"help": "File to append JSON lines to."}
+    )
+
+    def __post_init__(self) -> None:
+        numbers = (*self.prefill, *self.batch, self.context, self.rounds)
+        if min(numbers) < 1 or self.decode < 2:
+            raise ConfigError("sizes of a bench", expected="≥ 1, and --decode ≥ 2", got=numbers)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Prefill of `tokens` tokens, or `tokens` decoded in each of `batch` sequences."""
+
+    kind: str
+    tokens: int
+    batch: int = 1
+
+    def __str__(self) -> str:
+        return f"prefill {self.tokens}" if self.kind == "prefill" else f"decode {self.tokens} × {self.batch}"
+
+
+def engine(
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
+    *,
+    bench: EngineBenchFlags,
+    flags: ModelFlags,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    given: Given,
+) -> int:
+    """Measure prefill and decode in tokens a second; cases alternate, medians are printed.
+
+    Rates stand beside the machine's read bandwidth and the rate at which that alone would bound the weights.
+    """
+    import statistics
+
+    from pegainfer.cli.machine import append_result, num_cores, provenance
+    from pegainfer.engine.inprocess import InProcessEngine
+
+    most = max(bench.batch)
+    scheduler = dataclasses.replace(scheduler, max_slots=scheduler.max_slots or most)
+    target = choose(model, flags, engine, scheduler, given)
+    where = provenance(engine.threads or num_cores())
+    built = build(target.spec)
+    cases = [Case("prefill", n) for n in bench.prefill]
+    cases += [Case("decode", bench.decode, batch) for batch in bench.batch]
+    running = InProcessEngine(built.runner, built.info, target.spec.scheduler)
+    try:
+        rates = _alternate(_Driver(running, bench.context), cases, bench.rounds)
+    finally:
+        running.close()
+    print(f"{built.info.model} on {built.info.device}; {where['cpu']}, reads {where['read_gb_s']} GB/s")
+    print(f"{'case':16} {'tok/s':>8} {'least':>8} {'most':>8} {'roof':>8}   (medians of {bench.rounds})")
+    for case in cases:
+        roof = _roof(target.spec, case, where["read_gb_s"])
+        median, runs = statistics.median(rates[case]), rates[case]
+        bound = f"{roof:8.0f}" if roof else f"{'–':>8}"
+        print(f"{case!s:16} {median:8.1f} {min(runs):8.1f} {max(runs):8.1f} {bound}")
+        row = {**where, "bench": "engine", "model": built.info.model, "device": built.info.device}
+        row |= {"case": case.kind, "tokens": case.tokens, "batch": case.batch, "context": bench.context}
+        row |= {"tok_s": round(median, 2), "runs": [round(r, 2) for r in runs], "roof_tok_s": roof}
+        append_result(Path(bench.output), row)
+    return 0
+
+
+def _alternate(driver: _Driver, cases: list[Case], rounds: int) -> dict[Case, list[float]]:
+    """Every case once a round, so that a noisy moment touches all of them; one round before, to warm up."""
+    rates: dict[Case, list[float]] = {case: [] for case in cases}
+    for i in range(rounds + 1):
+        for case in cases:
+            rate = (
+                driver.prefill(case.tokens)
+                if case.kind == "prefill"
+                else driver.decode(case.tokens, case.batch)
+            )
+            if i:
+                rates[case].append(rate)
+        if sys.stderr.isatty():
+            print(f"\rround {i} of {rounds}", end="" if i < rounds else "\n", file=sys.stderr, flush=True)
+    return rates
+
+
+def _roof(spec: EngineSpec, case: Case, read_gb_s: float) -> float | None:
+    """Tokens a second of decoding if moving the step's bytes at the measured bandwidth were all."""
+    if spec.is_null or case.kind == "prefill":
+        return None
+    from pegainfer.cli.plan import step_programs
+
+    moved = step_programs(spec).cost(case.batch, case.batch).bytes
+    return round(case.batch * read_gb_s * 1e9 / moved, 1)
+
+
+class _Driver:
+    """Sends requests of random token ids and times their events."""
+
+    def __init__(self, engine: InProcessEngine, context: int) -> None:
+        import random
+
+        self._engine = engine
+        self._context = context
+        self._random = random.Random(SEED)
+        self._sent = 0
+
+    def prefill(self, tokens: int) -> float:
+        """Prompt tokens a second, from the first step that computes one to the first token drawn."""
+        (events,) = self._run(1, tokens, 1)
+        timings = events[-1][1].timings
+        assert timings is not None
+        return tokens / (timings.first_token - timings.scheduled)
+
+    def decode(self, tokens: int, batch: int) -> float:
+        """Tokens a second over the time in which all sequences decode."""
+        runs = self._run(batch, self._context, tokens)
+        begin = max(events[0][0] for events in runs)
+        end = min(events[-1][0] for events in runs)
+        count = sum(len(e.tokens) for events in runs for at, e in events if begin < at <= end)
+        return count / (end - begin)
+
+    def _run(self, batch: int, prompt: int, answer: int) -> list[list[tuple[float, TokenEvent]]]:
+        """Runs `batch` requests together; each one's events with a token, and when they came."""
+        from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
+
+        sampling = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+        logs: list[list[tuple[float, TokenEvent]]] = [[] for _ in range(batch)]
+        done = threading.Semaphore(0)
+        for log in logs:
+            ids = self._random.choices(range(self._engine.info.vocab_size), k=prompt)
+            self._sent += 1
+            request = GenerateRequest(id=f"bench-{self._sent}", prompt=pack_tokens(ids), sampling=sampling)
+            self._engine.submit(request, _recorder(log, done))
+        for _ in logs:
+            done.acquire()
+        for log in logs:
+            if log[-1][1].error is not None:
+                raise EngineDeadError(f"the bench's request failed: {log[-1][1].error}")
+        return logs
+
+
+def _recorder(log: list[tuple[float, TokenEvent]], done: threading.Semaphore) -> Callable[[Any], None]:
+    def sink(event: TokenEvent) -> None:
+        if event.tokens or event.finish is not None:
+            log.append((time.perf_counter(), event))
+        if event.finish is not None:
+            done.release()
+
+    return sink

@@ -1,0 +1,132 @@
+"""pegainfer doctor: what this machine can do, what a step would run, and where a device goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pegainfer import __version__
+from pegainfer.app.config import EngineConfig
+from pegainfer.cli.flags import Given
+from pegainfer.cli.target import MODEL_HELP, ModelFlags, Target, choose, load_text_side
+from pegainfer.contract.errors import ConfigError, PegaError, UnsupportedError
+from pegainfer.engine.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from pegainfer.cli.bisect import Difference
+
+SAMPLE_TEXT = "The quick brown fox jumps over the lazy dog, and 42 of its friends look on."
+BISECT_TOKENS = 4  # decoded after the prompt, so that both kinds of step are compared
+# Relative error of one op's output that counts as wrong, by activations: float32 sums in another order differ
+# by some 1e-6 an op, and errors add up over the layers; int8 rounds each activation to 1 of 127 steps.
+BISECT_BOUNDS = {"f32": 1e-3, "int8": 0.3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorFlags:
+    plan: bool = field(
+        default=False, metadata={"help": "Print the recorded program of a step: ops, bytes, FLOPs, arena."}
+    )
+    bisect: bool = field(
+        default=False,
+        metadata={"help": "Run device and reference side by side, op by op; float32 unless told."},
+    )
+    tokens: int = field(default=1, metadata={"help": "With --plan: tokens of the step."})
+    rows: int = field(default=1, metadata={"help": "With --plan: sequences of the step."})
+    text: str = field(default=SAMPLE_TEXT, metadata={"help": "With --bisect: the prompt."})
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= self.tokens:
+            raise ConfigError(
+                "sizes of a step", expected="1 ≤ rows ≤ tokens", got=f"{self.rows}, {self.tokens}"
+            )
+
+
+def doctor(
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
+    *,
+    ask: DoctorFlags,
+    flags: ModelFlags,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    given: Given,
+) -> int:
+    """Say what this machine can do.
+
+    Exits with 1 if something that serving needs is missing. With --plan or --bisect, looks into one model.
+    """
+    if not (ask.plan or ask.bisect):
+        lines = list(_machine())
+        for name, state, _ in lines:
+            print(f"{name:14} {state}")
+        return int(not all(good for *_, good in lines))
+    if ask.bisect and not {"--activation-dtype", "--device"} & given:
+        engine = dataclasses.replace(engine, activation="f32")
+    target = choose(model, flags, engine, scheduler, given)
+    if ask.plan:
+        _print_plan(target, ask)
+    return _bisect(target, ask.text) if ask.bisect else 0
+
+
+def _machine() -> Iterator[tuple[str, str, bool]]:
+    """(what, how it is, whether that is good enough to serve)."""
+    from pegainfer.app.cache import DEFAULT_MODEL, cache_folder, cached_model
+    from pegainfer.cli.machine import cpu_model, memory_bytes, num_cores, read_bandwidth
+
+    yield "pegainfer", f"{__version__}, Python {platform.python_version()}, {platform.platform()}", True
+    cores = num_cores()
+    yield "cpu", f"{cpu_model()}, {cores} cores usable, {memory_bytes() / 2**30:.1f} GiB of memory", True
+    one, every = read_bandwidth(1), read_bandwidth(cores)
+    yield "bandwidth", f"{one:.1f} GB/s read by one thread, {every:.1f} by {cores}", True
+    try:
+        from pegainfer.kernels.cpu.library import LIBRARY, isa_name, supported_isas
+
+        has = " ".join(supported_isas())
+        yield "cpu kernels", f"{isa_name()} chosen of {has}; {LIBRARY}", True
+    except PegaError as error:
+        yield "cpu kernels", f"MISSING: {error}", False
+    yield "cuda", "not in this version", True
+    try:
+        found = cached_model()
+        where = found if found is not None else f"not in {cache_folder()}: run `pegainfer pull`"
+        yield "default model", f"{DEFAULT_MODEL.display_name}: {where}", True
+    except PegaError as error:
+        yield "default model", f"MISSING: {error}", False
+
+
+def _print_plan(target: Target, ask: DoctorFlags) -> None:
+    from pegainfer.cli.plan import step_programs
+
+    programs = step_programs(target.spec)
+    print(programs.describe(ask.tokens, ask.rows))
+    largest = programs.largest
+    print(f"\nThe arena is sized for the largest step, {largest['T']} tokens in {largest['R']} rows; a step "
+          f"allocates nothing.")  # fmt: skip
+
+
+def _bisect(target: Target, text: str) -> int:
+    """Runs a prompt and some decoding on both sides and reports. Returns 1 if an op is beyond the bound."""
+    if target.model is None or target.spec.engine.backend == "reference":
+        raise UnsupportedError("nothing to compare with the reference", remedy="choose --device cpu")
+    from pegainfer.cli.bisect import compare
+
+    found = compare(target.spec, load_text_side(target).tokenizer.encode(text), BISECT_TOKENS)
+    bound = BISECT_BOUNDS["f32" if target.spec.engine.activation == "f32" else "int8"]
+    worst: dict[str, Difference] = {}
+    for d in found:
+        if d.op not in worst or d.error > worst[d.op].error:
+            worst[d.op] = d
+    print(f"{'op':22} {'worst':>9}  at")
+    for op, d in worst.items():
+        print(f"{op:22} {d.error:9.1e}  {d}")
+    first = next((d for d in found if not d.error <= bound), None)
+    if first is None:
+        print(f"every output of {len(found)} is within {bound:.0e} of the reference")
+        return 0
+    print(f"FIRST WRONG: {first}; bound {bound:.0e}")
+    return 1

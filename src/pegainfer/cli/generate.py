@@ -1,0 +1,156 @@
+"""pegainfer generate: one answer, streamed to the terminal, by an engine in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pegainfer.app.config import EngineConfig
+from pegainfer.cli.flags import Given
+from pegainfer.cli.spec import build
+from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose, load_text_side
+from pegainfer.contract.errors import EngineDeadError, RequestError
+from pegainfer.engine.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from pegainfer.app.text import TextSide
+    from pegainfer.contract.event import TokenEvent
+    from pegainfer.engine.inprocess import InProcessEngine
+
+ONE_SEQUENCE = 1  # slots: the command answers one prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateFlags:
+    """What is asked of the model, and how the answer is drawn."""
+
+    model: str | None = field(default=None, metadata={"help": MODEL_HELP})
+    raw: bool = field(
+        default=False, metadata={"help": "Complete the prompt as it stands, without the chat template."}
+    )
+    system: str | None = field(default=None, metadata={"help": "System message of the chat."})
+    max_tokens: int = field(default=256, metadata={"help": "Longest answer in tokens."})
+    temperature: float = field(default=0.0, metadata={"help": "0 always takes the likeliest token."})
+    top_k: int = field(default=0, metadata={"help": "Draw among the k likeliest tokens; 0: all."})
+    top_p: float = field(
+        default=1.0, metadata={"help": "Draw among the likeliest tokens that reach this mass."}
+    )
+    stop: tuple[str, ...] = field(
+        default=(), metadata={"help": "Text that ends the answer; may be repeated."}
+    )
+    ignore_eos: bool = field(default=False, metadata={"help": "Go on after the model's end-of-text token."})
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to say to the model; - reads it from standard input.")],
+    *,
+    ask: GenerateFlags,
+    flags: ModelFlags,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    given: Given,
+) -> int:
+    """Answer one prompt in the terminal. Text goes to stdout; the speed goes to stderr.
+
+    The prompt is a message of a chat if the model has a chat template, else text to be continued.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    scheduler = dataclasses.replace(scheduler, max_slots=scheduler.max_slots or ONE_SEQUENCE)
+    target = choose(ask.model, flags, engine, scheduler, given)
+    side = load_text_side(target)
+    ids = _prompt_ids(text, ask, side)
+    built = build(target.spec)
+    from pegainfer.engine.inprocess import InProcessEngine
+
+    running = InProcessEngine(built.runner, built.info, target.spec.scheduler)
+    try:
+        return _stream(running, ids, ask, scheduler.seed, side)
+    finally:
+        running.close()
+
+
+def _prompt_ids(text: str, ask: GenerateFlags, side: TextSide) -> list[int]:
+    """Raises RequestError where there is nothing to continue."""
+    if ask.raw or side.template is None:
+        if ask.system is not None:
+            raise RequestError(
+                "--system needs a chat", remedy="leave --raw out, or use a model with a template"
+            )
+        ids = side.tokenizer.encode(text)
+    else:
+        if not text:
+            raise RequestError("the prompt is empty", expected="some text")
+        messages = [{"role": "user", "content": text}]
+        if ask.system is not None:
+            messages.insert(0, {"role": "system", "content": ask.system})
+        ids = side.tokenizer.encode(side.template.render(messages), add_special_tokens=False)
+    if not ids:
+        raise RequestError("the prompt is empty", expected="some text")
+    return ids
+
+
+def _stream(
+    engine: InProcessEngine, ids: list[int], ask: GenerateFlags, seed: int | None, side: TextSide
+) -> int:
+    """Submits the request and prints what comes. Returns the exit code."""
+    from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
+    from pegainfer.frontend.detokenize import Detokenizer, StopStrings
+
+    sampling = SamplingParams(
+        temperature=ask.temperature,
+        top_k=ask.top_k,
+        top_p=ask.top_p,
+        seed=seed,
+        max_tokens=ask.max_tokens,
+        ignore_eos=ask.ignore_eos,
+    )
+    request = GenerateRequest(
+        id="generate", prompt=pack_tokens(ids), sampling=sampling, eos_token_ids=side.tokenizer.eos_token_ids
+    )
+    pieces, stops = Detokenizer(side.tokenizer), StopStrings(ask.stop)
+    events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+    engine.submit(request, events.put)
+    count, stopped = 0, None
+    while True:
+        event = events.get()
+        if event.error is not None:
+            raise _error_of(event)
+        count += len(event.tokens)
+        for token in event.tokens:
+            shown, stopped = stops.push(pieces.push(token)) if stopped is None else ("", stopped)
+            sys.stdout.write(shown)
+        sys.stdout.flush()
+        if stopped is not None:
+            engine.cancel(request.id)
+        if event.finish is not None:
+            break
+    if stopped is None:
+        sys.stdout.write(stops.push(pieces.flush())[0] + stops.flush())
+    print(flush=True)
+    print(_speed(event, len(ids), count), file=sys.stderr)
+    return 0
+
+
+def _error_of(event: TokenEvent) -> Exception:
+    """The exception that an ERROR event stands for."""
+    message = event.error or "the engine failed"
+    if event.error_kind == EngineDeadError.__name__:
+        return EngineDeadError(message)
+    return RequestError(message, param=event.error_param)
+
+
+def _speed(event: TokenEvent, prompt: int, count: int) -> str:
+    """One line about a finished answer. Decoding is counted from the first token, which ends the prefill."""
+    t = event.timings
+    if t is None or count == 0:
+        return f"[{prompt} prompt tokens, no answer]"
+    first = t.first_token - t.scheduled
+    line = f"[{prompt} prompt tokens in {first:.2f} s"
+    if count > 1 and t.finished > t.first_token:
+        line += f", {count} tokens at {(count - 1) / (t.finished - t.first_token):.1f} tokens/s"
+    return line + "]"

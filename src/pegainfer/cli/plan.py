@@ -1,0 +1,48 @@
+"""What a step would run, without loading the weights: the recorded programs of a model and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pegainfer.app.assemble import open_model, runner_info
+from pegainfer.cli.spec import EngineSpec
+from pegainfer.contract.errors import UnsupportedError
+from pegainfer.contract.step import RunnerInfo
+from pegainfer.ops.program import Program
+from pegainfer.ops.spec import Cost
+
+
+@dataclass(frozen=True)
+class StepPrograms:
+    """The programs of a model by name, and the sizes that they are planned for."""
+
+    info: RunnerInfo
+    forward: Program
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """Step sizes that the arena must hold."""
+        return {"T": self.info.max_tokens, "R": self.info.max_slots, "L": self.info.max_slots}
+
+    def cost(self, tokens: int, rows: int) -> Cost:
+        """Bytes that must move and FLOPs of a step of `tokens` tokens in `rows` sequences, all sampling."""
+        return self.forward.cost(step_sizes(tokens, rows))
+
+    def describe(self, tokens: int, rows: int) -> str:
+        return self.forward.describe(step_sizes(tokens, rows), self.largest)
+
+
+def step_sizes(tokens: int, rows: int) -> dict[str, int]:
+    return {"T": tokens, "R": rows, "L": rows}
+
+
+def step_programs(spec: EngineSpec) -> StepPrograms:
+    """Reads the model's header only. Raises what opening a model raises, and UnsupportedError without one."""
+    if spec.is_null:
+        raise UnsupportedError("the null device runs no program", remedy="name a model, leave --device out")
+    model, _, file = open_model(Path(spec.path))
+    with file:
+        info = runner_info(model, spec.engine, spec.scheduler)
+        programs = model.programs(info, spec.engine.kv_dtype, spec.scheduler.max_logprobs)
+    return StepPrograms(info, programs["forward"])

@@ -1,0 +1,53 @@
+"""Progress on stderr: bars on a terminal, one line a phase elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+# What is being done, how far (bytes), of how much.
+Progress = Callable[[str, int, int], None]
+
+
+@contextlib.contextmanager
+def download_progress() -> Iterator[Progress]:
+    """A callback for pull and resolve; nothing is drawn, or imported, before its first call."""
+    shown: list[Progress] = []
+    with contextlib.ExitStack() as stack:
+
+        def report(phase: str, done: int, total: int) -> None:
+            if not shown:
+                shown.append(stack.enter_context(_bars()) if sys.stderr.isatty() else _lines())
+            shown[0](phase, done, total)
+
+        yield report
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description:>9}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        tasks = {}
+
+        def report(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=total)
+            bars.update(tasks[phase], completed=done, total=total)
+
+        yield report
+
+
+def _lines() -> Progress:
+    seen: set[str] = set()
+
+    def report(phase: str, done: int, total: int) -> None:
+        if phase not in seen:
+            seen.add(phase)
+            print(f"{phase}: {total / 1e6:.0f} MB", file=sys.stderr, flush=True)
+
+    return report

@@ -1,0 +1,41 @@
+"""pegainfer serve: the HTTP front in this process, the engine in one beside it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from pegainfer.app.config import EngineConfig
+from pegainfer.cli.flags import Given
+from pegainfer.cli.spec import LOG_FORMAT
+from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.frontend.http.config import HttpConfig
+
+
+def serve(
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
+    *,
+    flags: ModelFlags,
+    http: HttpConfig,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    given: Given,
+) -> int:
+    """Serve a model over HTTP with OpenAI's routes.
+
+    SIGTERM or Ctrl-C lets running requests finish; a second one aborts them.
+    """
+    from pegainfer.frontend.http.server import bind_socket
+
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    listener = bind_socket(http.host, http.port)  # before anything slow: a taken port is an error at once
+    try:
+        target = choose(model, flags, engine, scheduler, given)
+        from pegainfer.cli.serving import run_server_processes
+
+        return run_server_processes(target, http, listener)
+    finally:
+        listener.close()

@@ -1,0 +1,72 @@
+"""What an engine is made from, as plain data, and the making of it. Imports no command-line library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pegainfer.app.config import EngineConfig
+from pegainfer.engine.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from pegainfer.app.assemble import Engine
+
+LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"  # of every process
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """All that an engine process must know; crosses to it as JSON.
+
+    name: what the model is called in answers.
+    path: of the model's file or folder; empty on the null device.
+    """
+
+    name: str
+    path: str
+    engine: EngineConfig
+    scheduler: SchedulerConfig
+
+    @property
+    def is_null(self) -> bool:
+        return not self.path
+
+
+def build(spec: EngineSpec) -> Engine:
+    """Loads the model in this process. Raises ConfigError, ModelFileError, UnsupportedError."""
+    if spec.is_null:
+        return _build_null(spec)
+    from pegainfer.app.assemble import build_engine
+
+    return build_engine(Path(spec.path), spec.name, spec.engine, spec.scheduler)
+
+
+def _build_null(spec: EngineSpec) -> Engine:
+    """The null device under the names and bounds that were asked for."""
+    from pegainfer.app.assemble import Engine
+    from pegainfer.contract.handle import EngineInfo
+    from pegainfer.contract.step import PageGroup
+    from pegainfer.engine.null import NullConfig, NullRunner
+
+    defaults = NullConfig()
+    runner = NullRunner(
+        NullConfig(
+            max_model_len=spec.engine.max_model_len or defaults.max_model_len,
+            max_slots=spec.scheduler.max_slots or defaults.max_slots,
+        )
+    )
+    group = runner.info.kv.groups[0]
+    assert isinstance(group, PageGroup)
+    info = EngineInfo(
+        model=spec.name,
+        architecture="NullModel",
+        device="null",
+        vocab_size=runner.info.vocab_size,
+        max_model_len=runner.info.max_model_len,
+        block_size=group.block_size,
+        num_blocks=runner.info.num_blocks[0],
+        max_slots=runner.info.max_slots,
+        max_logprobs=spec.scheduler.max_logprobs,
+    )
+    return Engine(runner, info)

@@ -1,0 +1,89 @@
+"""Which model on which device: the flags that all commands with a model share, and what they name."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from pegainfer.app.cache import DEFAULT_MODEL
+from pegainfer.app.config import EngineConfig
+from pegainfer.app.resolve import ModelRef, resolve
+from pegainfer.cli.flags import Given
+from pegainfer.cli.progress import download_progress
+from pegainfer.cli.spec import EngineSpec
+from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.engine.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from pegainfer.app.text import TextSide
+
+MODEL_HELP = f"Model: a .gguf file, a folder with safetensors, or {DEFAULT_MODEL.display_name} (the default)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Of every command that loads a model."""
+
+    model_path: str | None = field(default=None, metadata={"help": "The model, in place of MODEL."})
+    device: Literal["cpu", "reference", "null", "cuda"] = field(
+        default="cpu",
+        metadata={
+            "help": "cpu; reference: NumPy, slow, what the others are compared with; null: no model at all, "
+            "letters by arithmetic, for tests; cuda: not in this version."
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Target:
+    spec: EngineSpec
+    model: ModelRef | None  # None on the null device
+
+
+def choose(
+    model: str | None, flags: ModelFlags, engine: EngineConfig, scheduler: SchedulerConfig, given: Given
+) -> Target:
+    """Checks the flags against the device and finds the model; fetches the default one if it is missing.
+
+    Raises ConfigError, UnsupportedError, and what `resolve` and `pull` raise.
+    """
+    if model is not None and flags.model_path is not None and model != flags.model_path:
+        raise ConfigError(
+            "two models", expected="MODEL or --model-path", got=f"{model} and {flags.model_path}"
+        )
+    reference = model if model is not None else flags.model_path
+    if flags.device == "cuda":
+        raise UnsupportedError(
+            "this version has no CUDA kernels",
+            expected="--device cpu, reference or null",
+            got="--device cuda",
+            remedy="leave --device out to run on the CPU",
+        )
+    if flags.device == "null":
+        if reference is not None:
+            raise ConfigError("the null device has no model", got=reference, remedy="leave the model out")
+        given.refuse(EngineConfig, "--device null", but=("--max-model-len",))
+        return Target(EngineSpec(name="null", path="", engine=engine, scheduler=scheduler), None)
+    engine = dataclasses.replace(engine, backend=flags.device)
+    if flags.device == "reference":
+        kv = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
+        given.refuse(EngineConfig, "--device reference", but=kv)
+    with download_progress() as progress:
+        found = resolve(reference or DEFAULT_MODEL.name, fetch=True, progress=progress)
+    spec = EngineSpec(name=found.name, path=str(found.path.resolve()), engine=engine, scheduler=scheduler)
+    return Target(spec, found)
+
+
+def load_text_side(target: Target) -> TextSide:
+    """The tokenizer and chat template. Raises ModelFileError, UnsupportedError, ConfigError."""
+    from pegainfer.app.text import TextSide, load_text
+
+    if target.model is not None:
+        return load_text(target.model)
+    from pegainfer.frontend.byte_tokenizer import byte_tokenizer
+    from pegainfer.frontend.chat_template import ChatTemplate
+
+    tokenizer = byte_tokenizer()
+    assert tokenizer.chat_template is not None
+    return TextSide(tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.config.special_tokens))
