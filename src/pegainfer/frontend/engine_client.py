@@ -14,6 +14,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -157,8 +158,7 @@ class EngineClient(asyncio.Protocol):
     # ------------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer

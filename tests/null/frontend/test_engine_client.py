@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from pegainfer.contract import codec
 from pegainfer.contract.errors import ConfigError, EngineDeadError, QueueFullError, RequestError
@@ -86,7 +87,10 @@ def event(id: str = "r", index: int = 0, finish: FinishReason | None = None, *to
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 30))
+    """On asyncio's own loop and on the server's, whose transports are of another kind."""
+    for loop_factory in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(asyncio.wait_for(main(), 30))
 
 
 def test_a_request_and_its_events() -> None:
