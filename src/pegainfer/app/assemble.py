@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.registry import HF_NAMES, Model, find_line
-from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.step import PageGroup, Runner, RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
@@ -86,7 +86,7 @@ def build_engine(path: Path, name: str, config: EngineConfig, scheduler: Schedul
     with file:
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
-        backend, device = _backend(model.tensors(info.max_model_len), config)
+        backend, device = make_backend(model.tensors(info.max_model_len), config)
         runner = model.build(info, backend, kv_dtype=config.kv_dtype, max_logprobs=scheduler.max_logprobs)
     group = info.kv.groups[0]
     packed = time.perf_counter()
@@ -143,11 +143,22 @@ def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) 
     )
 
 
-def _backend(tensors: Mapping[str, RawWeight], config: EngineConfig) -> tuple[Backend, str]:
-    """The backend with the weights packed, and how it describes its device."""
+def make_backend(tensors: Mapping[str, RawWeight], config: EngineConfig) -> tuple[Backend, str]:
+    """The backend that holds these weights, and how it describes its device.
+
+    Raises ConfigError for options that this machine cannot serve, UnsupportedError without a built library.
+    """
     if config.backend == "reference":
         return ReferenceBackend(tensors), "reference (NumPy)"
-    raise UnsupportedError("the cpu backend is not built")
+    from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
+
+    options = CpuOptions(
+        threads=config.threads or 0,
+        isa=config.isa,
+        activation="f32" if config.activation == "f32" else "int8",
+    )
+    backend = CpuBackend(tensors, options)
+    return backend, backend.describe()
 
 
 def available_memory() -> int:

@@ -106,7 +106,10 @@ class CpuBackend:
 
     def _matrix(self, t: Tensor) -> PackedWeight:
         if t.name not in self._packed:
-            self._packed[t.name] = PackedWeight(self._weight(t), self.pool.threads)
+            raw = self._weight(t)
+            self._packed[t.name] = PackedWeight(raw, self.pool.threads)
+            if raw.release is not None:
+                raw.release()
         return self._packed[t.name]
 
     def _vector(self, t: Tensor) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,7 @@ def _read(config: LlamaConfig, file: TensorFile, name: str, entry: Entry, *, per
             remedy="use a file in one of the formats named",
         )
     order = head_row_order(shape[0], getattr(config, entry.heads)) if permuted and entry.heads else None
-    return RawWeight(form, shape, file.raw(name), order)
+    return RawWeight(form, shape, file.raw(name), order, partial(file.release, name))
 
 
 def head_row_order(rows: int, heads: int) -> Array:

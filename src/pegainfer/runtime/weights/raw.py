@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,11 @@ class RawWeight:
         data: uint8, C-contiguous, usually a view of a mapped file.
         row_order: if given, row i of the weight is row row_order[i] of `data` (undoes a converter's
             permutation without a copy).
+        release: gives the file's pages back to the system; whoever has copied the data may call it.
     """
 
     format: str
     shape: tuple[int, ...]
     data: np.ndarray[Any, Any]
     row_order: np.ndarray[Any, Any] | None = None
+    release: Callable[[], None] | None = None
