@@ -26,6 +26,10 @@ INSTRUCTIONS: dict[str, tuple[int, str]] = {
     "qkv_norm_rope_append": (10, "TNYGSDHMP"),
     "gate_up_swiglu": (11, "TFM"),
     "lm_head": (12, "LVMT"),
+    "adjust_logits": (13, "LVJEIUOZX"),
+    "sample_tokens": (14, "LV"),
+    "append_tokens": (15, "LZX"),
+    "token_logprobs": (16, "LVK"),
 }
 TILE = 16  # output rows of a packed weight's tile
 

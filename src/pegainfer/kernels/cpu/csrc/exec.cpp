@@ -24,6 +24,11 @@ bool plan(Exec& e, const Instr& in) {
             return plan_linear(e, in);
         case kAttention:
             return plan_attention(e, in);
+        case kAdjustLogits:
+        case kSampleTokens:
+        case kAppendTokens:
+        case kTokenLogprobs:
+            return plan_sample(e, in);
         default:
             return plan_rows(e, in);
     }
@@ -62,6 +67,10 @@ void widen(Limits& l, const Instr& in, int threads) {
             grow(l.rows, a[7]);
             grow(l.segments, 2 * threads * ((a[8] * a[4] + kSegment - 1) / kSegment));
             break;
+        case kAdjustLogits:
+        case kSampleTokens:
+            grow(l.vocab, a[1]);
+            break;
         default:
             break;
     }
@@ -93,6 +102,11 @@ void allocate_scratch(Exec& e) {
         s.scores = floats(e, kMaxQueries * kSegment);
         s.part = floats(e, kMaxQueries * l.head_dim);
         s.total = floats(e, kMaxQueries * l.head_dim);
+        const auto vocab = static_cast<size_t>(l.vocab);
+        s.seen = static_cast<int32_t*>(e.allocate(4 * vocab));
+        std::fill(s.seen, s.seen + vocab, 0);
+        s.weights = static_cast<uint64_t*>(e.allocate(8 * vocab));
+        s.ids = static_cast<int32_t*>(e.allocate(4 * vocab));
     }
     e.partials = floats(e, l.segments * kMaxQueries * (2 + l.head_dim));
     e.blocks.resize(static_cast<size_t>(l.tokens + l.rows));
@@ -129,6 +143,15 @@ bool Exec::check_indices(const char* what, const int32_t* index, int64_t count, 
             return fail("%s[%lld]: expected 0 to %lld, got %d", what, static_cast<long long>(i),
                         static_cast<long long>(limit - 1), index[i]);
     if (num_checked < 8) checked[num_checked++] = index;
+    return true;
+}
+
+bool Exec::check_spans(const char* what, const int32_t* starts, const int32_t* lens, int64_t count,
+                       int64_t limit) {
+    for (int64_t i = 0; i < count; i++)
+        if (lens[i] != 0 && (starts[i] < 0 || lens[i] < 0 || int64_t{starts[i]} + lens[i] > limit))
+            return fail("%s[%lld]: expected within %lld, got %d entries from %d", what,
+                        static_cast<long long>(i), static_cast<long long>(limit), lens[i], starts[i]);
     return true;
 }
 

@@ -26,6 +26,10 @@ enum Op : int32_t {
     kQkv = 10,            // T N Y G S D H M P
     kGateUp = 11,         // T F M
     kLmHead = 12,         // L V M T
+    kAdjustLogits = 13,   // L V J E I U O Z X
+    kSampleTokens = 14,   // L V
+    kAppendTokens = 15,   // L Z X
+    kTokenLogprobs = 16,  // L V K
     kNumOps
 };
 
@@ -66,11 +70,15 @@ struct Scratch {
     float* scores;  // [kMaxQueries, kSegment]
     float* part;    // [kMaxQueries, D]: a segment's sums
     float* total;   // [kMaxQueries, D]: the running ones
+    // Sampling, [V] each: times seen (zero between chunks), weights of the draw, ids of one histogram bin.
+    int32_t* seen;
+    uint64_t* weights;
+    int32_t* ids;
 };
 
 // Greatest sizes over all instructions and steps, from which scratch is allocated once.
 struct Limits {
-    int64_t tokens = 1, rows = 1, width = 32, acc = 0, head_dim = 16, segments = 0;
+    int64_t tokens = 1, rows = 1, width = 32, acc = 0, head_dim = 16, segments = 0, vocab = 0;
     int64_t small = 0;  // floats that a thread may prepare for itself
 };
 
@@ -93,7 +101,7 @@ struct Exec {
     Limits limits;
     Rows shared{};  // rows prepared by all threads together: [tokens, width]
     std::vector<QueryBlock> blocks;
-    int64_t num_blocks = 0, num_segments = 0;
+    int64_t num_blocks = 0, num_segments = 0, vocab = 0;
     const void* blocks_for = nullptr;  // the query_lens that `blocks` were made of in this step
     const void* checked[8] = {};       // index inputs found in bounds in this step
     int num_checked = 0;
@@ -102,11 +110,14 @@ struct Exec {
     char error[256] = "";
 
     ~Exec();
-    // A zeroed, cache-aligned block that lives as long as the executor.
+    // A cache-aligned block that lives as long as the executor.
     void* allocate(size_t bytes);
     bool fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
     // Whether `index[0 … count)` lies in [0, limit); records what is wrong otherwise.
     bool check_indices(const char* what, const int32_t* index, int64_t count, int64_t limit);
+    // The same for spans starts[i] … starts[i] + lens[i] of an array of `limit`.
+    bool check_spans(const char* what, const int32_t* starts, const int32_t* lens, int64_t count,
+                     int64_t limit);
     void add_phase(const Instr& in, void (*run)(const void*, const Phase&, int64_t, int), int64_t chunks,
                    int64_t a = 0, int64_t b = 0, int64_t c = 0, int64_t d = 0);
     uint64_t stamp(const Phase& p) const { return steps << 32 | static_cast<uint32_t>(p.serial); }
@@ -127,6 +138,7 @@ bool exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, i
 bool plan_rows(Exec& e, const Instr& in);
 bool plan_linear(Exec& e, const Instr& in);
 bool plan_attention(Exec& e, const Instr& in);
+bool plan_sample(Exec& e, const Instr& in);
 
 // Where a head's K or V of a page lies: kv + ((block · Y + layer) · G + head) · 2 S D elements, K first.
 struct KvView {

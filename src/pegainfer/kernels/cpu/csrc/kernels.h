@@ -53,6 +53,12 @@ struct Kernels {
     // Merges a segment's (max, sum, acc) into a running one, [D] wide.
     void (*merge)(float* max, float* sum, float* acc, float seg_max, float seg_sum, const float* seg_acc,
                   int64_t head_dim);
+    // The greatest of n values; NaN if any is NaN.
+    float (*maximum)(const float* x, int64_t n);
+    // Sum of e^(x - max).
+    float (*sum_exp)(const float* x, int64_t n, float max);
+    // 2^40 · 2^-((max - x) · cold), cut to whole numbers (ops/draw.py).
+    void (*draw_weights)(const float* x, int64_t n, float max, float cold, uint64_t* weights);
     void (*divide)(float* out, const float* acc, float sum, int64_t n);
 };
 

@@ -6,6 +6,7 @@
 #include "rows.h"
 #include "gemm.h"
 #include "attend.h"
+#include "sample.h"
 // clang-format on
 
 #define PEGA_STRING2(x) #x
@@ -24,6 +25,9 @@ static const Kernels kTable = {
     rope,
     attend,
     merge,
+    maximum,
+    sum_exp,
+    draw_weights,
     divide,
 };
 

@@ -99,6 +99,10 @@ static inline float reduce_max(F x) {
     t = _mm_max_ps(t, _mm_movehl_ps(t, t));
     return _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
 }
+static inline bool any_nan(F x) {
+    const __m256 a = _mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), b = _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q);
+    return _mm256_movemask_ps(_mm256_or_ps(a, b)) != 0;
+}
 // Whole-number lanes to 16 int8.
 static inline void store_i8(int8_t* p, F x) {
     const __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));

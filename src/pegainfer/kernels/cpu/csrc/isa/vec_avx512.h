@@ -84,6 +84,9 @@ static inline float reduce_add(F x) {
 static inline float reduce_max(F x) {
     return _mm512_reduce_max_ps(x.v);
 }
+static inline bool any_nan(F x) {
+    return _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q) != 0;
+}
 // Whole-number lanes to 16 int8.
 static inline void store_i8(int8_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));

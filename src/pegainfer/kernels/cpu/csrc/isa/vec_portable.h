@@ -103,6 +103,11 @@ static inline float reduce_max(F a) {
         for (int i = 0; i < w; i++) a.v[i] = a.v[i] > a.v[i + w] ? a.v[i] : a.v[i + w];
     return a.v[0];
 }
+static inline bool any_nan(F a) {
+    bool found = false;
+    PEGA_LANES found = found || a.v[i] != a.v[i];
+    return found;
+}
 // Whole-number lanes to 16 int8.
 static inline void store_i8(int8_t* p, F a) {
     PEGA_LANES p[i] = static_cast<int8_t>(a.v[i]);

@@ -1,0 +1,349 @@
+// From logits to tokens. ops/sample.py and ops/draw.py say what each step computes; results are equal to the
+// reference's bit for bit, but for log-probabilities.
+#include <algorithm>
+#include <cmath>
+
+#include "exec.h"
+
+namespace pega {
+
+namespace {
+
+constexpr float kGreedyBelow = 1.0f / (1 << 20);
+constexpr int32_t kOk = 0, kNotFinite = 1, kNothingLeft = 2;
+
+template <class T>
+const T* input(const Instr& in, int operand) {
+    return static_cast<const T*>(in.ptr[operand]);
+}
+
+// Runs `one` for each of the L rows, a row a chunk.
+template <void (*one)(const Exec&, const Instr&, int64_t, const Scratch&)>
+void each_row(const void* context, const Phase& p, int64_t row, int thread) {
+    const Exec& e = *static_cast<const Exec*>(context);
+    one(e, e.instr(p), row, e.scratch[static_cast<size_t>(thread)]);
+}
+
+// adjust_logits
+
+void drop(float* score) {
+    if (*score < INFINITY) *score = -INFINITY;  // NaN and +inf stay, for the draw to report
+}
+
+void apply_mask(float* s, int64_t vocab, const uint32_t* mask) {
+    for (int64_t word = 0; word * 32 < vocab; word++) {
+        if (mask[word] == 0xffffffffu) continue;
+        const int64_t bits = std::min<int64_t>(32, vocab - word * 32);
+        for (int64_t bit = 0; bit < bits; bit++)
+            if ((mask[word] >> bit & 1) == 0) drop(s + word * 32 + bit);
+    }
+}
+
+void ban_completions(float* s, const Instr& in, int64_t row, const int32_t* history, int64_t length) {
+    const int64_t first = input<int32_t>(in, 11)[row], count = input<int32_t>(in, 12)[row];
+    for (int64_t i = first; i < first + count; i++) {
+        const int32_t* seq = input<int32_t>(in, 8) + input<int32_t>(in, 9)[i];
+        const int64_t before = input<int32_t>(in, 10)[i] - 1;
+        if (before <= length && std::equal(seq, seq + before, history + length - before))
+            drop(s + seq[before]);
+    }
+}
+
+// seen: [vocab] zeros, left as zeros.
+void penalise(float* s, const int32_t* history, int64_t length, int64_t prompt, int64_t vocab,
+              float repetition, float frequency, float presence, int32_t* seen) {
+    constexpr int32_t kVisited = -1;
+    const auto known = [&](int32_t id) { return id >= 0 && id < vocab; };  // others name no logit
+    for (int64_t i = prompt; i < length; i++)
+        if (known(history[i])) seen[history[i]]++;
+    for (int64_t i = 0; i < length; i++) {
+        const int32_t id = history[i];
+        if (!known(id) || seen[id] == kVisited) continue;
+        s[id] = s[id] > 0 ? s[id] / repetition : s[id] * repetition;
+        if (seen[id] > 0) {
+            s[id] -= frequency * static_cast<float>(seen[id]);
+            s[id] -= presence;
+        }
+        seen[id] = kVisited;
+    }
+    for (int64_t i = 0; i < length; i++)
+        if (known(history[i])) seen[history[i]] = 0;
+}
+
+void adjust(const Exec&, const Instr& in, int64_t row, const Scratch& scratch) {
+    const int64_t vocab = in.axis[1], words = in.axis[4], room = in.axis[8];
+    float* s = static_cast<float*>(in.ptr[0]) + row * vocab;
+    std::memcpy(s, input<float>(in, 1) + row * vocab, static_cast<size_t>(vocab) * 4);
+    const int64_t first = input<int32_t>(in, 4)[row], biases = input<int32_t>(in, 5)[row];
+    for (int64_t i = first; i < first + biases; i++) s[input<int32_t>(in, 2)[i]] += input<float>(in, 3)[i];
+    const int32_t mask = input<int32_t>(in, 7)[row];
+    if (mask >= 0) apply_mask(s, vocab, input<uint32_t>(in, 6) + mask * words);
+    const int32_t* history = input<int32_t>(in, 13) + input<int32_t>(in, 14)[row] * room;
+    const int64_t length = input<int32_t>(in, 15)[row], prompt = input<int32_t>(in, 16)[row];
+    ban_completions(s, in, row, history, length);
+    const float repetition = input<float>(in, 17)[row], frequency = input<float>(in, 18)[row];
+    const float presence = input<float>(in, 19)[row];
+    if (repetition != 1 || frequency != 0 || presence != 0)
+        penalise(s, history, length, prompt, vocab, repetition, frequency, presence, scratch.seen);
+}
+
+// sample_tokens
+
+// Philox4x32-10 with key `seed` and counter (draw, 0, 0, 0): its first two words, low half first.
+uint64_t random_fraction(uint64_t seed, uint32_t draw) {
+    uint32_t c[4] = {draw, 0, 0, 0}, k[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+    for (int round = 0; round < 10; round++) {
+        const uint64_t p0 = uint64_t{0xD2511F53u} * c[0], p1 = uint64_t{0xCD9E8D57u} * c[2];
+        const uint32_t next[4] = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(p1),
+                                  static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k[1], static_cast<uint32_t>(p0)};
+        std::copy(next, next + 4, c);
+        k[0] += 0x9E3779B9u;
+        k[1] += 0xBB67AE85u;
+    }
+    return uint64_t{c[1]} << 32 | c[0];
+}
+
+uint64_t share_of(uint64_t total, uint64_t fraction) {
+    __extension__ typedef unsigned __int128 Wide;
+    return static_cast<uint64_t>(static_cast<Wide>(total) * fraction >> 64);
+}
+
+// A row's scores and weights, and the last token that may be drawn in the order (score descending, id
+// ascending). Cuts are found by a histogram over the distance from the best score, which sorts no more than
+// one bin.
+class Draw {
+  public:
+    Draw(const float* scores, int64_t vocab, float max, float cold, const Scratch& s)
+        : scores_(scores), vocab_(vocab), max_(max), cold_(cold), weights_(s.weights), ids_(s.ids) {}
+
+    void cut(int64_t top_k, float top_p) {
+        const bool by_count = top_k > 0 && top_k < vocab_, by_mass = top_p < 1;
+        if (!by_count && !by_mass) return;
+        fill_bins();
+        uint64_t total = 0;
+        if (by_count) {
+            total = cut_count(top_k);
+        } else {
+            for (uint64_t m : mass_) total += m;
+        }
+        if (by_mass) {
+            const auto fraction = static_cast<uint64_t>(std::max(static_cast<double>(top_p), 0.0) * 0x1p64);
+            cut_mass(std::max<uint64_t>(1, share_of(total, fraction)));
+        }
+    }
+
+    // The lowest kept id whose inclusive sum of weights, in id order, exceeds fraction · total / 2^64.
+    int32_t pick(float min_p, uint64_t fraction) const {
+        const auto least = static_cast<uint64_t>(std::max(static_cast<double>(min_p), 0.0) * 0x1p40);
+        const auto kept = [&](int64_t i) {
+            return weights_[i] >= least && (scores_[i] > score_ || (scores_[i] == score_ && i <= id_));
+        };
+        uint64_t total = 0;
+        for (int64_t i = 0; i < vocab_; i++) total += kept(i) ? weights_[i] : 0;
+        const uint64_t threshold = share_of(total, fraction);
+        uint64_t sum = 0;
+        for (int64_t i = 0; i < vocab_; i++) {
+            sum += kept(i) ? weights_[i] : 0;
+            if (sum > threshold) return static_cast<int32_t>(i);
+        }
+        return 0;  // not reached: total > threshold, and the best token weighs 2^40
+    }
+
+  private:
+    static constexpr int kBins = 64 * 16;  // sixteen to each halving of the weight; the last takes the rest
+
+    int bin_of(int64_t i) const {
+        const float y = (max_ - scores_[i]) * cold_ * 16;
+        return y < kBins - 1 ? static_cast<int>(y) : kBins - 1;
+    }
+
+    void fill_bins() {
+        std::fill(count_, count_ + kBins, 0);
+        std::fill(mass_, mass_ + kBins, 0);
+        for (int64_t i = 0; i < vocab_; i++) {
+            const int b = bin_of(i);
+            count_[b]++;
+            mass_[b] += weights_[i];
+        }
+    }
+
+    bool before(int32_t a, int32_t b) const {
+        return scores_[a] > scores_[b] || (scores_[a] == scores_[b] && a < b);
+    }
+
+    // Ids of a bin, in id order, and their number.
+    int64_t gather(int bin) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < vocab_; i++)
+            if (bin_of(i) == bin) ids_[n++] = static_cast<int32_t>(i);
+        return n;
+    }
+
+    void keep_until(int32_t id) {
+        id_ = id;
+        score_ = scores_[id];
+    }
+
+    // Keeps the k best; returns their weight.
+    uint64_t cut_count(int64_t k) {
+        uint64_t total = 0;
+        int bin = 0;
+        for (; k > count_[bin]; bin++) {
+            k -= count_[bin];
+            total += mass_[bin];
+        }
+        const int64_t n = gather(bin);
+        std::nth_element(ids_, ids_ + k - 1, ids_ + n, [this](int32_t a, int32_t b) { return before(a, b); });
+        for (int64_t i = 0; i < k; i++) total += weights_[ids_[i]];
+        keep_until(ids_[k - 1]);
+        return total;
+    }
+
+    // Keeps the shortest beginning of the order that weighs `need`.
+    void cut_mass(uint64_t need) {
+        int bin = 0;
+        for (; need > mass_[bin]; bin++) need -= mass_[bin];
+        const int64_t n = gather(bin);
+        std::sort(ids_, ids_ + n, [this](int32_t a, int32_t b) { return before(a, b); });
+        int64_t i = 0;
+        for (; need > weights_[ids_[i]]; i++) need -= weights_[ids_[i]];
+        keep_until(ids_[i]);
+    }
+
+    const float* scores_;
+    int64_t vocab_;
+    float max_, cold_;
+    const uint64_t* weights_;
+    int32_t* ids_;
+    float score_ = -INFINITY;
+    int64_t id_ = INT64_MAX;
+    int64_t count_[kBins];
+    uint64_t mass_[kBins];
+};
+
+void sample(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch) {
+    const int64_t vocab = in.axis[1];
+    const float* s = input<float>(in, 2) + row * vocab;
+    const float max = e.kernels->maximum(s, vocab), temperature = input<float>(in, 3)[row];
+    int32_t token = 0, status = kOk;
+    if (std::isnan(max) || max == INFINITY) {
+        status = kNotFinite;
+    } else if (max == -INFINITY) {
+        status = kNothingLeft;
+    } else if (temperature < kGreedyBelow) {
+        token = static_cast<int32_t>(std::find(s, s + vocab, max) - s);
+    } else {
+        constexpr double kLog2E = 1.4426950408889634;
+        const auto cold = static_cast<float>(kLog2E / static_cast<double>(temperature));
+        e.kernels->draw_weights(s, vocab, max, cold, scratch.weights);
+        Draw draw(s, vocab, max, cold, scratch);
+        draw.cut(input<int32_t>(in, 4)[row], input<float>(in, 5)[row]);
+        const auto nth = static_cast<uint32_t>(input<int32_t>(in, 8)[row]);
+        token = draw.pick(input<float>(in, 6)[row], random_fraction(input<uint64_t>(in, 7)[row], nth));
+    }
+    static_cast<int32_t*>(in.ptr[0])[row] = token;
+    static_cast<int32_t*>(in.ptr[1])[row] = status;
+}
+
+// token_logprobs
+
+// The k best ids in order, into `best`.
+void find_best(const float* x, int64_t vocab, int64_t k, int32_t* best) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < vocab && k > 0; i++) {
+        if (n == k && !(x[i] > x[best[n - 1]])) continue;  // equal to the last: it has the higher id
+        int64_t at = n < k ? n++ : n - 1;
+        for (; at > 0 && x[i] > x[best[at - 1]]; at--) best[at] = best[at - 1];
+        best[at] = static_cast<int32_t>(i);
+    }
+}
+
+void logprob(const Exec& e, const Instr& in, int64_t row, const Scratch&) {
+    const int64_t vocab = in.axis[1], most = in.axis[2];
+    float* logprobs = static_cast<float*>(in.ptr[0]) + row;
+    int32_t* rank = static_cast<int32_t*>(in.ptr[1]) + row;
+    int32_t* top_ids = static_cast<int32_t*>(in.ptr[2]) + row * most;
+    float* top_logprobs = static_cast<float*>(in.ptr[3]) + row * most;
+    const float* x = input<float>(in, 4) + row * vocab;
+    const int64_t target = input<int32_t>(in, 5)[row], wanted = input<int32_t>(in, 6)[row];
+    *logprobs = 0;
+    *rank = 0;
+    std::fill(top_ids, top_ids + most, -1);
+    std::fill(top_logprobs, top_logprobs + most, 0.0f);
+    if (wanted < 0) return;
+    const float max = e.kernels->maximum(x, vocab);
+    if (!std::isfinite(max) || target < 0 || target >= vocab) {
+        *logprobs = NAN;
+        return;
+    }
+    const double sum = std::log(static_cast<double>(e.kernels->sum_exp(x, vocab, max)));
+    const auto logp = [&](int64_t i) { return static_cast<float>(static_cast<double>(x[i]) - max - sum); };
+    int64_t ahead = 0;
+    for (int64_t i = 0; i < vocab; i++) ahead += x[i] > x[target] || (x[i] == x[target] && i < target);
+    *logprobs = logp(target);
+    *rank = static_cast<int32_t>(1 + ahead);
+    const int64_t k = std::min(wanted, most);
+    find_best(x, vocab, k, top_ids);
+    for (int64_t i = 0; i < k; i++) top_logprobs[i] = logp(top_ids[i]);
+}
+
+void append(const void* context, const Phase& p, int64_t, int) {
+    const Instr& in = static_cast<const Exec*>(context)->instr(p);
+    const int64_t rows = in.axis[0], room = in.axis[2];
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t at = input<int32_t>(in, 3)[row];
+        if (at < room)
+            static_cast<int32_t*>(in.ptr[0])[input<int32_t>(in, 2)[row] * room + at] =
+                input<int32_t>(in, 1)[row];
+    }
+}
+
+bool check_adjust(Exec& e, const Instr& in) {
+    const int64_t *a = in.axis, rows = a[0], vocab = a[1];
+    for (int64_t row = 0; row < rows; row++) {
+        const int32_t length = input<int32_t>(in, 15)[row], prompt = input<int32_t>(in, 16)[row];
+        if (length < 0 || length > a[8] || prompt < 0 || prompt > length ||
+            input<int32_t>(in, 7)[row] >= a[3])
+            return e.fail(
+                "adjust_logits: row %lld: expected %d prompt tokens among %d known in %lld, mask %d in %lld",
+                static_cast<long long>(row), prompt, length, static_cast<long long>(a[8]),
+                input<int32_t>(in, 7)[row], static_cast<long long>(a[3]));
+    }
+    const int32_t *tokens = input<int32_t>(in, 8), *lens = input<int32_t>(in, 10);
+    for (int64_t i = 0; i < a[6]; i++)
+        if (lens[i] < 1)
+            return e.fail("adjust_logits: banned_seq_lens[%lld]: expected at least 1, got %d",
+                          static_cast<long long>(i), lens[i]);
+    return e.check_spans("adjust_logits: biases", input<int32_t>(in, 4), input<int32_t>(in, 5), rows, a[2]) &&
+           e.check_indices("adjust_logits: bias_ids", input<int32_t>(in, 2), a[2], vocab) &&
+           e.check_spans("adjust_logits: banned sequences of rows", input<int32_t>(in, 11),
+                         input<int32_t>(in, 12), rows, a[6]) &&
+           e.check_spans("adjust_logits: banned sequences", input<int32_t>(in, 9), lens, a[6], a[5]) &&
+           e.check_indices("adjust_logits: banned_tokens", tokens, a[5], vocab) &&
+           e.check_indices("adjust_logits: slots", input<int32_t>(in, 14), rows, a[7]);
+}
+
+}  // namespace
+
+bool plan_sample(Exec& e, const Instr& in) {
+    const int64_t rows = in.axis[0];
+    switch (in.op) {
+        case kAdjustLogits:
+            if (!check_adjust(e, in)) return false;
+            e.add_phase(in, each_row<adjust>, rows);
+            return true;
+        case kSampleTokens:
+            e.add_phase(in, each_row<sample>, rows);
+            return true;
+        case kTokenLogprobs:
+            e.add_phase(in, each_row<logprob>, rows);
+            return true;
+        default:
+            if (!e.check_indices("append_tokens: slots", input<int32_t>(in, 2), rows, in.axis[1]))
+                return false;
+            e.add_phase(in, append, rows > 0 ? 1 : 0);
+            return true;
+    }
+}
+
+}  // namespace pega
