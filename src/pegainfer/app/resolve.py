@@ -30,7 +30,7 @@ def resolve(reference: str, *, fetch: bool = False, progress: Progress | None = 
         return _default(fetch, progress)
     path = Path(reference).expanduser()
     try:
-        if path.is_dir():
+        if reference and path.is_dir():
             return _folder(path)
         if path.is_file():
             return _file(path)

@@ -61,14 +61,16 @@ def _check(path: Path) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; empty where there is no such file."""
     try:
-        with open(path, "rb") as f:
-            data = f.read(MAX_JSON_BYTES + 1)
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ModelFileError(
+                "file is too large", expected=f"≤ {MAX_JSON_BYTES} bytes", got=size, where=path
+            )
+        data = path.read_bytes()
     except FileNotFoundError:
         return {}
     except OSError as e:
         raise ModelFileError(f"cannot read file: {e.strerror}", where=path) from None
-    if len(data) > MAX_JSON_BYTES:
-        raise ModelFileError("file is too large", expected=f"≤ {MAX_JSON_BYTES} bytes", where=path)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as e:

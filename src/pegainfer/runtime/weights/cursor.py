@@ -69,7 +69,7 @@ class Cursor:
         try:
             for _ in range(count):
                 at += 8 + length(view, at)[0]
-        except struct.error:  # the length itself would lie past the end
+        except (struct.error, OverflowError):  # the length itself would lie past the end
             at = size + 1
         if at > size:
             self.fail(

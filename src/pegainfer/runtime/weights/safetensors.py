@@ -237,12 +237,12 @@ def read_small_file(path: Path, most: int) -> bytes:
     """A whole file of at most `most` bytes. Raises ModelFileError."""
     try:
         with open(path, "rb") as f:
-            data = f.read(most + 1)
+            size = os.fstat(f.fileno()).st_size
+            if size > most:
+                raise ModelFileError("file is too large", expected=f"≤ {most} bytes", got=size, where=path)
+            return f.read(size)
     except OSError as e:
         raise ModelFileError(f"cannot read file: {e.strerror}", where=path) from None
-    if len(data) > most:
-        raise ModelFileError("file is too large", expected=f"≤ {most} bytes", where=path)
-    return data
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:

@@ -174,6 +174,8 @@ def test_metadata_lies(path: Path) -> None:
     refused(path, gguf_bytes({"a": Typed(8, gguf_string(b"\xff\xfe"))}), "not UTF-8")
     two = struct.pack("<IQ", 8, 2) + gguf_string("x") + struct.pack("<Q", 2**63)
     refused(path, gguf_bytes({"a": Typed(9, two)}), "strings end past the file")
+    early = struct.pack("<IQQQ", 8, 2, 2**64 - 1, 0)
+    refused(path, gguf_bytes({"a": Typed(9, early)}), "strings end past the file")
 
 
 def test_a_token_that_is_not_utf8_is_named_when_it_is_read(path: Path) -> None:
