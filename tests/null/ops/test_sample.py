@@ -21,7 +21,7 @@ from pegainfer.ops.sample import (
     TOKEN_LOGPROBS,
 )
 from pegainfer.ops.sampler import sampler
-from pegainfer.ops.spec import Case, OpSpec, Role
+from pegainfer.ops.spec import Arrays, Case, OpSpec, Role
 
 NAN, INF = math.nan, math.inf
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -44,7 +44,7 @@ def case_of(logits: list[list[float]], **given: Any) -> Case:
     floats = {name: np.zeros(rows, np.float32) for name in (*PENALTIES, "temperature", "min_p")}
     floats |= {"repetition_penalty": np.ones(rows, np.float32), "top_p": np.ones(rows, np.float32)}
     floats |= {"bias_values": np.zeros(0, np.float32)}
-    arrays = {"logits": x, **ints, **floats, "seeds": np.zeros(rows, np.uint64)}
+    arrays: Arrays = {"logits": x, **ints, **floats, "seeds": np.zeros(rows, np.uint64)}
     arrays["masks"] = np.zeros((0, -(-vocab // 32)), np.uint32)
     for name, value in given.items():
         arrays[name] = np.asarray(value, arrays[name].dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from pegainfer.contract.errors import OpError
@@ -31,7 +33,7 @@ def fitting(spec: OpSpec, **sizes: Dim) -> dict[str, Tensor]:
     }
 
 
-def refused(spec: OpSpec, tensors: dict[str, Tensor | None], **attrs: object) -> str:
+def refused(spec: OpSpec, tensors: Mapping[str, Tensor | None], **attrs: object) -> str:
     with pytest.raises(OpError) as e:
         spec.bind(tensors, attrs)
     return str(e.value)
