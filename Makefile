@@ -72,7 +72,7 @@ check: $(VENV)/.stamp-dev
 
 golden: $(GOLDEN_VENV)/.stamp $(VENV)/.stamp-run
 	@$(BIN)/pegainfer pull
-	@$(GOLDEN_VENV)/bin/python tools/golden.py --check
+	@$(GOLDEN_VENV)/bin/python tools/golden.py
 
 bench: $(VENV)/.stamp-run
 	@$(BIN)/pegainfer pull
