@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, and no time limit on one: machines that run the tests are shared.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.load_profile("steady")
 
 KINDS = ("null", "cpu", "gpu", "multi", "e2e")
 TESTS = Path(__file__).parent
