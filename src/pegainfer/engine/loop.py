@@ -64,7 +64,8 @@ class EngineLoop:
         self._sink = sink
         self._tracer = tracer
         self._clock = clock
-        self._inbox: deque[GenerateRequest | str] = deque()  # requests to add, ids to cancel
+        # Requests to add, ids to cancel, and None where draining begins: what came before it is still taken.
+        self._inbox: deque[GenerateRequest | str | None] = deque()
         self._wake = threading.Event()
         self._door = threading.Lock()  # so that nothing enters the inbox after its last look
         self._draining = False
@@ -100,8 +101,10 @@ class EngineLoop:
 
     def drain(self) -> None:
         """Takes no more requests; what was submitted before goes on."""
-        self._draining = True
-        self._wake.set()
+        try:
+            self._put(None)
+        except EngineDeadError:
+            log.debug("drain after the engine's end")
 
     def wait_drained(self, timeout: float | None = None) -> bool:
         """Waits for the end of the last request after `drain`, or for the engine's end."""
@@ -122,7 +125,7 @@ class EngineLoop:
     def alive(self) -> bool:
         return self._death is None and self._thread.is_alive()
 
-    def _put(self, message: GenerateRequest | str) -> None:
+    def _put(self, message: GenerateRequest | str | None) -> None:
         with self._door:
             if self._death is not None:
                 raise self._death
@@ -160,6 +163,9 @@ class EngineLoop:
     def _take_inbox(self) -> None:
         while self._inbox:
             message = self._inbox.popleft()
+            if message is None:
+                self._draining = True
+                continue
             if isinstance(message, str):
                 self._policy.cancel(message)
                 continue
