@@ -9,7 +9,7 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from pegainfer.app.offline import LLM
-    from pegainfer.contract.request import SamplingParams
+    from pegainfer.app.sampling_params import SamplingParams
 
 
 def __getattr__(name: str) -> Any:
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "SamplingParams":
-        from pegainfer.contract.request import SamplingParams
+        from pegainfer.app.sampling_params import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module 'pegainfer' has no attribute {name!r}")

@@ -1,0 +1,171 @@
+"""One prompt on its way through the engine: events in, text and finish reasons out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pegainfer.app.outputs import CompletionOutput, Logprob, RequestOutput, candidates
+from pegainfer.app.prompts import Prompt
+from pegainfer.app.sampling_params import SamplingParams
+from pegainfer.contract import errors
+from pegainfer.contract.errors import PegaError, RequestError
+from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
+from pegainfer.contract.request import GenerateRequest, pack_tokens
+from pegainfer.frontend.detokenize import Detokenizer, StopStrings
+from pegainfer.frontend.tokenizer import Tokenizer
+
+
+class Continuation:
+    """One of a request's n continuations. Mutated by `feed` until `finish` is set."""
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self._index = index
+        self._params = params
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._stops = StopStrings(params.stop_strings)
+        self.tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._text: list[str] = []
+        self.finish: str | None = None
+        self._stop_reason: int | str | None = None
+
+    def feed(self, event: TokenEvent) -> None:
+        for i, token in enumerate(event.tokens):
+            self.tokens.append(token)
+            if event.logprobs is not None:
+                self._logprobs.append(event.logprobs[i])
+            last = i == len(event.tokens) - 1
+            ends = last and event.finish is FinishReason.STOP and token == event.stop_token
+            if ends and not self._params.include_stop_str_in_output:
+                continue
+            self._push(self._detokenizer.push(token))
+            if self.finish is not None:
+                return  # what comes after a stop string was generated in vain
+        if event.finish is not None:
+            self._end(event)
+
+    def _push(self, text: str) -> None:
+        if len(self.tokens) <= self._params.min_tokens:
+            self._text.append(text)
+            return
+        safe, stop = self._stops.push(text)
+        self._text.append(safe)
+        if stop is not None:
+            self.finish, self._stop_reason = FinishReason.STOP.value, stop
+            if self._params.include_stop_str_in_output:
+                self._text.append(stop)
+
+    def _end(self, event: TokenEvent) -> None:
+        assert event.finish is not None
+        self._push(self._detokenizer.flush())
+        if self.finish is not None:
+            return
+        self._text.append(self._stops.flush())
+        self.finish = event.finish.value
+        if event.stop_token is not None and event.stop_token in (self._params.stop_token_ids or ()):
+            self._stop_reason = event.stop_token
+
+    def output(self) -> CompletionOutput:
+        """Raises RuntimeError before the end."""
+        if self.finish is None:
+            raise RuntimeError("a continuation that has not ended has no output")
+        asked = self._params.logprobs is not None
+        return CompletionOutput(
+            index=self._index,
+            text="".join(self._text),
+            token_ids=self.tokens,
+            cumulative_logprob=sum(e.logprob for e in self._logprobs) if asked else None,
+            logprobs=[candidates(e, self._tokenizer) for e in self._logprobs] if asked else None,
+            finish_reason=self.finish,
+            stop_reason=self._stop_reason,
+        )
+
+
+class Request:
+    """A prompt and its continuations. Mutated by `take`."""
+
+    def __init__(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, tokenizer: Tokenizer
+    ) -> None:
+        """Raises RequestError where the parameters cannot be encoded."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError("bad sampling_params", expected="SamplingParams", got=type(params).__name__)
+        self.id = request_id
+        self._prompt = prompt
+        self._params = params
+        self._priority = priority
+        self._tokenizer = tokenizer
+        self._engine_params = params.to_engine(lambda text: tokenizer.encode(text, add_special_tokens=False))
+        self._continuations = [Continuation(i, params, tokenizer) for i in range(params.n)]
+        self._running = set(range(params.n))  # those that the engine has not finished
+        self._prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+        self._cached = 0
+        self._timings: Timings | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._prompt.ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far."""
+        return sum(len(c.tokens) for c in self._continuations)
+
+    def to_engine(self) -> GenerateRequest:
+        return GenerateRequest(
+            id=self.id,
+            prompt=pack_tokens(self._prompt.ids),
+            sampling=self._engine_params,
+            n=self._params.n,
+            eos_token_ids=self._tokenizer.eos_token_ids,
+            priority=self._priority,
+        )
+
+    def take(self, event: TokenEvent) -> tuple[bool, bool]:
+        """Takes an event; (all continuations have ended, and the engine must be told to stop).
+
+        Raises what an ERROR event stands for.
+        """
+        if event.finish is FinishReason.ERROR:
+            raise _error_of(event)
+        if event.prompt_logprobs is not None:
+            self._prompt_logprobs = event.prompt_logprobs
+        self._cached = max(self._cached, event.num_cached_tokens)
+        self._timings = event.timings or self._timings
+        if event.finish is not None:
+            self._running.discard(event.index)
+        continuation = self._continuations[event.index]
+        if continuation.finish is None:
+            continuation.feed(event)
+        done = all(c.finish is not None for c in self._continuations)
+        return done, done and bool(self._running)
+
+    def output(self) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self._prompt.text,
+            prompt_token_ids=self._prompt.ids,
+            prompt_logprobs=self._candidates(),
+            outputs=[c.output() for c in self._continuations],
+            finished=True,
+            num_cached_tokens=self._cached,
+            metrics=self._timings,
+        )
+
+    def _candidates(self) -> list[dict[int, Logprob] | None] | None:
+        if self._params.prompt_logprobs is None:
+            return None
+        entries = self._prompt_logprobs or (None,) * self.prompt_tokens
+        return [None if e is None else candidates(e, self._tokenizer) for e in entries]
+
+
+def _error_of(event: TokenEvent) -> PegaError:
+    """The exception that the engine has named."""
+    message = event.error or "the request failed"
+    kind = getattr(errors, event.error_kind or "", None)
+    if kind is RequestError:
+        return RequestError(message, param=event.error_param)
+    if isinstance(kind, type) and issubclass(kind, PegaError):
+        return kind(message)
+    return PegaError(message)

@@ -1,0 +1,234 @@
+"""The offline API: a model in this process, prompts in, texts out, in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from pegainfer.app.assemble import build_engine
+from pegainfer.app.cache import DEFAULT_MODEL
+from pegainfer.app.config import EngineConfig
+from pegainfer.app.continuation import Request
+from pegainfer.app.outputs import RequestOutput
+from pegainfer.app.prompts import Prompt, PromptType, as_list, encode_prompt
+from pegainfer.app.resolve import resolve
+from pegainfer.app.sampling_params import SamplingParams
+from pegainfer.app.text import load_text
+from pegainfer.contract.errors import ConfigError, RequestError
+from pegainfer.contract.event import TokenEvent
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.inprocess import InProcessEngine
+from pegainfer.frontend.tokenizer import Tokenizer
+
+# vLLM's names for options that have another name here: (config class, its field).
+ALIASES: dict[str, str] = {
+    "max_num_seqs": "max_slots",
+    "max_num_batched_tokens": "max_prefill_tokens",
+    "enable_prefix_caching": "prefix_cache",
+    "kv_cache_memory_bytes": "kv_cache_memory",
+    "kv_cache_dtype": "kv_dtype",
+}
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model for offline use. A context manager; `close` frees the model.
+
+    Args:
+        model: the default model's name, a .gguf file, or a folder with config.json, safetensors and
+            tokenizer.json.
+        options: fields of EngineConfig and SchedulerConfig, or vLLM's names for them: max_model_len,
+            max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_memory_bytes,
+            kv_cache_dtype, seed.
+
+    Raises ConfigError for an unknown option or model, ModelFileError and UnsupportedError for a model that
+    cannot be loaded.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL.name, **options: Any) -> None:
+        engine_config, scheduler_config = _configs(options)
+        ref = resolve(model)
+        self._text = load_text(ref)
+        engine = build_engine(ref.path, ref.name, engine_config, scheduler_config)
+        self._engine = InProcessEngine(engine.runner, engine.info, scheduler_config)
+        # Enough to fill every slot while those before are finishing; the rest waits here, not in the engine.
+        self._max_live = min(2 * engine.info.max_slots, scheduler_config.max_waiting_requests)
+        self._max_live_tokens = scheduler_config.max_waiting_tokens
+        self._requests = 0
+        self._closed = False
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._text.tokenizer
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continues each prompt; results come in the prompts' order.
+
+        Args:
+            prompts: a text, token ids, a dict with `prompt` or `prompt_token_ids`, or a list of such.
+            sampling_params: one for all, or one a prompt; None: SamplingParams().
+            use_tqdm: shows a progress bar where standard error is a terminal.
+            priority: one a prompt, lower runs first.
+
+        Raises RequestError that names the prompt at fault; the others are then cancelled.
+        """
+        tokenizer = self._text.tokenizer
+        encoded = [_numbered(i, encode_prompt, p, tokenizer) for i, p in enumerate(as_list(prompts))]
+        return self._run(encoded, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, a list of {'role', 'content'}, or each of a list of conversations.
+
+        Raises as `generate`, and UnsupportedError where the model has no chat template.
+        """
+        template = self._text.template
+        if template is None:
+            raise ConfigError("the model has no chat template", remedy="use generate with a text")
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise RequestError("bad messages", expected="a list of messages", got=type(messages).__name__)
+        single = all(isinstance(m, Mapping) for m in messages)
+        chats: Sequence[Any] = [messages] if single else messages
+
+        def encode(chat: Sequence[Message]) -> Prompt:
+            text = template.render(
+                chat,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                variables=chat_template_kwargs,
+            )
+            return encode_prompt(text, self._text.tokenizer, add_special_tokens=False)
+
+        encoded = [_numbered(i, encode, chat) for i, chat in enumerate(chats)]
+        return self._run(encoded, sampling_params, use_tqdm, None)
+
+    def close(self) -> None:
+        """Ends the engine's thread and frees the model. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: list[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        show: bool,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        params = _spread("sampling_params", SamplingParams() if sampling is None else sampling, len(prompts))
+        priorities = _spread("priority", 0 if priority is None else priority, len(prompts))
+        requests = []
+        for i, (prompt, p, rank) in enumerate(zip(prompts, params, priorities, strict=True)):
+            self._requests += 1
+            requests.append(
+                _numbered(i, Request, f"llm-{self._requests}", prompt, p, rank, self._text.tokenizer)
+            )
+        self._finish(requests, show)
+        return [r.output() for r in requests]
+
+    def _finish(self, requests: list[Request], show: bool) -> None:
+        """Submits the requests, a window at a time, and takes events until all have ended."""
+        from pegainfer.app.progress import counting
+
+        live: dict[str, Request] = {}
+        events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+        waiting = deque(enumerate(requests))
+        numbers = {r.id: i for i, r in enumerate(requests)}
+        with counting("generate", len(requests), show) as advance:
+            try:
+                self._submit(waiting, live, events)
+                while live:
+                    event = events.get()
+                    request = live.get(event.request_id)
+                    if request is None:
+                        continue  # cancelled after its last stop string
+                    done, cancel = _numbered(numbers[request.id], request.take, event)
+                    if cancel:
+                        self._engine.cancel(request.id)
+                    if done:
+                        del live[request.id]
+                        advance(request.num_tokens)
+                        self._submit(waiting, live, events)
+            finally:
+                for request_id in live:
+                    self._engine.cancel(request_id)
+
+    def _submit(
+        self,
+        waiting: deque[tuple[int, Request]],
+        live: dict[str, Request],
+        events: queue.SimpleQueue[TokenEvent],
+    ) -> None:
+        """Fills the window: at least one request, then as many as the engine may let wait."""
+        tokens = sum(r.prompt_tokens for r in live.values())
+        while waiting and len(live) < self._max_live:
+            number, request = waiting[0]
+            tokens += request.prompt_tokens
+            if live and tokens > self._max_live_tokens:
+                return
+            waiting.popleft()
+            live[request.id] = request
+            _numbered(number, self._engine.submit, request.to_engine(), events.put)
+
+
+def _numbered(number: int, call: Any, *args: Any) -> Any:
+    """Calls it; a RequestError gets the prompt's number into its message."""
+    try:
+        return call(*args)
+    except RequestError as e:
+        raise RequestError(f"prompt {number}: {e}", param=e.param) from None
+
+
+def _spread(name: str, value: Any, count: int) -> list[Any]:
+    """One value for all prompts, or a list of one each."""
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(f"{name} and prompts differ in number", expected=count, got=len(value), param=name)
+    return list(value)
+
+
+def _configs(options: Mapping[str, Any]) -> tuple[EngineConfig, SchedulerConfig]:
+    """Raises ConfigError for options that no config class has."""
+    fields: dict[type, set[str]] = {
+        c: {f.name for f in dataclasses.fields(c)} for c in (EngineConfig, SchedulerConfig)
+    }
+    parts: dict[type, dict[str, Any]] = {EngineConfig: {}, SchedulerConfig: {}}
+    for name, value in options.items():
+        field = ALIASES.get(name, name)
+        owner = next((c for c, names in fields.items() if field in names), None)
+        if owner is None:
+            known = sorted({*ALIASES, *fields[EngineConfig], *fields[SchedulerConfig]})
+            raise ConfigError(
+                "unknown option, or one that does not apply here", expected=" ".join(known), got=name
+            )
+        parts[owner][field] = value
+    return EngineConfig(**parts[EngineConfig]), SchedulerConfig(**parts[SchedulerConfig])
