@@ -100,31 +100,34 @@ class Outcomes:
         if finish is not None:
             events.append(self.finish(seq, finish, now, new, result.logprobs.get(i)))
         elif new:
-            events.append(self._progress(seq, new, result.logprobs.get(i), now))
-
-    def _progress(
-        self, seq: Sequence, new: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None, now: float
-    ) -> TokenEvent:
-        self.counters.generation_tokens += len(new)
-        if seq.first_token:
-            if logprobs is None:
-                return TokenEvent(
-                    request_id=seq.request.id,
-                    index=seq.index,
-                    tokens=new,
-                    num_cached_tokens=max(0, seq.num_cached),
+            self.counters.generation_tokens += len(new)
+            logprobs = result.logprobs.get(i)
+            first = computed + 1 - len(new) == seq.num_prompt
+            if first:
+                seq.first_token = now
+            if logprobs is not None or (first and seq.prompt_logprobs is not None):
+                events.append(self._detailed(seq, new, logprobs, first))
+            else:
+                events.append(
+                    TokenEvent(
+                        request_id=seq.request.id,
+                        index=seq.index,
+                        tokens=new,
+                        num_cached_tokens=seq.num_cached,
+                    )
                 )
-            prompt_logprobs = None
-        else:
-            seq.first_token = now
-            prompt_logprobs = self._prompt_logprobs(seq)
+
+    def _detailed(
+        self, seq: Sequence, new: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None, first: bool
+    ) -> TokenEvent:
+        """Progress with logprobs, of the prompt too with the first tokens."""
         return TokenEvent(
             request_id=seq.request.id,
             index=seq.index,
             tokens=new,
             logprobs=None if logprobs is None else logprobs[: len(new)],
-            prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=max(0, seq.num_cached),
+            prompt_logprobs=self._prompt_logprobs(seq) if first else None,
+            num_cached_tokens=seq.num_cached,
         )
 
     def finish(
@@ -138,10 +141,12 @@ class Outcomes:
         error_kind: str | None = None,
     ) -> TokenEvent:
         """Ends one continuation, wherever it stands, and gives its one finish event."""
-        first = not seq.first_token and reason in (FinishReason.STOP, FinishReason.LENGTH)
+        answered = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        first = answered and len(seq.tokens) - len(new) == seq.num_prompt
         if new:
             self.counters.generation_tokens += len(new)
-            seq.first_token = seq.first_token or now
+            if first:
+                seq.first_token = now
         if seq.status is Status.RUNNING:
             self._residents.leave(seq)
         elif seq.status is Status.WAITING:
@@ -158,7 +163,7 @@ class Outcomes:
             tokens=new,
             logprobs=None if logprobs is None else logprobs[: len(new)],
             prompt_logprobs=self._prompt_logprobs(seq) if first else None,
-            num_cached_tokens=max(0, seq.num_cached),
+            num_cached_tokens=seq.num_cached,
             finish=reason,
             stop_token=new[-1] if reason is FinishReason.STOP else None,
             error=error,

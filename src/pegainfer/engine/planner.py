@@ -20,40 +20,47 @@ class Planner:
         self._blocked: tuple[Sequence, int] | None = (
             None  # a failed admission, and the blocks there were then
         )
-        self._displaced_until = 0  # step whose retirement frees what the last displaced sequence held
+        self._displaced_until = 0  # step after which what was last displaced is free
 
     def fill(self, batch: Batch) -> None:
         """Places rows; a batch without rows means that nothing can be done before the next commit."""
         self._run(batch)
-        if self._residents.waiting.items and not batch.hungry:
+        if not batch.hungry:
             self._admit(batch)
 
     # Those that run
 
     def _run(self, batch: Batch) -> None:
-        running = self._residents.running.items
+        """Walks the running sequences in order of rank, and takes in between who waits and outranks some."""
+        running, waiting = self._residents.running.items, self._residents.waiting.items
         k = self._max_commit
+        urgent = bool(waiting and running) and waiting[0].rank < running[-1].rank
         counted = False  # whether batch.later_decodes holds
         i = 0
         while i < len(running):  # preemption shortens the list behind i
             seq = running[i]
+            if urgent and waiting and waiting[0].rank < seq.rank:
+                if not counted:
+                    batch.later_decodes = self._count_decodes(i)
+                    counted = True
+                urgent = self._admit_urgent(batch)
+                continue
             i += 1
+            if seq.last_step == batch.step:
+                continue  # it was admitted or forked a moment ago
             known = len(seq.tokens)
             follow = seq.sampling_rows > 0
             # With a sampling row in flight the position is the highest that it can turn out to be.
             start = known - 1 + k * seq.sampling_rows if follow else seq.planned
             if follow or known - start == 1:
-                if start + 1 >= seq.limit or seq.last_step == batch.step:
-                    continue  # the next commit tells whether it has ended; or it was forked a moment ago
                 if batch.later_decodes:
                     batch.later_decodes -= 1
-                if batch.left <= 0:
-                    continue
+                if start + 1 >= seq.limit or batch.left <= 0:
+                    continue  # at the limit, the next commit tells whether it has ended
                 assert seq.kv is not None
                 need = start + k
                 if need > seq.kv.capacity:
-                    if need >= seq.limit:
-                        need = max(start + 1, seq.limit - 1)
+                    need = max(start + 1, min(need, seq.limit - 1))
                     if not self._residents.cover(seq, start + 1, need, batch):
                         continue
                 batch.place(seq, Row(seq.slot, start, 1, True, follow), prefill=False)
@@ -61,7 +68,7 @@ class Planner:
                     self._fork(seq, batch)
                 continue
             if not counted:
-                batch.later_decodes = sum(1 for other in running[i:] if self._is_decode(other))
+                batch.later_decodes = self._count_decodes(i)
                 counted = True
             room = batch.prefill_room
             if room <= 0 and i == 1:
@@ -70,26 +77,25 @@ class Planner:
                 self._prefill(seq, room, batch)
         batch.later_decodes = 0
 
-    @staticmethod
-    def _is_decode(seq: Sequence) -> bool:
-        return seq.sampling_rows > 0 or len(seq.tokens) - seq.planned == 1
+    def _count_decodes(self, first: int) -> int:
+        """Running sequences from index `first` on that will ask for one token of the budget."""
+        later = self._residents.running.items[first:]
+        return sum(1 for seq in later if seq.sampling_rows > 0 or len(seq.tokens) - seq.planned == 1)
 
-    def _prefill(self, seq: Sequence, room: int, batch: Batch) -> bool:
+    def _prefill(self, seq: Sequence, room: int, batch: Batch) -> None:
         """A chunk of a running sequence, as large as room and blocks allow."""
         kv = seq.kv
         assert kv is not None
         start, target = seq.planned, seq.target
         if start >= target:
-            return False
+            return
         end = self._cut(seq, start, min(target, start + room))
         need = self._need(seq, end)
         covered = kv.capacity
         if need > covered:
             covered = self._residents.cover(seq, start + 1, need, batch)
-        if covered <= start:
-            return False
-        self._place_chunk(seq, start, min(end, covered), batch)
-        return True
+        if covered > start:
+            self._place_chunk(seq, start, min(end, covered), batch)
 
     def _place_chunk(self, seq: Sequence, start: int, end: int, batch: Batch) -> None:
         sample = end == len(seq.tokens)
@@ -143,16 +149,31 @@ class Planner:
     # Those that wait
 
     def _admit(self, batch: Batch) -> None:
+        """Takes from the queue, in order of rank, until somebody does not fit."""
         residents = self._residents
-        waiting = residents.waiting.items
-        while waiting and not batch.hungry:
-            seq = waiting[0]
-            if seq.flying or batch.prefill_room <= 0:
-                return  # a preempted sequence re-enters when its last tokens are known
-            if residents.free_slots and self._enter(seq, batch):
-                continue
-            if not self._displace(seq):
+        while residents.waiting.items and batch.prefill_room > 0 and residents.free_slots:
+            seq = residents.waiting.items[0]
+            # A preempted sequence re-enters when its last tokens are known.
+            if seq.flying or not self._enter(seq, batch):
                 return
+
+    def _admit_urgent(self, batch: Batch) -> bool:
+        """Admits the first in the queue, which outranks one that runs; that one is preempted if need be.
+
+        False if it must wait for a plan in flight, or for the budget.
+        """
+        residents = self._residents
+        seq = residents.waiting.items[0]
+        if seq.flying or batch.hungry or batch.prefill_room <= 0:
+            return False
+        if residents.free_slots and self._enter(seq, batch):
+            return True
+        victim = residents.running.items[-1]
+        if victim.rank < seq.rank or not residents.is_retired(self._displaced_until):
+            return False
+        residents.preempt(victim)
+        self._displaced_until = victim.last_step
+        return not victim.flying
 
     def _enter(self, seq: Sequence, batch: Batch) -> bool:
         """Admits `seq` with its first chunk if its known tokens fit; alone, with what does fit."""
@@ -184,22 +205,7 @@ class Planner:
         self._blocked = None
         need = min(self._need(seq, end), kv.reach(hit, residents.no_spare))
         residents.enter(seq, hit, need, batch)
-        if seq.num_cached < 0:
+        if not seq.entered:
             seq.num_cached = start
         self._place_chunk(seq, start, end, batch)
         return True
-
-    def _displace(self, seq: Sequence) -> bool:
-        """Preempts the worst-ranked sequence for one of a more urgent class.
-
-        True if room was made at once, False if there is none or it must wait for a plan in flight.
-        """
-        running = self._residents.running.items
-        if not running or not self._residents.is_retired(self._displaced_until):
-            return False
-        victim = running[-1]
-        if victim.rank < seq.rank or victim.request.priority <= seq.request.priority:
-            return False
-        self._residents.preempt(victim)
-        self._displaced_until = victim.last_step
-        return not victim.flying

@@ -228,8 +228,9 @@ class Scheduler:
         slots = {new.slot for new in plan.news}
         counters = self._counters
         for row, seq in zip(plan.rows, seqs, strict=True):
-            if row.slot not in slots or seq.scheduled:
+            if row.slot not in slots or seq.entered:
                 continue
+            seq.entered = True
             seq.scheduled = now
             if seq.index:
                 continue  # a prompt counts once, with its first continuation

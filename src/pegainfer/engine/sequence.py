@@ -34,6 +34,7 @@ class Sequence:
         "arrival",
         "children",
         "computed",
+        "entered",
         "first_token",
         "flying",
         "hashes",
@@ -103,7 +104,8 @@ class Sequence:
         self.last_step = 0  # the last plan that has a row of it
         self.children: list[Sequence] = []  # HELD, forked when all but the last prompt token is computed
         # What its events carry
-        self.num_cached = -1  # prompt tokens from the prefix cache at the first admission; -1 before
+        self.entered = False  # whether it was admitted before: the first time counts in statistics
+        self.num_cached = 0  # prompt tokens from the prefix cache at the first admission
         wants = sampling.prompt_logprobs is not None and index == 0
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants else None
         self.arrival = request.arrival or now

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, unpack_tokens
@@ -12,9 +13,11 @@ from pegainfer.contract.step import KVSpec, PageGroup, StateGroup, StepPlan, Ste
 from pegainfer.engine.null import NullConfig, NullPending, NullRunner
 from pegainfer.engine.null_model import NullModel
 from pegainfer.engine.scheduler import Scheduler, SchedulerConfig, derived_seed
+from pegainfer.engine.sequence import Sequence, Status
 
 BLOCK = 4
 EOS = 30
+BAD_TOKEN = 31  # a faulty row's mark: see `bad_rows`
 MODEL = NullModel(vocab_size=32, letters=tuple(range(20)), eos_id=EOS, eos_every=12)
 
 PAGES = KVSpec((PageGroup(name="full", block_size=BLOCK, bytes_per_block=1),))
@@ -30,7 +33,8 @@ WINDOW = KVSpec(
         PageGroup(name="window", block_size=BLOCK, bytes_per_block=1, window=6),
     )
 )
-SPECS = {"pages": PAGES, "hybrid": HYBRID, "window": WINDOW}
+ALL = KVSpec((*WINDOW.groups, StateGroup(name="state", bytes_per_state=1, snapshot_every=2 * BLOCK)))
+SPECS = {"pages": PAGES, "hybrid": HYBRID, "window": WINDOW, "all": ALL}
 
 
 def request(
@@ -42,20 +46,33 @@ def request(
     priority: int = 0,
     deadline: float | None = None,
     eos: tuple[int, ...] = (EOS,),
-    **sampling: object,
+    **sampling: Any,
 ) -> GenerateRequest:
     """A request with a seed, so that its tokens can be predicted."""
     sampling.setdefault("seed", 7)
     return GenerateRequest(
         id=id,
         prompt=pack_tokens(prompt),
-        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
+        sampling=SamplingParams(**sampling),
         n=n,
         eos_token_ids=eos,
         cache_salt=salt,
         priority=priority,
         deadline=deadline,
     )
+
+
+def null_config(**changes: Any) -> NullConfig:
+    """A small device: one group, 64 blocks of 4 tokens, 4 slots, 16 tokens a step, 64 tokens of context."""
+    small: dict[str, Any] = {
+        "model": MODEL,
+        "kv": PAGES,
+        "num_blocks": (64,),
+        "max_slots": 4,
+        "max_tokens": 16,
+        "max_model_len": 64,
+    }
+    return NullConfig(**(small | changes))
 
 
 @dataclass
@@ -71,34 +88,38 @@ class Driver:
     """One scheduler, one null runner, a clock that ticks once a step."""
 
     def __init__(
-        self,
-        null: NullConfig | None = None,
-        config: SchedulerConfig | None = None,
-        *,
-        seed: int = 0,
-        check: bool = True,
+        self, null: NullConfig | None = None, config: SchedulerConfig | None = None, *, seed: int = 0
     ) -> None:
-        self.null = null or NullConfig(
-            model=MODEL, kv=PAGES, num_blocks=(64,), max_slots=4, max_tokens=16, max_model_len=64
-        )
+        self.null = null or null_config()
         self.config = config or SchedulerConfig()
         self.runner = NullRunner(self.null)
         self.scheduler = Scheduler(self.runner.info, self.config, random.Random(seed))
         self.pending: deque[tuple[StepPlan, NullPending]] = deque()
         self.now = 1.0
-        self.steps = 0
         self.plans: list[StepPlan] = []
         self.results: list[StepResult] = []
         self.requests: dict[str, GenerateRequest] = {}
         self.answers: dict[tuple[str, int], Answer] = {}
-        self.check = check
+        self.counts: Counter[str] = Counter()
+        self._wasted: Counter[int] = Counter()  # rows committed after the finish, by sequence number
+        self._stalled: tuple[int, int] = (-1, 0)  # the best-ranked sequence, schedules without a row of it
+
+    @property
+    def running(self) -> list[Sequence]:
+        return self.scheduler._residents.running.items
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return self.scheduler._residents.waiting.items
 
     def add(self, req: GenerateRequest) -> None:
         self.scheduler.add(req, self.now)
         self.requests[req.id] = req
         for index in range(req.n):
             self.answers[req.id, index] = Answer()
-        self.verify()
+        self.counts["requests"] += 1
+        self.counts["sequences"] += req.n
+        self.scheduler.check_integrity()
 
     def cancel(self, request_id: str) -> None:
         self.scheduler.cancel(request_id)
@@ -106,13 +127,17 @@ class Driver:
     def launch(self) -> StepPlan | None:
         """Schedules once; a plan is given to the runner."""
         self.now += 1.0
+        full = len(self.pending) >= self.config.pipeline_depth
         plan, events = self.scheduler.schedule(self.now)
-        self.take(events)
+        assert plan is None or not full, "a plan beyond the pipeline's depth"
+        self._take(events)
         if plan is not None:
-            self.steps += 1
             self.plans.append(plan)
             self.pending.append((plan, self.runner.sample(self.runner.forward(plan))))
-        self.verify()
+            self._count_plan(plan)
+        if not full:
+            self._check_progress(plan)
+        self.scheduler.check_integrity()
         return plan
 
     def commit(self) -> StepResult | None:
@@ -122,8 +147,18 @@ class Driver:
         plan, pending = self.pending.popleft()
         result = pending.wait()
         self.results.append(result)
-        self.take(self.scheduler.commit(plan, result, self.now))
-        self.verify()
+        seqs = self.scheduler._flight[0][1]
+        for seq in seqs:
+            if seq.status is Status.FINISHED:
+                self.counts["wasted rows"] += 1
+                self._wasted[seq.number] += 1
+                assert self._wasted[seq.number] < self.config.pipeline_depth, "a finished sequence runs on"
+        self.counts["rows with 0 commits"] += sum(
+            1 for row, new in zip(plan.rows, result.tokens, strict=True) if row.sample and not new
+        )
+        self.counts["tokens"] += sum(len(new) for new in result.tokens)
+        self._take(self.scheduler.commit(plan, result, self.now))
+        self.scheduler.check_integrity()
         return result
 
     def step(self) -> None:
@@ -139,11 +174,31 @@ class Driver:
             self.step()
         raise AssertionError(f"still at work after {limit} steps")
 
-    def verify(self) -> None:
-        if self.check:
-            self.scheduler.check_integrity()
+    def _count_plan(self, plan: StepPlan) -> None:
+        self.counts["steps"] += 1
+        self.counts["rows"] += len(plan.rows)
+        self.counts["follow rows"] += sum(row.follow for row in plan.rows)
+        self.counts["admissions"] += len(plan.news)
+        self.counts["copies"] += len(plan.copies)
+        self.counts["snapshots"] += len(plan.snapshots)
+        mixed = {row.count > 1 for row in plan.rows}
+        self.counts["mixed steps"] += len(mixed) == 2
 
-    def take(self, events: list[TokenEvent]) -> None:
+    def _check_progress(self, plan: StepPlan | None) -> None:
+        """The best-ranked sequence is never passed over for long."""
+        if self.null.max_tokens <= self.null.max_slots:
+            return  # then decodes may take all of a step
+        queued = self.running + self.waiting
+        if not queued:
+            return
+        best = min(queued, key=lambda seq: seq.rank)
+        placed = plan is not None and best.last_step == plan.step
+        number, schedules = self._stalled
+        self._stalled = (best.number, 0 if placed or best.number != number else schedules + 1)
+        bound = 2 * (self.null.max_slots + 2)  # each of the others may have to be preempted first
+        assert self._stalled[1] <= bound, f"sequence {best.number} is passed over"
+
+    def _take(self, events: list[TokenEvent]) -> None:
         for event in events:
             answer = self.answers[event.request_id, event.index]
             assert answer.finish is None, f"an event after the finish: {event}"
@@ -152,42 +207,53 @@ class Driver:
             answer.tokens += event.tokens
             if event.finish is not None:
                 answer.finish = event
+                self.counts[f"finish {event.finish.value}"] += 1
 
     # Judgement
 
     def expected(self, request_id: str, index: int) -> list[int]:
+        """The tokens of a continuation, computed without an engine."""
         req = self.requests[request_id]
-        sampling = req.sampling
-        assert sampling.seed is not None
+        assert req.sampling.seed is not None
         return self.null.model.continuation(
             unpack_tokens(req.prompt),
-            sampling,
-            derived_seed(sampling.seed, index),
+            req.sampling,
+            derived_seed(req.sampling.seed, index),
             eos_token_ids=req.eos_token_ids,
-            max_model_len=self.limit,
+            max_model_len=min(self.null.max_model_len, self.scheduler._reach),
         )
-
-    @property
-    def limit(self) -> int:
-        """Tokens a sequence may have: the context, or what the pools hold."""
-        return min(self.null.max_model_len, self.scheduler._reach)
 
     def judge(self) -> None:
         """At the end: one finish an index, the predicted tokens, and nothing leaked."""
         for (request_id, index), answer in self.answers.items():
-            expected = self.expected(request_id, index)
-            where = f"{request_id}/{index}"
-            assert answer.finish is not None, f"{where} never finished"
-            reason = answer.finish.finish
-            if reason in (FinishReason.ABORT, FinishReason.ERROR):
-                assert answer.tokens == expected[: len(answer.tokens)], where
-                continue
-            assert answer.tokens == expected, where
-            stopped = reason is FinishReason.STOP
-            assert stopped == (answer.finish.stop_token is not None), where
-            if stopped:
-                assert answer.finish.stop_token == expected[-1], where
+            self._judge_answer(request_id, index, answer)
         self.check_empty()
+        stats = self.scheduler.stats()
+        self.counts["preemptions"] += stats.preemptions
+        self.counts["prefix hits (tokens)"] += stats.prefix_hits
+
+    def _judge_answer(self, request_id: str, index: int, answer: Answer) -> None:
+        expected, where = self.expected(request_id, index), f"{request_id}/{index}"
+        sampling = self.requests[request_id].sampling
+        assert answer.finish is not None, f"{where} never finished"
+        assert [e for e in answer.events if e.finish is not None] == answer.events[-1:], where
+        ended = answer.finish.finish in (FinishReason.STOP, FinishReason.LENGTH)
+        assert answer.tokens == (expected if ended else expected[: len(answer.tokens)]), where
+        stopped = answer.finish.finish is FinishReason.STOP
+        assert answer.finish.stop_token == (expected[-1] if stopped else None), where
+        if stopped:
+            assert len(answer.tokens) > sampling.min_tokens, where
+        if sampling.logprobs is not None:
+            assert all(e.logprobs is not None or not e.tokens for e in answer.events), where
+            got = [p.token for e in answer.events for p in e.logprobs or ()]
+            assert got == answer.tokens, where
+        given = [e.prompt_logprobs for e in answer.events if e.prompt_logprobs is not None]
+        if sampling.prompt_logprobs is not None and index == 0 and (ended or answer.tokens):
+            prompt = unpack_tokens(self.requests[request_id].prompt)
+            assert answer.events[0].prompt_logprobs is not None and len(given) == 1, where
+            assert [p and p.token for p in given[0]] == [None, *prompt[1:]], where
+        else:
+            assert not given, where
 
     def check_empty(self) -> None:
         """All blocks are free or cached, all slots free."""
