@@ -58,10 +58,17 @@ async def server(**null: Any) -> AsyncIterator[tuple[App, InProcessEngine, httpx
             await assert_sound(app, engine, http)
 
 
+CALL = {"name": "f", "arguments": "{"}
+
+
+def schema(value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # 1, 2: what constrains the output, sound or not: not served yet, so each is refused by name
-    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "not-a-type"}}}}, "response_format"),
-    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}}, "response_format"),
+    (CHAT, {"response_format": schema({"type": "not-a-type"})}, "response_format"),
+    (CHAT, {"response_format": schema({"$ref": "#"})}, "response_format"),
     (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
     (CHAT, {"response_format": {}}, "response_format"),
     (CHAT, {"response_format": "json"}, "response_format"),
@@ -86,10 +93,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # 6
     (
         CHAT,
-        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
+        {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "1", "function": CALL}]}]},
         "messages[1].tool_calls",
     ),
-    (CHAT, {"messages": [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{"}}]}, "messages[0].function_call"),
+    (CHAT, {"messages": [{"role": "assistant", "function_call": CALL}]}, "messages[0].function_call"),
     (CHAT, {"messages": [{"role": "tool", "content": "1", "tool_call_id": "1"}]}, "messages[0].role"),
     # 8
     ("/tokenize", {"messages": []}, "messages"),

@@ -139,7 +139,7 @@ def test_template_variables_are_allowed_by_name() -> None:
         ([{"role": 1, "content": "a"}], "messages[0].role"),
         ([USER, {"role": "user", "content": 5}], "messages[1].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": "a", "colour": "red"}], "messages[0].colour"),
         ([USER, {"role": "tool", "content": "1", "tool_call_id": "x"}], "messages[1].role"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -33,7 +34,7 @@ def feed(
     """Feeds tokens in events that end at `cuts`, the last one with the finish, until the choice ends."""
     bounds = [0, *sorted(c % (len(tokens) + 1) for c in cuts), len(tokens)]
     deltas = []
-    for i, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (a, b) in enumerate(itertools.pairwise(bounds)):
         last = i == len(bounds) - 2
         event = TokenEvent(
             request_id="r",

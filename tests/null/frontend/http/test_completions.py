@@ -174,7 +174,7 @@ def test_bad_prompts_are_named(prompt: Any, param: str) -> None:
 
 
 def test_the_context_bounds_the_prompt_and_both_lengths_are_told() -> None:
-    answer, engine = complete(prompt="x" * 255, max_tokens=50)
+    answer, _engine = complete(prompt="x" * 255, max_tokens=50)
     assert answer["usage"]["completion_tokens"] == 1  # the context of 256 has room for one
     assert answer["choices"][0]["finish_reason"] == "length"
     error = refuse(prompt="x" * 256)
@@ -233,7 +233,7 @@ def test_a_stop_string_cancels_in_the_engine_and_truncates_usage() -> None:
 
 
 def test_one_stopped_choice_leaves_the_others_running() -> None:
-    answer, engine = complete(
+    answer, _engine = complete(
         lambda r, i: list(b"a.b" if i == 0 else b"abcd"), prompt="hi", n=2, stop=".", max_tokens=4
     )
     assert [c["text"] for c in answer["choices"]] == ["a", "abcd"]
