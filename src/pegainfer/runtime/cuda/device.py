@@ -22,6 +22,7 @@ class DeviceInfo:
     num_sms: int
     l2_bytes: int
     max_shared: int  # bytes of shared memory that one block may opt in to
+    shared_per_sm: int  # bytes; a block takes 1 KiB of it for the system besides its own
     total_memory: int  # bytes
     driver: int  # CUDA version that the driver speaks, 13000 is 13.0
 
@@ -75,6 +76,7 @@ class Device:
             num_sms=attribute("MULTIPROCESSOR_COUNT"),
             l2_bytes=attribute("L2_CACHE_SIZE"),
             max_shared=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            shared_per_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
             total_memory=int(call("cuDeviceTotalMem", handle)),
             driver=int(call("cuDriverGetVersion")),
         )

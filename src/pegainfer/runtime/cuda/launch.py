@@ -23,7 +23,9 @@ _KINDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Arg:
-    """One kernel parameter: `kind` is ptr, i32, u32, i64, f32, or map (a TensorMap, by value)."""
+    """One kernel parameter: `kind` is ptr, i32, u32, i64, f32, or block (an object with an `address`, whose
+    bytes the driver copies: a TensorMap, a struct).
+    """
 
     kind: str
     value: Any
@@ -48,12 +50,34 @@ def f32(value: float) -> Arg:
     return Arg("f32", value)
 
 
+class Block:
+    """Bytes of a struct parameter."""
+
+    def __init__(self, data: bytes) -> None:
+        self._raw = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        self.address = ctypes.addressof(self._raw)
+        self.data = data
+
+
+def struct(*fields: Arg) -> Arg:
+    """A struct passed by value, laid out as C does: each field on a multiple of its own size."""
+    data = bytearray()
+    widest = 1
+    for f in fields:
+        cell = _KINDS[f.kind](f.value)
+        size = ctypes.sizeof(cell)
+        data += bytes(-len(data) % size) + bytes(cell)
+        widest = max(widest, size)
+    data += bytes(-len(data) % widest)
+    return Arg("block", Block(bytes(data)))
+
+
 def pack(args: Sequence[Arg]) -> tuple[Any, list[Any]]:
     """The driver's array of addresses, and the objects that hold the values (keep both alive)."""
     held: list[Any] = []
     addresses: list[int] = []
     for arg in args:
-        if arg.kind == "map":
+        if arg.kind == "block":
             held.append(arg.value)
             addresses.append(arg.value.address)
         else:

@@ -64,4 +64,4 @@ class TensorMap:
         ctypes.memmove(self.address, int(self._map.getPtr()), 128)
 
     def arg(self) -> Arg:
-        return Arg("map", self)
+        return Arg("block", self)

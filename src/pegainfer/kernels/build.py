@@ -1,0 +1,239 @@
+"""Compiles kernels/cuda/**.cu to cubins ahead of time: no GPU needed, in parallel, only what has changed.
+
+A source says at its head which ops it serves (`// op rms_norm, …: …`) and before each kernel what the kernel
+supports (`// variant name: key=value …`). Sources in common/ are compiled for every architecture, those in
+sm<NN>/ for the one they are named after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from pegainfer.kernels.manifest import KernelsError, Manifest, Unit, Variant, read_manifest
+
+ROOT = Path(__file__).parent / "cuda"
+ARCHS = ("80", "86", "89", "90a", "100a", "120a")
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-cubin",
+    "-Xptxas",
+    "-v",
+    "--expt-relaxed-constexpr",
+    "-Werror",
+    "all-warnings",
+)
+Progress = Callable[[int, int, str], None]  # units done, units in all, the one just done
+
+_OP = re.compile(r"^// op ([\w, ]+):", re.M)
+_VARIANT = re.compile(r"^// variant (\w+):(.*)$", re.M)
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
+_ENTRY = re.compile(
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+    r"(\d+) bytes spill loads.*?Used (\d+) registers(?:[^\n]*?(\d+) bytes smem)?",
+    re.S,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A .cu file and what it declares."""
+
+    path: Path
+    ops: tuple[str, ...]
+    variants: dict[str, dict[str, str]]  # kernel -> features
+
+    @property
+    def name(self) -> str:
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
+    def cubin(self) -> str:
+        return self.name.removesuffix(".cu").replace("/", ".") + ".cubin"
+
+    def serves(self, arch: str) -> bool:
+        folder = self.name.split("/")[0]
+        return folder == "common" or folder == f"sm{arch.rstrip('a')}"
+
+
+def find_sources(ops: Iterable[str] | None = None) -> list[Source]:
+    """Every source, or those that serve one of `ops`. Raises KernelsError where declarations are missing."""
+    found = [read_source(path) for path in sorted(ROOT.rglob("*.cu"))]
+    if ops is None:
+        return found
+    wanted = set(ops)
+    if unknown := wanted - {op for s in found for op in s.ops}:
+        raise KernelsError("no CUDA kernels for these ops", got=" ".join(sorted(unknown)))
+    return [s for s in found if wanted & set(s.ops)]
+
+
+def read_source(path: Path) -> Source:
+    text = path.read_text()
+    op = _OP.search(text)
+    variants = {
+        name: dict(pair.split("=", 1) for pair in re.findall(r"[\w<>]+=\S+", features))
+        for name, features in _VARIANT.findall(text)
+    }
+    if op is None or not variants:
+        raise KernelsError("kernel source without '// op …:' or '// variant …:' lines", where=path)
+    return Source(path, tuple(o.strip() for o in op[1].split(",")), variants)
+
+
+def find_compiler() -> Path:
+    """nvcc on PATH, under CUDA_HOME, or of the nvidia-cuda-nvcc wheel. Raises KernelsError."""
+    if found := shutil.which("nvcc"):
+        return Path(found)
+    places = [
+        Path(home) / "bin" / "nvcc" for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home
+    ]
+    spec = importlib.util.find_spec("nvidia")
+    places += (
+        [Path(p) / "cu13" / "bin" / "nvcc" for p in (spec.submodule_search_locations or ())] if spec else []
+    )
+    for place in places:
+        if os.access(place, os.X_OK):
+            return place
+    raise KernelsError(
+        "no CUDA compiler", expected="nvcc 13", got=f"none on PATH nor at {', '.join(map(str, places))}",
+        remedy="pip install 'pegainfer[kernels]', or install the CUDA 13 toolkit",
+    )  # fmt: skip
+
+
+def compiler_version(nvcc: Path) -> str:
+    """E.g. 'V13.0.88'. Raises KernelsError where nvcc does not run or is older than 13."""
+    try:
+        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as e:
+        raise KernelsError(f"nvcc does not run: {e}", where=nvcc) from None
+    version = re.search(r"V(\d+)\.\d+\.\d+", text)
+    if version is None or int(version[1]) < 13:
+        raise KernelsError("the CUDA compiler is too old", expected="13.0 or newer", got=text.split("\n")[-2])
+    return version[0]
+
+
+def source_hash(source: Source, arch: str, compiler: str) -> str:
+    """Changes with the source, any header that it includes, the flags and the compiler."""
+    digest = hashlib.sha256(" ".join((arch, compiler, *FLAGS)).encode())
+    seen: set[Path] = set()
+    todo = [source.path]
+    while todo:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        digest.update(path.read_bytes())
+        for name in sorted(_INCLUDE.findall(path.read_text())):
+            places = (path.parent / name, ROOT / "include" / name)
+            todo += [p for p in places if p.exists()][:1]
+    return digest.hexdigest()[:16]
+
+
+def build_kernels(
+    archs: Sequence[str],
+    ops: Iterable[str] | None,
+    out: Path,
+    jobs: int = 0,
+    progress: Progress | None = None,
+) -> list[Manifest]:
+    """Brings out/<arch>/ up to date for each architecture and returns the manifests.
+
+    Args:
+        archs: of ARCHS.
+        ops: the ops that the chosen model lines use; None for all. Units built before for others stay.
+        jobs: compilers at a time; 0: one a core.
+        progress: called on this thread after each unit, fresh or compiled.
+
+    Raises KernelsError: unknown architecture, no compiler, or the compiler's own words for a source that
+    does not compile.
+    """
+    if unknown := [a for a in archs if a not in ARCHS]:
+        raise KernelsError("unknown architecture", expected=" ".join(ARCHS), got=" ".join(unknown))
+    sources = find_sources(ops)
+    nvcc = find_compiler()
+    compiler = compiler_version(nvcc)
+    work = [(arch, s) for arch in archs for s in sources if s.serves(arch)]
+    before: dict[str, dict[str, Unit]] = {}
+    for arch in archs:
+        (out / arch).mkdir(parents=True, exist_ok=True)
+        old = read_manifest_or_none(out / arch)
+        before[arch] = {u.source: u for u in old.units} if old else {}
+    done: dict[str, dict[str, Unit]] = {arch: {} for arch in archs}
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        futures = {
+            pool.submit(build_unit, s, arch, out / arch, nvcc, compiler, before[arch].get(s.name)): (arch, s)
+            for arch, s in work
+        }
+        try:
+            for count, future in enumerate(as_completed(futures), 1):
+                arch, source = futures[future]
+                done[arch][source.name] = future.result()
+                if progress is not None:
+                    progress(count, len(work), f"{source.name} sm_{arch}")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [finish(arch, compiler, before[arch], done[arch], out / arch) for arch in archs]
+
+
+def read_manifest_or_none(folder: Path) -> Manifest | None:
+    """A broken manifest counts as none: everything is then compiled anew."""
+    try:
+        return read_manifest(folder)
+    except KernelsError:
+        return None
+
+
+def finish(
+    arch: str, compiler: str, before: dict[str, Unit], done: dict[str, Unit], folder: Path
+) -> Manifest:
+    """Writes the manifest: new units, and older ones whose source still exists."""
+    kept = {name: u for name, u in before.items() if (ROOT / name).exists() and (folder / u.cubin).exists()}
+    units = tuple(u for _, u in sorted((kept | done).items()))
+    manifest = Manifest(arch, compiler, units)
+    manifest.write(folder)
+    return manifest
+
+
+def build_unit(source: Source, arch: str, folder: Path, nvcc: Path, compiler: str, old: Unit | None) -> Unit:
+    """Compiles one source unless `old` is what would come out."""
+    digest = source_hash(source, arch, compiler)
+    if old is not None and old.hash == digest and (folder / old.cubin).exists():
+        return old
+    temporary = folder / f"{source.cubin}.{os.getpid()}"
+    target = f"arch=compute_{arch},code=sm_{arch}"
+    command = [str(nvcc), *FLAGS, "-gencode", target, "-I", str(ROOT / "include"), "-o", str(temporary)]
+    result = subprocess.run([*command, str(source.path)], capture_output=True, text=True)
+    if result.returncode:
+        temporary.unlink(missing_ok=True)
+        raise KernelsError(
+            f"{source.name} does not compile for sm_{arch}:\n{result.stderr.strip()}", where=nvcc
+        )
+    variants = read_report(result.stderr, source)
+    temporary.replace(folder / source.cubin)
+    return Unit(source.name, source.ops, source.cubin, digest, variants)
+
+
+def read_report(report: str, source: Source) -> tuple[Variant, ...]:
+    """The assembler's figures for each declared kernel. Raises KernelsError where the two lists differ."""
+    figures = {m[1]: m for m in _ENTRY.finditer(report)}
+    if set(figures) != set(source.variants):
+        differ = sorted(set(figures) ^ set(source.variants))
+        raise KernelsError(
+            "kernels and their '// variant' lines differ", got=" ".join(differ), where=source.name
+        )
+    return tuple(
+        Variant(
+            name, features, int(figures[name][5]), int(figures[name][6] or 0), int(figures[name][2]),
+            int(figures[name][3]) + int(figures[name][4]),
+        )
+        for name, features in source.variants.items()
+    )  # fmt: skip

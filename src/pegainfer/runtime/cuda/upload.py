@@ -1,0 +1,128 @@
+"""Weights from files to the device: readers fill pinned slots in parallel while earlier slots are copied."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pegainfer.runtime.cuda.memory import PinnedBuffer
+from pegainfer.runtime.cuda.stream import Event, Stream
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[int, int], None]  # bytes copied, bytes in all
+SLOT_BYTES = 8 << 20  # copies of this size run at the bus's full rate
+READERS = 8
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a weight.
+
+    Args:
+        nbytes: what `read` fills.
+        read: fills a uint8 array of nbytes; runs on a reader thread.
+        send: puts the copy (and whatever converts it) on the stream; gets the slot's host address.
+        label: names the weight in errors.
+    """
+
+    nbytes: int
+    read: Callable[[Array], None]
+    send: Callable[[int, Stream], None]
+    label: str
+
+
+def upload(
+    pieces: Sequence[Piece], stream: Stream, progress: Progress | None = None, readers: int = READERS
+) -> None:
+    """Reads and sends all pieces; returns when the last copy has ended. Raises what a read or send raised.
+
+    Pieces may be sent out of order.
+    """
+    slots = 2 * readers
+    ring = [PinnedBuffer(SLOT_BYTES, "weights ring") for _ in range(min(slots, max(1, len(pieces))))]
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for i in range(len(ring)):
+        free.put(i)
+    ready: queue.SimpleQueue[tuple[int, Piece] | BaseException] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def fill(piece: Piece) -> None:
+        slot = free.get()
+        if stop.is_set():
+            free.put(slot)  # wakes the next reader, which gives up as well
+            return
+        try:
+            piece.read(ring[slot].bytes[: piece.nbytes])
+            ready.put((slot, piece))
+        except BaseException as e:
+            ready.put(e)
+
+    total = sum(p.nbytes for p in pieces)
+    done = 0
+    sent: list[tuple[Event, int]] = []
+    with ThreadPoolExecutor(readers, thread_name_prefix="weights") as pool:
+        for piece in pieces:
+            pool.submit(fill, piece)
+        try:
+            for _ in pieces:
+                while sent and sent[0][0].done():
+                    free.put(sent.pop(0)[1])
+                if len(sent) == len(ring):  # every slot is on its way: wait for the oldest
+                    sent[0][0].wait("weights")
+                    free.put(sent.pop(0)[1])
+                item = _next(ready, sent, free)
+                if isinstance(item, BaseException):
+                    raise item
+                slot, piece = item
+                piece.send(ring[slot].address, stream)
+                event = Event()
+                event.record(stream)
+                sent.append((event, slot))
+                done += piece.nbytes
+                if progress is not None:
+                    progress(done, total)
+        finally:
+            stop.set()
+            free.put(0)
+    stream.synchronize("weights")
+    for buffer in ring:
+        buffer.free()
+
+
+def _next(
+    ready: queue.SimpleQueue[tuple[int, Piece] | BaseException],
+    sent: list[tuple[Event, int]],
+    free: queue.SimpleQueue[int],
+) -> tuple[int, Piece] | BaseException:
+    """The next filled slot; slots whose copies end meanwhile go back to the readers."""
+    while True:
+        try:
+            return ready.get(timeout=0.002 if sent else None)
+        except queue.Empty:
+            while sent and sent[0][0].done():
+                free.put(sent.pop(0)[1])
+
+
+def read_span(path: str | os.PathLike[str], offset: int) -> Callable[[Array], None]:
+    """A `read` that takes bytes from a file, without mapping it."""
+
+    def read(into: Array) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            view, at = memoryview(into.data), 0
+            while at < len(view):
+                count = os.preadv(descriptor, [view[at:]], offset + at)
+                if count == 0:
+                    raise OSError(f"{path} ends at byte {offset + at}, {len(view) - at} before its time")
+                at += count
+        finally:
+            os.close(descriptor)
+
+    return read
