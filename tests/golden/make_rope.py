@@ -48,7 +48,8 @@ def case(head_dim: int, theta: float, scaling: dict[str, object] | None) -> dict
 
 
 def main() -> None:
-    made_by = f"tests/golden/make_rope.py with transformers {transformers.__version__}, torch {torch.__version__}"
+    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    made_by = f"tests/golden/make_rope.py with {versions}"
     content = {"made_by": made_by, "positions": POSITIONS, "cases": [case(*s) for s in SETTINGS]}
     OUT.write_text(json.dumps(content, indent=1) + "\n")
 

@@ -8,29 +8,21 @@ from enum import StrEnum
 from math import prod
 
 from pegainfer.contract.errors import OpError
+from pegainfer.runtime.weights.formats import FORMATS as STORED
 
 # A dimension is a number, or the name of a size that changes from step to step (GLOSSARY.md):
 # T tokens in the step, R rows (sequences) in the step, L rows whose logits are wanted.
 Dim = int | str
 Sizes = Mapping[str, int]
 
-# format -> (elements a block, bytes a block); plain dtypes are blocks of one element.
-# The quantised ones are GGUF's (ggml-common.h), and run along the last axis.
+# format -> (elements a block, bytes a block), blocks along the last axis: what the kernels know of the
+# formats that a weights file may have.
 FORMATS: dict[str, tuple[int, int]] = {
-    "f64": (1, 8),
-    "f32": (1, 4),
-    "f16": (1, 2),
-    "bf16": (1, 2),
-    "i64": (1, 8),
-    "u64": (1, 8),
-    "i32": (1, 4),
-    "u32": (1, 4),
-    "u8": (1, 1),
-    "q4_0": (32, 18),
-    "q4_1": (32, 20),
-    "q8_0": (32, 34),
-    "q4_k": (256, 144),
-    "q6_k": (256, 210),
+    name: (STORED[name].elements, STORED[name].bytes)
+    for name in (
+        *("f64", "f32", "f16", "bf16", "i64", "u64", "i32", "u32", "u8"),
+        *("q4_0", "q4_1", "q8_0", "q4_k", "q6_k"),
+    )
 }
 FLOATS = ("f32", "f16", "bf16")
 WEIGHTS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k")

@@ -85,7 +85,7 @@ def _banned(rng: np.random.Generator, rows: int, vocab: int, past: Arrays) -> Ar
 def _adjustments(rng: np.random.Generator, rows: int, vocab: int) -> Arrays:
     """Every third row is left alone; the others take biases, masks, bans and penalties.
 
-    Penalties are eighths, so that the ways to round them agree.
+    Penalties are no binary fractions, so that a product and a sum fused into one rounding would show.
     """
     past = _history(rng, rows, vocab)
     ids = [rng.permutation(vocab)[: min(vocab, 5)].tolist() if row % 3 else [] for row in range(rows)]
@@ -95,14 +95,14 @@ def _adjustments(rng: np.random.Generator, rows: int, vocab: int) -> Arrays:
     masks[0], masks[1] = 0, 2**32 - 1
     masks[0, (vocab - 1) // 32] = 1 << (vocab - 1) % 32  # only the last id
     which = [-1 if row % 3 == 0 else row % 4 - 1 for row in range(rows)]
-    eighths = {
-        "repetition_penalty": (1, 2, 0.5, 1.125),
-        "frequency_penalty": (0, 0.5, -0.25, 2),
-        "presence_penalty": (0, -0.5, 1.5, 2),
+    options = {
+        "repetition_penalty": (1, 1.1, 0.7, 1.3),
+        "frequency_penalty": (0, 0.3, -0.7, 1.9),
+        "presence_penalty": (0, -0.6, 1.7, 0.1),
     }
     penalties = {
-        name: np.array([options[row % 3 and row % 4] for row in range(rows)], np.float32)
-        for name, options in eighths.items()
+        name: np.array([values[row % 3 and row % 4] for row in range(rows)], np.float32)
+        for name, values in options.items()
     }
     return {
         "bias_ids": bias_ids,
