@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 QUESTION ?= What is the capital of France?
 PYTEST_ARGS ?=
 
-# pip stays quiet but for errors; the lines below say what is going on and how long it may take.
-PIP_FLAGS := --quiet --disable-pip-version-check --no-input
+# pip says nothing but errors; the lines below say what is going on and how long it may take.
+PIP_FLAGS := -qq --disable-pip-version-check --no-input
 NATIVE := $(wildcard CMakeLists.txt) $(shell find src -name '*.cpp' -o -name '*.h' -o -name '*.inc')
 SOURCES := pyproject.toml $(NATIVE)
 CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE))

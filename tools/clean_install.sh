@@ -7,7 +7,7 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
 python3 -m venv "$dir/venv"
-"$dir/venv/bin/pip" install --quiet --disable-pip-version-check .
+"$dir/venv/bin/pip" install -qq --disable-pip-version-check .
 cd "$dir"
 venv/bin/python "$root/tools/import_cost.py"
 venv/bin/pegainfer generate --max-tokens 16 "What is the capital of France?"

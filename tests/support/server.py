@@ -1,94 +1,84 @@
-"""A real server process for end-to-end tests: `pegainfer serve` on a free port of the loopback."""
+"""A real `pegainfer serve` process for tests, on a free port."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import re
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-import psutil
+CLI = [sys.executable, "-m", "pegainfer.cli.main"]
+LISTENING = "listening on "
+END_SECONDS = 60.0
 
-START_SECONDS = 60.0
-LISTENING = re.compile(r"listening on (http://\S+)")
 
+@dataclass
+class Server:
+    """A server that listens. `said` is what it printed before."""
 
-class ServerProcess:
-    """`url` is set once it listens."""
+    process: subprocess.Popen[str]
+    url: str
+    said: list[str]
+    errors: Path  # its stderr
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "pegainfer.cli.main", "serve", "--port", "0", *arguments]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(env or {})},
-        )
-        self.url = ""
-        self.lines: list[str] = []
-        self.errors: list[str] = []
-        self._queue: queue.Queue[str | None] = queue.Queue()
-        self._threads = [
-            threading.Thread(
-                target=self._read, args=(self.process.stdout, self.lines, self._queue), daemon=True
-            ),
-            threading.Thread(target=self._read, args=(self.process.stderr, self.errors, None), daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
 
-    @staticmethod
-    def _read(stream: object, into: list[str], wake: queue.Queue[str | None] | None) -> None:
-        for line in stream:  # type: ignore[attr-defined]
-            into.append(line)
-            if wake is not None:
-                wake.put(line)
-        if wake is not None:
-            wake.put(None)
+    def children(self) -> list[int]:
+        """Process ids of the server's direct children."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        found = (task / "children" for task in tasks.iterdir())
+        return [int(pid) for file in found for pid in file.read_text().split()]
 
-    def wait_listening(self) -> None:
-        """Raises AssertionError with the process's output where it ends instead."""
-        while (line := self._queue.get(timeout=START_SECONDS)) is not None:
-            if match := LISTENING.search(line):
-                self.url = match[1]
-                return
-        self.process.wait(START_SECONDS)
-        raise AssertionError(f"the server ended with {self.process.returncode}: {''.join(self.errors)}")
-
-    def engine(self) -> psutil.Process:
-        """The engine's process."""
-        (child,) = psutil.Process(self.process.pid).children()
-        return child
-
-    def terminate(self, number: int = signal.SIGTERM) -> None:
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Sends the signal and returns the exit code."""
         self.process.send_signal(number)
-
-    def wait(self) -> int:
-        """The exit code, once it has ended and all its output is here."""
-        code = self.process.wait(START_SECONDS)
-        for thread in self._threads:
-            thread.join(START_SECONDS)
-        return code
+        return self.process.wait(END_SECONDS)
 
 
 @contextlib.contextmanager
-def running_server(*arguments: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
-    """A server that listens; it has ended when the context does."""
-    server = ServerProcess(*arguments, env=env)
-    try:
-        server.wait_listening()
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.terminate()
-            try:
-                server.wait()
-            except subprocess.TimeoutExpired:
-                server.process.kill()
-                server.wait()
+def serving(*argv: str) -> Iterator[Server]:
+    """Starts `pegainfer serve *argv --port 0`, waits until it listens, and has it ended afterwards.
+
+    Raises AssertionError with the server's stderr where it ends instead.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Path(folder) / "stderr"
+        with errors.open("w") as stderr:
+            command = [*CLI, "serve", *argv, "--port", "0"]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        try:
+            yield _until_listening(process, errors)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _until_listening(process: subprocess.Popen[str], errors: Path) -> Server:
+    said: list[str] = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(LISTENING):
+            return Server(process, line.strip().removeprefix(LISTENING), said, errors)
+        said.append(line.rstrip("\n"))
+    raise AssertionError(f"the server ended with {process.wait()}: {errors.read_text()}")
+
+
+def pega(*argv: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """One run of the command line, with variables added to the environment."""
+    return subprocess.run(
+        [*CLI, *argv], input=stdin, capture_output=True, text=True, timeout=300, env={**os.environ, **env}
+    )

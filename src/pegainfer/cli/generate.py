@@ -14,7 +14,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.cli.flags import Given
 from pegainfer.cli.spec import build
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose, load_text_side
-from pegainfer.contract.errors import EngineDeadError, RequestError
+from pegainfer.contract.errors import ConfigError, EngineDeadError, RequestError
 from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class GenerateFlags:
         default=(), metadata={"help": "Text that ends the answer; may be repeated."}
     )
     ignore_eos: bool = field(default=False, metadata={"help": "Go on after the model's end-of-text token."})
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError("max_tokens", expected="≥ 1", got=self.max_tokens, where="--max-tokens")
 
 
 def generate(

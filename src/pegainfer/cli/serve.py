@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Annotated
 
 import typer
@@ -31,6 +32,7 @@ def serve(
     from pegainfer.frontend.http.server import bind_socket
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    http = http.with_environment(os.environ)
     listener = bind_socket(http.host, http.port)  # before anything slow: a taken port is an error at once
     try:
         target = choose(model, flags, engine, scheduler, given)

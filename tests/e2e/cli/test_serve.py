@@ -1,0 +1,104 @@
+"""`pegainfer serve` as processes: start, answer, drain, and every way to end. On the null device."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import signal
+import socket
+
+import httpx
+import pytest
+
+from tests.support.server import Server, pega, serving
+
+
+def ended(pid: int) -> bool:
+    """Waits for a process that is not our child; True if it ended within a minute."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 60.0)[0])
+    finally:
+        os.close(descriptor)
+
+
+def open_stream(server: Server, max_tokens: int) -> http.client.HTTPResponse:
+    """A running completion whose first chunk has come."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = {"prompt": "hello", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data: ")
+    return response
+
+
+def test_it_answers_and_says_what_it_started() -> None:
+    with serving("--device", "null", "--served-model-name", "a", "--served-model-name", "b") as server:
+        assert "null on null" in server.said[0]
+        assert server.said[1].startswith("ready after ")
+        body = {"prompt": "hello", "max_tokens": 8, "model": "b", "ignore_eos": True}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body).json()
+        assert answer["model"] == "a"
+        assert answer["usage"]["completion_tokens"] == 8
+        for route in ("/health", "/ready", "/version", "/metrics"):
+            assert httpx.get(server.url + route).status_code == 200
+        assert server.stop() == 0
+        assert server.errors.read_text() == ""
+
+
+def test_flags_reach_the_engine() -> None:
+    with serving("--device", "null", "--max-model-len", "64", "--max-num-seqs", "3") as server:
+        assert "3 sequences of up to 64 tokens" in server.said[0]
+        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x" * 65, "max_tokens": 1})
+        assert answer.status_code == 400
+        assert "64" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish(number: int) -> None:
+    with serving("--device", "null") as server:
+        (engine,) = server.children()
+        response = open_stream(server, max_tokens=3000)
+        server.process.send_signal(number)
+        rest = response.read()
+        assert rest.rstrip().endswith(b"data: [DONE]")
+        assert b'"finish_reason":"length"' in rest
+        assert server.process.wait(60) == 0
+        assert ended(engine)
+
+
+def test_an_engine_that_dies_ends_the_server_with_an_error() -> None:
+    with serving("--device", "null") as server:
+        (engine,) = server.children()
+        response = open_stream(server, max_tokens=4000)
+        os.kill(engine, signal.SIGKILL)
+        rest = response.read()
+        assert b'"error"' in rest
+        assert server.process.wait(60) == 1
+        assert "the engine process has failed" in server.errors.read_text()
+
+
+def test_the_engine_ends_when_the_front_is_killed() -> None:
+    with serving("--device", "null") as server:
+        (engine,) = server.children()
+        server.stop(signal.SIGKILL)
+        assert ended(engine)
+
+
+def test_a_taken_port_is_an_error_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = pega("serve", "--device", "null", "--port", port)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"pegainfer: error: the port is taken; at --host 127.0.0.1 --port {port}; "
+        "remedy: stop its owner, or choose another --port\n"
+    )
