@@ -207,7 +207,7 @@ def test_a_taken_port_is_one_line() -> None:
 
 
 def test_keys_close_the_server() -> None:
-    with running_server(*NULL, "--api-key", "one", "--api-key", "two") as server:
+    with running_server(*NULL, "--api-key", "one", env={"PEGAINFER_API_KEY": "two"}) as server:
         assert httpx.get(server.url + "/health").status_code == 200
         assert httpx.get(server.url + "/v1/models").status_code == 401
         headers = {"Authorization": "Bearer two"}

@@ -144,7 +144,7 @@ def _prompt(
 
 
 def _echo(front: Front, ids: list[int]) -> Echo:
-    detokenizer = Detokenizer(front.tokenizer, skip_special_tokens=True)
+    detokenizer = Detokenizer(front.tokenizer, skip_special_tokens=True, after_text=False)
     parts: list[str] = []
     starts: list[int] = []
     length = 0

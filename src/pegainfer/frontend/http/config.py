@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pegainfer.contract.errors import ConfigError
+
+KEY_VARIABLE = "PEGAINFER_API_KEY"
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -20,7 +24,9 @@ class HttpConfig:
     port: int = _flag(8000, "port to listen on; 0 takes a free one")
     served_model_name: tuple[str, ...] = _flag((), "names that requests may use; the first one is answered")
     api_key: tuple[str, ...] = field(
-        default=(), repr=False, metadata={"help": "keys that clients must show as a bearer token"}
+        default=(),
+        repr=False,
+        metadata={"help": f"keys that clients must show as a bearer token; also ${KEY_VARIABLE}"},
     )
     openai_defaults: bool = _flag(False, "completions default to OpenAI's max_tokens 16 and temperature 1")
     chat_template_kwargs: tuple[str, ...] = _flag(
@@ -32,6 +38,7 @@ class HttpConfig:
     idle_connection_seconds: float = _flag(75.0, "an unused connection is closed after this long")
     header_seconds: float = _flag(30.0, "a connection must send its whole request header within this time")
     body_seconds: float = _flag(60.0, "longest silence in the middle of a request body")
+    write_seconds: float = _flag(60.0, "a stream whose client reads nothing for so long is dropped")
     ready_seconds: float = _flag(30.0, "/ready is red when a busy engine made no step for this long")
     drain_seconds: float = _flag(600.0, "at shutdown, running requests get this long to finish")
 
@@ -73,12 +80,18 @@ class HttpConfig:
         if any(not key or key != key.strip() for key in self.api_key):
             raise ConfigError("an API key is empty or has blanks around it", where="--api-key")
 
+    def with_environment(self, environ: Mapping[str, str]) -> HttpConfig:
+        """The same with the key of PEGAINFER_API_KEY added: a command line can be read by other users."""
+        key = environ.get(KEY_VARIABLE)
+        return self if not key else dataclasses.replace(self, api_key=(*self.api_key, key))
+
 
 _POSITIVE = (
     "keep_alive_seconds",
     "idle_connection_seconds",
     "header_seconds",
     "body_seconds",
+    "write_seconds",
     "ready_seconds",
     "max_body_bytes",
     "max_header_bytes",

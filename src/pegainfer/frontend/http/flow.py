@@ -100,7 +100,7 @@ async def answer(
                     sums.add(delta)
             await send_json(send, shape.whole(sums.done(), shape.usage()), headers=headers)
         else:
-            await _stream(generation, shape, options, EventStream(send, headers))
+            await _stream(generation, shape, options, EventStream(send, headers, front.config.write_seconds))
     finally:
         generation.close()
         watch.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from pegainfer.contract.request import GenerateRequest, SamplingParams, hash_blocks, pack_tokens, root_hash
@@ -20,6 +21,8 @@ from pegainfer.frontend.http.fields import (
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Prompt
 from pegainfer.frontend.http.limits import bad_value
+
+log = logging.getLogger(__name__)
 
 MAX_SALT_CHARS = 256
 MAX_USER_CHARS = 512
@@ -46,8 +49,11 @@ def common(request: GenerateFields, front: Front, arrival: float) -> Common:
         value = getattr(request, name)
         if value is not None and len(value) > limit:
             raise bad_value(name, f"≤ {limit} characters", len(value))
+    id = request_id(request)
+    if request.user is not None:
+        log.debug("request %s is of user %r", id, request.user)
     return Common(
-        id=request_id(request),
+        id=id,
         n=count("n", request.n, 1, 1, config.max_n),
         stops=stop_strings(request, config),
         deadline=None if timeout is None else arrival + timeout,

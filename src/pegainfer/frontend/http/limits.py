@@ -37,6 +37,10 @@ class Gate:
         self.waiting_tokens = 0
         self.draining = False
 
+    @property
+    def full(self) -> bool:
+        return self.waiting_requests >= self._max_requests
+
     def take(self, lengths: list[int]) -> None:
         """Admits prompts of these lengths (tokens), all or none. Raises QueueFullError."""
         if self.draining:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from starlette.types import Send
 
+from pegainfer.frontend.http.body import ClientGoneError
 from pegainfer.frontend.http.errors import ApiError
 
 _encoder = msgspec.json.Encoder()
@@ -63,13 +65,15 @@ def sse(value: Any) -> bytes:
 class EventStream:
     """A text/event-stream response that starts with its first write."""
 
-    def __init__(self, send: Send, headers: Headers) -> None:
+    def __init__(self, send: Send, headers: Headers, seconds: float) -> None:
+        """`seconds`: how long one write may wait for the client to read."""
         self._send = send
+        self._seconds = seconds
         self._headers = headers
         self.started = False
 
     async def write(self, data: bytes) -> None:
-        """Waits only where the client reads too slowly."""
+        """Waits where the client reads too slowly; raises ClientGoneError where it does not read."""
         if not self.started:
             self.started = True
             head = [
@@ -79,10 +83,17 @@ class EventStream:
                 *self._headers,
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": head})
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._body(data, more=True)
 
     async def end(self, data: bytes = DONE) -> None:
         if not self.started:
             await self.write(data)
             data = b""
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        await self._body(data, more=False)
+
+    async def _body(self, data: bytes, *, more: bool) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            raise ClientGoneError from None

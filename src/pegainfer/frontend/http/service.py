@@ -12,6 +12,7 @@ from pegainfer import __version__
 from pegainfer.frontend.http.body import parse, read_body
 from pegainfer.frontend.http.errors import RETRY_DEAD_ENGINE, ApiError
 from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.limits import RETRY_SECONDS
 from pegainfer.frontend.http.responses import send_bytes, send_json
 
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -48,6 +49,8 @@ async def ready(front: Front, scope: Scope, receive: Receive, send: Send) -> Non
         raise ApiError(503, "the engine has ended", code="engine_dead", retry_after=RETRY_DEAD_ENGINE)
     if front.gate.draining:
         raise ApiError(503, "the server is shutting down", code="draining", retry_after=5.0)
+    if front.gate.full:
+        raise ApiError(503, "the queue is full", code="overloaded", retry_after=RETRY_SECONDS)
     stats = front.engine.stats()
     if front.registry.live:
         # An engine that idled before has an old last step: its clock starts with the work.

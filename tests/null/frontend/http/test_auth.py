@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from pegainfer.frontend.http.config import HttpConfig
 from tests.support.asgi import client, make_app, run
 from tests.support.fake_engine import FakeEngine
 
@@ -81,6 +82,13 @@ def test_a_refused_request_leaves_no_trace_in_the_engine() -> None:
         assert not engine.requests
 
     run(main)
+
+
+def test_a_key_may_come_from_the_environment() -> None:
+    given = HttpConfig(api_key=("flag",)).with_environment({"PEGAINFER_API_KEY": "variable"})
+    assert given.api_key == ("flag", "variable")
+    assert HttpConfig().with_environment({"PEGAINFER_API_KEY": ""}).api_key == ()
+    assert HttpConfig().with_environment({}).api_key == ()
 
 
 def test_without_keys_everything_is_open() -> None:

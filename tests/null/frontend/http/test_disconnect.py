@@ -229,3 +229,21 @@ def test_events_from_another_thread_are_taken_over() -> None:
 
     response = ask(Threaded(says("hello")), "/v1/completions", {"prompt": "a", "n": 3, "max_tokens": 5})
     assert [c["text"] for c in response.json()["choices"]] == ["hello"] * 3
+
+
+def test_a_reader_that_reads_nothing_is_dropped() -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine, write_seconds=0.01)
+        call = Call(app, "/v1/completions", {"prompt": "a", "stream": True})
+        await spin()
+        engine.step()
+        await call.until(lambda: bool(call.writes))
+        call.gate = asyncio.Event().wait  # type: ignore[assignment]
+        engine.step()
+        await call.task
+        assert engine.num_live == 0
+        assert_empty(engine, app)
+
+    run(main)

@@ -61,6 +61,25 @@ def test_ready_while_idle_busy_and_moving() -> None:
     run(main)
 
 
+def test_a_full_queue_is_not_ready() -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine, max_queued_requests=1, max_prompts=1)
+        async with client(app) as http:
+            call = Call(app, "/v1/completions", {"prompt": "a", "max_tokens": 2})
+            await spin()
+            full = await http.get("/ready")
+            assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
+            engine.step()
+            await spin()
+            assert (await http.get("/ready")).status_code == 200
+            engine.resume()
+            await call.task
+
+    run(main)
+
+
 def test_draining_refuses_new_work_and_finishes_the_old() -> None:
     engine = FakeEngine(paused=True)
 
