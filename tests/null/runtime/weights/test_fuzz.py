@@ -23,8 +23,8 @@ from tests.support.modelfiles import GGML, GGUFTensor, gguf_bytes, safetensors_b
 
 # Of Python objects while one small file is read: the file's few kilobytes cannot cost more.
 MAX_PEAK_BYTES = 1 << 20
-EXAMPLES = settings(max_examples=500, deadline=None)
-FEW_EXAMPLES = settings(max_examples=200, deadline=None)  # JSON is slow to make
+EXAMPLES = settings(max_examples=300, deadline=None)
+FEW_EXAMPLES = settings(max_examples=120, deadline=None)  # JSON is slow to make
 HUGE = st.sampled_from([0, 1, 2**16, 2**31, 2**32 - 1, 2**40, 2**61, 2**63 - 1, 2**63, 2**64 - 1])
 
 GGUF = gguf_bytes(
