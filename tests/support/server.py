@@ -43,8 +43,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*argv: str) -> Iterator[Server]:
+def serving(*argv: str, **env: str) -> Iterator[Server]:
     """Starts `pegainfer serve *argv --port 0`, waits until it listens, and has it ended afterwards.
+
+    Variables are added to its environment.
 
     Raises AssertionError with the server's stderr where it ends instead.
     """
@@ -52,7 +54,9 @@ def serving(*argv: str) -> Iterator[Server]:
         errors = Path(folder) / "stderr"
         with errors.open("w") as stderr:
             command = [*CLI, "serve", *argv, "--port", "0"]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **env}
+            )
         try:
             yield _until_listening(process, errors)
         finally:

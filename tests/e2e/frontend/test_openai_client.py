@@ -9,19 +9,19 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import Server, serving
 
 USER = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with running_server("--device", "null", "--served-model-name", "null-model") as process:
+def server() -> Iterator[Server]:
+    with serving("--device", "null", "--served-model-name", "null-model") as process:
         yield process
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[OpenAI]:
+def client(server: Server) -> Iterator[OpenAI]:
     with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -108,7 +108,7 @@ def test_a_streamed_chat_with_the_clients_own_accumulator(client: OpenAI) -> Non
     assert final.usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_many_streams_at_once(server: ServerProcess) -> None:
+def test_many_streams_at_once(server: Server) -> None:
     async def main() -> None:
         async with AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
 
@@ -132,7 +132,7 @@ def test_many_streams_at_once(server: ServerProcess) -> None:
     asyncio.run(main())
 
 
-def test_leaving_a_stream_stops_it(server: ServerProcess) -> None:
+def test_leaving_a_stream_stops_it(server: Server) -> None:
     async def main() -> None:
         async with AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
             for _ in range(10):
