@@ -41,6 +41,7 @@ class Difference:
     """
 
     step: int
+    program: str
     index: int  # of the call in the device's program
     op: str
     operand: str
@@ -48,7 +49,7 @@ class Difference:
     error: float
 
     def __str__(self) -> str:
-        place = f"step {self.step}, call {self.index} {self.op}"
+        place = f"step {self.step}, {self.program} call {self.index} {self.op}"
         layer = "" if self.layer is None else f" (layer {self.layer})"
         return f"{place}{layer}, operand {self.operand}: relative error {self.error:.2e}"
 
@@ -157,9 +158,9 @@ class _Comparing:
             for o in call.spec.operands:
                 if o.role in (Role.OUT, Role.INOUT) and o.name in got:
                     want = _array_of(call.tensors[o.name], arrays, env)
-                    error = relative_error(got[o.name], want)
+                    error, name = relative_error(got[o.name], want), self._device.program.name
                     self._found.append(
-                        Difference(self._steps, index, call.spec.name, o.name, _layer(call), error)
+                        Difference(self._steps, name, index, call.spec.name, o.name, _layer(call), error)
                     )
             index += 1
 
