@@ -19,7 +19,7 @@ from pegainfer.app.resolve import resolve
 from pegainfer.app.sampling_params import SamplingParams
 from pegainfer.app.text import load_text
 from pegainfer.contract.errors import ConfigError, RequestError
-from pegainfer.contract.event import TokenEvent
+from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.frontend.tokenizer import Tokenizer
@@ -121,6 +121,10 @@ class LLM:
 
         encoded = [_numbered(i, encode, chat) for i, chat in enumerate(chats)]
         return self._run(encoded, sampling_params, use_tqdm, None)
+
+    def stats(self) -> EngineStats:
+        """Counters of the engine: steps, preemptions, cached tokens and more."""
+        return self._engine.stats()
 
     def close(self) -> None:
         """Ends the engine's thread and frees the model. Idempotent."""

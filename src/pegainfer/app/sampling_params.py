@@ -1,4 +1,4 @@
-"""SamplingParams as users of the offline API write them: vLLM's names and defaults, text where it has text."""
+"""SamplingParams as users of the offline API write them: vLLM's names and defaults, text where it has it."""
 
 from __future__ import annotations
 
