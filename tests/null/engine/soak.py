@@ -47,8 +47,8 @@ def random_device(r: random.Random, seed: int) -> NullConfig:
     return null_config(
         kv=kv,
         num_blocks=tuple(blocks),
-        max_slots=r.randint(1, 8),
-        max_tokens=r.choice([1, 5, 9, 16, 24, 40]),
+        max_slots=r.choice([1, 2, 4, 6, 8]),
+        max_tokens=r.choice([1, 9, 16, 24, 40]),
         max_model_len=MAX_LEN,
         max_commit=r.choice([1, 1, 2, 4]),
         zero_commits=r.choice([0.0, 0.0, 0.3]),
@@ -62,7 +62,7 @@ def random_config(r: random.Random) -> SchedulerConfig:
         pipeline_depth=r.choice([1, 2]),
         prefix_cache=r.random() < 0.75,
         max_prefill_tokens=r.choice([None, None, 3, 8]),
-        max_slots=r.choice([None, None, 2]),
+        max_slots=r.choice([None, None, None, 2]),
         watermark=r.choice([0.0, 0.01, 0.2]),
         aging_seconds=r.choice([1.0, 10.0, 1000.0]),
     )
@@ -70,23 +70,23 @@ def random_config(r: random.Random) -> SchedulerConfig:
 
 def random_request(r: random.Random, name: str, base: list[int], now: float) -> GenerateRequest:
     """Prompts that share a random piece of `base` with others."""
-    length = r.randint(1, 50)
+    length = r.choice([r.randint(1, 10), r.randint(1, 10), r.randint(1, 50)])
     shared = r.choice([0, length, r.randint(0, length)])
     prompt = base[:shared] + [r.randrange(20) for _ in range(length - shared)]
-    most = r.choice([None, 0, 1, 5, 20])
+    most = r.choice([None, 0, 1, 5, 20, 20, 30])
     return request(
         name,
         prompt,
         n=r.choice([1, 1, 1, 2, 4]),
         salt=r.choice(["", "", "salt"]),
         priority=r.choice([0, 0, 0, -1, 2]),
-        deadline=r.choice([None, None, None, now + r.randint(0, 60)]),
-        eos=r.choice([(EOS,), ()]),
+        deadline=r.choice([None, None, None, now + r.randint(0, 200)]),
+        eos=r.choice([(EOS,), (), ()]),
         seed=r.randrange(1 << 64),
         temperature=r.choice([0.0, 1.0]),
         max_tokens=most,
         min_tokens=r.choice([0, 0, 3]) if most is None or most > 3 else 0,
-        stop_token_ids=r.choice([(), (3,), (3, 4, 5)]),
+        stop_token_ids=r.choice([(), (), (3,), (3, 4, 5)]),
         ignore_eos=r.random() < 0.2,
         logprobs=r.choice([None, None, 2]),
         prompt_logprobs=r.choice([None, None, None, 1]),
