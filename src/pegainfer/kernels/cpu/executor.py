@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import weakref
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -217,7 +218,7 @@ class CpuExecutor:
 
     def _view(self, t: Tensor, env: Sizes) -> Array:
         shape = t.sizes(env)
-        return self._memory[t.storage][: int(np.prod(shape))].reshape(shape)
+        return self._memory[t.storage][: prod(shape)].reshape(shape)
 
 
 def _address(array: Array) -> int:
