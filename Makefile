@@ -52,11 +52,11 @@ $(GOLDEN_VENV)/.stamp: pyproject.toml
 	@touch $@
 
 run: $(VENV)/.stamp-run
-	@$(BIN)/pegainfer pull
+	@$(BIN)/pegainfer pull >/dev/null
 	@$(BIN)/pegainfer generate "$(QUESTION)"
 
 test: $(VENV)/.stamp-dev
-	@$(BIN)/pegainfer pull
+	@$(BIN)/pegainfer pull >/dev/null
 	@$(BIN)/python -m pytest -m "not gpu and not multi" $(PYTEST_ARGS)
 
 check: $(VENV)/.stamp-dev
@@ -71,11 +71,11 @@ check: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pytest -q tests/null/test_import_law.py
 
 golden: $(GOLDEN_VENV)/.stamp $(VENV)/.stamp-run
-	@$(BIN)/pegainfer pull
+	@$(BIN)/pegainfer pull >/dev/null
 	@$(GOLDEN_VENV)/bin/python tools/golden.py
 
 bench: $(VENV)/.stamp-run
-	@$(BIN)/pegainfer pull
+	@$(BIN)/pegainfer pull >/dev/null
 	@$(BIN)/pegainfer bench engine
 	@$(BIN)/pegainfer bench startup
 
