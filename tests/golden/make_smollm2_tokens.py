@@ -1,7 +1,9 @@
 """Writes tests/data/tokenizer/smollm2.json: texts and their ids by the reference tokenizer.
 
-The reference is the `tokenizers` library on SmolLM2's tokenizer.json, which is too large to be kept here:
-python tests/golden/make_smollm2_tokens.py path/to/tokenizer.json
+The reference is the `tokenizers` library on SmolLM2's tokenizer.json, which is too large to be kept here; in
+its place transformers reads vocabulary and merges from the default model's GGUF. It does not know that
+SmolLM2 cuts numbers into digits, so that is set here, as the file has it. Run in the golden environment:
+python tests/golden/make_smollm2_tokens.py [path/to/tokenizer.json]
 """
 
 from __future__ import annotations
@@ -11,6 +13,10 @@ import sys
 from pathlib import Path
 
 import tokenizers
+from tokenizers.pre_tokenizers import ByteLevel, Digits
+from transformers import AutoTokenizer
+
+from pegainfer.app.resolve import resolve
 
 OUT = Path(__file__).parents[1] / "data" / "tokenizer" / "smollm2.json"
 TEXTS = [
@@ -55,8 +61,16 @@ TEXTS = [
 ]
 
 
+def from_gguf() -> tokenizers.Tokenizer:
+    path = resolve("smollm2-135m-instruct").path
+    backend = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer
+    parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(parts)
+    return backend
+
+
 def main() -> None:
-    reference = tokenizers.Tokenizer.from_file(sys.argv[1])
+    reference = tokenizers.Tokenizer.from_file(sys.argv[1]) if len(sys.argv) > 1 else from_gguf()
     cases = []
     for text in TEXTS:
         reference.encode_special_tokens = False
