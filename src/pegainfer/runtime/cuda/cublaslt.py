@@ -1,6 +1,6 @@
 """Matrix products by cuBLASLt, called through ctypes.
 
-nvmath's bindings would do, but importing them loads all of nvmath (0.29 s, 61 MB), and calls are captured into
+nvmath's bindings would do, but importing them loads all of nvmath (0.29 s, 61 MB), and calls are captured in
 graphs, where their host cost does not matter.
 """
 

@@ -55,15 +55,25 @@ class Stream:
         if nbytes:
             call("cuMemcpyDtoDAsync", dst, src, nbytes, self.handle, where=where)
 
-    def copy_rows(self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, rows: int) -> None:
-        """`rows` rows of `width` bytes, device to device, with a pitch in bytes on either side."""
+    def copy_rows(
+        self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, rows: int, *, host: bool = False
+    ) -> None:
+        """`rows` rows of `width` bytes to the device, with a pitch in bytes on either side.
+
+        Args:
+            host: whether `src` is a host address.
+        """
         if not width * rows:
             return
         d = bindings()
+        kinds = d.CUmemorytype
         spec = d.CUDA_MEMCPY2D()
-        spec.srcMemoryType = spec.dstMemoryType = d.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        spec.srcDevice, spec.srcPitch = d.CUdeviceptr(src), src_pitch
-        spec.dstDevice, spec.dstPitch = d.CUdeviceptr(dst), dst_pitch
+        spec.dstMemoryType, spec.dstDevice, spec.dstPitch = kinds.CU_MEMORYTYPE_DEVICE, dst, dst_pitch
+        spec.srcPitch = src_pitch
+        if host:
+            spec.srcMemoryType, spec.srcHost = kinds.CU_MEMORYTYPE_HOST, src
+        else:
+            spec.srcMemoryType, spec.srcDevice = kinds.CU_MEMORYTYPE_DEVICE, src
         spec.WidthInBytes, spec.Height = width, rows
         call("cuMemcpy2DAsync", spec, self.handle, where=f"{rows} rows of {width} bytes")
 

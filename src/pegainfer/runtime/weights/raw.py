@@ -20,6 +20,7 @@ class RawWeight:
         row_order: if given, row i of the weight is row row_order[i] of `data` (undoes a converter's
             permutation without a copy).
         release: gives the file's pages back to the system; whoever has copied the data may call it.
+        origin: (path, offset) of `data`'s bytes in a file, where they can be read without the mapping.
     """
 
     format: str
@@ -27,3 +28,4 @@ class RawWeight:
     data: np.ndarray[Any, Any]
     row_order: np.ndarray[Any, Any] | None = None
     release: Callable[[], None] | None = None
+    origin: tuple[str, int] | None = None

@@ -49,9 +49,18 @@ __device__ __forceinline__ void silu_mul_pairs(T* out, const T* gate_up, int64_t
 // variant silu_mul_bf16: dtype=bf16 multiple=8
 // variant silu_mul_pairs_bf16: dtype=bf16 multiple=8 layout=pairs
 KERNEL(bf16, bf16, 8)
+// variant silu_mul_bf16_any: dtype=bf16 multiple=1
+// variant silu_mul_pairs_bf16_any: dtype=bf16 multiple=1 layout=pairs
+KERNEL(bf16_any, bf16, 1)
 // variant silu_mul_f16: dtype=f16 multiple=8
 // variant silu_mul_pairs_f16: dtype=f16 multiple=8 layout=pairs
 KERNEL(f16, f16, 8)
-// variant silu_mul_f32: dtype=f32 multiple=1
-// variant silu_mul_pairs_f32: dtype=f32 multiple=1 layout=pairs
-KERNEL(f32, float, 1)
+// variant silu_mul_f16_any: dtype=f16 multiple=1
+// variant silu_mul_pairs_f16_any: dtype=f16 multiple=1 layout=pairs
+KERNEL(f16_any, f16, 1)
+// variant silu_mul_f32: dtype=f32 multiple=4
+// variant silu_mul_pairs_f32: dtype=f32 multiple=4 layout=pairs
+KERNEL(f32, float, 4)
+// variant silu_mul_f32_any: dtype=f32 multiple=1
+// variant silu_mul_pairs_f32_any: dtype=f32 multiple=1 layout=pairs
+KERNEL(f32_any, float, 1)

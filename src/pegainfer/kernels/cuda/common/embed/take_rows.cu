@@ -25,5 +25,9 @@ __device__ __forceinline__ void take_rows(T* out, const T* table, const int* ids
 
 // variant take_rows_16: dtype=bf16,f16 multiple=8
 KERNEL(take_rows_16, uint16_t, 8)
-// variant take_rows_32: dtype=f32 multiple=1
-KERNEL(take_rows_32, uint32_t, 1)
+// variant take_rows_16_any: dtype=bf16,f16 multiple=1
+KERNEL(take_rows_16_any, uint16_t, 1)
+// variant take_rows_32: dtype=f32 multiple=4
+KERNEL(take_rows_32, uint32_t, 4)
+// variant take_rows_32_any: dtype=f32 multiple=1
+KERNEL(take_rows_32_any, uint32_t, 1)

@@ -36,5 +36,11 @@ __device__ __forceinline__ void rms_norm(T* out, const T* x, const float* weight
 KERNEL(rms_norm_bf16, bf16, 8)
 // variant rms_norm_f16: dtype=f16 multiple=8
 KERNEL(rms_norm_f16, f16, 8)
-// variant rms_norm_f32: dtype=f32 multiple=1
-KERNEL(rms_norm_f32, float, 1)
+// variant rms_norm_bf16_any: dtype=bf16 multiple=1
+KERNEL(rms_norm_bf16_any, bf16, 1)
+// variant rms_norm_f16_any: dtype=f16 multiple=1
+KERNEL(rms_norm_f16_any, f16, 1)
+// variant rms_norm_f32: dtype=f32 multiple=4
+KERNEL(rms_norm_f32, float, 4)
+// variant rms_norm_f32_any: dtype=f32 multiple=1
+KERNEL(rms_norm_f32_any, float, 1)

@@ -1,0 +1,150 @@
+"""Paged attention: which rows are decoded, which prefilled, in how many parts; problem, choice and launch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pegainfer.kernels.cuda.gemm import SIXTEEN
+from pegainfer.kernels.cuda.pointwise import HEADS, layer_address, page_stride
+from pegainfer.kernels.cuda.site import Site, blocks, handles
+from pegainfer.runtime.cuda.launch import Arg, f32, i32, i64, ptr, struct
+
+# As in common/attention/attention.cuh.
+DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES = 128, 32, 16, 16, 16
+PAGE = 16  # tokens that a decoding warp takes at a time; a block is whole pages
+PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in a step
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """One layer's attention in a step of given greatest sizes."""
+
+    tokens: int
+    rows: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    table_width: int  # blocks a row
+    dtype: str
+    decode_only: bool
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """Kernels and room for a problem. `decode_slots`, `prefill_slots`: parts whose sums are kept."""
+
+    decode: str
+    prefill: str  # '' if no row can have several query tokens
+    tile_rows: int  # (token, head) pairs of a prefill tile
+    decode_items: int
+    prefill_items: int
+    decode_slots: int
+    prefill_slots: int
+
+    def __str__(self) -> str:
+        prefill = f", {self.prefill} in tiles of {self.tile_rows}" if self.prefill else ""
+        return f"{self.decode} in parts of {DECODE_CHUNK} keys or more{prefill}"
+
+
+def choose_attention(p: AttentionProblem) -> AttentionChoice:
+    """The tensor cores' kernels for 16-bit caches (`refusal` must be None)."""
+    parts = min(DECODE_PARTS, max(1, blocks(p.table_width * p.block_size, DECODE_CHUNK)))
+    tile_rows = 64 if p.head_dim == 256 else 128
+    tiles = blocks(p.tokens * p.group, tile_rows) + p.rows
+    return AttentionChoice(
+        f"attention_decode_{p.dtype}_d{p.head_dim}",
+        "" if p.decode_only else f"attention_prefill_{p.dtype}_d{p.head_dim}",
+        tile_rows,
+        p.rows * parts,
+        0 if p.decode_only else tiles * PREFILL_PARTS,
+        p.rows * parts if parts > 1 else 0,
+        0 if p.decode_only else PREFILL_SLOTS,
+    )
+
+
+def refusal(p: AttentionProblem) -> tuple[str, str] | None:
+    """(required, offered) where no kernel serves the problem."""
+    if p.dtype not in (*SIXTEEN, "f32"):
+        return "a cache of bf16, f16 or f32", p.dtype
+    if p.dtype in SIXTEEN and p.head_dim not in HEADS:
+        return f"heads of {', '.join(map(str, HEADS))}", str(p.head_dim)
+    if p.head_dim > 256:
+        return "heads of at most 256", str(p.head_dim)
+    if p.block_size % PAGE:
+        return f"blocks of a multiple of {PAGE} tokens", str(p.block_size)
+    return None
+
+
+@handles("attention")
+def _attention(site: Site) -> None:
+    s, dtype = site.sizes(), site.dtype("kv")
+    p = AttentionProblem(
+        s["T"], s["R"], s["H"], s["G"], s["D"], s["S"], s["W"], dtype, site.decode_only
+    )  # fmt: skip
+    if site.dtype("q") != dtype or site.dtype("out") != dtype:
+        raise site.refuse("dtypes of q and out", f"the cache's, {dtype}", site.dtype("q"))
+    if (wrong := refusal(p)) is not None:
+        raise site.refuse("no kernel", *wrong)
+    if p.tokens == 0 or p.rows == 0:
+        return
+    if dtype == "f32":
+        args = _args(site, p, 0, 0, 0, 0)
+        site.launch("attention_plain_f32", (p.heads, p.tokens, 1), 32, [args, i32(p.rows), i32(p.head_dim)])
+        return
+    c = choose_attention(p)
+    plan = _plan(site, p, c)
+    decode_items = plan + PLAN_BYTES
+    per_part = p.heads * (4 * p.head_dim + 8)
+    room = site.scratch(max(1, c.decode_slots) * per_part)
+    ends = room + c.decode_slots * p.heads * 4 * p.head_dim
+    units = p.kv_heads * blocks(p.group, 8)
+    _persistent(site, c.decode, _args(site, p, plan, decode_items, room, ends), c.decode_items * units)
+    if c.prefill:
+        per_part = p.kv_heads * c.tile_rows * (4 * p.head_dim + 8)
+        room = site.scratch(c.prefill_slots * per_part)
+        ends = room + c.prefill_slots * p.kv_heads * c.tile_rows * 4 * p.head_dim
+        items = decode_items + c.decode_items * ITEM_BYTES
+        _persistent(site, c.prefill, _args(site, p, plan, items, room, ends), c.prefill_items * p.kv_heads)
+
+
+def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> int:
+    """Address of the step's work list, made by the first layer that needs it."""
+    lens, contexts = site.address("query_lens"), site.address("context_lens")
+    key = ("attention plan", lens, contexts, p.kv_heads, p.group, c.tile_rows)
+    if key not in site.shared:
+        nbytes = PLAN_BYTES + ITEM_BYTES * (c.decode_items + c.prefill_items)
+        plan = site.shared[key] = site.memory.kept("/".join(map(str, key)), nbytes)
+        decode = plan + PLAN_BYTES
+        args = struct(
+            ptr(plan), ptr(decode), ptr(decode + ITEM_BYTES * c.decode_items), ptr(lens), ptr(contexts),
+            i32(p.rows), i32(p.group), i32(p.kv_heads), i32(c.tile_rows), i32(c.decode_slots),
+            i32(c.prefill_slots),
+        )  # fmt: skip
+        site.launch("attention_plan", (1, 1, 1), 256, [args])
+    return site.shared[key]
+
+
+def _persistent(site: Site, kernel: str, args: Arg, most: int) -> None:
+    """As many blocks as fit the device at once, or as there can be items."""
+    variant = site.ctx.library.variant(kernel)
+    assert variant is not None
+    threads, shared = int(variant.features["block"]), int(variant.features["shared"])
+    per_sm = site.ctx.library.kernel(kernel).blocks_per_sm(threads, shared)
+    grid = min(most, per_sm * site.ctx.device.info.num_sms)
+    site.launch(kernel, (grid, 1, 1), threads, [args], shared)
+
+
+def _args(site: Site, p: AttentionProblem, plan: int, items: int, sums: int, ends: int) -> Arg:
+    names = ("query_starts", "query_lens", "context_lens", "block_table")
+    return struct(
+        ptr(site.address("out")), ptr(site.address("q")), ptr(layer_address(site)),
+        *(ptr(site.address(n)) for n in names), ptr(plan), ptr(items), ptr(sums), ptr(ends),
+        ptr(site.ctx.arrivals.address), i64(page_stride(site)), i32(p.heads), i32(p.kv_heads),
+        i32(p.block_size), i32(p.table_width), f32(site.this.attrs["scale"] * math.log2(math.e)),
+    )  # fmt: skip

@@ -1,0 +1,296 @@
+"""Runs a recorded program on the GPU: launches packed once for each set of sizes, or replayed as a graph."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pegainfer.contract.errors import OpError
+from pegainfer.kernels.cuda import attention, pointwise, sampling  # noqa: F401  (they register their ops)
+from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.site import Memory, Site, Work, keeps_whole, listing, lower
+from pegainfer.kernels.cuda.store import WeightStore
+from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.tensor import Kind, Sizes, Tensor
+from pegainfer.runtime.cuda.driver import errors_at
+from pegainfer.runtime.cuda.graph import Graph
+from pegainfer.runtime.cuda.memory import DeviceBuffer, StagingRing, aligned
+from pegainfer.runtime.cuda.tensor import NUMPY, DeviceTensor, encode
+
+Array = np.ndarray[Any, Any]
+STAGED_STEPS = 4  # pinned slots: two plans in flight, one being filled, one to spare
+KEPT_STEPS = 64  # sets of sizes without a graph whose launches stay packed
+# What padding rows and tokens of a graph hold: no slot, no mask, no logprobs; 0 for all others.
+PADDING: dict[str, int] = {"slots": -1, "mask_rows": -1, "top_lens": -1}
+
+
+@dataclass(frozen=True)
+class CudaOptions:
+    """How programs run on the GPU.
+
+    Args:
+        graphs: replay captured graphs; without, steps are launched one kernel at a time.
+        tune: time cuBLASLt's algorithms at capture, rather than take the heuristic's first.
+        padding: what padding holds, by input name; other inputs hold 0 there.
+    """
+
+    graphs: bool = True
+    tune: bool = True
+    padding: Mapping[str, int] = field(default_factory=lambda: dict(PADDING))
+
+
+@dataclass
+class _Step:
+    """A program lowered for one set of sizes."""
+
+    env: dict[str, int]
+    work: list[Work]
+    counts: list[int]  # launches of each call
+    offsets: dict[Tensor, int]  # of staged inputs, from the start of the inputs' memory
+    input_bytes: int
+    staged: DeviceBuffer  # the inputs' memory
+    memory: tuple[DeviceBuffer, ...]  # what else the launches point into beside the arena
+    graph: Graph | None = None
+
+
+class CudaExecutor:
+    """A program bound to device memory, made by CudaBackend.prepare. One thread, one stream.
+
+    Args:
+        program: coarse calls stay whole where a fused form serves them.
+        states: device tensors of the declared shape and dtype; a KV cache in the reference's order.
+        bound: inputs that are device memory already (another program's outputs), never staged.
+        largest: the greatest value of each symbolic size of a buffer or output.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: WeightStore,
+        states: Mapping[str, DeviceTensor],
+        largest: Sizes,
+        options: CudaOptions,
+        *,
+        ctx: CudaContext,
+        bound: Mapping[str, DeviceTensor] | None = None,
+    ) -> None:
+        """Raises UnsupportedError where no kernel serves an op, OpError where a state does not fit."""
+        self.program = program.lowered(keep=keeps_whole)
+        self.largest = dict(largest)
+        self.options = options
+        self._ctx = ctx
+        self._weights = weights
+        self._inputs = {t.name: t for t in self.program.tensors(Kind.INPUT)}
+        self._outputs = {t.name: t for t in self.program.tensors(Kind.OUTPUT)}
+        self._symbols = sorted(
+            {d for c in self.program.calls for t in c.tensors.values() for d in t.shape if isinstance(d, str)}
+        )
+        plan = self.program.plan_arena(largest)
+        self._arena = DeviceBuffer(aligned(plan.size), f"arena of {program.name}")
+        self._places = {t: self._arena.address + offset for t, offset in plan.offsets.items()}
+        self._bind(states, bound or {})
+        self._scratch = DeviceBuffer(0, "scratch")
+        self._staged = DeviceBuffer(0, "step inputs")
+        self._ring: StagingRing | None = None
+        self._kept: dict[str, DeviceBuffer] = {}
+        self._steps: OrderedDict[tuple[int, ...], _Step] = OrderedDict()
+        self._graphs: dict[bool, list[_Step]] = {False: [], True: []}  # by whether only decoding
+        self._lower({s: self.largest.get(s, 1) for s in self._symbols}, False, tune=False)  # asks for weights
+        self._step_number = 0
+
+    # Steps
+
+    def run(self, inputs: Mapping[str, Array], env: Sizes) -> dict[str, DeviceTensor]:
+        """Puts one step on the stream and returns its outputs, valid until the next step.
+
+        Args:
+            inputs: host arrays of the declared shapes; they may be changed as soon as this returns.
+            env: this step's sizes; others than the program's own are ignored.
+
+        Raises OpError for inputs that do not fit; CudaError names the step and the launch.
+        """
+        decode_only = self._decode_only(inputs)
+        step = self._find(env, decode_only)
+        self._step_number += 1
+        with errors_at(f"{self.program.name} step {self._step_number}"):
+            self._stage(step, inputs, env)
+            if step.graph is not None:
+                step.graph.launch(self._ctx.stream)
+            else:
+                for work in step.work:
+                    work(self._ctx.stream)
+        return {name: self.output(name, env) for name in self._outputs}
+
+    def output(self, name: str, env: Sizes) -> DeviceTensor:
+        """An output in the shape of `env`."""
+        t = self._outputs[name]
+        return DeviceTensor.at(self._places[t], t.sizes(env), t.dtype, self._arena)
+
+    def capture(self, env: Sizes, decode_only: bool) -> None:
+        """Captures a graph for these sizes; later steps of the same kind that fit are padded to them.
+
+        Weights must have been loaded.
+        """
+        sizes = {s: env[s] for s in self._symbols}
+        step = self._lower(sizes, decode_only, tune=self.options.tune)
+        what = f"{self.program.name} {sizes}{' decode' if decode_only else ''}"
+
+        def body() -> None:
+            for work in step.work:
+                work(self._ctx.stream)
+
+        body()  # whatever a library or the driver does at a first launch happens outside of the graph
+        self._ctx.stream.synchronize(what)
+        step.graph = Graph(self._ctx.stream, body, what)
+        step.graph.upload(self._ctx.stream)
+        self._graphs[decode_only].append(step)
+        self._graphs[decode_only].sort(key=lambda s: sum(s.env.values()))
+
+    def explain(self, env: Sizes, decode_only: bool = False) -> str:
+        """The launches of a step of these sizes, one a line."""
+        step = self._find(env, decode_only)
+        return listing(step.work, step.env)
+
+    def walk(
+        self, inputs: Mapping[str, Array], env: Sizes
+    ) -> Iterator[tuple[OpCall, list[Work], Callable[[], None]]]:
+        """One step, call by call: yields each call with its launches and a function that runs them and waits.
+
+        The function must be called before the next call is asked for.
+        """
+        step = self._lowered({s: env[s] for s in self._symbols}, self._decode_only(inputs))
+        self._stage(step, inputs, env)
+        start = 0
+        for call, count in zip(self.program.calls, step.counts, strict=True):
+            work = step.work[start : start + count]
+            start += count
+
+            def run(call: OpCall = call, work: list[Work] = work) -> None:
+                for w in work:
+                    w(self._ctx.stream)
+                self._ctx.stream.synchronize(call)
+
+            yield call, work, run
+
+    def tensor(self, t: Tensor, env: Sizes) -> DeviceTensor:
+        """Any buffer, output, state or staged input, as the step under way has it."""
+        address = self._places.get(t.storage)
+        if address is None:
+            step = self._lowered({s: env[s] for s in self._symbols}, False)
+            address = step.staged.address + step.offsets[t.storage]
+        return DeviceTensor.at(address, t.sizes(env), t.dtype, self)
+
+    # Inputs
+
+    def _decode_only(self, inputs: Mapping[str, Array]) -> bool:
+        lens = inputs.get("query_lens")
+        return lens is not None and int(lens.max(initial=0)) <= 1
+
+    def _stage(self, step: _Step, inputs: Mapping[str, Array], env: Sizes) -> None:
+        """Copies the inputs into a pinned slot, padded to the step's sizes, and sends them as one piece."""
+        if step.input_bytes == 0:
+            return
+        if self._ring is None or self._ring.slot_bytes < step.input_bytes:
+            self._ring = StagingRing(STAGED_STEPS, aligned(step.input_bytes), "step inputs")
+        host, slot = self._ring.take()
+        for t, offset in step.offsets.items():
+            array = inputs.get(t.name)
+            if array is None or array.shape != t.sizes(env):
+                raise OpError(
+                    f"program {self.program.name}: input {t}",
+                    expected=t.sizes(env), got="nothing" if array is None else array.shape,
+                )  # fmt: skip
+            shape = t.sizes(step.env)
+            part = slot[offset : offset + t.nbytes(step.env)].view(NUMPY[t.dtype]).reshape(shape)
+            if array.shape != shape:
+                part[...] = self.options.padding.get(t.name, 0)
+                part = part[tuple(slice(n) for n in array.shape)]
+            part[...] = encode(array, t.dtype) if t.dtype == "bf16" else array
+        self._ctx.stream.upload(step.staged.address, host, step.input_bytes, "step inputs")
+        self._ring.sent(self._ctx.stream)
+
+    # Lowering
+
+    def _find(self, env: Sizes, decode_only: bool) -> _Step:
+        """The smallest graph that the step fits into, else its launches."""
+        if missing := [s for s in self._symbols if s not in env]:
+            raise OpError(
+                f"program {self.program.name}: sizes of a step", expected=self._symbols, got=missing
+            )
+        for s in self._symbols:
+            if env[s] > self.largest.get(s, env[s]):
+                raise OpError(
+                    f"program {self.program.name}: size {s} of a step",
+                    expected=f"at most {self.largest[s]}", got=env[s],
+                )  # fmt: skip
+        if self.options.graphs:
+            for step in self._graphs[decode_only]:
+                if all(env[s] <= step.env[s] for s in self._symbols):
+                    return step
+        return self._lowered({s: env[s] for s in self._symbols}, decode_only)
+
+    def _lowered(self, env: dict[str, int], decode_only: bool) -> _Step:
+        key = (int(decode_only), *env.values())
+        step = self._steps.get(key)
+        if step is None:
+            step = self._steps[key] = self._lower(env, decode_only, tune=False)
+            if len(self._steps) > KEPT_STEPS:
+                self._steps.popitem(last=False)
+        self._steps.move_to_end(key)
+        return step
+
+    def _lower(self, env: dict[str, int], decode_only: bool, *, tune: bool) -> _Step:
+        offsets, input_bytes = self._place_inputs(env)
+        while True:
+            memory = Memory(
+                lambda t: self._address(t, offsets), self._scratch.address, self._scratch.nbytes, self._keep
+            )
+            site = Site(self._ctx, self._weights, memory, env, decode_only, tune)
+            with errors_at(f"lowering {self.program.name}"):
+                lower(site, self.program.calls)
+            if memory.needed <= memory.scratch_bytes:
+                break
+            # Steps lowered before hold on to the smaller one.
+            self._scratch = DeviceBuffer(memory.needed, f"scratch of {self.program.name}")
+        held = (self._scratch, *self._kept.values())
+        return _Step(dict(env), site.work, site.counts, offsets, input_bytes, self._staged, held)
+
+    def _place_inputs(self, env: Sizes) -> tuple[dict[Tensor, int], int]:
+        """Where staged inputs lie: close together, so that a step sends one piece of its own size."""
+        offsets: dict[Tensor, int] = {}
+        end = 0
+        for t in self._inputs.values():
+            if t not in self._places:
+                offsets[t] = end
+                end = -(-(end + t.nbytes(env)) // 64) * 64
+        if end > self._staged.nbytes:
+            self._staged = DeviceBuffer(aligned(end), "step inputs")
+        return offsets, end
+
+    def _address(self, t: Tensor, offsets: Mapping[Tensor, int]) -> int:
+        if t in self._places:
+            return self._places[t]
+        return self._staged.address + offsets[t]
+
+    def _keep(self, key: str, nbytes: int) -> int:
+        held = self._kept.get(key)
+        if held is None or held.nbytes < nbytes:
+            held = self._kept[key] = DeviceBuffer(nbytes, key)
+        return held.address
+
+    def _bind(self, states: Mapping[str, DeviceTensor], bound: Mapping[str, DeviceTensor]) -> None:
+        self._held = [*states.values(), *bound.values()]
+        for t in self.program.tensors(Kind.STATE):
+            state = states.get(t.name)
+            if state is None or state.shape != t.shape or state.dtype != t.dtype or not state.contiguous:
+                raise OpError(f"program {self.program.name}: state {t}", expected="contiguous", got=state)
+            self._places[t] = state.address
+        for name, tensor in bound.items():
+            t = self._inputs[name]
+            if tensor.dtype != t.dtype:
+                raise OpError(f"program {self.program.name}: bound input {t}", got=tensor)
+            self._places[t] = tensor.address

@@ -1,0 +1,80 @@
+"""Runs one call, or one step of a model, on the GPU in memory that was filled with NaN before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
+from pegainfer.ops.check import Trial, through_program
+from pegainfer.ops.program import Program
+from pegainfer.ops.spec import Arrays
+from pegainfer.ops.tensor import Kind
+from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, to_bf16
+from pegainfer.runtime.weights.raw import RawWeight
+
+Array = np.ndarray[Any, Any]
+POISON = 0xFF  # as floats of any width: NaN
+EAGER = CudaOptions(graphs=False, tune=False)
+
+
+def poison(ctx: CudaContext, executor: CudaExecutor) -> None:
+    """Fills buffers, outputs and scratch with NaN."""
+    for memory in (executor._arena, executor._scratch):
+        ctx.stream.fill(memory.address, POISON, memory.nbytes)
+
+
+def run_once(
+    ctx: CudaContext,
+    program: Program,
+    weights: Mapping[str, RawWeight],
+    states: Arrays,
+    inputs: Arrays,
+    sizes: Mapping[str, int],
+) -> dict[str, Array]:
+    """One step; states are written back in place, bf16 ones as float32."""
+    largest = {k: n + 3 if k in ("T", "R", "L") else n for k, n in sizes.items()}
+    backend = CudaBackend(ctx, weights, EAGER)
+    dtypes = {t.name: t.dtype for t in program.tensors(Kind.STATE)}
+    held = {k: DeviceTensor.from_numpy(a, dtypes[k], ctx.stream) for k, a in states.items()}
+    executor = backend.prepare(program, held, largest)
+    backend.load()
+    executor._find({**largest, **sizes}, False)
+    poison(ctx, executor)
+    outputs = {k: t.numpy(ctx.stream) for k, t in executor.run(inputs, sizes).items()}
+    for k, a in states.items():
+        a[...] = held[k].numpy(ctx.stream)
+    return outputs
+
+
+def runner(ctx: CudaContext) -> Callable[[Trial], None]:
+    """A `run` for ops.check.check_case."""
+
+    def execute(
+        program: Program,
+        weights: Mapping[str, RawWeight],
+        states: Arrays,
+        inputs: Arrays,
+        sizes: Mapping[str, int],
+    ) -> dict[str, Array]:
+        return run_once(ctx, program, weights, states, inputs, sizes)
+
+    return through_program(execute)
+
+
+def rounded(a: Array, dtype: str) -> Array:
+    """Float32 values that the 16-bit dtype holds exactly."""
+    if dtype == "bf16":
+        return from_bf16(to_bf16(np.ascontiguousarray(a, np.float32)))
+    return a.astype(np.float16).astype(np.float32)
+
+
+def raw(a: Array, format: str) -> RawWeight:
+    """A weight as a file holds it: f32, f16 or bf16."""
+    plain = np.ascontiguousarray(a, np.float32)
+    data = to_bf16(plain) if format == "bf16" else plain.astype({"f32": "<f4", "f16": "<f2"}[format])
+    return RawWeight(format, a.shape, data.reshape(-1).view(np.uint8))

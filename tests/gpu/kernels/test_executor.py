@@ -1,0 +1,183 @@
+"""Whole steps of a small model in bf16: against the reference op by op, in graphs, in chunks, twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.cast import cast_program
+from pegainfer.kernels.cuda.compare import compare_step, difference
+from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
+from pegainfer.models.llama.config import LlamaConfig
+from pegainfer.models.llama.forward import Sizes, forward, shapes
+from pegainfer.ops.reference import ReferenceExecutor
+from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
+from pegainfer.runtime.cuda.tensor import DeviceTensor
+from tests.gpu.harness import raw, rounded
+
+Array = np.ndarray[Any, Any]
+BLOCK, BLOCKS, WIDTH, ROWS, TOKENS = 16, 96, 40, 8, 256
+CONFIG = LlamaConfig(
+    vocab_size=1000, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=6, num_kv_heads=2,
+    head_dim=64, norm_eps=1e-5, rope_theta=1e4, rope_scaling=None, max_position_embeddings=4096,
+    tie_word_embeddings=True,
+)  # fmt: skip
+LARGEST = {"T": TOKENS, "R": ROWS, "L": ROWS}
+
+
+class Model:
+    """The model on the device and its weights on the host; every sequence has blocks of its own."""
+
+    def __init__(self, ctx: CudaContext, options: CudaOptions) -> None:
+        rng = np.random.default_rng(7)
+        self.ctx = ctx
+        self.constants: dict[str, Array] = {}
+        for name, shape in shapes(CONFIG).items():
+            w = rng.standard_normal(shape).astype(np.float32)
+            w = (
+                1 + w / 8
+                if len(shape) == 1
+                else w * np.float32((8 if name == "embed" else 1) * shape[-1] ** -0.5)
+            )
+            self.constants[name] = rounded(w, "bf16")
+        freqs = inverse_frequencies(CONFIG.head_dim, CONFIG.rope_theta, None)
+        self.constants["cos_sin"] = cos_sin_table(WIDTH * BLOCK, freqs)
+        formats = {n: "f32" if len(s) == 1 else "bf16" for n, s in shapes(CONFIG).items()}
+        sizes = Sizes(BLOCKS, BLOCK, WIDTH, WIDTH * BLOCK)
+        self.recorded = forward(CONFIG, formats, sizes)
+        weights = {n: raw(a, formats.get(n, "f32")) if n in formats and formats[n] == "bf16" else raw(a, "f4")
+                   for n, a in self.constants.items()}  # fmt: skip
+        weights = {n: raw(a, formats.get(n, "f32")) for n, a in self.constants.items()}
+        self.kv = DeviceTensor.empty((BLOCKS, CONFIG.num_layers, 2, 2, BLOCK, 64), "bf16", "kv")
+        backend = CudaBackend(ctx, weights, options)
+        self.executor: CudaExecutor = backend.prepare(
+            cast_program(self.recorded, "bf16"), {"kv": self.kv}, LARGEST
+        )
+        backend.load()
+        self.forget()
+
+    def forget(self) -> None:
+        """Fills the cache with NaN: what no step wrote must not be read."""
+        self.ctx.stream.fill(self.kv.address, 0xFF, self.kv.nbytes)
+
+    def inputs(self, rows: list[tuple[int, Array, int]]) -> tuple[dict[str, Array], dict[str, int]]:
+        """A step of rows (sequence, its tokens, how many are cached already)."""
+        i32 = np.int32
+        counts = [len(tokens) - start for _, tokens, start in rows]
+        table = np.zeros((len(rows), WIDTH), i32)
+        ids, positions, slots = [], [], []
+        for r, (sequence, tokens, start) in enumerate(rows):
+            table[r] = sequence * 12 + np.arange(WIDTH) * 5 % 12  # twelve blocks, in no order
+            for p in range(start, len(tokens)):
+                ids.append(tokens[p])
+                positions.append(p)
+                slots.append(table[r, p // BLOCK] * BLOCK + p % BLOCK)
+        starts = np.cumsum(counts) - counts
+        inputs = {
+            "token_ids": np.array(ids, i32), "positions": np.array(positions, i32),
+            "slots": np.array(slots, i32), "query_starts": starts.astype(i32),
+            "query_lens": np.array(counts, i32),
+            "context_lens": np.array([len(t) for _, t, _ in rows], i32), "block_table": table,
+            "logit_rows": (starts + counts - 1).astype(i32),
+        }  # fmt: skip
+        return inputs, {"T": len(ids), "R": len(rows), "L": len(rows)}
+
+    def logits(self, rows: list[tuple[int, Array, int]]) -> Array:
+        inputs, env = self.inputs(rows)
+        return self.executor.run(inputs, env)["logits"].numpy(self.ctx.stream)
+
+    def reference(self, rows: list[tuple[int, Array, int]], kv: Array) -> Array:
+        """Float32 logits; `kv` is written as the device's cache is."""
+        inputs, env = self.inputs(rows)
+        return ReferenceExecutor(self.recorded, {**self.constants, "kv": kv}).run(inputs, env)["logits"]
+
+
+@pytest.fixture(scope="module")
+def eager(ctx: CudaContext) -> Iterator[Model]:
+    yield Model(ctx, CudaOptions(graphs=False, tune=False))
+
+
+@pytest.fixture(scope="module")
+def graphs(ctx: CudaContext) -> Iterator[Model]:
+    model = Model(ctx, CudaOptions(tune=True))
+    for n in (1, 4, 8):
+        model.executor.capture({"T": n, "R": n, "L": n}, decode_only=True)
+    for t in (32, 256):
+        model.executor.capture({"T": t, "R": ROWS, "L": ROWS}, decode_only=False)
+    yield model
+
+
+def sequence(seed: int, length: int) -> Array:
+    return np.random.default_rng(seed).integers(0, CONFIG.vocab_size, length).astype(np.int32)
+
+
+MIXED = [(0, sequence(0, 70), 0), (1, sequence(1, 1), 0), (2, sequence(2, 33), 0), (3, sequence(3, 16), 0)]
+DECODE = [(0, sequence(10, 71), 70), (1, sequence(11, 2), 1), (2, sequence(12, 34), 33)]
+
+
+def prefix_of(rows: list[tuple[int, Array, int]]) -> list[tuple[int, Array, int]]:
+    """The prefill that these rows build on."""
+    return [(s, tokens[:start], 0) for s, tokens, start in rows if start]
+
+
+@pytest.mark.parametrize("rows", [MIXED, DECODE], ids=["prefill", "decode"])
+def test_every_op_of_a_step_is_right(rows: list[tuple[int, Array, int]], eager: Model) -> None:
+    eager.forget()
+    if before := prefix_of(rows):
+        eager.logits(before)
+    inputs, env = eager.inputs(rows)
+    found = compare_step(eager.executor, eager.ctx, eager.constants, inputs, env)
+    bad = [str(d) for d in found if not d.relative < 1e-2]
+    assert not bad, "\n".join(bad)
+
+
+def test_logits_are_near_float32(eager: Model) -> None:
+    eager.forget()
+    kv = np.full(eager.kv.shape, np.nan, np.float32)
+    steps = [prefix_of(DECODE), DECODE, MIXED]
+    for rows in steps:
+        relative, _ = difference(eager.logits(rows), eager.reference(rows, kv))
+        assert relative < 2e-2
+
+
+def test_a_graph_gives_what_its_launches_give(eager: Model, graphs: Model) -> None:
+    for rows in (MIXED, prefix_of(DECODE), DECODE, DECODE[:1]):
+        for model in (eager, graphs):
+            model.forget()
+            if before := prefix_of(rows):
+                model.logits(before)
+        relative, _ = difference(graphs.logits(rows), eager.logits(rows))
+        assert relative < 1e-2  # cuBLASLt may have chosen another algorithm for the padded size
+
+
+def test_steps_repeat_bit_by_bit(graphs: Model) -> None:
+    for rows in (MIXED, DECODE, DECODE[:1]):
+        graphs.forget()
+        if before := prefix_of(rows):
+            graphs.logits(before)
+        first = graphs.logits(rows)
+        assert all(np.array_equal(graphs.logits(rows), first) for _ in range(5))
+
+
+def test_a_row_decodes_alike_alone_and_in_company(graphs: Model) -> None:
+    graphs.forget()
+    graphs.logits(prefix_of(DECODE))
+    together = graphs.logits(DECODE)
+    alone = np.concatenate([graphs.logits([row]) for row in DECODE])
+    assert difference(alone, together)[0] < 1e-2
+
+
+def test_chunks_and_warm_prefixes_change_nothing(eager: Model) -> None:
+    tokens = sequence(20, 190)
+    eager.forget()
+    whole = eager.logits([(0, tokens, 0)])
+    eager.forget()
+    for start, stop in ((0, 7), (7, 64), (64, 65), (65, 160)):
+        eager.logits([(0, tokens[:stop], start)])
+    assert difference(eager.logits([(0, tokens, 160)]), whole)[0] < 1e-2
+    assert difference(eager.logits([(0, tokens, 189)]), whole)[0] < 1e-2

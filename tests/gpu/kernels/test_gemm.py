@@ -1,0 +1,108 @@
+"""Matrix products at true sizes, by every route, against float32 on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.gemm import GemmProblem, StreamChoice, choose_gemm
+from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD
+from pegainfer.ops.compose import one_call
+from pegainfer.ops.gemm import LINEAR, LINEAR_RESIDUAL
+from pegainfer.ops.spec import OpSpec
+from tests.gpu.harness import EAGER, raw, rounded, run_once
+
+Array = np.ndarray[Any, Any]
+M = (1, 2, 3, 5, 8, 9, 16, 17, 64)
+# (N, K): Qwen3-4B's o and down, SmolLM2's, and sizes that no tile divides
+SHAPES = ((2560, 4096), (2560, 9728), (576, 1536), (1001, 648), (24, 8), (7, 72))
+
+
+def relative(got: Array, want: Array) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("spec", [LINEAR, LINEAR_RESIDUAL], ids=lambda s: s.name)
+def test_products(spec: OpSpec, shape: tuple[int, int], dtype: str, ctx: CudaContext) -> None:
+    n, k = shape
+    rng = np.random.default_rng(n + k)
+    w = rounded(rng.standard_normal((n, k), np.float32) * np.float32(k**-0.5), dtype)
+    for m in M:
+        a = rounded(rng.standard_normal((m, k), np.float32), dtype)
+        x = rounded(rng.standard_normal((m, n), np.float32), dtype)
+        out = "out" if spec is LINEAR else "x"
+        program = one_call(spec, {"T": m, "N": n, "K": k}, {out: dtype, "a": dtype, "w": dtype}, {})
+        inputs = {"a": a, "x.staged": x, "staged_rows": np.arange(m, dtype=np.int32)}
+        inputs = inputs if spec is LINEAR_RESIDUAL else {"a": a}
+        runs = [run_once(ctx, program, {"w": raw(w, dtype)}, {}, inputs, {"T": m, "N": n, "K": k})[out]
+                for _ in range(2)]  # fmt: skip
+        assert np.array_equal(*runs), f"m = {m}: two runs differ"
+        want = a @ w.T + (x if spec is LINEAR_RESIDUAL else 0)
+        assert relative(runs[0], want) < (3e-3 if dtype == "bf16" else 4e-4), f"m = {m}"
+
+
+@pytest.mark.parametrize("m", [1, 7, 16, 40])
+def test_norm_and_gated_activation_fused(m: int, ctx: CudaContext) -> None:
+    f, k = 9728, 2560
+    rng = np.random.default_rng(m)
+    x = rounded(rng.standard_normal((m, k), np.float32) * 3, "bf16")
+    norm = (1 + rng.standard_normal(k) / 4).astype(np.float32)
+    gate, up = (rounded(rng.standard_normal((f, k), np.float32) * np.float32(k**-0.5), "bf16") for _ in "gu")
+    sizes = {"T": m, "F": f, "M": k}
+    dtypes = {"out": "bf16", "x": "bf16", "norm": "f32", "w_gate": "bf16", "w_up": "bf16"}
+    program = one_call(GATE_UP_SWIGLU, sizes, dtypes, {"eps": 1e-6})
+    weights = {"w_gate": raw(gate, "bf16"), "w_up": raw(up, "bf16")}
+    got = run_once(ctx, program, weights, {}, {"x": x, "norm": norm}, sizes)["out"]
+    h = x / np.sqrt(np.mean(x**2, axis=1, keepdims=True) + 1e-6) * norm
+    g = h @ gate.T
+    assert relative(got, g / (1 + np.exp(-g)) * (h @ up.T)) < 6e-3
+
+
+@pytest.mark.parametrize("m", [1, 8, 13, 33])
+def test_logits_of_chosen_rows(m: int, ctx: CudaContext) -> None:
+    v, k, tokens = 30_011, 1024, 50
+    rng = np.random.default_rng(m)
+    x = rounded(rng.standard_normal((tokens, k), np.float32), "bf16")
+    w = rounded(rng.standard_normal((v, k), np.float32) * np.float32(k**-0.5), "bf16")
+    rows = rng.permutation(tokens)[:m].astype(np.int32)
+    sizes = {"T": tokens, "L": m, "M": k, "V": v}
+    dtypes = {"logits": "f32", "x": "bf16", "rows": "i32", "norm": "f32", "w": "bf16"}
+    program = one_call(LM_HEAD, sizes, dtypes, {"eps": 1e-6})
+    inputs = {"x": x, "rows": rows, "norm": np.ones(k, np.float32)}
+    got = run_once(ctx, program, {"w": raw(w, "bf16")}, {}, inputs, sizes)["logits"]
+    h = x[rows] / np.sqrt(np.mean(x[rows] ** 2, axis=1, keepdims=True) + 1e-6)
+    assert relative(got, h @ w.T) < 4e-3
+
+
+def test_the_choice_follows_the_device(ctx: CudaContext) -> None:
+    info = ctx.device.info
+    few = choose_gemm(GemmProblem(4, 6144, 2560, "bf16", "store", norm=True), info)
+    assert isinstance(few, StreamChoice) and few.shared <= info.max_shared
+    assert ctx.library.variant(few.kernel) is not None
+    assert str(choose_gemm(GemmProblem(64, 6144, 2560, "bf16"), info)).startswith("cublasLt (64 rows")
+
+
+def test_weights_of_any_format_arrive(ctx: CudaContext) -> None:
+    """What the store packs is what was given: rows below each other, in pairs, reordered, converted."""
+    rng = np.random.default_rng(0)
+    f, k = 40, 64
+    gate, up = (rounded(rng.standard_normal((f, k), np.float32), "f16") for _ in "gu")
+    order = rng.permutation(f)
+    shuffled = raw(up, "f16")
+    shuffled = type(shuffled)("f16", shuffled.shape, shuffled.data, order)
+    sizes = {"T": 1, "F": f, "M": k}
+    dtypes = {"out": "bf16", "x": "bf16", "norm": "f32", "w_gate": "f32", "w_up": "f16"}
+    program = one_call(GATE_UP_SWIGLU, sizes, dtypes, {"eps": 1e-6})
+    backend = CudaBackend(ctx, {"w_gate": raw(gate, "f32"), "w_up": shuffled}, EAGER)
+    backend.prepare(program, {}, {"T": 1})
+    backend.load()
+    (packed,) = (t for t in backend.store._held.values() if len(t.shape) == 2)
+    held = packed.numpy(ctx.stream)
+    assert np.array_equal(held[0::2], rounded(gate, "bf16"))
+    assert np.array_equal(held[1::2], rounded(up[order], "bf16"))

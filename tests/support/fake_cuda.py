@@ -1,0 +1,261 @@
+"""A CUDA driver without a GPU: memory is the host's, launches are noted and compute nothing.
+
+Put in place of `cuda.bindings.driver`, it lets the code above the driver run to its end: addresses, copies,
+packed arguments, graphs, errors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from pegainfer.runtime.cuda import driver as door
+
+
+class Code(int):
+    """A CUresult."""
+
+    name: str
+
+    def __new__(cls, value: int, name: str) -> Code:
+        code = super().__new__(cls, value)
+        code.name = name
+        return code
+
+
+OK = Code(0, "CUDA_SUCCESS")
+OUT_OF_MEMORY = Code(2, "CUDA_ERROR_OUT_OF_MEMORY")
+NO_DEVICE = Code(100, "CUDA_ERROR_NO_DEVICE")
+ILLEGAL_ADDRESS = Code(700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+
+class Names:
+    """An enumeration: every attribute is its own name."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Named(name)
+
+
+class Named(int):
+    """A member: an int to those who ask for one."""
+
+    name: str
+
+    def __new__(cls, name: str) -> Named:
+        member = super().__new__(cls, abs(hash(name)) % 1000)
+        member.name = name
+        return member
+
+
+class Fields:
+    """A struct: any attribute can be set, nested ones too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = Fields()
+        object.__setattr__(self, name, value)
+        return value
+
+
+@dataclass(frozen=True)
+class Launched:
+    kernel: str
+    grid: tuple[int, int, int]
+    block: int
+    shared: int
+    params: int  # address of the array of arguments
+    pdl: bool
+    captured: bool
+
+
+@dataclass
+class FakeCuda:
+    """What the driver would say of its GPU, and what it has been asked to do.
+
+    Args:
+        fail: function name -> result to give instead of doing it.
+    """
+
+    capability: tuple[int, int] = (9, 0)
+    num_sms: int = 132
+    devices: int = 1
+    version: int = 13000
+    memory: int = 1 << 34
+    fail: dict[str, Code] = field(default_factory=dict)
+    launches: list[Launched] = field(default_factory=list)
+    graph_launches: int = 0
+    used: int = 0
+    capturing: bool = False
+    captured: int = 0
+
+    def __post_init__(self) -> None:
+        self._held: dict[int, tuple[Any, int]] = {}
+        self._numbers = itertools.count(1)
+        self._attributes = {
+            "COMPUTE_CAPABILITY_MAJOR": self.capability[0],
+            "COMPUTE_CAPABILITY_MINOR": self.capability[1],
+            "MULTIPROCESSOR_COUNT": self.num_sms,
+            "L2_CACHE_SIZE": 50 << 20,
+            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
+            "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 << 10,
+        }
+
+    # Calls that do something
+
+    def cuInit(self, flags: int) -> tuple[Any, ...]:
+        return ((OK if self.devices else NO_DEVICE),)
+
+    def cuDriverGetVersion(self) -> tuple[Any, ...]:
+        return OK, self.version
+
+    def cuDeviceGetCount(self) -> tuple[Any, ...]:
+        return OK, self.devices
+
+    def cuDeviceGetName(self, length: int, device: Any) -> tuple[Any, ...]:
+        return OK, b"Fake GPU\0\0"
+
+    def cuDeviceTotalMem(self, device: Any) -> tuple[Any, ...]:
+        return OK, self.memory
+
+    def cuDeviceGetAttribute(self, attribute: Named, device: Any) -> tuple[Any, ...]:
+        return OK, self._attributes[attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")]
+
+    def cuGetErrorString(self, code: Any) -> tuple[Any, ...]:
+        return OK, code.name.removeprefix("CUDA_ERROR_").lower().replace("_", " ").encode()
+
+    def cuMemGetInfo(self) -> tuple[Any, ...]:
+        return OK, self.memory - self.used, self.memory
+
+    def cuMemAlloc(self, nbytes: int) -> tuple[Any, ...]:
+        if self.used + nbytes > self.memory:
+            return (OUT_OF_MEMORY, 0)
+        raw = (ctypes.c_uint8 * (nbytes + 256))()
+        address = -(-ctypes.addressof(raw) // 256) * 256
+        self._held[address] = (raw, nbytes)
+        self.used += nbytes
+        return OK, address
+
+    def cuMemFree(self, address: int) -> tuple[Any, ...]:
+        self.used -= self._held.pop(address)[1]
+        return (OK,)
+
+    def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[Any, ...]:
+        raw = (ctypes.c_uint8 * nbytes)()
+        self._held[ctypes.addressof(raw)] = (raw, 0)
+        return OK, ctypes.addressof(raw)
+
+    def cuMemFreeHost(self, address: int) -> tuple[Any, ...]:
+        del self._held[address]
+        return (OK,)
+
+    def cuMemcpyHtoDAsync(self, dst: int, src: int, nbytes: int, stream: Any) -> tuple[Any, ...]:
+        ctypes.memmove(dst, src, nbytes)
+        return (OK,)
+
+    cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = cuMemcpyHtoDAsync
+
+    def cuMemsetD8Async(self, dst: int, byte: int, nbytes: int, stream: Any) -> tuple[Any, ...]:
+        ctypes.memset(dst, byte, nbytes)
+        return (OK,)
+
+    def cuMemcpy2DAsync(self, spec: Any, stream: Any) -> tuple[Any, ...]:
+        src = spec.srcHost if spec.srcMemoryType.name.endswith("HOST") else spec.srcDevice
+        for row in range(spec.Height):
+            ctypes.memmove(spec.dstDevice + row * spec.dstPitch, src + row * spec.srcPitch, spec.WidthInBytes)
+        return (OK,)
+
+    def cuModuleGetFunction(self, module: Any, name: bytes) -> tuple[Any, ...]:
+        return OK, name.decode()
+
+    def cuFuncGetAttribute(self, attribute: Named, function: str) -> tuple[Any, ...]:
+        return OK, 0
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, f: str, threads: int, shared: int) -> Any:
+        return OK, max(1, min(2048 // threads, (228 << 10) // max(1, shared)))
+
+    def cuLaunchKernelEx(self, config: Any, function: str, params: int, extra: int) -> tuple[Any, ...]:
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        pdl = any("PROGRAMMATIC_STREAM" in a.id.name for a in config.attrs)
+        self.launches.append(
+            Launched(function, grid, config.blockDimX, config.sharedMemBytes, params, pdl, self.capturing)
+        )
+        self.captured += self.capturing
+        return (OK,)
+
+    def cuStreamBeginCapture(self, stream: Any, mode: Any) -> tuple[Any, ...]:
+        self.capturing, self.captured = True, 0
+        return (OK,)
+
+    def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:
+        self.capturing = False
+        return OK, ("graph", self.captured)
+
+    def cuGraphGetNodes(self, graph: tuple[str, int]) -> tuple[Any, ...]:
+        return OK, [], graph[1]
+
+    def cuGraphLaunch(self, graph: Any, stream: Any) -> tuple[Any, ...]:
+        self.graph_launches += 1
+        return (OK,)
+
+    def cuEventElapsedTime(self, start: Any, stop: Any) -> tuple[Any, ...]:
+        return OK, 1.0
+
+    # Everything else
+
+    def call(self, name: str) -> Any:
+        """The function of that name: the one above, or one that returns a fresh handle."""
+
+        def handle(*args: Any) -> tuple[Any, ...]:
+            return OK, next(self._numbers)
+
+        def nothing(*args: Any) -> tuple[Any, ...]:
+            return (OK,)
+
+        makes = ("Create", "Get", "Retain", "Load", "Instantiate")
+        does = getattr(self, name, None) or (handle if any(m in name for m in makes) else nothing)
+
+        def checked(*args: Any) -> Any:
+            return (self.fail[name], 0) if name in self.fail else does(*args)
+
+        return checked
+
+
+class _Module(ModuleType):
+    def __init__(self, fake: FakeCuda) -> None:
+        super().__init__("cuda.bindings.driver")
+        self._fake = fake
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name.startswith("cu") and name[2:3].isupper():
+            return self._fake.call(name)
+        if name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeValue", "CUDA_MEMCPY2D"):
+            return Fields
+        return Names()
+
+
+@contextmanager
+def fake_cuda(fake: FakeCuda | None = None) -> Iterator[FakeCuda]:
+    """Replaces the driver inside the block."""
+    fake = fake or FakeCuda()
+    before = sys.modules.get("cuda.bindings.driver")
+    sys.modules["cuda.bindings.driver"] = _Module(fake)
+    door.bindings.cache_clear()
+    try:
+        yield fake
+    finally:
+        door.bindings.cache_clear()
+        if before is None:
+            del sys.modules["cuda.bindings.driver"]
+        else:
+            sys.modules["cuda.bindings.driver"] = before
