@@ -4,14 +4,14 @@
 // so that a dot product runs down the columns in one accumulator per output element. The order of its
 // additions is then the same for any number of tokens, any chunking and any number of threads.
 //
-// A tile is contiguous, starts on a cache line, and holds
+// Tiles are contiguous, start on a cache line, and are read from end to end, so that a product is one stream:
 //   f32, f16, bf16   value[k][16]
-//   q8_0             scale[k / 32][16] f16, then quant[k / 4][16][4] int8
-//   q4_0             scale[k / 32][16] f16, then quant[k / 32][4][16][4]; byte (j, row, i) of a block holds
-//                    element 4j + i in its low and element 16 + 4j + i in its high nibble
-//   q4_1             the same with min[k / 32][16] f16 between scales and quants
-// Four consecutive columns of a row share a 32-bit lane, which is what the 8-bit dot instructions sum over.
-// Rows past the weight's last one are zero.
+//   q4_1             a block after another: scale[16] f16, min[16] f16, quant[4][16][4]
+//   q4_0, q8_0       two blocks after two others, to keep quants on cache lines: scale[2][16] f16, then
+//                    quant[2][4][16][4] or quant[2][8][16][4]
+// Byte (j, row, i) of a q8_0 block is element 4j + i; of the others it holds element 4j + i in its low and
+// element 16 + 4j + i in its high nibble. Four consecutive columns of a row share a 32-bit lane, which is
+// what the 8-bit dot instructions sum over. Rows and blocks past the weight's last ones are zero.
 #pragma once
 
 #include <cstddef>
@@ -27,14 +27,34 @@ enum Format : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kQ8_0 = 3, kQ4_1 = 4, kQ4
 
 struct Packed {
     int32_t format;
-    int64_t n, k;                         // rows, columns
-    int64_t tiles;                        // ceil(n / 16)
-    int64_t tile_bytes;                   // a multiple of 64
-    int64_t scales_at, mins_at, data_at;  // bytes from the tile's start
-    uint8_t* data;                        // 64-byte aligned
+    int64_t n, k;        // rows, columns
+    int64_t tiles;       // ceil(n / 16)
+    int64_t tile_bytes;  // a multiple of 64
+    uint8_t* data;       // 64-byte aligned
 
     const uint8_t* tile(int64_t i) const { return data + i * tile_bytes; }
 };
+
+// Where block `b` of a tile lies.
+struct Block {
+    const uint16_t *scale, *min;  // [16] f16; min: of q4_1 only
+    const uint8_t* quant;
+};
+
+// Bytes of a block's quants, for sixteen rows.
+static inline int64_t quant_bytes(int32_t format) {
+    return format == kQ8_0 ? 512 : 256;
+}
+
+static inline Block block_at(int32_t format, const uint8_t* tile, int64_t b) {
+    if (format == kQ4_1) {
+        const uint8_t* p = tile + 320 * b;
+        return {reinterpret_cast<const uint16_t*>(p), reinterpret_cast<const uint16_t*>(p + 32), p + 64};
+    }
+    const int64_t quants = quant_bytes(format), odd = b & 1;
+    const uint8_t* pair = tile + (b >> 1) * (64 + 2 * quants);
+    return {reinterpret_cast<const uint16_t*>(pair + 32 * odd), nullptr, pair + 64 + odd * quants};
+}
 
 static inline bool is_quantised(int32_t format) {
     return format >= kQ8_0;

@@ -30,15 +30,17 @@ void pack_plain(const Packed& w, const uint8_t* const rows[kTile], uint8_t* out,
 }
 
 void pack_blocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile, const Layout& f) {
-    const int data = f.bytes - f.scales - f.mins, words = data / 4;
+    const int data = f.bytes - f.scales - f.mins;
     for (int r = 0; r < kTile; r++) {
         if (rows[r] == nullptr) continue;
         for (int64_t b = 0; b < w.k / kBlock; b++) {
             const uint8_t* in = rows[r] + b * f.bytes;
-            std::memcpy(tile + w.scales_at + 2 * (16 * b + r), in, 2);
-            if (f.mins != 0) std::memcpy(tile + w.mins_at + 2 * (16 * b + r), in + 2, 2);
-            uint8_t* out = tile + w.data_at + (b * words * kTile + r) * 4;
-            for (int i = 0; i < words; i++) std::memcpy(out + 64 * i, in + f.bytes - data + 4 * i, 4);
+            const Block to = block_at(w.format, tile, b);
+            // The block is within the tile that is being written.
+            std::memcpy(const_cast<uint16_t*>(to.scale) + r, in, 2);
+            if (f.mins != 0) std::memcpy(const_cast<uint16_t*>(to.min) + r, in + 2, 2);
+            auto* out = const_cast<uint8_t*>(to.quant) + 4 * r;
+            for (int i = 0; i < data / 4; i++) std::memcpy(out + 64 * i, in + f.bytes - data + 4 * i, 4);
         }
     }
 }
@@ -49,11 +51,11 @@ bool describe(Packed* w, int32_t format, int64_t n, int64_t k) {
     if (format < kF32 || format > kQ4_0 || n <= 0 || k <= 0) return false;
     const Layout& f = kLayouts[format];
     if (k % f.elements != 0) return false;
-    const int64_t blocks = k / f.elements;
-    const int64_t scales = round_up(f.scales * kTile * blocks, 64),
-                  mins = round_up(f.mins * kTile * blocks, 64);
-    const int64_t data = round_up((f.bytes - f.scales - f.mins) * kTile * blocks, 64);
-    *w = {format, n, k, (n + kTile - 1) / kTile, scales + mins + data, 0, scales, scales + mins, nullptr};
+    const int64_t blocks = k / kBlock;
+    int64_t bytes = round_up(k * kTile * f.bytes, 64);
+    if (format == kQ4_1) bytes = 320 * blocks;
+    if (format == kQ4_0 || format == kQ8_0) bytes = (blocks + 1) / 2 * (64 + 2 * quant_bytes(format));
+    *w = {format, n, k, (n + kTile - 1) / kTile, bytes, nullptr};
     return true;
 }
 
@@ -101,23 +103,19 @@ void unpack_row(const Packed& w, int64_t row, float* out) {
         default:
             break;
     }
-    const auto* scales = reinterpret_cast<const uint16_t*>(tile + w.scales_at) + r;
-    const auto* mins = reinterpret_cast<const uint16_t*>(tile + w.mins_at) + r;
     for (int64_t b = 0; b < w.k / kBlock; b++, out += kBlock) {
-        const float d = f16_to_float(scales[16 * b]);
-        const float m = w.format == kQ4_1 ? f16_to_float(mins[16 * b]) : 0;
-        const float offset = w.format == kQ4_0 ? 8 : 0;
+        const Block block = block_at(w.format, tile, b);
+        const uint8_t* q = block.quant + 4 * r;
+        const float d = f16_to_float(block.scale[r]);
+        const float m = w.format == kQ4_1 ? f16_to_float(block.min[r]) : 0;
         for (int i = 0; i < kBlock; i++) {
             if (w.format == kQ8_0) {
-                out[i] = static_cast<float>(
-                             static_cast<int8_t>(tile[w.data_at + 512 * b + 64 * (i / 4) + 4 * r + i % 4])) *
-                         d;
+                out[i] = static_cast<float>(static_cast<int8_t>(q[64 * (i / 4) + i % 4])) * d;
                 continue;
             }
-            const int at = i % 16;
-            const int byte = tile[w.data_at + 256 * b + 64 * (at / 4) + 4 * r + at % 4];
-            const float q = static_cast<float>(i < 16 ? byte & 15 : byte >> 4) - offset;
-            out[i] = w.format == kQ4_1 ? q * d + m : q * d;
+            const int byte = q[64 * (i % 16 / 4) + i % 4];
+            const auto x = static_cast<float>(i < 16 ? byte & 15 : byte >> 4);
+            out[i] = w.format == kQ4_1 ? x * d + m : (x - 8) * d;
         }
     }
 }

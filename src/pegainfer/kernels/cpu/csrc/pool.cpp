@@ -29,7 +29,7 @@ uint32_t left_in(uint64_t ticket) {
 
 }  // namespace
 
-Pool::Pool(int threads, int spin_us) : spin_us_(spin_us) {
+Pool::Pool(int threads, int spin_us) : spin_us_(spin_us), shares_(new Share[static_cast<size_t>(threads)]) {
     for (int i = 1; i < threads; i++) workers_.emplace_back(&Pool::work, this, i);
 }
 
@@ -62,12 +62,27 @@ void Pool::open_phase(uint32_t id) {
     const bool ended = id == end_;
     const uint64_t chunks = ended ? 0 : static_cast<uint64_t>(phases_[id - first_].chunks);
     done_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < threads(); i++)
+        shares_[static_cast<size_t>(i)].taken.store(0, std::memory_order_relaxed);
     ticket_.store(static_cast<uint64_t>(id) << 32 | chunks);
     if (ended ? caller_asleep_.load() : sleepers_.load() > 0) {
         {
             std::lock_guard<std::mutex> lock(mutex_);
         }
         wake_.notify_all();
+    }
+}
+
+// A chunk for who has claimed one: of the thread's own share, else of the next ones'. There are as many
+// claims as chunks, so one is left.
+int64_t Pool::take(int64_t chunks, int thread) {
+    const int64_t all = threads();
+    for (int64_t i = thread;; i = (i + 1) % all) {
+        const int64_t first = chunks * i / all, size = chunks * (i + 1) / all - first;
+        std::atomic<int64_t>& taken = shares_[static_cast<size_t>(i)].taken;
+        if (taken.load(std::memory_order_relaxed) >= size) continue;
+        const int64_t mine = taken.fetch_add(1, std::memory_order_relaxed);
+        if (mine < size) return first + mine;
     }
 }
 
@@ -80,7 +95,7 @@ bool Pool::help(int thread) {
     const uint32_t id = phase_of(seen);
     const Phase& phase = phases_[id - first_];
     const int64_t chunks = phase.chunks;
-    phase.run(context_, phase, chunks - left_in(seen), thread);
+    phase.run(context_, phase, take(chunks, thread), thread);
     if (done_.fetch_add(1) + 1 == chunks) {
         if (nanoseconds_ != nullptr) {
             const int64_t now = now_ns();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -20,8 +21,9 @@ struct Phase {
     int64_t a, b, c, d;  // the instruction's own use
 };
 
-// Chunks are claimed from one atomic word, so that a thread that is late, or asleep, holds nobody up: the
-// others do its share. Idle threads spin for a while, then sleep.
+// Each thread starts on a share of its own, so that what it reads is contiguous and the same in every step,
+// and takes from the others' shares when it is done: a thread that is late, or asleep, holds nobody up. Idle
+// threads spin for a while, then sleep.
 class Pool {
   public:
     // threads counts the caller of `run`. Raises std::system_error where the system gives no more threads.
@@ -41,6 +43,12 @@ class Pool {
     bool help(int thread);
     void open_phase(uint32_t id);
     void idle(bool caller);
+    int64_t take(int64_t chunks, int thread);
+
+    // Chunks taken of one thread's share, [chunks · thread / threads, chunks · (thread + 1) / threads).
+    struct alignas(64) Share {
+        std::atomic<int64_t> taken{0};
+    };
 
     // Phase number in the high half, unclaimed chunks in the low half. Phase numbers never repeat while a
     // thread can still hold an old one, so a claim (compare and swap) proves that the phase is still open;
@@ -60,6 +68,7 @@ class Pool {
     int spin_us_;
     std::mutex mutex_;
     std::condition_variable wake_;
+    std::unique_ptr<Share[]> shares_;
     std::vector<std::thread> workers_;
 };
 

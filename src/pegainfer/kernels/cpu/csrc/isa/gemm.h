@@ -50,28 +50,36 @@ static void fma_all(const E* w, int64_t columns, const float* x, int64_t ldx, in
 }
 
 // Columns k0 … k0 + columns of a quantised tile as float32 [columns, 16], with GGUF's roundings.
-static void decode(const Packed& w, const uint8_t* tile, int64_t k0, int64_t columns, float* out) {
-    const auto* scales = reinterpret_cast<const uint16_t*>(tile + w.scales_at);
-    const auto* mins = reinterpret_cast<const uint16_t*>(tile + w.mins_at);
-    for (int64_t b = k0 / kBlock; b < (k0 + columns) / kBlock; b++) {
-        const F d = load_f16(scales + 16 * b);
-        if (w.format == kQ8_0) {
-            const uint8_t* q = tile + w.data_at + 512 * b;
-            for (int g = 0; g < 8; g++, q += 64)
-                for (int i = 0; i < 4; i++, out += 16) store(out, mul(signed_byte(q, i), d));
-            continue;
+template <int FORMAT>
+static void decode(const uint8_t* tile, int64_t k0, int64_t columns, float* out) {
+    for (int64_t b = k0 / kBlock; b < (k0 + columns) / kBlock; b++, out += 16 * kBlock) {
+        const Block block = block_at(FORMAT, tile, b);
+        const uint8_t* q = block.quant;
+        const F d = load_f16(block.scale);
+        if constexpr (FORMAT == kQ8_0) {
+            for (int g = 0; g < 8; g++)
+                for (int i = 0; i < 4; i++) store(out + 16 * (4 * g + i), mul(signed_byte(q + 64 * g, i), d));
+        } else {
+            // x = q d + m, or (q - 8) d
+            const F m = FORMAT == kQ4_1 ? load_f16(block.min) : set1(8);
+            for (int j = 0; j < 4; j++)
+                for (int i = 0; i < 4; i++) {
+                    const F low = low_nibble(q + 64 * j, i), high = high_nibble(q + 64 * j, i);
+                    float* to = out + 16 * (4 * j + i);
+                    store(to, FORMAT == kQ4_1 ? add(mul(low, d), m) : mul(sub(low, m), d));
+                    store(to + 256, FORMAT == kQ4_1 ? add(mul(high, d), m) : mul(sub(high, m), d));
+                }
         }
-        const uint8_t* q = tile + w.data_at + 256 * b;
-        const bool has_min = w.format == kQ4_1;
-        const F m = has_min ? load_f16(mins + 16 * b) : zero();
-        const F eight = set1(8);
-        for (int j = 0; j < 4; j++, q += 64)
-            for (int i = 0; i < 4; i++, out += 16) {
-                const F low = low_nibble(q, i), high = high_nibble(q, i);
-                store(out, has_min ? add(mul(low, d), m) : mul(sub(low, eight), d));
-                store(out + 256, has_min ? add(mul(high, d), m) : mul(sub(high, eight), d));
-            }
-        out += 256;
+    }
+}
+
+template <int FORMAT>
+static void decode_and_fma(const Packed& w, const uint8_t* tile, const float* x, int64_t ldx, int64_t nt,
+                           float* acc, float* scratch) {
+    for (int64_t k = 0; k < w.k; k += kDecodeColumns) {
+        const int64_t columns = w.k - k < kDecodeColumns ? w.k - k : kDecodeColumns;
+        decode<FORMAT>(tile, k, columns, scratch);
+        fma_all(scratch, columns, x + k, ldx, nt, acc);
     }
 }
 
@@ -86,13 +94,23 @@ static void gemm_f32(const Packed& w, int64_t tile, const float* x, int64_t ldx,
             return fma_all(reinterpret_cast<const F16Bits*>(p), w.k, x, ldx, nt, acc);
         case kBF16:
             return fma_all(reinterpret_cast<const BF16Bits*>(p), w.k, x, ldx, nt, acc);
+        case kQ8_0:
+            return decode_and_fma<kQ8_0>(w, p, x, ldx, nt, acc, scratch);
+        case kQ4_1:
+            return decode_and_fma<kQ4_1>(w, p, x, ldx, nt, acc, scratch);
         default:
-            for (int64_t k = 0; k < w.k; k += kDecodeColumns) {
-                const int64_t columns = w.k - k < kDecodeColumns ? w.k - k : kDecodeColumns;
-                decode(w, p, k, columns, scratch);
-                fma_all(scratch, columns, x + k, ldx, nt, acc);
-            }
+            return decode_and_fma<kQ4_0>(w, p, x, ldx, nt, acc, scratch);
     }
+}
+
+// Bytes of weights asked for ahead of their use: what memory delivers within its latency of about 100 ns.
+constexpr int64_t kAhead = 3072;
+
+// Hardware prefetchers stop at every page of 4 KiB, tiles do not.
+template <int FORMAT>
+static inline void prefetch(const uint8_t* quants) {
+    constexpr int kLines = FORMAT == kQ8_0 ? 9 : 5;
+    for (int i = 0; i < kLines; i++) __builtin_prefetch(quants + kAhead + 64 * i, 0, 3);
 }
 
 // Rows first … first + MR. Of a block, with d, m of the weight and s = scale of x:
@@ -100,24 +118,23 @@ static void gemm_f32(const Packed& w, int64_t tile, const float* x, int64_t ldx,
 template <int MR, int FORMAT>
 static void dot_rows(const Packed& w, const uint8_t* tile, const QuantRows& x, int64_t first, float* acc) {
     const int64_t blocks = w.k / kBlock;
-    const auto* scales = reinterpret_cast<const uint16_t*>(tile + w.scales_at);
-    const auto* mins = reinterpret_cast<const uint16_t*>(tile + w.mins_at);
-    const uint8_t* q = tile + w.data_at;
     const int8_t* xq = x.q + first * w.k;
     const float* xs = x.scale + first * blocks;
     const float* xsum = x.sum + first * blocks;
     F s[MR];
     for (int t = 0; t < MR; t++) s[t] = zero();
     for (int64_t b = 0; b < blocks; b++) {
+        const Block block = block_at(FORMAT, tile, b);
+        prefetch<FORMAT>(block.quant);
         F dot[MR];
         if constexpr (FORMAT == kQ8_0) {
-            dot_q8<MR>(q + 512 * b, xq + kBlock * b, w.k, dot);
+            dot_q8<MR>(block.quant, xq + kBlock * b, w.k, dot);
         } else {
-            dot_q4<MR>(q + 256 * b, xq + kBlock * b, w.k, dot);
+            dot_q4<MR>(block.quant, xq + kBlock * b, w.k, dot);
         }
-        const F d = load_f16(scales + 16 * b);
+        const F d = load_f16(block.scale);
         F m;
-        if constexpr (FORMAT == kQ4_1) m = load_f16(mins + 16 * b);
+        if constexpr (FORMAT == kQ4_1) m = load_f16(block.min);
         for (int t = 0; t < MR; t++) {
             F v;
             if constexpr (FORMAT == kQ4_1) {

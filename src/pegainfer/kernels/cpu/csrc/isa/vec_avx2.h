@@ -147,7 +147,7 @@ static inline void dot_q4(const uint8_t* w, const int8_t* x, int64_t stride, F (
     const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i sa[MR], sb[MR];
     for (int t = 0; t < MR; t++) sa[t] = sb[t] = _mm256_setzero_si256();
-#pragma GCC unroll 4
+#pragma GCC unroll 1
     for (int j = 0; j < 4; j++) {
         const __m256i a = load256(w + 64 * j), b = load256(w + 64 * j + 32);
         const __m256i al = _mm256_and_si256(a, mask), bl = _mm256_and_si256(b, mask);
@@ -174,7 +174,7 @@ static inline void dot_q8(const uint8_t* w, const int8_t* x, int64_t stride, F (
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sa[MR], sb[MR];
     for (int t = 0; t < MR; t++) sa[t] = sb[t] = _mm256_setzero_si256();
-#pragma GCC unroll 8
+#pragma GCC unroll 2
     for (int g = 0; g < 8; g++) {
         const __m256i a = load256(w + 64 * g), b = load256(w + 64 * g + 32);
         const __m256i aa = _mm256_abs_epi8(a), ab = _mm256_abs_epi8(b);

@@ -120,7 +120,7 @@ static inline void dot_q4(const uint8_t* w, const int8_t* x, int64_t stride, F (
     const __m512i mask = _mm512_set1_epi8(15);
     __m512i s[MR];
     for (int t = 0; t < MR; t++) s[t] = _mm512_setzero_si512();
-#pragma GCC unroll 4
+#pragma GCC unroll 1
     for (int j = 0; j < 4; j++) {
         const __m512i q = load512(w + 64 * j);
         const __m512i low = _mm512_and_si512(q, mask), high = _mm512_and_si512(_mm512_srli_epi16(q, 4), mask);
@@ -146,7 +146,7 @@ static inline void dot_q8(const uint8_t* w, const int8_t* x, int64_t stride, F (
         h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0xb1));
         s[t] = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(_mm512_broadcastd_epi32(h), 7));
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 2
     for (int g = 0; g < 8; g++) {
         const __m512i u = _mm512_xor_si512(load512(w + 64 * g), flip);
         for (int t = 0; t < MR; t++) s[t] = _mm512_dpbusd_epi32(s[t], u, broadcast4(x + t * stride + 4 * g));
