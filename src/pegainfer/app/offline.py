@@ -17,7 +17,7 @@ from pegainfer.app.outputs import RequestOutput
 from pegainfer.app.prompts import Prompt, PromptType, as_list, encode_prompt
 from pegainfer.app.resolve import resolve
 from pegainfer.app.sampling_params import SamplingParams
-from pegainfer.app.text import load_text
+from pegainfer.app.text import TextSide, load_text
 from pegainfer.contract.errors import ConfigError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.engine.config import SchedulerConfig
@@ -50,14 +50,25 @@ class LLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL.name, **options: Any) -> None:
-        engine_config, scheduler_config = _configs(options)
+        config, scheduler = _configs(options)
         ref = resolve(model)
-        self._text = load_text(ref)
-        engine = build_engine(ref.path, ref.name, engine_config, scheduler_config)
-        self._engine = InProcessEngine(engine.runner, engine.info, scheduler_config)
+        text = load_text(ref)
+        engine = build_engine(ref.path, ref.name, config, scheduler)
+        self._adopt(InProcessEngine(engine.runner, engine.info, scheduler), text, scheduler)
+
+    @classmethod
+    def over(cls, engine: InProcessEngine, text: TextSide, scheduler: SchedulerConfig) -> Self:
+        """The API over a running engine, which is closed with it."""
+        llm = cls.__new__(cls)
+        llm._adopt(engine, text, scheduler)
+        return llm
+
+    def _adopt(self, engine: InProcessEngine, text: TextSide, scheduler: SchedulerConfig) -> None:
+        self._engine = engine
+        self._text = text
         # Enough to fill every slot while those before are finishing; the rest waits here, not in the engine.
-        self._max_live = min(2 * engine.info.max_slots, scheduler_config.max_waiting_requests)
-        self._max_live_tokens = scheduler_config.max_waiting_tokens
+        self._max_live = min(2 * engine.info.max_slots, scheduler.max_waiting_requests)
+        self._max_live_tokens = scheduler.max_waiting_tokens
         self._requests = 0
         self._closed = False
 
