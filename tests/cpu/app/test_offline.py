@@ -1,0 +1,77 @@
+"""The offline API with the default model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from pegainfer import LLM, SamplingParams
+from tests.support.default_model import default_model
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(str(default_model()), max_model_len=1024, activation="f32") as found:
+        yield found
+
+
+def test_a_chat_answers(llm: LLM) -> None:
+    (output,) = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=64))
+    (c,) = output.outputs
+    assert c.text == "The capital of France is Paris."
+    assert (c.finish_reason, c.stop_reason) == ("stop", None)
+    assert c.token_ids[-1] in llm.get_tokenizer().eos_token_ids
+
+
+def test_constraints_reach_the_kernels(llm: LLM) -> None:
+    """Bias, allowed tokens, bad words and min_tokens on real logits."""
+    tokenizer = llm.get_tokenizer()
+    (paris,) = tokenizer.encode(" Paris")
+    yes, no = (tokenizer.encode(w)[0] for w in ("Yes", "No"))
+    greedy = {"temperature": 0, "max_tokens": 12}
+    chats = [QUESTION] * 4
+    params = [
+        SamplingParams(**greedy, logit_bias={paris: -100.0}),
+        SamplingParams(**greedy, allowed_token_ids=[yes, no]),
+        SamplingParams(**greedy, bad_words=["Paris"]),
+        SamplingParams(**greedy, min_tokens=10),
+    ]
+    without, only, banned, longer = (o.outputs[0] for o in llm.chat(chats, params))
+    assert paris not in without.token_ids
+    assert set(only.token_ids) <= {yes, no}
+    assert "Paris" not in banned.text
+    assert banned.text.startswith("The capital of France is")
+    ended = llm.chat(QUESTION, SamplingParams(**greedy))[0].outputs[0].token_ids
+    assert len(ended) < 10  # by an EOS, which min_tokens forbids
+    assert longer.token_ids[: len(ended) - 1] == ended[:-1]
+    assert len(longer.token_ids) >= 10
+
+
+def test_seeds_repeat_and_differ(llm: LLM) -> None:
+    def drawn(seed: int | None) -> list[int]:
+        params = SamplingParams(temperature=1.0, max_tokens=24, seed=seed, ignore_eos=True)
+        return llm.chat(QUESTION, params)[0].outputs[0].token_ids
+
+    assert drawn(1) == drawn(1)
+    assert len({tuple(drawn(s)) for s in (1, 2, 3)}) == 3
+    assert drawn(None) != drawn(None)
+
+
+def test_a_program_needs_no_model_framework() -> None:
+    program = (
+        "import sys\n"
+        "from pegainfer import LLM, SamplingParams\n"
+        f"with LLM({str(default_model())!r}, max_model_len=256) as llm:\n"
+        "    (output,) = llm.generate('The sea', SamplingParams(temperature=0, max_tokens=4))\n"
+        "    print(output.outputs[0].token_ids)\n"
+        "heavy = {'torch', 'transformers', 'starlette', 'uvicorn'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split(",")) == 4

@@ -1,0 +1,163 @@
+"""From files and options to a runner's bounds; each fault is one error that says what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegainfer.app.assemble import (
+    BLOCK_SIZE,
+    DEFAULT_PREFILL_TOKENS,
+    DEFAULT_SLOTS,
+    build_engine,
+    open_model,
+    runner_info,
+)
+from pegainfer.app.config import EngineConfig
+from pegainfer.contract.errors import ConfigError, ModelFileError, PegaError, UnsupportedError
+from pegainfer.contract.step import PageGroup, RunnerInfo
+from pegainfer.engine.config import SchedulerConfig
+from tests.support.modelfiles import gguf_bytes
+from tests.support.tinymodel import HEAD_DIM, KV_HEADS, LAYERS, MODELS, VOCAB, write_checkpoint, write_gguf
+
+MODEL = MODELS["tied_f32"]  # trained for 256 tokens
+BLOCK_BYTES = LAYERS * 2 * KV_HEADS * HEAD_DIM * BLOCK_SIZE * 4
+
+
+def bounds(folder: Path, *, scheduler: SchedulerConfig | None = None, **options: Any) -> RunnerInfo:
+    model, _, file = open_model(write_checkpoint(MODEL, folder))
+    with file:
+        return runner_info(model, EngineConfig(**options), scheduler or SchedulerConfig())
+
+
+def test_both_kinds_of_file_open_under_one_name(tmp_path: Path) -> None:
+    for path in (
+        write_checkpoint(MODEL, tmp_path / "hf"),
+        write_gguf(MODEL, tmp_path / "m.gguf", lambda _: "f16"),
+    ):
+        model, architecture, file = open_model(path)
+        with file:
+            assert architecture == "LlamaForCausalLM"
+            assert (model.vocab_size, model.max_position_embeddings) == (VOCAB, 256)
+
+
+def test_default_bounds(tmp_path: Path) -> None:
+    info = bounds(tmp_path)
+    assert info.max_model_len == 256
+    assert info.max_slots == DEFAULT_SLOTS
+    # A prompt of the whole context and a decode in every other slot fit one step.
+    assert info.max_tokens == min(DEFAULT_PREFILL_TOKENS, 256) + DEFAULT_SLOTS
+    assert info.vocab_size == VOCAB
+    (group,) = info.kv.groups
+    assert isinstance(group, PageGroup)
+    assert (group.block_size, group.bytes_per_block) == (BLOCK_SIZE, BLOCK_BYTES)
+    assert info.num_blocks[0] >= 256 // BLOCK_SIZE
+
+
+def test_bounds_that_were_asked_for(tmp_path: Path) -> None:
+    scheduler = SchedulerConfig(max_slots=3, max_prefill_tokens=32)
+    info = bounds(tmp_path, scheduler=scheduler, max_model_len=100, kv_cache_memory=20 * BLOCK_BYTES + 5)
+    assert (info.max_model_len, info.max_slots, info.max_tokens, info.num_blocks) == (100, 3, 35, (20,))
+    info = bounds(tmp_path, kv_dtype="f16", kv_cache_memory=20 * BLOCK_BYTES)
+    assert info.num_blocks == (40,)
+
+
+def test_too_little_memory_lowers_the_default_length_but_not_a_wish(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = bounds(tmp_path, kv_cache_memory=5 * BLOCK_BYTES)
+    assert (info.max_model_len, info.num_blocks) == (5 * BLOCK_SIZE, (5,))
+    assert "max_model_len lowered to 80" in caplog.text
+    with pytest.raises(ConfigError, match=r"cannot hold one sequence.*raise kv_cache_memory or lower"):
+        bounds(tmp_path, kv_cache_memory=5 * BLOCK_BYTES, max_model_len=81)
+    with pytest.raises(ConfigError, match="cannot hold one sequence"):
+        bounds(tmp_path, kv_cache_memory=BLOCK_BYTES - 1)
+
+
+def test_a_length_beyond_the_models_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="exceeds what the model was trained for; expected ≤ 256; got 257"):
+        bounds(tmp_path, max_model_len=257)
+
+
+def test_the_engine_says_what_it_is(tmp_path: Path) -> None:
+    config = EngineConfig(backend="reference", kv_cache_memory=1 << 20)
+    engine = build_engine(write_checkpoint(MODEL, tmp_path), "tiny", config, SchedulerConfig(max_logprobs=4))
+    engine.runner.close()
+    info = engine.info
+    assert (info.model, info.architecture, info.device) == ("tiny", "LlamaForCausalLM", "reference (NumPy)")
+    assert (info.vocab_size, info.max_model_len, info.block_size) == (VOCAB, 256, BLOCK_SIZE)
+    assert (info.num_blocks, info.max_logprobs) == ((1 << 20) // BLOCK_BYTES, 4)
+    assert set(info.startup_seconds) == {"read", "pack"}
+
+
+def fault(path: Path) -> PegaError:
+    with pytest.raises(PegaError) as error:
+        open_model(path)
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("architectures", "shown"),
+    [
+        (["GPT2LMHeadModel"], "got 'GPT2LMHeadModel'"),
+        ([], "got []"),
+        (None, "got None"),
+        (["LlamaForCausalLM", "Other"], "got ['LlamaForCausalLM', 'Other']"),
+        ({"a": 1}, "got {'a': 1}"),
+    ],
+)
+def test_an_unknown_architecture(architectures: Any, shown: str, tmp_path: Path) -> None:
+    write_checkpoint(MODEL, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(MODEL.hf_config() | {"architectures": architectures}))
+    error = fault(tmp_path)
+    assert isinstance(error, UnsupportedError)
+    assert "no model line for this architecture; expected LlamaForCausalLM llama" in str(error)
+    assert shown in str(error)
+
+
+def test_an_unknown_architecture_in_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    for value in ({"general.architecture": "gpt2"}, {}):
+        path.write_bytes(gguf_bytes(value))
+        assert isinstance(fault(path), UnsupportedError)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1, "a": 2}', '{"a": NaN}', "\x00", "{" * 5000])
+def test_a_config_that_is_no_object(content: str, tmp_path: Path) -> None:
+    write_checkpoint(MODEL, tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    assert isinstance(fault(tmp_path), ModelFileError)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    assert "config.json" in str(fault(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(MODEL.hf_config()))
+    assert "no .safetensors file" in str(fault(tmp_path))
+    assert isinstance(fault(tmp_path / "gone.gguf"), ModelFileError)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write_checkpoint(MODELS["untied_bf16_shards"], tmp_path)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    assert "shard is missing; expected model-00002-of-00003.safetensors" in str(fault(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 0}, "bad max_model_len; expected a whole number from 1; got 0"),
+        ({"threads": True}, "bad threads"),
+        ({"kv_cache_memory": 1.5}, "bad kv_cache_memory"),
+        ({"activation": "int4"}, "bad activation; expected auto or int8 or f32; got 'int4'"),
+        ({"kv_dtype": "bf16"}, "bad kv_dtype"),
+        ({"backend": "cuda"}, "bad backend"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineConfig(**options)
+    assert message in str(error.value)
