@@ -41,7 +41,7 @@ def _qkv(
 ) -> None:
     tokens, _, head_dim = q.shape
     kv_heads = kv.shape[3]
-    h = b.buffer("h", *x.shape, dtype=x.dtype)
+    h = b.buffer("h", *x.shape, dtype=q.dtype)
     k = b.buffer("k", tokens, kv_heads, head_dim, dtype=q.dtype)
     v = b.buffer("v", tokens, kv_heads, head_dim, dtype=q.dtype)
     b.emit(RMS_NORM, {"eps": eps}, out=h, x=x, weight=norm)
@@ -58,7 +58,7 @@ def _qkv(
 def _gate_up(
     b: Builder, out: Tensor, x: Tensor, norm: Tensor, w_gate: Tensor, w_up: Tensor, *, eps: float
 ) -> None:
-    h = b.buffer("h", *x.shape, dtype=x.dtype)
+    h = b.buffer("h", *x.shape, dtype=out.dtype)
     gate = b.buffer("gate", *out.shape, dtype=out.dtype)
     up = b.buffer("up", *out.shape, dtype=out.dtype)
     b.emit(RMS_NORM, {"eps": eps}, out=h, x=x, weight=norm)

@@ -19,28 +19,80 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] 
     """Angular frequency of each pair: [D/2] float64, radians a token.
 
     Args:
-        scaling: `rope_scaling` of the model's config; None or rope_type 'default' for none, else 'llama3'
-            (transformers `_compute_llama3_parameters`) or 'linear'.
+        scaling: `rope_scaling` of the model's config; None or rope_type 'default' for none, else 'linear',
+            'llama3' (transformers `_compute_llama3_parameters`) or 'yarn' (arXiv:2309.00071).
     """
     freqs = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
+    kind = _kind(scaling)
     if scaling is None or kind == "default":
         return freqs
+    factor = float(scaling["factor"])
     if kind == "linear":
-        return freqs / float(scaling["factor"])
+        return freqs / factor
+    if kind == "yarn":
+        kept = _yarn_kept(head_dim, theta, scaling)
+        return freqs * ((1 - kept) / factor + kept)
     if kind != "llama3":
-        raise UnsupportedError("unknown rope scaling", expected="default, linear or llama3", got=kind)
-    factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+        raise UnsupportedError("unknown rope scaling", expected="default, linear, llama3 or yarn", got=kind)
+    low, high = (float(scaling[k]) for k in ("low_freq_factor", "high_freq_factor"))
     trained = float(scaling["original_max_position_embeddings"])
     turns = trained * freqs / (2 * math.pi)  # full turns within the trained context
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return freqs * ((1 - smooth) / factor + smooth)
 
 
-def cos_sin_table(num_positions: int, freqs: Array) -> Array:
-    """[P, D] float32: cosines of each pair, then sines. Angles are float32, as in transformers."""
+def attention_factor(scaling: Mapping[str, Any] | None) -> float:
+    """What cosines and sines are multiplied by: 1 but for yarn (transformers `_compute_yarn_parameters`).
+
+    Both q and k carry it, so that scores grow by its square.
+    """
+    if scaling is None or _kind(scaling) != "yarn":
+        return 1.0
+    if scaling.get("attention_factor") is not None:
+        return float(scaling["attention_factor"])
+    factor, mscale, all_dim = (scaling.get(k) for k in ("factor", "mscale", "mscale_all_dim"))
+    assert factor is not None
+    if mscale and all_dim:
+        return _magnitude(factor, mscale) / _magnitude(factor, all_dim)
+    return _magnitude(factor, 1.0)
+
+
+def _kind(scaling: Mapping[str, Any] | None) -> str:
+    return str((scaling or {}).get("rope_type", (scaling or {}).get("type", "default")))
+
+
+def _magnitude(factor: float, weight: float) -> float:
+    """arXiv:2309.00071, equation 22."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _yarn_kept(head_dim: int, theta: float, scaling: Mapping[str, Any]) -> Array:
+    """How much of each pair's own frequency stays, [D/2]: 1 for those that turn often, 0 for slow ones."""
+    trained = float(scaling["original_max_position_embeddings"])
+
+    def pair_with(turns: float) -> float:
+        """The pair, as a real number, that makes so many turns within the trained context."""
+        return head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = pair_with(float(scaling.get("beta_fast") or 32))
+    last = pair_with(float(scaling.get("beta_slow") or 1))
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    if first == last:
+        last += 0.001  # as transformers: a step in place of a ramp
+    kept: Array = 1 - np.clip((np.arange(head_dim // 2) - first) / (last - first), 0.0, 1.0)
+    return kept
+
+
+def cos_sin_table(num_positions: int, freqs: Array, factor: float = 1.0) -> Array:
+    """[P, D] float32: cosines of each pair, then sines. Angles are float32, as in transformers.
+
+    Args:
+        factor: `attention_factor` of the scaling.
+    """
     angles = np.arange(num_positions, dtype=np.float32)[:, None] * freqs.astype(np.float32)[None, :]
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) * np.float32(factor)
 
 
 def _rope(x: Array, positions: Array, cos_sin: Array) -> None:

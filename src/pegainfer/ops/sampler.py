@@ -1,10 +1,14 @@
-"""The program that turns a step's logits into tokens; the same for every model line."""
+"""The programs that turn what a forward leaves into tokens and log-probabilities; the same for all lines."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from pegainfer.ops.coarse import LM_HEAD
 from pegainfer.ops.program import Builder, Program
-from pegainfer.ops.sample import SAMPLE
-from pegainfer.ops.spec import Role
+from pegainfer.ops.sample import SAMPLE, TOKEN_LOGPROBS
+from pegainfer.ops.spec import OpSpec, Role
+from pegainfer.ops.tensor import Tensor
 
 
 def sampler(vocab_size: int, max_slots: int, history_width: int, max_logprobs: int) -> Program:
@@ -27,3 +31,50 @@ def sampler(vocab_size: int, max_slots: int, history_width: int, max_logprobs: i
     }
     b.emit(SAMPLE, None, **tensors)
     return b.build()
+
+
+@dataclass(frozen=True)
+class Head:
+    """The end of a forward: from the residual stream to logits by one norm and one matrix.
+
+    Args:
+        norm, weight: names of the weights, norm [M] and weight [V, M], with their storage formats.
+        residual: storage format of the residual stream.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    eps: float
+    norm: str
+    norm_format: str
+    weight: str
+    weight_format: str
+    residual: str
+
+
+def prompt_logprobs(head: Head, max_logprobs: int) -> Program:
+    """Log-probabilities of given tokens after rows of the residual stream `x` that a forward has left.
+
+    A program of its own, because logits at every position are more than one step's output holds. Inputs are
+    x, logit_rows, targets and top_lens; outputs bear the names of token_logprobs' operands.
+    """
+    hidden, vocab = head.hidden_size, head.vocab_size
+    b = Builder("prompt_logprobs")
+    x = b.input("x", "T", hidden, dtype=head.residual)
+    rows, targets, top_lens = (b.input(name, "L") for name in ("logit_rows", "targets", "top_lens"))
+    norm = b.weight(head.norm, hidden, dtype=head.norm_format)
+    w = b.weight(head.weight, vocab, hidden, dtype=head.weight_format)
+    logits = b.buffer("logits", "L", vocab)
+    results = _outputs(b, TOKEN_LOGPROBS, {"V": vocab, "K": min(max_logprobs, vocab)})
+    b.emit(LM_HEAD, {"eps": head.eps}, logits=logits, x=x, rows=rows, norm=norm, w=w)
+    b.emit(TOKEN_LOGPROBS, None, **results, logits=logits, targets=targets, top_lens=top_lens)
+    return b.build()
+
+
+def _outputs(b: Builder, spec: OpSpec, axes: dict[str, int]) -> dict[str, Tensor]:
+    """An output for each operand that the op writes."""
+    return {
+        o.name: b.output(o.name, *(axes.get(a, a) for a in o.axes), dtype=o.dtypes[0])
+        for o in spec.operands
+        if o.role is Role.OUT
+    }

@@ -11,10 +11,11 @@ import numpy as np
 from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
 from pegainfer.kernels.cpu.executor import CpuExecutor
 from pegainfer.models.llama.config import LlamaConfig
-from pegainfer.models.llama.forward import Sizes, forward, shapes
+from pegainfer.models.llama.forward import forward, shapes
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import raw_weight
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
+from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.weights.raw import RawWeight
 
 Array = np.ndarray[Any, Any]
@@ -58,8 +59,8 @@ def formats_of(config: LlamaConfig, matrices: Sequence[str]) -> dict[str, str]:
 
 
 def program(config: LlamaConfig, formats: Mapping[str, str], kv_dtype: str = "f32") -> Program:
-    sizes = Sizes(BLOCKS, BLOCK_SIZE, WIDTH, config.max_position_embeddings, kv_dtype)
-    return forward(config, formats, sizes)
+    sizes = Sizes(BLOCKS, BLOCK_SIZE, WIDTH, config.max_position_embeddings)
+    return forward(config, formats, sizes, Formats(kv=kv_dtype))
 
 
 def cache(config: LlamaConfig, kv_dtype: str = "f32") -> Array:

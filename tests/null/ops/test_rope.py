@@ -74,5 +74,5 @@ def test_llama3_leaves_fast_pairs_and_slows_slow_ones() -> None:
 
 
 def test_unknown_scaling_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"rope scaling; expected .*llama3; got yarn"):
-        inverse_frequencies(64, 1e4, {"rope_type": "yarn", "factor": 2.0})
+    with pytest.raises(UnsupportedError, match=r"rope scaling; expected .*yarn; got longrope"):
+        inverse_frequencies(64, 1e4, {"rope_type": "longrope", "factor": 2.0})

@@ -12,9 +12,9 @@ import pytest
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, RunnerInfo, SlotBlocks, StepPlan, StepResult
-from pegainfer.models.llama.engine import LlamaRunner
-from pegainfer.models.llama.line import LlamaModel
+from pegainfer.models.llama.engine import from_hf
 from pegainfer.ops.backend import ReferenceBackend
+from pegainfer.runner.host import HostRunner
 from pegainfer.runtime.weights.safetensors import open_safetensors
 from tests.support.tinymodel import MODELS, VOCAB, write_checkpoint
 
@@ -25,7 +25,7 @@ GREEDY = SamplingParams(temperature=0.0)
 class Driver:
     """Hands plans to a runner and counts steps."""
 
-    def __init__(self, runner: LlamaRunner) -> None:
+    def __init__(self, runner: HostRunner) -> None:
         self.runner = runner
         self.step = 0
 
@@ -41,9 +41,7 @@ class Driver:
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Driver]:
     model = MODELS["tied_f32"]
-    loaded = LlamaModel.from_hf(
-        model.hf_config(), "config.json", open_safetensors(write_checkpoint(model, tmp_path))
-    )
+    loaded = from_hf(model.hf_config(), "config.json", open_safetensors(write_checkpoint(model, tmp_path)))
     info = RunnerInfo(
         kv=loaded.kv_spec(4, "f32"),
         num_blocks=(32,),

@@ -1,0 +1,39 @@
+"""The qwen3 line's face: from an open weights file to a model that the shared runner serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pegainfer.models.qwen3.config import Qwen3Config
+from pegainfer.models.qwen3.forward import forward, head
+from pegainfer.models.qwen3.weights import Qwen3Weights, load_gguf, load_safetensors
+from pegainfer.runner.model import PagedModel
+from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.tensorfile import TensorFile
+
+
+def from_gguf(file: GGUFFile) -> PagedModel:
+    """Raises ConfigError, ModelFileError, UnsupportedError."""
+    return model(load_gguf(file))
+
+
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> PagedModel:
+    """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
+    return model(load_safetensors(Qwen3Config.from_hf(config, where), file))
+
+
+def model(weights: Qwen3Weights) -> PagedModel:
+    c = weights.config
+    return PagedModel(
+        vocab_size=c.vocab_size,
+        max_position_embeddings=c.max_position_embeddings,
+        num_layers=c.num_layers,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        weights=weights.tensors,
+        cos_sin=weights.cos_sin,
+        forward=partial(forward, c),
+        head=partial(head, c),
+    )

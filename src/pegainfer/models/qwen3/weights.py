@@ -1,0 +1,72 @@
+"""Qwen3's weights: one table of names and shapes, and how the two file formats are read.
+
+llama.cpp's converter permutes no rows of this architecture (its Qwen3Model inherits the plain mapping of
+Qwen2Model, and the program rotates halves, LLAMA_ROPE_TYPE_NEOX); rows lie as in Hugging Face's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pegainfer.contract.errors import ModelFileError
+from pegainfer.models.qwen3.config import LINE, Qwen3Config
+from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
+from pegainfer.ops.weights import Entry, WeightTable, in_layer, raw_f32, read_weights
+from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.tensorfile import TensorFile
+
+TABLE = WeightTable(
+    line=LINE,
+    embed=Entry("embed", "model.embed_tokens.weight", "token_embd.weight", ("vocab_size", "hidden_size")),
+    others=(Entry("norm", "model.norm.weight", "output_norm.weight", ("hidden_size",)),),
+    head=Entry("lm_head", "lm_head.weight", "output.weight", ("vocab_size", "hidden_size")),
+    layer=(
+        in_layer("attn_norm", "input_layernorm", "attn_norm", ("hidden_size",)),
+        in_layer("wq", "self_attn.q_proj", "attn_q", ("q_size", "hidden_size")),
+        in_layer("wk", "self_attn.k_proj", "attn_k", ("kv_size", "hidden_size")),
+        in_layer("wv", "self_attn.v_proj", "attn_v", ("kv_size", "hidden_size")),
+        in_layer("q_norm", "self_attn.q_norm", "attn_q_norm", ("head_dim",)),
+        in_layer("k_norm", "self_attn.k_norm", "attn_k_norm", ("head_dim",)),
+        in_layer("wo", "self_attn.o_proj", "attn_output", ("hidden_size", "q_size")),
+        in_layer("mlp_norm", "post_attention_layernorm", "ffn_norm", ("hidden_size",)),
+        in_layer("w_gate", "mlp.gate_proj", "ffn_gate", ("intermediate_size", "hidden_size")),
+        in_layer("w_up", "mlp.up_proj", "ffn_up", ("intermediate_size", "hidden_size")),
+        in_layer("w_down", "mlp.down_proj", "ffn_down", ("hidden_size", "intermediate_size")),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Qwen3Weights:
+    """A model's weights as its file holds them.
+
+    Args:
+        config: with the vocabulary and tying that the file shows.
+        tensors: RawWeight by the forward's name; matrices are views of the mapped file, norms are f32.
+    """
+
+    config: Qwen3Config
+    tensors: Mapping[str, RawWeight]
+
+    def cos_sin(self, num_positions: int) -> RawWeight:
+        """The rotation's table with yarn's attention factor in it: [num_positions, D] f32."""
+        c = self.config
+        freqs = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
+        return raw_f32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
+
+
+def load_gguf(file: GGUFFile) -> Qwen3Weights:
+    """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
+    embedding = file.tensors.get(TABLE.embed.gguf)
+    if embedding is None:
+        raise ModelFileError("tensor is missing", expected=TABLE.embed.gguf, where=file.path)
+    tied = TABLE.head.gguf not in file.tensors
+    config = Qwen3Config.from_gguf(file.metadata, str(file.path), vocab_size=embedding.shape[0], tied=tied)
+    return Qwen3Weights(config, read_weights(TABLE, config, file, "gguf"))
+
+
+def load_safetensors(config: Qwen3Config, file: TensorFile) -> Qwen3Weights:
+    """Maps the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
+    return Qwen3Weights(config, read_weights(TABLE, config, file, "hf"))

@@ -1,0 +1,109 @@
+"""What ops have to know of a model's config: head sizes and the rotation's scaling, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pegainfer.runtime.weights.fields import Fields
+
+MAX_HEAD_DIM = 256  # what the attention kernels are built for
+# rope_type -> its numbers: those that must be there, those that may.
+_NUMBERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    ),
+}
+# llama.cpp's numbers beside the yarn that Hugging Face means; a file may only hold these values.
+_GGUF_YARN_FIXED = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0}
+
+
+def head_size(f: Fields, key: str, default: int) -> int:
+    """An even head size that the kernels can have. Raises ConfigError and UnsupportedError."""
+    size = f.integer(key, default)
+    f.refuse(key, size % 2 != 0 or size > MAX_HEAD_DIM, expected=f"an even head size ≤ {MAX_HEAD_DIM}")
+    return size
+
+
+def kv_heads(f: Fields, key: str, heads: int, default: int | None) -> int:
+    """Heads of keys and values, a divisor of the query heads. Raises ConfigError."""
+    found = f.integer(key, default)
+    f.require(key, heads % found == 0, f"a divisor of the {heads} query heads")
+    return found
+
+
+def hf_rope(
+    f: Fields, kinds: tuple[str, ...], max_position_embeddings: int
+) -> tuple[float, Mapping[str, Any] | None]:
+    """Theta and scaling (None for none) of a config.json, checked.
+
+    transformers 5 writes rope_parameters; older files have rope_theta beside rope_scaling.
+
+    Args:
+        kinds: rope types that the line serves.
+        max_position_embeddings: what yarn was trained for if it does not say (as in transformers).
+
+    Raises ConfigError and UnsupportedError.
+    """
+    found = f.mapping("rope_parameters") or f.mapping("rope_scaling") or {}
+    rope = f.inner(found, "rope scaling: ")
+    theta = (rope if rope.has("rope_theta") else f).number("rope_theta", 1e4, least=1.0)
+    return theta, rope_scaling(rope, found, kinds, max_position_embeddings)
+
+
+def gguf_rope(f: Fields, kinds: tuple[str, ...]) -> tuple[float, Mapping[str, Any] | None]:
+    """Theta and scaling of GGUF metadata, under the names that config.json has for them."""
+    theta = f.number("rope.freq_base", 1e4, least=1.0)
+    kind = f.text("rope.scaling.type", "none")
+    found: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
+    if kind in kinds and kind in ("linear", "yarn"):
+        found["factor"] = f.number("rope.scaling.factor")
+    if kind in kinds and kind == "yarn":
+        trained = f.integer("rope.scaling.original_context_length", most=1 << 30)
+        found["original_max_position_embeddings"] = trained
+        for key in ("beta_fast", "beta_slow"):
+            if f.has(f"rope.scaling.yarn_{key}"):
+                found[key] = f.number(f"rope.scaling.yarn_{key}")
+        for key, value in _GGUF_YARN_FIXED.items():
+            name = f"rope.scaling.{key}"
+            f.refuse(name, f.has(name) and f.number(name) != value, expected=value)
+        f.refuse(
+            "rope.scaling.yarn_log_multiplier", f.has("rope.scaling.yarn_log_multiplier"), expected="none"
+        )
+    return theta, rope_scaling(f.inner(found, "rope scaling: "), found, kinds)
+
+
+def rope_scaling(
+    f: Fields, found: Mapping[str, Any], kinds: tuple[str, ...], max_position_embeddings: int | None = None
+) -> Mapping[str, Any] | None:
+    """The scaling's checked numbers for `ops.rope`, None for none. `found` is what `f` reads."""
+    kind = f.text("rope_type", f.text("type", "default"))
+    f.refuse("rope_type", kind not in kinds, expected=_any_of(kinds), got=kind)
+    f.refuse("partial_rotary_factor", f.number("partial_rotary_factor", 1.0) != 1.0, expected=1.0)
+    if kind == "default":
+        return None
+    needed, optional = _NUMBERS[kind]
+    defaults: dict[str, float | None] = {}
+    if kind == "yarn" and max_position_embeddings is not None:
+        defaults["original_max_position_embeddings"] = max_position_embeddings
+    scaling: dict[str, Any] = {key: f.number(key, defaults.get(key)) for key in needed}
+    scaling |= {key: f.number(key) for key in optional if f.has(key)}
+    if kind == "llama3":
+        low = scaling["low_freq_factor"]
+        f.require("high_freq_factor", scaling["high_freq_factor"] > low, f"above low_freq_factor {low}")
+    if kind == "yarn":
+        f.require("factor", scaling["factor"] >= 1, "a number from 1")
+        fast, slow = scaling.get("beta_fast", 32.0), scaling.get("beta_slow", 1.0)
+        f.require("beta_fast", fast > slow, f"above beta_slow {slow}")
+        if f.has("truncate"):
+            scaling["truncate"] = f.boolean("truncate", True)
+    return {"rope_type": kind, **scaling}
+
+
+def _any_of(words: tuple[str, ...]) -> str:
+    """'a, b or c'"""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -1,0 +1,169 @@
+"""The Runner on a host device: plans in, tokens out, in order, on a thread of its own.
+
+A runner on a device with memory of its own differs in three things only. What it shares with this one stands
+in `runner/sampling.py`, `runner/program.py` and `kv/device`, none of which runs a program or waits.
+
+- **Ids come back late.** Executors put work on a stream and return at once; the sampler's `tokens`, `status`
+  and asked-for logprobs go to pinned memory by an asynchronous copy, and the pending step waits for that
+  copy's event. `Slots.advance` counts every sampling row at submission, since no host knows yet whether a
+  draw failed; a row whose draw failed computes one wasted token, which its sequence's end discards.
+- **A token that the host has not seen.** The sampler appends to `history`, which is device state. The token
+  ids of following rows are read from there: `token_ids` is an input of its own, so such a runner binds it to
+  device memory and fills it there. All other inputs follow from counts that the host knows.
+- **Sizes.** A step is padded to the bucket of a captured graph. Padding writes nowhere (`slots` is -1) and
+  its outputs are not read, so plans, staging and results do not see it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.event import TokenLogprob
+from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
+from pegainfer.kv.device.pool import KVPool
+from pegainfer.kv.device.slots import Slots
+from pegainfer.kv.device.stage import StagedRows, Staging
+from pegainfer.ops.backend import Backend, Executor
+from pegainfer.ops.program import Program
+from pegainfer.runner.program import only_group
+from pegainfer.runner.sampling import prompt_parts, sampler_call, step_result, token_logprobs
+from pegainfer.runtime.worker import Task, Worker
+
+Array = np.ndarray[Any, Any]
+KV_FORMATS: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What a step runs.
+
+    Args:
+        forward: from INPUTS to `x` [T, M] and `logits` [L, V]; appends to the state `kv`.
+        sampler, prompt_logprobs: see ops/sampler.py.
+    """
+
+    forward: Executor
+    sampler: Executor
+    prompt_logprobs: Executor
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A forward pass that has run and waits for its sampling."""
+
+    plan: StepPlan
+    rows: StagedRows
+    outputs: Mapping[str, Array]
+    seconds: float
+
+
+class HostRunner:
+    """Implements contract.step.Runner.
+
+    `forward` and `sample` only queue their work; the worker applies deltas, computes and draws in the order
+    of the calls, so that a row that follows an uncommitted one finds its token in the history. A step is
+    sampled before the next one's forward is queued: both write the same output arrays.
+    """
+
+    def __init__(
+        self, info: RunnerInfo, slots: Slots, pool: KVPool, programs: Programs, backend: Backend
+    ) -> None:
+        """Takes over all of them; `backend` is closed with the runner."""
+        self._info = info
+        self._backend = backend
+        self._slots = slots
+        self._pool = pool
+        self._programs = programs
+        self._staging = Staging(slots, info)
+        self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
+        self._worker = Worker("runner")
+
+    @classmethod
+    def build(
+        cls,
+        programs: Mapping[str, Program],
+        info: RunnerInfo,
+        backend: Backend,
+        block_shape: tuple[int, ...],
+        *,
+        kv_format: str,
+        max_logprobs: int,
+    ) -> HostRunner:
+        """A runner whose one group is pages; `backend` holds the programs' constants.
+
+        Args:
+            programs: by the fields of Programs.
+            block_shape: of one block of the state `kv`, without the axis of blocks.
+            kv_format: a key of KV_FORMATS.
+            max_logprobs: as the programs were made for.
+
+        Raises ConfigError where memory for the KV cache cannot be had.
+        """
+        only_group(info.kv)
+        slots = Slots(info, max_logprobs)
+        pool = KVPool(info.num_blocks[0], block_shape, KV_FORMATS[kv_format])
+        states = {"kv": pool.array, "history": slots.history}
+        largest = {"T": info.max_tokens, "R": info.max_slots, "L": info.max_slots}
+        ready = {name: backend.prepare(program, states, largest) for name, program in programs.items()}
+        return cls(info, slots, pool, Programs(**ready), backend)
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def forward(self, plan: StepPlan) -> Task[_Step]:
+        return self._worker.submit(partial(self._forward, plan))
+
+    def sample(self, handle: Task[_Step], masks: dict[int, bytes] | None = None) -> Task[StepResult]:
+        return self._worker.submit(partial(self._sample, handle, masks or {}))
+
+    def close(self) -> None:
+        """Returns when every queued step has ended."""
+        self._worker.close()
+        self._backend.close()
+
+    # What follows runs on the worker's thread.
+
+    def _forward(self, plan: StepPlan) -> _Step:
+        started = time.perf_counter()
+        self._slots.apply(plan)
+        self._pool.copy(plan.copies)
+        rows = self._staging.stage(plan)
+        outputs = self._programs.forward.run(rows.inputs, rows.env) if plan.rows else {}
+        self._pool.copy(plan.snapshots)
+        self._last_forward = plan.step
+        return _Step(plan, rows, outputs, time.perf_counter() - started)
+
+    def _sample(self, handle: Task[_Step], masks: dict[int, bytes]) -> StepResult:
+        step = handle.wait()  # it has ended: the worker runs in order; raises what the forward pass raised
+        started = time.perf_counter()
+        if step.plan.step != self._last_forward:
+            raise InvariantError(
+                f"step {step.plan.step} is sampled after step {self._last_forward} has overwritten its logits"
+            )
+        prompt_logprobs = self._prompt_logprobs(step)
+        drawn = self._draw(step, masks) if len(step.rows.sampling) else None
+        seconds = step.seconds + time.perf_counter() - started
+        return step_result(step.plan, step.rows, drawn, prompt_logprobs, seconds)
+
+    def _draw(self, step: _Step, masks: dict[int, bytes]) -> Mapping[str, Array]:
+        """Runs the sampler for the sampling rows; what was drawn is in the history and known."""
+        call = sampler_call(self._slots, step.rows, masks)
+        drawn = self._programs.sampler.run({**call.inputs, "logits": step.outputs["logits"]}, call.env)
+        self._slots.advance(step.rows.slots[step.rows.sampling][drawn["status"] == 0])
+        return drawn
+
+    def _prompt_logprobs(self, step: _Step) -> dict[int, tuple[TokenLogprob, ...]]:
+        found: dict[int, list[TokenLogprob]] = {}
+        for row, targets, call in prompt_parts(self._slots, step.rows, self._info.max_slots):
+            results = self._programs.prompt_logprobs.run({**call.inputs, "x": step.outputs["x"]}, call.env)
+            entries = token_logprobs(results, targets)
+            found.setdefault(row, []).extend(e for e in entries if e is not None)
+        return {row: tuple(entries) for row, entries in found.items()}

@@ -1,0 +1,136 @@
+"""From resident state and a step's rows to the inputs of the sampling programs, and from their outputs to
+what the scheduler is told. Nothing here runs a program, so that every runner can use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pegainfer.contract.event import TokenLogprob
+from pegainfer.contract.step import StepPlan, StepResult
+from pegainfer.kv.device.slots import Slots
+from pegainfer.kv.device.stage import StagedRows
+from pegainfer.ops.sample import STATUS_NOT_FINITE, STATUS_NOTHING_LEFT
+
+Array = np.ndarray[Any, Any]
+
+_FAULTS = {
+    STATUS_NOT_FINITE: "the model's logits are not finite",
+    STATUS_NOTHING_LEFT: "masks and banned tokens leave no token that could be drawn",
+}
+
+
+class Call(NamedTuple):
+    """What a program is run on, beside the outputs of the forward pass."""
+
+    inputs: dict[str, Array]
+    env: dict[str, int]
+
+
+class PromptPart(NamedTuple):
+    """Prompt tokens of one row whose log-probabilities are asked for."""
+
+    row: int
+    targets: Array  # [L] int32
+    call: Call
+
+
+def sampler_call(state: Slots, rows: StagedRows, masks: Mapping[int, bytes]) -> Call:
+    """Of the sampling rows, in their order; `logits` is still missing.
+
+    Args:
+        masks: row of the plan -> bitmask of allowed tokens.
+    """
+    slots = rows.slots[rows.sampling]
+    known, prompt = state.known[slots], state.num_prompt[slots]
+    places = {row: place for place, row in enumerate(rows.sampling.tolist())}
+    draws = (known - prompt).astype(np.int32)
+    inputs = state.sampling.stage(slots, draws, {places[row]: mask for row, mask in masks.items()})
+    inputs |= {
+        "slots": slots.astype(np.int32),
+        "history_lens": known.astype(np.int32),
+        "prompt_lens": prompt.astype(np.int32),
+    }
+    env = {
+        "L": len(slots),
+        "J": len(inputs["bias_ids"]),
+        "E": len(inputs["masks"]),
+        "U": len(inputs["banned_tokens"]),
+        "O": len(inputs["banned_seq_lens"]),
+    }
+    return Call(inputs, env)
+
+
+def prompt_parts(state: Slots, rows: StagedRows, largest: int) -> Iterator[PromptPart]:
+    """Prompt tokens that follow each computed position, in rows whose requests ask for them; `x` is missing.
+
+    Args:
+        largest: tokens a part.
+    """
+    asked = state.sampling.prompt_logprobs[rows.slots]
+    # The token after a row's last position is drawn, not given, where the prompt ends.
+    stops = np.minimum(rows.starts + rows.counts, state.num_prompt[rows.slots] - 1)
+    for row in np.flatnonzero((asked >= 0) & (stops > rows.starts)).tolist():
+        start, stop, slot = int(rows.starts[row]), int(stops[row]), int(rows.slots[row])
+        first = int(rows.inputs["query_starts"][row])
+        targets = state.history[slot, start + 1 : stop + 1]
+        for at in range(0, len(targets), largest):
+            part = np.ascontiguousarray(targets[at : at + largest])
+            inputs = {
+                "logit_rows": np.arange(first + at, first + at + len(part), dtype=np.int32),
+                "targets": part,
+                "top_lens": np.full(len(part), asked[row], np.int32),
+            }
+            yield PromptPart(row, part, Call(inputs, {"T": rows.env["T"], "L": len(part)}))
+
+
+def step_result(
+    plan: StepPlan,
+    rows: StagedRows,
+    drawn: Mapping[str, Array] | None,
+    prompt_logprobs: dict[int, tuple[TokenLogprob, ...]],
+    seconds: float,
+) -> StepResult:
+    """What the scheduler is told.
+
+    Args:
+        drawn: the sampler's outputs on the host, None where no row samples.
+    """
+    tokens: list[tuple[int, ...]] = [()] * len(plan.rows)
+    logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+    errors: dict[int, str] = {}
+    if drawn is not None:
+        status, best = drawn["status"].tolist(), token_logprobs(drawn, drawn["tokens"])
+        for place, row in enumerate(rows.sampling.tolist()):
+            if status[place]:
+                errors[row] = _FAULTS[status[place]]
+                continue
+            tokens[row] = (int(drawn["tokens"][place]),)
+            if (entry := best[place]) is not None:
+                logprobs[row] = (entry,)
+    return StepResult(
+        step=plan.step,
+        tokens=tuple(tokens),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        errors=errors,
+        seconds=seconds,
+    )
+
+
+def token_logprobs(results: Mapping[str, Array], tokens: Array) -> list[TokenLogprob | None]:
+    """One entry a row, None where none was asked for (rank 0)."""
+    ranks = results["ranks"].tolist()
+    if not any(ranks):
+        return [None] * len(ranks)
+    columns = (tokens, results["logprobs"], results["top_ids"], results["top_logprobs"])
+    rows = zip(ranks, *(c.tolist() for c in columns), strict=True)
+    return [
+        TokenLogprob(token, logprob, rank, tuple((i, p) for i, p in zip(ids, best, strict=True) if i >= 0))
+        if rank
+        else None
+        for rank, token, logprob, ids, best in rows
+    ]
