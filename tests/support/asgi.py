@@ -72,6 +72,7 @@ class Call:
             "headers": [],
         }
         self.task = asyncio.ensure_future(app(scope, self._inbox.get, self._send))
+        self.task.add_done_callback(lambda task: self._changed.set())
 
     async def _send(self, message: Any) -> None:
         if self.gate is not None:
@@ -90,8 +91,11 @@ class Call:
         self._inbox.put_nowait({"type": "http.disconnect"})
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for the app's messages to make a condition true."""
+        """Waits for the app's messages to make a condition true; fails where the app has ended without."""
         while not condition():
+            if self.task.done():
+                self.task.result()
+                raise AssertionError(f"the answer ended: {self.status} {self.body!r}")
             self._changed.clear()
             await self._changed.wait()
 

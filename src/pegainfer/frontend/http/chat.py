@@ -101,7 +101,7 @@ class _Options:
     max_tokens: int | None
     logprobs: int | None
     token_ids: bool
-    prompt_logprobs: bool
+    prompt_logprobs: int | None
 
 
 async def chat_completions(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,7 +141,7 @@ def _options(r: ChatRequest, front: Front) -> _Options:
         max_tokens=given.pop() if given else None,
         logprobs=(r.top_logprobs or 0) if r.logprobs else None,
         token_ids=bool(r.return_token_ids),
-        prompt_logprobs=r.prompt_logprobs is not None,
+        prompt_logprobs=r.prompt_logprobs,
     )
 
 
@@ -218,8 +218,9 @@ class ChatAnswer:
         prompt = self._generation.prompts[0]
         if self._options.token_ids:
             out.prompt_token_ids = prompt.ids
-        if self._options.prompt_logprobs:
-            out.prompt_logprobs = lp.prompt_logprobs(self._tokenizer, prompt.prompt_logprobs or ())
+        top = self._options.prompt_logprobs
+        if top is not None:
+            out.prompt_logprobs = lp.prompt_logprobs(self._tokenizer, prompt.prompt_logprobs or (), top)
         return out
 
     def chunk(self, delta: Delta, usage: Usage | msgspec.UnsetType | None) -> ChatCompletion | None:

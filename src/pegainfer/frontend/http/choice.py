@@ -137,10 +137,8 @@ class Choice:
             del self._held[:released]
 
     def _end(self, event: TokenEvent, delta: Delta) -> None:
+        """Shows what is held; half a character in the detokenizer is dropped."""
         assert event.finish is not None
-        rest = self._detokenizer.flush()
-        if rest and self._text(rest, delta):
-            return
         if self._stops is not None:
             self._show(self._stops.flush(), delta)
         delta.entries += self._held

@@ -42,7 +42,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     text: str
     logprobs: lp.CompletionLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
+    stop_reason: int | str | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[dict[str, lp.PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
@@ -66,7 +66,7 @@ class _Options:
     echo: bool
     logprobs: int | None
     token_ids: bool
-    prompt_logprobs: bool
+    prompt_logprobs: int | None
 
 
 async def completions(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +103,7 @@ def _options(r: CompletionRequest, front: Front) -> _Options:
         echo=echo,
         logprobs=r.logprobs,
         token_ids=bool(r.return_token_ids),
-        prompt_logprobs=r.prompt_logprobs is not None,
+        prompt_logprobs=r.prompt_logprobs,
     )
 
 
@@ -120,6 +120,8 @@ def _prompts(front: Front, r: CompletionRequest, shared: Common, options: _Optio
         encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
     )
     sources = _sources(r, front)
+    most = max(front.config.max_prompts, front.config.max_n)
+    at_most("n", len(sources) * shared.n, most, "continuations in one request")
     return [_prompt(front, r, shared, params, source, i, len(sources)) for i, source in enumerate(sources)]
 
 
@@ -221,12 +223,13 @@ class CompletionAnswer:
             choice.token_ids = delta.tokens
             if first:
                 choice.prompt_token_ids = prompt.ids
-        if options.prompt_logprobs and first:
-            choice.prompt_logprobs = lp.prompt_logprobs(self._tokenizer, prompt.prompt_logprobs or ())
+        if options.prompt_logprobs is not None and first:
+            given = prompt.prompt_logprobs or ()
+            choice.prompt_logprobs = lp.prompt_logprobs(self._tokenizer, given, options.prompt_logprobs)
         return choice
 
     def _logprobs(self, prompt: Prompt, delta: Delta, *, first: bool) -> lp.CompletionLogprobs:
-        top = bool(self._options.logprobs)
+        top = self._options.logprobs or 0
         echo = prompt.echo
         offset = 0 if echo is None else len(echo.text)
         own = lp.completion_logprobs(self._tokenizer, delta.entries, top=top, offset=offset)

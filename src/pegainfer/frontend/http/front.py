@@ -18,9 +18,10 @@ from pegainfer.frontend.http.fields import (
     OPENAI_COMPLETION_DEFAULTS,
     SamplingDefaults,
 )
-from pegainfer.frontend.http.generation import Generation, KeepAlive, Prompt, Registry
+from pegainfer.frontend.http.generation import Generation, Prompt
 from pegainfer.frontend.http.limits import Gate
 from pegainfer.frontend.http.metrics import FrontMetrics, MetricsPage
+from pegainfer.frontend.http.registry import KeepAlive, Registry
 from pegainfer.frontend.tokenizer import Tokenizer
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from pegainfer.contract.errors import PegaError, RequestError
+from pegainfer.contract.errors import PegaError
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.contract.request import GenerateRequest
@@ -20,6 +20,7 @@ from pegainfer.frontend.http.body import ClientGoneError
 from pegainfer.frontend.http.choice import Choice, Delta
 from pegainfer.frontend.http.limits import Gate
 from pegainfer.frontend.http.metrics import FrontMetrics
+from pegainfer.frontend.http.registry import Registry
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class Prompt:
     echo: Echo | None = None  # where the client wants the prompt back
     waiting: bool = True  # no event yet: it holds a place in the queue
     sent: bool = False  # the engine has it
+    cancelled: bool = False  # and was told to end it
     ended: int = 0  # indices whose last event came from the engine
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
@@ -49,29 +51,6 @@ class Prompt:
     def live(self) -> bool:
         """The engine still works on it."""
         return self.sent and self.ended < len(self.choices)
-
-
-@dataclass(slots=True)
-class Registry:
-    """Every generation that is not closed, by its public id."""
-
-    live: dict[str, Generation] = field(default_factory=dict)
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-    busy_since: float = 0.0  # CLOCK_MONOTONIC seconds when it last became non-empty
-
-    def add(self, generation: Generation) -> None:
-        """Raises RequestError where the id is taken."""
-        if generation.id in self.live:
-            raise RequestError("a request with this id is running", param="request_id", got=generation.id)
-        if not self.live:
-            self.busy_since = time.monotonic()
-        self.live[generation.id] = generation
-        self.idle.clear()
-
-    def remove(self, generation: Generation) -> None:
-        self.live.pop(generation.id, None)
-        if not self.live:
-            self.idle.set()
 
 
 class Generation:
@@ -90,7 +69,6 @@ class Generation:
     ) -> None:
         self.id = id
         self.prompts = prompts
-        self.aborted = False
         self._engine = engine
         self._gate = gate
         self._registry = registry
@@ -131,15 +109,16 @@ class Generation:
         if self._closed:
             return
         self._closed = True
-        self._cancel()
         for prompt in self.prompts:
+            self._cancel(prompt)
             self._admitted(prompt)
+        self._metrics.abandon(self._open)
         self._registry.remove(self)
 
     def abort(self) -> None:
         """Ends every choice with finish_reason 'abort'; their last events still arrive."""
-        self.aborted = True
-        self._cancel()
+        for prompt in self.prompts:
+            self._cancel(prompt)
 
     def client_gone(self) -> None:
         """Nobody reads the answer any more."""
@@ -147,10 +126,10 @@ class Generation:
         self.close()
         self._wake()
 
-    def _cancel(self) -> None:
-        for prompt in self.prompts:
-            if prompt.live:
-                self._engine.cancel(prompt.request.id)
+    def _cancel(self, prompt: Prompt) -> None:
+        if prompt.live and not prompt.cancelled:
+            prompt.cancelled = True
+            self._engine.cancel(prompt.request.id)
 
     def _admitted(self, prompt: Prompt) -> None:
         if prompt.waiting:
@@ -242,8 +221,8 @@ class Generation:
 
     def _finished(self, prompt: Prompt, choice: Choice, event: TokenEvent, now: float) -> None:
         self._open -= 1
-        if prompt.live and all(c.finish is not None for c in prompt.choices):
-            self._engine.cancel(prompt.request.id)  # a stop string ended it here, not there
+        if all(c.finish is not None for c in prompt.choices):
+            self._cancel(prompt)  # a stop string may have ended it here, not there
         timings = event.timings
         if event.finish is None:
             timings = Timings(arrival=self._arrival, finished=now)
@@ -263,25 +242,3 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         return sum(c.num_tokens for p in self.prompts for c in p.choices)
-
-
-class KeepAlive:
-    """Pokes silent generations from one timer for all of them; the timer rests while there are none."""
-
-    def __init__(self, registry: Registry, seconds: float) -> None:
-        self._registry = registry
-        self._seconds = seconds
-        self._timer: asyncio.TimerHandle | None = None
-
-    def arm(self) -> None:
-        """Call it whenever a generation starts."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds / 2, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        now = time.monotonic()
-        for generation in list(self._registry.live.values()):
-            generation.poke(now, self._seconds)
-        if self._registry.live:
-            self.arm()

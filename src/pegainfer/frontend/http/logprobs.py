@@ -66,16 +66,16 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[Entry]) -> ChatLogprob
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, entries: Sequence[Entry], *, top: bool, offset: int = 0
+    tokenizer: Tokenizer, entries: Sequence[Entry], *, top: int, offset: int = 0
 ) -> CompletionLogprobs:
     """
     Args:
-        top: the request asked for alternatives, not only the drawn token.
+        top: how many alternatives a token were asked for; 0: none, only the drawn token.
         offset: characters before the continuation in the answer's text (echo).
     """
     out = CompletionLogprobs([], [], [] if top else None, [])
     for entry in entries:
-        _append(out, tokenizer, entry.logprob, entry.start + offset)
+        _append(out, tokenizer, entry.logprob, entry.start + offset, top)
     return out
 
 
@@ -85,7 +85,7 @@ def echo_logprobs(
     logprobs: Sequence[TokenLogprob | None],
     starts: Sequence[int],
     *,
-    top: bool,
+    top: int,
 ) -> CompletionLogprobs:
     """The prompt's own part of an echoed completion; its first token has no logprob.
 
@@ -95,7 +95,7 @@ def echo_logprobs(
     out = CompletionLogprobs([], [], [] if top else None, [])
     for token, logprob, start in zip(ids, logprobs, starts, strict=True):
         if logprob is not None:
-            _append(out, tokenizer, logprob, start)
+            _append(out, tokenizer, logprob, start, top)
             continue
         out.tokens.append(token_name(tokenizer, token))
         out.token_logprobs.append(None)
@@ -105,13 +105,13 @@ def echo_logprobs(
     return out
 
 
-def _append(out: CompletionLogprobs, tokenizer: Tokenizer, own: TokenLogprob, offset: int) -> None:
+def _append(out: CompletionLogprobs, tokenizer: Tokenizer, own: TokenLogprob, offset: int, top: int) -> None:
     name = token_name(tokenizer, own.token)
     out.tokens.append(name)
     out.token_logprobs.append(own.logprob)
     out.text_offset.append(offset)
     if out.top_logprobs is not None:
-        best = {token_name(tokenizer, token): logprob for token, logprob in own.top}
+        best = {token_name(tokenizer, token): logprob for token, logprob in own.top[:top]}
         best.setdefault(name, own.logprob)
         out.top_logprobs.append(best)
 
@@ -124,9 +124,9 @@ def join(a: CompletionLogprobs, b: CompletionLogprobs) -> CompletionLogprobs:
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None]
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob | None], top: int
 ) -> list[dict[str, PromptLogprob] | None]:
-    """vLLM's shape: for each prompt token its id and the best ids, each with logprob, rank and text."""
+    """vLLM's shape: for each prompt token its id and the `top` best ids, each with logprob, rank and text."""
     out: list[dict[str, PromptLogprob] | None] = []
     for own in logprobs:
         if own is None:
@@ -134,7 +134,7 @@ def prompt_logprobs(
             continue
         row = {
             str(token): PromptLogprob(logprob, rank, token_name(tokenizer, token))
-            for rank, (token, logprob) in enumerate(own.top, 1)
+            for rank, (token, logprob) in enumerate(own.top[:top], 1)
         }
         row[str(own.token)] = PromptLogprob(own.logprob, own.rank, token_name(tokenizer, own.token))
         out.append(row)

@@ -122,6 +122,10 @@ class FrontMetrics:
     def reject(self, reason: str) -> None:
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
 
+    def abandon(self, choices: int) -> None:
+        """So many continuations were given up: their client left, or their request failed."""
+        self.finished[FinishReason.ABORT.value] += choices
+
     def finish(
         self, reason: str, prompt_tokens: int, tokens: int, timings: Timings | None, now: float
     ) -> None:

@@ -232,6 +232,17 @@ def test_a_stop_string_cancels_in_the_engine_and_truncates_usage() -> None:
     assert engine.num_live == 0
 
 
+def test_the_engine_is_told_once_to_end_a_request() -> None:
+    class Slow(FakeEngine):
+        def cancel(self, request_id: str) -> None:
+            self.cancelled.append(request_id)  # the ABORT comes much later
+
+    engine = Slow(says("a.b"))
+    answer = ask(engine, PATH, {"prompt": "hi", "stop": "."}).json()
+    assert answer["choices"][0]["text"] == "a"
+    assert engine.cancelled == [engine.requests[0].id]
+
+
 def test_one_stopped_choice_leaves_the_others_running() -> None:
     answer, _engine = complete(
         lambda r, i: list(b"a.b" if i == 0 else b"abcd"), prompt="hi", n=2, stop=".", max_tokens=4
@@ -289,6 +300,14 @@ def test_scoring_a_text_generates_nothing() -> None:
     assert (choice["text"], choice["finish_reason"]) == ("abc", "length")
     assert len(choice["logprobs"]["tokens"]) == 3
     assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_echo_and_prompt_logprobs_each_have_their_own_number() -> None:
+    answer, engine = complete(prompt="ab", echo=True, logprobs=1, prompt_logprobs=3, max_tokens=1)
+    assert engine.requests[0].sampling.prompt_logprobs == 3
+    choice = answer["choices"][0]
+    assert [len(top) for top in choice["logprobs"]["top_logprobs"][1:]] == [1, 1]
+    assert len(choice["prompt_logprobs"][1]) == 3
 
 
 def test_prompt_logprobs_in_vllms_shape() -> None:

@@ -96,6 +96,14 @@ def test_prompts_in_one_request() -> None:
     assert ask(FakeEngine(), PATH, {"prompt": [1] * 50}, max_prompts=4).status_code == 200
 
 
+def test_prompts_times_n_are_bounded() -> None:
+    body = {"prompt": ["a"] * 4, "n": 2, "max_tokens": 1}
+    assert ask(FakeEngine(), PATH, body, max_prompts=8, max_n=2).status_code == 200
+    error = ask(FakeEngine(), PATH, body, max_prompts=7, max_n=7).json()["error"]
+    assert error["param"] == "n"
+    assert "≤ 7 continuations" in error["message"]
+
+
 def test_the_engines_own_bound_on_logprobs_holds() -> None:
     info = msgspec.structs.replace(INFO, max_logprobs=2)
     assert ask(FakeEngine(info=info), PATH, {"prompt": "a", "logprobs": 2}).status_code == 200

@@ -5,7 +5,7 @@ from typing import Any
 
 from pegainfer.contract.event import EngineStats
 from pegainfer.frontend.http.metrics import Histogram
-from tests.support.asgi import client, make_app, run
+from tests.support.asgi import Call, client, make_app, run, spin
 from tests.support.fake_engine import FakeEngine, says
 
 SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$")
@@ -123,6 +123,23 @@ def test_rejections_are_counted_by_reason() -> None:
     run(main)
     assert found['pegainfer:admission_rejections_total{reason="overloaded"}'] == 2
     assert found['pegainfer:admission_rejections_total{reason="engine_dead"}'] == 1
+
+
+def test_who_leaves_is_counted_as_aborted() -> None:
+    engine = FakeEngine(paused=True)
+    found: dict[str, float] = {}
+
+    async def main() -> None:
+        app = make_app(engine)
+        call = Call(app, "/v1/completions", {"prompt": ["a", "b"], "n": 2})
+        await spin()
+        call.disconnect()
+        await call.task
+        async with client(app) as http:
+            found.update(parse((await http.get("/metrics")).text))
+
+    run(main)
+    assert found['pegainfer:request_success_total{finished_reason="abort"}'] == 4
 
 
 def test_the_prefix_fits_other_dashboards() -> None:

@@ -1,0 +1,58 @@
+"""The generations under way: for draining, aborting, and keeping silent streams alive."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pegainfer.contract.errors import RequestError
+
+if TYPE_CHECKING:
+    from pegainfer.frontend.http.generation import Generation
+
+
+@dataclass(slots=True)
+class Registry:
+    """Every generation that is not closed, by its public id."""
+
+    live: dict[str, Generation] = field(default_factory=dict)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    busy_since: float = 0.0  # CLOCK_MONOTONIC seconds when it last became non-empty
+
+    def add(self, generation: Generation) -> None:
+        """Raises RequestError where the id is taken."""
+        if generation.id in self.live:
+            raise RequestError("a request with this id is running", param="request_id", got=generation.id)
+        if not self.live:
+            self.busy_since = time.monotonic()
+        self.live[generation.id] = generation
+        self.idle.clear()
+
+    def remove(self, generation: Generation) -> None:
+        self.live.pop(generation.id, None)
+        if not self.live:
+            self.idle.set()
+
+
+class KeepAlive:
+    """Pokes silent generations from one timer for all of them; the timer rests while there are none."""
+
+    def __init__(self, registry: Registry, seconds: float) -> None:
+        self._registry = registry
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def arm(self) -> None:
+        """Call it whenever a generation starts."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds / 2, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for generation in list(self._registry.live.values()):
+            generation.poke(now, self._seconds)
+        if self._registry.live:
+            self.arm()
