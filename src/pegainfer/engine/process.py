@@ -133,8 +133,8 @@ class _Server:
         """Serves until the front hangs up, asks for the end, or the engine is drained or dead."""
         try:
             with _term_pipe() as terms:
+                self._writer.put(codec.Ready(self._info))  # before any snapshot
                 self._loop.start()
-                self._writer.put(codec.Ready(self._info))
                 self._read(terms)
         except (PegaError, msgspec.DecodeError) as error:
             log.error("the front sent a broken frame: %s", error)
