@@ -199,7 +199,8 @@ class CpuExecutor:
         if handle is None:
             raise OpError(f"program {self.program.name}: {error.value.decode()}")
         self._handle: int = handle
-        weakref.finalize(self, self._lib.pega_exec_destroy, handle)
+        finalizer = weakref.finalize(self, self._lib.pega_exec_destroy, handle)
+        finalizer.atexit = False  # a step may be running when the process ends
 
     def _keep_flat(self, t: Tensor, memory: Array) -> None:
         self._memory[t] = memory.view(NUMPY[t.dtype])

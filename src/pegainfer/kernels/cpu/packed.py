@@ -41,7 +41,8 @@ class PackedWeight:
         self.shape: tuple[int, int] = (n, k)
         self.handle: int = handle
         self.nbytes: int = lib.pega_packed_bytes(handle)
-        weakref.finalize(self, lib.pega_packed_free, handle)
+        finalizer = weakref.finalize(self, lib.pega_packed_free, handle)
+        finalizer.atexit = False  # a step may be reading it when the process ends
 
     def unpack(self, first: int = 0, count: int | None = None) -> Array:
         """Rows first … first + count as float32 [count, K]."""

@@ -52,6 +52,7 @@ class ThreadPool:
             raise ConfigError("the system gives no more threads", got=self.threads, remedy="ask for fewer")
         self.handle: int = handle
         self._finalizer = weakref.finalize(self, lib.pega_pool_destroy, handle)
+        self._finalizer.atexit = False  # a step may be running when the process ends
 
     def close(self) -> None:
         """Ends the threads; idempotent. No executor may run after it."""

@@ -14,11 +14,12 @@ struct QuantRows {
 
 // One KV head's queries over one segment of its context.
 struct AttendArgs {
-    const float* const* q;         // [queries] rows of D
-    int64_t queries;               // at most kMaxQueries
-    const int64_t* seen;           // [queries] context tokens that each may look at, from position 0
-    const uint8_t* const* keys;    // [ceil(tokens / 16)] pages of K: [D, 16]
-    const uint8_t* const* values;  // the same of V: [16, D]
+    const float* const* q;  // [queries] rows of D
+    int64_t queries;        // at most kMaxQueries
+    const int64_t* seen;    // [queries] context tokens that each may look at, from position 0
+    const uint8_t* const*
+        keys;  // [ceil(tokens / 16) + kPagesAhead] pages of K: [D, 16]; the last are only prefetched
+    const uint8_t* const* values;  // [ceil(tokens / 16)] pages of V: [16, D]
     int64_t start;                 // position of the segment's first token, a multiple of 16
     int64_t tokens;                // tokens of the segment that any query sees
     int64_t head_dim;
@@ -30,8 +31,9 @@ struct AttendArgs {
     float* acc;     // out [queries, D]
 };
 
-constexpr int kSegment = 128;        // context tokens a softmax is taken over at once
-constexpr int kMaxQueries = 24;      // a block of queries: tokens × heads that share a KV head
+constexpr int kSegment = 128;    // context tokens a softmax is taken over at once
+constexpr int kMaxQueries = 24;  // a block of queries: tokens × heads that share a KV head
+constexpr int kPagesAhead = 2;   // pages of K that are prefetched: one takes less time than memory's latency
 constexpr int kDecodeColumns = 256;  // columns that gemm_f32 expands to float32 at a time
 
 struct Kernels {

@@ -78,14 +78,15 @@ struct Unit {
 
 void attend_segment(const Exec& e, const Attention& a, const Unit& u, int64_t segment, const Scratch& s,
                     float* max, float* sum, float* acc) {
-    const uint8_t *keys[kSegment / 16], *values[kSegment / 16];
+    const uint8_t *keys[kSegment / 16 + kPagesAhead], *values[kSegment / 16];
     const int64_t start = segment * kSegment;
-    const int64_t tokens = std::min<int64_t>(kSegment, u.block->seen - start);
+    const int64_t tokens = std::min<int64_t>(kSegment, u.block->seen - start), pages = (tokens + 15) / 16;
     const int32_t* table = a.table + u.block->row * a.width;
-    for (int64_t i = 0; i < (tokens + 15) / 16; i++) {
-        const int64_t at = start + 16 * i, block = table[at / a.kv.block_size], offset = at % a.kv.block_size;
+    for (int64_t i = 0; i < pages + kPagesAhead; i++) {
+        const int64_t at = std::min(start + 16 * i, u.block->seen - 1) / 16 * 16;
+        const int64_t block = table[at / a.kv.block_size], offset = at % a.kv.block_size;
         keys[i] = a.kv.keys(block, u.kv_head) + offset * a.d * a.kv.bytes;
-        values[i] = a.kv.values(block, u.kv_head) + offset * a.d * a.kv.bytes;
+        if (i < pages) values[i] = a.kv.values(block, u.kv_head) + offset * a.d * a.kv.bytes;
     }
     e.kernels->attend(
         {u.q, u.queries, u.seen, keys, values, start, tokens, a.d, a.f16, a.scale, s.scores, max, sum, acc});

@@ -15,13 +15,18 @@ static inline F load_kv(const uint8_t* page, int64_t at) {
     return load(reinterpret_cast<const float*>(page) + at);
 }
 
+// Asks meanwhile for the page's values and for the keys of the page after it: a decode reads every page once,
+// and pages lie anywhere.
 template <int MR, bool F16>
 static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
-    const uint8_t* keys = a.keys[page];
+    constexpr int64_t kBytes = 16 * (F16 ? 2 : 4);
+    const uint8_t *keys = a.keys[page], *next = a.keys[page + kPagesAhead], *values = a.values[page];
     const float* const* q = a.q + query;
     F s[MR];
     for (int i = 0; i < MR; i++) s[i] = zero();
     for (int64_t d = 0; d < a.head_dim; d++) {
+        __builtin_prefetch(next + kBytes * d, 0, 3);
+        __builtin_prefetch(values + kBytes * d, 0, 3);
         const F k = load_kv<F16>(keys, 16 * d);
         for (int i = 0; i < MR; i++) s[i] = fma(k, set1(q[i][d]), s[i]);
     }
@@ -32,12 +37,16 @@ static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
 // Sixteen channels from d on, of MR queries, over the segment's tokens.
 template <int MR, bool F16>
 static void mix_values(const AttendArgs& a, int64_t query, int64_t d) {
-    const float* p = a.scores + query * kSegment;
     F s[MR];
     for (int i = 0; i < MR; i++) s[i] = zero();
-    for (int64_t j = 0; j < a.tokens; j++) {
-        const F v = load_kv<F16>(a.values[j / 16], (j % 16) * a.head_dim + d);
-        for (int i = 0; i < MR; i++) s[i] = fma(v, set1(p[i * kSegment + j]), s[i]);
+    for (int64_t page = 0; 16 * page < a.tokens; page++) {
+        const float* p = a.scores + query * kSegment + 16 * page;
+        const int64_t tokens = a.tokens - 16 * page < 16 ? a.tokens - 16 * page : 16;
+        const uint8_t* values = a.values[page];
+        for (int64_t j = 0; j < tokens; j++) {
+            const F v = load_kv<F16>(values, j * a.head_dim + d);
+            for (int i = 0; i < MR; i++) s[i] = fma(v, set1(p[i * kSegment + j]), s[i]);
+        }
     }
     for (int i = 0; i < MR; i++) store(a.acc + (query + i) * a.head_dim + d, s[i]);
 }

@@ -24,29 +24,43 @@ static inline F load_element(const BF16Bits* p) {
     return load_bf16(&p->bits);
 }
 
-// acc[t] += x[t] · w over `columns` columns.
-template <int MR, class E>
+// Bytes of weights asked for ahead of their use: what memory delivers within its latency of about 100 ns.
+constexpr int64_t kAhead = 3072;
+
+// acc[t] += x[t] · w over `columns` columns. STREAM: w comes from memory, not from the decoder's scratch.
+template <int MR, bool STREAM, class E>
 static void fma_rows(const E* w, int64_t columns, const float* x, int64_t ldx, float* acc) {
     F s[MR];
     for (int t = 0; t < MR; t++) s[t] = load(acc + 16 * t);
     for (int64_t k = 0; k < columns; k++) {
+        if constexpr (STREAM) __builtin_prefetch(reinterpret_cast<const char*>(w + 16 * k) + kAhead, 0, 3);
         const F v = load_element(w + 16 * k);
         for (int t = 0; t < MR; t++) s[t] = fma(v, set1(x[t * ldx + k]), s[t]);
     }
     for (int t = 0; t < MR; t++) store(acc + 16 * t, s[t]);
 }
 
-template <int MR, class E>
+template <int MR, bool STREAM, class E>
 static void fma_rest(const E* w, int64_t columns, const float* x, int64_t ldx, int64_t nt, float* acc) {
-    if (nt == MR) return fma_rows<MR>(w, columns, x, ldx, acc);
-    if constexpr (MR > 1) fma_rest<MR - 1>(w, columns, x, ldx, nt, acc);
+    if (nt == MR) return fma_rows<MR, STREAM>(w, columns, x, ldx, acc);
+    if constexpr (MR > 1) fma_rest<MR - 1, STREAM>(w, columns, x, ldx, nt, acc);
 }
 
-template <class E>
+// How many of `nt` rows to take at once: at most `most`, and the last two passes share evenly, since a pass
+// over a tile costs much the same for one row as for several.
+static inline int64_t rows_at_once(int64_t nt, int64_t most) {
+    return nt >= 2 * most || nt <= most ? (nt < most ? nt : most) : (nt + 1) / 2;
+}
+
+template <bool STREAM, class E>
 static void fma_all(const E* w, int64_t columns, const float* x, int64_t ldx, int64_t nt, float* acc) {
-    for (; nt > kMaxRows; nt -= kMaxRows, x += kMaxRows * ldx, acc += kMaxRows * 16)
-        fma_rows<kMaxRows>(w, columns, x, ldx, acc);
-    fma_rest<kMaxRows>(w, columns, x, ldx, nt, acc);
+    while (nt > 0) {
+        const int64_t rows = rows_at_once(nt, kMaxRows);
+        fma_rest<kMaxRows, STREAM>(w, columns, x, ldx, rows, acc);
+        nt -= rows;
+        x += rows * ldx;
+        acc += rows * 16;
+    }
 }
 
 // Columns k0 … k0 + columns of a quantised tile as float32 [columns, 16], with GGUF's roundings.
@@ -79,7 +93,7 @@ static void decode_and_fma(const Packed& w, const uint8_t* tile, const float* x,
     for (int64_t k = 0; k < w.k; k += kDecodeColumns) {
         const int64_t columns = w.k - k < kDecodeColumns ? w.k - k : kDecodeColumns;
         decode<FORMAT>(tile, k, columns, scratch);
-        fma_all(scratch, columns, x + k, ldx, nt, acc);
+        fma_all<false>(scratch, columns, x + k, ldx, nt, acc);
     }
 }
 
@@ -89,11 +103,11 @@ static void gemm_f32(const Packed& w, int64_t tile, const float* x, int64_t ldx,
     const uint8_t* p = w.tile(tile);
     switch (w.format) {
         case kF32:
-            return fma_all(reinterpret_cast<const float*>(p), w.k, x, ldx, nt, acc);
+            return fma_all<true>(reinterpret_cast<const float*>(p), w.k, x, ldx, nt, acc);
         case kF16:
-            return fma_all(reinterpret_cast<const F16Bits*>(p), w.k, x, ldx, nt, acc);
+            return fma_all<true>(reinterpret_cast<const F16Bits*>(p), w.k, x, ldx, nt, acc);
         case kBF16:
-            return fma_all(reinterpret_cast<const BF16Bits*>(p), w.k, x, ldx, nt, acc);
+            return fma_all<true>(reinterpret_cast<const BF16Bits*>(p), w.k, x, ldx, nt, acc);
         case kQ8_0:
             return decode_and_fma<kQ8_0>(w, p, x, ldx, nt, acc, scratch);
         case kQ4_1:
@@ -102,9 +116,6 @@ static void gemm_f32(const Packed& w, int64_t tile, const float* x, int64_t ldx,
             return decode_and_fma<kQ4_0>(w, p, x, ldx, nt, acc, scratch);
     }
 }
-
-// Bytes of weights asked for ahead of their use: what memory delivers within its latency of about 100 ns.
-constexpr int64_t kAhead = 3072;
 
 // Hardware prefetchers stop at every page of 4 KiB, tiles do not.
 template <int FORMAT>
@@ -162,9 +173,13 @@ static void dot_rest(const Packed& w, const uint8_t* tile, const QuantRows& x, i
 template <int FORMAT>
 static void dot_all(const Packed& w, const uint8_t* tile, const QuantRows& x, int64_t first, int64_t nt,
                     float* acc) {
-    for (; nt > kDotRows; nt -= kDotRows, first += kDotRows, acc += kDotRows * 16)
-        dot_rows<kDotRows, FORMAT>(w, tile, x, first, acc);
-    dot_rest<kDotRows, FORMAT>(w, tile, x, first, nt, acc);
+    while (nt > 0) {
+        const int64_t rows = rows_at_once(nt, kDotRows);
+        dot_rest<kDotRows, FORMAT>(w, tile, x, first, rows, acc);
+        nt -= rows;
+        first += rows;
+        acc += rows * 16;
+    }
 }
 
 static void gemm_i8(const Packed& w, int64_t tile, const QuantRows& x, int64_t first, int64_t nt,

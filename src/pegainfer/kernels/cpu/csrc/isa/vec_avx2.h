@@ -140,6 +140,10 @@ static inline __m256i broadcast4(const int8_t* p) {
     return _mm256_set1_epi32(v);
 }
 
+// Holds the compiler to the order that is written and to registers: left to itself, gcc 12 computes all
+// products of a block first and spills them.
+#define PEGA_KEEP(x, y) __asm__ volatile("" : "+x"(x), "+x"(y))
+
 // out[t] lane r = sum over a block of q[r] · x[t]; x[t] at x + t · stride.
 // Eight products of 15 · 127 · 2 sum to 30,480: 16 bits hold a whole block.
 template <int MR>
@@ -148,20 +152,21 @@ static inline void dot_q4(const uint8_t* w, const int8_t* x, int64_t stride, F (
     __m256i sa[MR], sb[MR];
     for (int t = 0; t < MR; t++) sa[t] = sb[t] = _mm256_setzero_si256();
 #pragma GCC unroll 1
-    for (int j = 0; j < 4; j++) {
-        const __m256i a = load256(w + 64 * j), b = load256(w + 64 * j + 32);
-        const __m256i al = _mm256_and_si256(a, mask), bl = _mm256_and_si256(b, mask);
+    for (int j = 0; j < 4; j++, w += 64, x += 4) {
+        __m256i a = _mm256_and_si256(load256(w), mask), b = _mm256_and_si256(load256(w + 32), mask);
         for (int t = 0; t < MR; t++) {
-            const __m256i v = broadcast4(x + t * stride + 4 * j);
-            sa[t] = _mm256_add_epi16(sa[t], _mm256_maddubs_epi16(al, v));
-            sb[t] = _mm256_add_epi16(sb[t], _mm256_maddubs_epi16(bl, v));
+            const __m256i v = broadcast4(x + t * stride);
+            sa[t] = _mm256_add_epi16(sa[t], _mm256_maddubs_epi16(a, v));
+            sb[t] = _mm256_add_epi16(sb[t], _mm256_maddubs_epi16(b, v));
+            PEGA_KEEP(sa[t], sb[t]);
         }
-        const __m256i ah = _mm256_and_si256(_mm256_srli_epi16(a, 4), mask);
-        const __m256i bh = _mm256_and_si256(_mm256_srli_epi16(b, 4), mask);
+        a = _mm256_and_si256(_mm256_srli_epi16(load256(w), 4), mask);
+        b = _mm256_and_si256(_mm256_srli_epi16(load256(w + 32), 4), mask);
         for (int t = 0; t < MR; t++) {
-            const __m256i v = broadcast4(x + t * stride + 16 + 4 * j);
-            sa[t] = _mm256_add_epi16(sa[t], _mm256_maddubs_epi16(ah, v));
-            sb[t] = _mm256_add_epi16(sb[t], _mm256_maddubs_epi16(bh, v));
+            const __m256i v = broadcast4(x + t * stride + 16);
+            sa[t] = _mm256_add_epi16(sa[t], _mm256_maddubs_epi16(a, v));
+            sb[t] = _mm256_add_epi16(sb[t], _mm256_maddubs_epi16(b, v));
+            PEGA_KEEP(sa[t], sb[t]);
         }
     }
     for (int t = 0; t < MR; t++)
@@ -174,19 +179,22 @@ static inline void dot_q8(const uint8_t* w, const int8_t* x, int64_t stride, F (
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sa[MR], sb[MR];
     for (int t = 0; t < MR; t++) sa[t] = sb[t] = _mm256_setzero_si256();
-#pragma GCC unroll 2
-    for (int g = 0; g < 8; g++) {
-        const __m256i a = load256(w + 64 * g), b = load256(w + 64 * g + 32);
+#pragma GCC unroll 1
+    for (int g = 0; g < 8; g++, w += 64, x += 4) {
+        const __m256i a = load256(w), b = load256(w + 32);
         const __m256i aa = _mm256_abs_epi8(a), ab = _mm256_abs_epi8(b);
         for (int t = 0; t < MR; t++) {
-            const __m256i v = broadcast4(x + t * stride + 4 * g);
+            const __m256i v = broadcast4(x + t * stride);
             const __m256i pa = _mm256_maddubs_epi16(aa, _mm256_sign_epi8(v, a));
             const __m256i pb = _mm256_maddubs_epi16(ab, _mm256_sign_epi8(v, b));
             sa[t] = _mm256_add_epi32(sa[t], _mm256_madd_epi16(pa, ones));
             sb[t] = _mm256_add_epi32(sb[t], _mm256_madd_epi16(pb, ones));
+            PEGA_KEEP(sa[t], sb[t]);
         }
     }
     for (int t = 0; t < MR; t++) out[t] = {to_float(sa[t]), to_float(sb[t])};
 }
+
+#undef PEGA_KEEP
 
 }  // namespace pega::PEGA_ISA
