@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -70,7 +71,8 @@ class LLM:
         self._max_live = min(2 * engine.info.max_slots, scheduler.max_waiting_requests)
         self._max_live_tokens = scheduler.max_waiting_tokens
         self._requests = 0
-        self._closed = False
+        # Also where nobody calls `close`: when the object goes, or at the interpreter's end.
+        self._closer = weakref.finalize(self, engine.close)
 
     def get_tokenizer(self) -> Tokenizer:
         return self._text.tokenizer
@@ -139,9 +141,7 @@ class LLM:
 
     def close(self) -> None:
         """Ends the engine's thread and frees the model. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._engine.close()
+        self._closer()
 
     def __enter__(self) -> Self:
         return self
