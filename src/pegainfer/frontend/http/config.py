@@ -20,40 +20,40 @@ def _flag(default: Any, text: str) -> Any:
 class HttpConfig:
     """Raises ConfigError where two values contradict each other or one is out of its range."""
 
-    host: str = _flag("127.0.0.1", "address to listen on")
-    port: int = _flag(8000, "port to listen on; 0 takes a free one")
-    served_model_name: tuple[str, ...] = _flag((), "names that requests may use; the first one is answered")
+    host: str = _flag("127.0.0.1", "Address to listen on.")
+    port: int = _flag(8000, "Port to listen on; 0 takes a free one.")
+    served_model_name: tuple[str, ...] = _flag((), "Names that requests may use; the first one is answered.")
     api_key: tuple[str, ...] = field(
         default=(),
         repr=False,
-        metadata={"help": f"keys that clients must show as a bearer token; also ${KEY_VARIABLE}"},
+        metadata={"help": f"Keys that clients must show as a bearer token; also ${KEY_VARIABLE}."},
     )
-    openai_defaults: bool = _flag(False, "completions default to OpenAI's max_tokens 16 and temperature 1")
+    openai_defaults: bool = _flag(False, "Completions default to OpenAI's max_tokens 16 and temperature 1.")
     chat_template_kwargs: tuple[str, ...] = _flag(
-        ("enable_thinking",), "template variables that requests may set"
+        ("enable_thinking",), "Template variables that requests may set."
     )
-    metrics_prefix: str = _flag("pegainfer:", "prefix of the metrics' names; 'vllm:' fits vLLM's dashboards")
+    metrics_prefix: str = _flag("pegainfer:", "Prefix of the metrics' names; 'vllm:' fits vLLM's dashboards.")
 
-    keep_alive_seconds: float = _flag(10.0, "a silent stream gets a comment this often")
-    idle_connection_seconds: float = _flag(75.0, "an unused connection is closed after this long")
-    header_seconds: float = _flag(30.0, "a connection must send its whole request header within this time")
-    body_seconds: float = _flag(60.0, "longest silence in the middle of a request body")
-    write_seconds: float = _flag(60.0, "a stream whose client reads nothing for so long is dropped")
-    ready_seconds: float = _flag(30.0, "/ready is red when a busy engine made no step for this long")
-    drain_seconds: float = _flag(600.0, "at shutdown, running requests get this long to finish")
+    keep_alive_seconds: float = _flag(10.0, "A silent stream gets a comment this often.")
+    idle_connection_seconds: float = _flag(75.0, "An unused connection is closed after this long.")
+    header_seconds: float = _flag(30.0, "A connection must send its whole request header within this time.")
+    body_seconds: float = _flag(60.0, "Longest silence in the middle of a request body.")
+    write_seconds: float = _flag(60.0, "A stream whose client reads nothing for so long is dropped.")
+    ready_seconds: float = _flag(30.0, "/ready is red when a busy engine made no step for this long.")
+    drain_seconds: float = _flag(600.0, "At shutdown, running requests get this long to finish.")
 
-    max_body_bytes: int = _flag(16 << 20, "longest request body")
-    max_header_bytes: int = _flag(64 << 10, "longest request header, request line included")
-    max_json_depth: int = _flag(64, "deepest nesting of a request body")
-    max_queued_requests: int = _flag(1024, "prompts waiting for their first token")
-    max_queued_tokens: int = _flag(1 << 23, "tokens of the prompts waiting for their first token")
-    max_n: int = _flag(128, "most continuations of a prompt")
-    max_prompts: int = _flag(1024, "most prompts in one completion request")
-    max_stop_strings: int = _flag(16, "most stop strings of a request")
-    max_stop_bytes: int = _flag(1024, "longest stop string, in bytes of UTF-8")
-    max_logprobs: int = _flag(20, "most alternatives a token in logprobs")
-    max_logit_bias: int = _flag(1024, "most entries of logit_bias, stop_token_ids and bad_words")
-    max_timeout_seconds: float = _flag(86400.0, "longest timeout that a request may ask for")
+    max_body_bytes: int = _flag(16 << 20, "Longest request body.")
+    max_header_bytes: int = _flag(64 << 10, "Longest request header, request line included.")
+    max_json_depth: int = _flag(64, "Deepest nesting of a request body.")
+    max_queued_requests: int = _flag(1024, "Prompts waiting for their first token.")
+    max_queued_tokens: int = _flag(1 << 23, "Tokens of the prompts waiting for their first token.")
+    max_n: int = _flag(128, "Most continuations of a prompt.")
+    max_prompts: int = _flag(1024, "Most prompts in one completion request.")
+    max_stop_strings: int = _flag(16, "Most stop strings of a request.")
+    max_stop_bytes: int = _flag(1024, "Longest stop string, in bytes of UTF-8.")
+    max_logprobs: int = _flag(20, "Most alternatives a token in logprobs.")
+    max_logit_bias: int = _flag(1024, "Most entries of logit_bias, stop_token_ids and bad_words.")
+    max_timeout_seconds: float = _flag(86400.0, "Longest timeout that a request may ask for.")
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
