@@ -87,7 +87,7 @@ def build_engine(path: Path, name: str, config: EngineConfig, scheduler: Schedul
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
         backend, device = make_backend(model.tensors(info.max_model_len), config)
-        runner = model.build(info, backend, kv_dtype=config.kv_dtype, max_logprobs=scheduler.max_logprobs)
+        runner = model.build(info, backend, kv_dtype=config.kv_format, max_logprobs=scheduler.max_logprobs)
     group = info.kv.groups[0]
     packed = time.perf_counter()
     return Engine(
@@ -109,7 +109,7 @@ def build_engine(path: Path, name: str, config: EngineConfig, scheduler: Schedul
 
 def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) -> RunnerInfo:
     """Bounds of the runner: what was asked for, or defaults that fit the machine. Raises ConfigError."""
-    kv = model.kv_spec(BLOCK_SIZE, config.kv_dtype)
+    kv = model.kv_spec(BLOCK_SIZE, config.kv_format)
     block_bytes = sum(g.bytes_per_block for g in kv.groups if isinstance(g, PageGroup))
     length = config.max_model_len or model.max_position_embeddings
     if length > model.max_position_embeddings:

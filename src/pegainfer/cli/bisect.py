@@ -78,7 +78,7 @@ def compare(spec: EngineSpec, ids: list[int], answer: int) -> list[Difference]:
         weights = model.tensors(info.max_model_len)
         device, name = make_backend(weights, config)
         backend = ComparingBackend(device, weights)
-        runner = model.build(info, backend, kv_dtype=config.kv_dtype, max_logprobs=0)
+        runner = model.build(info, backend, kv_dtype=config.kv_format, max_logprobs=0)
     engine = InProcessEngine(
         runner,
         EngineInfo(

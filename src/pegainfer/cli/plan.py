@@ -44,5 +44,5 @@ def step_programs(spec: EngineSpec) -> StepPrograms:
     model, _, file = open_model(Path(spec.path))
     with file:
         info = runner_info(model, spec.engine, spec.scheduler)
-        programs = model.programs(info, spec.engine.kv_dtype, spec.scheduler.max_logprobs)
+        programs = model.programs(info, spec.engine.kv_format, spec.scheduler.max_logprobs)
     return StepPrograms(info, programs["forward"])
