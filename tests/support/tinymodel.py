@@ -57,11 +57,9 @@ class Tiny:
             "torch_dtype": {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[self.dtype],
         } | dict(self.config)
 
-    def tensors(self) -> dict[str, Array]:
-        """Float32 values by Hugging Face's names, exact in `dtype`."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """By Hugging Face's names, in the order in which values are drawn."""
         c = self.hf_config()
-        # RandomState's stream is frozen by NumPy's policy; Generator's is not.
-        rng = np.random.RandomState(self.seed)
         q, kv = (c[k] * c.get("head_dim", HEAD_DIM) for k in ("num_attention_heads", "num_key_value_heads"))
         hidden, inner = c["hidden_size"], c["intermediate_size"]
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c["vocab_size"], hidden)}
@@ -81,7 +79,13 @@ class Tiny:
         shapes["model.norm.weight"] = (hidden,)
         if not c["tie_word_embeddings"]:
             shapes["lm_head.weight"] = (c["vocab_size"], hidden)
-        values = {name: self._draw(rng, shape) for name, shape in shapes.items()}
+        return shapes
+
+    def tensors(self) -> dict[str, Array]:
+        """Float32 values by Hugging Face's names, exact in `dtype`."""
+        # RandomState's stream is frozen by NumPy's policy; Generator's is not.
+        rng = np.random.RandomState(self.seed)
+        values = {name: self._draw(rng, shape) for name, shape in self.shapes().items()}
         return {name: rounded(v, self.dtype) for name, v in values.items()}
 
     @staticmethod
@@ -144,7 +148,9 @@ def write_checkpoint(model: Tiny, folder: Path) -> Path:
         part = names[shard :: model.shards]
         weight_map |= dict.fromkeys(part, file)
         (folder / file).write_bytes(safetensors_file({n: entries[n] for n in part}))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     return folder
 
 
@@ -154,6 +160,8 @@ GGUF_NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -226,7 +234,7 @@ def llama3_divisors(model: Tiny) -> Array | None:
     return np.array(divisors, np.float32)
 
 
-def _by_role(embedding: str, attention: str, feed_forward: str) -> Callable[[str], str]:
+def by_role(embedding: str, attention: str, feed_forward: str) -> Callable[[str], str]:
     def form(name: str) -> str:
         if name.startswith(("token_embd", "output")):
             return embedding
@@ -237,34 +245,26 @@ def _by_role(embedding: str, attention: str, feed_forward: str) -> Callable[[str
 
 # name -> (model, storage format of a matrix by its GGUF name)
 GGUF_MODELS: dict[str, tuple[Tiny, Callable[[str], str]]] = {
-    "gguf_q4_1": (Tiny("gguf_q4_1", seed=11), _by_role("q8_0", "q4_1", "q4_1")),
+    "gguf_q4_1": (Tiny("gguf_q4_1", seed=11), by_role("q8_0", "q4_1", "q4_1")),
     "gguf_q8_0": (
         Tiny("gguf_q8_0", seed=12, config={"tie_word_embeddings": False}),
-        _by_role("q8_0", "q8_0", "q8_0"),
+        by_role("q8_0", "q8_0", "q8_0"),
     ),
     "gguf_q4_0_llama3": (
         Tiny("gguf_q4_0_llama3", seed=13, config={"rope_scaling": LLAMA3}),
-        _by_role("f16", "q4_0", "q8_0"),
+        by_role("f16", "q4_0", "q8_0"),
     ),
-    "gguf_bf16_f16": (Tiny("gguf_bf16_f16", seed=14), _by_role("f32", "bf16", "f16")),
+    "gguf_bf16_f16": (Tiny("gguf_bf16_f16", seed=14), by_role("f32", "bf16", "f16")),
 }
-
-
-def encoded(form: str, values: Array) -> bytes:
-    """Bytes of float32 values in a storage format, row by row."""
-    return quantize(form, values).tobytes()
 
 
 def file_values(model: Tiny, formats: Callable[[str], str]) -> dict[str, Array]:
     """Float32 values that a GGUF file of these formats holds, by Hugging Face's names."""
-    return {
-        name: v if v.ndim == 1 else _through(formats(gguf_name(name)), v)
-        for name, v in model.tensors().items()
-    }
-
-
-def _through(form: str, values: Array) -> Array:
-    return dequantize(form, quantize(form, values), values.shape)
+    found = model.tensors()
+    for name in [n for n, v in found.items() if v.ndim > 1]:
+        form = formats(gguf_name(name))
+        found[name] = dequantize(form, quantize(form, found[name]), found[name].shape)
+    return found
 
 
 def token_ids(model: Tiny) -> list[int]:
@@ -286,7 +286,7 @@ def gguf_tensors(model: Tiny, formats: Callable[[str], str]) -> list[GGUFTensor]
         stored = permuted(values, count) if count else values
         target = gguf_name(name)
         form = "f32" if values.ndim == 1 else formats(target)
-        found.append(GGUFTensor(target, GGML[form], values.shape, encoded(form, stored)))
+        found.append(GGUFTensor(target, GGML[form], values.shape, quantize(form, stored).tobytes()))
     divisors = llama3_divisors(model)
     if divisors is not None:
         found.append(GGUFTensor("rope_freqs.weight", GGML["f32"], divisors.shape, divisors.tobytes()))

@@ -11,7 +11,7 @@ import pytest
 
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.ops.compose import run_reference
-from pegainfer.ops.rope import ROPE, cos_sin_table, inverse_frequencies
+from pegainfer.ops.rope import ROPE, attention_factor, cos_sin_table, inverse_frequencies
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "data" / "ops" / "rope.json").read_text())
 CASES = [
@@ -34,13 +34,14 @@ def rotate(x: np.ndarray, positions: list[int], table: np.ndarray) -> np.ndarray
 def test_frequencies_equal_transformers(case: dict[str, Any]) -> None:
     got = inverse_frequencies(case["head_dim"], case["theta"], case["scaling"])
     np.testing.assert_allclose(got, floats(case["inv_freq"]), rtol=1e-6)
+    assert attention_factor(case["scaling"]) == pytest.approx(case["attention_factor"], rel=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_rotation_equals_transformers(case: dict[str, Any]) -> None:
     """Angles are products in float32 there too: an ulp of a frequency at position 8191 is 5e-4 radians."""
     positions, d = GOLDEN["positions"], case["head_dim"]
-    table = cos_sin_table(max(positions) + 1, floats(case["inv_freq"]))
+    table = cos_sin_table(max(positions) + 1, floats(case["inv_freq"]), attention_factor(case["scaling"]))
     q = floats(case["q"]).reshape(len(positions), 2, d)
     got = rotate(q, positions, table)
     np.testing.assert_allclose(got, floats(case["rotated"]).reshape(q.shape), atol=2e-6)

@@ -1,0 +1,78 @@
+"""Seeded tiny models through the whole engine, against transformers' values in float32."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pegainfer.app.assemble import build_engine
+from pegainfer.app.config import EngineConfig
+from pegainfer.contract.errors import PegaError
+from pegainfer.contract.request import SamplingParams, pack_tokens
+from pegainfer.contract.step import NewSlot, Row, Runner, SlotBlocks, StepPlan, StepResult
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.kernels.cpu.library import ISAS, kernels
+
+Array = np.ndarray[Any, Any]
+
+
+def available() -> list[str]:
+    """Instruction sets of this processor."""
+    found = []
+    for isa in ISAS:
+        try:
+            kernels(isa)
+        except PegaError:
+            continue
+        found.append(isa)
+    return found
+
+
+BACKENDS = [("reference", None), *(("cpu", isa) for isa in available())]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """greedy, wanted: ids after the text; errors: |Δ log-probability| of the best tokens, [positions, K]."""
+
+    greedy: list[int]
+    wanted: list[int]
+    errors: Array
+
+
+def compare(
+    path: Path, ids: list[int], golden: Mapping[str, Array], name: str, backend: str, isa: str | None
+) -> Comparison:
+    """A model's file or folder run over its fixed text in one step, then greedily.
+
+    Args:
+        golden: values that tests/golden/teacher.py wrote, this model's under `name`.
+    """
+    config = EngineConfig(backend=backend, isa=isa, activation="f32", kv_dtype="f32", kv_cache_memory=1 << 22)
+    runner = build_engine(path, name, config, SchedulerConfig(max_slots=2)).runner
+    wanted = golden[f"{name}.greedy"].tolist()
+    try:
+        steps = itertools.count(1)
+        params = SamplingParams(temperature=0.0, prompt_logprobs=20, logprobs=20)
+        new = NewSlot(slot=1, seq=1, tokens=pack_tokens(ids), num_prompt=len(ids), sampling=params, seed=0)
+        blocks = (SlotBlocks(1, 0, tuple(range(15, -1, -1))),)
+        result = _run(runner, steps, news=(new,), blocks=blocks, rows=(Row(1, 0, len(ids), True),))
+        entries = [*result.prompt_logprobs[0], *result.logprobs[0]]
+        greedy = [result.tokens[0][0]]
+        for i in range(len(wanted) - 1):
+            result = _run(runner, steps, rows=(Row(1, len(ids) + i, 1, True),))
+            greedy.append(result.tokens[0][0])
+    finally:
+        runner.close()
+    best = zip(entries, golden[f"{name}.top_ids"].tolist(), golden[f"{name}.top_logprobs"], strict=True)
+    errors = [[dict(entry.top)[i] for i in top] - logprobs for entry, top, logprobs in best]
+    return Comparison(greedy, wanted, np.abs(errors))
+
+
+def _run(runner: Runner, steps: Any, **parts: Any) -> StepResult:
+    return runner.sample(runner.forward(StepPlan(step=next(steps), **parts))).wait()
