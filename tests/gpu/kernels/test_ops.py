@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from zlib import crc32
 
 import numpy as np
@@ -13,16 +14,19 @@ from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor  # noqa: F401  (registers the ops)
 from pegainfer.kernels.cuda.site import HANDLERS
 from pegainfer.ops.check import check_case, suitable_cases
-from pegainfer.ops.compose import one_call, run_reference, staged_inputs
+from pegainfer.ops.compose import dtype_name, one_call, run_reference, staged_inputs
+from pegainfer.ops.program import OpCall
+from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.spec import REGISTRY, Case, OpSpec, Role
 from pegainfer.runtime.weights.raw import RawWeight
 from tests.gpu.harness import raw, rounded, run_once, runner
 
 SPECS = [s for s in REGISTRY.values() if s.name in HANDLERS or s.lower is not None]
 SIXTEEN = [s for s in SPECS if any("bf16" in o.dtypes and o.role is not Role.WEIGHT for o in s.operands)]
+WRITTEN = (Role.OUT, Role.INOUT, Role.STATE)
 PARAMETERS = ("norm", "weight", "q_norm", "k_norm", "cos_sin")  # float32 in any arithmetic
-# Of a row's norm: a handful of roundings to 8 (bf16) or 11 (f16) bits along the way.
-ALLOWED = {"bf16": 1.5e-2, "f16": 2e-3}
+# A unit in the last place; what the reference errs by, rounded after each of its ops, comes on top.
+UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11}
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
@@ -41,10 +45,12 @@ def fits(spec: OpSpec, case: Case) -> bool:
     return spec.name != "attention" or case.sizes["D"] in (64, 128, 256)
 
 
-def storable(case: Case, dtype: str) -> bool:
-    floats = [a for a in case.arrays.values() if a.dtype == np.float32]
-    most = max((float(np.abs(a[np.isfinite(a)]).max(initial=0)) for a in floats), default=0.0)
-    return dtype == "bf16" or most < 200
+def storable(spec: OpSpec, case: Case, dtype: str) -> bool:
+    """Whether neither the case's values nor what follows from them leave float16's range."""
+    most = {k: float(np.abs(a[np.isfinite(a)]).max(initial=0)) for k, a in case.arrays.items()}
+    weights = {o.name for o in spec.operands if o.role is Role.WEIGHT}
+    floats = {k: m for k, m in most.items() if case.arrays[k].dtype == np.float32}
+    return dtype == "bf16" or all(m < (4000 if k in weights else 100) for k, m in floats.items())
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
@@ -52,10 +58,10 @@ def storable(case: Case, dtype: str) -> bool:
 def test_sixteen_bits_are_as_near_as_they_can_be(spec: OpSpec, dtype: str, ctx: CudaContext) -> None:
     count, faults = 0, []
     for case in suitable_cases(spec, crc32(spec.name.encode())):
-        if fits(spec, case) and storable(case, dtype):
+        if fits(spec, case) and storable(spec, case, dtype):
             faults += check_sixteen(spec, case, dtype, ctx)
             count += 1
-    assert count, f"{spec.name} has no case"
+    assert count or dtype == "f16", f"{spec.name} has no case"
     assert not faults, "\n".join(faults)
 
 
@@ -75,27 +81,46 @@ def check_sixteen(spec: OpSpec, case: Case, dtype: str, ctx: CudaContext) -> lis
             arrays[o.name] = rounded(a, dtype) if stored[o.name] == dtype else a
             if o.role is Role.WEIGHT:
                 weights[o.name] = raw(arrays[o.name], dtype)
-    want = {k: a.copy() for k, a in arrays.items()}
-    run_reference(spec, case.sizes, want, case.attrs)
+    exact, stepwise = ({k: a.copy() for k, a in arrays.items()} for _ in range(2))
+    run_reference(spec, case.sizes, exact, case.attrs)
+    run_rounding(spec, case, stepwise, dtype)
     given = {k: a.copy() for k, a in arrays.items()}
-    dtypes = {k: stored[k] for k in arrays}
-    program = one_call(spec, case.sizes, dtypes, case.attrs)
+    program = one_call(spec, case.sizes, {k: stored[k] for k in arrays}, case.attrs)
     states = {o.name: given[o.name] for o in spec.operands if o.role is Role.STATE}
     outputs = run_once(ctx, program, weights, states, staged_inputs(spec, given), case.sizes)
     faults = []
     for name, got in {**outputs, **states}.items():
-        share = worst_row(got, want[name])
-        if not share <= ALLOWED[dtype]:
-            faults.append(f"{spec.name}, {case.label}: {name} off by {share:.2e} of a row")
+        ours, theirs = row_errors(got, exact[name]), row_errors(stepwise[name], exact[name])
+        mean, by_rounding = (float(np.sqrt(np.mean(e**2))) if e.size else 0.0 for e in (ours, theirs))
+        most = float(np.max(ours, initial=0)) <= 3 * np.max(theirs, initial=0) + UNIT[dtype]
+        if not (mean <= 1.25 * by_rounding + UNIT[dtype] / 2 and most):
+            faults.append(
+                f"{spec.name}, {case.label}: {name} off by {mean:.2e}, rounding by {by_rounding:.2e}"
+            )
     return faults
 
 
-def worst_row(got: np.ndarray, want: np.ndarray) -> float:
-    """The greatest error of a row relative to its norm; rows are along the last axis."""
+def run_rounding(spec: OpSpec, case: Case, arrays: dict[str, np.ndarray], dtype: str) -> None:
+    """The reference with every intermediate result rounded to `dtype`, as a framework stores it."""
+
+    def round_results(call: OpCall, bound: Mapping[str, np.ndarray]) -> None:
+        for o in call.spec.operands:
+            if o.role in WRITTEN and dtype in o.dtypes and call.tensors[o.name].name != "logits":
+                bound[o.name][...] = rounded(bound[o.name], dtype)
+
+    program = one_call(spec, case.sizes, {k: dtype_name(a) for k, a in arrays.items()}, case.attrs)
+    held = {o.name: arrays[o.name] for o in spec.operands if o.role in (Role.WEIGHT, Role.STATE)}
+    executor = ReferenceExecutor(program, held)
+    for name, value in executor.run(staged_inputs(spec, arrays), case.sizes, round_results).items():
+        arrays[name][...] = value
+
+
+def row_errors(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Each row's error relative to its norm; rows are along the last axis."""
     g, w = (a.astype(np.float64).reshape(-1, a.shape[-1] if a.ndim else 1) for a in (got, want))
     same = (g == w) | (np.isnan(g) & np.isnan(w))
     with np.errstate(invalid="ignore"):
         error = np.linalg.norm(np.where(same, 0.0, g - w), axis=1)
     norm = np.linalg.norm(np.where(np.isnan(w), 0.0, w), axis=1)
-    least = 1e-37 if want.dtype == np.float32 else 0.0  # denormals have fewer bits
-    return float(np.max(error / (norm + least + 1e-300) * (error > least), initial=0.0))
+    least = 1e-37  # denormals have fewer bits
+    return np.asarray(error / (norm + least) * (error > least))

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pegainfer.kernels.cuda.gemm import SIXTEEN
 from pegainfer.kernels.cuda.pointwise import HEADS, layer_address, page_stride
 from pegainfer.kernels.cuda.site import Site, blocks, handles
+from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.launch import Arg, f32, i32, i64, ptr, struct
 
 # As in common/attention/attention.cuh.
 DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES = 128, 32, 16, 16, 16
 PAGE = 16  # tokens that a decoding warp takes at a time; a block is whole pages
+DEEP_SHARED = 114_688 + 1024  # bytes a block: three stages of a decoding warp's ring
 PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in a step
 
 
@@ -52,13 +54,14 @@ class AttentionChoice:
         return f"{self.decode} in parts of {DECODE_CHUNK} keys or more{prefill}"
 
 
-def choose_attention(p: AttentionProblem) -> AttentionChoice:
+def choose_attention(p: AttentionProblem, info: DeviceInfo) -> AttentionChoice:
     """The tensor cores' kernels for 16-bit caches (`refusal` must be None)."""
+    stages = 4 if p.head_dim == 64 else 3 if info.max_shared >= DEEP_SHARED else 2
     parts = min(DECODE_PARTS, max(1, blocks(p.table_width * p.block_size, DECODE_CHUNK)))
     tile_rows = 64 if p.head_dim == 256 else 128
     tiles = blocks(p.tokens * p.group, tile_rows) + p.rows
     return AttentionChoice(
-        f"attention_decode_{p.dtype}_d{p.head_dim}",
+        f"attention_decode_{p.dtype}_d{p.head_dim}_s{stages}",
         "" if p.decode_only else f"attention_prefill_{p.dtype}_d{p.head_dim}",
         tile_rows,
         p.rows * parts,
@@ -97,7 +100,7 @@ def _attention(site: Site) -> None:
         args = _args(site, p, 0, 0, 0, 0)
         site.launch("attention_plain_f32", (p.heads, p.tokens, 1), 32, [args, i32(p.rows), i32(p.head_dim)])
         return
-    c = choose_attention(p)
+    c = choose_attention(p, site.ctx.device.info)
     plan = _plan(site, p, c)
     decode_items = plan + PLAN_BYTES
     per_part = p.heads * (4 * p.head_dim + 8)
@@ -126,7 +129,7 @@ def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> int:
             i32(p.rows), i32(p.group), i32(p.kv_heads), i32(c.tile_rows), i32(c.decode_slots),
             i32(c.prefill_slots),
         )  # fmt: skip
-        site.launch("attention_plan", (1, 1, 1), 256, [args])
+        site.launch("attention_plan", (1, 1, 1), 256, [args], ahead=True)
     return site.shared[key]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,9 @@ class _Step:
     """A program lowered for one set of sizes."""
 
     env: dict[str, int]
-    work: list[Work]
-    counts: list[int]  # launches of each call
+    work: list[Work]  # `ahead` launches before the first call, then those of each call
+    ahead: int
+    counts: list[int]
     offsets: dict[Tensor, int]  # of staged inputs, from the start of the inputs' memory
     input_bytes: int
     staged: DeviceBuffer  # the inputs' memory
@@ -99,8 +101,8 @@ class CudaExecutor:
         self._kept: dict[str, DeviceBuffer] = {}
         self._steps: OrderedDict[tuple[int, ...], _Step] = OrderedDict()
         self._graphs: dict[bool, list[_Step]] = {False: [], True: []}  # by whether only decoding
-        self._lower({s: self.largest.get(s, 1) for s in self._symbols}, False, tune=False)  # asks for weights
         self._step_number = 0
+        self._lower({s: self.largest.get(s, 1) for s in self._symbols}, False, tune=False)  # asks for weights
 
     # Steps
 
@@ -152,8 +154,14 @@ class CudaExecutor:
 
     def explain(self, env: Sizes, decode_only: bool = False) -> str:
         """The launches of a step of these sizes, one a line."""
-        step = self._find(env, decode_only)
-        return listing(step.work, step.env)
+        return listing((step := self._find(env, decode_only)).work, step.env)
+
+    def work(self, env: Sizes, decode_only: bool = False) -> list[tuple[OpCall, list[Work]]]:
+        """Each call of a step of these sizes with its launches."""
+        step = self._lowered({s: env[s] for s in self._symbols}, decode_only)
+        ends = accumulate(step.counts, initial=step.ahead)
+        parts = (step.work[start : start + n] for start, n in zip(ends, step.counts, strict=False))
+        return list(zip(self.program.calls, parts, strict=True))
 
     def walk(
         self, inputs: Mapping[str, Array], env: Sizes
@@ -162,12 +170,12 @@ class CudaExecutor:
 
         The function must be called before the next call is asked for.
         """
-        step = self._lowered({s: env[s] for s in self._symbols}, self._decode_only(inputs))
+        decode_only = self._decode_only(inputs)
+        step = self._lowered({s: env[s] for s in self._symbols}, decode_only)
         self._stage(step, inputs, env)
-        start = 0
-        for call, count in zip(self.program.calls, step.counts, strict=True):
-            work = step.work[start : start + count]
-            start += count
+        for ahead in step.work[: step.ahead]:
+            ahead(self._ctx.stream)
+        for call, work in self.work(env, decode_only):
 
             def run(call: OpCall = call, work: list[Work] = work) -> None:
                 for w in work:
@@ -257,7 +265,8 @@ class CudaExecutor:
             # Steps lowered before hold on to the smaller one.
             self._scratch = DeviceBuffer(memory.needed, f"scratch of {self.program.name}")
         held = (self._scratch, *self._kept.values())
-        return _Step(dict(env), site.work, site.counts, offsets, input_bytes, self._staged, held)
+        work, ahead = site.ahead + site.work, len(site.ahead)
+        return _Step(dict(env), work, ahead, site.counts, offsets, input_bytes, self._staged, held)
 
     def _place_inputs(self, env: Sizes) -> tuple[dict[Tensor, int], int]:
         """Where staged inputs lie: close together, so that a step sends one piece of its own size."""

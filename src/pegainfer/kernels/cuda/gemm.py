@@ -15,9 +15,9 @@ STREAM_TOKENS = 16  # above, a wgmma kernel or cuBLAS reads x less often
 THREADS, WARPS, TILE, CHUNK = 256, 8, 16, 64  # as in common/gemm/stream.cuh
 STAGE = TILE * CHUNK * 2  # bytes
 X_PAD = 64
-X_BUDGET = 44 << 10  # bytes of x a block holds, so that two blocks fit an SM with deep rings
-MAX_DEPTH, MIN_DEPTH, MAX_SPLITS = 7, 2, 8
-STATIC = 2 << 10  # bytes: the kernel's static shared memory and the system's share, rounded up
+DEPTH, MIN_DEPTH, MAX_SPLITS = 3, 2, 8  # deeper rings leave the next kernel no room to start early
+STATIC = 1 << 10  # bytes of static shared memory, rounded up
+SYSTEM = 1 << 10  # bytes a block that the system takes
 SIXTEEN = ("bf16", "f16")
 
 
@@ -52,7 +52,8 @@ class StreamChoice:
     splits: int  # of k
     depth: int  # stages of each warp's ring
     shared: int  # bytes
-    why: str
+    norm: bool  # whether it normalises x; else a launch before it does, where the problem asks for it
+    why: str = ""
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -83,31 +84,30 @@ def choose_gemm(p: GemmProblem, info: DeviceInfo) -> StreamChoice | LibraryChoic
         return LibraryChoice(f"{p.m} rows: the streaming kernels take {STREAM_TOKENS}")
     if p.k % 8:
         return LibraryChoice(f"k = {p.k}: the streaming kernels take multiples of 8")
+    for norm in (True, False) if p.norm else (False,):
+        for per_sm in (2, 1):
+            for splits in (1,) if norm else (1, 2, 4, MAX_SPLITS):
+                for depth in range(DEPTH, MIN_DEPTH - 1, -1):
+                    choice = stream_choice(p, info, per_sm, splits, depth, norm)
+                    if choice is not None:
+                        return choice
+    return LibraryChoice(f"shared memory: no two stages fit beside {p.m} rows of {p.k}")
+
+
+def stream_choice(
+    p: GemmProblem, info: DeviceInfo, per_sm: int, splits: int, depth: int, norm: bool
+) -> StreamChoice | None:
+    """That launch, or None where it does not fit the device. `per_sm` blocks share an SM."""
     chunks = blocks(p.k, CHUNK)
-    splits = next((s for s in range(1, MAX_SPLITS + 1) if x_bytes(p.m, chunks, s) <= X_BUDGET), MAX_SPLITS)
-    splits = min(splits, chunks)
     tiles = 1 if p.m <= 8 else 2
-    fixed = x_bytes(p.m, chunks, splits) + 2 * WARPS * tiles * 128 * 4
-    per_sm = 2 if fixed + MIN_DEPTH * WARPS * STAGE <= info.shared_per_sm // 2 - STATIC else 1
-    room = min(info.shared_per_sm // per_sm, info.max_shared + 1024) - STATIC - fixed
-    depth = min(MAX_DEPTH, room // (WARPS * STAGE))
-    if depth < MIN_DEPTH:
-        return LibraryChoice(f"shared memory: {fixed + MIN_DEPTH * WARPS * STAGE} B needed for two stages")
+    x = p.m * (blocks(chunks, splits) * CHUNK * 2 + X_PAD)
+    shared = x + WARPS * (depth * STAGE + 2 * tiles * 128 * 4)
+    room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared) - STATIC
+    if shared > room or splits > chunks:
+        return None
     groups = max(1, min(info.num_sms * per_sm // splits, blocks(p.n, 8)))
-    norm = "norm_" if p.norm else ""
-    return StreamChoice(
-        f"stream_{p.dtype}_{norm}{p.out}_{8 * tiles}",
-        groups,
-        splits,
-        depth,
-        fixed + depth * WARPS * STAGE,
-        f"{p.m} rows; {per_sm} blocks an SM",
-    )
-
-
-def x_bytes(m: int, chunks: int, splits: int) -> int:
-    """Of the staged part of x."""
-    return m * (blocks(chunks, splits) * CHUNK * 2 + X_PAD)
+    kernel = f"stream_{p.dtype}_{'norm_' if norm else ''}{p.out}_{8 * tiles}"
+    return StreamChoice(kernel, groups, splits, depth, shared, norm, f"{p.m} rows; {per_sm} blocks an SM")
 
 
 def project(
@@ -134,14 +134,7 @@ def project(
         return
     choice = choose_gemm(p, site.ctx.device.info)
     if isinstance(choice, StreamChoice):
-        partial = site.scratch(4 * choice.splits * p.m * p.n) if choice.splits > 1 else 0
-        width = p.n // 2 if p.out == "swiglu" else p.n
-        args = struct(
-            ptr(out), ptr(x), ptr(w), ptr(norm), ptr(rows), ptr(partial), ptr(site.ctx.arrivals.address),
-            i32(p.m), i32(p.n), i32(p.k), i32(ld_out or width), i32(choice.splits), i32(choice.depth),
-            f32(eps),
-        )  # fmt: skip
-        site.launch(choice.kernel, choice.grid, THREADS, [args], choice.shared)
+        stream(site, p, choice, out, x, w, ld_out, norm, rows, eps)
         return
     if rows is not None:
         x = take_rows(site, x, rows, p.m, p.k, p.dtype)
@@ -152,6 +145,32 @@ def project(
     site.matmul(MatmulProblem(p.m, p.n, p.k, p.dtype, out_dtype, p.out == "residual"), x, w, target)
     if p.out == "swiglu":
         silu(site, "silu_mul_pairs", [out, target], p.m * p.n // 2, p.dtype)
+
+
+def stream(
+    site: Site,
+    p: GemmProblem,
+    c: StreamChoice,
+    out: int,
+    x: int,
+    w: int,
+    ld_out: int | None = None,
+    norm: int | None = None,
+    rows: int | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Lowers one product to its choice; arguments as in `project`."""
+    if norm is not None and not c.norm:
+        if rows is not None:
+            x, rows = take_rows(site, x, rows, p.m, p.k, p.dtype), None
+        x = rms_norm(site, site.scratch(p.m * p.k * item_bytes(p.dtype)), x, norm, p.m, p.k, p.dtype, eps)
+    partial = site.scratch(4 * c.splits * p.m * p.n) if c.splits > 1 else 0
+    width = p.n // 2 if p.out == "swiglu" else p.n
+    args = struct(
+        ptr(out), ptr(x), ptr(w), ptr(norm), ptr(rows), ptr(partial), ptr(site.ctx.arrivals.address),
+        i32(p.m), i32(p.n), i32(p.k), i32(ld_out or width), i32(c.splits), i32(c.depth), f32(eps),
+    )  # fmt: skip
+    site.launch(c.kernel, c.grid, THREADS, [args], c.shared)
 
 
 def vector_width(count: int, dtype: str) -> tuple[int, str]:

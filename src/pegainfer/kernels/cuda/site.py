@@ -67,6 +67,7 @@ class Site:
     decode_only: bool  # no row has more than one query token
     tune: bool  # time cuBLASLt's algorithms now (outputs hold nothing of worth yet)
     work: list[Work] = field(default_factory=list)
+    ahead: list[Work] = field(default_factory=list)  # what runs before the first call
     counts: list[int] = field(default_factory=list)  # launches of each call
     shared: dict[object, int] = field(default_factory=dict)  # what calls of one step may reuse
     call: OpCall | None = None
@@ -117,14 +118,22 @@ class Site:
         return self.memory.scratch + start
 
     def launch(
-        self, kernel: str, grid: tuple[int, int, int], block: int, args: Sequence[Arg], shared: int = 0
+        self,
+        kernel: str,
+        grid: tuple[int, int, int],
+        block: int,
+        args: Sequence[Arg],
+        shared: int = 0,
+        ahead: bool = False,
     ) -> None:
-        """Adds a kernel; none for an empty grid."""
+        """Adds a kernel; none for an empty grid. `ahead`: before the step's first call."""
         if 0 in grid:
             return
         loaded = self.ctx.library.kernel(kernel)
-        pdl = self.ctx.device.info.pdl
-        self.work.append(Launch(loaded, grid, block, args, shared=shared, pdl=pdl, label=self.label()))
+        # The step's first kernel waits for what was made ahead of it: some look at that before they wait.
+        pdl = self.ctx.device.info.pdl and bool(self.work) and not ahead
+        launch = Launch(loaded, grid, block, args, shared=shared, pdl=pdl, label=self.label())
+        (self.ahead if ahead else self.work).append(launch)
 
     def matmul(self, problem: MatmulProblem, x: int, w: int, out: int) -> None:
         if problem.m == 0:

@@ -2,15 +2,15 @@
 #pragma once
 #include "types.cuh"
 
-// Programmatic dependent launch. `pdl_wait` returns when the kernels before this one have ended and their
-// writes are visible; only constants (weights) may be read ahead of it. Every kernel that reads or writes
-// what another kernel touches calls it in every thread that does so.
+// Programmatic dependent launch. `pdl_wait` returns when the kernel before this one has ended and its writes are
+// visible; every kernel calls it in every thread that reads or writes what others touch, and lets the next one
+// start (`pdl_launch`) only after it. So whatever runs ahead of a kernel's `pdl_wait` may read what the kernel
+// before the last one wrote, and constants; the last one's work is not done yet.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the next kernel start: its blocks take what this one's leave free, and fetch weights meanwhile.
 __device__ __forceinline__ void pdl_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -32,6 +32,18 @@ __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commi
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+// The same for a number known at run time; beyond six it waits for more than it must.
+__device__ __forceinline__ void cp_async_wait_upto(int n) {
+  switch (n) {
+    case 0: cp_async_wait<0>(); break;
+    case 1: cp_async_wait<1>(); break;
+    case 2: cp_async_wait<2>(); break;
+    case 3: cp_async_wait<3>(); break;
+    case 4: cp_async_wait<4>(); break;
+    case 5: cp_async_wait<5>(); break;
+    default: cp_async_wait<6>();
+  }
 }
 
 __device__ __forceinline__ uint4 load_shared16(uint32_t p) {

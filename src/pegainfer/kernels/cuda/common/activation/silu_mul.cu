@@ -9,8 +9,8 @@ __device__ __forceinline__ float silu_mul_of(float gate, float up) {
 // gate, up, out: n elements, n a multiple of N.
 template <typename T, int N>
 __device__ __forceinline__ void silu_mul(T* out, const T* gate, const T* up, int64_t n) {
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
   for (int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N; i < n; i += step) {
     auto g = load<T, N>(gate + i), u = load<T, N>(up + i);
@@ -23,8 +23,8 @@ __device__ __forceinline__ void silu_mul(T* out, const T* gate, const T* up, int
 // Gate and up side by side, as the fused projection with rows in turn leaves them: gate_up[i] = (gate, up).
 template <typename T, int N>
 __device__ __forceinline__ void silu_mul_pairs(T* out, const T* gate_up, int64_t n) {
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
   for (int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N; i < n; i += step) {
     auto both = load<T, 2 * N>(gate_up + 2 * i);

@@ -3,65 +3,105 @@
 // A block takes a part of a row's keys for one KV head and up to eight of the query heads that share it. Each
 // warp streams pages of its own through a ring of cp.async stages: scoresᵀ = K · qᵀ puts 16 tokens on the
 // 16-row side of the mma and the heads on its 8-column side, outᵀ = Vᵀ · weightsᵀ likewise the channels.
+// The ring runs ahead into the block's next part, so that memory stays busy while one part is summed up; the
+// first part's pages, all but the one that this step appends to, are fetched before griddepcontrol.wait.
 #pragma once
 #include "attention.cuh"
 
 namespace attention {
 
-template <int D>
+template <int D, int STAGES_>
 struct DecodeShape {
-  static constexpr int WARPS = D == 256 ? 2 : 4;  // 96 KiB of stages at the most: a block of sm_86 has 99
-  static constexpr int STAGES = D == 64 ? 4 : 3;
+  static constexpr int STAGES = STAGES_;
+  static constexpr int WARPS = D == 256 ? 2 : 4;
   static constexpr int THREADS = WARPS * 32;
   static constexpr int STAGE = 2 * 16 * D * 2;  // keys and values of 16 tokens
-  static constexpr int SHARED = WARPS * STAGES * STAGE;
+  static constexpr int RING = WARPS * STAGES * STAGE;
+  static constexpr int SHARED = RING + WARPS * 8 * D * 4;  // and the warps' outputs
 };
 
-template <typename T, int D>
+// One block's work on one part, as one warp sees it. Pages of a part go round the warps.
+struct Part {
+  Item item;
+  int kv_head, first;    // first: of the group's query heads
+  int begin, end;        // tokens
+  int context;
+  int count, issued;     // pages of this warp, and how many have been asked for
+  const int* table;      // block table at this part's first page
+  int entry;             // of this lane: which block holds the warp's page `lane` (of 32)
+};
+
+template <typename T, int D, int STAGES>
 __device__ __forceinline__ void decode(const Args& a) {
-  using Shape = DecodeShape<D>;
-  constexpr int WARPS = Shape::WARPS, STAGES = Shape::STAGES, STAGE = Shape::STAGE, PIECES = D / 8;
+  using Shape = DecodeShape<D, STAGES>;
+  constexpr int WARPS = Shape::WARPS, STAGE = Shape::STAGE, PIECES = D / 8;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float2 ends[WARPS][8];
   __shared__ bool last;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE;
-  pdl_launch();
-  pdl_wait();
+  float* shares = reinterpret_cast<float*>(shared + Shape::RING);  // [warp][head][D]
 
   const int group = a.h / a.g, subgroups = (group + 7) / 8, units = a.g * subgroups;
   const int total = a.plan->decode * units;
+  const int64_t values = static_cast<int64_t>(a.g) * a.block_size * D;
+
+  auto entry_of = [&](const Part& p, int page) {  // page of this warp, for this lane
+    const int token = p.begin + (warp + page * WARPS) * 16;
+    return token < p.end ? p.table[token / a.block_size] : 0;
+  };
+  auto look_up = [&](int unit) {
+    Part p = {};
+    if (unit < total) {
+      p.item = a.items[unit / units];
+      p.kv_head = unit % units / subgroups, p.first = unit % units % subgroups * 8;
+      p.context = a.context_lens[p.item.row];
+      const int chunk = decode_chunk(p.context);
+      p.begin = p.item.part() * chunk, p.end = min(p.context, p.begin + chunk);
+      p.count = max(0, ((p.end - p.begin + 15) / 16 - warp + WARPS - 1) / WARPS);
+      p.table = a.block_table + static_cast<int64_t>(p.item.row) * a.table_width;
+      p.entry = entry_of(p, lane);
+    }
+    return p;
+  };
+  int asked = 0, taken = 0;  // stages, over all parts
+  // Asks for the part's next page, unless it has none left or (`old`) this step may still be writing it.
+  auto fetch = [&](Part& p, bool old) {
+    if (p.issued == p.count) return false;
+    const int token = p.begin + (warp + p.issued * WARPS) * 16;
+    if (old && token + 16 >= p.context) return false;
+    if (p.issued > 0 && p.issued % 32 == 0) p.entry = entry_of(p, p.issued + lane);
+    const int block = __shfl_sync(~0u, p.entry, p.issued & 31);
+    const T* from = static_cast<const T*>(a.kv) + block * a.page_stride +
+                    (static_cast<int64_t>(p.kv_head) * a.block_size + token % a.block_size) * D;
+    const uint32_t to = ring + asked % STAGES * STAGE;
+#pragma unroll
+    for (int i = lane; i < 16 * PIECES; i += 32) {
+      const int r = i / PIECES, c = i % PIECES;
+      const bool valid = token + r < p.end;  // what lies behind is not ours and may be NaN
+      cp_async16(to + piece<D>(r, c), from + i * 8, valid);
+      cp_async16(to + 16 * D * 2 + piece<D>(r, c), from + values + i * 8, valid);
+    }
+    cp_async_commit();
+    p.issued++, asked++;
+    return true;
+  };
+
+  Part part = look_up(blockIdx.x);
+  while (asked < STAGES && fetch(part, true)) {
+  }
+  pdl_wait();
+  pdl_launch();
+  while (asked < STAGES && fetch(part, false)) {
+  }
+
   for (int unit = blockIdx.x; unit < total; unit += gridDim.x) {
-    const Item item = a.items[unit / units];
-    const int kv_head = unit % units / subgroups, first = unit % units % subgroups * 8;
-    const int context = a.context_lens[item.row], chunk = decode_chunk(context);
-    const int begin = item.part() * chunk, end = min(context, begin + chunk);
-    const int pages = (end - begin + 15) / 16;
-    const int* table = a.block_table + static_cast<int64_t>(item.row) * a.table_width;
-    const T* kv = static_cast<const T*>(a.kv) + static_cast<int64_t>(kv_head) * a.block_size * D;
-    const int64_t values = static_cast<int64_t>(a.g) * a.block_size * D;
-
-    auto fetch = [&](int page, int slot) {
-      if (page < pages) {
-        const int token = begin + page * 16;
-        const T* from = kv + table[token / a.block_size] * a.page_stride +
-                        static_cast<int64_t>(token % a.block_size) * D;
-#pragma unroll
-        for (int i = lane; i < 16 * PIECES; i += 32) {
-          const int r = i / PIECES, c = i % PIECES;
-          const bool valid = token + r < end;  // what lies behind is not ours and may be NaN
-          const uint32_t to = ring + slot * STAGE + piece<D>(r, c);
-          cp_async16(to, from + i * 8, valid);
-          cp_async16(to + 16 * D * 2, from + values + i * 8, valid);
-        }
-      }
-      cp_async_commit();
-    };
-#pragma unroll
-    for (int s = 0; s < STAGES; s++) fetch(warp + s * WARPS, s);
-
-    const int heads = min(8, group - first);
-    const int64_t head0 = static_cast<int64_t>(a.query_starts[item.row]) * a.h + kv_head * group + first;
+    Part next = look_up(unit + gridDim.x);
+    while (asked - taken < STAGES && fetch(next, false)) {
+    }
+    const Item& item = part.item;
+    const int heads = min(8, group - part.first), head_base = part.kv_head * group + part.first;
+    const int64_t head0 = static_cast<int64_t>(a.query_starts[item.row]) * a.h + head_base;
     const T* q = static_cast<const T*>(a.q) + (head0 + (g < heads ? g : 0)) * D + 2 * t;
     uint32_t qf[D / 16][2];
 #pragma unroll
@@ -72,10 +112,10 @@ __device__ __forceinline__ void decode(const Args& a) {
 
     float o[D / 16][4] = {};
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // of heads 2t and 2t + 1; l of this lane's tokens
-    for (int page = warp, slot = 0; page < pages; page += WARPS) {
-      cp_async_wait<STAGES - 1>();
+    for (int page = 0; page < part.count; page++) {
+      cp_async_wait_upto(asked - taken - 1);
       __syncwarp();
-      const uint32_t keys = ring + slot * STAGE;
+      const uint32_t keys = ring + taken % STAGES * STAGE;
       float s[4] = {};
 #pragma unroll
       for (int k = 0; k < D / 16; k++) {
@@ -83,9 +123,9 @@ __device__ __forceinline__ void decode(const Args& a) {
         ldmatrix4(r, keys + piece<D>(lane & 15, 2 * k + (lane >> 4)));
         mma<T>(s, r[0], r[1], r[2], r[3], qf[k][0], qf[k][1]);
       }
-      const int token = begin + page * 16 + g;
+      const int token = part.begin + (warp + page * WARPS) * 16 + g;
 #pragma unroll
-      for (int i = 0; i < 4; i++) s[i] = token + (i >> 1) * 8 < end ? s[i] * a.scale_log2 : -INFINITY;
+      for (int i = 0; i < 4; i++) s[i] = token + (i >> 1) * 8 < part.end ? s[i] * a.scale_log2 : -INFINITY;
       float scale[2];
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -109,18 +149,15 @@ __device__ __forceinline__ void decode(const Args& a) {
         mma<T>(o[d], r[0], r[1], r[2], r[3], p0, p1);
       }
       __syncwarp();
-      fetch(page + STAGES * WARPS, slot);
-      if (++slot == STAGES) slot = 0;
+      taken++;
+      if (!fetch(part, false)) fetch(next, false);
     }
 
-    // The warps' shares meet in shared memory, where the ring was: [warp][head][D].
+    // The warps' outputs meet in shared memory.
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
       for (int shift = 4; shift < 32; shift <<= 1) l[i] += __shfl_xor_sync(~0u, l[i], shift);
-    cp_async_wait<0>();
-    __syncthreads();
-    float* shares = reinterpret_cast<float*>(shared);
     if (g == 0) ends[warp][2 * t] = make_float2(m[0], l[0]), ends[warp][2 * t + 1] = make_float2(m[1], l[1]);
 #pragma unroll
     for (int d = 0; d < D / 16; d++)
@@ -128,7 +165,6 @@ __device__ __forceinline__ void decode(const Args& a) {
       for (int i = 0; i < 4; i++)
         shares[(warp * 8 + 2 * t + (i & 1)) * D + 16 * d + g + (i >> 1) * 8] = o[d][i];
     __syncthreads();
-    const int64_t slot = item.slot + item.part();
     for (int i = threadIdx.x; i < heads * D; i += blockDim.x) {
       const int head = i / D, d = i % D;
       float top = -INFINITY, sum = 0, weight = 0;
@@ -143,36 +179,36 @@ __device__ __forceinline__ void decode(const Args& a) {
       if (item.slot < 0) {
         static_cast<T*>(a.out)[head0 * D + i] = from_f32<T>(sum / weight);
       } else {
-        const int64_t at = slot * a.h + kv_head * group + first + head;
+        const int64_t at = static_cast<int64_t>(item.slot + item.part()) * a.h + head_base + head;
         a.sums[at * D + d] = sum;
         if (d == 0) a.heads[at] = make_float2(top, weight);
       }
     }
-    if (item.slot >= 0) {
-      int* arrivals = a.arrivals + static_cast<int64_t>(item.slot) * units + unit % units;
-      if (arrive_last(arrivals, item.parts(), &last)) {
-        for (int i = threadIdx.x; i < heads * D; i += blockDim.x) {
-          const int64_t at = static_cast<int64_t>(item.slot) * a.h + kv_head * group + first + i / D;
-          float top = -INFINITY, sum = 0, weight = 0;
-          for (int p = 0; p < item.parts(); p++) top = fmaxf(top, __ldcg(&a.heads[at + p * a.h]).x);
-          for (int p = 0; p < item.parts(); p++) {
-            const float2 part = __ldcg(&a.heads[at + p * a.h]);
-            const float share = exp2_fast(part.x - top);
-            sum += share * __ldcg(&a.sums[(at + p * a.h) * D + i % D]);
-            weight += share * part.y;
-          }
-          static_cast<T*>(a.out)[head0 * D + i] = from_f32<T>(sum / weight);
+    int* arrivals = a.arrivals + static_cast<int64_t>(item.slot) * units + unit % units;
+    if (item.slot >= 0 && arrive_last(arrivals, item.parts(), &last)) {
+      for (int i = threadIdx.x; i < heads * D; i += blockDim.x) {
+        const int64_t at = static_cast<int64_t>(item.slot) * a.h + head_base + i / D;
+        float top = -INFINITY, sum = 0, weight = 0;
+        for (int p = 0; p < item.parts(); p++) top = fmaxf(top, __ldcg(&a.heads[at + p * a.h]).x);
+        for (int p = 0; p < item.parts(); p++) {
+          const float2 end = __ldcg(&a.heads[at + p * a.h]);
+          const float share = exp2_fast(end.x - top);
+          sum += share * __ldcg(&a.sums[(at + p * a.h) * D + i % D]);
+          weight += share * end.y;
         }
+        static_cast<T*>(a.out)[head0 * D + i] = from_f32<T>(sum / weight);
       }
     }
-    __syncthreads();  // the ring is filled anew
+    __syncthreads();  // `shares` and `ends` are written anew
+    part = next;
   }
 }
 
 }  // namespace attention
 
-#define DECODE_KERNEL(TYPE, T, D)                                                                        \
-  extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D>::THREADS)                       \
-      attention_decode_##TYPE##_d##D(attention::Args a) {                                                \
-    attention::decode<T, D>(a);                                                                          \
+#define DECODE_KERNEL(TYPE, T, D, STAGES, BYTES)                                                            \
+  static_assert(attention::DecodeShape<D, STAGES>::SHARED == BYTES);                                        \
+  extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS)                  \
+      attention_decode_##TYPE##_d##D##_s##STAGES(attention::Args a) {                                       \
+    attention::decode<T, D, STAGES>(a);                                                                     \
   }

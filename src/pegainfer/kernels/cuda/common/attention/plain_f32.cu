@@ -6,8 +6,8 @@ using namespace attention;
 // grid: (H, T). A token that belongs to no row gets nothing written.
 // variant attention_plain_f32: dtype=f32 head<=256
 extern "C" __global__ void __launch_bounds__(32) attention_plain_f32(Args a, int rows, int d) {
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int token = blockIdx.y, head = blockIdx.x, lane = threadIdx.x;
   int row = 0;
   while (row < rows && (token < a.query_starts[row] || token >= a.query_starts[row] + a.query_lens[row])) row++;

@@ -19,8 +19,8 @@ struct PlanArgs {
 // variant attention_plan: block=256
 extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
   __shared__ int scratch[32];
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   int decode = 0, prefill = 0, decode_slots = 0, prefill_slots = 0;
   for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
     const int row = r0 + threadIdx.x;

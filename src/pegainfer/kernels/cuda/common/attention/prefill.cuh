@@ -26,8 +26,8 @@ __device__ __forceinline__ void prefill(const Args& a) {
   __shared__ bool last;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const uint32_t query = shared_address(shared), stages = query + Shape::QUERY;
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
 
   const int group = a.h / a.g, total = a.plan->prefill * a.g;
   for (int unit = blockIdx.x; unit < total; unit += gridDim.x) {

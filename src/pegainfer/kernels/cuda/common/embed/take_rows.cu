@@ -4,8 +4,8 @@
 // table: [V, M], out: [T, M]; an id outside of [0, V) gives a row of zeros rather than a wild read.
 template <typename T, int N>
 __device__ __forceinline__ void take_rows(T* out, const T* table, const int* ids, int m, int v) {
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int id = ids[blockIdx.x];
   const bool valid = id >= 0 && id < v;
   const T* from = table + static_cast<int64_t>(valid ? id : 0) * m;

@@ -21,7 +21,7 @@ struct Args {
   void* out;          // [M, ld_out]
   const void* x;      // [*, K]
   const void* w;      // [N, K]
-  const float* norm;  // [K]: x is normalised first and multiplied by this
+  const float* norm;  // [K]: x is normalised first and multiplied by this; splits must be 1
   const int* rows;    // [M]: which rows of x; null: the first M
   float* partial;     // [splits, M, N] if splits > 1
   int* arrivals;      // [groups] zeros if splits > 1, and zeros again afterwards
@@ -34,18 +34,6 @@ constexpr int TILE = 16;              // rows of the weight
 constexpr int CHUNK = 64;             // k of one step of one warp
 constexpr int STAGE = TILE * CHUNK * 2;  // bytes
 constexpr int X_PAD = 64;             // bytes after each token's row, so that two rows share no bank
-
-__device__ __forceinline__ void wait_stages(int pending) {
-  switch (pending) {
-    case 0: cp_async_wait<0>(); break;
-    case 1: cp_async_wait<1>(); break;
-    case 2: cp_async_wait<2>(); break;
-    case 3: cp_async_wait<3>(); break;
-    case 4: cp_async_wait<4>(); break;
-    case 5: cp_async_wait<5>(); break;
-    default: cp_async_wait<6>();
-  }
-}
 
 // Where tile row r of the weight lies: for SwiGLU, rows come as (gate, up) pairs, and a pair must end in one
 // thread, which holds rows g and g + 8.
@@ -70,55 +58,64 @@ __device__ __forceinline__ void finish(const Args& a, int token, int n, float v,
   }
 }
 
-// Puts x[m, k0 .. k0 + span) into shared memory, zeros past K. With NORM, times norm[k]; scale[m] then holds
-// 1 / rms of the whole row, to be applied to the sums (float16 would overflow so, and is scaled at once).
-template <typename T, bool NORM>
-__device__ __forceinline__ void stage_x(const Args& a, uint32_t xs, int stride, int k0, int span, float* scale,
-                                        float* sums) {
-  constexpr bool EARLY = NORM && __is_same(T, f16);
+// Starts the copy of x[m, k0 .. k0 + span) into shared memory, zeros past K.
+template <typename T>
+__device__ __forceinline__ void fetch_x(const Args& a, uint32_t xs, int stride, int k0, int span) {
+  const int pieces = span / 8;
+  for (int i = threadIdx.x; i < a.m * pieces; i += THREADS) {
+    const int token = i / pieces, k = i % pieces * 8;
+    const int64_t row = a.rows ? a.rows[token] : token;
+    const bool valid = k0 + k < a.k;
+    const T* x = static_cast<const T*>(a.x);
+    cp_async16(xs + token * stride + k * 2, valid ? x + row * a.k + k0 + k : x, valid);
+  }
+  cp_async_commit();
+}
+
+// Multiplies the staged x[m, K] by norm[K] in place and puts 1 / rms of each row into scale[m], to be applied to
+// the sums later. float16 could overflow so: EARLY applies the scale as well, after a pass for the squares.
+// Each thread takes its k of every token, so that norm is read once.
+template <typename T, int TOKENS, bool EARLY>
+__device__ __forceinline__ void normalise(const Args& a, uint32_t xs, int stride, float* scale, float* sums) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  // Warps share a token where there are fewer tokens than warps.
-  const int share = a.m > WARPS / 2 ? 1 : a.m > WARPS / 4 ? 2 : a.m > 1 ? 4 : 8;
-  const int part = warp % share;
+  float squares[TOKENS] = {};
   for (int pass = EARLY ? 0 : 1; pass < 2; pass++) {
-    for (int token = warp / share; token < a.m; token += WARPS / share) {
-      const int from = a.rows ? a.rows[token] : token;
-      const T* x = static_cast<const T*>(a.x) + static_cast<int64_t>(from) * a.k;
-      float sum = 0;
-      // Sums need the whole row, staging only this split's part of it.
-      const int begin = NORM ? 0 : k0, end = NORM ? max(a.k, k0 + span) : k0 + span;
-      for (int k = begin + (part * 32 + lane) * 8; k < end; k += share * 32 * 8) {
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (k < a.k) v = *reinterpret_cast<const uint4*>(x + k);
-        const bool mine = k >= k0 && k < k0 + span;
-        if (NORM && k < a.k) {
-          uint32_t* words = &v.x;
+    for (int k = threadIdx.x * 8; k < a.k; k += THREADS * 8) {
+      const float4 g0 = *reinterpret_cast<const float4*>(a.norm + k);
+      const float4 g1 = *reinterpret_cast<const float4*>(a.norm + k + 4);
+      const float2 g[4] = {{g0.x, g0.y}, {g0.z, g0.w}, {g1.x, g1.y}, {g1.z, g1.w}};
 #pragma unroll
-          for (int i = 0; i < 4; i++) {
-            float2 f = unpack2<T>(words[i]);
-            sum += f.x * f.x + f.y * f.y;
-            if (!mine) continue;
-            const float2 w = *reinterpret_cast<const float2*>(a.norm + k + 2 * i);
-            const float s = EARLY ? scale[token] : 1.f;
-            words[i] = pack2<T>(f.x * s * w.x, f.y * s * w.y);
-          }
+      for (int token = 0; token < TOKENS; token++) {
+        if (token >= a.m) break;
+        const uint32_t at = xs + token * stride + k * 2;
+        uint4 v = load_shared16(at);
+        uint32_t* words = &v.x;
+        const float s = EARLY && pass ? scale[token] : 1.f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const float2 f = unpack2<T>(words[i]);
+          squares[token] += f.x * f.x + f.y * f.y;
+          words[i] = pack2<T>(f.x * s * g[i].x, f.y * s * g[i].y);
         }
-        if (mine && pass) store_shared16(xs + token * stride + (k - k0) * 2, v);
-      }
-      if constexpr (NORM) {
-        sum = warp_sum(sum);
-        if (lane == 0) sums[token * WARPS + part] = sum;
+        if (pass) store_shared16(at, v);
       }
     }
-    if (!NORM || (EARLY && pass)) break;
+    if (EARLY && pass) break;
+#pragma unroll
+    for (int token = 0; token < TOKENS; token++) {
+      const float sum = warp_sum(squares[token]);
+      if (lane == 0) sums[token * WARPS + warp] = sum;
+    }
     __syncthreads();
-    if (threadIdx.x < a.m) {
+    if (threadIdx.x < TOKENS) {
       float sum = 0;
-      for (int i = 0; i < share; i++) sum += sums[threadIdx.x * WARPS + i];
+#pragma unroll
+      for (int i = 0; i < WARPS; i++) sum += sums[threadIdx.x * WARPS + i];
       scale[threadIdx.x] = rsqrtf(sum / a.k + a.eps);
     }
     __syncthreads();
   }
+  __syncthreads();
 }
 
 template <typename T, int NT, Out OUT, bool NORM>
@@ -166,21 +163,23 @@ __device__ __forceinline__ void run(const Args& a) {
     cp_async_commit();
   };
   for (int i = 0; i < a.depth; i++) fetch();
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
 
   const int span = (chunks + a.splits - 1) / a.splits * CHUNK, stride = span * 2 + X_PAD;
   const uint32_t xs = shared_address(shared) + WARPS * a.depth * STAGE;
   float* red = reinterpret_cast<float*>(shared + WARPS * a.depth * STAGE + a.m * stride);
-  stage_x<T, NORM>(a, xs, stride, c0 * CHUNK, (c1 - c0) * CHUNK, scale, sums);
+  fetch_x<T>(a, xs, stride, c0 * CHUNK, (c1 - c0) * CHUNK);
+  cp_async_wait<0>();  // the ring's first stages come with it: they were asked for earlier
   __syncthreads();
+  if constexpr (NORM) normalise<T, TOKENS, __is_same(T, f16)>(a, xs, stride, scale, sums);
 
   int slot = 0;
   for (int tile = 0; tile < tiles; tile++) {
     float acc[NT][4] = {};
     uint32_t xp = xs + warp * (CHUNK * 2) + g * stride + t * 16;
     for (int s = 0; s < steps; s++, xp += WARPS * CHUNK * 2) {
-      wait_stages(a.depth - 1);
+      cp_async_wait_upto(a.depth - 1);
       const uint32_t stage = ring + slot * STAGE;
       if (++slot == a.depth) slot = 0;
 #pragma unroll

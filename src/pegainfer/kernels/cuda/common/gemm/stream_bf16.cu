@@ -25,3 +25,7 @@ STREAM_KERNEL(stream_bf16_residual_16, bf16, 2, Residual, false)
 STREAM_KERNEL(stream_bf16_norm_swiglu_8, bf16, 1, SwiGLU, true)
 // variant stream_bf16_norm_swiglu_16: dtype=bf16 tokens=16 out=swiglu norm=1
 STREAM_KERNEL(stream_bf16_norm_swiglu_16, bf16, 2, SwiGLU, true)
+// variant stream_bf16_swiglu_8: dtype=bf16 tokens=8 out=swiglu
+STREAM_KERNEL(stream_bf16_swiglu_8, bf16, 1, SwiGLU, false)
+// variant stream_bf16_swiglu_16: dtype=bf16 tokens=16 out=swiglu
+STREAM_KERNEL(stream_bf16_swiglu_16, bf16, 2, SwiGLU, false)

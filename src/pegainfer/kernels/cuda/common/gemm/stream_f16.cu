@@ -25,3 +25,7 @@ STREAM_KERNEL(stream_f16_residual_16, f16, 2, Residual, false)
 STREAM_KERNEL(stream_f16_norm_swiglu_8, f16, 1, SwiGLU, true)
 // variant stream_f16_norm_swiglu_16: dtype=f16 tokens=16 out=swiglu norm=1
 STREAM_KERNEL(stream_f16_norm_swiglu_16, f16, 2, SwiGLU, true)
+// variant stream_f16_swiglu_8: dtype=f16 tokens=8 out=swiglu
+STREAM_KERNEL(stream_f16_swiglu_8, f16, 1, SwiGLU, false)
+// variant stream_f16_swiglu_16: dtype=f16 tokens=16 out=swiglu
+STREAM_KERNEL(stream_f16_swiglu_16, f16, 2, SwiGLU, false)

@@ -6,8 +6,8 @@
 template <typename T, int N>
 __device__ __forceinline__ void rms_norm(T* out, const T* x, const float* weight, int m, float eps) {
   __shared__ float scratch[32];
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const T* row = x + static_cast<int64_t>(blockIdx.x) * m;
   T* to = out + static_cast<int64_t>(blockIdx.x) * m;
   float sum = 0;

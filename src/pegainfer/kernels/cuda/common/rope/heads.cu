@@ -15,8 +15,8 @@ __device__ __forceinline__ Head this_head() {
 // x: [heads, D] in place; weight: [D] float32.
 template <typename T>
 __device__ __forceinline__ void head_norm(T* x, const float* weight, int64_t heads, int d, float eps) {
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   auto [head, lane] = this_head();
   if (head >= heads) return;
   T* p = x + head * d;
@@ -30,8 +30,8 @@ __device__ __forceinline__ void head_norm(T* x, const float* weight, int64_t hea
 template <typename T>
 __device__ __forceinline__ void rope(T* x, const int* positions, const float* cos_sin, int64_t heads, int h,
                                      int d) {
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   auto [head, lane] = this_head();
   if (head >= heads) return;
   T* p = x + head * d;
@@ -49,8 +49,8 @@ __device__ __forceinline__ void rope(T* x, const int* positions, const float* co
 template <typename T>
 __device__ __forceinline__ void kv_append(T* kv, const T* k, const T* v, const int* slots, int64_t heads, int g,
                                           int d, int block_size, int64_t page_stride) {
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   auto [head, lane] = this_head();
   if (head >= heads) return;
   const int slot = slots[head / g];

@@ -22,8 +22,8 @@ struct Args {
 template <typename T, int D>
 __device__ __forceinline__ void norm_rope_append(const Args& a) {
   constexpr int N = D / 64, HALF = D / 2;
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int lane = threadIdx.x & 31, heads = a.h + 2 * a.g;
   const int64_t unit = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
   if (unit >= static_cast<int64_t>(a.tokens) * heads) return;

@@ -33,8 +33,8 @@ constexpr uint32_t SEEN = 1u << 30, BANNED = 1u << 31, COUNT = SEEN - 1;
 extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(AdjustArgs a) {
   __shared__ float s[CHUNK];
   __shared__ uint32_t info[CHUNK];  // how often a token was generated, and the flags above
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, n = min(CHUNK, a.vocab - v0);
   const int64_t at = static_cast<int64_t>(row) * a.vocab + v0;
   for (int i = threadIdx.x; i < n; i += THREADS) s[i] = a.logits[at + i], info[i] = 0;
@@ -85,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(AdjustArgs a
 // variant append_tokens: block=256
 extern "C" __global__ void __launch_bounds__(256)
     append_tokens(int* history, const int* tokens, const int* slots, const int* history_lens, int rows, int width) {
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= rows || slots[row] < 0 || history_lens[row] >= width) return;
   history[static_cast<int64_t>(slots[row]) * width + history_lens[row]] = tokens[row];

@@ -40,8 +40,8 @@ __device__ __forceinline__ u64 row_peak(const SampleArgs& a, int row, u64* scrat
 // variant sample_peaks: chunk=4096 block=256
 extern "C" __global__ void __launch_bounds__(THREADS) sample_peaks(SampleArgs a) {
   __shared__ u64 scratch[32];
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, n = min(CHUNK, a.vocab - v0);
   const float* s = a.scores + static_cast<int64_t>(row) * a.vocab + v0;
   u64 best = 0;
@@ -61,8 +61,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_peaks(SampleArgs a)
 extern "C" __global__ void __launch_bounds__(THREADS) sample_weigh(SampleArgs a) {
   __shared__ u64 scratch[32], weights[BINS];
   __shared__ uint32_t counts[BINS];
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, n = min(CHUNK, a.vocab - v0);
   const float temperature = a.temperature[row];
   if (temperature < GREEDY_BELOW) return;
@@ -251,8 +251,8 @@ __device__ __forceinline__ u64 random_fraction(u64 seed, uint32_t draw) {
 extern "C" __global__ void __launch_bounds__(PICK) sample_pick(SampleArgs a) {
   extern __shared__ __align__(16) uint8_t raw[];
   Shared& sh = *reinterpret_cast<Shared*>(raw);
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int index = blockIdx.x, tid = threadIdx.x;
   const u64 peak = row_peak(a, index, sh.scratch);
   const float best = place_value(peak), temperature = a.temperature[index];

@@ -22,8 +22,8 @@ struct LogprobArgs {
 extern "C" __global__ void __launch_bounds__(THREADS) logprob_parts(LogprobArgs a) {
   __shared__ u64 scratch[32];
   __shared__ float sums[32];
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, wanted = a.top_lens[row];
   if (wanted < 0) return;
   const float* x = a.logits + static_cast<int64_t>(row) * a.vocab;
@@ -75,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(MAX_CHUNKS) logprob_merge(LogprobAr
   __shared__ u64 scratch[32];
   __shared__ double sums[32];
   __shared__ float tops[32];
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int row = blockIdx.x, tid = threadIdx.x, wanted = a.top_lens[row];
   for (int j = tid; j < a.k; j += MAX_CHUNKS)
     a.top_ids[row * a.k + j] = -1, a.top_logprobs[row * a.k + j] = 0;

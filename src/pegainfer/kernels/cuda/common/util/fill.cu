@@ -74,8 +74,8 @@ CONVERT(f32, float, f16, f16)
 // variant resolve_tokens: block=256
 extern "C" __global__ void __launch_bounds__(256)
     resolve_tokens(int* ids, const int* tokens, const int* from, int n) {
-  pdl_launch();
   pdl_wait();
+  pdl_launch();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n && from[i] >= 0) ids[i] = tokens[from[i]];
 }
