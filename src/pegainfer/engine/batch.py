@@ -46,6 +46,7 @@ class Batch:
     __slots__ = (
         "blocks",
         "copies",
+        "counted",
         "decodes",
         "hungry",
         "later_decodes",
@@ -62,6 +63,7 @@ class Batch:
         self.left = max_tokens
         self.prefill_left = max_prefill_tokens
         self.later_decodes = 0  # decode rows that are still to come and must find room
+        self.counted = False  # whether later_decodes was counted: only a step with a prefill needs it
         self.hungry = False  # a better-ranked sequence waits for blocks: nobody else may take any
         self.news: list[NewSlot] = []
         self.blocks: list[SlotBlocks] = []

@@ -35,14 +35,11 @@ class Planner:
         running, waiting = self._residents.running.items, self._residents.waiting.items
         k = self._max_commit
         urgent = bool(waiting and running) and waiting[0].rank < running[-1].rank
-        counted = False  # whether batch.later_decodes holds
         i = 0
         while i < len(running):  # preemption shortens the list behind i
             seq = running[i]
             if urgent and waiting and waiting[0].rank < seq.rank:
-                if not counted:
-                    batch.later_decodes = self._count_decodes(i)
-                    counted = True
+                self._count_decodes(i, batch)
                 urgent = self._admit_urgent(batch)
                 continue
             i += 1
@@ -65,11 +62,10 @@ class Planner:
                         continue
                 batch.place(seq, Row(seq.slot, start, 1, True, follow), prefill=False)
                 if seq.children:
+                    self._count_decodes(i, batch)
                     self._fork(seq, batch)
                 continue
-            if not counted:
-                batch.later_decodes = self._count_decodes(i)
-                counted = True
+            self._count_decodes(i, batch)
             room = batch.prefill_room
             if room <= 0 and i == 1:
                 room = min(1, batch.left)  # the best-ranked always progresses
@@ -77,10 +73,14 @@ class Planner:
                 self._prefill(seq, room, batch)
         batch.later_decodes = 0
 
-    def _count_decodes(self, first: int) -> int:
-        """Running sequences from index `first` on that will ask for one token of the budget."""
-        later = self._residents.running.items[first:]
-        return sum(1 for seq in later if seq.sampling_rows > 0 or len(seq.tokens) - seq.planned == 1)
+    def _count_decodes(self, first: int, batch: Batch) -> None:
+        """Counts, once a step, the running sequences from index `first` on that will ask for one token."""
+        if not batch.counted:
+            batch.counted = True
+            later = self._residents.running.items[first:]
+            batch.later_decodes = sum(
+                1 for seq in later if seq.sampling_rows > 0 or len(seq.tokens) - seq.planned == 1
+            )
 
     def _prefill(self, seq: Sequence, room: int, batch: Batch) -> None:
         """A chunk of a running sequence, as large as room and blocks allow."""

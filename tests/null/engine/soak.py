@@ -40,7 +40,7 @@ def random_device(r: random.Random, seed: int) -> NullConfig:
         if isinstance(group, StateGroup):
             blocks.append(r.randint(1, 8))
         elif group.window:
-            blocks.append(r.randint(5, 24))
+            blocks.append(r.randint(3, 24))
         else:
             assert isinstance(group, PageGroup)
             blocks.append(r.choice([8, 12, 16, 18, 24, 40]) * 4 // group.block_size)
