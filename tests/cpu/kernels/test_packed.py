@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from pegainfer.contract.errors import OpError, UnsupportedError
-from pegainfer.kernels.cpu.packed import PackedWeight
+from pegainfer.kernels.cpu.packed import PackedWeight, packed_bytes, reserve
 from pegainfer.ops.quantize import quantize
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.raw import RawWeight
 from tests.cpu.kernels.harness import FORMATS
+
+
+def pack(raw: RawWeight, threads: int = 1) -> PackedWeight:
+    return PackedWeight(raw, reserve(packed_bytes(raw.format, raw.shape)), threads)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -20,10 +24,10 @@ def test_values_come_back_bit_for_bit(dtype: str, shape: tuple[int, int], thread
     rng = np.random.default_rng(1)
     data = quantize(dtype, rng.standard_normal(shape).astype(np.float32))
     want = dequantize(dtype, data, shape)
-    packed = PackedWeight(RawWeight(dtype, shape, data), threads)
+    packed = pack(RawWeight(dtype, shape, data), threads)
     assert packed.unpack().tobytes() == want.tobytes()
     order = rng.permutation(shape[0])
-    moved = PackedWeight(RawWeight(dtype, shape, data, order), threads)
+    moved = pack(RawWeight(dtype, shape, data, order), threads)
     assert moved.unpack().tobytes() == want[order].tobytes()
     assert moved.unpack(shape[0] - 1, 1).tobytes() == want[order][-1:].tobytes()
 
@@ -31,7 +35,7 @@ def test_values_come_back_bit_for_bit(dtype: str, shape: tuple[int, int], thread
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_memory_is_that_of_the_file(dtype: str) -> None:
     data = quantize(dtype, np.ones((1536, 576), np.float32))
-    packed = PackedWeight(RawWeight(dtype, (1536, 576), data))
+    packed = pack(RawWeight(dtype, (1536, 576), data))
     assert data.nbytes <= packed.nbytes <= 1.02 * data.nbytes
 
 
@@ -39,19 +43,21 @@ def test_random_bits_of_half_precision() -> None:
     """All 65,536 float16 and bf16 patterns, NaN and denormals among them."""
     data = np.arange(65536, dtype="<u2").view(np.uint8)
     for dtype in ("f16", "bf16"):
-        got = PackedWeight(RawWeight(dtype, (256, 256), data)).unpack()
+        got = pack(RawWeight(dtype, (256, 256), data)).unpack()
         np.testing.assert_array_equal(got, dequantize(dtype, data, (256, 256)))
 
 
 def test_what_does_not_fit_is_refused() -> None:
     data = np.zeros(16 * 64 * 4, np.uint8)
     with pytest.raises(UnsupportedError, match="q3_k"):
-        PackedWeight(RawWeight("q3_k", (16, 64), data))
+        pack(RawWeight("q3_k", (16, 64), data))
     with pytest.raises(OpError, match="a multiple of 32"):
-        PackedWeight(RawWeight("q8_0", (16, 63), data))
+        pack(RawWeight("q8_0", (16, 63), data))
     with pytest.raises(OpError, match="expected 4096; got 4095"):
-        PackedWeight(RawWeight("f32", (16, 64), data[:-1]))
+        pack(RawWeight("f32", (16, 64), data[:-1]))
     with pytest.raises(OpError, match="row order"):
-        PackedWeight(RawWeight("f32", (16, 64), data, np.full(16, 16)))
+        pack(RawWeight("f32", (16, 64), data, np.full(16, 16)))
+    with pytest.raises(OpError, match="expected 4096 bytes, aligned; got 4095"):
+        PackedWeight(RawWeight("f32", (16, 64), data), reserve(4095))
     with pytest.raises(OpError, match="matrix"):
-        PackedWeight(RawWeight("f32", (1024,), data))
+        pack(RawWeight("f32", (1024,), data))

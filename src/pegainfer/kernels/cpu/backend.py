@@ -12,7 +12,7 @@ from pegainfer.contract.errors import ConfigError, OpError
 from pegainfer.kernels.cpu.executor import CpuExecutor
 from pegainfer.kernels.cpu.library import isa_name, kernels
 from pegainfer.kernels.cpu.lower import lowered
-from pegainfer.kernels.cpu.packed import PackedWeight
+from pegainfer.kernels.cpu.packed import PackedWeight, packed_bytes, reserve
 from pegainfer.kernels.cpu.threads import ThreadPool
 from pegainfer.ops.backend import to_float32
 from pegainfer.ops.program import Program
@@ -81,9 +81,9 @@ class CpuBackend:
             for o in call.spec.operands
             if o.role is Role.WEIGHT and o.name in call.tensors
         }
-        constants = {
-            t: self._matrix(t) if t in matrices else self._vector(t) for t in low.tensors(Kind.WEIGHT)
-        }
+        weights = low.tensors(Kind.WEIGHT)
+        self._pack([t for t in weights if t in matrices and t.name not in self._packed])
+        constants = {t: self._packed[t.name] if t in matrices else self._vector(t) for t in weights}
         return CpuExecutor(
             low, constants, states, largest,
             pool=self.pool, kernels=self._kernels,
@@ -104,13 +104,14 @@ class CpuBackend:
         self.pool.close()
         self._raw.clear()
 
-    def _matrix(self, t: Tensor) -> PackedWeight:
-        if t.name not in self._packed:
-            raw = self._weight(t)
-            self._packed[t.name] = PackedWeight(raw, self.pool.threads)
-            if raw.release is not None:
-                raw.release()
-        return self._packed[t.name]
+    def _pack(self, tensors: list[Tensor]) -> None:
+        """Packs matrices side by side, in the order in which they are given."""
+        sizes = [packed_bytes(t.dtype, t.sizes({})) for t in tensors]
+        memory, at = reserve(sum(sizes)), 0
+        for t, nbytes in zip(tensors, sizes, strict=True):
+            part = memory[at : at + nbytes]
+            self._packed[t.name] = PackedWeight(self._weight(t), part, self.pool.threads)
+            at += nbytes
 
     def _vector(self, t: Tensor) -> Array:
         if t.name not in self._plain:

@@ -41,8 +41,8 @@ _FUNCTIONS = {
     "pega_isa_name": (c_char_p, (c_void_p,)),
     "pega_pool_create": (c_void_p, (c_int32, c_int32)),
     "pega_pool_destroy": (None, (c_void_p,)),
-    "pega_pack": (c_void_p, (c_int32, c_int64, c_int64, c_void_p, c_void_p, c_int32)),
-    "pega_packed_bytes": (c_int64, (c_void_p,)),
+    "pega_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
+    "pega_pack": (c_void_p, (c_int32, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int32)),
     "pega_unpack": (None, (c_void_p, c_int64, c_int64, c_void_p)),
     "pega_packed_free": (None, (c_void_p,)),
     "pega_exec_create": (

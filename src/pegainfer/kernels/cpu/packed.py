@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from typing import Any
 
@@ -18,31 +19,31 @@ FORMAT_CODES = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3, "q4_1": 4, "q4_0": 5}
 
 
 class PackedWeight:
-    """A matrix [N, K] in tiles of 16 rows. Its memory is freed with the object."""
+    """A matrix [N, K] in tiles of 16 rows, within memory that it keeps alive.
 
-    def __init__(self, raw: RawWeight, threads: int = 1) -> None:
-        """Copies the weight into tiles. Raises UnsupportedError for a format that has no kernels."""
-        if raw.format not in FORMAT_CODES:
-            raise UnsupportedError(
-                "no CPU kernels for this weight format", expected=" ".join(FORMAT_CODES), got=raw.format
-            )
-        if len(raw.shape) != 2:
-            raise OpError("a packed weight is a matrix", expected="[N, K]", got=raw.shape)
+    Args:
+        raw: as a file holds it; only read here.
+        memory: [packed_bytes] uint8, 64-byte aligned, to be filled.
+        threads: that share the work.
+
+    Raises UnsupportedError for a format that has no kernels, OpError where the bytes do not fit the shape.
+    """
+
+    def __init__(self, raw: RawWeight, memory: Array, threads: int = 1) -> None:
+        need = packed_bytes(raw.format, raw.shape)
         data, order = _checked(raw)
-        lib = library()
+        if memory.nbytes != need or memory.ctypes.data % 64:
+            raise OpError("memory of a packed weight", expected=f"{need} bytes, aligned", got=memory.nbytes)
         n, k = raw.shape
-        handle = lib.pega_pack(
-            FORMAT_CODES[raw.format], n, k, data.ctypes.data,
-            None if order is None else order.ctypes.data, threads,
-        )  # fmt: skip
-        if handle is None:
-            raise UnsupportedError("no memory for a packed weight", got=f"{raw.shape} {raw.format}")
         self.format = raw.format
         self.shape: tuple[int, int] = (n, k)
-        self.handle: int = handle
-        self.nbytes: int = lib.pega_packed_bytes(handle)
-        finalizer = weakref.finalize(self, lib.pega_packed_free, handle)
-        finalizer.atexit = False  # a step may be reading it when the process ends
+        self.nbytes = need
+        self._memory = memory
+        self.handle: int = library().pega_pack(
+            FORMAT_CODES[raw.format], n, k, data.ctypes.data,
+            None if order is None else order.ctypes.data, memory.ctypes.data, threads,
+        )  # fmt: skip
+        weakref.finalize(self, library().pega_packed_free, self.handle)
 
     def unpack(self, first: int = 0, count: int | None = None) -> Array:
         """Rows first … first + count as float32 [count, K]."""
@@ -54,12 +55,36 @@ class PackedWeight:
         return out
 
 
+def packed_bytes(format_name: str, shape: tuple[int, ...]) -> int:
+    """Memory that a weight takes, a multiple of 64. Raises UnsupportedError, OpError."""
+    if format_name not in FORMAT_CODES:
+        raise UnsupportedError(
+            "no CPU kernels for this weight format", expected=" ".join(FORMAT_CODES), got=format_name
+        )
+    if len(shape) != 2 or min(shape) < 1:
+        raise OpError("a packed weight is a matrix", expected="[N, K]", got=shape)
+    need: int = library().pega_packed_bytes(FORMAT_CODES[format_name], *shape)
+    if not need:
+        per_block = FORMATS[format_name][0]
+        raise OpError("width of a packed weight", expected=f"a multiple of {per_block}", got=shape)
+    return need
+
+
+def reserve(nbytes: int) -> Array:
+    """Zeroed memory for many weights, on huge pages where the system has them: [nbytes] uint8.
+
+    A stream over small pages misses the TLB at every one of them.
+    """
+    region = mmap.mmap(-1, max(1, nbytes))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(region, np.uint8, nbytes)
+
+
 def _checked(raw: RawWeight) -> tuple[Array, Array | None]:
     """Bytes and row order, safe to hand to C. Raises OpError where they do not fit the shape."""
     n, k = raw.shape
     per_block, block_bytes = FORMATS[raw.format]
-    if k % per_block:
-        raise OpError("width of a packed weight", expected=f"a multiple of {per_block}", got=raw.shape)
     data = np.ascontiguousarray(raw.data).reshape(-1)
     if data.nbytes != n * (k // per_block) * block_bytes:
         raise OpError(
@@ -70,6 +95,6 @@ def _checked(raw: RawWeight) -> tuple[Array, Array | None]:
     if raw.row_order is None:
         return data, None
     order = np.ascontiguousarray(raw.row_order, np.int64)
-    if order.shape != (n,) or (n and (order.min() < 0 or order.max() >= n)):
+    if order.shape != (n,) or order.min() < 0 or order.max() >= n:
         raise OpError("row order of a packed weight", expected=f"{n} rows below {n}", got=order.shape)
     return data, order

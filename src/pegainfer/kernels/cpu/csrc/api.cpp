@@ -1,6 +1,4 @@
 // The C interface, loaded with ctypes. Functions that can fail return null, or 0 with pega_exec_error set.
-#include <sys/mman.h>
-
 #include <memory>
 #include <new>
 #include <system_error>
@@ -48,21 +46,20 @@ PEGA_API void pega_pool_destroy(Pool* pool) {
     delete pool;
 }
 
-// Packs a weight [n, k]; null where format and shape do not fit or memory runs out.
-PEGA_API Packed* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* raw, const int64_t* order,
-                           int32_t threads) {
-    std::unique_ptr<Packed> w(new (std::nothrow) Packed);
-    if (w == nullptr || !pega::describe(w.get(), format, n, k)) return nullptr;
-    void* p = mmap(nullptr, static_cast<size_t>(w->tiles * w->tile_bytes), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return nullptr;
-    w->data = static_cast<uint8_t*>(p);
-    pega::pack(*w, raw, order, threads);
-    return w.release();
+// Bytes that a weight takes when packed; 0 where format and shape do not fit.
+PEGA_API int64_t pega_packed_bytes(int32_t format, int64_t n, int64_t k) {
+    Packed w;
+    return pega::describe(&w, format, n, k) ? w.tiles * w.tile_bytes : 0;
 }
 
-PEGA_API int64_t pega_packed_bytes(const Packed* w) {
-    return w->tiles * w->tile_bytes;
+// Packs a weight [n, k] into `memory`, which is 64-byte aligned and outlives it; null where it does not fit.
+PEGA_API Packed* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* raw, const int64_t* order,
+                           uint8_t* memory, int32_t threads) {
+    std::unique_ptr<Packed> w(new (std::nothrow) Packed);
+    if (w == nullptr || !pega::describe(w.get(), format, n, k)) return nullptr;
+    w->data = memory;
+    pega::pack(*w, raw, order, threads);
+    return w.release();
 }
 
 // Rows first … first + count as float32.
@@ -71,7 +68,6 @@ PEGA_API void pega_unpack(const Packed* w, int64_t first, int64_t count, float* 
 }
 
 PEGA_API void pega_packed_free(Packed* w) {
-    munmap(w->data, static_cast<size_t>(w->tiles * w->tile_bytes));
     delete w;
 }
 

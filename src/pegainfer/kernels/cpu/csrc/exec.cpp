@@ -69,6 +69,7 @@ void widen(Limits& l, const Instr& in, int threads) {
             break;
         case kAdjustLogits:
         case kSampleTokens:
+        case kTokenLogprobs:
             grow(l.vocab, a[1]);
             break;
         default:

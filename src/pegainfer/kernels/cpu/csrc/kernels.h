@@ -61,6 +61,9 @@ struct Kernels {
     float (*sum_exp)(const float* x, int64_t n, float max);
     // 2^40 · 2^-((max - x) · cold), cut to whole numbers (ops/draw.py).
     void (*draw_weights)(const float* x, int64_t n, float max, float cold, uint64_t* weights);
+    uint64_t (*sum_weights)(const uint64_t* weights, int64_t n);
+    // Ids of the values that are at least `least`, ascending; their number.
+    int64_t (*select_at_least)(const float* x, int64_t n, float least, int32_t* ids);
     void (*divide)(float* out, const float* acc, float sum, int64_t n);
 };
 

@@ -108,62 +108,86 @@ uint64_t share_of(uint64_t total, uint64_t fraction) {
     return static_cast<uint64_t>(static_cast<Wide>(total) * fraction >> 64);
 }
 
+constexpr float kNear = 8;  // nats under the best score, where cuts nearly always fall
+
 // A row's scores and weights, and the last token that may be drawn in the order (score descending, id
-// ascending). Cuts are found by a histogram over the distance from the best score, which sorts no more than
-// one bin.
+// ascending). A cut is looked for among the few tokens near the best one, and among all only if it is not
+// there. A histogram over scores leaves no more than one bin to be sorted.
 class Draw {
   public:
-    Draw(const float* scores, int64_t vocab, float max, float cold, const Scratch& s)
-        : scores_(scores), vocab_(vocab), max_(max), cold_(cold), weights_(s.weights), ids_(s.ids) {}
+    Draw(const Kernels& kernels, const float* scores, int64_t vocab, float max, const Scratch& s)
+        : kernels_(kernels), scores_(scores), vocab_(vocab), max_(max), weights_(s.weights), ids_(s.ids) {}
 
-    void cut(int64_t top_k, float top_p) {
+    void cut(int64_t top_k, float top_p, float temperature) {
         const bool by_count = top_k > 0 && top_k < vocab_, by_mass = top_p < 1;
         if (!by_count && !by_mass) return;
-        fill_bins();
-        uint64_t total = 0;
-        if (by_count) {
-            total = cut_count(top_k);
-        } else {
-            for (uint64_t m : mass_) total += m;
-        }
-        if (by_mass) {
-            const auto fraction = static_cast<uint64_t>(std::max(static_cast<double>(top_p), 0.0) * 0x1p64);
-            cut_mass(std::max<uint64_t>(1, share_of(total, fraction)));
-        }
+        const auto share = static_cast<uint64_t>(std::max(static_cast<double>(top_p), 0.0) * 0x1p64);
+        uint64_t total = by_count ? 0 : kernels_.sum_weights(weights_, vocab_);
+        fill_bins(max_ - kNear * temperature);
+        const bool here =
+            by_count ? found_ >= top_k : mass_found_ >= std::max<uint64_t>(1, share_of(total, share));
+        if (!here) fill_bins(-INFINITY);
+        if (by_count) total = cut_count(top_k);
+        if (by_mass) cut_mass(std::max<uint64_t>(1, share_of(total, share)));
     }
 
     // The lowest kept id whose inclusive sum of weights, in id order, exceeds fraction · total / 2^64.
-    int32_t pick(float min_p, uint64_t fraction) const {
-        const auto least = static_cast<uint64_t>(std::max(static_cast<double>(min_p), 0.0) * 0x1p40);
-        const auto kept = [&](int64_t i) {
-            return weights_[i] >= least && (scores_[i] > score_ || (scores_[i] == score_ && i <= id_));
-        };
-        uint64_t total = 0;
-        for (int64_t i = 0; i < vocab_; i++) total += kept(i) ? weights_[i] : 0;
-        const uint64_t threshold = share_of(total, fraction);
-        uint64_t sum = 0;
-        for (int64_t i = 0; i < vocab_; i++) {
-            sum += kept(i) ? weights_[i] : 0;
-            if (sum > threshold) return static_cast<int32_t>(i);
-        }
-        return 0;  // not reached: total > threshold, and the best token weighs 2^40
+    int32_t pick(float min_p, uint64_t fraction) {
+        // At most the best token's weight, so that one is kept.
+        const auto least =
+            static_cast<uint64_t>(min_p > 0 ? std::min(static_cast<double>(min_p), 1.0) * 0x1p40 : 0);
+        return score_ == -INFINITY && least == 0 ? pick_of_all(fraction) : pick_of_kept(least, fraction);
     }
 
   private:
-    static constexpr int kBins = 64 * 16;  // sixteen to each halving of the weight; the last takes the rest
+    static constexpr int kBins = 1024;
+    static constexpr int64_t kStride = 256;
 
-    int bin_of(int64_t i) const {
-        const float y = (max_ - scores_[i]) * cold_ * 16;
+    int32_t pick_of_all(uint64_t fraction) const {
+        uint64_t left = share_of(kernels_.sum_weights(weights_, vocab_), fraction);
+        int64_t i = 0;
+        for (;; i += kStride) {
+            const uint64_t sum = kernels_.sum_weights(weights_ + i, std::min(kStride, vocab_ - i));
+            if (sum > left) break;
+            left -= sum;
+        }
+        for (; weights_[i] <= left; i++) left -= weights_[i];
+        return static_cast<int32_t>(i);
+    }
+
+    int32_t pick_of_kept(uint64_t least, uint64_t fraction) {
+        const int64_t near = kernels_.select_at_least(scores_, vocab_, score_, ids_);
+        int64_t kept = 0;
+        uint64_t total = 0;
+        for (int64_t i = 0; i < near; i++) {
+            const int32_t id = ids_[i];
+            if (weights_[id] < least || (scores_[id] == score_ && id > id_)) continue;
+            ids_[kept++] = id;
+            total += weights_[id];
+        }
+        uint64_t left = share_of(total, fraction);
+        int64_t i = 0;
+        for (; weights_[ids_[i]] <= left; i++) left -= weights_[ids_[i]];
+        return ids_[i];
+    }
+
+    int bin_of(int32_t id) const {
+        const float y = (max_ - scores_[id]) * bins_a_nat_;
         return y < kBins - 1 ? static_cast<int>(y) : kBins - 1;
     }
 
-    void fill_bins() {
+    // Bins of the tokens that score at least `least`: best first, the last takes what is far off.
+    void fill_bins(float least) {
+        bins_a_nat_ = std::min(1e6f, (kBins - 2) / std::min(max_ - least, 64.0f));
+        found_ = kernels_.select_at_least(scores_, vocab_, least, ids_);
+        mass_found_ = 0;
         std::fill(count_, count_ + kBins, 0);
         std::fill(mass_, mass_ + kBins, 0);
-        for (int64_t i = 0; i < vocab_; i++) {
-            const int b = bin_of(i);
+        for (int64_t i = 0; i < found_; i++) {
+            const int b = bin_of(ids_[i]);
             count_[b]++;
-            mass_[b] += weights_[i];
+            mass_[b] += weights_[ids_[i]];
+            mass_found_ += weights_[ids_[i]];
         }
     }
 
@@ -171,12 +195,9 @@ class Draw {
         return scores_[a] > scores_[b] || (scores_[a] == scores_[b] && a < b);
     }
 
-    // Ids of a bin, in id order, and their number.
-    int64_t gather(int bin) {
-        int64_t n = 0;
-        for (int64_t i = 0; i < vocab_; i++)
-            if (bin_of(i) == bin) ids_[n++] = static_cast<int32_t>(i);
-        return n;
+    // Moves the ids of a bin to the front, in no order.
+    int32_t* gather(int bin) {
+        return std::partition(ids_, ids_ + found_, [&](int32_t id) { return bin_of(id) == bin; });
     }
 
     void keep_until(int32_t id) {
@@ -192,8 +213,8 @@ class Draw {
             k -= count_[bin];
             total += mass_[bin];
         }
-        const int64_t n = gather(bin);
-        std::nth_element(ids_, ids_ + k - 1, ids_ + n, [this](int32_t a, int32_t b) { return before(a, b); });
+        std::nth_element(ids_, ids_ + k - 1, gather(bin),
+                         [this](int32_t a, int32_t b) { return before(a, b); });
         for (int64_t i = 0; i < k; i++) total += weights_[ids_[i]];
         keep_until(ids_[k - 1]);
         return total;
@@ -203,18 +224,20 @@ class Draw {
     void cut_mass(uint64_t need) {
         int bin = 0;
         for (; need > mass_[bin]; bin++) need -= mass_[bin];
-        const int64_t n = gather(bin);
-        std::sort(ids_, ids_ + n, [this](int32_t a, int32_t b) { return before(a, b); });
+        std::sort(ids_, gather(bin), [this](int32_t a, int32_t b) { return before(a, b); });
         int64_t i = 0;
         for (; need > weights_[ids_[i]]; i++) need -= weights_[ids_[i]];
         keep_until(ids_[i]);
     }
 
+    const Kernels& kernels_;
     const float* scores_;
     int64_t vocab_;
-    float max_, cold_;
+    float max_, bins_a_nat_ = 0;
     const uint64_t* weights_;
-    int32_t* ids_;
+    int32_t* ids_;  // those at hand, found_ of them
+    int64_t found_ = 0;
+    uint64_t mass_found_ = 0;
     float score_ = -INFINITY;
     int64_t id_ = INT64_MAX;
     int64_t count_[kBins];
@@ -236,8 +259,8 @@ void sample(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch)
         constexpr double kLog2E = 1.4426950408889634;
         const auto cold = static_cast<float>(kLog2E / static_cast<double>(temperature));
         e.kernels->draw_weights(s, vocab, max, cold, scratch.weights);
-        Draw draw(s, vocab, max, cold, scratch);
-        draw.cut(input<int32_t>(in, 4)[row], input<float>(in, 5)[row]);
+        Draw draw(*e.kernels, s, vocab, max, scratch);
+        draw.cut(input<int32_t>(in, 4)[row], input<float>(in, 5)[row], temperature);
         const auto nth = static_cast<uint32_t>(input<int32_t>(in, 8)[row]);
         token = draw.pick(input<float>(in, 6)[row], random_fraction(input<uint64_t>(in, 7)[row], nth));
     }
@@ -247,18 +270,19 @@ void sample(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch)
 
 // token_logprobs
 
-// The k best ids in order, into `best`.
-void find_best(const float* x, int64_t vocab, int64_t k, int32_t* best) {
+// The k best of `count` ids, in order, into `best`. ids ascend.
+void find_best(const float* x, const int32_t* ids, int64_t count, int64_t k, int32_t* best) {
     int64_t n = 0;
-    for (int64_t i = 0; i < vocab && k > 0; i++) {
-        if (n == k && !(x[i] > x[best[n - 1]])) continue;  // equal to the last: it has the higher id
+    for (int64_t i = 0; i < count && k > 0; i++) {
+        const float score = x[ids[i]];
+        if (n == k && !(score > x[best[n - 1]])) continue;  // equal to the last: it has the higher id
         int64_t at = n < k ? n++ : n - 1;
-        for (; at > 0 && x[i] > x[best[at - 1]]; at--) best[at] = best[at - 1];
-        best[at] = static_cast<int32_t>(i);
+        for (; at > 0 && score > x[best[at - 1]]; at--) best[at] = best[at - 1];
+        best[at] = ids[i];
     }
 }
 
-void logprob(const Exec& e, const Instr& in, int64_t row, const Scratch&) {
+void logprob(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch) {
     const int64_t vocab = in.axis[1], most = in.axis[2];
     float* logprobs = static_cast<float*>(in.ptr[0]) + row;
     int32_t* rank = static_cast<int32_t*>(in.ptr[1]) + row;
@@ -278,12 +302,15 @@ void logprob(const Exec& e, const Instr& in, int64_t row, const Scratch&) {
     }
     const double sum = std::log(static_cast<double>(e.kernels->sum_exp(x, vocab, max)));
     const auto logp = [&](int64_t i) { return static_cast<float>(static_cast<double>(x[i]) - max - sum); };
-    int64_t ahead = 0;
-    for (int64_t i = 0; i < vocab; i++) ahead += x[i] > x[target] || (x[i] == x[target] && i < target);
+    int64_t ahead = e.kernels->select_at_least(x, vocab, x[target], scratch.ids);
+    for (int64_t i = ahead - 1; i >= 0 && scratch.ids[i] >= target; i--)
+        ahead -= x[scratch.ids[i]] == x[target];
     *logprobs = logp(target);
     *rank = static_cast<int32_t>(1 + ahead);
     const int64_t k = std::min(wanted, most);
-    find_best(x, vocab, k, top_ids);
+    int64_t near = e.kernels->select_at_least(x, vocab, max - kNear, scratch.ids);
+    if (near < k) near = e.kernels->select_at_least(x, vocab, -INFINITY, scratch.ids);
+    find_best(x, scratch.ids, near, k, top_ids);
     for (int64_t i = 0; i < k; i++) top_logprobs[i] = logp(top_ids[i]);
 }
 

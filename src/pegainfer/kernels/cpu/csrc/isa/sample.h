@@ -25,19 +25,36 @@ static float sum_exp(const float* x, int64_t n, float max) {
 }
 
 // Float operations are rounded one by one, as the reference does; all that follows is in whole numbers, so
-// every instruction set gives the same weights. The compiler vectorises the loop.
+// every instruction set gives the same weights.
 static void draw_weights(const float* x, int64_t n, float max, float cold, uint64_t* weights) {
-    constexpr uint64_t kCoefficients[] = {20571132, 119165494, 515877902, 1488521986, 2147483648};
-    for (int64_t i = 0; i < n; i++) {
-        float y = (max - x[i]) * cold;
-        y = y < 63.0f ? y : 63.0f;  // 2^40 is shifted to nothing from 41 on
-        const auto whole = static_cast<int32_t>(y);
-        const auto fraction =
-            static_cast<uint32_t>(static_cast<int32_t>((y - static_cast<float>(whole)) * 2147483648.0f));
-        uint64_t m = 2737501 - (uint64_t{234126} * fraction >> 31);
-        for (const uint64_t c : kCoefficients) m = c - ((m & 0xffffffffu) * fraction >> 31);
-        weights[i] = m << 9 >> static_cast<uint64_t>(whole);
+    const F top = set1(max), slope = set1(cold), most = set1(63);  // 2^40 is shifted to nothing from 41 on
+    for (int64_t i = 0; i < n; i += 16) {
+        const F y = min(mul(sub(top, load_some(x + i, n - i)), slope), most);
+        if (n - i >= 16) {
+            store_weights(weights + i, y);
+            continue;
+        }
+        uint64_t last[16];
+        store_weights(last, y);
+        __builtin_memcpy(weights + i, last, static_cast<size_t>(n - i) * sizeof(uint64_t));
     }
+}
+
+static uint64_t sum_weights(const uint64_t* weights, int64_t n) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += weights[i];
+    return sum;
+}
+
+static int64_t select_at_least(const float* x, int64_t n, float least, int32_t* ids) {
+    const F bar = set1(least);
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i += 16) {
+        uint32_t found = at_least(load_some(x + i, n - i), bar);
+        if (n - i < 16) found &= (1u << (n - i)) - 1;
+        for (; found != 0; found &= found - 1) ids[count++] = static_cast<int32_t>(i + __builtin_ctz(found));
+    }
+    return count;
 }
 
 }  // namespace pega::PEGA_ISA

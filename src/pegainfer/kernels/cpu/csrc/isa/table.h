@@ -28,6 +28,8 @@ static const Kernels kTable = {
     maximum,
     sum_exp,
     draw_weights,
+    sum_weights,
+    select_at_least,
     divide,
 };
 

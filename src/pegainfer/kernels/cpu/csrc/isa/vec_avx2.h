@@ -103,6 +103,36 @@ static inline bool any_nan(F x) {
     const __m256 a = _mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), b = _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q);
     return _mm256_movemask_ps(_mm256_or_ps(a, b)) != 0;
 }
+// 2^-f for f in [0, 1) in fixed point, from the last coefficient to the first (ops/draw.py).
+constexpr uint64_t kExp2[] = {234126, 2737501, 20571132, 119165494, 515877902, 1488521986, 2147483648};
+
+// 2^40 · 2^-y, cut to whole numbers; y in 0 … 63.
+static inline void store_weights(uint64_t* p, F y) {
+    for (int half = 0; half < 2; half++) {
+        const __m256 v = half == 0 ? y.a : y.b;
+        const __m256i whole = _mm256_cvttps_epi32(v);
+        const __m256 rest = _mm256_sub_ps(v, _mm256_cvtepi32_ps(whole));
+        const __m256i fraction = _mm256_cvttps_epi32(_mm256_mul_ps(rest, _mm256_set1_ps(2147483648.0f)));
+        for (int q = 0; q < 2; q++, p += 4) {
+            const __m256i f = _mm256_cvtepu32_epi64(q == 0 ? _mm256_castsi256_si128(fraction)
+                                                           : _mm256_extracti128_si256(fraction, 1));
+            const __m256i shift = _mm256_cvtepu32_epi64(q == 0 ? _mm256_castsi256_si128(whole)
+                                                               : _mm256_extracti128_si256(whole, 1));
+            __m256i m = _mm256_set1_epi64x(kExp2[0]);
+            for (int c = 1; c < 7; c++)
+                m = _mm256_sub_epi64(_mm256_set1_epi64x(kExp2[c]),
+                                     _mm256_srli_epi64(_mm256_mul_epu32(m, f), 31));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                                _mm256_srlv_epi64(_mm256_slli_epi64(m, 9), shift));
+        }
+    }
+}
+// One bit for each lane where x ≥ y.
+static inline uint32_t at_least(F x, F y) {
+    const int a = _mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ));
+    const int b = _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ));
+    return static_cast<uint32_t>(a | b << 8);
+}
 // Whole-number lanes to 16 int8.
 static inline void store_i8(int8_t* p, F x) {
     const __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));

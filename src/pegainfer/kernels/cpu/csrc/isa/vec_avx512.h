@@ -87,6 +87,29 @@ static inline float reduce_max(F x) {
 static inline bool any_nan(F x) {
     return _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q) != 0;
 }
+// 2^-f for f in [0, 1) in fixed point, from the last coefficient to the first (ops/draw.py).
+constexpr uint64_t kExp2[] = {234126, 2737501, 20571132, 119165494, 515877902, 1488521986, 2147483648};
+
+// 2^40 · 2^-y, cut to whole numbers; y in 0 … 63.
+static inline void store_weights(uint64_t* p, F y) {
+    const __m512i whole = _mm512_cvttps_epi32(y.v);
+    const __m512 rest = _mm512_sub_ps(y.v, _mm512_cvtepi32_ps(whole));
+    const __m512i fraction = _mm512_cvttps_epi32(_mm512_mul_ps(rest, _mm512_set1_ps(2147483648.0f)));
+    for (int half = 0; half < 2; half++) {
+        const __m512i f = _mm512_cvtepu32_epi64(half == 0 ? _mm512_castsi512_si256(fraction)
+                                                          : _mm512_extracti64x4_epi64(fraction, 1));
+        const __m512i shift = _mm512_cvtepu32_epi64(half == 0 ? _mm512_castsi512_si256(whole)
+                                                              : _mm512_extracti64x4_epi64(whole, 1));
+        __m512i m = _mm512_set1_epi64(kExp2[0]);
+        for (int c = 1; c < 7; c++)
+            m = _mm512_sub_epi64(_mm512_set1_epi64(kExp2[c]), _mm512_srli_epi64(_mm512_mul_epu32(m, f), 31));
+        _mm512_storeu_si512(p + 8 * half, _mm512_srlv_epi64(_mm512_slli_epi64(m, 9), shift));
+    }
+}
+// One bit for each lane where x ≥ y.
+static inline uint32_t at_least(F x, F y) {
+    return _mm512_cmp_ps_mask(x.v, y.v, _CMP_GE_OQ);
+}
 // Whole-number lanes to 16 int8.
 static inline void store_i8(int8_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));

@@ -108,6 +108,25 @@ static inline bool any_nan(F a) {
     PEGA_LANES found = found || a.v[i] != a.v[i];
     return found;
 }
+// 2^-f for f in [0, 1) in fixed point, from the last coefficient to the first (ops/draw.py).
+constexpr uint64_t kExp2[] = {234126, 2737501, 20571132, 119165494, 515877902, 1488521986, 2147483648};
+
+// 2^40 · 2^-y, cut to whole numbers; y in 0 … 63.
+static inline void store_weights(uint64_t* p, F y) {
+    PEGA_LANES {
+        const auto whole = static_cast<int32_t>(y.v[i]);
+        const auto fraction = static_cast<uint64_t>((y.v[i] - static_cast<float>(whole)) * 2147483648.0f);
+        uint64_t m = kExp2[0];
+        for (int c = 1; c < 7; c++) m = kExp2[c] - (m * fraction >> 31);
+        p[i] = m << 9 >> whole;
+    }
+}
+// One bit for each lane where a ≥ b.
+static inline uint32_t at_least(F a, F b) {
+    uint32_t found = 0;
+    PEGA_LANES found |= static_cast<uint32_t>(a.v[i] >= b.v[i]) << i;
+    return found;
+}
 // Whole-number lanes to 16 int8.
 static inline void store_i8(int8_t* p, F a) {
     PEGA_LANES p[i] = static_cast<int8_t>(a.v[i]);
