@@ -41,7 +41,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: tuple[int, ...] = ()  # 0..k new ids; a stop id that ended the sequence is included
     logprobs: tuple[TokenLogprob, ...] | None = None  # one a token, if asked for
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # once, with the first event of index 0
-    num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache
+    num_cached_tokens: int = 0  # of the prompt, from the prefix cache; with the first tokens and the finish
     finish: FinishReason | None = None
     stop_token: int | None = None  # the id that ended it, where finish is STOP
     error: str | None = None  # where finish is ERROR

@@ -149,7 +149,7 @@ class Runner(Protocol):
         """Applies the plan's deltas and starts the forward pass; the handle goes to `sample` once."""
 
     def sample(self, handle: Any, masks: dict[int, bytes] | None = None) -> PendingStep:
-        """Starts sampling. `masks`: row -> bitmask of allowed tokens, little-endian bits, ceil(V/32) words."""
+        """Starts sampling. `masks`: row -> bits of allowed tokens, lowest first, in ceil(V/32) words."""
 
     def close(self) -> None: ...
 

@@ -105,22 +105,15 @@ class Outcomes:
             first = computed + 1 - len(new) == seq.num_prompt
             if first:
                 seq.first_token = now
-            if logprobs is not None or (first and seq.prompt_logprobs is not None):
+            if first or logprobs is not None:
                 events.append(self._detailed(seq, new, logprobs, first))
             else:
-                events.append(
-                    TokenEvent(
-                        request_id=seq.request.id,
-                        index=seq.index,
-                        tokens=new,
-                        num_cached_tokens=seq.num_cached,
-                    )
-                )
+                events.append(TokenEvent(request_id=seq.request.id, index=seq.index, tokens=new))
 
     def _detailed(
         self, seq: Sequence, new: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None, first: bool
     ) -> TokenEvent:
-        """Progress with logprobs, of the prompt too with the first tokens."""
+        """Progress with logprobs; the first tokens also bring what is known of the prompt."""
         return TokenEvent(
             request_id=seq.request.id,
             index=seq.index,
