@@ -63,36 +63,65 @@ static void fma_all(const E* w, int64_t columns, const float* x, int64_t ldx, in
     }
 }
 
-// Columns k0 … k0 + columns of a quantised tile as float32 [columns, 16], with GGUF's roundings.
+// Hardware prefetchers stop at every page of 4 KiB, tiles do not.
 template <int FORMAT>
-static void decode(const uint8_t* tile, int64_t k0, int64_t columns, float* out) {
-    for (int64_t b = k0 / kBlock; b < (k0 + columns) / kBlock; b++, out += 16 * kBlock) {
-        const Block block = block_at(FORMAT, tile, b);
-        const uint8_t* q = block.quant;
-        const F d = load_f16(block.scale);
+static inline void prefetch(const uint8_t* quants) {
+    constexpr int kLines = FORMAT == kQ8_0 ? 9 : 5;
+    for (int i = 0; i < kLines; i++) __builtin_prefetch(quants + kAhead + 64 * i, 0, 3);
+}
+
+// Calls use(column, weights) for the 32 columns of a block in order, expanded with GGUF's roundings: x = q d
+// + m, or (q - 8) d, or q d.
+template <int FORMAT, class Use>
+static inline void expand(const uint8_t* tile, int64_t b, Use use) {
+    const Block block = block_at(FORMAT, tile, b);
+    const F d = load_f16(block.scale);
+    F m;
+    if constexpr (FORMAT != kQ8_0) m = FORMAT == kQ4_1 ? load_f16(block.min) : set1(8);
+    for (int g = 0; g < 8; g++) {
+        F q[4];
         if constexpr (FORMAT == kQ8_0) {
-            for (int g = 0; g < 8; g++)
-                for (int i = 0; i < 4; i++) store(out + 16 * (4 * g + i), mul(signed_byte(q + 64 * g, i), d));
+            unpack_bytes(block.quant + 64 * g, q);
+        } else if (g < 4) {
+            unpack_low(block.quant + 64 * g, q);
         } else {
-            // x = q d + m, or (q - 8) d
-            const F m = FORMAT == kQ4_1 ? load_f16(block.min) : set1(8);
-            for (int j = 0; j < 4; j++)
-                for (int i = 0; i < 4; i++) {
-                    const F low = low_nibble(q + 64 * j, i), high = high_nibble(q + 64 * j, i);
-                    float* to = out + 16 * (4 * j + i);
-                    store(to, FORMAT == kQ4_1 ? add(mul(low, d), m) : mul(sub(low, m), d));
-                    store(to + 256, FORMAT == kQ4_1 ? add(mul(high, d), m) : mul(sub(high, m), d));
-                }
+            unpack_high(block.quant + 64 * (g - 4), q);
+        }
+        for (int i = 0; i < 4; i++) {
+            if constexpr (FORMAT == kQ4_1) q[i] = add(mul(q[i], d), m);
+            if constexpr (FORMAT == kQ4_0) q[i] = mul(sub(q[i], m), d);
+            if constexpr (FORMAT == kQ8_0) q[i] = mul(q[i], d);
+            use(4 * g + i, q[i]);
         }
     }
 }
 
+template <int MR, int FORMAT>
+static void expand_rows(const Packed& w, const uint8_t* tile, const float* x, int64_t ldx, float* acc) {
+    F s[MR];
+    for (int t = 0; t < MR; t++) s[t] = zero();
+    for (int64_t b = 0; b < w.k / kBlock; b++, x += kBlock) {
+        prefetch<FORMAT>(block_at(FORMAT, tile, b).quant);
+        expand<FORMAT>(tile, b, [&](int k, F v) {
+            for (int t = 0; t < MR; t++) s[t] = fma(v, set1(x[t * ldx + k]), s[t]);
+        });
+    }
+    for (int t = 0; t < MR; t++) store(acc + 16 * t, s[t]);
+}
+
+// A quantised tile meets few rows as it is expanded; for many it is expanded once, into scratch.
 template <int FORMAT>
-static void decode_and_fma(const Packed& w, const uint8_t* tile, const float* x, int64_t ldx, int64_t nt,
+static void expand_and_fma(const Packed& w, const uint8_t* tile, const float* x, int64_t ldx, int64_t nt,
                            float* acc, float* scratch) {
+    if (nt == 1) return expand_rows<1, FORMAT>(w, tile, x, ldx, acc);
+    if (nt == 2) return expand_rows<2, FORMAT>(w, tile, x, ldx, acc);
+    if (nt == 3) return expand_rows<3, FORMAT>(w, tile, x, ldx, acc);
     for (int64_t k = 0; k < w.k; k += kDecodeColumns) {
         const int64_t columns = w.k - k < kDecodeColumns ? w.k - k : kDecodeColumns;
-        decode<FORMAT>(tile, k, columns, scratch);
+        for (int64_t b = 0; b < columns / kBlock; b++) {
+            float* to = scratch + 16 * kBlock * b;
+            expand<FORMAT>(tile, k / kBlock + b, [to](int i, F v) { store(to + 16 * i, v); });
+        }
         fma_all<false>(scratch, columns, x + k, ldx, nt, acc);
     }
 }
@@ -109,19 +138,12 @@ static void gemm_f32(const Packed& w, int64_t tile, const float* x, int64_t ldx,
         case kBF16:
             return fma_all<true>(reinterpret_cast<const BF16Bits*>(p), w.k, x, ldx, nt, acc);
         case kQ8_0:
-            return decode_and_fma<kQ8_0>(w, p, x, ldx, nt, acc, scratch);
+            return expand_and_fma<kQ8_0>(w, p, x, ldx, nt, acc, scratch);
         case kQ4_1:
-            return decode_and_fma<kQ4_1>(w, p, x, ldx, nt, acc, scratch);
+            return expand_and_fma<kQ4_1>(w, p, x, ldx, nt, acc, scratch);
         default:
-            return decode_and_fma<kQ4_0>(w, p, x, ldx, nt, acc, scratch);
+            return expand_and_fma<kQ4_0>(w, p, x, ldx, nt, acc, scratch);
     }
-}
-
-// Hardware prefetchers stop at every page of 4 KiB, tiles do not.
-template <int FORMAT>
-static inline void prefetch(const uint8_t* quants) {
-    constexpr int kLines = FORMAT == kQ8_0 ? 9 : 5;
-    for (int i = 0; i < kLines; i++) __builtin_prefetch(quants + kAhead + 64 * i, 0, 3);
 }
 
 // Rows first … first + MR. Of a block, with d, m of the weight and s = scale of x:

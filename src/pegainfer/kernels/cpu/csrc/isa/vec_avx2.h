@@ -145,23 +145,35 @@ static inline __m256 to_float(__m256i x) {
     return _mm256_cvtepi32_ps(x);
 }
 
-// Element i of each lane's four bytes, as a number: low nibble, high nibble, signed byte.
-static inline F nibble(const uint8_t* p, int shift) {
+// Element i of each lane's four bytes as a number, for i in 0 … 3: low nibbles, high nibbles, signed bytes.
+static inline void unpack_half(__m256i q, __m256 (&out)[4]) {
     const __m256i m = _mm256_set1_epi32(15);
-    const __m128i s = _mm_cvtsi32_si128(shift);
-    return {to_float(_mm256_and_si256(_mm256_srl_epi32(load256(p), s), m)),
-            to_float(_mm256_and_si256(_mm256_srl_epi32(load256(p + 32), s), m))};
+    out[0] = to_float(_mm256_and_si256(q, m));
+    out[1] = to_float(_mm256_and_si256(_mm256_srli_epi32(q, 8), m));
+    out[2] = to_float(_mm256_and_si256(_mm256_srli_epi32(q, 16), m));
+    out[3] = to_float(_mm256_and_si256(_mm256_srli_epi32(q, 24), m));
 }
-static inline F low_nibble(const uint8_t* p, int i) {
-    return nibble(p, 8 * i);
+static inline void unpack_both(__m256i q, __m256i r, F (&out)[4]) {
+    __m256 a[4], b[4];
+    unpack_half(q, a);
+    unpack_half(r, b);
+    for (int i = 0; i < 4; i++) out[i] = {a[i], b[i]};
 }
-static inline F high_nibble(const uint8_t* p, int i) {
-    return nibble(p, 8 * i + 4);
+static inline void unpack_low(const uint8_t* p, F (&out)[4]) {
+    unpack_both(load256(p), load256(p + 32), out);
 }
-static inline F signed_byte(const uint8_t* p, int i) {
-    const __m128i up = _mm_cvtsi32_si128(24 - 8 * i);
-    return {to_float(_mm256_srai_epi32(_mm256_sll_epi32(load256(p), up), 24)),
-            to_float(_mm256_srai_epi32(_mm256_sll_epi32(load256(p + 32), up), 24))};
+static inline void unpack_high(const uint8_t* p, F (&out)[4]) {
+    unpack_both(_mm256_srli_epi32(load256(p), 4), _mm256_srli_epi32(load256(p + 32), 4), out);
+}
+static inline void unpack_bytes(const uint8_t* p, F (&out)[4]) {
+    const __m256i a = load256(p), b = load256(p + 32);
+    out[0] = {to_float(_mm256_srai_epi32(_mm256_slli_epi32(a, 24), 24)),
+              to_float(_mm256_srai_epi32(_mm256_slli_epi32(b, 24), 24))};
+    out[1] = {to_float(_mm256_srai_epi32(_mm256_slli_epi32(a, 16), 24)),
+              to_float(_mm256_srai_epi32(_mm256_slli_epi32(b, 16), 24))};
+    out[2] = {to_float(_mm256_srai_epi32(_mm256_slli_epi32(a, 8), 24)),
+              to_float(_mm256_srai_epi32(_mm256_slli_epi32(b, 8), 24))};
+    out[3] = {to_float(_mm256_srai_epi32(a, 24)), to_float(_mm256_srai_epi32(b, 24))};
 }
 
 static inline __m256i broadcast4(const int8_t* p) {

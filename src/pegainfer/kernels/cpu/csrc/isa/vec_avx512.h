@@ -115,20 +115,26 @@ static inline void store_i8(int8_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }
 
-// Element i of each lane's four bytes, as a number: low nibble, high nibble, signed byte.
-static inline F nibble(const uint8_t* p, int shift) {
-    const __m512i x = _mm512_srl_epi32(load512(p), _mm_cvtsi32_si128(shift));
-    return {_mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15)))};
+// Element i of each lane's four bytes as a number, for i in 0 … 3: low nibbles, high nibbles, signed bytes.
+static inline void unpack_nibbles(__m512i q, F (&out)[4]) {
+    const __m512i m = _mm512_set1_epi32(15);
+    out[0] = {_mm512_cvtepi32_ps(_mm512_and_si512(q, m))};
+    out[1] = {_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(q, 8), m))};
+    out[2] = {_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(q, 16), m))};
+    out[3] = {_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(q, 24), m))};
 }
-static inline F low_nibble(const uint8_t* p, int i) {
-    return nibble(p, 8 * i);
+static inline void unpack_low(const uint8_t* p, F (&out)[4]) {
+    unpack_nibbles(load512(p), out);
 }
-static inline F high_nibble(const uint8_t* p, int i) {
-    return nibble(p, 8 * i + 4);
+static inline void unpack_high(const uint8_t* p, F (&out)[4]) {
+    unpack_nibbles(_mm512_srli_epi32(load512(p), 4), out);
 }
-static inline F signed_byte(const uint8_t* p, int i) {
-    const __m512i up = _mm512_sll_epi32(load512(p), _mm_cvtsi32_si128(24 - 8 * i));
-    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(up, 24))};
+static inline void unpack_bytes(const uint8_t* p, F (&out)[4]) {
+    const __m512i q = load512(p);
+    out[0] = {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(q, 24), 24))};
+    out[1] = {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(q, 16), 24))};
+    out[2] = {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(q, 8), 24))};
+    out[3] = {_mm512_cvtepi32_ps(_mm512_srai_epi32(q, 24))};
 }
 
 static inline __m512i broadcast4(const int8_t* p) {

@@ -132,21 +132,15 @@ static inline void store_i8(int8_t* p, F a) {
     PEGA_LANES p[i] = static_cast<int8_t>(a.v[i]);
 }
 
-// Element i of each lane's four bytes, as a number: low nibble, high nibble, signed byte.
-static inline F low_nibble(const uint8_t* p, int i) {
-    F r;
-    for (int l = 0; l < 16; l++) r.v[l] = static_cast<float>(p[4 * l + i] & 15);
-    return r;
+// Element i of each lane's four bytes as a number, for i in 0 … 3: low nibbles, high nibbles, signed bytes.
+static inline void unpack_low(const uint8_t* p, F (&out)[4]) {
+    for (int l = 0; l < 64; l++) out[l % 4].v[l / 4] = static_cast<float>(p[l] & 15);
 }
-static inline F high_nibble(const uint8_t* p, int i) {
-    F r;
-    for (int l = 0; l < 16; l++) r.v[l] = static_cast<float>(p[4 * l + i] >> 4);
-    return r;
+static inline void unpack_high(const uint8_t* p, F (&out)[4]) {
+    for (int l = 0; l < 64; l++) out[l % 4].v[l / 4] = static_cast<float>(p[l] >> 4);
 }
-static inline F signed_byte(const uint8_t* p, int i) {
-    F r;
-    for (int l = 0; l < 16; l++) r.v[l] = static_cast<float>(static_cast<int8_t>(p[4 * l + i]));
-    return r;
+static inline void unpack_bytes(const uint8_t* p, F (&out)[4]) {
+    for (int l = 0; l < 64; l++) out[l % 4].v[l / 4] = static_cast<float>(static_cast<int8_t>(p[l]));
 }
 
 // out[t] lane r = sum over a block of q[r] · x[t]; x[t] at x + t · stride.
