@@ -2,7 +2,7 @@
 
     python bench/cuda_decode.py [--batch 1 4 8 16] [--context 1024] [--layers 36]
 
-Weights are seeded normals, the model is the llama line's forward at Qwen3-4B's sizes, in bf16. The floor is
+Weights are seeded normals; the forward is that of the qwen3 line, in bf16. The floor is
 what must be read, weights and cache, over the read bandwidth that the same run measures.
 """
 
@@ -17,14 +17,15 @@ from collections.abc import Callable
 import numpy as np
 
 from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.cast import cast_program
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
 from pegainfer.kernels.cuda.site import Work
 from pegainfer.kernels.cuda.store import Dummy
-from pegainfer.models.llama.config import LlamaConfig
-from pegainfer.models.llama.forward import Sizes, forward, shapes
+from pegainfer.models.qwen3.config import Qwen3Config
+from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
+from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr
 from pegainfer.runtime.cuda.memory import DeviceBuffer
@@ -57,8 +58,8 @@ def main() -> None:
         prefill(ctx, executor, config, length)
 
 
-def qwen3_4b(layers: int) -> LlamaConfig:
-    return LlamaConfig(
+def qwen3_4b(layers: int) -> Qwen3Config:
+    return Qwen3Config(
         vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_layers=layers, num_heads=32,
         num_kv_heads=8, head_dim=128, norm_eps=1e-6, rope_theta=1e6, rope_scaling=None,
         max_position_embeddings=40_960, tie_word_embeddings=True,
@@ -66,13 +67,14 @@ def qwen3_4b(layers: int) -> LlamaConfig:
 
 
 def make(
-    ctx: CudaContext, c: LlamaConfig, rows: int, tokens: int, context: int
+    ctx: CudaContext, c: Qwen3Config, rows: int, tokens: int, context: int
 ) -> tuple[CudaExecutor, CudaBackend]:
     width = -(-context // BLOCK)
     blocks = rows * width
     table = cos_sin_table(width * BLOCK, inverse_frequencies(c.head_dim, c.rope_theta, None))
-    formats = dict.fromkeys(shapes(c), "bf16")
-    program = cast_program(forward(c, formats, Sizes(blocks, BLOCK, width, width * BLOCK)), "bf16")
+    formats = dict.fromkeys(TABLE.shapes(c), "bf16")
+    sizes = Sizes(blocks, BLOCK, width, width * BLOCK)
+    program = forward(c, formats, sizes, Formats("bf16", "bf16", "bf16"))
     backend = CudaBackend(
         ctx,
         {"cos_sin": RawWeight("f32", table.shape, table.reshape(-1).view(np.uint8))},
@@ -150,7 +152,7 @@ def inputs(rows: int, count: int, context: int, width: int) -> dict[str, np.ndar
 def decode(
     ctx: CudaContext,
     executor: CudaExecutor,
-    c: LlamaConfig,
+    c: Qwen3Config,
     weights: int,
     bandwidth: float,
     batch: int,
@@ -184,7 +186,7 @@ def decode(
     )
 
 
-def prefill(ctx: CudaContext, executor: CudaExecutor, c: LlamaConfig, length: int) -> None:
+def prefill(ctx: CudaContext, executor: CudaExecutor, c: Qwen3Config, length: int) -> None:
     env = {"T": length, "R": 1, "L": 1}
     width = int(executor.program.calls[2].axes["W"])
     executor.capture(env, decode_only=False)

@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 
 from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.cast import cast_program
 from pegainfer.kernels.cuda.compare import compare_step, difference
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
-from pegainfer.models.llama.config import LlamaConfig
-from pegainfer.models.llama.forward import Sizes, forward, shapes
+from pegainfer.models.qwen3.config import Qwen3Config
+from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
+from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 from tests.gpu.harness import raw, rounded
 
 Array = np.ndarray[Any, Any]
 BLOCK, BLOCKS, WIDTH, ROWS, TOKENS = 16, 96, 40, 8, 256
-CONFIG = LlamaConfig(
+CONFIG = Qwen3Config(
     vocab_size=1000, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=6, num_kv_heads=2,
     head_dim=64, norm_eps=1e-5, rope_theta=1e4, rope_scaling=None, max_position_embeddings=4096,
     tie_word_embeddings=True,
@@ -37,27 +38,21 @@ class Model:
         rng = np.random.default_rng(7)
         self.ctx = ctx
         self.constants: dict[str, Array] = {}
-        for name, shape in shapes(CONFIG).items():
+        for name, shape in TABLE.shapes(CONFIG).items():
             w = rng.standard_normal(shape).astype(np.float32)
-            w = (
-                1 + w / 8
-                if len(shape) == 1
-                else w * np.float32((8 if name == "embed" else 1) * shape[-1] ** -0.5)
-            )
+            size = (8 if name == "embed" else 1) * shape[-1] ** -0.5  # logits with clear winners
+            w = 1 + w / 8 if len(shape) == 1 else w * np.float32(size)
             self.constants[name] = rounded(w, "bf16")
         freqs = inverse_frequencies(CONFIG.head_dim, CONFIG.rope_theta, None)
         self.constants["cos_sin"] = cos_sin_table(WIDTH * BLOCK, freqs)
-        formats = {n: "f32" if len(s) == 1 else "bf16" for n, s in shapes(CONFIG).items()}
+        formats = {n: "f32" if len(s) == 1 else "bf16" for n, s in TABLE.shapes(CONFIG).items()}
         sizes = Sizes(BLOCKS, BLOCK, WIDTH, WIDTH * BLOCK)
-        self.recorded = forward(CONFIG, formats, sizes)
-        weights = {n: raw(a, formats.get(n, "f32")) if n in formats and formats[n] == "bf16" else raw(a, "f4")
-                   for n, a in self.constants.items()}  # fmt: skip
+        self.exact = forward(CONFIG, formats, sizes)
+        rounding = forward(CONFIG, formats, sizes, Formats("bf16", "bf16", "bf16"))
         weights = {n: raw(a, formats.get(n, "f32")) for n, a in self.constants.items()}
         self.kv = DeviceTensor.empty((BLOCKS, CONFIG.num_layers, 2, 2, BLOCK, 64), "bf16", "kv")
         backend = CudaBackend(ctx, weights, options)
-        self.executor: CudaExecutor = backend.prepare(
-            cast_program(self.recorded, "bf16"), {"kv": self.kv}, LARGEST
-        )
+        self.executor: CudaExecutor = backend.prepare(rounding, {"kv": self.kv}, LARGEST)
         backend.load()
         self.forget()
 
@@ -94,7 +89,7 @@ class Model:
     def reference(self, rows: list[tuple[int, Array, int]], kv: Array) -> Array:
         """Float32 logits; `kv` is written as the device's cache is."""
         inputs, env = self.inputs(rows)
-        return ReferenceExecutor(self.recorded, {**self.constants, "kv": kv}).run(inputs, env)["logits"]
+        return ReferenceExecutor(self.exact, {**self.constants, "kv": kv}).run(inputs, env)["logits"]
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def check_sixteen(spec: OpSpec, case: Case, dtype: str, ctx: CudaContext) -> lis
         ours, theirs = row_errors(got, exact[name]), row_errors(stepwise[name], exact[name])
         mean, by_rounding = (float(np.sqrt(np.mean(e**2))) if e.size else 0.0 for e in (ours, theirs))
         most = float(np.max(ours, initial=0)) <= 3 * np.max(theirs, initial=0) + UNIT[dtype]
-        if not (mean <= 1.25 * by_rounding + UNIT[dtype] / 2 and most):
+        if not (mean <= 2 * by_rounding + UNIT[dtype] and most):  # two ways of rounding, few rows
             faults.append(
                 f"{spec.name}, {case.label}: {name} off by {mean:.2e}, rounding by {by_rounding:.2e}"
             )

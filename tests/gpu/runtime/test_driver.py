@@ -54,7 +54,7 @@ def test_staging_ring_keeps_a_slot_until_its_copy_ended(ctx: CudaContext) -> Non
     ring = StagingRing(2, 1 << 20, "test")
     targets = [DeviceTensor.empty((1 << 20,), "u8") for _ in range(6)]
     for i, t in enumerate(targets):
-        address, view = ring.take()
+        _, address, view = ring.take()
         view[:] = i
         ctx.stream.upload(t.address, address, t.nbytes)
         ring.sent(ctx.stream)

@@ -12,7 +12,7 @@ from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.launch import Arg, f32, i32, i64, ptr, struct
 
 # As in common/attention/attention.cuh.
-DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES = 128, 32, 16, 16, 16
+DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES = 128, 32, 16, 32, 16
 PAGE = 16  # tokens that a decoding warp takes at a time; a block is whole pages
 DEEP_SHARED = 114_688 + 1024  # bytes a block: three stages of a decoding warp's ring
 PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in a step
@@ -118,14 +118,14 @@ def _attention(site: Site) -> None:
 
 def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> int:
     """Address of the step's work list, made by the first layer that needs it."""
-    lens, contexts = site.address("query_lens"), site.address("context_lens")
-    key = ("attention plan", lens, contexts, p.kv_heads, p.group, c.tile_rows)
+    rows = tuple(site.address(n) for n in ("query_starts", "query_lens", "context_lens"))
+    key = ("attention plan", *rows, p.kv_heads, p.group, c.tile_rows)
     if key not in site.shared:
         nbytes = PLAN_BYTES + ITEM_BYTES * (c.decode_items + c.prefill_items)
         plan = site.shared[key] = site.memory.kept("/".join(map(str, key)), nbytes)
         decode = plan + PLAN_BYTES
         args = struct(
-            ptr(plan), ptr(decode), ptr(decode + ITEM_BYTES * c.decode_items), ptr(lens), ptr(contexts),
+            ptr(plan), ptr(decode), ptr(decode + ITEM_BYTES * c.decode_items), *map(ptr, rows),
             i32(p.rows), i32(p.group), i32(p.kv_heads), i32(c.tile_rows), i32(c.decode_slots),
             i32(c.prefill_slots),
         )  # fmt: skip

@@ -13,17 +13,17 @@ import numpy as np
 from pegainfer.contract.errors import OpError
 from pegainfer.kernels.cuda import attention, pointwise, sampling  # noqa: F401  (they register their ops)
 from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.inputs import InputStage, Layout
 from pegainfer.kernels.cuda.site import Memory, Site, Work, keeps_whole, listing, lower
 from pegainfer.kernels.cuda.store import WeightStore
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
 from pegainfer.runtime.cuda.driver import errors_at
 from pegainfer.runtime.cuda.graph import Graph
-from pegainfer.runtime.cuda.memory import DeviceBuffer, StagingRing, aligned
-from pegainfer.runtime.cuda.tensor import NUMPY, DeviceTensor, encode
+from pegainfer.runtime.cuda.memory import DeviceBuffer, aligned
+from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 Array = np.ndarray[Any, Any]
-STAGED_STEPS = 4  # pinned slots: two plans in flight, one being filled, one to spare
 KEPT_STEPS = 64  # sets of sizes without a graph whose launches stay packed
 # What padding rows and tokens of a graph hold: no slot, no mask, no logprobs; 0 for all others.
 PADDING: dict[str, int] = {"slots": -1, "mask_rows": -1, "top_lens": -1}
@@ -52,9 +52,7 @@ class _Step:
     work: list[Work]  # `ahead` launches before the first call, then those of each call
     ahead: int
     counts: list[int]
-    offsets: dict[Tensor, int]  # of staged inputs, from the start of the inputs' memory
-    input_bytes: int
-    staged: DeviceBuffer  # the inputs' memory
+    inputs: Layout
     memory: tuple[DeviceBuffer, ...]  # what else the launches point into beside the arena
     graph: Graph | None = None
 
@@ -96,8 +94,8 @@ class CudaExecutor:
         self._places = {t: self._arena.address + offset for t, offset in plan.offsets.items()}
         self._bind(states, bound or {})
         self._scratch = DeviceBuffer(0, "scratch")
-        self._staged = DeviceBuffer(0, "step inputs")
-        self._ring: StagingRing | None = None
+        staged = [t for t in self._inputs.values() if t not in self._places]
+        self._stage = InputStage(program.name, staged, options.padding)
         self._kept: dict[str, DeviceBuffer] = {}
         self._steps: OrderedDict[tuple[int, ...], _Step] = OrderedDict()
         self._graphs: dict[bool, list[_Step]] = {False: [], True: []}  # by whether only decoding
@@ -119,7 +117,7 @@ class CudaExecutor:
         step = self._find(env, decode_only)
         self._step_number += 1
         with errors_at(f"{self.program.name} step {self._step_number}"):
-            self._stage(step, inputs, env)
+            self._stage.send(step.inputs, inputs, env, self._ctx.stream)
             if step.graph is not None:
                 step.graph.launch(self._ctx.stream)
             else:
@@ -172,7 +170,7 @@ class CudaExecutor:
         """
         decode_only = self._decode_only(inputs)
         step = self._lowered({s: env[s] for s in self._symbols}, decode_only)
-        self._stage(step, inputs, env)
+        self._stage.send(step.inputs, inputs, env, self._ctx.stream)
         for ahead in step.work[: step.ahead]:
             ahead(self._ctx.stream)
         for call, work in self.work(env, decode_only):
@@ -189,37 +187,12 @@ class CudaExecutor:
         address = self._places.get(t.storage)
         if address is None:
             step = self._lowered({s: env[s] for s in self._symbols}, False)
-            address = step.staged.address + step.offsets[t.storage]
+            address = step.inputs.address(t.storage)
         return DeviceTensor.at(address, t.sizes(env), t.dtype, self)
-
-    # Inputs
 
     def _decode_only(self, inputs: Mapping[str, Array]) -> bool:
         lens = inputs.get("query_lens")
         return lens is not None and int(lens.max(initial=0)) <= 1
-
-    def _stage(self, step: _Step, inputs: Mapping[str, Array], env: Sizes) -> None:
-        """Copies the inputs into a pinned slot, padded to the step's sizes, and sends them as one piece."""
-        if step.input_bytes == 0:
-            return
-        if self._ring is None or self._ring.slot_bytes < step.input_bytes:
-            self._ring = StagingRing(STAGED_STEPS, aligned(step.input_bytes), "step inputs")
-        host, slot = self._ring.take()
-        for t, offset in step.offsets.items():
-            array = inputs.get(t.name)
-            if array is None or array.shape != t.sizes(env):
-                raise OpError(
-                    f"program {self.program.name}: input {t}",
-                    expected=t.sizes(env), got="nothing" if array is None else array.shape,
-                )  # fmt: skip
-            shape = t.sizes(step.env)
-            part = slot[offset : offset + t.nbytes(step.env)].view(NUMPY[t.dtype]).reshape(shape)
-            if array.shape != shape:
-                part[...] = self.options.padding.get(t.name, 0)
-                part = part[tuple(slice(n) for n in array.shape)]
-            part[...] = encode(array, t.dtype) if t.dtype == "bf16" else array
-        self._ctx.stream.upload(step.staged.address, host, step.input_bytes, "step inputs")
-        self._ring.sent(self._ctx.stream)
 
     # Lowering
 
@@ -252,11 +225,13 @@ class CudaExecutor:
         return step
 
     def _lower(self, env: dict[str, int], decode_only: bool, *, tune: bool) -> _Step:
-        offsets, input_bytes = self._place_inputs(env)
+        inputs = self._stage.layout(env)
+
+        def address(t: Tensor) -> int:
+            return self._places[t] if t in self._places else inputs.address(t)
+
         while True:
-            memory = Memory(
-                lambda t: self._address(t, offsets), self._scratch.address, self._scratch.nbytes, self._keep
-            )
+            memory = Memory(address, self._scratch.address, self._scratch.nbytes, self._keep)
             site = Site(self._ctx, self._weights, memory, env, decode_only, tune)
             with errors_at(f"lowering {self.program.name}"):
                 lower(site, self.program.calls)
@@ -266,24 +241,7 @@ class CudaExecutor:
             self._scratch = DeviceBuffer(memory.needed, f"scratch of {self.program.name}")
         held = (self._scratch, *self._kept.values())
         work, ahead = site.ahead + site.work, len(site.ahead)
-        return _Step(dict(env), work, ahead, site.counts, offsets, input_bytes, self._staged, held)
-
-    def _place_inputs(self, env: Sizes) -> tuple[dict[Tensor, int], int]:
-        """Where staged inputs lie: close together, so that a step sends one piece of its own size."""
-        offsets: dict[Tensor, int] = {}
-        end = 0
-        for t in self._inputs.values():
-            if t not in self._places:
-                offsets[t] = end
-                end = -(-(end + t.nbytes(env)) // 64) * 64
-        if end > self._staged.nbytes:
-            self._staged = DeviceBuffer(aligned(end), "step inputs")
-        return offsets, end
-
-    def _address(self, t: Tensor, offsets: Mapping[Tensor, int]) -> int:
-        if t in self._places:
-            return self._places[t]
-        return self._staged.address + offsets[t]
+        return _Step(dict(env), work, ahead, site.counts, inputs, held)
 
     def _keep(self, key: str, nbytes: int) -> int:
         held = self._kept.get(key)

@@ -15,7 +15,7 @@ STREAM_TOKENS = 16  # above, a wgmma kernel or cuBLAS reads x less often
 THREADS, WARPS, TILE, CHUNK = 256, 8, 16, 64  # as in common/gemm/stream.cuh
 STAGE = TILE * CHUNK * 2  # bytes
 X_PAD = 64
-DEPTH, MIN_DEPTH, MAX_SPLITS = 3, 2, 8  # deeper rings leave the next kernel no room to start early
+LEAST_DEPTH, MAX_SPLITS = 4, 8  # shallower rings lose more than a split of k costs
 STATIC = 1 << 10  # bytes of static shared memory, rounded up
 SYSTEM = 1 << 10  # bytes a block that the system takes
 SIXTEEN = ("bf16", "f16")
@@ -85,13 +85,13 @@ def choose_gemm(p: GemmProblem, info: DeviceInfo) -> StreamChoice | LibraryChoic
     if p.k % 8:
         return LibraryChoice(f"k = {p.k}: the streaming kernels take multiples of 8")
     for norm in (True, False) if p.norm else (False,):
-        for per_sm in (2, 1):
-            for splits in (1,) if norm else (1, 2, 4, MAX_SPLITS):
-                for depth in range(DEPTH, MIN_DEPTH - 1, -1):
+        for splits in (1,) if norm else (1, 2, 4, MAX_SPLITS):
+            for per_sm, deepest in ((2, 5), (1, 7)):
+                for depth in range(deepest, LEAST_DEPTH - 1, -1):
                     choice = stream_choice(p, info, per_sm, splits, depth, norm)
                     if choice is not None:
                         return choice
-    return LibraryChoice(f"shared memory: no two stages fit beside {p.m} rows of {p.k}")
+    return LibraryChoice(f"shared memory: no {LEAST_DEPTH} stages fit beside {p.m} rows of {p.k}")
 
 
 def stream_choice(

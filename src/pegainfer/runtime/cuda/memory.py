@@ -102,8 +102,8 @@ class StagingRing:
         self._next = 0
         self._taken = -1
 
-    def take(self) -> tuple[int, Array]:
-        """(host address, bytes) of the next slot; waits for its last copy. Then call `sent`."""
+    def take(self) -> tuple[int, int, Array]:
+        """(number, host address, bytes) of the next slot; waits for its last copy. Then call `sent`."""
         index = self._next
         self._next = (index + 1) % len(self._events)
         event = self._events[index]
@@ -111,7 +111,7 @@ class StagingRing:
             event.wait("staging ring")
         self._taken = index
         start = index * self._stride
-        return self._buffer.address + start, self._buffer.bytes[start : start + self.slot_bytes]
+        return index, self._buffer.address + start, self._buffer.bytes[start : start + self.slot_bytes]
 
     def sent(self, stream: Stream) -> None:
         """The slot taken last is in use until what is on the stream now has ended."""

@@ -10,7 +10,8 @@
 
 namespace attention {
 
-constexpr int DECODE_CHUNK = 128;  // keys of a part, unless the row would then have too many parts
+// Keys of a decoded part: few for short rows, so that one row alone fills the GPU, more for long ones.
+constexpr int DECODE_CHUNK = 128, DECODE_LONG_CHUNK = 256, DECODE_LONG = 1024;
 constexpr int DECODE_PARTS = 32;
 constexpr int PREFILL_PARTS = 16;
 constexpr int PREFILL_KEYS = 512;    // no part of a prefill is made for fewer
@@ -18,18 +19,25 @@ constexpr int PREFILL_BLOCKS = 256;  // a row whose tiles alone give so many blo
 
 // One block's share: part `part` of `parts` of a row (prefill: of its tile of queries). Its sums go to
 // `slot` + part; slot is -1 where there is one part only.
-struct Item {
+struct alignas(16) Item {
   int row, tile, part_of, slot;
+  int context;  // keys of the row, this step's included
+  int start;    // of the row's tokens in q and out
+  int begin, end;  // decode: the part's keys; prefill: 0 and the row's number of query tokens
   __device__ __forceinline__ int part() const { return part_of & 0xffff; }
   __device__ __forceinline__ int parts() const { return part_of >> 16; }
 };
+static_assert(sizeof(Item) == 32);
+__device__ __forceinline__ Item load_item(const Item* p) {
+  Item item;
+  reinterpret_cast<int4*>(&item)[0] = reinterpret_cast<const int4*>(p)[0];
+  reinterpret_cast<int4*>(&item)[1] = reinterpret_cast<const int4*>(p)[1];
+  return item;
+}
 
 // The work list of a step: counts, then decode items, then prefill items.
 struct Plan {
   int decode, prefill, pad[2];
-  __device__ __forceinline__ const Item* decode_items() const {
-    return reinterpret_cast<const Item*>(this + 1);
-  }
 };
 
 struct Args {
@@ -53,7 +61,7 @@ struct Args {
 // Depends on the row's own length only: whoever shares the batch, the row's bits are the same.
 __device__ __forceinline__ int decode_chunk(int context) {
   const int even = (context + DECODE_PARTS - 1) / DECODE_PARTS;
-  return max(DECODE_CHUNK, (even + 15) / 16 * 16);
+  return max(context <= DECODE_LONG ? DECODE_CHUNK : DECODE_LONG_CHUNK, (even + 15) / 16 * 16);
 }
 
 // Swizzled place of 16-byte piece c of row r in a tile with D elements a row: eight rows, eight banks.
@@ -62,17 +70,37 @@ __device__ __forceinline__ uint32_t piece(int r, int c) {
   return r * (D * 2) + ((c ^ (r & 7)) << 4);
 }
 
-// Whether this block is the last of `parts` to arrive; its threads may then read what the others wrote.
-__device__ __forceinline__ bool arrive_last(int* arrivals, int parts, bool* flag) {
+// Counts a block in, after all of its threads have written their part and passed a barrier: one thread's call.
+// True for the last of `parts`, which may then read what the others wrote, past L1.
+__device__ __forceinline__ bool arrive(int* arrivals, int parts) {
   __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    *flag = atomicAdd(arrivals, 1) == parts - 1;
-    if (*flag) *arrivals = 0;
-    __threadfence();
+  const bool last = atomicAdd(arrivals, 1) == parts - 1;
+  if (last) *arrivals = 0;
+  __threadfence();
+  return last;
+}
+
+// out = the weighted mean of parts' outputs for four channels of one head. `heads`, `sums`: of the first part,
+// parts `stride` heads apart.
+template <typename T>
+__device__ __forceinline__ void merge_parts(T* out, const float2* heads, const float4* sums, int parts,
+                                            int64_t stride, int64_t stride4) {
+  float top = -INFINITY, weight = 0;
+  float4 sum = {};
+#pragma unroll 4
+  for (int p = 0; p < parts; p++) {
+    const float2 end = __ldcg(heads + p * stride);
+    const float4 v = __ldcg(sums + p * stride4);
+    const float higher = fmaxf(top, end.x), base = higher == -INFINITY ? 0.f : higher;
+    const float old = exp2_fast(top - base), share = exp2_fast(end.x - base);
+    top = higher;
+    weight = weight * old + share * end.y;
+    sum.x = sum.x * old + share * v.x, sum.y = sum.y * old + share * v.y;
+    sum.z = sum.z * old + share * v.z, sum.w = sum.w * old + share * v.w;
   }
-  __syncthreads();
-  return *flag;
+  const float inverse = 1.f / weight;
+  const uint2 packed = {pack2<T>(sum.x * inverse, sum.y * inverse), pack2<T>(sum.z * inverse, sum.w * inverse)};
+  *reinterpret_cast<uint2*>(out) = packed;
 }
 
 }  // namespace attention

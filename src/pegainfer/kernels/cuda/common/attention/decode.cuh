@@ -23,18 +23,23 @@ struct DecodeShape {
 // One block's work on one part, as one warp sees it. Pages of a part go round the warps.
 struct Part {
   Item item;
-  int kv_head, first;    // first: of the group's query heads
-  int begin, end;        // tokens
-  int context;
-  int count, issued;     // pages of this warp, and how many have been asked for
-  const int* table;      // block table at this part's first page
-  int entry;             // of this lane: which block holds the warp's page `lane` (of 32)
+  int kv_head, first;  // first: of the group's query heads
+  int count, issued;   // pages of this warp, and how many have been asked for
+  int entry;           // of this lane: which block holds the warp's page `lane` (of 32)
+};
+
+// A part whose sums are written and that waits to hear whether it was the last of its row.
+struct Waiting {
+  int parts = 0;  // 0: none does
+  bool last = false;  // known to thread 0
+  int64_t place, out;
+  int heads;
 };
 
 template <typename T, int D, int STAGES>
 __device__ __forceinline__ void decode(const Args& a) {
   using Shape = DecodeShape<D, STAGES>;
-  constexpr int WARPS = Shape::WARPS, STAGE = Shape::STAGE, PIECES = D / 8;
+  constexpr int WARPS = Shape::WARPS, STAGE = Shape::STAGE, PIECES = D / 8, QUADS = D / 4;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float2 ends[WARPS][8];
   __shared__ bool last;
@@ -46,21 +51,19 @@ __device__ __forceinline__ void decode(const Args& a) {
   const int total = a.plan->decode * units;
   const int64_t values = static_cast<int64_t>(a.g) * a.block_size * D;
 
-  auto entry_of = [&](const Part& p, int page) {  // page of this warp, for this lane
-    const int token = p.begin + (warp + page * WARPS) * 16;
-    return token < p.end ? p.table[token / a.block_size] : 0;
+  auto entry_of = [&](const Item& item, int page) {  // which block holds this warp's page
+    const int token = item.begin + (warp + page * WARPS) * 16;
+    const int* table = a.block_table + static_cast<int64_t>(item.row) * a.table_width;
+    return token < item.end ? table[token / a.block_size] : 0;
   };
-  auto look_up = [&](int unit) {
+  auto item_of = [&](int unit) { return unit < total ? load_item(a.items + unit / units) : Item{}; };
+  auto begin_part = [&](const Item& item, int unit) {
     Part p = {};
     if (unit < total) {
-      p.item = a.items[unit / units];
+      p.item = item;
       p.kv_head = unit % units / subgroups, p.first = unit % units % subgroups * 8;
-      p.context = a.context_lens[p.item.row];
-      const int chunk = decode_chunk(p.context);
-      p.begin = p.item.part() * chunk, p.end = min(p.context, p.begin + chunk);
-      p.count = max(0, ((p.end - p.begin + 15) / 16 - warp + WARPS - 1) / WARPS);
-      p.table = a.block_table + static_cast<int64_t>(p.item.row) * a.table_width;
-      p.entry = entry_of(p, lane);
+      p.count = max(0, ((item.end - item.begin + 15) / 16 - warp + WARPS - 1) / WARPS);
+      p.entry = entry_of(item, lane);
     }
     return p;
   };
@@ -68,9 +71,9 @@ __device__ __forceinline__ void decode(const Args& a) {
   // Asks for the part's next page, unless it has none left or (`old`) this step may still be writing it.
   auto fetch = [&](Part& p, bool old) {
     if (p.issued == p.count) return false;
-    const int token = p.begin + (warp + p.issued * WARPS) * 16;
-    if (old && token + 16 >= p.context) return false;
-    if (p.issued > 0 && p.issued % 32 == 0) p.entry = entry_of(p, p.issued + lane);
+    const int token = p.item.begin + (warp + p.issued * WARPS) * 16;
+    if (old && token + 16 >= p.item.context) return false;
+    if (p.issued > 0 && p.issued % 32 == 0) p.entry = entry_of(p.item, p.issued + lane);
     const int block = __shfl_sync(~0u, p.entry, p.issued & 31);
     const T* from = static_cast<const T*>(a.kv) + block * a.page_stride +
                     (static_cast<int64_t>(p.kv_head) * a.block_size + token % a.block_size) * D;
@@ -78,7 +81,7 @@ __device__ __forceinline__ void decode(const Args& a) {
 #pragma unroll
     for (int i = lane; i < 16 * PIECES; i += 32) {
       const int r = i / PIECES, c = i % PIECES;
-      const bool valid = token + r < p.end;  // what lies behind is not ours and may be NaN
+      const bool valid = token + r < p.item.end;  // what lies behind is not ours and may be NaN
       cp_async16(to + piece<D>(r, c), from + i * 8, valid);
       cp_async16(to + 16 * D * 2 + piece<D>(r, c), from + values + i * 8, valid);
     }
@@ -86,30 +89,48 @@ __device__ __forceinline__ void decode(const Args& a) {
     p.issued++, asked++;
     return true;
   };
+  // A head's row in q and out, and a part's first head among the sums.
+  auto head_row = [&](const Part& p) {
+    return static_cast<int64_t>(p.item.start) * a.h + p.kv_head * group + p.first;
+  };
+  auto load_q = [&](const Part& p, uint32_t(&qf)[D / 16][2]) {
+    const bool valid = g < min(8, group - p.first);
+    const T* q = static_cast<const T*>(a.q) + (head_row(p) + (valid ? g : 0)) * D + 2 * t;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+        qf[k][i] = valid ? *reinterpret_cast<const uint32_t*>(q + 16 * k + 8 * i) : 0;
+  };
+  // Adds up the row that waits, if this block was its last. All threads; between two barriers.
+  auto settle = [&](const Waiting& w) {
+    if (!w.parts || !last) return;
+    const float4* sums = reinterpret_cast<const float4*>(a.sums);
+    for (int i = threadIdx.x; i < w.heads * QUADS; i += blockDim.x) {
+      const int64_t at = w.place + i / QUADS;
+      merge_parts(static_cast<T*>(a.out) + w.out * D + 4 * i, a.heads + at, sums + at * QUADS + i % QUADS,
+                  w.parts, a.h, static_cast<int64_t>(a.h) * QUADS);
+    }
+  };
 
-  Part part = look_up(blockIdx.x);
+  Part part = begin_part(item_of(blockIdx.x), blockIdx.x);
   while (asked < STAGES && fetch(part, true)) {
   }
   pdl_wait();
   pdl_launch();
   while (asked < STAGES && fetch(part, false)) {
   }
+  uint32_t qf[D / 16][2];
+  if (blockIdx.x < total) load_q(part, qf);
+  Item ahead = item_of(blockIdx.x + gridDim.x);
+  Waiting waiting;
 
   for (int unit = blockIdx.x; unit < total; unit += gridDim.x) {
-    Part next = look_up(unit + gridDim.x);
-    while (asked - taken < STAGES && fetch(next, false)) {
-    }
+    // What the next part needs is asked for now and used a page later.
+    Part next = begin_part(ahead, unit + gridDim.x);
+    ahead = item_of(unit + 2 * gridDim.x);
     const Item& item = part.item;
-    const int heads = min(8, group - part.first), head_base = part.kv_head * group + part.first;
-    const int64_t head0 = static_cast<int64_t>(a.query_starts[item.row]) * a.h + head_base;
-    const T* q = static_cast<const T*>(a.q) + (head0 + (g < heads ? g : 0)) * D + 2 * t;
-    uint32_t qf[D / 16][2];
-#pragma unroll
-    for (int k = 0; k < D / 16; k++)
-#pragma unroll
-      for (int i = 0; i < 2; i++)
-        qf[k][i] = g < heads ? *reinterpret_cast<const uint32_t*>(q + 16 * k + 8 * i) : 0;
-
+    const int heads = min(8, group - part.first);
     float o[D / 16][4] = {};
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // of heads 2t and 2t + 1; l of this lane's tokens
     for (int page = 0; page < part.count; page++) {
@@ -123,9 +144,9 @@ __device__ __forceinline__ void decode(const Args& a) {
         ldmatrix4(r, keys + piece<D>(lane & 15, 2 * k + (lane >> 4)));
         mma<T>(s, r[0], r[1], r[2], r[3], qf[k][0], qf[k][1]);
       }
-      const int token = part.begin + (warp + page * WARPS) * 16 + g;
+      const int token = item.begin + (warp + page * WARPS) * 16 + g;
 #pragma unroll
-      for (int i = 0; i < 4; i++) s[i] = token + (i >> 1) * 8 < part.end ? s[i] * a.scale_log2 : -INFINITY;
+      for (int i = 0; i < 4; i++) s[i] = token + (i >> 1) * 8 < item.end ? s[i] * a.scale_log2 : -INFINITY;
       float scale[2];
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -150,8 +171,12 @@ __device__ __forceinline__ void decode(const Args& a) {
       }
       __syncwarp();
       taken++;
-      if (!fetch(part, false)) fetch(next, false);
+      while (asked - taken < STAGES && (fetch(part, false) || fetch(next, false))) {
+      }
     }
+    while (asked - taken < STAGES && fetch(next, false)) {
+    }
+    if (unit + gridDim.x < total) load_q(next, qf);
 
     // The warps' outputs meet in shared memory.
 #pragma unroll
@@ -164,44 +189,44 @@ __device__ __forceinline__ void decode(const Args& a) {
 #pragma unroll
       for (int i = 0; i < 4; i++)
         shares[(warp * 8 + 2 * t + (i & 1)) * D + 16 * d + g + (i >> 1) * 8] = o[d][i];
+    if (threadIdx.x == 0) last = waiting.last;
     __syncthreads();
-    for (int i = threadIdx.x; i < heads * D; i += blockDim.x) {
-      const int head = i / D, d = i % D;
-      float top = -INFINITY, sum = 0, weight = 0;
+    settle(waiting);
+    const int64_t place = static_cast<int64_t>(item.slot) * a.h + part.kv_head * group + part.first;
+    for (int i = threadIdx.x; i < heads * QUADS; i += blockDim.x) {
+      const int head = i / QUADS, d = i % QUADS;
+      float top = -INFINITY, weight = 0;
+      float4 sum = {};
 #pragma unroll
       for (int w = 0; w < WARPS; w++) top = fmaxf(top, ends[w][head].x);
 #pragma unroll
       for (int w = 0; w < WARPS; w++) {
         const float share = exp2_fast(ends[w][head].x - top);
-        sum += share * shares[(w * 8 + head) * D + d];
+        const float4 v = *reinterpret_cast<const float4*>(&shares[(w * 8 + head) * D + 4 * d]);
+        sum.x += share * v.x, sum.y += share * v.y, sum.z += share * v.z, sum.w += share * v.w;
         weight += share * ends[w][head].y;
       }
       if (item.slot < 0) {
-        static_cast<T*>(a.out)[head0 * D + i] = from_f32<T>(sum / weight);
+        const float inverse = 1.f / weight;
+        const uint2 packed = {pack2<T>(sum.x * inverse, sum.y * inverse),
+                              pack2<T>(sum.z * inverse, sum.w * inverse)};
+        *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + head_row(part) * D + 4 * i) = packed;
       } else {
-        const int64_t at = static_cast<int64_t>(item.slot + item.part()) * a.h + head_base + head;
-        a.sums[at * D + d] = sum;
+        const int64_t at = place + static_cast<int64_t>(item.part()) * a.h + head;
+        reinterpret_cast<float4*>(a.sums)[at * QUADS + d] = sum;
         if (d == 0) a.heads[at] = make_float2(top, weight);
       }
     }
-    int* arrivals = a.arrivals + static_cast<int64_t>(item.slot) * units + unit % units;
-    if (item.slot >= 0 && arrive_last(arrivals, item.parts(), &last)) {
-      for (int i = threadIdx.x; i < heads * D; i += blockDim.x) {
-        const int64_t at = static_cast<int64_t>(item.slot) * a.h + head_base + i / D;
-        float top = -INFINITY, sum = 0, weight = 0;
-        for (int p = 0; p < item.parts(); p++) top = fmaxf(top, __ldcg(&a.heads[at + p * a.h]).x);
-        for (int p = 0; p < item.parts(); p++) {
-          const float2 end = __ldcg(&a.heads[at + p * a.h]);
-          const float share = exp2_fast(end.x - top);
-          sum += share * __ldcg(&a.sums[(at + p * a.h) * D + i % D]);
-          weight += share * end.y;
-        }
-        static_cast<T*>(a.out)[head0 * D + i] = from_f32<T>(sum / weight);
-      }
-    }
-    __syncthreads();  // `shares` and `ends` are written anew
+    __syncthreads();  // `shares` and `ends` are written anew, the sums are there for `arrive`
+    waiting.parts = item.slot < 0 ? 0 : item.parts();
+    waiting.place = place, waiting.out = head_row(part), waiting.heads = heads;
+    if (waiting.parts && threadIdx.x == 0)
+      waiting.last = arrive(a.arrivals + static_cast<int64_t>(item.slot) * units + unit % units, item.parts());
     part = next;
   }
+  if (threadIdx.x == 0) last = waiting.last;
+  __syncthreads();
+  settle(waiting);
 }
 
 }  // namespace attention

@@ -7,6 +7,7 @@ struct PlanArgs {
   Plan* plan;
   Item* decode;   // room for all
   Item* prefill;  // likewise
+  const int* query_starts;
   const int* query_lens;
   const int* context_lens;
   int rows;
@@ -24,19 +25,19 @@ extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
   int decode = 0, prefill = 0, decode_slots = 0, prefill_slots = 0;
   for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
     const int row = r0 + threadIdx.x;
-    const int len = row < a.rows ? a.query_lens[row] : 0, context = row < a.rows ? a.context_lens[row] : 0;
+    const bool real = row < a.rows;
+    const int len = real ? a.query_lens[row] : 0, context = real ? a.context_lens[row] : 0;
+    const int first = real ? a.query_starts[row] : 0, chunk = decode_chunk(context);
+    const int parts = len == 1 && context > 0 ? (context + chunk - 1) / chunk : 0;
     int total;
-
-    int parts = 0;
-    if (len == 1 && context > 0) {
-      const int chunk = decode_chunk(context);
-      parts = (context + chunk - 1) / chunk;
-    }
     const int at = decode + block_exclusive_scan(parts, scratch, total);
     decode += total;
     const int slot = decode_slots + block_exclusive_scan(parts > 1 ? parts : 0, scratch, total);
     decode_slots += total;
-    for (int i = 0; i < parts; i++) a.decode[at + i] = {row, 0, i | parts << 16, parts > 1 ? slot : -1};
+    for (int i = 0; i < parts; i++) {
+      const int begin = i * chunk, end = min(context, begin + chunk);
+      a.decode[at + i] = {row, 0, i | parts << 16, parts > 1 ? slot : -1, context, first, begin, end};
+    }
 
     int tiles = 0, cuts = 1;
     if (len > 1) {
@@ -53,7 +54,8 @@ extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
     // Late tiles see more keys: they go first, so that the short ones fill the gaps.
     for (int i = 0; i < tiles * cuts; i++) {
       const int tile = tiles - 1 - i / cuts;
-      a.prefill[start + i] = {row, tile, i % cuts | cuts << 16, cuts > 1 ? base + tile * cuts : -1};
+      const int place = cuts > 1 ? base + tile * cuts : -1;
+      a.prefill[start + i] = {row, tile, i % cuts | cuts << 16, place, context, first, 0, len};
     }
   }
   if (threadIdx.x == 0) *a.plan = {decode, prefill, {0, 0}};

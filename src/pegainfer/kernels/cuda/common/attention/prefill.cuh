@@ -31,10 +31,9 @@ __device__ __forceinline__ void prefill(const Args& a) {
 
   const int group = a.h / a.g, total = a.plan->prefill * a.g;
   for (int unit = blockIdx.x; unit < total; unit += gridDim.x) {
-    const Item item = a.items[unit / a.g];
+    const Item item = load_item(a.items + unit / a.g);
     const int kv_head = unit % a.g;
-    const int context = a.context_lens[item.row], len = a.query_lens[item.row];
-    const int start = a.query_starts[item.row], row0 = item.tile * ROWS;
+    const int context = item.context, len = item.end, start = item.start, row0 = item.tile * ROWS;
     const int last_token = min(len - 1, (row0 + ROWS - 1) / group);
     const int before = context - len;               // keys that every query of the row sees
     const int keys = before + last_token + 1;       // that the tile's last query sees
@@ -195,20 +194,18 @@ __device__ __forceinline__ void prefill(const Args& a) {
           *reinterpret_cast<float2*>(a.sums + (at + r) * D + d * 8 + 2 * t) =
               make_float2(o[d][2 * i], o[d][2 * i + 1]);
       }
-      if (arrive_last(a.arrivals + static_cast<int64_t>(item.slot) * a.g + kv_head, item.parts(), &last)) {
+      __syncthreads();
+      int* arrivals = a.arrivals + static_cast<int64_t>(item.slot) * a.g + kv_head;
+      if (threadIdx.x == 0) last = arrive(arrivals, item.parts());
+      __syncthreads();
+      if (last) {
         const int64_t first = (static_cast<int64_t>(item.slot) * a.g + kv_head) * ROWS;
         const int64_t stride = static_cast<int64_t>(a.g) * ROWS;
-        for (int i = threadIdx.x; i < rows * D; i += Shape::THREADS) {
-          const int r = i / D, d = i % D;
-          float top = -INFINITY, sum = 0, weight = 0;
-          for (int p = 0; p < item.parts(); p++) top = fmaxf(top, __ldcg(&a.heads[first + p * stride + r]).x);
-          for (int p = 0; p < item.parts(); p++) {
-            const float2 part = __ldcg(&a.heads[first + p * stride + r]);
-            const float share = exp2_fast(part.x - top);
-            sum += share * __ldcg(&a.sums[(first + p * stride + r) * D + d]);
-            weight += share * part.y;
-          }
-          row_out(r)[d] = from_f32<T>(sum / weight);
+        const float4* sums = reinterpret_cast<const float4*>(a.sums);
+        for (int i = threadIdx.x; i < rows * (D / 4); i += Shape::THREADS) {
+          const int r = i / (D / 4), d = i % (D / 4);
+          merge_parts(row_out(r) + 4 * d, a.heads + first + r, sums + (first + r) * (D / 4) + d, item.parts(),
+                      stride, stride * (D / 4));
         }
       }
     }

@@ -58,18 +58,29 @@ __device__ __forceinline__ void finish(const Args& a, int token, int n, float v,
   }
 }
 
-// Starts the copy of x[m, k0 .. k0 + span) into shared memory, zeros past K.
+// Copies x[m, k0 .. k0 + span) into shared memory, zeros past K. Through registers: waiting for a cp.async group
+// would also wait for the ring's stages, which were asked for before. Eight loads are under way at a time.
 template <typename T>
-__device__ __forceinline__ void fetch_x(const Args& a, uint32_t xs, int stride, int k0, int span) {
-  const int pieces = span / 8;
-  for (int i = threadIdx.x; i < a.m * pieces; i += THREADS) {
-    const int token = i / pieces, k = i % pieces * 8;
-    const int64_t row = a.rows ? a.rows[token] : token;
-    const bool valid = k0 + k < a.k;
-    const T* x = static_cast<const T*>(a.x);
-    cp_async16(xs + token * stride + k * 2, valid ? x + row * a.k + k0 + k : x, valid);
+__device__ __forceinline__ void stage_x(const Args& a, uint32_t xs, int stride, int k0, int span) {
+  const int pieces = span / 8, total = a.m * pieces;
+  const T* x = static_cast<const T*>(a.x);
+  for (int i0 = threadIdx.x; i0 < total; i0 += 8 * THREADS) {
+    uint4 v[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      const int i = i0 + j * THREADS, token = i / pieces, k = k0 + i % pieces * 8;
+      v[j] = make_uint4(0, 0, 0, 0);
+      if (i < total && k < a.k) {
+        const int64_t row = a.rows ? a.rows[token] : token;
+        v[j] = *reinterpret_cast<const uint4*>(x + row * a.k + k);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      const int i = i0 + j * THREADS;
+      if (i < total) store_shared16(xs + i / pieces * stride + i % pieces * 16, v[j]);
+    }
   }
-  cp_async_commit();
 }
 
 // Multiplies the staged x[m, K] by norm[K] in place and puts 1 / rms of each row into scale[m], to be applied to
@@ -169,8 +180,7 @@ __device__ __forceinline__ void run(const Args& a) {
   const int span = (chunks + a.splits - 1) / a.splits * CHUNK, stride = span * 2 + X_PAD;
   const uint32_t xs = shared_address(shared) + WARPS * a.depth * STAGE;
   float* red = reinterpret_cast<float*>(shared + WARPS * a.depth * STAGE + a.m * stride);
-  fetch_x<T>(a, xs, stride, c0 * CHUNK, (c1 - c0) * CHUNK);
-  cp_async_wait<0>();  // the ring's first stages come with it: they were asked for earlier
+  stage_x<T>(a, xs, stride, c0 * CHUNK, (c1 - c0) * CHUNK);
   __syncthreads();
   if constexpr (NORM) normalise<T, TOKENS, __is_same(T, f16)>(a, xs, stride, scale, sums);
 
