@@ -1,0 +1,56 @@
+"""A tiny Qwen3 gives the same tokens however its work is cut: batches, chunks, prefix hits, preemption.
+
+Bit for bit: from safetensors in float32 arithmetic, and from 8-bit GGUF with activations in 8 bits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from pegainfer.app.offline import LLM
+from tests.support.invariance import Workload
+from tests.support.qwentext import SMALL
+from tests.support.tinyqwen3 import HEAD_DIM, KV_HEADS, write_served_folder, write_served_gguf
+
+# Lengths around multiples of a block and of a chunk.
+LENGTHS = (1, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128, 255, 400)
+PROMPTS = [np.random.RandomState(100 + i).randint(0, SMALL - 3, n).tolist() for i, n in enumerate(LENGTHS)]
+# Two layers; the exact path keeps keys and values in float32, the other in f16.
+BLOCK_BYTES = {"f32": 2 * 2 * KV_HEADS * 16 * HEAD_DIM * 4, "int8": 2 * 2 * KV_HEADS * 16 * HEAD_DIM * 2}
+
+
+@pytest.fixture(scope="module", params=["folder-f32", "gguf-int8"])
+def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    kind, activation = str(request.param).split("-")
+    folder = tmp_path_factory.mktemp("qwen3")
+    path = write_served_folder(folder) if kind == "folder" else write_served_gguf(folder / "m.gguf")
+    return Workload(partial(LLM, str(path), activation=activation), PROMPTS, BLOCK_BYTES[activation])
+
+
+@pytest.fixture(scope="module")
+def plain(work: Workload) -> list[list[int]]:
+    return work.plain()
+
+
+def test_batched_and_pipelined(work: Workload, plain: list[list[int]]) -> None:
+    assert work.batched() == (plain, plain)
+
+
+@pytest.mark.parametrize("chunk", [1, 17, 64])
+def test_chunked(work: Workload, plain: list[list[int]], chunk: int) -> None:
+    assert work.chunked(chunk, list(range(len(PROMPTS)))) == plain
+
+
+def test_prefix_hits(work: Workload, plain: list[list[int]]) -> None:
+    assert work.cached() == plain
+
+
+def test_preempted(work: Workload, plain: list[list[int]]) -> None:
+    assert work.preempted(times=4) == plain * 4
+
+
+def test_one_thread(work: Workload, plain: list[list[int]]) -> None:
+    assert work.on_one_thread() == plain
