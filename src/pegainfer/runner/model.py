@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from pegainfer.contract.step import KVSpec, RunnerInfo
 from pegainfer.ops.backend import Backend
@@ -13,6 +14,28 @@ from pegainfer.runner.host import HostRunner
 from pegainfer.runner.program import Formats, Sizes, only_group, page_spec
 from pegainfer.runtime.weights.raw import RawWeight
 
+Forward = Callable[[Mapping[str, str], Sizes, Formats], Program]
+MakeHead = Callable[[Mapping[str, str], str], Head]
+
+
+class DecoderConfig(Protocol):
+    """What the runner reads of a line's config."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class PagedModel:
@@ -21,22 +44,26 @@ class PagedModel:
     A line whose parts differ (a state beside pages, a sampler of its own) has a class of its own instead.
 
     Args:
-        max_position_embeddings: tokens that it was trained for, or that its rotation is stretched to.
+        config: its max_position_embeddings are tokens that can be served.
         weights: every weight by the forward's name.
         cos_sin: the rotation's table for so many positions, [positions, D] f32.
         forward: records the line's forward pass for storage formats of weights, sizes and formats of steps.
         head: the forward's end, for a residual stream in this format.
     """
 
-    vocab_size: int
-    max_position_embeddings: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    config: DecoderConfig
     weights: Mapping[str, RawWeight]
     cos_sin: Callable[[int], RawWeight]
-    forward: Callable[[Mapping[str, str], Sizes, Formats], Program]
-    head: Callable[[Mapping[str, str], str], Head]
+    forward: Forward
+    head: MakeHead
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        return self.config.max_position_embeddings
 
     @property
     def formats(self) -> dict[str, str]:
@@ -44,7 +71,8 @@ class PagedModel:
         return {name: w.format for name, w in self.weights.items()}
 
     def kv_spec(self, block_size: int, kv_dtype: str) -> KVSpec:
-        return page_spec(self.num_layers, self.num_kv_heads * self.head_dim, block_size, kv_dtype)
+        c = self.config
+        return page_spec(c.num_layers, c.num_kv_heads * c.head_dim, block_size, kv_dtype)
 
     def tensors(self, num_positions: int) -> dict[str, RawWeight]:
         """Every constant of the programs by name; `num_positions` is the served length."""
@@ -52,7 +80,8 @@ class PagedModel:
 
     def block_shape(self, block_size: int) -> tuple[int, ...]:
         """One block of the KV cache: [Y, 2, G, S, D]."""
-        return (self.num_layers, 2, self.num_kv_heads, block_size, self.head_dim)
+        c = self.config
+        return (c.num_layers, 2, c.num_kv_heads, block_size, c.head_dim)
 
     def programs(
         self,

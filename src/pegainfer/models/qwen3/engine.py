@@ -26,14 +26,4 @@ def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> PagedMod
 
 def model(weights: Qwen3Weights) -> PagedModel:
     c = weights.config
-    return PagedModel(
-        vocab_size=c.vocab_size,
-        max_position_embeddings=c.max_position_embeddings,
-        num_layers=c.num_layers,
-        num_kv_heads=c.num_kv_heads,
-        head_dim=c.head_dim,
-        weights=weights.tensors,
-        cos_sin=weights.cos_sin,
-        forward=partial(forward, c),
-        head=partial(head, c),
-    )
+    return PagedModel(c, weights.tensors, weights.cos_sin, partial(forward, c), partial(head, c))

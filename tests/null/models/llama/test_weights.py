@@ -27,26 +27,7 @@ from tests.support.tinymodel import (
     write_checkpoint,
     write_gguf,
 )
-
-OURS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "wq",
-    "self_attn.k_proj": "wk",
-    "self_attn.v_proj": "wv",
-    "self_attn.o_proj": "wo",
-    "post_attention_layernorm": "mlp_norm",
-    "mlp.gate_proj": "w_gate",
-    "mlp.up_proj": "w_up",
-    "mlp.down_proj": "w_down",
-}
-
-
-def our_name(name: str) -> str:
-    fixed = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "lm_head"}
-    if name in fixed:
-        return fixed[name]
-    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
-    return f"layers.{layer}.{OURS[part]}"
+from tests.support.weightnames import our_name
 
 
 def from_checkpoint(folder: Path) -> LlamaWeights:
