@@ -11,7 +11,7 @@ from pegainfer.app.offline import LLM
 from pegainfer.app.outputs import Logprob
 from pegainfer.app.sampling_params import SamplingParams
 from pegainfer.app.text import TextSide
-from pegainfer.contract.errors import ConfigError, PegaError, RequestError
+from pegainfer.contract.errors import ConfigError, EngineDeadError, InvariantError, PegaError, RequestError
 from pegainfer.contract.request import SamplingParams as EngineParams
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
@@ -293,3 +293,11 @@ def test_close_is_idempotent() -> None:
     llm.close()
     with pytest.raises(PegaError):
         llm.generate("a")
+
+
+def test_a_dead_engine_is_raised_not_waited_for() -> None:
+    llm = over_null(faults=lambda plan: InvariantError("a broken plan") if plan.step == 4 else None)
+    for _ in range(2):  # while it dies, and afterwards
+        with pytest.raises(EngineDeadError):
+            llm.generate(["abc", "defg"], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+    llm.close()
