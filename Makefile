@@ -1,4 +1,4 @@
-# make run, test, check, golden, bench, clean. Each sets up what it needs and redoes only what changed.
+# make run, test, check, golden, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
 # Needs python3 (3.11 or newer) with venv and headers, g++ and make; cmake and ninja come from pip.
 
 SHELL := /bin/bash
@@ -19,7 +19,7 @@ NATIVE := $(wildcard CMakeLists.txt) $(shell find src -name '*.cpp' -o -name '*.
 SOURCES := pyproject.toml $(NATIVE)
 CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE))
 
-.PHONY: help run test check golden bench clean
+.PHONY: help run test check golden bench docs-kernels clean
 
 help:
 	@echo "make run      build, fetch the default model and let it answer a question"
@@ -27,6 +27,7 @@ help:
 	@echo "make check    ruff, mypy --strict, clang-format, import law"
 	@echo "make golden   make the golden values anew with transformers and compare"
 	@echo "make bench    engine and start-up benches; results append to bench/results"
+	@echo "make docs-kernels  docs/kernels-cpu.md anew from the kernels' ledger"
 	@echo "make clean    remove environments, builds and caches"
 
 $(BIN)/python:
@@ -78,6 +79,9 @@ bench: $(VENV)/.stamp-run
 	@$(BIN)/pegainfer pull >/dev/null
 	@$(BIN)/pegainfer bench engine
 	@$(BIN)/pegainfer bench startup
+
+docs-kernels: $(VENV)/.stamp-run
+	@$(BIN)/python -m pegainfer.kernels.report
 
 clean:
 	rm -rf $(VENV) $(GOLDEN_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

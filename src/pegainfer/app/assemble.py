@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.registry import HF_NAMES, Model, find_line
@@ -21,6 +22,9 @@ from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.safetensors import open_safetensors, parse_object, read_small_file
 from pegainfer.runtime.weights.tensorfile import TensorFile
+
+if TYPE_CHECKING:
+    from pegainfer.kernels.profile import Profiler
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +76,19 @@ def _closed_on_error(file: TensorFile) -> Iterator[None]:
         raise
 
 
-def build_engine(path: Path, name: str, config: EngineConfig, scheduler: SchedulerConfig) -> Engine:
+def build_engine(
+    path: Path,
+    name: str,
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+    profiler: Profiler | None = None,
+) -> Engine:
     """Loads a model and makes it ready; the caller closes the runner.
 
     Args:
         path: a .gguf file or a folder with config.json and safetensors.
         name: what the model is called in answers.
+        profiler: is put around the backend, whose calls are timed then.
 
     Raises ConfigError, ModelFileError, UnsupportedError.
     """
@@ -86,7 +97,9 @@ def build_engine(path: Path, name: str, config: EngineConfig, scheduler: Schedul
     with file:
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
-        backend, device = make_backend(model.tensors(info.max_model_len), config)
+        timing = profiler is not None
+        backend, device = make_backend(model.tensors(info.max_model_len), config, timing=timing)
+        backend = backend if profiler is None else profiler.around(backend)
         runner = model.build(info, backend, kv_dtype=config.kv_format, max_logprobs=scheduler.max_logprobs)
     group = info.kv.groups[0]
     packed = time.perf_counter()
@@ -143,8 +156,13 @@ def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) 
     )
 
 
-def make_backend(tensors: Mapping[str, RawWeight], config: EngineConfig) -> tuple[Backend, str]:
+def make_backend(
+    tensors: Mapping[str, RawWeight], config: EngineConfig, *, timing: bool = False
+) -> tuple[Backend, str]:
     """The backend that holds these weights, and how it describes its device.
+
+    Args:
+        timing: the CPU's executors keep how long each call takes.
 
     Raises ConfigError for options that this machine cannot serve, UnsupportedError without a built library.
     """
@@ -156,6 +174,7 @@ def make_backend(tensors: Mapping[str, RawWeight], config: EngineConfig) -> tupl
         threads=config.threads or 0,
         isa=config.isa,
         activation="f32" if config.activation == "f32" else "int8",
+        timing=timing,
     )
     backend = CpuBackend(tensors, options)
     return backend, backend.describe()

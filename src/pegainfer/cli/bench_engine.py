@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ import typer
 from pegainfer.app.config import EngineConfig
 from pegainfer.cli.flags import Given
 from pegainfer.cli.spec import EngineSpec, build
+from pegainfer.cli.step_profile import CaseProfile, StepProfiler, print_profile
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose
 from pegainfer.contract.errors import ConfigError, EngineDeadError
 from pegainfer.engine.config import SchedulerConfig
@@ -23,6 +25,7 @@ from pegainfer.engine.config import SchedulerConfig
 if TYPE_CHECKING:
     from pegainfer.contract.event import TokenEvent
     from pegainfer.engine.inprocess import InProcessEngine
+    from pegainfer.kernels.profile import ProgramRun
 
 SEED = 20240607  # of the random prompts: fresh for every request, so that no prefix is found in the cache
 
@@ -38,6 +41,9 @@ class EngineBenchFlags:
     decode: int = field(default=128, metadata={"help": "Tokens that each sequence decodes."})
     context: int = field(default=16, metadata={"help": "Prompt tokens before the decoding."})
     rounds: int = field(default=5, metadata={"help": "Each round runs every case once."})
+    by_op: bool = field(
+        default=True, metadata={"help": "Show where each case's step spends its time (on the CPU)."}
+    )
     output: str = field(
         default="bench/results/engine.jsonl", metadata={"help": "File to append JSON lines to."}
     )
@@ -59,6 +65,13 @@ class Case:
     def __str__(self) -> str:
         return f"prefill {self.tokens}" if self.kind == "prefill" else f"decode {self.tokens} × {self.batch}"
 
+    @property
+    def wanted(self) -> Callable[[ProgramRun], bool] | None:
+        """Whether a forward pass is what the case measures: a decode case begins with prefills. None: all."""
+        if self.kind == "prefill":
+            return None
+        return lambda forward: forward.env["T"] == forward.env["R"] == self.batch
+
 
 def engine(
     model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
@@ -72,6 +85,7 @@ def engine(
     """Measure prefill and decode in tokens a second; cases alternate, medians are printed.
 
     Rates stand beside the machine's read bandwidth and the rate at which that alone would bound the weights.
+    Then each case runs once more for a step's time by op against its floor.
     """
     import statistics
 
@@ -82,12 +96,22 @@ def engine(
     scheduler = dataclasses.replace(scheduler, max_slots=scheduler.max_slots or most)
     target = choose(model, flags, engine, scheduler, given)
     where = provenance(engine.threads or num_cores())
-    built = build(target.spec)
+    steps = StepProfiler(engine) if bench.by_op and flags.device == "cpu" else None
+    built = build(target.spec, steps.profiler if steps else None)
     cases = [Case("prefill", n) for n in bench.prefill]
     cases += [Case("decode", bench.decode, batch) for batch in bench.batch]
-    running = InProcessEngine(built.runner, built.info, target.spec.scheduler)
+    tracer = steps.tracer if steps else None
+    running = InProcessEngine(built.runner, built.info, target.spec.scheduler, tracer=tracer)
+    profiles: dict[Case, CaseProfile] = {}
     try:
-        rates = _alternate(_Driver(running, bench.context), cases, bench.rounds)
+        driver = _Driver(running, bench.context)
+        rates = _alternate(driver, cases, bench.rounds)
+        if steps is not None:
+            steps.measure_again()
+            where |= {"read_gb_s": steps.roofline.read_gb_s, "peaks": steps.roofline.peaks}
+            profiles = {
+                case: steps.profile(running, partial(driver.rate, case), case.wanted) for case in cases
+            }
     finally:
         running.close()
     print(f"{built.info.model} on {built.info.device}; {where['cpu']}, reads {where['read_gb_s']} GB/s")
@@ -100,7 +124,10 @@ def engine(
         row = {**where, "bench": "engine", "model": built.info.model, "device": built.info.device}
         row |= {"case": case.kind, "tokens": case.tokens, "batch": case.batch, "context": bench.context}
         row |= {"tok_s": round(median, 2), "runs": [round(r, 2) for r in runs], "roof_tok_s": roof}
+        row |= {"step": profiles[case].to_json()} if case in profiles else {}
         append_result(Path(bench.output), row)
+    for case, profile in profiles.items():
+        print_profile(str(case), profile)
     return 0
 
 
@@ -109,11 +136,7 @@ def _alternate(driver: _Driver, cases: list[Case], rounds: int) -> dict[Case, li
     rates: dict[Case, list[float]] = {case: [] for case in cases}
     for i in range(rounds + 1):
         for case in cases:
-            rate = (
-                driver.prefill(case.tokens)
-                if case.kind == "prefill"
-                else driver.decode(case.tokens, case.batch)
-            )
+            rate = driver.rate(case)
             if i:
                 rates[case].append(rate)
         if sys.stderr.isatty():
@@ -141,6 +164,12 @@ class _Driver:
         self._context = context
         self._random = random.Random(SEED)
         self._sent = 0
+
+    def rate(self, case: Case) -> float:
+        """Tokens a second of one run."""
+        if case.kind == "prefill":
+            return self.prefill(case.tokens)
+        return self.decode(case.tokens, case.batch)
 
     def prefill(self, tokens: int) -> float:
         """Prompt tokens a second, from the first step that computes one to the first token drawn."""

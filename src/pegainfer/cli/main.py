@@ -44,7 +44,7 @@ def _root(
 
 def build_app() -> typer.Typer:
     """All commands. Their modules import what is heavy when they run, so that `--help` stays quick."""
-    from pegainfer.cli import bench_engine, bench_startup, doctor, generate, pull, serve
+    from pegainfer.cli import bench_engine, bench_ops, bench_startup, doctor, generate, pull, serve
     from pegainfer.cli.flags import expand
 
     settings = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
@@ -60,6 +60,7 @@ def build_app() -> typer.Typer:
     group = typer.Typer(no_args_is_help=True, **settings)  # type: ignore[arg-type]
     group.callback(help="Measure this machine.")(_group)
     group.command("engine")(expand(bench_engine.engine))
+    group.command("ops")(expand(bench_ops.ops))
     group.command("startup")(expand(bench_startup.startup))
     app.add_typer(group, name="bench")
     return app

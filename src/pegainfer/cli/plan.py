@@ -19,6 +19,7 @@ class StepPrograms:
 
     info: RunnerInfo
     forward: Program
+    sampler: Program
 
     @property
     def largest(self) -> dict[str, int]:
@@ -45,4 +46,4 @@ def step_programs(spec: EngineSpec) -> StepPrograms:
     with file:
         info = runner_info(model, spec.engine, spec.scheduler)
         programs = model.programs(info, spec.engine.kv_format, spec.scheduler.max_logprobs)
-    return StepPrograms(info, programs["forward"])
+    return StepPrograms(info, programs["forward"], programs["sampler"])

@@ -42,6 +42,34 @@ def _bars() -> Iterator[Progress]:
         yield report
 
 
+@contextlib.contextmanager
+def counted_progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A callback that says what is done next, `total` times at the most."""
+    if not sys.stderr.isatty():
+        yield _changes()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=total, completed=-1)
+        yield lambda what: bars.update(task, description=what, advance=1)
+
+
+def _changes() -> Callable[[str], None]:
+    """Prints what differs from the line before."""
+    last = [""]
+
+    def report(what: str) -> None:
+        if what != last[0]:
+            last[0] = what
+            print(what, file=sys.stderr, flush=True)
+
+    return report
+
+
 def _lines() -> Progress:
     seen: set[str] = set()
 

@@ -1,8 +1,8 @@
-"""One call of an op as a program of its own, and an op run by its reference, coarse ones by composition."""
+"""Calls of one op as a program of their own, and an op run by its reference, coarse ones by composition."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,18 +31,37 @@ def one_call(
         sizes: of every axis letter in use.
         dtypes: of every operand in use; optional operands without one are left out.
     """
+    return many_calls(spec, sizes, dtypes, [attrs], frozenset())
+
+
+def many_calls(
+    spec: OpSpec,
+    sizes: Mapping[str, int],
+    dtypes: Mapping[str, str],
+    attrs: Sequence[Mapping[str, Any]],
+    own: frozenset[str],
+) -> Program:
+    """The same with a call for each of `attrs`, on the same tensors but for operands named in `own`.
+
+    Those are each call's own: `<name>.<number>`.
+    """
     b = Builder(spec.name)
     make = {Role.IN: b.input, Role.OUT: b.output, Role.STATE: b.state, Role.WEIGHT: b.weight}
-    tensors: dict[str, Tensor] = {}
-    for o in spec.operands:
-        if o.name not in dtypes:
-            continue
+    used = [o for o in spec.operands if o.name in dtypes]
+    shared: dict[str, Tensor] = {}
+    for o in used:
         shape = tuple(_dim(axis, sizes) for axis in o.axes)
         if o.role is Role.INOUT:
-            tensors[o.name] = _staged(b, o.name, shape, dtypes[o.name])
-        else:
-            tensors[o.name] = make[o.role](o.name, *shape, dtype=dtypes[o.name])
-    b.emit(spec, attrs, **tensors)
+            shared[o.name] = _staged(b, o.name, shape, dtypes[o.name])
+        elif o.name not in own:
+            shared[o.name] = make[o.role](o.name, *shape, dtype=dtypes[o.name])
+    for i, given in enumerate(attrs):
+        mine = {
+            o.name: make[o.role](f"{o.name}.{i}", *(_dim(a, sizes) for a in o.axes), dtype=dtypes[o.name])
+            for o in used
+            if o.name in own
+        }
+        b.emit(spec, given, **shared, **mine)
     return b.build()
 
 
