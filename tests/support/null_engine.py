@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
@@ -26,10 +27,12 @@ def null_info(runner: NullRunner) -> EngineInfo:
 
 
 @contextlib.contextmanager
-def null_engine(config: SchedulerConfig | None = None, **null: Any) -> Iterator[InProcessEngine]:
+def null_engine(
+    config: SchedulerConfig | None = None, *, grammars: GrammarFactory | None = None, **null: Any
+) -> Iterator[InProcessEngine]:
     """Keyword arguments are NullConfig's. The engine has ended when the context does."""
     runner = NullRunner(NullConfig(**null))
-    engine = InProcessEngine(runner, null_info(runner), config)
+    engine = InProcessEngine(runner, null_info(runner), config, grammars=grammars)
     try:
         yield engine
     finally:

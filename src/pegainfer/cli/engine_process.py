@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegainfer.cli.spec import LOG_FORMAT, EngineSpec, build
+from pegainfer.cli.spec import LOG_FORMAT, EngineSpec, build, make_grammars
 
 if TYPE_CHECKING:
     from pegainfer.contract.handle import EngineInfo
@@ -28,7 +28,9 @@ def main(socket_path: str, spec_json: str) -> int:
     spec = msgspec.json.decode(spec_json, type=EngineSpec)
     from pegainfer.engine.process import serve_engine
 
-    return serve_engine(lambda: _build(spec), socket_path, spec.scheduler)
+    return serve_engine(
+        lambda: _build(spec), socket_path, spec.scheduler, grammars=lambda info: make_grammars(spec, info)
+    )
 
 
 def _build(spec: EngineSpec) -> tuple[Runner, EngineInfo]:

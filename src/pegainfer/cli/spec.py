@@ -11,7 +11,9 @@ from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
     from pegainfer.app.assemble import Engine
-    from pegainfer.kernels.profile import Profiler
+    from pegainfer.contract.grammar import GrammarFactory
+    from pegainfer.contract.handle import EngineInfo
+    from pegainfer.frontend.grammar.vocabulary import Vocabulary
 
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"  # of every process
 
@@ -34,17 +36,33 @@ class EngineSpec:
         return not self.path
 
 
-def build(spec: EngineSpec, profiler: Profiler | None = None) -> Engine:
-    """Loads the model in this process. Raises ConfigError, ModelFileError, UnsupportedError.
-
-    Args:
-        profiler: is put around the backend; the null device has none.
-    """
+def build(spec: EngineSpec) -> Engine:
+    """Loads the model in this process. Raises ConfigError, ModelFileError, UnsupportedError."""
     if spec.is_null:
         return _build_null(spec)
     from pegainfer.app.assemble import build_engine
 
-    return build_engine(Path(spec.path), spec.name, spec.engine, spec.scheduler, profiler)
+    return build_engine(Path(spec.path), spec.name, spec.engine, spec.scheduler)
+
+
+def make_grammars(spec: EngineSpec, info: EngineInfo) -> GrammarFactory:
+    """The engine's grammars; its tokenizer is read when the first request with one comes."""
+    from pegainfer.app.grammars import LLGuidanceGrammars
+
+    return LLGuidanceGrammars(lambda: _vocabulary(spec), info.vocab_size)
+
+
+def _vocabulary(spec: EngineSpec) -> Vocabulary:
+    from pegainfer.frontend.grammar.vocabulary import vocabulary_of
+
+    if spec.is_null:
+        from pegainfer.frontend.byte_tokenizer import byte_tokenizer
+
+        return vocabulary_of(byte_tokenizer())
+    from pegainfer.app.resolve import resolve
+    from pegainfer.app.text import load_text
+
+    return vocabulary_of(load_text(resolve(spec.path)).tokenizer)
 
 
 def _build_null(spec: EngineSpec) -> Engine:

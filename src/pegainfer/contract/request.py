@@ -43,10 +43,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
-    """A constraint on the output, compiled by the front; the engine only asks for its masks."""
+    """A constraint on the output, checked by the front; the engine makes matchers from it."""
 
-    kind: Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag"]
-    text: str
+    kind: Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag"]  # as asked for
+    text: str  # in llguidance's own form, whatever the kind
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,11 +7,12 @@ any time, so a row may start from a token that the host has not seen yet (`Row.f
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from pegainfer.contract.event import EngineStats, TokenEvent, TokenLogprob
+from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest, SamplingParams
 
 NO_BLOCK = -1  # in a window group's table: this block lies before the window and is never read
@@ -154,17 +155,35 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
+class Constraint(NamedTuple):
+    """What a sampling row must obey beside its sampling parameters."""
+
+    matcher: Matcher
+    may_end: bool  # EOS counts as the end of the text
+
+
 class StepPolicy(Protocol):
     """The scheduler's face. Pure: no clock, no device, no I/O; time comes in as an argument (seconds)."""
 
-    def add(self, request: GenerateRequest, now: float) -> None:
-        """Queues a request. Raises RequestError, QueueFullError; nothing is kept in that case."""
+    def add(self, request: GenerateRequest, now: float, matcher: Matcher | None = None) -> None:
+        """Queues a request. Raises RequestError, QueueFullError; nothing is kept in that case.
+
+        Args:
+            matcher: of the request's grammar where it has one; taken over.
+        """
 
     def cancel(self, request_id: str) -> None:
         """Ends all of a request's sequences at the next `schedule`; unknown ids are ignored."""
 
     def schedule(self, now: float) -> tuple[StepPlan | None, list[TokenEvent]]:
         """The next plan, None if there is nothing to do, and events of sequences that end without one."""
+
+    def constrained(self) -> dict[int, Constraint]:
+        """Rows of the newest uncommitted plan whose tokens a grammar bounds, by their place in the plan.
+
+        A row's matcher knows the tokens that are committed: one that follows (`Row.follow`) must be asked for
+        again after the commit of the plan before.
+        """
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Takes the oldest uncommitted plan's result."""

@@ -7,6 +7,7 @@ import threading
 
 from pegainfer.contract.errors import EngineDeadError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Runner, StepPolicy, Tracer
@@ -28,13 +29,19 @@ class InProcessEngine:
         *,
         policy: StepPolicy | None = None,
         tracer: Tracer | None = None,
+        grammars: GrammarFactory | None = None,
     ) -> None:
-        """Starts the engine's thread, which closes `runner` at the end. `policy` replaces the scheduler."""
+        """Starts the engine's thread, which closes `runner` at the end.
+
+        Args:
+            policy: replaces the scheduler.
+            grammars: None: requests with a grammar are refused.
+        """
         self._info = info
         self._lock = threading.Lock()
         self._live: dict[str, tuple[EventSink, set[int]]] = {}  # sink, and the indices without a finish
         policy = policy or Scheduler(runner.info, config)
-        self._loop = EngineLoop(runner, policy, self, tracer=tracer)
+        self._loop = EngineLoop(runner, policy, self, tracer=tracer, grammars=grammars)
         self._loop.start()
 
     @property

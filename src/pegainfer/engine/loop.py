@@ -4,8 +4,11 @@
                                    └────────────── events, once a step ──────────────────────────┘
 
 A plan is scheduled whenever the policy gives one; when it gives none (the pipeline is full, or nothing can be
-done before the next commit), the oldest plan in flight is waited for. With nothing in flight and no work, the
-thread sleeps until the inbox wakes it.
+done before the next commit), the oldest plan in flight is waited for. Rows that obey a grammar get their
+masks between forward and sample, while the device computes. With nothing in flight and no work, the thread
+sleeps until the inbox wakes it.
+
+Long because the inbox, the steps and the end all change the same few fields, on one thread.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError, QueueFullError
+from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.grammar import GrammarFactory, Matcher
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import PendingStep, Runner, StepPlan, StepPolicy, StepResult, Tracer
+from pegainfer.engine.grammars import Compiled, Grammars
 from pegainfer.engine.sink import EngineSink
 
 log = logging.getLogger(__name__)
@@ -32,6 +37,7 @@ MAX_FAILURES = 3  # steps in a row that may fail before the runner counts as unu
 DRAIN_RETRY = 5.0  # Retry-After in seconds while draining: another server will have taken over
 
 Clock = Callable[[], float]
+_Message = GenerateRequest | Compiled | str | None
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class EngineLoop:
         *,
         tracer: Tracer | None = None,
         clock: Clock = time.monotonic,
+        grammars: GrammarFactory | None = None,
     ) -> None:
         self._runner = runner
         self._policy = policy
@@ -65,7 +72,8 @@ class EngineLoop:
         self._tracer = tracer
         self._clock = clock
         # Requests to add, ids to cancel, and None where draining begins: what came before it is still taken.
-        self._inbox: deque[GenerateRequest | str | None] = deque()
+        self._inbox: deque[_Message] = deque()
+        self._grammars = Grammars(grammars, self._put)
         self._wake = threading.Event()
         self._door = threading.Lock()  # so that nothing enters the inbox after its last look
         self._draining = False
@@ -125,7 +133,7 @@ class EngineLoop:
     def alive(self) -> bool:
         return self._death is None and self._thread.is_alive()
 
-    def _put(self, message: GenerateRequest | str | None) -> None:
+    def _put(self, message: _Message) -> None:
         with self._door:
             if self._death is not None:
                 raise self._death
@@ -165,19 +173,52 @@ class EngineLoop:
             message = self._inbox.popleft()
             if message is None:
                 self._draining = True
-                continue
-            if isinstance(message, str):
-                self._policy.cancel(message)
-                continue
-            try:
-                if self._draining:
-                    self._refusals += 1
-                    raise QueueFullError("the server is shutting down", retry_after=DRAIN_RETRY)
-                self._policy.add(message, self._clock())
-                self._open[message.id] = set(range(message.n))
-            except PegaError as error:
-                self._quiet = False
-                self._sink.refused(message, error)
+            elif isinstance(message, str):
+                self._cancel(message)
+            elif isinstance(message, Compiled):
+                if self._grammars.claim_compiled(message):
+                    self._add(message.request, message.matcher)
+            else:
+                self._admit(message)
+
+    def _cancel(self, request_id: str) -> None:
+        waiting = self._grammars.claim(request_id)
+        if waiting is None:
+            self._policy.cancel(request_id)
+            return
+        self._emit(
+            [TokenEvent(request_id=request_id, index=i, finish=FinishReason.ABORT) for i in range(waiting.n)]
+        )
+
+    def _admit(self, request: GenerateRequest) -> None:
+        """A new request: added at once, or when its grammar is compiled."""
+        matcher: Matcher | PegaError | None = None
+        try:
+            if self._draining:
+                self._refusals += 1
+                raise QueueFullError("the server is shutting down", retry_after=DRAIN_RETRY)
+            if request.grammar is not None:
+                if request.id in self._open:
+                    raise RequestError("a live request has this id", got=request.id[:64], param="request_id")
+                matcher = self._grammars.take(request)
+                if matcher is None:
+                    self._open[request.id] = set(range(request.n))
+                    return
+        except PegaError as error:
+            matcher = error
+        self._add(request, matcher)
+
+    def _add(self, request: GenerateRequest, matcher: Matcher | PegaError | None) -> None:
+        try:
+            if isinstance(matcher, PegaError):
+                raise matcher
+            self._policy.add(request, self._clock(), matcher)
+            self._open[request.id] = set(range(request.n))
+        except PegaError as error:
+            if matcher is not None:
+                self._open.pop(request.id, None)
+            self._quiet = False
+            self._sink.refused(request, error)
 
     def _launch(self) -> bool:
         """Schedules and starts one plan; False if the policy gave none."""
@@ -188,15 +229,44 @@ class EngineLoop:
         if plan is not None:
             pending: PendingStep
             try:
-                pending = self._runner.sample(self._runner.forward(plan))
+                handle = self._runner.forward(plan)
+                self._seconds["launch"] += self._clock() - planned
             except Exception as error:
                 pending = _Failed(error)
+            else:
+                masks = self._masks(plan, events)
+                begin = self._clock()
+                try:
+                    pending = self._runner.sample(handle, masks)
+                except Exception as error:
+                    pending = _Failed(error)
+                self._seconds["launch"] += self._clock() - begin
             self._pending.append((plan, pending))
-            self._seconds["launch"] += self._clock() - planned
         self._emit(events)
         return plan is not None
 
+    def _masks(self, plan: StepPlan, events: list[TokenEvent]) -> dict[int, bytes] | None:
+        """The grammars' masks for a plan whose forward pass is running; adds events of earlier commits.
+
+        The mask of a row that follows needs the token of the plan before, so that plan is committed first:
+        the device has the forward pass to do meanwhile, and no other row waits for the host.
+        """
+        rows = self._policy.constrained()
+        if not rows:
+            return None
+        if any(plan.rows[i].follow for i in rows):
+            while self._pending:
+                events += self._commit_oldest()
+            rows = self._policy.constrained()
+        begin = self._clock()
+        masks = self._grammars.masks(rows)
+        self._seconds["mask"] = self._seconds.get("mask", 0.0) + self._clock() - begin
+        return masks
+
     def _commit(self) -> None:
+        self._emit(self._commit_oldest())
+
+    def _commit_oldest(self) -> list[TokenEvent]:
         """Waits for the oldest plan in flight and applies its result."""
         plan, pending = self._pending.popleft()
         begin = self._clock()
@@ -218,7 +288,7 @@ class EngineLoop:
         self._seconds["commit"] += committed - waited
         if self._tracer is not None:
             self._tracer.step(plan, result, waited)
-        self._emit(events)
+        return events
 
     def _emit(self, events: list[TokenEvent]) -> None:
         """Hands events to the sink, with a snapshot if one is due."""
@@ -240,7 +310,7 @@ class EngineLoop:
         if not self._quiet:
             self._quiet = True
             self._sink.events([], self._snapshot(self._clock()))
-        if self._draining and not self._drained.is_set() and not self._inbox:
+        if self._draining and not (self._open or self._inbox or self._drained.is_set()):
             self._drained.set()
             self._sink.drained()
         if not self._closing:
@@ -259,7 +329,7 @@ class EngineLoop:
     def _finish_all(self) -> None:
         """Aborts every request and commits what is in flight."""
         for request_id in tuple(self._open):
-            self._policy.cancel(request_id)
+            self._cancel(request_id)
         while self._policy.has_work():
             self._launch()
             if self._pending:

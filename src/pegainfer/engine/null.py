@@ -223,7 +223,8 @@ class NullRunner:
         """0..max_commit tokens; what speculation would have drafted beyond them is written as junk."""
         last = len(slot.tokens) - 1
         k = min(self._info.max_commit, self._memory.reach(slot) - last, self._info.max_model_len - last - 1)
-        commits = 0 if self._rng.random() < self.config.zero_commits else self._rng.randint(1, k)
+        most = k if mask is None else 1
+        commits = 0 if self._rng.random() < self.config.zero_commits else self._rng.randint(1, most)
         for _ in range(commits):
             token = self.config.model.draw(
                 slot.tokens,

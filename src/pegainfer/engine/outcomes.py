@@ -8,7 +8,7 @@ from pegainfer.contract.step import Row, StepPlan, StepResult
 from pegainfer.engine.counters import Counters
 from pegainfer.engine.residents import Residents
 from pegainfer.engine.sequence import Sequence, Status
-from pegainfer.engine.stop import take_tokens
+from pegainfer.engine.stop import GrammarError, take_tokens
 from pegainfer.kv.tables import SequenceBlocks
 
 
@@ -18,6 +18,7 @@ class Outcomes:
     def __init__(self, residents: Residents) -> None:
         self.live: dict[str, list[Sequence]] = {}  # unfinished continuations by request
         self.counters = Counters()
+        self.num_constrained = 0  # of them, those with a grammar
         self._residents = residents
         self._kv = residents.kv
         self._unit = residents.kv.unit
@@ -25,6 +26,8 @@ class Outcomes:
 
     def open(self, family: list[Sequence]) -> None:
         self.live[family[0].request.id] = family
+        if family[0].matcher is not None:
+            self.num_constrained += len(family)
 
     def commit(
         self, plan: StepPlan, seqs: list[Sequence], result: StepResult, now: float
@@ -77,7 +80,11 @@ class Outcomes:
             seq.take_prompt_logprobs(row.start, result.prompt_logprobs[i])
         if row.sample:
             new = result.tokens[i]
-            taken, finish = take_tokens(seq, new)
+            try:
+                taken, finish = take_tokens(seq, new)
+            except GrammarError as error:
+                self._fail(seq, row, str(error), now, events)
+                return
             if taken < len(new):
                 new = new[:taken]
             # All known tokens but the last were inputs of this row or an earlier one.
@@ -146,6 +153,8 @@ class Outcomes:
             self._residents.waiting.remove(seq)
         family = self.live[seq.request.id]
         family.remove(seq)
+        if seq.matcher is not None:
+            self.num_constrained -= 1
         if not family:
             del self.live[seq.request.id]
         seq.status = Status.FINISHED
@@ -158,7 +167,7 @@ class Outcomes:
             prompt_logprobs=self._prompt_logprobs(seq) if first else None,
             num_cached_tokens=seq.num_cached,
             finish=reason,
-            stop_token=new[-1] if reason is FinishReason.STOP else None,
+            stop_token=new[-1] if reason is FinishReason.STOP and new[-1] in seq.stop_ids else None,
             error=error,
             error_kind=error_kind,
             timings=Timings(

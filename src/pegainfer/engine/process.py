@@ -26,6 +26,7 @@ import msgspec
 from pegainfer.contract import codec
 from pegainfer.contract.errors import EngineDeadError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent
+from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy, Tracer
@@ -49,12 +50,16 @@ def serve_engine(
     *,
     make_policy: Callable[[RunnerInfo, SchedulerConfig], StepPolicy] = Scheduler,
     tracer: Tracer | None = None,
+    grammars: Callable[[EngineInfo], GrammarFactory] | None = None,
     connect_seconds: float = CONNECT_SECONDS,
 ) -> int:
     """Builds an engine and serves one front until that hangs up or asks for the end; returns the exit code.
 
     The socket listens before `build` starts, so that the front may connect at once; Ready follows when the
     engine can serve. If `build` or the policy raises PegaError, Failed carries its message.
+
+    Args:
+        grammars: makes the factory of matchers once the engine is built; None: grammars are refused.
 
     Raises ConfigError where the socket cannot be made.
     """
@@ -81,7 +86,7 @@ def serve_engine(
     gc.collect()
     gc.freeze()
     with front:
-        return _Server(front, runner, info, policy, tracer).run()
+        return _Server(front, runner, info, policy, tracer, grammars and grammars(info)).run()
 
 
 @contextlib.contextmanager
@@ -121,11 +126,12 @@ class _Server:
         info: EngineInfo,
         policy: StepPolicy,
         tracer: Tracer | None,
+        grammars: GrammarFactory | None,
     ) -> None:
         self._front = front
         self._info = info
         self._writer = Writer(front)
-        self._loop = EngineLoop(runner, policy, self, tracer=tracer)
+        self._loop = EngineLoop(runner, policy, self, tracer=tracer, grammars=grammars)
         self._code = OK
         self._terms = 0
 

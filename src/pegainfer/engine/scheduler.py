@@ -8,6 +8,8 @@ Rank = priority + arrival / aging_seconds, fixed when a request arrives. All ran
 comparing these constants is comparing aged priorities: a request is overtaken only by what arrives soon
 after and is more urgent, so nobody starves. The best-ranked sequence may take blocks from all others, so
 there is no deadlock.
+
+Long because it is the one face of all that: the work is done in planner, residents and outcomes.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from pegainfer.contract.errors import (
     RequestError,
 )
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import HASH_BYTES, GenerateRequest, hash_blocks, root_hash
-from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
+from pegainfer.contract.step import Constraint, RunnerInfo, StepPlan, StepResult
 from pegainfer.engine.batch import Batch
 from pegainfer.engine.check import check_request
 from pegainfer.engine.config import SchedulerConfig
@@ -98,10 +101,18 @@ class Scheduler:
             )
         return tokens
 
-    def add(self, request: GenerateRequest, now: float) -> None:
-        """Queues a request. Raises RequestError, QueueFullError; nothing is kept in that case."""
+    def add(self, request: GenerateRequest, now: float, matcher: Matcher | None = None) -> None:
+        """Queues a request. Raises RequestError, QueueFullError; nothing is kept in that case.
+
+        Args:
+            matcher: of the request's grammar where it has one; taken over.
+        """
         try:
             tokens = self.check(request)
+            if request.grammar is not None and matcher is None:
+                raise RequestError(
+                    "this engine has no grammar support", got=request.grammar.kind, param="grammar"
+                )
             if request.id in self._live:
                 raise RequestError("a live request has this id", got=request.id[:64], param="request_id")
         except PegaError:
@@ -124,6 +135,7 @@ class Scheduler:
                 limit=limit,
                 rank=(rank, self._next_number + index),
                 now=now,
+                matcher=matcher if matcher is None or index == 0 else matcher.copy(),
             )
             for index in range(request.n)
         ]
@@ -195,6 +207,17 @@ class Scheduler:
         if batch.news:
             self._note_admissions(plan, rows, now)
         return plan, events
+
+    def constrained(self) -> dict[int, Constraint]:
+        """Rows of the newest uncommitted plan whose tokens a grammar bounds; see StepPolicy."""
+        if not self._flight or not self._outcomes.num_constrained:
+            return {}
+        plan, seqs = self._flight[-1]
+        return {
+            i: Constraint(seq.matcher, not seq.request.sampling.ignore_eos)
+            for i, (row, seq) in enumerate(zip(plan.rows, seqs, strict=True))
+            if row.sample and seq.matcher is not None and seq.status is not Status.FINISHED
+        }
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Takes the oldest uncommitted plan's result."""

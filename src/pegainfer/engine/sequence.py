@@ -9,6 +9,7 @@ from enum import Enum
 import msgspec
 
 from pegainfer.contract.event import TokenLogprob
+from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, root_hash
 from pegainfer.kv.tables import SequenceBlocks
 
@@ -44,6 +45,7 @@ class Sequence:
         "left_kv",
         "limit",
         "mask_tokens",
+        "matcher",
         "min_stop",
         "num_cached",
         "num_prompt",
@@ -74,6 +76,7 @@ class Sequence:
         limit: int,
         rank: Rank,
         now: float,
+        matcher: Matcher | None = None,
     ) -> None:
         sampling = request.sampling
         self.request = request
@@ -89,6 +92,7 @@ class Sequence:
         eos = () if sampling.ignore_eos else request.eos_token_ids
         self.mask_tokens = tuple(dict.fromkeys(eos + sampling.stop_token_ids))
         self.stop_ids = frozenset(self.mask_tokens)
+        self.matcher = matcher  # of its grammar; has accepted what was generated, but for a stop id
         self.min_stop = self.num_prompt + sampling.min_tokens  # a stop id counts only beyond so many tokens
         # What its slot and blocks do now
         self.status = Status.WAITING

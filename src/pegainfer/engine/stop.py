@@ -1,4 +1,4 @@
-"""When a continuation ends by itself: EOS, stop ids, max_tokens, the context's end."""
+"""When a continuation ends by itself: EOS, stop ids, its grammar, max_tokens, the context's end."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ from pegainfer.contract.event import FinishReason
 from pegainfer.engine.sequence import Sequence
 
 
+class GrammarError(Exception):
+    """A continuation has left its grammar, or the grammar has become too complex to follow."""
+
+
 def take_tokens(seq: Sequence, new: Seq[int]) -> tuple[int, FinishReason | None]:
     """Appends new tokens to `seq` up to the one that ends it.
 
     Returns how many were taken (the stop token included) and why it ended, if it did. A stop id ends nothing
-    until min_tokens were generated before it.
+    until min_tokens were generated before it; a grammar that allows nothing more ends it even before.
+
+    Raises GrammarError where its grammar does not allow a token.
     """
     known = seq.tokens
     for taken, token in enumerate(new, 1):
         known.append(token)
         if token in seq.stop_ids and len(known) > seq.min_stop:
             return taken, FinishReason.STOP
+        if seq.matcher is not None:
+            if not seq.matcher.accept(token):
+                raise GrammarError("the request's grammar cannot follow the text any further")
+            if seq.matcher.terminated():
+                return taken, FinishReason.STOP
         if len(known) >= seq.limit:
             return taken, FinishReason.LENGTH
     return len(new), None

@@ -86,7 +86,7 @@ class ChatTemplate:
                     param="continue_final_message",
                 )
             messages = _with_end_mark(messages)
-        text = self._run(
+        text = self.render_variables(
             {
                 **self._special_tokens,
                 **variables,
@@ -98,11 +98,12 @@ class ChatTemplate:
         )
         return _cut_at_mark(text) if continue_final_message else text
 
-    def _run(self, variables: dict[str, Any]) -> str:
+    def render_variables(self, variables: Mapping[str, Any]) -> str:
+        """The template over these variables alone. Raises RequestError as `render`."""
         parts: list[str] = []
         size = 0
         try:
-            for part in self._template.generate(variables):
+            for part in self._template.generate(dict(variables)):
                 size += len(part)
                 if size > MAX_RENDERED_CHARS:
                     raise RequestError("the rendered chat is too long", param="messages")

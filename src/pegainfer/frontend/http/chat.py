@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -22,6 +23,7 @@ from pegainfer.frontend.http.fields import (
     stream_options,
 )
 from pegainfer.frontend.http.flow import Usage, answer, usage_of
+from pegainfer.frontend.http.formats import requested_grammar
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit
@@ -114,6 +116,7 @@ async def chat_completions(front: Front, scope: Scope, receive: Receive, send: S
     stream = stream_options(request) if request.stream else None
     options = _options(request, front)
     shared = common(request, front, arrival)
+    shared = dataclasses.replace(shared, grammar=await requested_grammar(front, request))
     prompt = await front.text_work(len(body), lambda: _prompt(front, request, shared, options))
     generation = front.generation(shared.id, [prompt], arrival)
     shape = ChatAnswer(front, generation, options, streamed=stream is not None)

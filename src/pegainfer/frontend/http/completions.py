@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from pegainfer.frontend.http.fields import (
     stream_options,
 )
 from pegainfer.frontend.http.flow import Usage, answer, usage_of
+from pegainfer.frontend.http.formats import requested_grammar
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit
@@ -79,6 +81,7 @@ async def completions(front: Front, scope: Scope, receive: Receive, send: Send) 
     stream = stream_options(request) if request.stream else None
     options = _options(request, front)
     shared = common(request, front, arrival)
+    shared = dataclasses.replace(shared, grammar=await requested_grammar(front, request))
     prompts = await front.text_work(len(body), lambda: _prompts(front, request, shared, options))
     generation = front.generation(shared.id, prompts, arrival)
     shape = CompletionAnswer(front, generation, options)

@@ -53,6 +53,12 @@ class HttpConfig:
     max_stop_bytes: int = _flag(1024, "Longest stop string, in bytes of UTF-8.")
     max_logprobs: int = _flag(20, "Most alternatives a token in logprobs.")
     max_logit_bias: int = _flag(1024, "Most entries of logit_bias, stop_token_ids and bad_words.")
+    max_grammar_bytes: int = _flag(256 << 10, "Longest schema, grammar or regular expression of a request.")
+    grammar_seconds: float = _flag(5.0, "A grammar that takes longer to compile is refused.")
+    template_seconds: float = _flag(5.0, "A chat that takes longer to render is refused.")
+    worker_processes: int = _flag(
+        2, "Processes that compile grammars and render long chats; started when needed."
+    )
     max_timeout_seconds: float = _flag(86400.0, "Longest timeout that a request may ask for.")
 
     def __post_init__(self) -> None:
@@ -102,4 +108,8 @@ _POSITIVE = (
     "max_prompts",
     "max_logprobs",
     "max_timeout_seconds",
+    "max_grammar_bytes",
+    "grammar_seconds",
+    "template_seconds",
+    "worker_processes",
 )

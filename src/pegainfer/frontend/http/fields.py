@@ -14,6 +14,7 @@ import msgspec
 from pegainfer.contract.request import SamplingParams
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.formats import ResponseFormat, StructuredOutputs
 from pegainfer.frontend.http.limits import at_most, bad_value, in_range
 
 INT32_MAX = 2**31 - 1
@@ -78,17 +79,16 @@ class GenerateFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None  # keep only so many of the prompt's last tokens
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     # `Any` marks what users of other servers know and this one does not serve yet: whatever asks for
     # something is refused by name.
-    response_format: Any = None
-    structured_outputs: Any = None
     spaces_between_special_tokens: Any = None
     kv_transfer_params: Any = None
 
 
 # Values of unserved fields that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "spaces_between_special_tokens": (True,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),

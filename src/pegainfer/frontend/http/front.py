@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.frontend.chat_template import ChatTemplate
+from pegainfer.frontend.grammar.cache import GrammarCache
+from pegainfer.frontend.grammar.vocabulary import vocabulary_of
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import (
@@ -22,7 +24,9 @@ from pegainfer.frontend.http.generation import Generation, Prompt
 from pegainfer.frontend.http.limits import Gate
 from pegainfer.frontend.http.metrics import FrontMetrics, MetricsPage
 from pegainfer.frontend.http.registry import KeepAlive, Registry
+from pegainfer.frontend.pool import WorkerPool
 from pegainfer.frontend.tokenizer import Tokenizer
+from pegainfer.frontend.worker import Setup
 
 T = TypeVar("T")
 
@@ -42,12 +46,22 @@ class Front:
     def __post_init__(self) -> None:
         openai = self.config.openai_defaults
         self.completion_defaults = OPENAI_COMPLETION_DEFAULTS if openai else COMPLETION_DEFAULTS
+        self.workers = WorkerPool(self._worker_setup, self.config.worker_processes)
+        self.grammars = GrammarCache(self.workers, self.config.grammar_seconds)
         self.gate = Gate(self.config)
         self.registry = Registry()
         self.registry.idle.set()
         self.keep_alive = KeepAlive(self.registry, self.config.keep_alive_seconds)
         self.metrics = FrontMetrics()
         self.page = MetricsPage(self.metrics, self.engine, self.names[0], self.config.metrics_prefix)
+
+    def _worker_setup(self) -> Setup:
+        template = self.template
+        return Setup(
+            vocabulary_of(self.tokenizer),
+            None if template is None else template.source,
+            dict(self.tokenizer.config.special_tokens),
+        )
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not served. None means the one that is."""

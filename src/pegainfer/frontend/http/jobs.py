@@ -5,7 +5,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from pegainfer.contract.request import GenerateRequest, SamplingParams, hash_blocks, pack_tokens, root_hash
+from pegainfer.contract.request import (
+    GenerateRequest,
+    GrammarSpec,
+    SamplingParams,
+    hash_blocks,
+    pack_tokens,
+    root_hash,
+)
 from pegainfer.frontend.detokenize import Detokenizer, StopStrings
 from pegainfer.frontend.http.choice import Choice
 from pegainfer.frontend.http.errors import ApiError
@@ -39,6 +46,7 @@ class Common:
     arrival: float  # the same clock
     cache_salt: str
     priority: int
+    grammar: GrammarSpec | None = None  # that every continuation obeys
 
 
 def common(request: GenerateFields, front: Front, arrival: float) -> Common:
@@ -113,6 +121,7 @@ def build_prompt(
         eos_token_ids=front.tokenizer.eos_token_ids,
         block_hashes=b"".join(hash_blocks(packed, info.block_size, parent=root)),
         block_size=info.block_size,
+        grammar=shared.grammar,
         cache_salt=shared.cache_salt,
         priority=shared.priority,
         deadline=shared.deadline,

@@ -59,6 +59,7 @@ async def server(**null: Any) -> AsyncIterator[tuple[App, InProcessEngine, httpx
 
 
 CALL = {"name": "f", "arguments": "{"}
+SCHEMA = "response_format.json_schema.schema"
 
 
 def schema(value: dict[str, Any]) -> dict[str, Any]:
@@ -66,16 +67,29 @@ def schema(value: dict[str, Any]) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    # 1, 2: what constrains the output, sound or not: not served yet, so each is refused by name
-    (CHAT, {"response_format": schema({"type": "not-a-type"})}, "response_format"),
-    (CHAT, {"response_format": schema({"$ref": "#"})}, "response_format"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-    (CHAT, {"response_format": {}}, "response_format"),
+    # 1, 2: what constrains the output
+    (CHAT, {"response_format": schema({"type": "not-a-type"})}, SCHEMA),
+    (CHAT, {"response_format": schema({"$ref": "#"})}, SCHEMA),
+    (CHAT, {"response_format": schema({"$ref": "#/$defs/none"})}, SCHEMA),
+    (CHAT, {"response_format": schema({"not": {"type": "string"}})}, SCHEMA),
+    (CHAT, {"response_format": schema({"x-guidance": {"lenient": True}})}, SCHEMA + ".x-guidance"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, SCHEMA),
+    (CHAT, {"response_format": {"type": "json_schema"}}, SCHEMA),
+    (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
+    (CHAT, {"response_format": {}}, "response_format.type"),
     (CHAT, {"response_format": "json"}, "response_format"),
-    (CHAT, {"structured_outputs": {"json_object": False}}, "structured_outputs"),
-    (CHAT, {"structured_outputs": {"json": ""}}, "structured_outputs"),
-    (COMPLETIONS, {"structured_outputs": {"json": ""}}, "structured_outputs"),
-    (COMPLETIONS, {"structured_outputs": {"regex": "(a+)+$"}}, "structured_outputs"),
+    (CHAT, {"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
+    (CHAT, {"structured_outputs": {"json": ""}}, "structured_outputs.json"),
+    (CHAT, {"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    (CHAT, {"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
+    (CHAT, {"structured_outputs": {"choice": ["a"], "regex": "a"}}, "structured_outputs"),
+    (CHAT, {"structured_outputs": {}}, "structured_outputs"),
+    (CHAT, {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    (CHAT, {"structured_outputs": {"grammar": "start: missing"}}, "structured_outputs.grammar"),
+    (CHAT, {"structured_outputs": {"structural_tag": {"triggers": []}}}, "structured_outputs.structural_tag"),
+    (COMPLETIONS, {"structured_outputs": {"json": ""}}, "structured_outputs.json"),
+    (COMPLETIONS, {"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
+    (COMPLETIONS, {"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex"),
     (COMPLETIONS, {"suffix": "end"}, "suffix"),
     (COMPLETIONS, {"best_of": 2}, "best_of"),
     # 3

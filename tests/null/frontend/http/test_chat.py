@@ -157,8 +157,6 @@ UNSERVED = {
     "tool_choice": "required",
     "functions": [{"name": "f"}],
     "function_call": "auto",
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"json": ""},
     "chat_template": "{{ 1 }}",
     "reasoning_effort": "low",
     "modalities": ["audio"],

@@ -1,0 +1,96 @@
+"""Requests with a grammar on their way into the loop: compiled on a thread of their own, once a grammar.
+
+take ─► known: a matcher at once
+    └─► waiting ─► compiled on the thread ─► the loop's inbox ─► claimed: added, or cancelled meanwhile
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pegainfer.contract.errors import EngineDeadError, PegaError, RequestError
+from pegainfer.contract.grammar import GrammarFactory, Matcher
+from pegainfer.contract.request import GenerateRequest
+from pegainfer.contract.step import Constraint
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A request whose grammar was compiled, or is at fault."""
+
+    request: GenerateRequest
+    matcher: Matcher | PegaError
+
+
+class Grammars:
+    """`take` and the claims belong to the loop's thread; `deliver` is called from the compiling one."""
+
+    def __init__(self, factory: GrammarFactory | None, deliver: Callable[[Compiled], None]) -> None:
+        self._factory = factory
+        self._deliver = deliver
+        self._waiting: dict[str, GenerateRequest] = {}
+        self._queue: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None  # started with the first grammar to compile
+
+    def take(self, request: GenerateRequest) -> Matcher | None:
+        """The request's matcher; None while it is compiled. Raises RequestError without grammar support."""
+        assert request.grammar is not None
+        if self._factory is None:
+            raise RequestError(
+                "this engine has no grammar support", got=request.grammar.kind, param="grammar"
+            )
+        matcher = self._factory.known(request.grammar)
+        if matcher is None:
+            self._waiting[request.id] = request
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._compile, name="grammars", daemon=True)
+                self._thread.start()
+            self._queue.put(request)
+        return matcher
+
+    def claim(self, request_id: str) -> GenerateRequest | None:
+        """Takes a request out of those that wait; None where it is not, or no longer, among them."""
+        return self._waiting.pop(request_id, None)
+
+    def claim_compiled(self, compiled: Compiled) -> bool:
+        """Whether its request still waits; it does no more. Another one may wait under the same id."""
+        request = compiled.request
+        return self._waiting.get(request.id) is request and self.claim(request.id) is not None
+
+    def masks(self, rows: dict[int, Constraint]) -> dict[int, bytes]:
+        """Masks for the rows that can go on."""
+        if not rows:
+            return {}
+        assert self._factory is not None
+        matchers, ends = [c.matcher for c in rows.values()], [c.may_end for c in rows.values()]
+        try:
+            found = self._factory.masks(matchers, ends=ends)
+        except Exception:  # these requests will leave their grammars and fail; the others must go on
+            log.exception("the grammars' library failed")
+            return {}
+        return {row: mask for row, mask in zip(rows, found, strict=True) if mask is not None}
+
+    def _compile(self) -> None:
+        while True:
+            request = self._queue.get()
+            assert request.grammar is not None and self._factory is not None
+            result: Matcher | PegaError
+            try:
+                result = self._factory.compile(request.grammar)
+            except PegaError as error:
+                result = error
+            except BaseException as error:  # a Rust panic is no Exception
+                log.exception("a grammar failed to compile")
+                result = RequestError(
+                    "the grammar does not compile", got=type(error).__name__, param="grammar"
+                )
+            try:
+                self._deliver(Compiled(request, result))
+            except EngineDeadError:
+                return

@@ -1,0 +1,91 @@
+"""From what a request asks for to llguidance's grammar, checked against the vocabulary. Runs in a worker."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from pegainfer.contract.errors import RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+# Between two tokens of JSON. Unbounded runs would let a model write blanks for ever.
+WHITESPACE = r"[ \t\n\r]{1,20}"
+
+Kind = Literal["json_schema", "regex", "choice", "lark", "structural_tag"]
+
+
+class GrammarJob(msgspec.Struct, frozen=True, tag="grammar"):
+    """A grammar to check.
+
+    text: a schema, a tag's description or a list of choices as JSON; a regular expression; a grammar.
+    """
+
+    kind: Kind
+    text: str
+
+
+def compile_grammar(job: GrammarJob, tokenizer: LLTokenizer) -> str:
+    """The grammar in llguidance's form. Raises RequestError that says what is wrong with it."""
+    import llguidance
+
+    try:
+        text = _convert(job)
+    except RequestError:
+        raise
+    except Exception as error:  # the library's own readers raise what they like
+        raise RequestError("the grammar cannot be read", got=_short(str(error))) from None
+    matcher = llguidance.LLMatcher(tokenizer, text, log_level=0)
+    if not matcher.is_error():
+        mask = matcher.compute_bitmask()
+        if not matcher.is_error() and any(mask):
+            return text
+        if not matcher.is_error() or "NoExtension" in matcher.get_error():
+            raise RequestError("the grammar allows no text at all")
+    raise RequestError("the grammar does not compile", got=_short(matcher.get_error()))
+
+
+def _convert(job: GrammarJob) -> str:
+    from llguidance import LLMatcher, StructTag, grammar_from
+
+    match job.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(job.text, overrides=json_options())
+        case "regex":
+            return LLMatcher.grammar_from_regex(job.text)
+        case "choice":
+            options = " | ".join(json.dumps(text) for text in json.loads(job.text))
+            return LLMatcher.grammar_from_lark(f"start: {options}")
+        case "lark":
+            return grammar_from("grammar", job.text)
+        case "structural_tag":
+            return StructTag.to_grammar(_tags(json.loads(job.text)), assume_special=False)
+
+
+def json_options() -> Any:
+    return {"whitespace_pattern": WHITESPACE, "lenient": False}
+
+
+def _tags(description: dict[str, Any]) -> list[Any]:
+    from llguidance import StructTag
+
+    triggers: list[str] = description["triggers"]
+    out = []
+    for structure in description["structures"]:
+        begin: str = structure["begin"]
+        trigger = max((t for t in triggers if begin.startswith(t)), key=len, default=None)
+        if trigger is None:
+            raise RequestError(
+                "a structure of the grammar begins with none of the triggers", got=_short(begin)
+            )
+        schema = {**structure["schema"], "x-guidance": json_options()}
+        out.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"]))
+    return out
+
+
+def _short(message: str) -> str:
+    """The library's message without its dump of the parser's state, on one line."""
+    return " ".join(message.split("<state>")[0].split())[:400]

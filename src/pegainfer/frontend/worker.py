@@ -1,0 +1,119 @@
+"""A worker process: `python -m pegainfer.frontend.worker`; jobs on standard input, results on its output.
+
+It does what a hostile request could make endless, so that it can be killed: grammars are compiled and large
+chats are rendered here. Frames are 4 bytes of length (little-endian), then msgpack.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from pegainfer.contract.errors import PegaError, RequestError
+from pegainfer.frontend.grammar.compiler import GrammarJob, compile_grammar
+from pegainfer.frontend.grammar.vocabulary import Vocabulary, ll_tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from pegainfer.frontend.chat_template import ChatTemplate
+
+MEMORY_BYTES = 4 << 30  # of address space; a job that needs more ends its worker
+NICENESS = 5  # below the server and the engine
+
+
+class TemplateJob(msgspec.Struct, frozen=True, tag="template"):
+    """A chat to render with the model's template, or with one of its own."""
+
+    variables: dict[str, object]
+    source: str | None = None
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The first frame: what the jobs are about."""
+
+    vocabulary: Vocabulary
+    template: str | None
+    special_tokens: dict[str, str]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The answer to a job: a text, or why there is none."""
+
+    text: str = ""
+    error: str | None = None
+    param: str | None = None
+
+
+Job = GrammarJob | TemplateJob
+
+
+def read_frame(stream: IO[bytes]) -> bytes:
+    """One frame's body; empty at the end of the stream."""
+    header = stream.read(4)
+    return stream.read(int.from_bytes(header, "little")) if len(header) == 4 else b""
+
+
+def write_frame(stream: IO[bytes], body: bytes) -> None:
+    stream.write(len(body).to_bytes(4, "little") + body)
+    stream.flush()
+
+
+class _Worker:
+    """Makes its tokenizer and template when a job first needs them."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._tokenizer: LLTokenizer | None = None
+        self._template: ChatTemplate | None = None
+
+    def run(self, job: Job) -> Outcome:
+        try:
+            if isinstance(job, GrammarJob):
+                return Outcome(self._grammar(job))
+            return Outcome(self._render(job))
+        except RequestError as error:
+            return Outcome(error=str(error), param=error.param)
+        except PegaError as error:
+            return Outcome(error=str(error))
+        except BaseException as error:  # a Rust panic is no Exception
+            return Outcome(error=f"it failed: {type(error).__name__}")
+
+    def _grammar(self, job: GrammarJob) -> str:
+        if self._tokenizer is None:
+            self._tokenizer = ll_tokenizer(self._setup.vocabulary)
+        return compile_grammar(job, self._tokenizer)
+
+    def _render(self, job: TemplateJob) -> str:
+        from pegainfer.frontend.chat_template import ChatTemplate
+
+        if job.source is not None:
+            return ChatTemplate(job.source, self._setup.special_tokens).render_variables(job.variables)
+        if self._template is None:
+            assert self._setup.template is not None
+            self._template = ChatTemplate(self._setup.template, self._setup.special_tokens)
+        return self._template.render_variables(job.variables)
+
+
+def main() -> None:
+    """Serves until standard input ends."""
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not end up among the results
+    source = sys.stdin.buffer
+    worker = _Worker(msgspec.msgpack.decode(read_frame(source), type=Setup))
+    decoder = msgspec.msgpack.Decoder(Job)
+    encoder = msgspec.msgpack.Encoder()
+    write_frame(out, b"ready")
+    while body := read_frame(source):
+        write_frame(out, encoder.encode(worker.run(decoder.decode(body))))
+
+
+if __name__ == "__main__":
+    main()

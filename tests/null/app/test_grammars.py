@@ -1,0 +1,274 @@
+"""Grammars in the whole engine, on the null device: every answer obeys, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pegainfer.app.grammars import LLGuidanceGrammars, LLGuidanceMatcher
+from pegainfer.contract.event import FinishReason, TokenEvent
+from pegainfer.contract.grammar import GrammarFactory, Matcher
+from pegainfer.contract.request import GenerateRequest, GrammarSpec, SamplingParams, pack_tokens
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.inprocess import InProcessEngine
+from pegainfer.engine.null_model import NullModel
+from pegainfer.frontend.byte_tokenizer import byte_tokenizer
+from pegainfer.frontend.grammar.compiler import GrammarJob, Kind, compile_grammar
+from pegainfer.frontend.grammar.vocabulary import ll_tokenizer, vocabulary_of
+from tests.support.null_engine import null_engine
+
+TOKENIZER = byte_tokenizer()
+VOCABULARY = vocabulary_of(TOKENIZER)
+EOS = 257
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "ü"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def factory() -> LLGuidanceGrammars:
+    return LLGuidanceGrammars(lambda: VOCABULARY, 258)
+
+
+def spec(kind: Kind, grammar: Any) -> GrammarSpec:
+    source = grammar if isinstance(grammar, str) else json.dumps(grammar)
+    return GrammarSpec(kind, compile_grammar(GrammarJob(kind, source), ll_tokenizer(VOCABULARY)))
+
+
+JSON = spec("json_schema", SCHEMA)
+LETTERS = spec("regex", "[a-z]*")
+
+
+def request(id: str, grammar: GrammarSpec | None, *, n: int = 1, **sampling: Any) -> GenerateRequest:
+    sampling.setdefault("seed", sum(id.encode()))
+    sampling.setdefault("max_tokens", 400)
+    return GenerateRequest(
+        id=id,
+        prompt=pack_tokens([1, 2, 3]),
+        sampling=SamplingParams(**sampling),
+        n=n,
+        eos_token_ids=(EOS,),
+        grammar=grammar,
+    )
+
+
+class Answers:
+    """Collects events of any requests of one engine."""
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        self._engine = engine
+        self._events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.finish: dict[tuple[str, int], TokenEvent] = {}
+        self.logprobs = 0
+
+    def submit(self, *requests: GenerateRequest) -> None:
+        for r in requests:
+            for index in range(r.n):
+                self.tokens[r.id, index] = []
+            self._engine.submit(r, self._events.put)
+
+    def wait(self) -> Answers:
+        while len(self.finish) < len(self.tokens):
+            event = self._events.get(timeout=60)
+            key = event.request_id, event.index
+            self.tokens[key] += event.tokens
+            self.logprobs += len(event.logprobs or ())
+            if event.finish is not None:
+                self.finish[key] = event
+        return self
+
+    def text(self, id: str, index: int = 0) -> str:
+        event, tokens = self.finish[id, index], self.tokens[id, index]
+        assert event.error is None, event.error
+        return TOKENIZER.decode(tokens[:-1] if event.stop_token is not None else tokens)
+
+
+def valid(text: str) -> bool:
+    value = json.loads(text)
+    return list(value) == ["a", "b"] and 0 <= value["a"] <= 99 and value["b"] in ("x", "ü")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_all_obey_among_others_under_preemption(depth: int) -> None:
+    """The others get what they get alone; a pool of 14 blocks for 24 sequences preempts again and again."""
+    config = SchedulerConfig(pipeline_depth=depth)
+    with null_engine(config, grammars=factory(), num_blocks=(14,), max_model_len=192) as engine:
+        answers = Answers(engine)
+        free = [request(f"free {i}", None, max_tokens=80) for i in range(8)]
+        bound = [request(f"bound {i}", JSON, n=2, max_tokens=180) for i in range(8)]
+        answers.submit(*(r for pair in zip(free, bound, strict=True) for r in pair))
+        answers.wait()
+        assert engine.stats().preemptions > 0
+    for r in bound:
+        for index in range(2):
+            assert answers.finish[r.id, index].finish is FinishReason.STOP
+            assert valid(answers.text(r.id, index))
+    assert answers.text(bound[0].id, 0) != answers.text(bound[0].id, 1)
+    for r in free:
+        alone = NullModel().continuation(
+            [1, 2, 3], r.sampling, r.sampling.seed or 0, eos_token_ids=(EOS,), max_model_len=192
+        )
+        assert answers.tokens[r.id, 0] == alone
+
+
+def test_depths_agree() -> None:
+    texts = []
+    for depth in (1, 2):
+        with null_engine(SchedulerConfig(pipeline_depth=depth), grammars=factory()) as engine:
+            answers = Answers(engine)
+            answers.submit(*(request(str(i), JSON, n=3) for i in range(5)))
+            answers.wait()
+            texts.append(answers.tokens)
+    assert texts[0] == texts[1]
+
+
+def test_logprobs_come_with_every_token() -> None:
+    with null_engine(grammars=factory()) as engine:
+        answers = Answers(engine)
+        answers.submit(request("a", JSON, logprobs=2))
+        answers.wait()
+    assert answers.logprobs == len(answers.tokens["a", 0]) > 0
+
+
+def test_the_end_of_the_grammar_ends_without_a_stop_token() -> None:
+    with null_engine(grammars=factory()) as engine:
+        answers = Answers(engine)
+        answers.submit(
+            request("exact", spec("choice", ["yes"]), max_tokens=3),  # complete at the very limit
+            request("more", spec("choice", ["yes"]), min_tokens=50),  # a grammar's end outweighs min_tokens
+            request("short", spec("choice", ["yes"]), max_tokens=2),
+        )
+        answers.wait()
+    assert {id: (e.finish, e.stop_token) for (id, _), e in answers.finish.items()} == {
+        "exact": (FinishReason.STOP, None),
+        "more": (FinishReason.STOP, None),
+        "short": (FinishReason.LENGTH, None),
+    }
+    assert answers.text("exact") == answers.text("more") == "yes"
+
+
+def test_eos_only_where_the_grammar_accepts_and_min_tokens_allow() -> None:
+    with null_engine(grammars=factory(), model=NullModel(eos_every=2)) as engine:
+        answers = Answers(engine)
+        answers.submit(
+            *(request(f"any {i}", LETTERS, min_tokens=7) for i in range(20)),
+            *(request(f"three {i}", spec("regex", "[a-z]{3,}"), max_tokens=200) for i in range(20)),
+            request("never", LETTERS, ignore_eos=True, max_tokens=300),
+        )
+        answers.wait()
+    for (id, index), event in answers.finish.items():
+        text = answers.text(id, index)
+        assert text.isalpha() and text.islower()
+        least = {"any": 7, "three": 3, "never": 300}[id.split()[0]]
+        assert len(text) >= least
+        assert event.finish is (FinishReason.LENGTH if id == "never" else FinishReason.STOP)
+
+
+@pytest.mark.parametrize("field", [{"allowed_token_ids": (97,)}, {"bad_words": ((97,),)}])
+def test_what_could_leave_nothing_to_draw_is_refused(field: dict[str, Any]) -> None:
+    with null_engine(grammars=factory()) as engine:
+        answers = Answers(engine)
+        answers.submit(request("a", LETTERS, **field))
+        answers.wait()
+    event = answers.finish["a", 0]
+    assert event.error_kind == "RequestError" and event.error_param == next(iter(field))
+
+
+def test_an_engine_without_grammars_refuses_them() -> None:
+    with null_engine() as engine:
+        answers = Answers(engine)
+        answers.submit(request("a", LETTERS))
+        answers.wait()
+    assert "no grammar support" in (answers.finish["a", 0].error or "")
+
+
+class Gated:
+    """A factory whose compile waits, and whose masks may fail."""
+
+    def __init__(self) -> None:
+        self.inner: GrammarFactory = factory()
+        self.compiling = threading.Event()
+        self.go_on = threading.Event()
+        self.fail = False
+
+    def known(self, spec: GrammarSpec) -> Matcher | None:
+        return None
+
+    def compile(self, spec: GrammarSpec) -> Matcher:
+        self.compiling.set()
+        assert self.go_on.wait(60)
+        return self.inner.compile(spec)
+
+    def masks(self, matchers: Sequence[Matcher], *, ends: Sequence[bool]) -> list[bytes | None]:
+        if self.fail:
+            raise ValueError("broken")
+        return self.inner.masks(matchers, ends=ends)
+
+
+def test_others_run_while_a_grammar_compiles() -> None:
+    gated = Gated()
+    with null_engine(grammars=gated) as engine:
+        slow, quick = Answers(engine), Answers(engine)
+        slow.submit(request("slow", JSON))
+        assert gated.compiling.wait(60)
+        quick.submit(request("quick", None))
+        quick.wait()
+        gated.go_on.set()
+        assert valid(slow.wait().text("slow"))
+
+
+def test_a_request_is_cancelled_while_its_grammar_compiles() -> None:
+    gated = Gated()
+    with null_engine(grammars=gated) as engine:
+        answers = Answers(engine)
+        answers.submit(request("a", JSON, n=2))
+        assert gated.compiling.wait(60)
+        engine.cancel("a")
+        answers.wait()
+        assert {e.finish for e in answers.finish.values()} == {FinishReason.ABORT}
+        gated.go_on.set()
+        again = Answers(engine)
+        again.submit(request("a", JSON))
+        assert valid(again.wait().text("a"))
+
+
+def test_drain_waits_for_a_grammar() -> None:
+    gated = Gated()
+    with null_engine(grammars=gated) as engine:
+        answers = Answers(engine)
+        answers.submit(request("a", JSON))
+        assert gated.compiling.wait(60)
+        engine.drain()
+        assert not engine.wait_drained(0)
+        gated.go_on.set()
+        assert valid(answers.wait().text("a"))
+        assert engine.wait_drained(60)
+
+
+def test_a_broken_library_fails_its_own_requests_only() -> None:
+    gated = Gated()
+    gated.fail = True
+    gated.go_on.set()
+    with null_engine(grammars=gated) as engine:
+        answers = Answers(engine)
+        answers.submit(request("bound", spec("regex", "[0-9]+")), request("free", None))
+        answers.wait()
+        assert engine.alive()
+    assert "cannot follow" in (answers.finish["bound", 0].error or "")
+    assert answers.finish["free", 0].error is None
+
+
+def test_matchers_copies_are_independent() -> None:
+    one = factory().compile(LETTERS)
+    two = one.copy()
+    assert isinstance(two, LLGuidanceMatcher)
+    assert not one.accept(ord("1"))
+    assert two.accept(ord("a"))
