@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pegainfer.contract.grammar import GrammarFactory
     from pegainfer.contract.handle import EngineInfo
     from pegainfer.frontend.grammar.vocabulary import Vocabulary
+    from pegainfer.kernels.profile import Profiler
 
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"  # of every process
 
@@ -36,13 +37,17 @@ class EngineSpec:
         return not self.path
 
 
-def build(spec: EngineSpec) -> Engine:
-    """Loads the model in this process. Raises ConfigError, ModelFileError, UnsupportedError."""
+def build(spec: EngineSpec, profiler: Profiler | None = None) -> Engine:
+    """Loads the model in this process. Raises ConfigError, ModelFileError, UnsupportedError.
+
+    Args:
+        profiler: is put around the backend; the null device has none.
+    """
     if spec.is_null:
         return _build_null(spec)
     from pegainfer.app.assemble import build_engine
 
-    return build_engine(Path(spec.path), spec.name, spec.engine, spec.scheduler)
+    return build_engine(Path(spec.path), spec.name, spec.engine, spec.scheduler, profiler)
 
 
 def make_grammars(spec: EngineSpec, info: EngineInfo) -> GrammarFactory:
