@@ -20,6 +20,7 @@ ERRORS = "contract.errors"  # open to every room
 LAW: dict[str, frozenset[str]] = {
     "contract": frozenset(),
     "frontend": frozenset({"contract"}),
+    "bench": frozenset({"contract"}),  # knows servers by HTTP alone; its tokenizer is handed in
     "observe": frozenset({"contract"}),
     "kv": frozenset({"contract"}),
     "kv/device": frozenset({"contract", "runtime", "kv"}),  # it reads StepPlans
@@ -39,9 +40,9 @@ LAW: dict[str, frozenset[str]] = {
 FRAMEWORKS = frozenset(
     {"torch", "transformers", "onnx", "onnxruntime", "vllm", "sglang", "tensorflow", "jax"}
 )
-# The web stack belongs to the HTTP front and to the command that starts it.
+# The web stack belongs to the HTTP front, the load client, and the commands that start them.
 WEB = frozenset({"starlette", "uvicorn", "uvloop", "httptools", "fastapi"})
-WEB_ROOMS = ("frontend/http/", "cli/")
+WEB_ROOMS = ("frontend/http/", "bench/", "cli/")
 
 MODULE_NAME = re.compile(r"pegainfer(\.[a-z_][a-z0-9_]*)+")
 
@@ -142,6 +143,7 @@ def test_every_room_is_in_the_law() -> None:
         ("runner", "kernels", False),
         ("app", "models/llama", True),
         ("app", "cli", False),
+        ("bench", "frontend", False),
         ("cli", "app", True),
     ],
 )
