@@ -11,8 +11,7 @@ from typing import Any
 
 from pegainfer.ops.quantize import quantize
 from tests.support.modelfiles import GGML, GGUFTensor, gguf_bytes
-from tests.support.qwentext import small_metadata, write_text
-from tests.support.tinymodel import Tiny, by_role, gguf_name, write_checkpoint
+from tests.support.tinymodel import Tiny, by_role, gguf_name
 
 # The head size is no quotient of the width and the heads: 4 · 32 = 128 ≠ 64.
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
@@ -132,19 +131,3 @@ def write_gguf(
     """`text`: metadata of a tokenizer."""
     path.write_bytes(gguf_bytes(gguf_metadata(model) | dict(text or {}), gguf_tensors(model, formats)))
     return path
-
-
-# Speaks the small vocabulary of tests/support/qwentext.py, with rows to spare as the real ones have.
-SERVED = TinyQwen3(
-    "served", seed=51, dtype="bf16", config={"vocab_size": 512, "max_position_embeddings": 512}
-)
-
-
-def write_served_folder(folder: Path) -> Path:
-    """A whole model folder: config, weights, tokenizer, chat template, generation config."""
-    return write_text(write_checkpoint(SERVED, folder))
-
-
-def write_served_gguf(path: Path) -> Path:
-    """The same model in one file, quantised to 8 bits."""
-    return write_gguf(SERVED, path, by_role("q8_0", "q8_0", "q8_0"), small_metadata())

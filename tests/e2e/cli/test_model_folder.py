@@ -9,8 +9,8 @@ import pytest
 
 from pegainfer.app.offline import LLM
 from pegainfer.app.sampling_params import SamplingParams
+from tests.support.servedqwen3 import write_served_folder, write_served_gguf
 from tests.support.server import pega, serving
-from tests.support.tinyqwen3 import write_served_folder, write_served_gguf
 
 PROMPT = "the quick brown fox"
 TOKENS = 24

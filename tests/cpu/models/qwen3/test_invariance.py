@@ -13,7 +13,8 @@ import pytest
 from pegainfer.app.offline import LLM
 from tests.support.invariance import Workload
 from tests.support.qwentext import SMALL
-from tests.support.tinyqwen3 import HEAD_DIM, KV_HEADS, write_served_folder, write_served_gguf
+from tests.support.servedqwen3 import write_served_folder, write_served_gguf
+from tests.support.tinyqwen3 import HEAD_DIM, KV_HEADS
 
 # Lengths around multiples of a block and of a chunk.
 LENGTHS = (1, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128, 255, 400)
