@@ -29,7 +29,8 @@ static float sum_exp(const float* x, int64_t n, float max) {
 static void draw_weights(const float* x, int64_t n, float max, float cold, uint64_t* weights) {
     const F top = set1(max), slope = set1(cold), most = set1(63);  // 2^40 is shifted to nothing from 41 on
     for (int64_t i = 0; i < n; i += 16) {
-        const F y = min(mul(sub(top, load_some(x + i, n - i)), slope), most);
+        const F v = n - i >= 16 ? load(x + i) : keep_first(load_some(x + i, n - i), n - i, max);
+        const F y = min(mul(sub(top, v), slope), most);
         if (n - i >= 16) {
             store_weights(weights + i, y);
             continue;
