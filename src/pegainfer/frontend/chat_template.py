@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from pegainfer.contract.errors import ConfigError, RequestError
 
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_RENDERED_CHARS = 64 << 20
+MAX_PRODUCT = 1 << 20  # characters or items that `*` makes, and what `**` may make of a number
+RENDER_SECONDS = 5.0
+_TICK = "__tick"
 # Marks where the last message ends, for `continue_final_message`. The trailing space shows whether the
 # template trims messages: then what stands before the mark is trimmed, too.
 _END_MARK = "\ue000end-of-the-final-message\ue000 "
@@ -28,11 +32,14 @@ _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "raise_e
 class ChatTemplate:
     """A compiled template. Safe to share among threads."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, seconds: float = RENDER_SECONDS
+    ) -> None:
         """
         Args:
             source: the template's text.
             special_tokens: variables such as bos_token and eos_token.
+            seconds: a render may take.
 
         Raises ConfigError where the template does not compile.
         """
@@ -41,6 +48,7 @@ class ChatTemplate:
                 "chat template is too long", expected=f"≤ {MAX_TEMPLATE_CHARS} characters", got=len(source)
             )
         self.source = source
+        self._seconds = seconds
         self._special_tokens = dict(special_tokens or {})
         try:
             self._template = _environment().from_string(source)
@@ -71,6 +79,31 @@ class ChatTemplate:
         variables: further ones that the template may read, e.g. enable_thinking.
         Raises RequestError where the template refuses the messages or cannot render them.
         """
+        prepared = self.prepare(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            variables=variables,
+        )
+        text = self.render_variables(prepared)
+        return cut_at_mark(text) if continue_final_message else text
+
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """All variables of a render; with `continue_final_message` the text is then cut by `cut_at_mark`.
+
+        Raises RequestError for variables that requests may not set.
+        """
         variables = variables or {}
         wrong = sorted(variables.keys() & {*_RESERVED, *self._special_tokens})
         if wrong:
@@ -86,24 +119,22 @@ class ChatTemplate:
                     param="continue_final_message",
                 )
             messages = _with_end_mark(messages)
-        text = self.render_variables(
-            {
-                **self._special_tokens,
-                **variables,
-                "messages": list(messages),
-                "tools": tools,
-                "documents": documents,
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
-        return _cut_at_mark(text) if continue_final_message else text
+        return {
+            **self._special_tokens,
+            **variables,
+            "messages": list(messages),
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
 
     def render_variables(self, variables: Mapping[str, Any]) -> str:
         """The template over these variables alone. Raises RequestError as `render`."""
         parts: list[str] = []
         size = 0
+        clock = _Clock(self._seconds)
         try:
-            for part in self._template.generate(dict(variables)):
+            for part in self._template.generate({**variables, _TICK: clock.tick}):
                 size += len(part)
                 if size > MAX_RENDERED_CHARS:
                     raise RequestError("the rendered chat is too long", param="messages")
@@ -115,6 +146,43 @@ class ChatTemplate:
                 "the chat template cannot render these messages", param="messages", got=_one_line(e)
             ) from None
         return "".join(parts)
+
+
+class _Clock:
+    """Counts the rounds of a template's loops, and ends them when the time is over."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+        self._rounds = 0
+
+    def tick(self) -> None:
+        self._rounds += 1
+        if not self._rounds & 0xFF and time.monotonic() > self._end:
+            raise RequestError(
+                "the chat template takes too long", expected=f"≤ {self._seconds:g} s", param="messages"
+            )
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Every round of a loop and every call of a macro ticks the render's clock; no product is huge."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((nodes.For, nodes.Macro)):
+            assert isinstance(node, nodes.For | nodes.Macro)
+            tick = nodes.ExprStmt(nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None))
+            node.body.insert(0, tick.set_lineno(node.lineno))
+        return tree
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        for one, other in ((left, right), (right, left)):
+            size = len(one) if isinstance(one, str | list | tuple) else abs(one) if operator == "**" else 0
+            if isinstance(other, int) and size and size * abs(other) > MAX_PRODUCT:
+                raise OverflowError(f"a product of more than {MAX_PRODUCT}")
+        return super().call_binop(context, operator, left, right)
 
 
 class _Refusal(Exception):
@@ -132,10 +200,8 @@ class _GenerationTag(ext.Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, _GenerationTag]
-    )
+def _environment() -> _Environment:
+    env = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, _GenerationTag])
     env.filters["tojson"] = _to_json
     env.globals["raise_exception"] = _raise_exception
     env.globals["strftime_now"] = _strftime_now
@@ -180,7 +246,8 @@ def _with_end_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     raise RequestError("the last message has no text to continue", param="continue_final_message")
 
 
-def _cut_at_mark(text: str) -> str:
+def cut_at_mark(text: str) -> str:
+    """The text up to the end of the message that is continued. Raises RequestError where it is not shown."""
     at = text.rfind(_END_MARK.rstrip())
     if at < 0:
         raise RequestError(

@@ -21,14 +21,20 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, after_text: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
+        after_text: bool = True,
     ) -> None:
         """
         Args:
+            shown_ids: special tokens that are not skipped.
             after_text: the tokens go on after a prompt's, so that a leading space is kept.
         """
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset[int]()
         self._strip_space = tokenizer.strips_leading_space and not after_text
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

@@ -172,9 +172,9 @@ def test_errors_are_the_clients_own_exceptions(client: OpenAI) -> None:
         client.chat.completions.create(
             model="null-model",
             messages=USER,  # type: ignore[arg-type]
-            tools=[{"type": "function", "function": {"name": "f"}}],
+            tools=[{"type": "function", "function": {"name": "a b"}}],
         )
-    assert tools.value.param == "tools"
+    assert tools.value.param == "tools[0].function.name"
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="null-model", input="hi")
     with pytest.raises(openai.BadRequestError):

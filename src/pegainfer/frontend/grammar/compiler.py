@@ -26,6 +26,7 @@ class GrammarJob(msgspec.Struct, frozen=True, tag="grammar"):
 
     kind: Kind
     text: str
+    around: str = ""  # Lark source whose start refers to the grammar as @body; empty: nothing
 
 
 def compile_grammar(job: GrammarJob, tokenizer: LLTokenizer) -> str:
@@ -34,6 +35,8 @@ def compile_grammar(job: GrammarJob, tokenizer: LLTokenizer) -> str:
 
     try:
         text = _convert(job)
+        if job.around:
+            text = _wrap(text, job.around)
     except RequestError:
         raise
     except Exception as error:  # the library's own readers raise what they like
@@ -63,6 +66,17 @@ def _convert(job: GrammarJob) -> str:
             return grammar_from("grammar", job.text)
         case "structural_tag":
             return StructTag.to_grammar(_tags(json.loads(job.text)), assume_special=False)
+
+
+def _wrap(text: str, around: str) -> str:
+    """Both as one grammar of llguidance, the outer one first."""
+    from llguidance import LLMatcher
+
+    if not text.lstrip().startswith("{"):
+        text = LLMatcher.grammar_from_lark(text)
+    inner = json.loads(text)["grammars"]
+    inner[0]["name"] = "body"
+    return json.dumps({"grammars": [{"name": "around", "lark_grammar": around}, *inner]})
 
 
 def json_options() -> Any:

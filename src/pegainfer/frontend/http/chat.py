@@ -1,11 +1,11 @@
-"""POST /v1/chat/completions, without tools: those come with their parsers."""
+"""POST /v1/chat/completions."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.body import parse, read_body
 from pegainfer.frontend.http.choice import Delta
-from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import (
     INT32_MAX,
     GenerateFields,
@@ -23,14 +22,16 @@ from pegainfer.frontend.http.fields import (
     stream_options,
 )
 from pegainfer.frontend.http.flow import Usage, answer, usage_of
-from pegainfer.frontend.http.formats import requested_grammar
+from pegainfer.frontend.http.formats import checked
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit
 from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.http.messages import Message, to_template
-
-TemplateValue = bool | int | float | str | None
+from pegainfer.frontend.http.messages import Message
+from pegainfer.frontend.http.render import TemplateValue, rendered
+from pegainfer.frontend.http.reply import NumberedCall, Reply, ReplySyntax
+from pegainfer.frontend.http.tools import NamedTool, ToolParam, ToolPlan, output_job, tool_plan
+from pegainfer.frontend.reasoning.think import ThinkState
 
 
 class ChatRequest(GenerateFields, kw_only=True):
@@ -41,10 +42,10 @@ class ChatRequest(GenerateFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     # Not served yet, see GenerateFields.
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
     chat_template: Any = None
@@ -62,15 +63,33 @@ class ChatRequest(GenerateFields, kw_only=True):
     echo: Any = None
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str  # JSON
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """A tool call; `index` in streams only. It is never split among chunks."""
+
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None  # null where there are only calls
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[Call] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Call] | None = None
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -116,10 +135,18 @@ async def chat_completions(front: Front, scope: Scope, receive: Receive, send: S
     stream = stream_options(request) if request.stream else None
     options = _options(request, front)
     shared = common(request, front, arrival)
-    shared = dataclasses.replace(shared, grammar=await requested_grammar(front, request))
-    prompt = await front.text_work(len(body), lambda: _prompt(front, request, shared, options))
+    plan = tool_plan(request)
+    text = await rendered(front, request, len(body), plan.shown)
+    syntax = reply_syntax(front, plan, text)
+    job = output_job(front, request, plan, syntax.state)
+    shared = dataclasses.replace(
+        shared,
+        grammar=None if job is None else await checked(front, *job),
+        shown_ids=front.marker_ids(tools=bool(plan.tools)),
+    )
+    prompt = await front.text_work(len(text), lambda: _prompt(front, request, shared, options, text))
     generation = front.generation(shared.id, [prompt], arrival)
-    shape = ChatAnswer(front, generation, options, streamed=stream is not None)
+    shape = ChatAnswer(front, generation, options, syntax, streamed=stream is not None)
     await answer(front, generation, shape, stream, receive, send)
 
 
@@ -148,7 +175,16 @@ def _options(r: ChatRequest, front: Front) -> _Options:
     )
 
 
-def _prompt(front: Front, r: ChatRequest, shared: Common, options: _Options) -> Prompt:
+def reply_syntax(front: Front, plan: ToolPlan, prompt: str) -> ReplySyntax:
+    """How an answer to this prompt is taken apart."""
+    reasoning = front.reasoning
+    state = ThinkState.CLOSED if reasoning is None else reasoning.state_after(prompt)
+    return ReplySyntax(
+        style=front.style, tools=plan.tools, single=plan.single, reasoning=reasoning, state=state
+    )
+
+
+def _prompt(front: Front, r: ChatRequest, shared: Common, options: _Options, text: str) -> Prompt:
     params = sampling_params(
         r,
         defaults=front.chat_defaults,
@@ -159,49 +195,22 @@ def _prompt(front: Front, r: ChatRequest, shared: Common, options: _Options) -> 
         prompt_logprobs=r.prompt_logprobs,
         encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
     )
-    text = render(front, r)
     ids = front.tokenizer.encode(text, add_special_tokens=False)  # the template has written BOS itself
     return build_prompt(front, r, shared, params, fit(ids, r, front, "messages"))
-
-
-class Rendered(Protocol):
-    """The fields that decide a prompt's text."""
-
-    @property
-    def messages(self) -> list[Message] | None: ...
-    @property
-    def add_generation_prompt(self) -> bool | None: ...
-    @property
-    def continue_final_message(self) -> bool | None: ...
-    @property
-    def chat_template_kwargs(self) -> dict[str, TemplateValue] | None: ...
-
-
-def render(front: Front, r: Rendered) -> str:
-    """The prompt's text. Raises ApiError or RequestError for messages that cannot be rendered."""
-    if front.template is None:
-        raise ApiError(400, "messages: the model has no chat template; use /v1/completions", param="messages")
-    messages = to_template(r.messages or [])
-    variables: dict[str, Any] = dict(r.chat_template_kwargs or {})
-    allowed = front.config.chat_template_kwargs
-    for name in variables:
-        if name not in allowed:
-            known = ", ".join(allowed) or "none"
-            raise bad_value("chat_template_kwargs", f"names that are allowed ({known})", repr(name))
-    going_on = bool(r.continue_final_message)
-    # Going on with a message and opening a new one exclude each other: only what is said counts.
-    opening = not going_on if r.add_generation_prompt is None else r.add_generation_prompt
-    if going_on and messages[-1]["role"] != "assistant":
-        raise bad_value("continue_final_message", "an assistant message at the end", messages[-1]["role"])
-    return front.template.render(
-        messages, add_generation_prompt=opening, continue_final_message=going_on, variables=variables
-    )
 
 
 class ChatAnswer:
     """Implements flow.Answer."""
 
-    def __init__(self, front: Front, generation: Generation, options: _Options, *, streamed: bool) -> None:
+    def __init__(
+        self,
+        front: Front,
+        generation: Generation,
+        options: _Options,
+        syntax: ReplySyntax,
+        *,
+        streamed: bool,
+    ) -> None:
         self._tokenizer = front.tokenizer
         self._generation = generation
         self._options = options
@@ -209,13 +218,21 @@ class ChatAnswer:
         self._object = "chat.completion.chunk" if streamed else "chat.completion"
         self._created = int(time.time())
         self._model = front.names[0]
+        self._replies = [Reply(syntax) for _ in range(generation.num_choices)]
         self._begun: set[int] = set()  # choices of which a chunk was made
 
     def whole(self, deltas: list[Delta], usage: Usage) -> ChatCompletion:
         choices = []
         for delta in deltas:
-            choice = self._choice(delta)
-            choice.message = ChatMessage(content=delta.text)
+            reply = self._replies[delta.choice]
+            parts = reply.push(delta.text, delta.finish)
+            choice = self._choice(delta, reply)
+            choice.message = message = ChatMessage(content=parts.content)
+            if parts.reasoning:
+                message.reasoning_content = parts.reasoning
+            if parts.calls:
+                message.content = parts.content or None
+                message.tool_calls = [_call(call) for call in parts.calls]
             choices.append(choice)
         out = self._completion(choices, usage)
         prompt = self._generation.prompts[0]
@@ -227,16 +244,23 @@ class ChatAnswer:
         return out
 
     def chunk(self, delta: Delta, usage: Usage | msgspec.UnsetType | None) -> ChatCompletion | None:
-        if delta.empty and not (self._options.token_ids and delta.tokens):
+        reply = self._replies[delta.choice]
+        parts = reply.push(delta.text, delta.finish)
+        silent = not parts and not delta.entries and delta.finish is None
+        if silent and not (self._options.token_ids and delta.tokens):
             return None
-        choice = self._choice(delta)
+        choice = self._choice(delta, reply)
         choice.delta = ChatDelta()
         first = delta.choice not in self._begun
         if first:
             self._begun.add(delta.choice)
             choice.delta.role = "assistant"
-        if delta.text or first:
-            choice.delta.content = delta.text
+        if parts.content or first:
+            choice.delta.content = parts.content
+        if parts.reasoning:
+            choice.delta.reasoning_content = parts.reasoning
+        if parts.calls:
+            choice.delta.tool_calls = [_call(call, call.index) for call in parts.calls]
         out = self._completion([choice], usage)
         if self._options.token_ids and first:
             out.prompt_token_ids = self._generation.prompts[0].ids
@@ -260,8 +284,8 @@ class ChatAnswer:
             usage=usage,
         )
 
-    def _choice(self, delta: Delta) -> ChatChoice:
-        choice = ChatChoice(index=delta.choice, finish_reason=delta.finish)
+    def _choice(self, delta: Delta, reply: Reply) -> ChatChoice:
+        choice = ChatChoice(index=delta.choice, finish_reason=reply.finish(delta.finish))
         if delta.stop_reason is not None:
             choice.stop_reason = delta.stop_reason
         if self._options.logprobs is not None and (delta.entries or delta.finish is not None):
@@ -269,3 +293,8 @@ class ChatAnswer:
         if self._options.token_ids:
             choice.token_ids = delta.tokens
         return choice
+
+
+def _call(call: NumberedCall, index: int | msgspec.UnsetType = msgspec.UNSET) -> Call:
+    function = CalledFunction(name=call.name, arguments=call.arguments)
+    return Call(index=index, id=call.id, function=function)

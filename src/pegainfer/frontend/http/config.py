@@ -32,6 +32,8 @@ class HttpConfig:
     chat_template_kwargs: tuple[str, ...] = _flag(
         ("enable_thinking",), "Template variables that requests may set."
     )
+    tool_call_parser: str = _flag("auto", "How the model writes tool calls; auto: by its chat template.")
+    reasoning_parser: str = _flag("auto", "How it marks its thoughts: think, none; auto: by its template.")
     metrics_prefix: str = _flag("pegainfer:", "Prefix of the metrics' names; 'vllm:' fits vLLM's dashboards.")
 
     keep_alive_seconds: float = _flag(10.0, "A silent stream gets a comment this often.")

@@ -26,6 +26,8 @@ from pegainfer.frontend.http.metrics import FrontMetrics, MetricsPage
 from pegainfer.frontend.http.registry import KeepAlive, Registry
 from pegainfer.frontend.pool import WorkerPool
 from pegainfer.frontend.tokenizer import Tokenizer
+from pegainfer.frontend.tools.enforce import split_markers
+from pegainfer.frontend.tools.styles import choose_reasoning, choose_style
 from pegainfer.frontend.worker import Setup
 
 T = TypeVar("T")
@@ -46,6 +48,9 @@ class Front:
     def __post_init__(self) -> None:
         openai = self.config.openai_defaults
         self.completion_defaults = OPENAI_COMPLETION_DEFAULTS if openai else COMPLETION_DEFAULTS
+        source = None if self.template is None else self.template.source
+        self.style = choose_style(self.config.tool_call_parser, source)
+        self.reasoning = choose_reasoning(self.config.reasoning_parser, source)
         self.workers = WorkerPool(self._worker_setup, self.config.worker_processes)
         self.grammars = GrammarCache(self.workers, self.config.grammar_seconds)
         self.gate = Gate(self.config)
@@ -62,6 +67,19 @@ class Front:
             None if template is None else template.source,
             dict(self.tokenizer.config.special_tokens),
         )
+
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token; None for what is none."""
+        found = self.tokenizer.token_id(token)
+        return found if found in self.tokenizer.special_ids else None
+
+    def marker_ids(self, *, tools: bool) -> frozenset[int]:
+        """Special tokens that the parsers of an answer must see."""
+        texts = list(self.style.markers) if tools else []
+        if self.reasoning is not None:
+            texts += [self.reasoning.start, self.reasoning.end]
+        ids = (self.special_id(part) for text in texts for part in split_markers(text))
+        return frozenset(i for i in ids if i is not None)
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not served. None means the one that is."""

@@ -47,6 +47,7 @@ class Common:
     cache_salt: str
     priority: int
     grammar: GrammarSpec | None = None  # that every continuation obeys
+    shown_ids: frozenset[int] = frozenset()  # special tokens that the answer's parsers must see
 
 
 def common(request: GenerateFields, front: Front, arrival: float) -> Common:
@@ -132,7 +133,7 @@ def build_prompt(
     choices = [
         Choice(
             number * shared.n + i,
-            Detokenizer(front.tokenizer, skip_special_tokens=skip_special),
+            Detokenizer(front.tokenizer, skip_special_tokens=skip_special, shown_ids=shared.shown_ids),
             StopStrings(shared.stops) if shared.stops else None,
             min_tokens=params.min_tokens,
             user_stop_ids=user_stops,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.tools.call import read_object
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 8192
 
 
@@ -18,6 +20,20 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
     type: str
     text: str | None = None
+
+
+class HistoryFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, Any]  # JSON
+
+
+class HistoryCall(msgspec.Struct, kw_only=True):
+    """A call as an answer gave it; fields of streams (`index`) may still be there."""
+
+    id: str | None = None
+    type: str | None = None
+    index: int | None = None
+    function: HistoryFunction
 
 
 class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -30,20 +46,14 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     audio: Any = None
     annotations: Any = None
     function_call: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    reasoning_content: Any = None
+    tool_calls: list[HistoryCall] | None = None  # of an assistant
+    tool_call_id: str | None = None  # of a tool's result: the call that it answers
+    reasoning_content: str | None = None  # of an assistant; the template decides what it shows of it
 
 
-_UNSERVED = (
-    "refusal",
-    "audio",
-    "annotations",
-    "function_call",
-    "tool_calls",
-    "tool_call_id",
-    "reasoning_content",
-)
+_UNSERVED = ("refusal", "audio", "annotations", "function_call")
+# Fields that belong to one role.
+_ROLE_OF = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
 
 
 def to_template(messages: list[Message]) -> list[dict[str, Any]]:
@@ -56,7 +66,7 @@ def to_template(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def _one(message: Message, where: str) -> dict[str, Any]:
-    if message.role in ("tool", "function"):
+    if message.role == "function":
         raise _unsupported(f"{where}.role", f"role {message.role!r}")
     if message.role not in ROLES:
         raise bad_value(f"{where}.role", "one of " + ", ".join(ROLES), repr(message.role))
@@ -64,16 +74,56 @@ def _one(message: Message, where: str) -> dict[str, Any]:
         value = getattr(message, field)
         if value is not None and value != []:
             raise _unsupported(f"{where}.{field}", "this field")
-    if message.content is None:
+    for field, role in _ROLE_OF.items():
+        if getattr(message, field) and message.role != role:
+            raise bad_value(f"{where}.{field}", f"role {role} beside it", repr(message.role))
+    if message.content is None and not message.tool_calls:
         raise bad_value(f"{where}.content", "a string or a list of text parts", "null")
     # 'developer' is OpenAI's newer word for the system's voice; templates know only the old one.
     out: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": _text(message.content, f"{where}.content"),
+        "content": "" if message.content is None else _text(message.content, f"{where}.content"),
     }
-    if message.name is not None:
-        out["name"] = message.name
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            out[name] = value
+    if message.tool_calls:
+        out["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
     return out
+
+
+def _call(call: HistoryCall, where: str) -> dict[str, Any]:
+    """A call of the history, its arguments as an object."""
+    if call.type not in (None, "function"):
+        raise bad_value(f"{where}.type", "function", repr(call.type))
+    arguments: object = call.function.arguments
+    if isinstance(arguments, str):
+        arguments = read_object(arguments or "{}")
+    if not isinstance(arguments, dict):
+        raise bad_value(f"{where}.function.arguments", "a JSON object", repr(call.function.arguments)[:100])
+    if not call.function.name:
+        raise bad_value(f"{where}.function.name", "a name", "an empty one")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id or "", "type": "function", "function": function}
+
+
+def with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with each call's arguments as JSON text: some templates take no object."""
+    return [_text_arguments(message) for message in messages]
+
+
+def _text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        text = json.dumps(function["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**function, "arguments": text}})
+    return {**message, "tool_calls": calls}
 
 
 def _text(content: str | list[ContentPart], where: str) -> str:

@@ -6,13 +6,14 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from pegainfer.frontend.http.body import parse, read_body
-from pegainfer.frontend.http.chat import TemplateValue, render
 from pegainfer.frontend.http.fields import check_token_ids
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.logprobs import token_name
 from pegainfer.frontend.http.messages import Message
+from pegainfer.frontend.http.render import TemplateValue, rendered
 from pegainfer.frontend.http.responses import send_json
+from pegainfer.frontend.http.tools import ToolParam, shown_tools
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -25,6 +26,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
+    tools: list[ToolParam] | None = None
     return_token_strs: bool | None = None
 
 
@@ -46,28 +48,35 @@ class TemplateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
+    tools: list[ToolParam] | None = None
 
 
 async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     body = await read_body(scope, receive, front.config)
     request = await parse(body, TokenizeRequest, front.config)
     front.check_model(request.model)
-    ids = await front.text_work(len(body), lambda: _tokenize(front, request))
+    text = await _text(front, request, len(body))
+    special = request.add_special_tokens
+    if special is None:
+        special = request.messages is None
+    ids = await front.text_work(
+        len(text), lambda: front.tokenizer.encode(text, add_special_tokens=bool(special))
+    )
     names = [token_name(front.tokenizer, t) for t in ids] if request.return_token_strs else None
     out = Tokens(count=len(ids), max_model_len=front.engine.info.max_model_len, tokens=ids, token_strs=names)
     await send_json(send, out)
 
 
-def _tokenize(front: Front, r: TokenizeRequest) -> list[int]:
+async def _text(front: Front, r: TokenizeRequest, size: int) -> str:
+    """What is to be tokenised: the prompt, or the rendered messages."""
     if (r.prompt is None) == (r.messages is None):
         raise bad_value("prompt", "either prompt or messages", "neither" if r.prompt is None else "both")
-    if r.prompt is not None:
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
-            if getattr(r, name) is not None:
-                raise bad_value(name, "messages beside it", "a prompt")
-        return front.tokenizer.encode(r.prompt, add_special_tokens=r.add_special_tokens is not False)
-    text = render(front, r)
-    return front.tokenizer.encode(text, add_special_tokens=bool(r.add_special_tokens))
+    if r.prompt is None:
+        return await rendered(front, r, size, shown_tools(r.tools))
+    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
+        if getattr(r, name) is not None:
+            raise bad_value(name, "messages beside it", "a prompt")
+    return r.prompt
 
 
 async def detokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,5 +94,5 @@ async def apply_template(front: Front, scope: Scope, receive: Receive, send: Sen
     body = await read_body(scope, receive, front.config)
     request = await parse(body, TemplateRequest, front.config)
     front.check_model(request.model)
-    text = await front.text_work(len(body), lambda: render(front, request))
-    await send_json(send, {"prompt": text})
+    tools = shown_tools(request.tools)
+    await send_json(send, {"prompt": await rendered(front, request, len(body), tools)})

@@ -89,8 +89,8 @@ def test_faults_name_their_reason_without_the_parsers_state(kind: Kind, grammar:
 
 def test_recursion_is_honoured() -> None:
     schema = SCHEMAS["recursion"]
-    assert accepts("json_schema", schema, '{"value": 1, "left": {"value": 2}}')
-    assert not accepts("json_schema", schema, '{"value": 1, "left": {"left": {"value": 2}}}')
+    assert accepts("json_schema", schema, '{"value": 1, "next": {"value": 2, "next": null}}')
+    assert not accepts("json_schema", schema, '{"value": 1, "next": {"next": null}}')
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -58,6 +58,11 @@ async def server(**null: Any) -> AsyncIterator[tuple[App, InProcessEngine, httpx
             await assert_sound(app, engine, http)
 
 
+FUNCTION = {"name": "f"}
+TOOL = {"type": "function", "function": FUNCTION}
+BAD = {"type": "object", "properties": {"a": {"type": "not-a-type"}}, "required": ["a"]}
+LIST = {"name": "f", "arguments": "[1]"}
+ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
 CALL = {"name": "f", "arguments": "{"}
 SCHEMA = "response_format.json_schema.schema"
 
@@ -108,10 +113,24 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         CHAT,
         {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "1", "function": CALL}]}]},
-        "messages[1].tool_calls",
+        "messages[1].tool_calls[0].function.arguments",
     ),
     (CHAT, {"messages": [{"role": "assistant", "function_call": CALL}]}, "messages[0].function_call"),
-    (CHAT, {"messages": [{"role": "tool", "content": "1", "tool_call_id": "1"}]}, "messages[0].role"),
+    (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": LIST}]}]}, ARGUMENTS),
+    (CHAT, {"messages": [{"role": "function", "content": "1", "name": "f"}]}, "messages[0].role"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    (CHAT, {"tools": [{"type": "web_search"}]}, "tools[0].function"),
+    (CHAT, {"tools": [TOOL, TOOL]}, "tools"),
+    (CHAT, {"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    (
+        CHAT,
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+    ),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"tools": [{"type": "function", "function": {**FUNCTION, "parameters": BAD}}],
+            "tool_choice": "required"}, "tools"),
+    (CHAT, {"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
     # 8
     ("/tokenize", {"messages": []}, "messages"),
     ("/detokenize", {"tokens": [-1]}, "tokens[0]"),

@@ -142,9 +142,10 @@ def test_template_variables_are_allowed_by_name() -> None:
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": "a", "colour": "red"}], "messages[0].colour"),
-        ([USER, {"role": "tool", "content": "1", "tool_call_id": "x"}], "messages[1].role"),
-        ([{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
-        ([{"role": "assistant", "content": "a", "reasoning_content": "b"}], "messages[0].reasoning_content"),
+        ([USER, {"role": "function", "content": "1", "name": "x"}], "messages[1].role"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
+        ([{"role": "user", "content": "a", "reasoning_content": "b"}], "messages[0].reasoning_content"),
+        ([{"role": "user", "content": "a", "tool_call_id": "b"}], "messages[0].tool_call_id"),
         (["hi"], "messages[0]"),
     ],
 )  # fmt: skip
@@ -153,8 +154,6 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
 
 
 UNSERVED = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
     "functions": [{"name": "f"}],
     "function_call": "auto",
     "chat_template": "{{ 1 }}",

@@ -1,0 +1,88 @@
+"""A chat's messages to its prompt: in this process where that is quick, else in one that can be killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from pegainfer.contract.errors import RequestError
+from pegainfer.frontend.chat_template import cut_at_mark
+from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.messages import Message, to_template, with_text_arguments
+from pegainfer.frontend.tools.prompt import knows_tools, plain_messages
+from pegainfer.frontend.worker import TemplateJob
+
+TemplateValue = bool | int | float | str | None
+# The model's own template is trusted with so much of a request: it takes a few milliseconds, and its loops
+# watch the clock. More goes to a worker process, whose round trip costs about a millisecond.
+INLINE_BYTES = 256 << 10
+
+
+class Rendered(Protocol):
+    """The fields that decide a prompt's text."""
+
+    @property
+    def messages(self) -> list[Message] | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+    @property
+    def chat_template_kwargs(self) -> dict[str, TemplateValue] | None: ...
+
+
+async def rendered(front: Front, r: Rendered, size: int, tools: Sequence[dict[str, Any]] = ()) -> str:
+    """The prompt's text. Raises ApiError or RequestError for messages that cannot be rendered.
+
+    Args:
+        size: of the request, in bytes.
+        tools: in OpenAI's form.
+    """
+    variables, cut = await front.text_work(size, lambda: _variables(front, r, tools))
+    try:
+        text = await _run(front, variables, size)
+    except RequestError:
+        if not any("tool_calls" in m for m in variables["messages"]):
+            raise
+        # Templates differ in whether a call's arguments are an object or text.
+        text = await _run(front, {**variables, "messages": with_text_arguments(variables["messages"])}, size)
+    return cut_at_mark(text) if cut else text
+
+
+async def _run(front: Front, variables: dict[str, Any], size: int) -> str:
+    template = front.template
+    assert template is not None
+    if size <= INLINE_BYTES:
+        return await front.text_work(size, lambda: template.render_variables(variables))
+    return await front.workers.run(TemplateJob(variables), front.config.template_seconds, "the chat template")
+
+
+def _variables(front: Front, r: Rendered, tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+    """What the template gets, and whether its text is cut at the end of the last message."""
+    if front.template is None:
+        raise ApiError(400, "messages: the model has no chat template; use /v1/completions", param="messages")
+    messages = to_template(r.messages or [])
+    variables: dict[str, Any] = dict(r.chat_template_kwargs or {})
+    allowed = front.config.chat_template_kwargs
+    for name in variables:
+        if name not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise bad_value("chat_template_kwargs", f"names that are allowed ({known})", repr(name))
+    going_on = bool(r.continue_final_message)
+    # Going on with a message and opening a new one exclude each other: only what is said counts.
+    opening = not going_on if r.add_generation_prompt is None else r.add_generation_prompt
+    if going_on and messages[-1]["role"] != "assistant":
+        raise bad_value("continue_final_message", "an assistant message at the end", messages[-1]["role"])
+    shown: Sequence[Any] = messages
+    if not knows_tools(front.template.source):
+        shown, tools = plain_messages(messages, tools), ()
+    prepared = front.template.prepare(
+        shown,
+        add_generation_prompt=opening,
+        continue_final_message=going_on,
+        tools=list(tools) or None,
+        variables=variables,
+    )
+    return prepared, going_on

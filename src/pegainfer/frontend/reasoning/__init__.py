@@ -1,0 +1,1 @@
+"""What a model thinks before it answers, kept apart from the answer."""

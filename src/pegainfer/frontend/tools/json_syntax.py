@@ -1,0 +1,192 @@
+"""Families that write the arguments of a call as JSON: Hermes and Qwen3, Llama 3, DeepSeek, Kimi, Mistral."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pegainfer.frontend.tools.call import Tool, ToolCall, call_of, read_object, write_object
+
+
+@dataclass(frozen=True)
+class Hermes:
+    """<tool_call>{"name": …, "arguments": {…}}</tool_call>"""
+
+    starts: tuple[str, ...] = ("<tool_call>",)
+    end: str | None = "</tool_call>"
+    skips: tuple[str, ...] = ()
+    leading: bool = False
+
+    def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+        call = call_of(read_object(body))
+        return None if call is None else [call]
+
+    def unfinished(self, body: str) -> bool:
+        return ends_in_string(body)
+
+    def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        return cut_off(body)
+
+
+@dataclass(frozen=True)
+class LlamaJson:
+    """{"name": …, "parameters": {…}}, several with semicolons between, as the whole answer."""
+
+    starts: tuple[str, ...] = ("<|python_tag|>", "{")
+    end: str | None = None
+    skips: tuple[str, ...] = ()
+    leading: bool = True
+
+    def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+        text = ("{" if start == "{" else "") + body
+        calls: list[ToolCall] = []
+        decoder = json.JSONDecoder()
+        at = 0
+        while text[at:].strip(" \n\t\r;"):
+            at += len(text[at:]) - len(text[at:].lstrip(" \n\t\r;"))
+            try:
+                value, at = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                return None
+            call = call_of(value)
+            if call is None:
+                return None
+            calls.append(call)
+        return calls or None
+
+    def unfinished(self, body: str) -> bool:
+        return False
+
+    def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        return cut_off(("{" if start == "{" else "") + body)
+
+
+@dataclass(frozen=True)
+class DeepSeek:
+    """<｜tool▁call▁begin｜>…<｜tool▁call▁end｜>
+
+    Between them: in V3 `function<｜tool▁sep｜>NAME` and a JSON code block, in V3.1 `NAME<｜tool▁sep｜>{…}`.
+    """
+
+    starts: tuple[str, ...] = ("<｜tool▁call▁begin｜>",)
+    end: str | None = "<｜tool▁call▁end｜>"
+    skips: tuple[str, ...] = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    leading: bool = False
+
+    def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+        name, arguments = self._parts(body)
+        found = read_object(arguments.rstrip().removesuffix("```"))
+        return one(name, found)
+
+    def unfinished(self, body: str) -> bool:
+        return ends_in_string(self._parts(body)[1])
+
+    def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        name, arguments = self._parts(body)
+        return [ToolCall(name, arguments)] if name and "<｜tool▁sep｜>" in body else []
+
+    @staticmethod
+    def _parts(body: str) -> tuple[str, str]:
+        head, _, tail = body.partition("<｜tool▁sep｜>")
+        name, fence, arguments = tail.partition("\n```json\n")
+        if fence:
+            return name.strip(), arguments
+        return head.strip(), tail
+
+
+@dataclass(frozen=True)
+class Kimi:
+    """<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>"""
+
+    starts: tuple[str, ...] = ("<|tool_call_begin|>",)
+    end: str | None = "<|tool_call_end|>"
+    skips: tuple[str, ...] = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+    leading: bool = False
+
+    def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+        id, _, arguments = body.partition("<|tool_call_argument_begin|>")
+        return one(self._name(id), read_object(arguments), id.strip())
+
+    def unfinished(self, body: str) -> bool:
+        return ends_in_string(body.partition("<|tool_call_argument_begin|>")[2])
+
+    def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        id, marker, arguments = body.partition("<|tool_call_argument_begin|>")
+        return [ToolCall(self._name(id), arguments, id.strip())] if marker else []
+
+    @staticmethod
+    def _name(id: str) -> str:
+        return id.strip().rpartition(":")[0].removeprefix("functions.") or id.strip()
+
+
+@dataclass(frozen=True)
+class Mistral:
+    """[TOOL_CALLS][{"name": …, "arguments": {…}}, …], since version 11 [TOOL_CALLS]NAME[ARGS]{…} a call."""
+
+    starts: tuple[str, ...] = ("[TOOL_CALLS]",)
+    end: str | None = None
+    skips: tuple[str, ...] = ()
+    leading: bool = False
+
+    def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+        decoder = json.JSONDecoder()
+        calls: list[ToolCall | None] = []
+        at = 0
+        try:
+            if body.lstrip().startswith("["):
+                values, _ = decoder.raw_decode(body.lstrip())
+                calls = [call_of(value) for value in values]
+            else:
+                while body[at:].strip():
+                    head = _MISTRAL_HEAD.match(body, at)
+                    if head is None:
+                        return None
+                    value, at = decoder.raw_decode(body, head.end())
+                    calls += one(head["name"], value if isinstance(value, dict) else None) or [None]
+        except (ValueError, RecursionError):
+            return None
+        found = [c for c in calls if c is not None]
+        return found if found and len(found) == len(calls) else None
+
+    def unfinished(self, body: str) -> bool:
+        return False
+
+    def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
+        head = _MISTRAL_HEAD.match(body)
+        return [ToolCall(head["name"], body[head.end() :])] if head else cut_off(body)
+
+
+_MISTRAL_HEAD = re.compile(
+    r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+)?\s*(?:\[ARGS\])?\s*(?=\{)"
+)
+_NAME = re.compile(r'"name"\s*:\s*"(?P<name>[^"\\]+)"')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+
+
+def one(name: str, arguments: object, id: str | None = None) -> list[ToolCall] | None:
+    """A call of these parts, None where one is missing."""
+    if not name or not isinstance(arguments, dict):
+        return None
+    text = write_object(arguments)
+    return None if text is None else [ToolCall(name, text, id)]
+
+
+def ends_in_string(text: str) -> bool:
+    """Whether JSON text breaks off within a string."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        pass
+    return False
+
+
+def cut_off(body: str) -> list[ToolCall]:
+    """The name and as much of the arguments as there is, of one JSON object that was cut off."""
+    name, arguments = _NAME.search(body), _ARGUMENTS.search(body)
+    if name is None or arguments is None:
+        return []
+    return [ToolCall(name["name"], body[arguments.end() :])]

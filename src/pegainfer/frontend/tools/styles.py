@@ -1,0 +1,116 @@
+"""The families' styles by name, and which one a model's chat template speaks."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pegainfer.contract.errors import ConfigError
+from pegainfer.frontend.reasoning.think import ThinkSyntax
+from pegainfer.frontend.tools.call import new_call_id
+from pegainfer.frontend.tools.enforce import FRAMES, Frame
+from pegainfer.frontend.tools.field_syntax import Dsml, Pythonic, QwenCoder
+from pegainfer.frontend.tools.json_syntax import DeepSeek, Hermes, Kimi, LlamaJson, Mistral
+from pegainfer.frontend.tools.scanner import Syntax
+
+_FURTHER = ("[ARGS]", "[CALL_ID]", "<|python_end|>")  # that models write and no grammar of ours asks for
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a family writes calls, and the grammar's frame for the same."""
+
+    name: str
+    syntax: Syntax
+    short_ids: bool = False  # nine letters and digits, which is all that its template takes
+
+    @property
+    def frame(self) -> Frame:
+        return FRAMES[self.name]
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts in which special tokens of this style stand."""
+        syntax, frame = self.syntax, self.frame
+        ends = () if syntax.end is None else (syntax.end,)
+        around = (frame.begin, frame.end, frame.open, frame.close, frame.number)
+        return (*syntax.starts, *ends, *syntax.skips, *around, *(frame.fields or ()), *_FURTHER)
+
+    def new_id(self, name: str, index: int) -> str:
+        """For the call number `index` of an answer, where the model gave none."""
+        if self.short_ids:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"functions.{name}:{index}" if self.name == "kimi_k2" else new_call_id()
+
+
+STYLES: Mapping[str, Style] = {
+    style.name: style
+    for style in (
+        Style("hermes", Hermes()),
+        Style("qwen3_coder", QwenCoder()),
+        Style("llama3_json", LlamaJson()),
+        Style("pythonic", Pythonic()),
+        Style("deepseek_v3", DeepSeek()),
+        Style("deepseek_v31", DeepSeek()),
+        Style("deepseek_v32", Dsml()),
+        Style("deepseek_v4", Dsml()),
+        Style("kimi_k2", Kimi()),
+        Style("mistral", Mistral(), short_ids=True),
+        Style("mistral_v11", Mistral(), short_ids=True),
+    )
+}
+# What a template that speaks a style must contain; the first line that fits holds.
+_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("deepseek_v4", ("｜DSML｜", "tool_calls>")),
+    ("deepseek_v32", ("｜DSML｜",)),
+    ("deepseek_v3", ("<｜tool▁call▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁call▁begin｜>",)),
+    ("kimi_k2", ("<|tool_call_begin|>",)),
+    ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("hermes", ("<tool_call>",)),
+    ("pythonic", ("<|python_start|>",)),
+    ("pythonic", ("func_name1(params_name1",)),
+    ("llama3_json", ("ipython",)),
+    ("llama3_json", ('"parameters": dictionary',)),
+)
+REASONING: Mapping[str, ThinkSyntax] = {"think": ThinkSyntax()}
+_REASONING_ALIASES = ("qwen3", "deepseek_r1", "deepseek_v3", "kimi_k2")  # vLLM's names for the same
+
+
+def choose_style(wanted: str, template: str | None) -> Style:
+    """The style of this name, or by the template. Raises ConfigError for an unknown name."""
+    if wanted != AUTO:
+        if wanted not in STYLES:
+            raise ConfigError(
+                "no such tool call parser",
+                expected=", ".join((AUTO, *STYLES)),
+                got=wanted,
+                where="--tool-call-parser",
+            )
+        return STYLES[wanted]
+    for name, signs in _SIGNS:
+        if template is not None and all(sign in template for sign in signs):
+            return STYLES[name]
+    return STYLES["hermes"]
+
+
+def choose_reasoning(wanted: str, template: str | None) -> ThinkSyntax | None:
+    """How the model's thoughts are marked, None if it has none. Raises ConfigError for an unknown name."""
+    if wanted == NONE:
+        return None
+    if wanted == AUTO:
+        return REASONING["think"] if template is not None and "</think>" in template else None
+    name = "think" if wanted in _REASONING_ALIASES else wanted
+    if name not in REASONING:
+        raise ConfigError(
+            "no such reasoning parser",
+            expected=", ".join((AUTO, NONE, *REASONING, *_REASONING_ALIASES)),
+            got=wanted,
+            where="--reasoning-parser",
+        )
+    return REASONING[name]

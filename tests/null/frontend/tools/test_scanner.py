@@ -1,0 +1,124 @@
+"""Calls in every style, however the text is cut; broken and cut-off ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pegainfer.frontend.tools.call import ToolCall
+from pegainfer.frontend.tools.scanner import Piece, ToolScanner
+from pegainfer.frontend.tools.styles import STYLES
+from tests.null.frontend.tools.examples import EXAMPLES, TOOLS
+
+FRAGMENTS = (
+    "<tool_call>", "</tool_call>", '{"name": "now", "arguments": {}}', "<function=now>", "</function>",
+    "{", "}",
+    "<parameter=a>", "</parameter>", "[TOOL_CALLS]", "[", "]", "now()", "now[ARGS]{}", "<|python_tag|>",
+    "<|tool_call_begin|>", "functions.now:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "now<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+    '<｜DSML｜invoke name="now">', "</｜DSML｜invoke>", '"', "\\", " ", "\n", "x", ";", "<", "</", "ü",
+)  # fmt: skip
+
+
+def scan(style: str, pieces: list[str], *, truncated: bool = False) -> tuple[str, list[ToolCall]]:
+    scanner = ToolScanner(STYLES[style].syntax, TOOLS)
+    found: list[Piece] = []
+    for piece in pieces:
+        found += scanner.push(piece)
+    found += scanner.flush(truncated=truncated)
+    text = "".join(p for p in found if isinstance(p, str))
+    calls = [p for p in found if isinstance(p, ToolCall)]
+    assert scanner.num_calls == len(calls)
+    return text, calls
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples(name: str) -> None:
+    example = EXAMPLES[name]
+    text, calls = scan(example.style, [example.text])
+    assert [(c.name, json.loads(c.arguments)) for c in calls] == list(example.calls)
+    assert text == example.content
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_one_character_at_a_time(name: str) -> None:
+    example = EXAMPLES[name]
+    assert scan(example.style, list(example.text)) == scan(example.style, [example.text])
+
+
+@given(st.data())
+def test_every_split_gives_the_same(data: st.DataObject) -> None:
+    style = data.draw(st.sampled_from(sorted(STYLES)))
+    fragments = data.draw(st.lists(st.sampled_from(FRAGMENTS), max_size=14))
+    if data.draw(st.booleans()):
+        own = [e.text for e in EXAMPLES.values() if e.style == style]
+        fragments.insert(data.draw(st.integers(0, len(fragments))), data.draw(st.sampled_from(own)))
+    text = "".join(fragments)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
+    pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    for truncated in (False, True):
+        whole = scan(style, [text], truncated=truncated)
+        assert scan(style, pieces, truncated=truncated) == whole
+        if not truncated:
+            assert all(isinstance(json.loads(c.arguments), dict) for c in whole[1])
+
+
+@given(st.text(max_size=40), st.sampled_from(sorted(STYLES)))
+def test_text_without_calls_is_untouched(text: str, style: str) -> None:
+    shown, calls = scan(style, [text])
+    if not calls:
+        skipped = shown
+        for marker in STYLES[style].syntax.skips:
+            text = text.replace(marker, "")
+        assert skipped == text
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "Pa', '{"city": "Pa'),
+        ("llama3_json", '{"name": "get_weather", "parameters": {"ci', '{"ci'),
+        ("mistral", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"', '{"'),
+        ("mistral_v11", '[TOOL_CALLS]get_weather[ARGS]{"city"', '{"city"'),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{", "{"),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{", "{"),
+        ("kimi_k2", "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{", "{"),
+        (
+            "qwen3_coder",
+            "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n1",
+            '{"city": "Paris"}',
+        ),
+        (
+            "deepseek_v32",
+            '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Paris'
+            '</｜DSML｜parameter>\n<｜DSML｜parameter name="days" str',
+            '{"city": "Paris"}',
+        ),
+    ],
+)
+def test_what_is_known_of_a_call_that_a_limit_cut_off(style: str, text: str, arguments: str) -> None:
+    shown, calls = scan(style, [text], truncated=True)
+    assert not shown
+    assert [(c.name, c.arguments) for c in calls] == [("get_weather", arguments)]
+    assert scan(style, [text]) == (text, [])  # a model that ends so has made no call
+
+
+def test_the_models_own_id_is_kept() -> None:
+    _, calls = scan("kimi_k2", [EXAMPLES["kimi_k2"].text])
+    assert [c.id for c in calls] == ["functions.get_weather:0", "functions.now:1"]
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN", "Infinity"])
+def test_numbers_that_json_does_not_have_make_no_call(number: str) -> None:
+    text = f'<tool_call>{{"name": "now", "arguments": {{"a": {number}}}}}</tool_call>'
+    assert scan("hermes", [text]) == (text, [])
+
+
+def test_a_call_that_never_ends_is_read_a_bounded_number_of_times() -> None:
+    text = '<tool_call>{"name": "now", "arguments": {"a": "' + "</tool_call>" * 500
+    shown, calls = scan("hermes", [text])
+    assert shown.startswith(text[:60]) and not calls
