@@ -48,7 +48,7 @@ def test_default_bounds(tmp_path: Path) -> None:
     info = bounds(tmp_path)
     assert info.max_model_len == 256
     assert info.max_slots == DEFAULT_SLOTS
-    # A prompt of the whole context and a decode in every other slot fit one step.
+    # Decodes do not take the place of prompt tokens.
     assert info.max_tokens == min(DEFAULT_PREFILL_TOKENS, 256) + DEFAULT_SLOTS
     assert info.vocab_size == VOCAB
     (group,) = info.kv.groups
