@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16  # tokens
 DEFAULT_SLOTS = 64
-# Prefill is as quick in pieces of 64 as of 512 tokens (608 to 619 tokens a CPU second with the default model),
-# and decodes in the same step wait for the piece.
+# Prefill is as quick in pieces of 64 as of 512 tokens (608 to 619 tokens a CPU second with the default model,
+# AVX-512), and decodes in the same step wait for the piece.
 DEFAULT_PREFILL_TOKENS = 128
 MAX_KV_BYTES = 1 << 30  # of the default; more where one sequence needs more
 MAX_CONFIG_BYTES = 16 << 20
