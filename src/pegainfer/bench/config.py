@@ -27,7 +27,7 @@ def _check(right: bool, flag: str, expected: str, got: object) -> None:
 class ServerConfig:
     """Whom to ask."""
 
-    backend: Literal["vllm", "openai", "openai-chat"] = field(
+    api: Literal["vllm", "openai", "openai-chat"] = field(
         default="openai", metadata={"help": "API of the server: completions (vllm, openai) or chat."}
     )
     base_url: str | None = field(default=None, metadata={"help": "http[s]://host[:port], in place of both."})

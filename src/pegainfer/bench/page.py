@@ -39,7 +39,7 @@ height:auto;border-radius:6px}text{fill:var(--faint);font:11px system-ui,sans-se
 def page(run: Run, notes: list[str]) -> str:
     """The whole document. `notes`: lines that the report ends with."""
     data = series(run)
-    title = f"{run.model or 'model'} · {run.plan.report.label or run.plan.server.backend}"
+    title = f"{run.model or 'model'} · {run.plan.report.label or run.plan.server.api}"
     charts = "".join(
         _chart([points], unit="ms", title=f"{name}: share of values at most this", top=1.0)
         for name, points in data.cdfs.items()

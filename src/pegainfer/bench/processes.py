@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import BinaryIO, cast
+from typing import IO, cast
 
 from pegainfer.bench import wire
 from pegainfer.contract.errors import EngineDeadError
@@ -52,7 +52,7 @@ def run(works: list[wire.Work], on_progress: Callable[[int], None]) -> tuple[flo
     Raises EngineDeadError where a client process ends by itself.
     """
     clients = [_Process(work) for work in works]
-    news: queue.SimpleQueue[tuple[int, wire.ToParent | None]] = queue.SimpleQueue()
+    news: queue.SimpleQueue[tuple[int, wire.ToParent | Exception]] = queue.SimpleQueue()
     try:
         for number, client in enumerate(clients):
             client.follow(number, news)
@@ -61,9 +61,9 @@ def run(works: list[wire.Work], on_progress: Callable[[int], None]) -> tuple[flo
         while len(outcomes) < len(clients):
             number, message = news.get()
             match message:
-                case None:
+                case Exception():
                     code = clients[number].process.wait()
-                    raise EngineDeadError("a client process has ended", got=f"exit code {code}")
+                    raise EngineDeadError("a client process has ended", got=f"exit code {code}: {message}")
                 case wire.Ready():
                     ready += 1
                     if ready == len(clients):
@@ -81,30 +81,33 @@ def run(works: list[wire.Work], on_progress: Callable[[int], None]) -> tuple[flo
 
 
 class _Process:
+    """A client process and its two pipes, which are read and written without buffers."""
+
     def __init__(self, work: wire.Work) -> None:
         self._work = work
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pegainfer.bench.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,
         )
-        self.orders = cast(BinaryIO, self.process.stdin)
-        self._out = cast(BinaryIO, self.process.stdout)
+        self._pipes = cast(tuple[IO[bytes], IO[bytes]], (self.process.stdin, self.process.stdout))
+        self.orders, self._news = (pipe.fileno() for pipe in self._pipes)
 
-    def follow(self, number: int, news: queue.SimpleQueue[tuple[int, wire.ToParent | None]]) -> None:
-        """Hands the work over, then puts every message into `news`; None where the process ends before its
-        outcome. In a thread of its own, so that large works are read at once."""
+    def follow(self, number: int, news: queue.SimpleQueue[tuple[int, wire.ToParent | Exception]]) -> None:
+        """Hands the work over, then puts every message into `news`, and an exception where the process ends
+        before its outcome. In a thread of its own: large works and outcomes do not wait for each other."""
 
         def body() -> None:
             try:
                 wire.send(self.orders, self._work)
                 while True:
-                    message = wire.receive_news(self._out)
+                    message = wire.receive_news(self._news)
                     news.put((number, message))
                     if isinstance(message, wire.Outcome):
                         return
-            except (EOFError, OSError, ValueError):
-                news.put((number, None))
+            except (EOFError, OSError) as error:
+                news.put((number, error))
 
         threading.Thread(target=body, daemon=True).start()
 
@@ -113,8 +116,5 @@ class _Process:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        for pipe in (self.orders, self._out):
-            try:
-                pipe.close()
-            except OSError:
-                continue  # what was still to be written has no reader
+        for pipe in self._pipes:
+            pipe.close()

@@ -23,9 +23,9 @@ def result(run: Run, provenance: dict[str, Any]) -> dict[str, Any]:
     load = plan.load
     out: dict[str, Any] = {
         "date": time.strftime("%Y%m%d-%H%M%S"),
-        "backend": plan.server.backend,
-        "endpoint_type": plan.server.backend,
-        "label": plan.report.label or plan.server.backend,
+        "backend": plan.server.api,
+        "endpoint_type": plan.server.api,
+        "label": plan.report.label or plan.server.api,
         "model_id": run.model,
         "tokenizer_id": getattr(plan.text, "name", None),
         "num_prompts": len(run.records),

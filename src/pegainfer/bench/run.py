@@ -33,7 +33,7 @@ class Plan:
 
     @property
     def chat(self) -> bool:
-        return self.server.backend == "openai-chat"
+        return self.server.api == "openai-chat"
 
     @property
     def self_timed(self) -> bool:
@@ -196,7 +196,7 @@ def _traffic(plan: Plan) -> list[str]:
 def file_stem(run: Run) -> str:
     """Name of the result's files without suffix, where the user gave none."""
     load = run.plan.load
-    label = run.plan.report.label or run.plan.server.backend
+    label = run.plan.report.label or run.plan.server.api
     concurrency = f"-concurrency{load.max_concurrency}" if load.max_concurrency is not None else ""
     rate = f"{load.request_rate}qps"
     if load.ramp_up_strategy is not None:

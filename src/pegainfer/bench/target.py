@@ -54,7 +54,7 @@ class Target:
             tls=tls,
             verify=not config.insecure,
             prefix=parts.path.rstrip("/").removesuffix("/v1"),
-            endpoint="/" + (config.endpoint or ENDPOINTS[config.backend]).lstrip("/"),
+            endpoint="/" + (config.endpoint or ENDPOINTS[config.api]).lstrip("/"),
             headers=headers,
         )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO
+import os
+import select
 
 import msgspec
 
 LENGTH_BYTES = 8
+READ_BYTES = 1 << 20  # most bytes taken from a pipe at once
 
 
 class Job(msgspec.Struct, array_like=True, frozen=True):
@@ -79,28 +81,42 @@ _to_client = msgspec.msgpack.Decoder(ToClient)
 _to_parent = msgspec.msgpack.Decoder(ToParent)
 
 
-def send(pipe: BinaryIO, message: ToClient | ToParent) -> None:
+def send(pipe: int, message: ToClient | ToParent) -> None:
+    """Writes a frame to a file descriptor. Raises BrokenPipeError where nobody reads any more."""
     body = _encoder.encode(message)
-    pipe.write(len(body).to_bytes(LENGTH_BYTES, "little") + body)
-    pipe.flush()
+    data = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+    while data:
+        try:
+            data = data[os.write(pipe, data) :]
+        except BlockingIOError:
+            select.select([], [pipe], [])
 
 
-def receive_work(pipe: BinaryIO) -> ToClient:
+def receive_work(pipe: int) -> ToClient:
     """Raises EOFError where the parent has gone."""
-    message: ToClient = _to_client.decode(_read(pipe))
+    message: ToClient = _to_client.decode(_frame(pipe))
     return message
 
 
-def receive_news(pipe: BinaryIO) -> ToParent:
+def receive_news(pipe: int) -> ToParent:
     """Raises EOFError where the client process has ended."""
-    message: ToParent = _to_parent.decode(_read(pipe))
+    message: ToParent = _to_parent.decode(_frame(pipe))
     return message
 
 
-def _read(pipe: BinaryIO) -> bytes:
-    header = pipe.read(LENGTH_BYTES)
-    length = int.from_bytes(header, "little")
-    body = pipe.read(length) if len(header) == LENGTH_BYTES else b""
-    if len(header) < LENGTH_BYTES or len(body) < length:
-        raise EOFError("the other side of the pipe has gone")
-    return body
+def _frame(pipe: int) -> bytearray:
+    return _read(pipe, int.from_bytes(_read(pipe, LENGTH_BYTES), "little"))
+
+
+def _read(pipe: int, count: int) -> bytearray:
+    out = bytearray()
+    while len(out) < count:
+        try:
+            part = os.read(pipe, min(count - len(out), READ_BYTES))
+        except BlockingIOError:
+            select.select([pipe], [], [])
+            continue
+        if not part:
+            raise EOFError(f"the pipe ended after {len(out)} of {count} bytes")
+        out += part
+    return out

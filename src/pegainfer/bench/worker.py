@@ -6,7 +6,6 @@ import gc
 import signal
 import sys
 import time
-from typing import BinaryIO
 
 from pegainfer.bench import wire
 
@@ -17,13 +16,13 @@ def main() -> int:
     """The process. Ends early, and quietly, where the parent has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which hangs up
     try:
-        _run(sys.stdin.buffer, sys.stdout.buffer)
+        _run(sys.stdin.fileno(), sys.stdout.fileno())
     except (EOFError, BrokenPipeError):
         return 1
     return 0
 
 
-def _run(orders: BinaryIO, news: BinaryIO) -> None:
+def _run(orders: int, news: int) -> None:
     import uvloop
 
     from pegainfer.bench.client import Client
@@ -51,7 +50,7 @@ def _run(orders: BinaryIO, news: BinaryIO) -> None:
 class _Progress:
     """Counts ends and tells of them now and then."""
 
-    def __init__(self, news: BinaryIO) -> None:
+    def __init__(self, news: int) -> None:
         self._news = news
         self._done = 0
         self._told = 0.0

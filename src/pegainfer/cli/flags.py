@@ -25,6 +25,7 @@ from pegainfer.contract.errors import ConfigError
 # Fields whose flag is not called as they are: the names that users of other engines know.
 FLAG_NAMES = {
     "activation": "--activation-dtype",
+    "api": "--backend",
     "kv_dtype": "--kv-cache-dtype",
     "max_slots": "--max-num-seqs",
 }
