@@ -76,7 +76,7 @@ def _variables(front: Front, r: Rendered, tools: Sequence[dict[str, Any]]) -> tu
     if going_on and messages[-1]["role"] != "assistant":
         raise bad_value("continue_final_message", "an assistant message at the end", messages[-1]["role"])
     shown: Sequence[Any] = messages
-    if not knows_tools(front.template.source):
+    if front.style.name == "hermes" and not knows_tools(front.template.source):
         shown, tools = plain_messages(messages, tools), ()
     prepared = front.template.prepare(
         shown,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ _INTRODUCTION = (
 
 def knows_tools(template: str) -> bool:
     """Whether a template shows the tools that it is given."""
-    return "tools" in template
+    return re.search(r"\btools\b", template) is not None
 
 
 def plain_messages(messages: Sequence[Message], tools: Sequence[Message] | None) -> list[Message]:

@@ -13,6 +13,7 @@ from pegainfer.frontend.tools.call import new_call_id
 from pegainfer.frontend.tools.enforce import FRAMES, Frame
 from pegainfer.frontend.tools.field_syntax import Dsml, Pythonic, QwenCoder
 from pegainfer.frontend.tools.json_syntax import DeepSeek, Hermes, Kimi, LlamaJson, Mistral
+from pegainfer.frontend.tools.prompt import knows_tools
 from pegainfer.frontend.tools.scanner import Syntax
 
 _FURTHER = ("[ARGS]", "[CALL_ID]", "<|python_end|>")  # that models write and no grammar of ours asks for
@@ -93,8 +94,10 @@ def choose_style(wanted: str, template: str | None) -> Style:
                 where="--tool-call-parser",
             )
         return STYLES[wanted]
+    if template is None or not knows_tools(template):
+        return STYLES["hermes"]  # in which the prompt tells of them
     for name, signs in _SIGNS:
-        if template is not None and all(sign in template for sign in signs):
+        if all(sign in template for sign in signs):
             return STYLES[name]
     return STYLES["hermes"]
 

@@ -1,0 +1,82 @@
+"""Chats through the templates of several families, equal to what transformers makes of them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegainfer.contract.errors import RequestError
+from pegainfer.frontend.chat_template import ChatTemplate
+from pegainfer.frontend.tools.styles import choose_reasoning, choose_style
+
+FOLDER = Path(__file__).parents[2] / "data" / "templates"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
+STYLE_OF = {
+    "qwen3": "hermes",
+    "qwen3_training": "hermes",
+    "qwen3_instruct_2507": "hermes",
+    "qwen3_5_think": "qwen3_coder",
+    "qwen3_5_nothink": "qwen3_coder",
+    "llama3_1": "llama3_json",
+    "llama3_2": "llama3_json",
+    "mistral_v3_tekken": "mistral",
+    # These show no tools, so they are told of them in Hermes' form.
+    "deepseekv3": "hermes",
+    "gemma3": "hermes",
+    "llama3": "hermes",
+}
+THINK = {"qwen3", "qwen3_training", "qwen3_5_think", "qwen3_5_nothink", "deepseekv3", "deepseek_r1_distill"}
+
+
+@functools.cache
+def renders() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / "renders.json").read_text())
+    return found
+
+
+def test_every_template_has_its_renders() -> None:
+    assert sorted(renders()["templates"]) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_renders_equal_transformers(name: str) -> None:
+    golden = renders()
+    source = (FOLDER / f"{name}.jinja").read_text()
+    expected = golden["templates"][name]
+    assert expected["sha256"] == hashlib.sha256(source.encode()).hexdigest()
+    special = {k: golden["variables"][k] for k in ("bos_token", "eos_token")}
+    template = ChatTemplate(source, special)
+    for case, text in expected["cases"].items():
+        chat, option = case.rsplit(", ", 1)
+        options = dict(golden["options"][option])
+        opening, tools = options.pop("add_generation_prompt"), options.pop("tools", None)
+        variables = {"date_string": golden["variables"]["date_string"], **options}
+
+        def render(
+            template: ChatTemplate = template,
+            chat: str = chat,
+            opening: bool = opening,
+            tools: Any = tools,
+            variables: Any = variables,
+        ) -> str:
+            messages = golden["chats"][chat]
+            return template.render(messages, add_generation_prompt=opening, tools=tools, variables=variables)
+
+        if text is None:
+            with pytest.raises(RequestError):
+                render()
+        else:
+            assert render() == text, case
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_style_is_known_by_the_template(name: str) -> None:
+    source = (FOLDER / f"{name}.jinja").read_text()
+    if name in STYLE_OF:
+        assert choose_style("auto", source).name == STYLE_OF[name]
+    assert (choose_reasoning("auto", source) is not None) == (name in THINK)
