@@ -14,7 +14,7 @@ from pegainfer.runtime.cuda.launch import Arg, f32, i32, i64, ptr, struct
 # As in common/attention/attention.cuh.
 DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES = 128, 32, 16, 32, 16
 PAGE = 16  # tokens that a decoding warp takes at a time; a block is whole pages
-DEEP_SHARED = 114_688 + 1024  # bytes a block: three stages of a decoding warp's ring
+DEEP_SHARED = 114_688 + 512  # bytes a block: three stages of a decoding warp's ring
 PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in a step
 
 
@@ -107,13 +107,13 @@ def _attention(site: Site) -> None:
     room = site.scratch(max(1, c.decode_slots) * per_part)
     ends = room + c.decode_slots * p.heads * 4 * p.head_dim
     units = p.kv_heads * blocks(p.group, 8)
-    _persistent(site, c.decode, _args(site, p, plan, decode_items, room, ends), c.decode_items * units)
+    _persistent(site, p, c.decode, _args(site, p, plan, decode_items, room, ends), c.decode_items * units)
     if c.prefill:
         per_part = p.kv_heads * c.tile_rows * (4 * p.head_dim + 8)
         room = site.scratch(c.prefill_slots * per_part)
         ends = room + c.prefill_slots * p.kv_heads * c.tile_rows * 4 * p.head_dim
         items = decode_items + c.decode_items * ITEM_BYTES
-        _persistent(site, c.prefill, _args(site, p, plan, items, room, ends), c.prefill_items * p.kv_heads)
+        _persistent(site, p, c.prefill, _args(site, p, plan, items, room, ends), c.prefill_items * p.kv_heads)
 
 
 def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> int:
@@ -133,11 +133,16 @@ def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> int:
     return site.shared[key]
 
 
-def _persistent(site: Site, kernel: str, args: Arg, most: int) -> None:
+def _persistent(site: Site, p: AttentionProblem, kernel: str, args: Arg, most: int) -> None:
     """As many blocks as fit the device at once, or as there can be items."""
     variant = site.ctx.library.variant(kernel)
     assert variant is not None
-    threads, shared = int(variant.features["block"]), int(variant.features["shared"])
+    threads = int(variant.features["block"])
+    if "ring" in variant.features:  # decode: behind the ring, each streaming warp's outputs
+        outputs = (threads // 32 - 1) * min(8, p.group) * p.head_dim * 4
+        shared = int(variant.features["ring"]) + outputs
+    else:
+        shared = int(variant.features["shared"])
     per_sm = site.ctx.library.kernel(kernel).blocks_per_sm(threads, shared)
     grid = min(most, per_sm * site.ctx.device.info.num_sms)
     site.launch(kernel, (grid, 1, 1), threads, [args], shared)

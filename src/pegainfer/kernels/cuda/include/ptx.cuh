@@ -2,81 +2,99 @@
 #pragma once
 #include "types.cuh"
 
-// Programmatic dependent launch. `pdl_wait` returns when the kernel before this one has ended and its writes are
-// visible; every kernel calls it in every thread that reads or writes what others touch, and lets the next one
-// start (`pdl_launch`) only after it. So whatever runs ahead of a kernel's `pdl_wait` may read what the kernel
-// before the last one wrote, and constants; the last one's work is not done yet.
+// Programmatic dependent launch. `pdl_wait` returns when the kernel before this one has ended and its writes
+// are visible; every kernel calls it in every thread that reads or writes what others touch, and lets the
+// next one start (`pdl_launch`) only after it. So whatever runs ahead of a kernel's `pdl_wait` may read what
+// the kernel before the last one wrote, and constants; the last one's work is not done yet.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void pdl_launch() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
 // 16 bytes from global to shared memory past L1; with `valid` false, zeros instead (nothing is read).
 __device__ __forceinline__ void cp_async16(uint32_t dst, const void* src, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-               "r"(valid ? 16 : 0)
-               : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
 }
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async16(uint32_t dst, const void* src) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 // Waits until at most N of this thread's groups are under way.
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 // The same for a number known at run time; beyond six it waits for more than it must.
 __device__ __forceinline__ void cp_async_wait_upto(int n) {
-  switch (n) {
-    case 0: cp_async_wait<0>(); break;
-    case 1: cp_async_wait<1>(); break;
-    case 2: cp_async_wait<2>(); break;
-    case 3: cp_async_wait<3>(); break;
-    case 4: cp_async_wait<4>(); break;
-    case 5: cp_async_wait<5>(); break;
-    default: cp_async_wait<6>();
-  }
+    switch (n) {
+        case 0:
+            cp_async_wait<0>();
+            break;
+        case 1:
+            cp_async_wait<1>();
+            break;
+        case 2:
+            cp_async_wait<2>();
+            break;
+        case 3:
+            cp_async_wait<3>();
+            break;
+        case 4:
+            cp_async_wait<4>();
+            break;
+        case 5:
+            cp_async_wait<5>();
+            break;
+        default:
+            cp_async_wait<6>();
+    }
 }
 
 __device__ __forceinline__ uint4 load_shared16(uint32_t p) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(p)
-               : "memory");
-  return v;
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(p)
+                 : "memory");
+    return v;
 }
 __device__ __forceinline__ void store_shared16(uint32_t p, uint4 v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-               : "memory");
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t p) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(p)
-               : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(p)
+                 : "memory");
 }
 __device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], uint32_t p) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(p)
-               : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(p)
+                 : "memory");
 }
 // Transposes the 8x8 matrix of 16-bit elements that the warp holds.
 __device__ __forceinline__ uint32_t movmatrix(uint32_t v) {
-  uint32_t r;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
-  return r;
+    uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
 }
 
 // d[16x8] += a[16x16] · b[16x8], float32 sums. With g = lane / 4, t = lane % 4:
@@ -85,21 +103,21 @@ __device__ __forceinline__ uint32_t movmatrix(uint32_t v) {
 template <typename T>
 __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                     uint32_t b0, uint32_t b1);
-#define PEGA_MMA(T, NAME)                                                                                 \
-  template <>                                                                                             \
-  __device__ __forceinline__ void mma<T>(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,           \
-                                         uint32_t a3, uint32_t b0, uint32_t b1) {                        \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME                                   \
-                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                            \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                        \
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));                                \
-  }
+#define PEGA_MMA(T, NAME)                                                                        \
+    template <>                                                                                  \
+    __device__ __forceinline__ void mma<T>(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, \
+                                           uint32_t a3, uint32_t b0, uint32_t b1) {              \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME                      \
+                     ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                            \
+                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));                    \
+    }
 PEGA_MMA(bf16, "bf16")
 PEGA_MMA(f16, "f16")
 #undef PEGA_MMA
 
 __device__ __forceinline__ float exp2_fast(float x) {
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
 }

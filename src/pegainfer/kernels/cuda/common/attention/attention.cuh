@@ -1,9 +1,9 @@
 // What the attention kernels share: operands, the work list, and the sums of a row's parts.
 //
-// A page holds [2, G, S, D] of one layer: keys, then values. Token i of a row is in page block_table[row, i / S].
-// A row with one query token is decoded, a row with several is prefilled. Long rows are cut into parts along
-// their keys; each part leaves its maximum, its sum of weights and its unnormalised output, and the part that
-// arrives last adds them in their order, so the result does not depend on who comes when.
+// A page holds [2, G, S, D] of one layer: keys, then values. Token i of a row is in page block_table[row, i /
+// S]. A row with one query token is decoded, a row with several is prefilled. Long rows are cut into parts
+// along their keys; each part leaves its maximum, its sum of weights and its unnormalised output, and the
+// part that arrives last adds them in their order, so the result does not depend on who comes when.
 #pragma once
 #include "ptx.cuh"
 #include "reduce.cuh"
@@ -20,87 +20,88 @@ constexpr int PREFILL_BLOCKS = 256;  // a row whose tiles alone give so many blo
 // One block's share: part `part` of `parts` of a row (prefill: of its tile of queries). Its sums go to
 // `slot` + part; slot is -1 where there is one part only.
 struct alignas(16) Item {
-  int row, tile, part_of, slot;
-  int context;  // keys of the row, this step's included
-  int start;    // of the row's tokens in q and out
-  int begin, end;  // decode: the part's keys; prefill: 0 and the row's number of query tokens
-  __device__ __forceinline__ int part() const { return part_of & 0xffff; }
-  __device__ __forceinline__ int parts() const { return part_of >> 16; }
+    int row, tile, part_of, slot;
+    int context;     // keys of the row, this step's included
+    int start;       // of the row's tokens in q and out
+    int begin, end;  // decode: the part's keys; prefill: 0 and the row's number of query tokens
+    __device__ __forceinline__ int part() const { return part_of & 0xffff; }
+    __device__ __forceinline__ int parts() const { return part_of >> 16; }
 };
 static_assert(sizeof(Item) == 32);
 __device__ __forceinline__ Item load_item(const Item* p) {
-  Item item;
-  reinterpret_cast<int4*>(&item)[0] = reinterpret_cast<const int4*>(p)[0];
-  reinterpret_cast<int4*>(&item)[1] = reinterpret_cast<const int4*>(p)[1];
-  return item;
+    Item item;
+    reinterpret_cast<int4*>(&item)[0] = reinterpret_cast<const int4*>(p)[0];
+    reinterpret_cast<int4*>(&item)[1] = reinterpret_cast<const int4*>(p)[1];
+    return item;
 }
 
 // The work list of a step: counts, then decode items, then prefill items.
 struct Plan {
-  int decode, prefill, pad[2];
+    int decode, prefill, pad[2];
 };
 
 struct Args {
-  void* out;                // [T, H, D]
-  const void* q;            // [T, H, D]
-  const void* kv;           // the layer's part of the first page
-  const int* query_starts;  // [R]
-  const int* query_lens;    // [R]
-  const int* context_lens;  // [R]
-  const int* block_table;   // [R, W]
-  const Plan* plan;
-  const Item* items;  // of this kernel
-  float* sums;        // [slots, ...]: weighted values, float32
-  float2* heads;      // [slots, ...]: (maximum, sum of weights)
-  int* arrivals;      // [slots, G, subgroups] zeros, and zeros again afterwards
-  int64_t page_stride;  // elements
-  int h, g, block_size, table_width;
-  float scale_log2;  // of the scores, for powers of two
+    void* out;                // [T, H, D]
+    const void* q;            // [T, H, D]
+    const void* kv;           // the layer's part of the first page
+    const int* query_starts;  // [R]
+    const int* query_lens;    // [R]
+    const int* context_lens;  // [R]
+    const int* block_table;   // [R, W]
+    const Plan* plan;
+    const Item* items;    // of this kernel
+    float* sums;          // [slots, ...]: weighted values, float32
+    float2* heads;        // [slots, ...]: (maximum, sum of weights)
+    int* arrivals;        // [slots, G, subgroups] zeros, and zeros again afterwards
+    int64_t page_stride;  // elements
+    int h, g, block_size, table_width;
+    float scale_log2;  // of the scores, for powers of two
 };
 
 // Depends on the row's own length only: whoever shares the batch, the row's bits are the same.
 __device__ __forceinline__ int decode_chunk(int context) {
-  const int even = (context + DECODE_PARTS - 1) / DECODE_PARTS;
-  return max(context <= DECODE_LONG ? DECODE_CHUNK : DECODE_LONG_CHUNK, (even + 15) / 16 * 16);
+    const int even = (context + DECODE_PARTS - 1) / DECODE_PARTS;
+    return max(context <= DECODE_LONG ? DECODE_CHUNK : DECODE_LONG_CHUNK, (even + 15) / 16 * 16);
 }
 
 // Swizzled place of 16-byte piece c of row r in a tile with D elements a row: eight rows, eight banks.
 template <int D>
 __device__ __forceinline__ uint32_t piece(int r, int c) {
-  return r * (D * 2) + ((c ^ (r & 7)) << 4);
+    return r * (D * 2) + ((c ^ (r & 7)) << 4);
 }
 
-// Counts a block in, after all of its threads have written their part and passed a barrier: one thread's call.
-// True for the last of `parts`, which may then read what the others wrote, past L1.
+// Counts a block in, after all of its threads have written their part and passed a barrier: one thread's
+// call. True for the last of `parts`, which may then read what the others wrote, past L1.
 __device__ __forceinline__ bool arrive(int* arrivals, int parts) {
-  __threadfence();
-  const bool last = atomicAdd(arrivals, 1) == parts - 1;
-  if (last) *arrivals = 0;
-  __threadfence();
-  return last;
+    __threadfence();
+    const bool last = atomicAdd(arrivals, 1) == parts - 1;
+    if (last) *arrivals = 0;
+    __threadfence();
+    return last;
 }
 
-// out = the weighted mean of parts' outputs for four channels of one head. `heads`, `sums`: of the first part,
-// parts `stride` heads apart.
+// out = the weighted mean of parts' outputs for four channels of one head. `heads`, `sums`: of the first
+// part, parts `stride` heads apart.
 template <typename T>
 __device__ __forceinline__ void merge_parts(T* out, const float2* heads, const float4* sums, int parts,
                                             int64_t stride, int64_t stride4) {
-  float top = -INFINITY, weight = 0;
-  float4 sum = {};
+    float top = -INFINITY, weight = 0;
+    float4 sum = {};
 #pragma unroll 4
-  for (int p = 0; p < parts; p++) {
-    const float2 end = __ldcg(heads + p * stride);
-    const float4 v = __ldcg(sums + p * stride4);
-    const float higher = fmaxf(top, end.x), base = higher == -INFINITY ? 0.f : higher;
-    const float old = exp2_fast(top - base), share = exp2_fast(end.x - base);
-    top = higher;
-    weight = weight * old + share * end.y;
-    sum.x = sum.x * old + share * v.x, sum.y = sum.y * old + share * v.y;
-    sum.z = sum.z * old + share * v.z, sum.w = sum.w * old + share * v.w;
-  }
-  const float inverse = 1.f / weight;
-  const uint2 packed = {pack2<T>(sum.x * inverse, sum.y * inverse), pack2<T>(sum.z * inverse, sum.w * inverse)};
-  *reinterpret_cast<uint2*>(out) = packed;
+    for (int p = 0; p < parts; p++) {
+        const float2 end = __ldcg(heads + p * stride);
+        const float4 v = __ldcg(sums + p * stride4);
+        const float higher = fmaxf(top, end.x), base = higher == -INFINITY ? 0.f : higher;
+        const float old = exp2_fast(top - base), share = exp2_fast(end.x - base);
+        top = higher;
+        weight = weight * old + share * end.y;
+        sum.x = sum.x * old + share * v.x, sum.y = sum.y * old + share * v.y;
+        sum.z = sum.z * old + share * v.z, sum.w = sum.w * old + share * v.w;
+    }
+    const float inverse = 1.f / weight;
+    const uint2 packed = {pack2<T>(sum.x * inverse, sum.y * inverse),
+                          pack2<T>(sum.z * inverse, sum.w * inverse)};
+    *reinterpret_cast<uint2*>(out) = packed;
 }
 
 }  // namespace attention

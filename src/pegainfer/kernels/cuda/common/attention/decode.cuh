@@ -1,10 +1,12 @@
 // Attention of one query token a row, bound by how fast its keys and values can be read.
 //
 // A block takes a part of a row's keys for one KV head and up to eight of the query heads that share it. Each
-// warp streams pages of its own through a ring of cp.async stages: scoresᵀ = K · qᵀ puts 16 tokens on the
-// 16-row side of the mma and the heads on its 8-column side, outᵀ = Vᵀ · weightsᵀ likewise the channels.
-// The ring runs ahead into the block's next part, so that memory stays busy while one part is summed up; the
-// first part's pages, all but the one that this step appends to, are fetched before griddepcontrol.wait.
+// streaming warp takes pages of its own through a ring of cp.async stages: scoresᵀ = K · qᵀ puts 16 tokens on
+// the 16-row side of the mma and the heads on its 8-column side, outᵀ = Vᵀ · weightsᵀ likewise the channels.
+// The ring runs ahead into the block's next part. One more warp adds up what the others leave in shared
+// memory and settles rows of several parts: a fence waits for all that its warp has asked of memory, so it
+// must not be a streaming one. The first part's pages, all but the one that this step appends to, are fetched
+// before griddepcontrol.wait.
 #pragma once
 #include "attention.cuh"
 
@@ -12,228 +14,280 @@ namespace attention {
 
 template <int D, int STAGES_>
 struct DecodeShape {
-  static constexpr int STAGES = STAGES_;
-  static constexpr int WARPS = D == 256 ? 2 : 4;
-  static constexpr int THREADS = WARPS * 32;
-  static constexpr int STAGE = 2 * 16 * D * 2;  // keys and values of 16 tokens
-  static constexpr int RING = WARPS * STAGES * STAGE;
-  static constexpr int SHARED = RING + WARPS * 8 * D * 4;  // and the warps' outputs
+    static constexpr int STAGES = STAGES_;
+    static constexpr int WARPS = D == 256 ? 2 : 4;  // that stream
+    static constexpr int THREADS = (WARPS + 1) * 32;
+    static constexpr int STAGE = 2 * 16 * D * 2;  // keys and values of 16 tokens
+    static constexpr int RING = WARPS * STAGES * STAGE;
 };
 
-// One block's work on one part, as one warp sees it. Pages of a part go round the warps.
+// Where channel d of a head lies among the D floats of its output: no two lanes of an mma meet in a bank.
+__device__ __forceinline__ int channel_at(int head, int d) {
+    return d ^ (head >> 1 & 3) << 3;
+}
+
+// One block's work on one part, as one streaming warp sees it. Pages of a part go round the warps.
 struct Part {
-  Item item;
-  int kv_head, first;  // first: of the group's query heads
-  int count, issued;   // pages of this warp, and how many have been asked for
-  int entry;           // of this lane: which block holds the warp's page `lane` (of 32)
+    Item item;
+    int kv_head, first;  // first: of the group's query heads
+    int count, issued;   // pages of this warp, and how many have been asked for
+    int entry;           // of this lane: which block holds the warp's page `lane` (of 32)
 };
 
-// A part whose sums are written and that waits to hear whether it was the last of its row.
-struct Waiting {
-  int parts = 0;  // 0: none does
-  bool last = false;  // known to thread 0
-  int64_t place, out;
-  int heads;
+// Where a part's heads are: `first` counts from the KV head's group, `row` in q and out, `place` in the sums.
+struct Place {
+    int kv_head, first, heads;
+    int64_t row, place;
+    __device__ __forceinline__ Place(const Args& a, const Item& item, int unit, int units, int subgroups) {
+        const int group = a.h / a.g;
+        kv_head = unit % units / subgroups, first = unit % units % subgroups * 8;
+        heads = min(8, group - first);
+        row = static_cast<int64_t>(item.start) * a.h + kv_head * group + first;
+        place = static_cast<int64_t>(item.slot) * a.h + kv_head * group + first;
+    }
 };
+
+// Barriers between the streaming warps and the one that sums up: outputs are there; their place is free
+// again.
+constexpr int FULL = 1, FREE = 2;
+template <int THREADS>
+__device__ __forceinline__ void barrier_wait(int id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+template <int THREADS>
+__device__ __forceinline__ void barrier_arrive(int id) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
+template <typename T, int D, int STAGES>
+__device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, float2 (*ends)[8], int total) {
+    using Shape = DecodeShape<D, STAGES>;
+    constexpr int WARPS = Shape::WARPS, STAGE = Shape::STAGE, PIECES = D / 8;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE;
+    float* shares = reinterpret_cast<float*>(shared + Shape::RING);  // [warp][head][D], behind the ring
+    const int group = a.h / a.g, subgroups = (group + 7) / 8, units = a.g * subgroups, most = min(8, group);
+    const int64_t values = static_cast<int64_t>(a.g) * a.block_size * D;
+
+    auto entry_of = [&](const Item& item, int page) {  // which block holds this warp's page
+        const int token = item.begin + (warp + page * WARPS) * 16;
+        const int* table = a.block_table + static_cast<int64_t>(item.row) * a.table_width;
+        return token < item.end ? table[token / a.block_size] : 0;
+    };
+    auto item_of = [&](int unit) { return unit < total ? load_item(a.items + unit / units) : Item{}; };
+    auto begin_part = [&](const Item& item, int unit) {
+        Part p = {};
+        if (unit < total) {
+            p.item = item;
+            p.kv_head = unit % units / subgroups, p.first = unit % units % subgroups * 8;
+            p.count = max(0, ((item.end - item.begin + 15) / 16 - warp + WARPS - 1) / WARPS);
+            p.entry = entry_of(item, lane);
+        }
+        return p;
+    };
+    // A warp moves STEP rows of a page at a time, 16 bytes a lane; `place` is where this lane's j-th go.
+    constexpr int STEP = 32 / PIECES;
+    const uint32_t own_row = lane / PIECES * (D * 2), own_piece = lane % PIECES ^ lane / PIECES;
+    auto place = [&](int j) { return own_row + j * STEP * (D * 2) + ((own_piece ^ (j * STEP & 7)) << 4); };
+    int asked = 0, taken = 0;  // stages, over all parts
+    // Asks for the part's next page, unless it has none left or (`old`) this step may still be writing it.
+    auto fetch = [&](Part& p, bool old) {
+        if (p.issued == p.count) return false;
+        const int token = p.item.begin + (warp + p.issued * WARPS) * 16;
+        if (old && token + 16 >= p.item.context) return false;
+        if (p.issued > 0 && p.issued % 32 == 0) p.entry = entry_of(p.item, p.issued + lane);
+        const int block = __shfl_sync(~0u, p.entry, p.issued & 31);
+        const T* from = static_cast<const T*>(a.kv) + block * a.page_stride +
+                        (static_cast<int64_t>(p.kv_head) * a.block_size + token % a.block_size) * D;
+        const uint32_t to = ring + asked % STAGES * STAGE;
+        const int rows = min(16, p.item.end - token);  // what lies behind is not ours and may be NaN
+        from += lane * 8;
+        if (rows == 16) {
+#pragma unroll
+            for (int j = 0; j < 16 / STEP; j++) {
+                cp_async16(to + place(j), from + j * 256);
+                cp_async16(to + 16 * D * 2 + place(j), from + values + j * 256);
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < 16 / STEP; j++) {
+                const bool valid = lane / PIECES + j * STEP < rows;
+                cp_async16(to + place(j), from + j * 256, valid);
+                cp_async16(to + 16 * D * 2 + place(j), from + values + j * 256, valid);
+            }
+        }
+        cp_async_commit();
+        p.issued++, asked++;
+        return true;
+    };
+    auto load_q = [&](const Part& p, uint32_t (&qf)[D / 16][2]) {
+        const bool valid = g < min(8, group - p.first);
+        const int64_t row = static_cast<int64_t>(p.item.start) * a.h + p.kv_head * group + p.first;
+        const T* q = static_cast<const T*>(a.q) + (row + (valid ? g : 0)) * D + 2 * t;
+#pragma unroll
+        for (int k = 0; k < D / 16; k++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                qf[k][i] = valid ? *reinterpret_cast<const uint32_t*>(q + 16 * k + 8 * i) : 0;
+    };
+
+    Part part = begin_part(item_of(blockIdx.x), blockIdx.x);
+    while (asked < STAGES && fetch(part, true)) {
+    }
+    pdl_wait();
+    pdl_launch();
+    while (asked < STAGES && fetch(part, false)) {
+    }
+    uint32_t qf[D / 16][2];
+    if (blockIdx.x < total) load_q(part, qf);
+    Item ahead = item_of(blockIdx.x + gridDim.x);
+
+    for (int unit = blockIdx.x; unit < total; unit += gridDim.x) {
+        // What the next part needs is asked for now and used a page later.
+        Part next = begin_part(ahead, unit + gridDim.x);
+        ahead = item_of(unit + 2 * gridDim.x);
+        const Item& item = part.item;
+        float o[D / 16][4] = {};
+        float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // of heads 2t and 2t + 1; l of this lane's tokens
+        for (int page = 0; page < part.count; page++) {
+            cp_async_wait_upto(asked - taken - 1);
+            __syncwarp();
+            const uint32_t keys = ring + taken % STAGES * STAGE;
+            float s[4] = {};
+#pragma unroll
+            for (int k = 0; k < D / 16; k++) {
+                uint32_t r[4];
+                ldmatrix4(r, keys + piece<D>(lane & 15, 2 * k + (lane >> 4)));
+                mma<T>(s, r[0], r[1], r[2], r[3], qf[k][0], qf[k][1]);
+            }
+            const int token = item.begin + (warp + page * WARPS) * 16 + g;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[i] = token + (i >> 1) * 8 < item.end ? s[i] * a.scale_log2 : -INFINITY;
+            float scale[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float top = fmaxf(s[i], s[i + 2]);
+#pragma unroll
+                for (int shift = 4; shift < 32; shift <<= 1)
+                    top = fmaxf(top, __shfl_xor_sync(~0u, top, shift));
+                top = fmaxf(m[i], top);
+                scale[i] = exp2_fast(m[i] - top);
+                m[i] = top;
+                s[i] = exp2_fast(s[i] - top), s[i + 2] = exp2_fast(s[i + 2] - top);
+                l[i] = l[i] * scale[i] + s[i] + s[i + 2];
+            }
+            const uint32_t p0 = movmatrix(pack2<T>(s[0], s[1])), p1 = movmatrix(pack2<T>(s[2], s[3]));
+#pragma unroll
+            for (int d = 0; d < D / 16; d++) {
+                uint32_t r[4];
+                ldmatrix4_trans(
+                    r, keys + 16 * D * 2 + piece<D>((lane >> 4) * 8 + (lane & 7), 2 * d + ((lane >> 3) & 1)));
+#pragma unroll
+                for (int i = 0; i < 4; i++) o[d][i] *= scale[i & 1];
+                mma<T>(o[d], r[0], r[1], r[2], r[3], p0, p1);
+            }
+            __syncwarp();
+            taken++;
+            while (asked - taken < STAGES && (fetch(part, false) || fetch(next, false))) {
+            }
+        }
+        while (asked - taken < STAGES && fetch(next, false)) {
+        }
+        if (unit + gridDim.x < total) load_q(next, qf);
+
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int shift = 4; shift < 32; shift <<= 1) l[i] += __shfl_xor_sync(~0u, l[i], shift);
+        if (unit != blockIdx.x) barrier_wait<Shape::THREADS>(FREE);
+        if (g == 0)
+            ends[warp][2 * t] = make_float2(m[0], l[0]), ends[warp][2 * t + 1] = make_float2(m[1], l[1]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int head = 2 * t + (i & 1);
+            float* to = shares + (warp * most + head) * D;
+            if (head < most)
+#pragma unroll
+                for (int d = 0; d < D / 16; d++) to[channel_at(head, 16 * d + g + (i >> 1) * 8)] = o[d][i];
+        }
+        barrier_arrive<Shape::THREADS>(FULL);
+        part = next;
+    }
+}
+
+// The warp that adds up the streaming warps' outputs, part after part.
+template <typename T, int D, int STAGES>
+__device__ __forceinline__ void sum_parts(const Args& a, uint8_t* shared, float2 (*ends)[8], int total) {
+    using Shape = DecodeShape<D, STAGES>;
+    constexpr int WARPS = Shape::WARPS, QUADS = D / 4;
+    const int lane = threadIdx.x & 31;
+    const float* shares = reinterpret_cast<const float*>(shared + Shape::RING);
+    const int group = a.h / a.g, subgroups = (group + 7) / 8, units = a.g * subgroups, most = min(8, group);
+    float4* sums = reinterpret_cast<float4*>(a.sums);
+    pdl_wait();
+    pdl_launch();
+    for (int unit = blockIdx.x; unit < total; unit += gridDim.x) {
+        const Item item = load_item(a.items + unit / units);
+        const Place p(a, item, unit, units, subgroups);
+        barrier_wait<Shape::THREADS>(FULL);
+        for (int i = lane; i < p.heads * QUADS; i += 32) {
+            const int head = i / QUADS, d = i % QUADS;
+            float top = -INFINITY, weight = 0;
+            float4 sum = {};
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) top = fmaxf(top, ends[w][head].x);
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) {
+                const float share = exp2_fast(ends[w][head].x - top);
+                const float* from = shares + (w * most + head) * D + channel_at(head, 4 * d);
+                const float4 v = *reinterpret_cast<const float4*>(from);
+                sum.x += share * v.x, sum.y += share * v.y, sum.z += share * v.z, sum.w += share * v.w;
+                weight += share * ends[w][head].y;
+            }
+            if (item.slot < 0) {
+                const float inverse = 1.f / weight;
+                const uint2 packed = {pack2<T>(sum.x * inverse, sum.y * inverse),
+                                      pack2<T>(sum.z * inverse, sum.w * inverse)};
+                *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + p.row * D + 4 * i) = packed;
+            } else {
+                const int64_t at = p.place + static_cast<int64_t>(item.part()) * a.h + head;
+                sums[at * QUADS + d] = sum;
+                if (d == 0) a.heads[at] = make_float2(top, weight);
+            }
+        }
+        if (unit + gridDim.x < total) barrier_arrive<Shape::THREADS>(FREE);
+        if (item.slot < 0) continue;
+        __syncwarp();
+        bool last = false;
+        if (lane == 0)
+            last = arrive(a.arrivals + static_cast<int64_t>(item.slot) * units + unit % units, item.parts());
+        if (!__shfl_sync(~0u, last, 0)) continue;
+        for (int i = lane; i < p.heads * QUADS; i += 32) {
+            const int64_t at = p.place + i / QUADS;
+            merge_parts(static_cast<T*>(a.out) + p.row * D + 4 * i, a.heads + at,
+                        sums + at * QUADS + i % QUADS, item.parts(), a.h, static_cast<int64_t>(a.h) * QUADS);
+        }
+    }
+}
 
 template <typename T, int D, int STAGES>
 __device__ __forceinline__ void decode(const Args& a) {
-  using Shape = DecodeShape<D, STAGES>;
-  constexpr int WARPS = Shape::WARPS, STAGE = Shape::STAGE, PIECES = D / 8, QUADS = D / 4;
-  extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ float2 ends[WARPS][8];
-  __shared__ bool last;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE;
-  float* shares = reinterpret_cast<float*>(shared + Shape::RING);  // [warp][head][D]
-
-  const int group = a.h / a.g, subgroups = (group + 7) / 8, units = a.g * subgroups;
-  const int total = a.plan->decode * units;
-  const int64_t values = static_cast<int64_t>(a.g) * a.block_size * D;
-
-  auto entry_of = [&](const Item& item, int page) {  // which block holds this warp's page
-    const int token = item.begin + (warp + page * WARPS) * 16;
-    const int* table = a.block_table + static_cast<int64_t>(item.row) * a.table_width;
-    return token < item.end ? table[token / a.block_size] : 0;
-  };
-  auto item_of = [&](int unit) { return unit < total ? load_item(a.items + unit / units) : Item{}; };
-  auto begin_part = [&](const Item& item, int unit) {
-    Part p = {};
-    if (unit < total) {
-      p.item = item;
-      p.kv_head = unit % units / subgroups, p.first = unit % units % subgroups * 8;
-      p.count = max(0, ((item.end - item.begin + 15) / 16 - warp + WARPS - 1) / WARPS);
-      p.entry = entry_of(item, lane);
-    }
-    return p;
-  };
-  int asked = 0, taken = 0;  // stages, over all parts
-  // Asks for the part's next page, unless it has none left or (`old`) this step may still be writing it.
-  auto fetch = [&](Part& p, bool old) {
-    if (p.issued == p.count) return false;
-    const int token = p.item.begin + (warp + p.issued * WARPS) * 16;
-    if (old && token + 16 >= p.item.context) return false;
-    if (p.issued > 0 && p.issued % 32 == 0) p.entry = entry_of(p.item, p.issued + lane);
-    const int block = __shfl_sync(~0u, p.entry, p.issued & 31);
-    const T* from = static_cast<const T*>(a.kv) + block * a.page_stride +
-                    (static_cast<int64_t>(p.kv_head) * a.block_size + token % a.block_size) * D;
-    const uint32_t to = ring + asked % STAGES * STAGE;
-#pragma unroll
-    for (int i = lane; i < 16 * PIECES; i += 32) {
-      const int r = i / PIECES, c = i % PIECES;
-      const bool valid = token + r < p.item.end;  // what lies behind is not ours and may be NaN
-      cp_async16(to + piece<D>(r, c), from + i * 8, valid);
-      cp_async16(to + 16 * D * 2 + piece<D>(r, c), from + values + i * 8, valid);
-    }
-    cp_async_commit();
-    p.issued++, asked++;
-    return true;
-  };
-  // A head's row in q and out, and a part's first head among the sums.
-  auto head_row = [&](const Part& p) {
-    return static_cast<int64_t>(p.item.start) * a.h + p.kv_head * group + p.first;
-  };
-  auto load_q = [&](const Part& p, uint32_t(&qf)[D / 16][2]) {
-    const bool valid = g < min(8, group - p.first);
-    const T* q = static_cast<const T*>(a.q) + (head_row(p) + (valid ? g : 0)) * D + 2 * t;
-#pragma unroll
-    for (int k = 0; k < D / 16; k++)
-#pragma unroll
-      for (int i = 0; i < 2; i++)
-        qf[k][i] = valid ? *reinterpret_cast<const uint32_t*>(q + 16 * k + 8 * i) : 0;
-  };
-  // Adds up the row that waits, if this block was its last. All threads; between two barriers.
-  auto settle = [&](const Waiting& w) {
-    if (!w.parts || !last) return;
-    const float4* sums = reinterpret_cast<const float4*>(a.sums);
-    for (int i = threadIdx.x; i < w.heads * QUADS; i += blockDim.x) {
-      const int64_t at = w.place + i / QUADS;
-      merge_parts(static_cast<T*>(a.out) + w.out * D + 4 * i, a.heads + at, sums + at * QUADS + i % QUADS,
-                  w.parts, a.h, static_cast<int64_t>(a.h) * QUADS);
-    }
-  };
-
-  Part part = begin_part(item_of(blockIdx.x), blockIdx.x);
-  while (asked < STAGES && fetch(part, true)) {
-  }
-  pdl_wait();
-  pdl_launch();
-  while (asked < STAGES && fetch(part, false)) {
-  }
-  uint32_t qf[D / 16][2];
-  if (blockIdx.x < total) load_q(part, qf);
-  Item ahead = item_of(blockIdx.x + gridDim.x);
-  Waiting waiting;
-
-  for (int unit = blockIdx.x; unit < total; unit += gridDim.x) {
-    // What the next part needs is asked for now and used a page later.
-    Part next = begin_part(ahead, unit + gridDim.x);
-    ahead = item_of(unit + 2 * gridDim.x);
-    const Item& item = part.item;
-    const int heads = min(8, group - part.first);
-    float o[D / 16][4] = {};
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // of heads 2t and 2t + 1; l of this lane's tokens
-    for (int page = 0; page < part.count; page++) {
-      cp_async_wait_upto(asked - taken - 1);
-      __syncwarp();
-      const uint32_t keys = ring + taken % STAGES * STAGE;
-      float s[4] = {};
-#pragma unroll
-      for (int k = 0; k < D / 16; k++) {
-        uint32_t r[4];
-        ldmatrix4(r, keys + piece<D>(lane & 15, 2 * k + (lane >> 4)));
-        mma<T>(s, r[0], r[1], r[2], r[3], qf[k][0], qf[k][1]);
-      }
-      const int token = item.begin + (warp + page * WARPS) * 16 + g;
-#pragma unroll
-      for (int i = 0; i < 4; i++) s[i] = token + (i >> 1) * 8 < item.end ? s[i] * a.scale_log2 : -INFINITY;
-      float scale[2];
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        float top = fmaxf(s[i], s[i + 2]);
-#pragma unroll
-        for (int shift = 4; shift < 32; shift <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, shift));
-        top = fmaxf(m[i], top);
-        scale[i] = exp2_fast(m[i] - top);
-        m[i] = top;
-        s[i] = exp2_fast(s[i] - top), s[i + 2] = exp2_fast(s[i + 2] - top);
-        l[i] = l[i] * scale[i] + s[i] + s[i + 2];
-      }
-      const uint32_t p0 = movmatrix(pack2<T>(s[0], s[1])), p1 = movmatrix(pack2<T>(s[2], s[3]));
-#pragma unroll
-      for (int d = 0; d < D / 16; d++) {
-        uint32_t r[4];
-        ldmatrix4_trans(r, keys + 16 * D * 2 +
-                               piece<D>((lane >> 4) * 8 + (lane & 7), 2 * d + ((lane >> 3) & 1)));
-#pragma unroll
-        for (int i = 0; i < 4; i++) o[d][i] *= scale[i & 1];
-        mma<T>(o[d], r[0], r[1], r[2], r[3], p0, p1);
-      }
-      __syncwarp();
-      taken++;
-      while (asked - taken < STAGES && (fetch(part, false) || fetch(next, false))) {
-      }
-    }
-    while (asked - taken < STAGES && fetch(next, false)) {
-    }
-    if (unit + gridDim.x < total) load_q(next, qf);
-
-    // The warps' outputs meet in shared memory.
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-      for (int shift = 4; shift < 32; shift <<= 1) l[i] += __shfl_xor_sync(~0u, l[i], shift);
-    if (g == 0) ends[warp][2 * t] = make_float2(m[0], l[0]), ends[warp][2 * t + 1] = make_float2(m[1], l[1]);
-#pragma unroll
-    for (int d = 0; d < D / 16; d++)
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        shares[(warp * 8 + 2 * t + (i & 1)) * D + 16 * d + g + (i >> 1) * 8] = o[d][i];
-    if (threadIdx.x == 0) last = waiting.last;
-    __syncthreads();
-    settle(waiting);
-    const int64_t place = static_cast<int64_t>(item.slot) * a.h + part.kv_head * group + part.first;
-    for (int i = threadIdx.x; i < heads * QUADS; i += blockDim.x) {
-      const int head = i / QUADS, d = i % QUADS;
-      float top = -INFINITY, weight = 0;
-      float4 sum = {};
-#pragma unroll
-      for (int w = 0; w < WARPS; w++) top = fmaxf(top, ends[w][head].x);
-#pragma unroll
-      for (int w = 0; w < WARPS; w++) {
-        const float share = exp2_fast(ends[w][head].x - top);
-        const float4 v = *reinterpret_cast<const float4*>(&shares[(w * 8 + head) * D + 4 * d]);
-        sum.x += share * v.x, sum.y += share * v.y, sum.z += share * v.z, sum.w += share * v.w;
-        weight += share * ends[w][head].y;
-      }
-      if (item.slot < 0) {
-        const float inverse = 1.f / weight;
-        const uint2 packed = {pack2<T>(sum.x * inverse, sum.y * inverse),
-                              pack2<T>(sum.z * inverse, sum.w * inverse)};
-        *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + head_row(part) * D + 4 * i) = packed;
-      } else {
-        const int64_t at = place + static_cast<int64_t>(item.part()) * a.h + head;
-        reinterpret_cast<float4*>(a.sums)[at * QUADS + d] = sum;
-        if (d == 0) a.heads[at] = make_float2(top, weight);
-      }
-    }
-    __syncthreads();  // `shares` and `ends` are written anew, the sums are there for `arrive`
-    waiting.parts = item.slot < 0 ? 0 : item.parts();
-    waiting.place = place, waiting.out = head_row(part), waiting.heads = heads;
-    if (waiting.parts && threadIdx.x == 0)
-      waiting.last = arrive(a.arrivals + static_cast<int64_t>(item.slot) * units + unit % units, item.parts());
-    part = next;
-  }
-  if (threadIdx.x == 0) last = waiting.last;
-  __syncthreads();
-  settle(waiting);
+    using Shape = DecodeShape<D, STAGES>;
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ float2 ends[Shape::WARPS][8];
+    const int group = a.h / a.g, total = a.plan->decode * a.g * ((group + 7) / 8);
+    if (threadIdx.x < Shape::WARPS * 32)
+        stream_parts<T, D, STAGES>(a, shared, ends, total);
+    else
+        sum_parts<T, D, STAGES>(a, shared, ends, total);
 }
 
 }  // namespace attention
 
-#define DECODE_KERNEL(TYPE, T, D, STAGES, BYTES)                                                            \
-  static_assert(attention::DecodeShape<D, STAGES>::SHARED == BYTES);                                        \
-  extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS)                  \
-      attention_decode_##TYPE##_d##D##_s##STAGES(attention::Args a) {                                       \
-    attention::decode<T, D, STAGES>(a);                                                                     \
-  }
+#define DECODE_KERNEL(TYPE, T, D, STAGES, BYTES)                                             \
+    static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                         \
+    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS) \
+        attention_decode_##TYPE##_d##D##_s##STAGES(attention::Args a) {                      \
+        attention::decode<T, D, STAGES>(a);                                                  \
+    }

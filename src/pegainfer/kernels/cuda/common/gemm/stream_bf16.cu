@@ -1,4 +1,5 @@
-// op linear, linear_residual, qkv_norm_rope_append, gate_up_swiglu, lm_head: the projection, few tokens, bf16.
+// op linear, linear_residual, qkv_norm_rope_append, gate_up_swiglu, lm_head: the projection, few tokens,
+// bf16.
 #include "stream.cuh"
 
 // variant stream_bf16_store_8: dtype=bf16 tokens=8 out=store

@@ -5,71 +5,71 @@
 #include "reduce.cuh"
 
 struct Args {
-  void* q;              // [T, H, D]
-  void* kv;             // the layer's part of the first page; pages are [2, G, S, D]
-  const void* qkv;      // [T, H + 2 G, D]
-  const float* q_norm;  // [D] or null
-  const float* k_norm;  // [D] or null
-  const int* positions; // [T]
-  const int* slots;     // [T]; negative: padding, nothing is cached
-  const float* cos_sin; // [P, D]
-  int64_t page_stride;  // elements
-  int tokens, h, g, block_size;
-  float eps;
+    void* q;               // [T, H, D]
+    void* kv;              // the layer's part of the first page; pages are [2, G, S, D]
+    const void* qkv;       // [T, H + 2 G, D]
+    const float* q_norm;   // [D] or null
+    const float* k_norm;   // [D] or null
+    const int* positions;  // [T]
+    const int* slots;      // [T]; negative: padding, nothing is cached
+    const float* cos_sin;  // [P, D]
+    int64_t page_stride;   // elements
+    int tokens, h, g, block_size;
+    float eps;
 };
 
 // A lane holds N neighbours of the head's first half and the N that they are paired with.
 template <typename T, int D>
 __device__ __forceinline__ void norm_rope_append(const Args& a) {
-  constexpr int N = D / 64, HALF = D / 2;
-  pdl_wait();
-  pdl_launch();
-  const int lane = threadIdx.x & 31, heads = a.h + 2 * a.g;
-  const int64_t unit = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
-  if (unit >= static_cast<int64_t>(a.tokens) * heads) return;
-  const int token = unit / heads, head = unit % heads, at = lane * N;
-  const T* from = static_cast<const T*>(a.qkv) + unit * D;
-  auto lo = load<T, N>(from + at), hi = load<T, N>(from + HALF + at);
-  const bool is_q = head < a.h, is_v = head >= a.h + a.g;
-  if (!is_v) {
-    float x[N], y[N], scale = 1;
-    const float* weight = is_q ? a.q_norm : a.k_norm;
+    constexpr int N = D / 64, HALF = D / 2;
+    pdl_wait();
+    pdl_launch();
+    const int lane = threadIdx.x & 31, heads = a.h + 2 * a.g;
+    const int64_t unit = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
+    if (unit >= static_cast<int64_t>(a.tokens) * heads) return;
+    const int token = unit / heads, head = unit % heads, at = lane * N;
+    const T* from = static_cast<const T*>(a.qkv) + unit * D;
+    auto lo = load<T, N>(from + at), hi = load<T, N>(from + HALF + at);
+    const bool is_q = head < a.h, is_v = head >= a.h + a.g;
+    if (!is_v) {
+        float x[N], y[N], scale = 1;
+        const float* weight = is_q ? a.q_norm : a.k_norm;
 #pragma unroll
-    for (int i = 0; i < N; i++) x[i] = to_f32(lo.v[i]), y[i] = to_f32(hi.v[i]);
-    if (weight) {
-      float sum = 0;
+        for (int i = 0; i < N; i++) x[i] = to_f32(lo.v[i]), y[i] = to_f32(hi.v[i]);
+        if (weight) {
+            float sum = 0;
 #pragma unroll
-      for (int i = 0; i < N; i++) sum += x[i] * x[i] + y[i] * y[i];
-      scale = rsqrtf(warp_sum(sum) / D + a.eps);
+            for (int i = 0; i < N; i++) sum += x[i] * x[i] + y[i] * y[i];
+            scale = rsqrtf(warp_sum(sum) / D + a.eps);
 #pragma unroll
-      for (int i = 0; i < N; i++) x[i] *= scale * weight[at + i], y[i] *= scale * weight[HALF + at + i];
+            for (int i = 0; i < N; i++) x[i] *= scale * weight[at + i], y[i] *= scale * weight[HALF + at + i];
+        }
+        const float* table = a.cos_sin + static_cast<int64_t>(a.positions[token]) * D + at;
+        auto c = load<float, N>(table), s = load<float, N>(table + HALF);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            lo.v[i] = from_f32<T>(x[i] * c.v[i] - y[i] * s.v[i]);
+            hi.v[i] = from_f32<T>(y[i] * c.v[i] + x[i] * s.v[i]);
+        }
     }
-    const float* table = a.cos_sin + static_cast<int64_t>(a.positions[token]) * D + at;
-    auto c = load<float, N>(table), s = load<float, N>(table + HALF);
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-      lo.v[i] = from_f32<T>(x[i] * c.v[i] - y[i] * s.v[i]);
-      hi.v[i] = from_f32<T>(y[i] * c.v[i] + x[i] * s.v[i]);
+    T* to;
+    if (is_q) {
+        to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;
+    } else {
+        const int slot = a.slots[token];
+        if (slot < 0) return;
+        const int plane = head - a.h;  // key heads, then value heads: the order within a page
+        to = static_cast<T*>(a.kv) + slot / a.block_size * a.page_stride +
+             (static_cast<int64_t>(plane) * a.block_size + slot % a.block_size) * D;
     }
-  }
-  T* to;
-  if (is_q) {
-    to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;
-  } else {
-    const int slot = a.slots[token];
-    if (slot < 0) return;
-    const int plane = head - a.h;  // key heads, then value heads: the order within a page
-    to = static_cast<T*>(a.kv) + slot / a.block_size * a.page_stride +
-         (static_cast<int64_t>(plane) * a.block_size + slot % a.block_size) * D;
-  }
-  store(to + at, lo);
-  store(to + HALF + at, hi);
+    store(to + at, lo);
+    store(to + HALF + at, hi);
 }
 
-#define KERNEL(TYPE, T, D)                                                                                 \
-  extern "C" __global__ void __launch_bounds__(256) norm_rope_append_##TYPE##_d##D(Args a) {               \
-    norm_rope_append<T, D>(a);                                                                             \
-  }
+#define KERNEL(TYPE, T, D)                                                                     \
+    extern "C" __global__ void __launch_bounds__(256) norm_rope_append_##TYPE##_d##D(Args a) { \
+        norm_rope_append<T, D>(a);                                                             \
+    }
 
 // variant norm_rope_append_bf16_d64: dtype=bf16 head=64
 KERNEL(bf16, bf16, 64)

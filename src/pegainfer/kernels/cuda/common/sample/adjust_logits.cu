@@ -4,90 +4,92 @@
 using namespace sample;
 
 struct AdjustArgs {
-  float* scores;        // [L, V]
-  const float* logits;  // [L, V]
-  const int* bias_ids;
-  const float* bias_values;
-  const int* bias_starts;
-  const int* bias_lens;
-  const uint32_t* masks;  // [E, I]
-  const int* mask_rows;
-  const int* banned_tokens;
-  const int* banned_seq_starts;
-  const int* banned_seq_lens;
-  const int* banned_starts;
-  const int* banned_lens;
-  const int* history;  // [Z, X]
-  const int* slots;
-  const int* history_lens;
-  const int* prompt_lens;
-  const float* repetition;
-  const float* frequency;
-  const float* presence;
-  int vocab, mask_words, width;
+    float* scores;        // [L, V]
+    const float* logits;  // [L, V]
+    const int* bias_ids;
+    const float* bias_values;
+    const int* bias_starts;
+    const int* bias_lens;
+    const uint32_t* masks;  // [E, I]
+    const int* mask_rows;
+    const int* banned_tokens;
+    const int* banned_seq_starts;
+    const int* banned_seq_lens;
+    const int* banned_starts;
+    const int* banned_lens;
+    const int* history;  // [Z, X]
+    const int* slots;
+    const int* history_lens;
+    const int* prompt_lens;
+    const float* repetition;
+    const float* frequency;
+    const float* presence;
+    int vocab, mask_words, width;
 };
 
 constexpr uint32_t SEEN = 1u << 30, BANNED = 1u << 31, COUNT = SEEN - 1;
 
 // variant adjust_logits: chunk=4096 block=256
 extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(AdjustArgs a) {
-  __shared__ float s[CHUNK];
-  __shared__ uint32_t info[CHUNK];  // how often a token was generated, and the flags above
-  pdl_wait();
-  pdl_launch();
-  const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, n = min(CHUNK, a.vocab - v0);
-  const int64_t at = static_cast<int64_t>(row) * a.vocab + v0;
-  for (int i = threadIdx.x; i < n; i += THREADS) s[i] = a.logits[at + i], info[i] = 0;
-  __syncthreads();
-  for (int j = threadIdx.x; j < a.bias_lens[row]; j += THREADS) {
-    const int id = a.bias_ids[a.bias_starts[row] + j] - v0;
-    if (id >= 0 && id < n) s[id] = __fadd_rn(s[id], a.bias_values[a.bias_starts[row] + j]);
-  }
-  const int slot = a.slots[row], known = slot < 0 ? 0 : a.history_lens[row];
-  const int* history = a.history + static_cast<int64_t>(max(slot, 0)) * a.width;
-  for (int j = threadIdx.x; j < a.banned_lens[row]; j += THREADS) {
-    const int sequence = a.banned_starts[row] + j, len = a.banned_seq_lens[sequence];
-    const int* tokens = a.banned_tokens + a.banned_seq_starts[sequence];
-    const int id = tokens[len - 1] - v0;
-    if (id < 0 || id >= n || len > known + 1) continue;
-    bool match = true;
-    for (int i = 0; i < len - 1 && match; i++) match = tokens[i] == history[known - len + 1 + i];
-    if (match) atomicOr(&info[id], BANNED);
-  }
-  const float repetition = a.repetition[row], frequency = a.frequency[row], presence = a.presence[row];
-  if (repetition != 1.f || frequency != 0.f || presence != 0.f) {
-    const int prompt = a.prompt_lens[row];
-    for (int i = threadIdx.x; i < known; i += THREADS) {
-      const int id = history[i] - v0;
-      if (id < 0 || id >= n) continue;
-      atomicOr(&info[id], SEEN);
-      if (i >= prompt) atomicAdd(&info[id], 1);
+    __shared__ float s[CHUNK];
+    __shared__ uint32_t info[CHUNK];  // how often a token was generated, and the flags above
+    pdl_wait();
+    pdl_launch();
+    const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, n = min(CHUNK, a.vocab - v0);
+    const int64_t at = static_cast<int64_t>(row) * a.vocab + v0;
+    for (int i = threadIdx.x; i < n; i += THREADS) s[i] = a.logits[at + i], info[i] = 0;
+    __syncthreads();
+    for (int j = threadIdx.x; j < a.bias_lens[row]; j += THREADS) {
+        const int id = a.bias_ids[a.bias_starts[row] + j] - v0;
+        if (id >= 0 && id < n) s[id] = __fadd_rn(s[id], a.bias_values[a.bias_starts[row] + j]);
     }
-  }
-  __syncthreads();
-  const int mask_row = a.mask_rows[row];
-  const uint32_t* mask = a.masks + static_cast<int64_t>(max(mask_row, 0)) * a.mask_words;
-  for (int i = threadIdx.x; i < n; i += THREADS) {
-    float v = s[i];
-    const uint32_t flags = info[i], id = v0 + i;
-    const bool masked = mask_row >= 0 && !(mask[id >> 5] >> (id & 31) & 1);
-    if ((masked || flags & BANNED) && v < INFINITY) v = -INFINITY;  // NaN and +inf stay, for the draw to report
-    if (flags & SEEN) v = v > 0 ? __fdiv_rn(v, repetition) : __fmul_rn(v, repetition);
-    if (flags & COUNT) {
-      v = __fsub_rn(v, __fmul_rn(frequency, static_cast<float>(flags & COUNT)));
-      v = __fsub_rn(v, presence);
+    const int slot = a.slots[row], known = slot < 0 ? 0 : a.history_lens[row];
+    const int* history = a.history + static_cast<int64_t>(max(slot, 0)) * a.width;
+    for (int j = threadIdx.x; j < a.banned_lens[row]; j += THREADS) {
+        const int sequence = a.banned_starts[row] + j, len = a.banned_seq_lens[sequence];
+        const int* tokens = a.banned_tokens + a.banned_seq_starts[sequence];
+        const int id = tokens[len - 1] - v0;
+        if (id < 0 || id >= n || len > known + 1) continue;
+        bool match = true;
+        for (int i = 0; i < len - 1 && match; i++) match = tokens[i] == history[known - len + 1 + i];
+        if (match) atomicOr(&info[id], BANNED);
     }
-    a.scores[at + i] = v;
-  }
+    const float repetition = a.repetition[row], frequency = a.frequency[row], presence = a.presence[row];
+    if (repetition != 1.f || frequency != 0.f || presence != 0.f) {
+        const int prompt = a.prompt_lens[row];
+        for (int i = threadIdx.x; i < known; i += THREADS) {
+            const int id = history[i] - v0;
+            if (id < 0 || id >= n) continue;
+            atomicOr(&info[id], SEEN);
+            if (i >= prompt) atomicAdd(&info[id], 1);
+        }
+    }
+    __syncthreads();
+    const int mask_row = a.mask_rows[row];
+    const uint32_t* mask = a.masks + static_cast<int64_t>(max(mask_row, 0)) * a.mask_words;
+    for (int i = threadIdx.x; i < n; i += THREADS) {
+        float v = s[i];
+        const uint32_t flags = info[i], id = v0 + i;
+        const bool masked = mask_row >= 0 && !(mask[id >> 5] >> (id & 31) & 1);
+        if ((masked || flags & BANNED) && v < INFINITY)
+            v = -INFINITY;  // NaN and +inf stay, for the draw to report
+        if (flags & SEEN) v = v > 0 ? __fdiv_rn(v, repetition) : __fmul_rn(v, repetition);
+        if (flags & COUNT) {
+            v = __fsub_rn(v, __fmul_rn(frequency, static_cast<float>(flags & COUNT)));
+            v = __fsub_rn(v, presence);
+        }
+        a.scores[at + i] = v;
+    }
 }
 
 // history[slots[l], history_lens[l]] = tokens[l]; a negative slot is padding.
 // variant append_tokens: block=256
 extern "C" __global__ void __launch_bounds__(256)
-    append_tokens(int* history, const int* tokens, const int* slots, const int* history_lens, int rows, int width) {
-  pdl_wait();
-  pdl_launch();
-  const int row = blockIdx.x * blockDim.x + threadIdx.x;
-  if (row >= rows || slots[row] < 0 || history_lens[row] >= width) return;
-  history[static_cast<int64_t>(slots[row]) * width + history_lens[row]] = tokens[row];
+    append_tokens(int* history, const int* tokens, const int* slots, const int* history_lens, int rows,
+                  int width) {
+    pdl_wait();
+    pdl_launch();
+    const int row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= rows || slots[row] < 0 || history_lens[row] >= width) return;
+    history[static_cast<int64_t>(slots[row]) * width + history_lens[row]] = tokens[row];
 }
