@@ -30,7 +30,7 @@ class CpuOptions:
 
     Args:
         threads: with the calling one; 0: all cores that this process may use.
-        isa: 'avx512', 'avx2' or 'portable'; None: PEGAINFER_CPU_ISA, else the processor's best.
+        isa: 'avx512', 'avx2', 'neon' or 'portable'; None: PEGAINFER_CPU_ISA, else the processor's best.
         activation: 'int8' rounds what meets a quantised weight to 8 bits, block by block (fast); 'f32' keeps
             it and expands the weight as GGUF defines it (exact). Other weights always meet float32.
         timing: keep nanoseconds for each call (`CpuExecutor.timings`).

@@ -15,7 +15,7 @@ from pegainfer.contract.errors import ConfigError, UnsupportedError
 LIBRARY = Path(__file__).with_name("libpega_cpu.dylib" if sys.platform == "darwin" else "libpega_cpu.so")
 SOURCES = Path(__file__).with_name("csrc")
 BUILD_HINT = "python -m pegainfer.kernels.cpu.build"
-ISAS = ("avx512", "avx2", "portable")  # best first
+ISAS = ("avx512", "avx2", "neon", "portable")  # best first
 
 MAX_OPERANDS, MAX_AXES, MAX_ATTRS, MAX_SIZES = 20, 10, 2, 16
 ERROR_BYTES = 256

@@ -1,6 +1,12 @@
 // Which instruction set runs.
 #include "kernels.h"
 
+#if defined(PEGA_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
+
+#include <asm/hwcap.h>
+#endif
+
 namespace pega {
 
 namespace {
@@ -27,11 +33,24 @@ bool has_avx512() {
 }
 #endif
 
+#ifdef PEGA_ARM64
+bool has_neon() {
+#ifdef __linux__
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+    return true;  // Apple's 64-bit Arm machines have had the dot product from the first
+#endif
+}
+#endif
+
 // Best first.
 const Choice kChoices[] = {
 #ifdef PEGA_X86
     {"avx512", avx512_kernels, has_avx512},
     {"avx2", avx2_kernels, has_avx2},
+#endif
+#ifdef PEGA_ARM64
+    {"neon", neon_kernels, has_neon},
 #endif
     {"portable", portable_kernels, always},
 };

@@ -3,6 +3,10 @@
 
 #include "formats.h"
 
+// Over rows in flight. gcc unrolls outermost loops only after it has chosen what lives in registers; an array
+// that such a loop walks through stays in memory, and is stored in every round of the loops within.
+#define PEGA_UNROLL _Pragma("GCC unroll 16")
+
 namespace pega {
 
 // Activations rounded to 8 bits: x ≈ scale · q with one scale for each 32 columns.
@@ -71,6 +75,9 @@ const Kernels* portable_kernels();
 #ifdef PEGA_X86
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+#endif
+#ifdef PEGA_ARM64
+const Kernels* neon_kernels();
 #endif
 
 // By name, or the best that this processor runs where name is null or empty. Null if there is none such.

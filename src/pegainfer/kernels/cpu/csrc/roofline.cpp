@@ -8,6 +8,9 @@
 #ifdef PEGA_X86
 #include <immintrin.h>
 #endif
+#ifdef PEGA_ARM64
+#include <arm_neon.h>
+#endif
 
 #define PEGA_API extern "C" __attribute__((visibility("default")))
 
@@ -157,10 +160,47 @@ PEGA_AVX512 void int8_avx512(int64_t rounds) {
 
 #endif
 
+#ifdef PEGA_ARM64
+
+#ifdef __clang__
+#define PEGA_DOTPROD __attribute__((target("dotprod")))
+#else
+#define PEGA_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
+#endif
+
+void f32_neon(int64_t rounds) {
+    float32x4_t s[kChains];
+#pragma GCC unroll 12
+    for (int j = 0; j < kChains; j++) s[j] = vdupq_n_f32(static_cast<float>(j));
+    const float32x4_t x = vdupq_n_f32(0.999f), y = vdupq_n_f32(0.001f);
+    for (; rounds > 0; rounds--)
+#pragma GCC unroll 12
+        for (int j = 0; j < kChains; j++) s[j] = vfmaq_f32(y, s[j], x);
+#pragma GCC unroll 12
+    for (int j = 0; j < kChains; j++) keep(s[j]);
+}
+
+PEGA_DOTPROD void int8_neon(int64_t rounds) {
+    int32x4_t s[kChains];
+#pragma GCC unroll 12
+    for (int j = 0; j < kChains; j++) s[j] = vdupq_n_s32(j);
+    const int8x16_t w = vdupq_n_s8(3), x = vdupq_n_s8(5);
+    for (; rounds > 0; rounds--)
+#pragma GCC unroll 12
+        for (int j = 0; j < kChains; j++) s[j] = vdotq_s32(s[j], w, x);
+#pragma GCC unroll 12
+    for (int j = 0; j < kChains; j++) keep(s[j]);
+}
+
+#endif
+
 const Ceiling kCeilings[] = {
 #ifdef PEGA_X86
     {"avx512", read_avx512, f32_avx512, kChains * 16 * 2, int8_avx512, kChains * 64 * 2},
     {"avx2", read_avx2, f32_avx2, kChains * 8 * 2, int8_avx2, 3 * 4 * 32 * 2},
+#endif
+#ifdef PEGA_ARM64
+    {"neon", read_portable, f32_neon, kChains * 4 * 2, int8_neon, kChains * 16 * 2},
 #endif
     {"portable", read_portable, f32_portable, kChains * 4 * 2, int8_portable, kChains * 8 * 2},
 };

@@ -23,13 +23,16 @@ static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
     const uint8_t *keys = a.keys[page], *next = a.keys[page + kPagesAhead], *values = a.values[page];
     const float* const* q = a.q + query;
     F s[MR];
+    PEGA_UNROLL
     for (int i = 0; i < MR; i++) s[i] = zero();
     for (int64_t d = 0; d < a.head_dim; d++) {
         __builtin_prefetch(next + kBytes * d, 0, 3);
         __builtin_prefetch(values + kBytes * d, 0, 3);
         const F k = load_kv<F16>(keys, 16 * d);
+        PEGA_UNROLL
         for (int i = 0; i < MR; i++) s[i] = fma(k, set1(q[i][d]), s[i]);
     }
+    PEGA_UNROLL
     for (int i = 0; i < MR; i++)
         store(a.scores + (query + i) * kSegment + 16 * page, mul(s[i], set1(a.scale)));
 }
@@ -38,6 +41,7 @@ static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
 template <int MR, bool F16>
 static void mix_values(const AttendArgs& a, int64_t query, int64_t d) {
     F s[MR];
+    PEGA_UNROLL
     for (int i = 0; i < MR; i++) s[i] = zero();
     for (int64_t page = 0; 16 * page < a.tokens; page++) {
         const float* p = a.scores + query * kSegment + 16 * page;
@@ -45,9 +49,11 @@ static void mix_values(const AttendArgs& a, int64_t query, int64_t d) {
         const uint8_t* values = a.values[page];
         for (int64_t j = 0; j < tokens; j++) {
             const F v = load_kv<F16>(values, j * a.head_dim + d);
+            PEGA_UNROLL
             for (int i = 0; i < MR; i++) s[i] = fma(v, set1(p[i * kSegment + j]), s[i]);
         }
     }
+    PEGA_UNROLL
     for (int i = 0; i < MR; i++) store(a.acc + (query + i) * a.head_dim + d, s[i]);
 }
 

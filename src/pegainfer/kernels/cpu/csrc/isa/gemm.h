@@ -31,12 +31,15 @@ constexpr int64_t kAhead = 3072;
 template <int MR, bool STREAM, class E>
 static void fma_rows(const E* w, int64_t columns, const float* x, int64_t ldx, float* acc) {
     F s[MR];
+    PEGA_UNROLL
     for (int t = 0; t < MR; t++) s[t] = load(acc + 16 * t);
     for (int64_t k = 0; k < columns; k++) {
         if constexpr (STREAM) __builtin_prefetch(reinterpret_cast<const char*>(w + 16 * k) + kAhead, 0, 3);
         const F v = load_element(w + 16 * k);
+        PEGA_UNROLL
         for (int t = 0; t < MR; t++) s[t] = fma(v, set1(x[t * ldx + k]), s[t]);
     }
+    PEGA_UNROLL
     for (int t = 0; t < MR; t++) store(acc + 16 * t, s[t]);
 }
 
@@ -99,13 +102,16 @@ static inline void expand(const uint8_t* tile, int64_t b, Use use) {
 template <int MR, int FORMAT>
 static void expand_rows(const Packed& w, const uint8_t* tile, const float* x, int64_t ldx, float* acc) {
     F s[MR];
+    PEGA_UNROLL
     for (int t = 0; t < MR; t++) s[t] = zero();
     for (int64_t b = 0; b < w.k / kBlock; b++, x += kBlock) {
         prefetch<FORMAT>(block_at(FORMAT, tile, b).quant);
         expand<FORMAT>(tile, b, [&](int k, F v) {
+            PEGA_UNROLL
             for (int t = 0; t < MR; t++) s[t] = fma(v, set1(x[t * ldx + k]), s[t]);
         });
     }
+    PEGA_UNROLL
     for (int t = 0; t < MR; t++) store(acc + 16 * t, s[t]);
 }
 
@@ -155,6 +161,7 @@ static void dot_rows(const Packed& w, const uint8_t* tile, const QuantRows& x, i
     const float* xs = x.scale + first * blocks;
     const float* xsum = x.sum + first * blocks;
     F s[MR];
+    PEGA_UNROLL
     for (int t = 0; t < MR; t++) s[t] = zero();
     for (int64_t b = 0; b < blocks; b++) {
         const Block block = block_at(FORMAT, tile, b);
@@ -168,6 +175,7 @@ static void dot_rows(const Packed& w, const uint8_t* tile, const QuantRows& x, i
         const F d = load_f16(block.scale);
         F m;
         if constexpr (FORMAT == kQ4_1) m = load_f16(block.min);
+        PEGA_UNROLL
         for (int t = 0; t < MR; t++) {
             F v;
             if constexpr (FORMAT == kQ4_1) {
@@ -180,6 +188,7 @@ static void dot_rows(const Packed& w, const uint8_t* tile, const QuantRows& x, i
             s[t] = fma(set1(xs[t * blocks + b]), v, s[t]);
         }
     }
+    PEGA_UNROLL
     for (int t = 0; t < MR; t++) store(acc + 16 * t, s[t]);
 }
 
