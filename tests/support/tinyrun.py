@@ -54,7 +54,8 @@ def compare(
         golden: values that tests/golden/teacher.py wrote, this model's under `name`.
     """
     config = EngineConfig(backend=backend, isa=isa, activation="f32", kv_dtype="f32", kv_cache_memory=1 << 22)
-    runner = build_engine(path, name, config, SchedulerConfig(max_slots=2)).runner
+    scheduler = SchedulerConfig(max_slots=2, max_prefill_tokens=len(ids))  # the text in one step
+    runner = build_engine(path, name, config, scheduler).runner
     wanted = golden[f"{name}.greedy"].tolist()
     try:
         steps = itertools.count(1)
