@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 from pegainfer.kernels.cuda.gemm import SIXTEEN
 from pegainfer.kernels.cuda.pointwise import HEADS, layer_address, page_stride
 from pegainfer.kernels.cuda.site import Site, blocks, handles
-from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.launch import Arg, f32, i32, i64, ptr, struct
+from pegainfer.runtime.cuda.memory import aligned
 
 # As in common/attention/attention.cuh.
 DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES = 128, 32, 16, 32, 16
 PAGE = 16  # tokens that a decoding warp takes at a time; a block is whole pages
-DEEP_SHARED = 114_688 + 512  # bytes a block: three stages of a decoding warp's ring
 PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in a step
 
 
@@ -54,14 +54,13 @@ class AttentionChoice:
         return f"{self.decode} in parts of {DECODE_CHUNK} keys or more{prefill}"
 
 
-def choose_attention(p: AttentionProblem, info: DeviceInfo) -> AttentionChoice:
+def choose_attention(p: AttentionProblem) -> AttentionChoice:
     """The tensor cores' kernels for 16-bit caches (`refusal` must be None)."""
-    stages = 4 if p.head_dim == 64 else 3 if info.max_shared >= DEEP_SHARED else 2
     parts = min(DECODE_PARTS, max(1, blocks(p.table_width * p.block_size, DECODE_CHUNK)))
     tile_rows = 64 if p.head_dim == 256 else 128
     tiles = blocks(p.tokens * p.group, tile_rows) + p.rows
     return AttentionChoice(
-        f"attention_decode_{p.dtype}_d{p.head_dim}_s{stages}",
+        f"attention_decode_{p.dtype}_d{p.head_dim}",
         "" if p.decode_only else f"attention_prefill_{p.dtype}_d{p.head_dim}",
         tile_rows,
         p.rows * parts,
@@ -97,40 +96,61 @@ def _attention(site: Site) -> None:
     if p.tokens == 0 or p.rows == 0:
         return
     if dtype == "f32":
-        args = _args(site, p, 0, 0, 0, 0)
+        args = _args(site, p, _Plan(0, 0, 0, 0, 0), 0, (0, 0))
         site.launch("attention_plain_f32", (p.heads, p.tokens, 1), 32, [args, i32(p.rows), i32(p.head_dim)])
         return
-    c = choose_attention(p, site.ctx.device.info)
+    c = choose_attention(p)
     plan = _plan(site, p, c)
-    decode_items = plan + PLAN_BYTES
-    per_part = p.heads * (4 * p.head_dim + 8)
-    room = site.scratch(max(1, c.decode_slots) * per_part)
-    ends = room + c.decode_slots * p.heads * 4 * p.head_dim
     units = p.kv_heads * blocks(p.group, 8)
-    _persistent(site, p, c.decode, _args(site, p, plan, decode_items, room, ends), c.decode_items * units)
+    heads = c.decode_slots * p.heads
+    sums = site.scratch(heads * 4 * p.head_dim), site.scratch(8 * heads)
+    args = _args(site, p, plan, plan.decode, sums)
+    _persistent(site, p, c.decode, args, c.decode_items * units)
+    if c.decode_slots:
+        merge = f"attention_merge_decode_{dtype}_d{p.head_dim}"
+        site.launch(merge, (p.heads, p.rows, 1), p.head_dim, [_merge_args(site, p, c, plan, sums)])
     if c.prefill:
-        per_part = p.kv_heads * c.tile_rows * (4 * p.head_dim + 8)
-        room = site.scratch(c.prefill_slots * per_part)
-        ends = room + c.prefill_slots * p.kv_heads * c.tile_rows * 4 * p.head_dim
-        items = decode_items + c.decode_items * ITEM_BYTES
-        _persistent(site, p, c.prefill, _args(site, p, plan, items, room, ends), c.prefill_items * p.kv_heads)
+        heads = c.prefill_slots * p.kv_heads * c.tile_rows
+        sums = site.scratch(heads * 4 * p.head_dim), site.scratch(8 * heads)
+        args = _args(site, p, plan, plan.prefill, sums)
+        _persistent(site, p, c.prefill, args, c.prefill_items * p.kv_heads)
+        merge = f"attention_merge_prefill_{dtype}_d{p.head_dim}"
+        grid = (2 * site.ctx.device.info.num_sms, 1, 1)
+        site.launch(merge, grid, p.head_dim, [_merge_args(site, p, c, plan, sums)])
 
 
-def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> int:
-    """Address of the step's work list, made by the first layer that needs it."""
+@dataclass(frozen=True)
+class _Plan:
+    """Addresses of a step's work list."""
+
+    counts: int
+    row_parts: int
+    decode: int
+    prefill: int
+    merges: int
+
+
+def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> _Plan:
+    """The step's work list, made by the first layer that needs it ahead of everything else."""
     rows = tuple(site.address(n) for n in ("query_starts", "query_lens", "context_lens"))
     key = ("attention plan", *rows, p.kv_heads, p.group, c.tile_rows)
-    if key not in site.shared:
-        nbytes = PLAN_BYTES + ITEM_BYTES * (c.decode_items + c.prefill_items)
-        plan = site.shared[key] = site.memory.kept("/".join(map(str, key)), nbytes)
-        decode = plan + PLAN_BYTES
+    sizes = (
+        PLAN_BYTES, 8 * p.rows, ITEM_BYTES * c.decode_items, ITEM_BYTES * c.prefill_items,
+        ITEM_BYTES * c.prefill_slots,
+    )  # fmt: skip
+    ends = list(accumulate((aligned(n) for n in sizes), initial=0))
+    fresh = key not in site.shared
+    if fresh:
+        site.shared[key] = site.memory.kept("/".join(map(str, key)), ends[-1])
+    plan = _Plan(*(site.shared[key] + at for at in ends[:-1]))
+    if fresh:
         args = struct(
-            ptr(plan), ptr(decode), ptr(decode + ITEM_BYTES * c.decode_items), *map(ptr, rows),
-            i32(p.rows), i32(p.group), i32(p.kv_heads), i32(c.tile_rows), i32(c.decode_slots),
-            i32(c.prefill_slots),
+            ptr(plan.counts), ptr(plan.row_parts), ptr(plan.merges), ptr(plan.decode), ptr(plan.prefill),
+            *map(ptr, rows), i32(p.rows), i32(p.group), i32(p.kv_heads), i32(c.tile_rows),
+            i32(c.decode_slots), i32(c.prefill_slots),
         )  # fmt: skip
         site.launch("attention_plan", (1, 1, 1), 256, [args], ahead=True)
-    return site.shared[key]
+    return plan
 
 
 def _persistent(site: Site, p: AttentionProblem, kernel: str, args: Arg, most: int) -> None:
@@ -148,11 +168,20 @@ def _persistent(site: Site, p: AttentionProblem, kernel: str, args: Arg, most: i
     site.launch(kernel, (grid, 1, 1), threads, [args], shared)
 
 
-def _args(site: Site, p: AttentionProblem, plan: int, items: int, sums: int, ends: int) -> Arg:
+def _args(site: Site, p: AttentionProblem, plan: _Plan, items: int, sums: tuple[int, int]) -> Arg:
     names = ("query_starts", "query_lens", "context_lens", "block_table")
     return struct(
         ptr(site.address("out")), ptr(site.address("q")), ptr(layer_address(site)),
-        *(ptr(site.address(n)) for n in names), ptr(plan), ptr(items), ptr(sums), ptr(ends),
-        ptr(site.ctx.arrivals.address), i64(page_stride(site)), i32(p.heads), i32(p.kv_heads),
-        i32(p.block_size), i32(p.table_width), f32(site.this.attrs["scale"] * math.log2(math.e)),
+        *(ptr(site.address(n)) for n in names), ptr(plan.counts), ptr(items), *map(ptr, sums),
+        i64(page_stride(site)), i32(p.heads), i32(p.kv_heads), i32(p.block_size), i32(p.table_width),
+        f32(site.this.attrs["scale"] * math.log2(math.e)),
+    )  # fmt: skip
+
+
+def _merge_args(
+    site: Site, p: AttentionProblem, c: AttentionChoice, plan: _Plan, sums: tuple[int, int]
+) -> Arg:
+    return struct(
+        ptr(site.address("out")), ptr(plan.counts), ptr(plan.row_parts), ptr(site.address("query_starts")),
+        ptr(plan.merges), *map(ptr, sums), i32(p.heads), i32(p.kv_heads), i32(c.tile_rows),
     )  # fmt: skip

@@ -1,9 +1,9 @@
 // What the attention kernels share: operands, the work list, and the sums of a row's parts.
 //
-// A page holds [2, G, S, D] of one layer: keys, then values. Token i of a row is in page block_table[row, i /
-// S]. A row with one query token is decoded, a row with several is prefilled. Long rows are cut into parts
-// along their keys; each part leaves its maximum, its sum of weights and its unnormalised output, and the
-// part that arrives last adds them in their order, so the result does not depend on who comes when.
+// A page holds [2, G, S, D] of one layer: keys, then values. Token i of a row is in page block_table[row, i / S].
+// A row with one query token is decoded, a row with several is prefilled. Long rows are cut into parts along
+// their keys; each part leaves its maximum, its sum of weights and its unnormalised output, and merge.cuh adds
+// them in their order.
 #pragma once
 #include "ptx.cuh"
 #include "reduce.cuh"
@@ -35,9 +35,9 @@ __device__ __forceinline__ Item load_item(const Item* p) {
     return item;
 }
 
-// The work list of a step: counts, then decode items, then prefill items.
+// The work list of a step: how many items of each kind. `merges`: prefilled tiles in several parts.
 struct Plan {
-    int decode, prefill, pad[2];
+    int decode, prefill, merges, pad;
 };
 
 struct Args {
@@ -52,7 +52,6 @@ struct Args {
     const Item* items;    // of this kernel
     float* sums;          // [slots, ...]: weighted values, float32
     float2* heads;        // [slots, ...]: (maximum, sum of weights)
-    int* arrivals;        // [slots, G, subgroups] zeros, and zeros again afterwards
     int64_t page_stride;  // elements
     int h, g, block_size, table_width;
     float scale_log2;  // of the scores, for powers of two
@@ -68,40 +67,6 @@ __device__ __forceinline__ int decode_chunk(int context) {
 template <int D>
 __device__ __forceinline__ uint32_t piece(int r, int c) {
     return r * (D * 2) + ((c ^ (r & 7)) << 4);
-}
-
-// Counts a block in, after all of its threads have written their part and passed a barrier: one thread's
-// call. True for the last of `parts`, which may then read what the others wrote, past L1.
-__device__ __forceinline__ bool arrive(int* arrivals, int parts) {
-    __threadfence();
-    const bool last = atomicAdd(arrivals, 1) == parts - 1;
-    if (last) *arrivals = 0;
-    __threadfence();
-    return last;
-}
-
-// out = the weighted mean of parts' outputs for four channels of one head. `heads`, `sums`: of the first
-// part, parts `stride` heads apart.
-template <typename T>
-__device__ __forceinline__ void merge_parts(T* out, const float2* heads, const float4* sums, int parts,
-                                            int64_t stride, int64_t stride4) {
-    float top = -INFINITY, weight = 0;
-    float4 sum = {};
-#pragma unroll 4
-    for (int p = 0; p < parts; p++) {
-        const float2 end = __ldcg(heads + p * stride);
-        const float4 v = __ldcg(sums + p * stride4);
-        const float higher = fmaxf(top, end.x), base = higher == -INFINITY ? 0.f : higher;
-        const float old = exp2_fast(top - base), share = exp2_fast(end.x - base);
-        top = higher;
-        weight = weight * old + share * end.y;
-        sum.x = sum.x * old + share * v.x, sum.y = sum.y * old + share * v.y;
-        sum.z = sum.z * old + share * v.z, sum.w = sum.w * old + share * v.w;
-    }
-    const float inverse = 1.f / weight;
-    const uint2 packed = {pack2<T>(sum.x * inverse, sum.y * inverse),
-                          pack2<T>(sum.z * inverse, sum.w * inverse)};
-    *reinterpret_cast<uint2*>(out) = packed;
 }
 
 }  // namespace attention

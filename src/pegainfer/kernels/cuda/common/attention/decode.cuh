@@ -257,17 +257,6 @@ __device__ __forceinline__ void sum_parts(const Args& a, uint8_t* shared, float2
             }
         }
         if (unit + gridDim.x < total) barrier_arrive<Shape::THREADS>(FREE);
-        if (item.slot < 0) continue;
-        __syncwarp();
-        bool last = false;
-        if (lane == 0)
-            last = arrive(a.arrivals + static_cast<int64_t>(item.slot) * units + unit % units, item.parts());
-        if (!__shfl_sync(~0u, last, 0)) continue;
-        for (int i = lane; i < p.heads * QUADS; i += 32) {
-            const int64_t at = p.place + i / QUADS;
-            merge_parts(static_cast<T*>(a.out) + p.row * D + 4 * i, a.heads + at,
-                        sums + at * QUADS + i % QUADS, item.parts(), a.h, static_cast<int64_t>(a.h) * QUADS);
-        }
     }
 }
 
@@ -288,6 +277,6 @@ __device__ __forceinline__ void decode(const Args& a) {
 #define DECODE_KERNEL(TYPE, T, D, STAGES, BYTES)                                             \
     static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                         \
     extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS) \
-        attention_decode_##TYPE##_d##D##_s##STAGES(attention::Args a) {                      \
+        attention_decode_##TYPE##_d##D(attention::Args a) {                                  \
         attention::decode<T, D, STAGES>(a);                                                  \
     }

@@ -5,8 +5,10 @@ using namespace attention;
 
 struct PlanArgs {
     Plan* plan;
-    Item* decode;   // room for all
-    Item* prefill;  // likewise
+    int2* row_parts;  // [R]: a decoded row's first slot and its parts; 0 parts where one block has it all
+    Item* merges;     // prefilled tiles in several parts
+    Item* decode;     // room for all
+    Item* prefill;    // likewise
     const int* query_starts;
     const int* query_lens;
     const int* context_lens;
@@ -22,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
     __shared__ int scratch[32];
     pdl_wait();
     pdl_launch();
-    int decode = 0, prefill = 0, decode_slots = 0, prefill_slots = 0;
+    int decode = 0, prefill = 0, merges = 0, decode_slots = 0, prefill_slots = 0;
     for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
         const int row = r0 + threadIdx.x;
         const bool real = row < a.rows;
@@ -34,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
         decode += total;
         const int slot = decode_slots + block_exclusive_scan(parts > 1 ? parts : 0, scratch, total);
         decode_slots += total;
+        if (real) a.row_parts[row] = make_int2(slot, parts > 1 ? parts : 0);
         for (int i = 0; i < parts; i++) {
             const int begin = i * chunk, end = min(context, begin + chunk);
             a.decode[at + i] = {row, 0, i | parts << 16, parts > 1 ? slot : -1, context, first, begin, end};
@@ -51,12 +54,15 @@ extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
         if (base + want > a.prefill_slots) cuts = 1;  // no room: slower, not wrong
         const int start = prefill + block_exclusive_scan(tiles * cuts, scratch, total);
         prefill += total;
+        const int merge = merges + block_exclusive_scan(cuts > 1 ? tiles : 0, scratch, total);
+        merges += total;
         // Late tiles see more keys: they go first, so that the short ones fill the gaps.
         for (int i = 0; i < tiles * cuts; i++) {
-            const int tile = tiles - 1 - i / cuts;
-            const int place = cuts > 1 ? base + tile * cuts : -1;
-            a.prefill[start + i] = {row, tile, i % cuts | cuts << 16, place, context, first, 0, len};
+            const int tile = tiles - 1 - i / cuts, place = cuts > 1 ? base + tile * cuts : -1;
+            const Item item = {row, tile, i % cuts | cuts << 16, place, context, first, 0, len};
+            a.prefill[start + i] = item;
+            if (cuts > 1 && i % cuts == 0) a.merges[merge + tile] = item;
         }
     }
-    if (threadIdx.x == 0) *a.plan = {decode, prefill, {0, 0}};
+    if (threadIdx.x == 0) *a.plan = {decode, prefill, merges, 0};
 }

@@ -23,7 +23,6 @@ __device__ __forceinline__ void prefill(const Args& a) {
     using Shape = PrefillShape<D>;
     constexpr int KEYS = Shape::KEYS, ROWS = Shape::ROWS, TILE = Shape::TILE, PIECES = D / 8;
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ bool last;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const uint32_t query = shared_address(shared), stages = query + Shape::QUERY;
     pdl_wait();
@@ -199,20 +198,6 @@ __device__ __forceinline__ void prefill(const Args& a) {
                 for (int d = 0; d < D / 8; d++)
                     *reinterpret_cast<float2*>(a.sums + (at + r) * D + d * 8 + 2 * t) =
                         make_float2(o[d][2 * i], o[d][2 * i + 1]);
-            }
-            __syncthreads();
-            int* arrivals = a.arrivals + static_cast<int64_t>(item.slot) * a.g + kv_head;
-            if (threadIdx.x == 0) last = arrive(arrivals, item.parts());
-            __syncthreads();
-            if (last) {
-                const int64_t first = (static_cast<int64_t>(item.slot) * a.g + kv_head) * ROWS;
-                const int64_t stride = static_cast<int64_t>(a.g) * ROWS;
-                const float4* sums = reinterpret_cast<const float4*>(a.sums);
-                for (int i = threadIdx.x; i < rows * (D / 4); i += Shape::THREADS) {
-                    const int r = i / (D / 4), d = i % (D / 4);
-                    merge_parts(row_out(r) + 4 * d, a.heads + first + r, sums + (first + r) * (D / 4) + d,
-                                item.parts(), stride, stride * (D / 4));
-                }
             }
         }
         __syncthreads();
