@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.registry import HF_NAMES, Model, find_line
+from pegainfer.app.registry import HF_NAMES, Model, ModelLine, find_line
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.handle import EngineInfo
-from pegainfer.contract.step import PageGroup, Runner, RunnerInfo
+from pegainfer.contract.step import KVSpec, PageGroup, Runner, RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.ops.backend import Backend, ReferenceBackend
 from pegainfer.runtime.weights.gguf import GGUFFile
@@ -52,19 +52,35 @@ def open_model(path: Path) -> tuple[Model, str, TensorFile]:
     """
     file: TensorFile
     if path.is_dir():
-        where = path / "config.json"
-        config = parse_object(read_small_file(where, MAX_CONFIG_BYTES), str(where))
-        names = config.get("architectures")
-        architecture = names[0] if isinstance(names, list) and len(names) == 1 else names
-        line = find_line(architecture, str(where))
+        line, architecture, config, where = _read_config(path)
         file = open_safetensors(path)
         with _closed_on_error(file):
-            return line.from_hf(config, str(where), file), str(architecture), file
+            return line.from_hf(config, where, file), architecture, file
     file = GGUFFile(path)
     with _closed_on_error(file):
-        architecture = file.metadata.get("general.architecture")
-        line = find_line(architecture, str(path))
-        return line.from_gguf(file), HF_NAMES.get(str(architecture), str(architecture)), file
+        name = file.metadata.get("general.architecture")
+        line = find_line(name, str(path))
+        return line.from_gguf(file), HF_NAMES.get(str(name), str(name)), file
+
+
+def open_config(path: Path) -> tuple[Model, str]:
+    """A model without weights, from a folder's config.json: the model and its architecture's name.
+
+    Raises ConfigError, ModelFileError, UnsupportedError.
+    """
+    if not path.is_dir():
+        raise ConfigError("dummy weights need a config.json", expected="a folder", got=path)
+    line, architecture, config, where = _read_config(path)
+    return line.from_config(config, where), architecture
+
+
+def _read_config(path: Path) -> tuple[ModelLine, str, dict[str, Any], str]:
+    """The line of a folder's config.json, its architecture, what it says, and its path for errors."""
+    where = path / "config.json"
+    config = parse_object(read_small_file(where, MAX_CONFIG_BYTES), str(where))
+    names = config.get("architectures")
+    architecture = names[0] if isinstance(names, list) and len(names) == 1 else names
+    return find_line(architecture, str(where)), str(architecture), config, str(where)
 
 
 @contextlib.contextmanager
@@ -93,16 +109,17 @@ def build_engine(
     Raises ConfigError, ModelFileError, UnsupportedError.
     """
     started = time.perf_counter()
-    model, architecture, file = open_model(path)
-    with file:
+    with contextlib.ExitStack() as files:
+        if config.load_format == "dummy":
+            model, architecture = open_config(path)
+        else:
+            model, architecture, file = open_model(path)
+            files.enter_context(file)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
-        timing = profiler is not None
-        backend, device = make_backend(model.tensors(info.max_model_len), config, timing=timing)
-        backend = backend if profiler is None else profiler.around(backend)
-        runner = model.build(info, backend, kv_dtype=config.kv_format, max_logprobs=scheduler.max_logprobs)
+        runner, device, phases = _build_runner(model, info, config, scheduler, profiler)
+    info = runner.info
     group = info.kv.groups[0]
-    packed = time.perf_counter()
     return Engine(
         runner,
         EngineInfo(
@@ -115,13 +132,36 @@ def build_engine(
             num_blocks=info.num_blocks[0],
             max_slots=info.max_slots,
             max_logprobs=scheduler.max_logprobs,
-            startup_seconds={"read": read - started, "pack": packed - read},
+            startup_seconds={"read": read - started, **phases},
         ),
     )
 
 
+def _build_runner(
+    model: Model,
+    info: RunnerInfo,
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+    profiler: Profiler | None,
+) -> tuple[Runner, str, dict[str, float]]:
+    """The runner, how its device is described, and seconds by phase."""
+    if config.backend == "cuda":
+        from pegainfer.app.gpu import build_runner
+
+        built = build_runner(model, info, config, scheduler.max_logprobs)
+        return built.runner, built.device, built.seconds
+    started = time.perf_counter()
+    backend, device = make_backend(model.tensors(info.max_model_len), config, timing=profiler is not None)
+    backend = backend if profiler is None else profiler.around(backend)
+    runner = model.build(info, backend, kv_dtype=config.kv_format, max_logprobs=scheduler.max_logprobs)
+    return runner, device, {"pack": time.perf_counter() - started}
+
+
 def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) -> RunnerInfo:
-    """Bounds of the runner: what was asked for, or defaults that fit the machine. Raises ConfigError."""
+    """Bounds of the runner: what was asked for, or defaults that fit the machine. Raises ConfigError.
+
+    On a GPU num_blocks is 0 unless a size was asked for: app/gpu.py fills its memory.
+    """
     kv = model.kv_spec(BLOCK_SIZE, config.kv_format)
     block_bytes = sum(g.bytes_per_block for g in kv.groups if isinstance(g, PageGroup))
     length = config.max_model_len or model.max_position_embeddings
@@ -131,6 +171,8 @@ def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) 
             expected=f"≤ {model.max_position_embeddings}",
             got=length,
         )
+    if config.backend == "cuda":
+        return _gpu_info(model, kv, length, (config.kv_cache_memory or 0) // block_bytes, scheduler)
     need = -(-length // BLOCK_SIZE) * block_bytes
     free = available_memory()
     budget = config.kv_cache_memory or max(min(MAX_KV_BYTES, free // 4), min(need, free // 2))
@@ -151,6 +193,20 @@ def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) 
         num_blocks=(budget // block_bytes,),
         max_slots=slots,
         max_tokens=prefill + slots,
+        max_model_len=length,
+        vocab_size=model.vocab_size,
+    )
+
+
+def _gpu_info(model: Model, kv: KVSpec, length: int, blocks: int, scheduler: SchedulerConfig) -> RunnerInfo:
+    from pegainfer.app.gpu import PREFILL_TOKENS, SLOTS
+
+    slots = scheduler.max_slots or SLOTS
+    return RunnerInfo(
+        kv=kv,
+        num_blocks=(blocks,),
+        max_slots=slots,
+        max_tokens=min(scheduler.max_prefill_tokens or PREFILL_TOKENS, length) + slots,
         max_model_len=length,
         vocab_size=model.vocab_size,
     )

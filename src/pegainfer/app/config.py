@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pegainfer.contract.errors import ConfigError
 
 ACTIVATIONS = ("auto", "int8", "f32")
-KV_DTYPES = ("auto", "f32", "f16")
-BACKENDS = ("cpu", "reference")
+KV_DTYPES = ("auto", "f32", "f16", "bf16")
+BACKENDS = ("cpu", "reference", "cuda")
+LOAD_FORMATS = ("auto", "dummy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,29 +37,44 @@ class EngineConfig:
     kv_dtype: str = field(
         default="auto",
         metadata={
-            "help": "Storage of keys and values: f16 (half the memory), f32 (exact); auto: as activation."
+            "help": "Storage of keys and values: f16 (half the memory), f32 (exact); auto: as activation, "
+            "bf16 on a GPU."
         },
     )
     kv_cache_memory: int | None = field(
         default=None,
         metadata={
             "help": "Memory for keys and values, such as 512MiB; default: a quarter of the free memory, "
-            "1 GiB at most, or what one sequence needs.",
+            "1 GiB at most, or what one sequence needs; on a GPU what --gpu-memory-utilization leaves.",
             "parse": "bytes",
         },
     )
+    device_ordinal: int = field(default=0, metadata={"help": "Which GPU."})
+    gpu_memory_utilization: float = field(
+        default=0.9, metadata={"help": "Share of the GPU's memory that this process may take."}
+    )
+    cuda_graph: bool = field(
+        default=True, metadata={"help": "Replay steps as CUDA graphs rather than launch each kernel."}
+    )
+    load_format: str = field(
+        default="auto",
+        metadata={"help": "auto: the model's file; dummy: seeded weights made on the GPU from config.json."},
+    )
     backend: str = field(
-        default="cpu", metadata={"help": "cpu, or reference: NumPy, slow, what the others are compared with."}
+        default="cpu",
+        metadata={"help": "cpu, cuda, or reference: NumPy, slow, what the others are compared with."},
     )
 
     @property
     def kv_format(self) -> str:
-        """kv_dtype with auto decided: f32 where exact activations are asked for, else f16.
+        """kv_dtype with auto decided: bf16 on a GPU, f32 where exact activations are asked for, else f16.
 
         Reading f16 is what makes a long context quick: 1.6 to 2 times as many tokens a second from 2,000 on.
         """
         if self.kv_dtype != "auto":
             return self.kv_dtype
+        if self.backend == "cuda":
+            return "bf16"
         return "f32" if self.activation == "f32" else "f16"
 
     def __post_init__(self) -> None:
@@ -66,7 +82,37 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"bad {name}", expected="a whole number from 1", got=repr(value))
-        for name, allowed in (("activation", ACTIVATIONS), ("kv_dtype", KV_DTYPES), ("backend", BACKENDS)):
+        choices = {
+            "activation": ACTIVATIONS,
+            "kv_dtype": KV_DTYPES,
+            "backend": BACKENDS,
+            "load_format": LOAD_FORMATS,
+        }
+        for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
                 raise ConfigError(f"bad {name}", expected=" or ".join(allowed), got=repr(value))
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(
+                "bad gpu_memory_utilization", expected="0 < share ≤ 1", got=self.gpu_memory_utilization
+            )
+        if self.device_ordinal < 0:
+            raise ConfigError("bad device_ordinal", expected="0 or more", got=self.device_ordinal)
+        self._check_backend()
+
+    def _check_backend(self) -> None:
+        """What one backend does and the others do not."""
+        cuda = self.backend == "cuda"
+        if cuda and self.kv_dtype not in ("auto", "bf16"):
+            raise ConfigError(
+                "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,
+                where="kv_dtype",
+            )  # fmt: skip
+        if not cuda and self.kv_dtype == "bf16":
+            raise ConfigError("only a GPU keeps keys and values as bf16", expected="f32 or f16", got="bf16")
+        if not cuda and self.load_format == "dummy":
+            raise ConfigError(
+                "dummy weights are made on a GPU",
+                got=f"backend {self.backend}",
+                remedy="choose --device cuda",
+            )

@@ -21,17 +21,20 @@ class ModelRef:
     name: str  # for answers and lists
 
 
-def resolve(reference: str, *, fetch: bool = False, progress: Progress | None = None) -> ModelRef:
+def resolve(
+    reference: str, *, fetch: bool = False, progress: Progress | None = None, weights: bool = True
+) -> ModelRef:
     """Finds a model. Raises ConfigError where there is none, and what `pull` raises.
 
     fetch: pull the default model if the cache lacks it.
+    weights: a folder must have them; without, they are made up.
     """
     if reference.lower() == DEFAULT_MODEL.name:
         return _default(fetch, progress)
     path = Path(reference).expanduser()
     try:
         if reference and path.is_dir():
-            return _folder(path)
+            return _folder(path, weights)
         if path.is_file():
             return _file(path)
     except (OSError, ValueError) as e:  # a name too long, or with a null byte
@@ -71,9 +74,9 @@ def _file(path: Path) -> ModelRef:
     return ModelRef("gguf", path, name)
 
 
-def _folder(path: Path) -> ModelRef:
+def _folder(path: Path, weights: bool) -> ModelRef:
     missing = [n for n in ("config.json", "tokenizer.json") if not (path / n).is_file()]
-    if not any(path.glob("*.safetensors")):
+    if weights and not any(path.glob("*.safetensors")):
         missing.append("*.safetensors")
     if missing:
         files = sorted(path.glob("*.gguf"))

@@ -90,13 +90,22 @@ def _machine() -> Iterator[tuple[str, str, bool]]:
         yield "cpu kernels", f"{isa_name()} chosen of {has}; {LIBRARY}", True
     except PegaError as error:
         yield "cpu kernels", f"MISSING: {error}", False
-    yield "cuda", "not in this version", True
+    yield "cuda", _gpu(), True
     try:
         found = cached_model()
         where = found if found is not None else f"not in {cache_folder()}: run `pegainfer pull`"
         yield "default model", f"{DEFAULT_MODEL.display_name}: {where}", True
     except PegaError as error:
         yield "default model", f"MISSING: {error}", False
+
+
+def _gpu() -> str:
+    """The GPU and its kernels, or what is missing; serving on the CPU needs neither."""
+    from pegainfer.app.gpu import describe, why_not
+
+    engine = EngineConfig()
+    reason = why_not(engine)
+    return f"cannot be used: {reason}" if reason is not None else describe(engine)
 
 
 def _print_plan(target: Target, ask: DoctorFlags) -> None:
@@ -111,8 +120,10 @@ def _print_plan(target: Target, ask: DoctorFlags) -> None:
 
 def _bisect(target: Target, text: str) -> int:
     """Runs a prompt and some decoding on both sides and reports. Returns 1 if an op is beyond the bound."""
-    if target.model is None or target.spec.engine.backend == "reference":
-        raise UnsupportedError("nothing to compare with the reference", remedy="choose --device cpu")
+    if target.model is None or target.spec.engine.backend != "cpu":
+        raise UnsupportedError(
+            "only the CPU's steps are compared with the reference yet", remedy="choose --device cpu"
+        )
     from pegainfer.cli.bisect import compare
 
     found = compare(target.spec, load_text_side(target).tokenizer.encode(text), BISECT_TOKENS)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from pegainfer.app.assemble import open_model, runner_info
+import msgspec
+
+from pegainfer.app.assemble import open_config, open_model, runner_info
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import RunnerInfo
@@ -42,8 +45,16 @@ def step_programs(spec: EngineSpec) -> StepPrograms:
     """Reads the model's header only. Raises what opening a model raises, and UnsupportedError without one."""
     if spec.is_null:
         raise UnsupportedError("the null device runs no program", remedy="name a model, leave --device out")
-    model, _, file = open_model(Path(spec.path))
-    with file:
+    with contextlib.ExitStack() as files:
+        if spec.engine.load_format == "dummy":
+            model, _ = open_config(Path(spec.path))
+        else:
+            model, _, file = open_model(Path(spec.path))
+            files.enter_context(file)
         info = runner_info(model, spec.engine, spec.scheduler)
-        programs = model.programs(info, spec.engine.kv_format, spec.scheduler.max_logprobs)
+        formats = {}
+        if spec.engine.backend == "cuda":
+            info = msgspec.structs.replace(info, num_blocks=(info.num_blocks[0] or 1,))
+            formats = {"activation": "bf16", "residual": "bf16"}
+        programs = model.programs(info, spec.engine.kv_format, spec.scheduler.max_logprobs, **formats)
     return StepPrograms(info, programs["forward"], programs["sampler"])

@@ -67,7 +67,8 @@ def _vocabulary(spec: EngineSpec) -> Vocabulary:
     from pegainfer.app.resolve import resolve
     from pegainfer.app.text import load_text
 
-    return vocabulary_of(load_text(resolve(spec.path)).tokenizer)
+    found = resolve(spec.path, weights=spec.engine.load_format != "dummy")
+    return vocabulary_of(load_text(found).tokenizer)
 
 
 def _build_null(spec: EngineSpec) -> Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +13,7 @@ from pegainfer.app.resolve import ModelRef, resolve
 from pegainfer.cli.flags import Given
 from pegainfer.cli.progress import download_progress
 from pegainfer.cli.spec import EngineSpec
-from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -26,13 +27,23 @@ class ModelFlags:
     """Of every command that loads a model."""
 
     model_path: str | None = field(default=None, metadata={"help": "The model, in place of MODEL."})
-    device: Literal["cpu", "reference", "null", "cuda"] = field(
+    device: Literal["cpu", "cuda", "auto", "reference", "null"] = field(
         default="cpu",
         metadata={
-            "help": "cpu; reference: NumPy, slow, what the others are compared with; null: no model at all, "
-            "letters by arithmetic, for tests; cuda: not in this version."
+            "help": "cpu; cuda: one NVIDIA GPU; auto: cuda where a GPU, its driver and kernels are there, "
+            "else cpu; reference: NumPy, slow, what the others are compared with; null: no model at all, "
+            "letters by arithmetic, for tests."
         },
     )
+
+
+KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
+# Flags of EngineConfig that a device obeys.
+APPLIES: dict[str, tuple[str, ...]] = {
+    "cpu": (*KV_FLAGS, "--threads", "--isa", "--activation-dtype"),
+    "cuda": (*KV_FLAGS, "--device-ordinal", "--gpu-memory-utilization", "--cuda-graph", "--load-format"),
+    "reference": KV_FLAGS,
+}
 
 
 @dataclass(frozen=True)
@@ -53,26 +64,34 @@ def choose(
             "two models", expected="MODEL or --model-path", got=f"{model} and {flags.model_path}"
         )
     reference = model if model is not None else flags.model_path
-    if flags.device == "cuda":
-        raise UnsupportedError(
-            "this version has no CUDA kernels",
-            expected="--device cpu, reference or null",
-            got="--device cuda",
-            remedy="leave --device out to run on the CPU",
-        )
     if flags.device == "null":
         if reference is not None:
             raise ConfigError("the null device has no model", got=reference, remedy="leave the model out")
         given.refuse(EngineConfig, "--device null", but=("--max-model-len",))
         return Target(EngineSpec(name="null", path="", engine=engine, scheduler=scheduler), None)
-    engine = dataclasses.replace(engine, backend=flags.device)
-    if flags.device == "reference":
-        kv = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
-        given.refuse(EngineConfig, "--device reference", but=kv)
+    device = flags.device if flags.device != "auto" else pick_device(engine)
+    engine = dataclasses.replace(engine, backend=device)
+    given.refuse(EngineConfig, f"--device {device}", but=APPLIES[device])
     with download_progress() as progress:
-        found = resolve(reference or DEFAULT_MODEL.name, fetch=True, progress=progress)
+        found = resolve(
+            reference or DEFAULT_MODEL.name,
+            fetch=True,
+            progress=progress,
+            weights=engine.load_format != "dummy",
+        )
     spec = EngineSpec(name=found.name, path=str(found.path.resolve()), engine=engine, scheduler=scheduler)
     return Target(spec, found)
+
+
+def pick_device(engine: EngineConfig) -> Literal["cpu", "cuda"]:
+    """cuda where it can run, else cpu; says on standard error why not."""
+    from pegainfer.app.gpu import why_not
+
+    reason = why_not(engine)
+    if reason is None:
+        return "cuda"
+    print(f"pegainfer: running on the CPU: {reason}", file=sys.stderr)
+    return "cpu"
 
 
 def load_text_side(target: Target) -> TextSide:

@@ -117,6 +117,13 @@ def read_weights(
     return {e.name.format(i): _read(config, file, name, e, row_order) for name, (e, i) in names.items()}
 
 
+def without_data(table: WeightTable, config: LayeredConfig) -> dict[str, RawWeight]:
+    """Every weight of such a model by name, matrices as bf16 and vectors as f32, but empty: to be made up."""
+    empty = np.zeros(0, np.uint8)
+    shapes = table.shapes(config)
+    return {n: RawWeight("bf16" if len(s) > 1 else "f32", s, empty) for n, s in shapes.items()}
+
+
 def read_vector(file: TensorFile, name: str, shape: tuple[int, ...]) -> Array:
     """A small tensor as float32, copied out of the file. Raises ModelFileError."""
     info = file.tensors[name]

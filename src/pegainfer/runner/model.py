@@ -70,6 +70,11 @@ class PagedModel:
         """Storage format of each weight by name."""
         return {name: w.format for name, w in self.weights.items()}
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each weight by name."""
+        return {name: w.shape for name, w in self.weights.items()}
+
     def kv_spec(self, block_size: int, kv_dtype: str) -> KVSpec:
         c = self.config
         return page_spec(c.num_layers, c.num_kv_heads * c.head_dim, block_size, kv_dtype)

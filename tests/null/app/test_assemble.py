@@ -158,8 +158,12 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         ({"threads": True}, "bad threads"),
         ({"kv_cache_memory": 1.5}, "bad kv_cache_memory"),
         ({"activation": "int4"}, "bad activation; expected auto or int8 or f32; got 'int4'"),
-        ({"kv_dtype": "bf16"}, "bad kv_dtype"),
-        ({"backend": "cuda"}, "bad backend"),
+        ({"kv_dtype": "fp8"}, "bad kv_dtype"),
+        ({"kv_dtype": "bf16"}, "only a GPU keeps"),
+        ({"backend": "tpu"}, "bad backend"),
+        ({"gpu_memory_utilization": 1.5}, "bad gpu_memory_utilization"),
+        ({"load_format": "dummy"}, "made on a GPU"),
+        ({"backend": "cuda", "kv_dtype": "f16"}, "as bf16"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

@@ -21,7 +21,7 @@ from pegainfer.ops.tensor import Kind, Sizes, Tensor
 from pegainfer.runtime.cuda.driver import errors_at
 from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.memory import DeviceBuffer, aligned
-from pegainfer.runtime.cuda.tensor import DeviceTensor
+from pegainfer.runtime.cuda.tensor import NUMPY, DeviceTensor
 
 Array = np.ndarray[Any, Any]
 KEPT_STEPS = 64  # sets of sizes without a graph whose launches stay packed
@@ -130,10 +130,13 @@ class CudaExecutor:
         t = self._outputs[name]
         return DeviceTensor.at(self._places[t], t.sizes(env), t.dtype, self._arena)
 
-    def capture(self, env: Sizes, decode_only: bool) -> None:
-        """Captures a graph for these sizes; later steps of the same kind that fit are padded to them.
+    def capture(self, env: Sizes, decode_only: bool, *, graph: bool = True) -> None:
+        """Makes a graph for these sizes ready; later steps of the same kind that fit are padded to them.
 
-        Weights must have been loaded.
+        Args:
+            graph: without, or without CudaOptions.graphs, the launches are kept as a list.
+
+        Weights must have been loaded. Runs the step once, on nothing but padding: no state changes.
         """
         sizes = {s: env[s] for s in self._symbols}
         step = self._lower(sizes, decode_only, tune=self.options.tune)
@@ -143,10 +146,18 @@ class CudaExecutor:
             for work in step.work:
                 work(self._ctx.stream)
 
-        body()  # whatever a library or the driver does at a first launch happens outside of the graph
-        self._ctx.stream.synchronize(what)
-        step.graph = Graph(self._ctx.stream, body, what)
-        step.graph.upload(self._ctx.stream)
+        if graph and self.options.graphs:
+            nothing = dict.fromkeys(self._symbols, 0)
+            padding = {
+                n: np.zeros(t.sizes(nothing), NUMPY[t.dtype])
+                for n, t in self._inputs.items()
+                if t not in self._places
+            }
+            self._stage.send(step.inputs, padding, nothing, self._ctx.stream)
+            body()  # whatever a library or the driver does at a first launch happens outside of the graph
+            self._ctx.stream.synchronize(what)
+            step.graph = Graph(self._ctx.stream, body, what)
+            step.graph.upload(self._ctx.stream)
         self._graphs[decode_only].append(step)
         self._graphs[decode_only].sort(key=lambda s: sum(s.env.values()))
 
@@ -208,10 +219,9 @@ class CudaExecutor:
                     f"program {self.program.name}: size {s} of a step",
                     expected=f"at most {self.largest[s]}", got=env[s],
                 )  # fmt: skip
-        if self.options.graphs:
-            for step in self._graphs[decode_only]:
-                if all(env[s] <= step.env[s] for s in self._symbols):
-                    return step
+        for step in self._graphs[decode_only]:
+            if all(env[s] <= step.env[s] for s in self._symbols):
+                return step
         return self._lowered({s: env[s] for s in self._symbols}, decode_only)
 
     def _lowered(self, env: dict[str, int], decode_only: bool) -> _Step:

@@ -8,7 +8,8 @@ from typing import Any
 
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, head
-from pegainfer.models.qwen3.weights import Qwen3Weights, load_gguf, load_safetensors
+from pegainfer.models.qwen3.weights import TABLE, Qwen3Weights, load_gguf, load_safetensors
+from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import PagedModel
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
@@ -22,6 +23,12 @@ def from_gguf(file: GGUFFile) -> PagedModel:
 def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> PagedModel:
     """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
     return model(load_safetensors(Qwen3Config.from_hf(config, where), file))
+
+
+def from_config(config: Mapping[str, Any], where: str) -> PagedModel:
+    """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
+    read = Qwen3Config.from_hf(config, where)
+    return model(Qwen3Weights(read, without_data(TABLE, read)))
 
 
 def model(weights: Qwen3Weights) -> PagedModel:

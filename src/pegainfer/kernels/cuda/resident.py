@@ -1,0 +1,122 @@
+"""What outlives a step on the device beside the cache: token histories and block tables of every slot.
+
+The host sends what has changed; two copies a step bring the rest of a step's inputs here from there:
+`token_ids`, which may be tokens that the host has not seen yet, and `block_table`, which is large.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pegainfer.contract.errors import OpError
+from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.gemm import row_threads, vector_width
+from pegainfer.runtime.cuda.launch import Launch, i32, ptr
+from pegainfer.runtime.cuda.memory import StagingRing
+from pegainfer.runtime.cuda.tensor import DeviceTensor
+
+Array = np.ndarray[Any, Any]
+CHANGES = 4096  # table entries that one launch writes
+RING = 4  # pinned slots: two steps in flight, one being filled, one to spare
+NO_LIMIT = 2**31 - 1
+
+
+class ResidentState:
+    """Z slots, X history's width, W blocks a sequence, T tokens a step. All work is the context's stream's.
+
+    Args:
+        history: [Z, X] i32, bound to the sampler as its state.
+        tables: [Z, W] i32.
+        token_ids: [T] i32 and block_table: [Z, W] i32, bound to the forward pass as inputs.
+    """
+
+    def __init__(self, ctx: CudaContext, slots: int, history_width: int, blocks: int, tokens: int) -> None:
+        """Raises CudaError where memory is short."""
+        self._ctx = ctx
+        self.history = DeviceTensor.empty((slots, history_width), "i32", "token histories")
+        self.tables = DeviceTensor.empty((slots, blocks), "i32", "block tables")
+        self.token_ids = DeviceTensor.empty((tokens,), "i32", "token ids")
+        self.block_table = DeviceTensor.empty((slots, blocks), "i32", "a step's block table")
+        for t in (self.history, self.tables, self.token_ids, self.block_table):
+            ctx.stream.fill(t.address, 0, t.nbytes)
+        self._places = DeviceTensor.empty((slots + tokens,), "i32", "places of a step's rows and tokens")
+        self._changes = DeviceTensor.empty((3, CHANGES), "i32", "changes of block tables")
+        self._histories = StagingRing(RING, 4 * history_width, "token histories")
+        self._place_ring = StagingRing(RING, 4 * (slots + tokens), "places")
+        self._change_ring = StagingRing(RING, 4 * 3 * CHANGES, "changes of block tables")
+        self._launches: dict[tuple[str, int], Launch] = {}
+
+    def enter(self, slot: int, tokens: Array) -> None:
+        """Writes the history of a slot from its start: tokens [n] int32."""
+        _, host, data = self._histories.take()
+        data[: tokens.nbytes].view(np.int32)[...] = tokens
+        address = self.history.address + 4 * slot * self.history.shape[1]
+        self._ctx.stream.upload(address, host, tokens.nbytes, "token history")
+        self._histories.sent(self._ctx.stream)
+
+    def extend(self, slots: list[int], places: list[int], blocks: list[int]) -> None:
+        """tables[slots[i], places[i]] = blocks[i]; each place at most once a call."""
+        for start in range(0, len(slots), CHANGES):
+            part = [v[start : start + CHANGES] for v in (blocks, slots, places)]
+            count = _rounded(len(part[0]), CHANGES)
+            _, host, data = self._change_ring.take()
+            table = data[: 12 * count].view(np.int32).reshape(3, count)
+            table[1] = -1  # padding writes nowhere
+            for row, values in zip(table, part, strict=True):
+                row[: len(values)] = values
+            self._ctx.stream.upload(self._changes.address, host, 12 * count, "changes of block tables")
+            self._change_ring.sent(self._ctx.stream)
+            self._launch("append_tokens", count)
+
+    def gather(self, slots: Array, token_places: Array) -> None:
+        """Fills token_ids and block_table for a step.
+
+        Args:
+            slots: [R] of its rows.
+            token_places: [T] slot · X + position of its tokens.
+        """
+        rows, tokens = len(slots), len(token_places)
+        most_rows, most = self.tables.shape[0], self.token_ids.shape[0]
+        if rows > most_rows or tokens > most:
+            raise OpError("a step is too large", expected=(most_rows, most), got=(rows, tokens))
+        padded = _rounded(tokens, most)
+        _, host, data = self._place_ring.take()
+        words = data.view(np.int32)
+        words[:rows] = slots
+        words[rows:most_rows] = 0
+        words[most_rows : most_rows + tokens] = token_places
+        words[most_rows + tokens : most_rows + padded] = 0
+        self._ctx.stream.upload(self._places.address, host, 4 * (most_rows + padded), "places")
+        self._place_ring.sent(self._ctx.stream)
+        self._launch("tokens", padded)
+        self._launch("rows", _rounded(rows, most_rows))
+
+    def _launch(self, what: str, count: int) -> None:
+        launch = self._launches.get((what, count))
+        if launch is None:
+            launch = self._launches[what, count] = self._packed(what, count)
+        launch(self._ctx.stream)
+
+    def _packed(self, what: str, count: int) -> Launch:
+        label = f"{what} {count}"
+        if what == "append_tokens":
+            at, width = self._changes.address, self.tables.shape[1]
+            args = [ptr(self.tables.address), *(ptr(at + 4 * count * i) for i in range(3))]
+            kernel = self._ctx.library.kernel("append_tokens")
+            return Launch(kernel, (-(-count // 256), 1, 1), 256, [*args, i32(count), i32(width)], label=label)
+        slots, width = self.tables.shape
+        if what == "tokens":
+            out, source, rows, width = self.token_ids, self.history, self._places.address + 4 * slots, 1
+        else:
+            out, source, rows = self.block_table, self.tables, self._places.address
+        each, suffix = vector_width(width, "f32")  # words, whatever they hold
+        kernel = self._ctx.library.kernel(f"take_rows_32{suffix}")
+        args = [ptr(out.address), ptr(source.address), ptr(rows), i32(width), i32(NO_LIMIT)]
+        return Launch(kernel, (count, 1, 1), row_threads(width, each), args, label=label)
+
+
+def _rounded(count: int, most: int) -> int:
+    """The next power of two, so that few launches serve all counts."""
+    return min(most, 1 << max(0, count - 1).bit_length())

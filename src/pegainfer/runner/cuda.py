@@ -1,0 +1,278 @@
+"""The Runner on a GPU: deltas and work are put on one stream, ids come back when the device is that far.
+
+    forward(plan) ─► histories, tables, inputs (pinned) ─► gather ─► graph or launches
+    sample(…)     ─► sampler's graph ─► append to history ─► ids to pinned memory ─► event
+    wait()        ─► waits for that event; two steps may be on the stream meanwhile
+
+What it shares with the host's runner: kv/device keeps the counts, runner/sampling.py the sampler's inputs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.event import TokenLogprob
+from pegainfer.contract.step import BlockCopy, RunnerInfo, StepPlan, StepResult
+from pegainfer.kv.device.slots import Slots
+from pegainfer.kv.device.stage import StagedRows, Staging
+from pegainfer.ops.tensor import Sizes
+from pegainfer.runner.buckets import Bucket, Buckets
+from pegainfer.runner.results import ASKED, DRAWN, ResultBuffer
+from pegainfer.runner.sampling import PromptPart, prompt_parts, sampler_call, step_result, token_logprobs
+from pegainfer.runtime.cuda.device import Device
+from pegainfer.runtime.cuda.driver import errors_at
+from pegainfer.runtime.cuda.stream import Stream
+from pegainfer.runtime.cuda.tensor import DeviceTensor
+
+Array = np.ndarray[Any, Any]
+PLAIN = {"J": 0, "E": 0, "U": 0, "O": 0}  # sampling without biases, masks and banned tokens
+
+
+class Executor(Protocol):
+    """A program on the device; kernels/cuda/executor.py documents each member."""
+
+    def run(self, inputs: Mapping[str, Array], env: Sizes) -> Mapping[str, DeviceTensor]: ...
+
+    def capture(self, env: Sizes, decode_only: bool, *, graph: bool = True) -> None: ...
+
+
+class State(Protocol):
+    """Histories and block tables on the device; kernels/cuda/resident.py documents each member."""
+
+    history: DeviceTensor
+
+    def enter(self, slot: int, tokens: Array) -> None: ...
+
+    def extend(self, slots: list[int], places: list[int], blocks: list[int]) -> None: ...
+
+    def gather(self, slots: Array, token_places: Array) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What runs steps on the device, made by app/gpu.py.
+
+    Args:
+        forward, sampler, prompt_logprobs: the programs of runner/model.py, bound to `state`, `pool` and each
+            other.
+        pool: the KV cache, [N, …].
+        close: waits for the device and releases everything.
+    """
+
+    device: Device
+    stream: Stream
+    forward: Executor
+    sampler: Executor
+    prompt_logprobs: Executor
+    state: State
+    pool: DeviceTensor
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A forward pass on the stream, to be sampled before the next one."""
+
+    plan: StepPlan
+    rows: StagedRows
+    results: ResultBuffer
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Prompt log-probabilities on their way."""
+
+    asked: PromptPart
+    results: ResultBuffer
+
+
+class PendingDraw:
+    """Implements contract.step.PendingStep."""
+
+    def __init__(self, runner: CudaRunner, step: _Step, parts: list[_Part], asked: bool) -> None:
+        self._runner = runner
+        self._step = step
+        self._parts = parts
+        self._asked = asked
+        self._result: StepResult | None = None
+
+    def done(self) -> bool:
+        return self._result is not None or self._step.results.ended.done()
+
+    def wait(self) -> StepResult:
+        if self._result is None:
+            step = self._step
+            step.results.ended.wait(f"step {step.plan.step}, sizes {step.rows.env}")
+            self._result = self._read()
+            self._runner.give_back(step.results, *(p.results for p in self._parts))
+        return self._result
+
+    def _read(self) -> StepResult:
+        rows, results = self._step.rows, self._step.results
+        count = len(rows.sampling)
+        drawn = results.arrays(count, self._asked) if count else None
+        prompt: dict[int, list[TokenLogprob]] = {}
+        for part in self._parts:
+            targets = part.asked.targets
+            entries = token_logprobs(part.results.arrays(len(targets), True), targets)
+            prompt.setdefault(part.asked.row, []).extend(e for e in entries if e is not None)
+        seconds = results.ended.milliseconds_since(results.began) / 1e3
+        logprobs = {row: tuple(entries) for row, entries in prompt.items()}
+        return step_result(self._step.plan, rows, drawn, logprobs, seconds)
+
+
+class CudaRunner:
+    """Implements contract.step.Runner. Call `start` when the weights are loaded; one thread at a time."""
+
+    def __init__(self, info: RunnerInfo, parts: Parts, max_logprobs: int) -> None:
+        """`max_logprobs`: as the programs were made for."""
+        self._info = info
+        self._parts = parts
+        self._stream = parts.stream
+        self._slots = Slots(info, max_logprobs)
+        self._staging = Staging(self._slots, info)
+        self._buckets = Buckets(info)
+        self._ready: set[Bucket | int] = set()  # an int is a batch of the sampler's
+        self._max_logprobs = max_logprobs
+        self._spare: list[ResultBuffer] = []
+        self._counts = [0] * info.max_slots  # blocks in each slot's table
+        self._last_forward = 0
+        self._thread = threading.get_ident()
+
+    def start(self, seconds: float) -> int:
+        """Makes the usual sizes ready for as long as there is time, the others when they first come.
+
+        Returns how many there are.
+        """
+        end = time.perf_counter() + seconds
+        for bucket in self._buckets.usual():
+            if time.perf_counter() > end:
+                break
+            self._make_ready(bucket)
+            if bucket.decode:
+                self._make_sampler_ready(bucket.rows)
+        self._spare = [self._results() for _ in range(3)]
+        self._stream.synchronize("start")
+        return len(self._ready)
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def forward(self, plan: StepPlan) -> _Step:
+        self._enter_thread()
+        with errors_at(f"step {plan.step}"):
+            self._slots.apply(plan)
+            self._send_deltas(plan)
+            self._copy(plan.copies)
+            rows = self._staging.stage(plan)
+            results = self._spare.pop() if self._spare else self._results()
+            results.began.record(self._stream)
+            if plan.rows:
+                self._run_forward(rows)
+            self._copy(plan.snapshots)
+        self._last_forward = plan.step
+        return _Step(plan, rows, results)
+
+    def sample(self, handle: _Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
+        self._enter_thread()
+        step = handle
+        if step.plan.step != self._last_forward:
+            raise InvariantError(
+                f"step {step.plan.step} is sampled after step {self._last_forward} has overwritten its logits"
+            )
+        with errors_at(f"step {step.plan.step}"):
+            parts = [self._run_prompt(p) for p in self._prompt_parts(step.rows)]
+            asked = len(step.rows.sampling) > 0 and self._draw(step, masks or {})
+            step.results.ended.record(self._stream)
+        return PendingDraw(self, step, parts, asked)
+
+    def give_back(self, *buffers: ResultBuffer) -> None:
+        self._spare.extend(buffers)
+
+    def close(self) -> None:
+        """Returns when all work has ended."""
+        self._enter_thread()
+        self._parts.close()
+
+    def _enter_thread(self) -> None:
+        if self._thread != threading.get_ident():
+            self._parts.device.make_current()
+            self._thread = threading.get_ident()
+
+    def _results(self) -> ResultBuffer:
+        return ResultBuffer(self._info.max_slots, self._max_logprobs)
+
+    def _send_deltas(self, plan: StepPlan) -> None:
+        for new in plan.news:
+            self._counts[new.slot] = 0
+            self._parts.state.enter(new.slot, np.frombuffer(new.tokens, "<i4"))
+        slots: list[int] = []
+        places: list[int] = []
+        blocks: list[int] = []
+        for change in plan.blocks:
+            start = self._counts[change.slot]
+            self._counts[change.slot] = start + len(change.blocks)
+            slots += [change.slot] * len(change.blocks)
+            places += range(start, start + len(change.blocks))
+            blocks += change.blocks
+        if slots:
+            self._parts.state.extend(slots, places, blocks)
+
+    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Whole blocks, in order."""
+        pool = self._parts.pool
+        nbytes = pool.nbytes // pool.shape[0]
+        for c in copies:
+            self._stream.copy(pool.address + c.dst * nbytes, pool.address + c.src * nbytes, nbytes, c)
+
+    def _run_forward(self, rows: StagedRows) -> None:
+        width = self._parts.state.history.shape[1]
+        places = np.repeat(rows.slots * width, rows.counts) + rows.inputs["positions"]
+        self._parts.state.gather(rows.slots, places)
+        decode = int(rows.counts.max()) == 1
+        bucket = self._buckets.of(rows.env["T"], len(rows.slots), decode)
+        self._make_ready(bucket)
+        self._parts.forward.run(rows.inputs, rows.env)
+
+    def _make_ready(self, bucket: Bucket) -> None:
+        if bucket not in self._ready:
+            self._parts.forward.capture(bucket.env, bucket.decode, graph=bucket.graph)
+            self._ready.add(bucket)
+
+    def _make_sampler_ready(self, batch: int) -> None:
+        if batch not in self._ready:
+            self._parts.sampler.capture({"L": batch, **PLAIN}, False)
+            self._ready.add(batch)
+
+    def _draw(self, step: _Step, masks: dict[int, bytes]) -> bool:
+        """Whether any row asks for log-probabilities. No host knows yet whether a draw fails."""
+        rows = step.rows
+        call = sampler_call(self._slots, rows, masks)
+        self._make_sampler_ready(self._buckets.batch(len(rows.sampling)))
+        outputs = self._parts.sampler.run(call.inputs, call.env)
+        self._slots.advance(rows.slots[rows.sampling])
+        asked = bool((call.inputs["top_lens"] >= 0).any())
+        step.results.fetch(outputs, (*DRAWN, *ASKED) if asked else DRAWN, self._stream)
+        return asked
+
+    def _prompt_parts(self, rows: StagedRows) -> list[PromptPart]:
+        return list(prompt_parts(self._slots, rows, self._info.max_slots)) if rows.env["T"] else []
+
+    def _run_prompt(self, part: PromptPart) -> _Part:
+        """One program over all rows that a part can have: its launches are packed once."""
+        env = {"T": self._info.max_tokens, "L": self._info.max_slots}
+        if -1 not in self._ready:
+            self._parts.prompt_logprobs.capture(env, False, graph=False)
+            self._ready.add(-1)
+        outputs = self._parts.prompt_logprobs.run(part.call.inputs, {**env, "L": part.call.env["L"]})
+        results = self._spare.pop() if self._spare else self._results()
+        results.fetch(outputs, ASKED, self._stream)
+        return _Part(part, results)

@@ -1,0 +1,152 @@
+"""The GPU's runner over a driver that computes nothing: what is sent, when, and what comes back."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegainfer.app.assemble import build_engine
+from pegainfer.app.config import EngineConfig
+from pegainfer.contract.errors import ConfigError, InvariantError
+from pegainfer.contract.request import SamplingParams, pack_tokens
+from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StepPlan
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.runner.cuda import CudaRunner
+from pegainfer.runtime.cuda.driver import CudaError
+from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeCuda, fake_cuda
+from tests.support.fake_kernels import FakeLt, write_kernels
+from tests.support.tinyqwen3 import TinyQwen3
+
+MODEL = TinyQwen3("gpu", seed=5, dtype="bf16", config={"head_dim": 64})
+PROMPT = [5, 17, 3, 99, 42]
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCuda]:
+    with fake_cuda() as fake:
+        yield fake
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The model's folder; kernels are found in another."""
+    kernels = write_kernels(tmp_path / "kernels")
+    monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (kernels,))
+    monkeypatch.setattr("pegainfer.kernels.cuda.context.CublasLt", FakeLt)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODEL.hf_config()))
+    return model
+
+
+def options(**more: Any) -> EngineConfig:
+    return EngineConfig(
+        **{"backend": "cuda", "load_format": "dummy", "max_model_len": 64, "kv_cache_memory": 1 << 22, **more}
+    )
+
+
+def built(folder: Path, slots: int = 3, **more: Any) -> CudaRunner:
+    runner = build_engine(folder, "m", options(**more), SchedulerConfig(max_slots=slots)).runner
+    assert isinstance(runner, CudaRunner)
+    return runner
+
+
+@pytest.fixture
+def runner(fake: FakeCuda, folders: Path) -> Iterator[CudaRunner]:
+    runner = built(folders)
+    yield runner
+    runner.close()
+
+
+def new(slot: int, tokens: list[int], sampling: SamplingParams = GREEDY) -> NewSlot:
+    return NewSlot(
+        slot=slot, seq=slot, tokens=pack_tokens(tokens), num_prompt=len(tokens), sampling=sampling, seed=1
+    )
+
+
+def prefill(slot: int = 0, sampling: SamplingParams = GREEDY, step: int = 1) -> StepPlan:
+    blocks = (SlotBlocks(slot, 0, (7, 3)),)
+    rows = (Row(slot, 0, len(PROMPT), True),)
+    return StepPlan(step=step, news=(new(slot, PROMPT, sampling),), blocks=blocks, rows=rows)
+
+
+def words(address: int, count: int) -> list[int]:
+    return list((ctypes.c_int32 * count).from_address(address))
+
+
+def test_a_new_sequence_reaches_the_device(fake: FakeCuda, runner: CudaRunner) -> None:
+    result = runner.sample(runner.forward(prefill(1))).wait()
+    state = runner._parts.state
+    assert words(state.history.address + 4 * state.history.shape[1], 5) == PROMPT
+    count = 2
+    assert words(state._changes.address, 3 * count) == [7, 3, 1, 1, 0, 1]  # blocks, slots, places
+    assert result.step == 1 and len(result.tokens[0]) == 1 and not result.errors
+
+
+def test_steps_replay_graphs_and_pad(fake: FakeCuda, runner: CudaRunner) -> None:
+    before = fake.graph_launches
+    first = runner.sample(runner.forward(prefill()))
+    decode = StepPlan(step=2, rows=(Row(0, 5, 1, True, True),))
+    second = runner.sample(runner.forward(decode))  # two plans in flight
+    assert fake.graph_launches - before == 4  # forward and sampler, twice
+    first.wait(), second.wait()
+    assert runner._slots.known[0] == 7
+
+
+def test_without_graphs_launches_are_lists(fake: FakeCuda, folders: Path) -> None:
+    runner = built(folders, cuda_graph=False)
+    runner.sample(runner.forward(prefill())).wait()
+    assert fake.graph_launches == 0
+    runner.close()
+
+
+def test_a_step_is_sampled_before_the_next(runner: CudaRunner) -> None:
+    first = runner.forward(prefill())
+    runner.forward(prefill(1, step=2))
+    with pytest.raises(InvariantError, match="overwritten"):
+        runner.sample(first)
+
+
+def test_logprobs_come_back_where_asked(runner: CudaRunner) -> None:
+    asks = SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=2)
+    handle = runner.forward(prefill(0, asks))
+    pending = runner.sample(handle)
+    assert pending._asked
+    assert [i for p in pending._parts for i in p.asked.targets.tolist()] == PROMPT[1:]
+    assert pending.wait() is pending.wait()
+
+
+def test_blocks_are_copied_on_the_device(runner: CudaRunner) -> None:
+    pool = runner._parts.pool
+    nbytes = pool.nbytes // pool.shape[0]
+    ctypes.memset(pool.address + 4 * nbytes, 9, nbytes)
+    runner.sample(runner.forward(StepPlan(step=1, copies=(BlockCopy(0, 4, 6),)))).wait()
+    assert np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pool.address + 6 * nbytes)).min() == 9
+
+
+def test_a_failure_names_the_step(fake: FakeCuda, runner: CudaRunner) -> None:
+    pending = runner.sample(runner.forward(prefill()))
+    fake.fail["cuEventSynchronize"] = ILLEGAL_ADDRESS
+    with pytest.raises(CudaError, match=r"cuEventSynchronize failed.*step 1, sizes .*'T': 5"):
+        pending.wait()
+    fake.fail.clear()
+
+
+def test_all_that_fits_becomes_cache(fake: FakeCuda, folders: Path) -> None:
+    runner = built(folders, kv_cache_memory=None)
+    info = runner.info
+    assert fake.used <= 0.9 * fake.memory
+    assert info.num_blocks[0] == 1 << 17 or info.num_blocks[0] * info.kv.groups[0].bytes_per_block > 1 << 32
+    runner.close()
+
+
+def test_too_little_memory_is_told_before_anything_is_loaded(folders: Path) -> None:
+    with fake_cuda(FakeCuda(memory=1 << 30)), pytest.raises(ConfigError, match="--max-model-len"):
+        built(folders, kv_cache_memory=None)
