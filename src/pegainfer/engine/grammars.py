@@ -17,6 +17,9 @@ from pegainfer.contract.grammar import GrammarFactory, Matcher
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Constraint
 
+# A compile recurses as deeply as its grammar is nested. The front tries each on a far smaller stack.
+STACK_BYTES = 64 << 20
+
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +53,9 @@ class Grammars:
             self._waiting[request.id] = request
             if self._thread is None:
                 self._thread = threading.Thread(target=self._compile, name="grammars", daemon=True)
+                before = threading.stack_size(STACK_BYTES)
                 self._thread.start()
+                threading.stack_size(before)
             self._queue.put(request)
         return matcher
 

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from pegainfer.contract.errors import QueueFullError, RequestError
-from pegainfer.frontend.worker import Job, Outcome, Setup, read_frame, write_frame
+from pegainfer.frontend.grammar.compiler import GrammarJob
+from pegainfer.frontend.worker import Job, Outcome, Setup, WarmJob, read_frame, write_frame
 
 START_SECONDS = 60.0  # for a process to start on a busy machine
 MAX_JOBS = 128  # that run or wait
@@ -35,6 +36,7 @@ class _Process:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pegainfer.frontend.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+        self.warm = False  # whether it has made what grammars need
         self.call(setup, START_SECONDS)
 
     def call(self, body: bytes, seconds: float) -> bytes:
@@ -97,7 +99,7 @@ class WorkerPool:
             loop = asyncio.get_running_loop()
             outcome = await loop.run_in_executor(self._threads, self._run, job, seconds)
         except WorkerFailedError as error:
-            limit = f"at most {seconds:g} s of work" if error.late else "less memory"
+            limit = f"at most {seconds:g} s of work" if error.late else "less memory and nesting"
             raise RequestError(f"{what} asks for too much", expected=limit) from None
         finally:
             self._jobs -= 1
@@ -112,6 +114,9 @@ class WorkerPool:
                 self._encoded = msgspec.msgpack.encode(self._setup())
         if process is None:
             process = _Process(self._encoded)
+        if isinstance(job, GrammarJob) and not process.warm:
+            process.call(msgspec.msgpack.encode(WarmJob()), START_SECONDS)
+            process.warm = True
         answer = process.call(msgspec.msgpack.encode(job), seconds)
         with self._lock:
             self._idle.append(process)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import threading
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 MEMORY_BYTES = 4 << 30  # of address space; a job that needs more ends its worker
 NICENESS = 5  # below the server and the engine
+# A grammar nested so deeply that it overflows this stack ends its worker, and never reaches the engine, whose
+# stacks are larger.
+STACK_BYTES = 1 << 20
 
 
 class TemplateJob(msgspec.Struct, frozen=True, tag="template"):
@@ -31,6 +35,10 @@ class TemplateJob(msgspec.Struct, frozen=True, tag="template"):
 
     variables: dict[str, object]
     source: str | None = None
+
+
+class WarmJob(msgspec.Struct, frozen=True, tag="warm"):
+    """Makes what grammars need, so that no grammar's time is spent on it."""
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -49,7 +57,7 @@ class Outcome(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-Job = GrammarJob | TemplateJob
+Job = GrammarJob | TemplateJob | WarmJob
 
 
 def read_frame(stream: IO[bytes]) -> bytes:
@@ -73,7 +81,7 @@ class _Worker:
 
     def run(self, job: Job) -> Outcome:
         try:
-            if isinstance(job, GrammarJob):
+            if isinstance(job, GrammarJob | WarmJob):
                 return Outcome(self._grammar(job))
             return Outcome(self._render(job))
         except RequestError as error:
@@ -83,10 +91,26 @@ class _Worker:
         except BaseException as error:  # a Rust panic is no Exception
             return Outcome(error=f"it failed: {type(error).__name__}")
 
-    def _grammar(self, job: GrammarJob) -> str:
+    def _grammar(self, job: GrammarJob | WarmJob) -> str:
         if self._tokenizer is None:
             self._tokenizer = ll_tokenizer(self._setup.vocabulary)
-        return compile_grammar(job, self._tokenizer)
+        if isinstance(job, WarmJob):
+            return ""
+        tokenizer = self._tokenizer
+        results: list[str | BaseException] = []
+
+        def work() -> None:
+            try:
+                results.append(compile_grammar(job, tokenizer))
+            except BaseException as error:
+                results.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if isinstance(results[0], BaseException):
+            raise results[0]
+        return str(results[0])
 
     def _render(self, job: TemplateJob) -> str:
         from pegainfer.frontend.chat_template import ChatTemplate
@@ -104,6 +128,7 @@ def main() -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(STACK_BYTES)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not end up among the results
     source = sys.stdin.buffer

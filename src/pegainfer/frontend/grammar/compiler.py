@@ -70,11 +70,8 @@ def _convert(job: GrammarJob) -> str:
 
 def _wrap(text: str, around: str) -> str:
     """Both as one grammar of llguidance, the outer one first."""
-    from llguidance import LLMatcher
-
-    if not text.lstrip().startswith("{"):
-        text = LLMatcher.grammar_from_lark(text)
-    inner = json.loads(text)["grammars"]
+    is_json = text.lstrip().startswith("{")
+    inner = json.loads(text)["grammars"] if is_json else [{"lark_grammar": text}]
     inner[0]["name"] = "body"
     return json.dumps({"grammars": [{"name": "around", "lark_grammar": around}, *inner]})
 

@@ -20,6 +20,8 @@ MAX_CALLS = 32  # in one answer; without a bound a small model might call for ev
 class Frame:
     """What stands around calls and around their arguments. {name} and {key} are filled in.
 
+    No part may be the beginning of another that could stand in its place: a lexer takes the longest.
+
     field: around one argument where they are written one by one: before and after it, for strings as they are
     and for JSON. None: the arguments are one JSON object.
     """
@@ -78,10 +80,9 @@ for _name, _block in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_
         **FRAMES,
         _name: Frame(
             '<｜DSML｜invoke name="{name}">\n',
-            "</｜DSML｜invoke>",
+            "</｜DSML｜invoke>\n",
             open=f"<｜DSML｜{_block}>\n",
-            between="\n",
-            close=f"\n</｜DSML｜{_block}>",
+            close=f"</｜DSML｜{_block}>",
             fields=(
                 '<｜DSML｜parameter name="{key}" string="true">',
                 "</｜DSML｜parameter>\n",
@@ -119,13 +120,15 @@ class Lark:
     def text(self, text: str) -> str:
         """A literal, special tokens in it by their ids."""
         parts: list[str] = []
+        plain = ""
         for part in split_markers(text):
             token = self.special(part) if part else None
-            if token is not None:
-                parts.append(f"<[{token}]>")
-            elif part:
-                parts.append(json.dumps(part))
-        return " ".join(parts)
+            if token is None:
+                plain += part
+                continue
+            parts += [json.dumps(plain), f"<[{token}]>"] if plain else [f"<[{token}]>"]
+            plain = ""
+        return " ".join([*parts, json.dumps(plain)] if plain else parts)
 
     def json(self, schema: JsonObject) -> str:
         return "%json " + json.dumps({**schema, "x-guidance": json_options()})
