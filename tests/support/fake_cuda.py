@@ -12,10 +12,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pegainfer.kernels.build import find_sources
+from pegainfer.kernels.manifest import Manifest, Unit, Variant
 from pegainfer.runtime.cuda import driver as door
+from pegainfer.runtime.cuda.cublaslt import MatmulProblem
 
 
 class Code(int):
@@ -259,3 +263,43 @@ def fake_cuda(fake: FakeCuda | None = None) -> Iterator[FakeCuda]:
             del sys.modules["cuda.bindings.driver"]
         else:
             sys.modules["cuda.bindings.driver"] = before
+
+
+def fake_kernels(folder: Path, arch: str = "90a") -> tuple[Path, ...]:
+    """A folder of kernels as a build would leave it, of empty files: what a KernelLibrary asks for."""
+    units = []
+    (folder / arch).mkdir(parents=True)
+    for source in find_sources():
+        variants = tuple(Variant(n, f, 32, 0, 0, 0) for n, f in source.variants.items())
+        units.append(Unit(source.name, source.ops, source.cubin, "none", variants))
+        (folder / arch / source.cubin).write_bytes(b"")
+    Manifest(arch, "V13.0.0", tuple(units)).write(folder / arch)
+    return (folder,)
+
+
+class FakeLt:
+    """cuBLASLt without the library: products are noted and compute nothing."""
+
+    def __init__(self) -> None:
+        self.products: list[MatmulProblem] = []
+
+    def plan(self, problem: MatmulProblem) -> Any:
+        return _FakePlan(self, problem)
+
+    def close(self) -> None:
+        return None
+
+
+@dataclass
+class _FakePlan:
+    lt: FakeLt
+    problem: MatmulProblem
+
+    def run(self, x: int, w: int, out: int, stream: Any) -> None:
+        self.lt.products.append(self.problem)
+
+    def tune(self, *args: Any) -> None:
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.problem}: a library"

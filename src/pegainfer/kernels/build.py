@@ -36,6 +36,7 @@ Progress = Callable[[int, int, str], None]  # units done, units in all, the one 
 
 _OP = re.compile(r"^// op ([\w, ]+):", re.M)
 _VARIANT = re.compile(r"^// variant (\w+):(.*)$", re.M)
+_FEATURE = re.compile(r"(\w+)=(\S+)")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
 _ENTRY = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
@@ -80,7 +81,7 @@ def read_source(path: Path) -> Source:
     text = path.read_text()
     op = _OP.search(text)
     variants = {
-        name: dict(pair.split("=", 1) for pair in re.findall(r"[\w<>]+=\S+", features))
+        name: dict(_FEATURE.findall(features))
         for name, features in _VARIANT.findall(text)
     }
     if op is None or not variants:

@@ -4,7 +4,7 @@
 using namespace attention;
 
 // grid: (H, T). A token that belongs to no row gets nothing written.
-// variant attention_plain_f32: dtype=f32 head<=256
+// variant attention_plain_f32: dtype=f32 most_head=256
 extern "C" __global__ void __launch_bounds__(32) attention_plain_f32(Args a, int rows, int d) {
     pdl_wait();
     pdl_launch();

@@ -118,15 +118,15 @@ struct Row {
     float best, cold;
     int vocab;
     __device__ __forceinline__ float y(float v) const { return distance(v, best, cold); }
-    // visit(score, id) for this thread's share; sixteen loads are under way at a time.
+    // visit(score, id) for this thread's share; eight loads are under way at a time.
     template <typename Visit>
     __device__ __forceinline__ void each(Visit visit) const {
-        for (int i0 = threadIdx.x; i0 < vocab; i0 += 16 * PICK) {
-            float v[16];
+        for (int i0 = threadIdx.x; i0 < vocab; i0 += 8 * PICK) {
+            float v[8];
 #pragma unroll
-            for (int i = 0; i < 16; i++) v[i] = i0 + i * PICK < vocab ? scores[i0 + i * PICK] : 0.f;
+            for (int i = 0; i < 8; i++) v[i] = i0 + i * PICK < vocab ? scores[i0 + i * PICK] : 0.f;
 #pragma unroll
-            for (int i = 0; i < 16; i++)
+            for (int i = 0; i < 8; i++)
                 if (i0 + i * PICK < vocab) visit(v[i], i0 + i * PICK);
         }
     }
