@@ -1,4 +1,4 @@
-# make run, test, check, golden, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
+# make run, test, check, neon, golden, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
 # Needs python3 (3.11 or newer) with venv and headers, g++ and make; cmake and ninja come from pip.
 
 SHELL := /bin/bash
@@ -17,14 +17,15 @@ PYTEST_ARGS ?=
 PIP_FLAGS := -qq --disable-pip-version-check --no-input
 NATIVE := $(wildcard CMakeLists.txt) $(shell find src -name '*.cpp' -o -name '*.h' -o -name '*.inc')
 SOURCES := pyproject.toml $(NATIVE)
-CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE))
+CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE)) $(shell find tests -name '*.cpp')
 
-.PHONY: help run test check golden bench docs-kernels clean
+.PHONY: help run test check neon golden bench docs-kernels clean
 
 help:
 	@echo "make run      build, fetch the default model and let it answer a question"
 	@echo "make test     every test that needs no GPU"
 	@echo "make check    ruff, mypy --strict, clang-format, import law"
+	@echo "make neon     cross-compile the kernels for 64-bit Arm and test them under qemu-user"
 	@echo "make golden   make the golden values anew with transformers and compare"
 	@echo "make bench    engine and start-up benches; results append to bench/results"
 	@echo "make docs-kernels  docs/kernels-cpu.md anew from the kernels' ledger"
@@ -58,7 +59,7 @@ run: $(VENV)/.stamp-run
 
 test: $(VENV)/.stamp-dev
 	@$(BIN)/pegainfer pull >/dev/null
-	@$(BIN)/python -m pytest -m "not gpu and not multi" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not multi and not neon" $(PYTEST_ARGS)
 
 check: $(VENV)/.stamp-dev
 	@echo "== ruff"
@@ -70,6 +71,15 @@ check: $(VENV)/.stamp-dev
 	@$(if $(CXX_FILES),$(BIN)/clang-format --dry-run -Werror $(CXX_FILES),true)
 	@echo "== import law"
 	@$(BIN)/python -m pytest -q tests/null/test_import_law.py
+
+neon: $(VENV)/.stamp-dev
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || { \
+	  echo "make neon needs a C++ compiler for 64-bit Arm and its emulator;" \
+	    "on Debian: apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 2; }
+	@$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake >/dev/null
+	@$(BIN)/cmake --build build/aarch64
+	@$(BIN)/python -m pytest tests/neon $(PYTEST_ARGS)
 
 golden: $(GOLDEN_VENV)/.stamp $(VENV)/.stamp-run
 	@$(BIN)/pegainfer pull >/dev/null

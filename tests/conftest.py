@@ -13,7 +13,7 @@ settings.load_profile("steady")
 
 TESTS = Path(__file__).parent
 # Directory -> seconds that one of its tests may take; the machine may be busy with others.
-KINDS = {"null": 120, "cpu": 300, "gpu": 300, "multi": 300, "e2e": 300}
+KINDS = {"null": 120, "cpu": 300, "neon": 300, "gpu": 300, "multi": 300, "e2e": 300}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

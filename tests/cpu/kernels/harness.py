@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -11,9 +12,9 @@ from pegainfer.kernels.cpu import kv
 from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
 from pegainfer.kernels.cpu.executor import CpuExecutor
 from pegainfer.kernels.cpu.library import supported_isas
-from pegainfer.ops.check import Trial, through_program
+from pegainfer.ops.check import Trial, check_case, suitable_cases, through_program
 from pegainfer.ops.program import Program
-from pegainfer.ops.spec import Arrays
+from pegainfer.ops.spec import Arrays, OpSpec, Role
 from pegainfer.runtime.weights.raw import RawWeight
 
 Array = np.ndarray[Any, Any]
@@ -21,6 +22,26 @@ ISAS = supported_isas()
 FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0")
 QUANTISED = ("q8_0", "q4_1", "q4_0")
 POISON = 0xFF  # as floats: NaN
+
+
+def check(
+    spec: OpSpec,
+    run: Callable[[Trial], None],
+    arithmetic: str = "f32",
+    dtypes: Mapping[str, str] | None = None,
+) -> None:
+    """Asserts that all the op's cases that these dtypes can hold run as the reference says."""
+    faults, count = [], 0
+    for case in suitable_cases(spec, crc32(spec.name.encode()), dtypes):
+        report = check_case(spec, case, run, arithmetic=arithmetic, dtypes=dtypes)
+        faults += [f"{report.label}: {fault}" for fault in report.faults]
+        count += 1
+    assert count, f"{spec.name} has no case for {dtypes}"
+    assert not faults, "\n".join(faults)
+
+
+def weights_in(spec: OpSpec, dtype: str) -> dict[str, str]:
+    return {o.name: dtype for o in spec.operands if o.role is Role.WEIGHT}
 
 
 def runner(options: CpuOptions) -> Callable[[Trial], None]:

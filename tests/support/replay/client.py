@@ -1,0 +1,165 @@
+"""Programs on kernels in another process, which may be another processor's under an emulator (replay.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from pegainfer.contract.errors import OpError, UnsupportedError
+from pegainfer.kernels.cpu import kv
+from pegainfer.kernels.cpu.backend import CpuOptions
+from pegainfer.kernels.cpu.library import ERROR_BYTES, Instr, source_hash
+from pegainfer.kernels.cpu.lower import encode, lowered
+from pegainfer.kernels.cpu.packed import FORMAT_CODES
+from pegainfer.ops.backend import to_float32
+from pegainfer.ops.check import Trial, through_program
+from pegainfer.ops.program import Program
+from pegainfer.ops.spec import Arrays, Role
+from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.runtime.weights.raw import RawWeight
+
+Array = np.ndarray[Any, Any]
+
+SOURCE = Path(__file__).with_name("replay.cpp")
+ISA_BYTES = 16
+PLAIN = -1  # format of a tensor that is not packed
+NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "u32": np.uint32, "u64": np.uint64}
+
+
+class Replay:
+    """A replaying process. `close` ends it.
+
+    Args:
+        command: starts it.
+
+    Raises UnsupportedError where its library was built from other sources than this checkout's.
+    """
+
+    def __init__(self, command: Sequence[str | Path]) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._to: IO[bytes] = self._process.stdin
+        self._from: IO[bytes] = self._process.stdout
+        self.isa = ""  # the instruction set of the last run
+        built = self._read(64).decode()
+        if built != source_hash():
+            self.close()
+            raise UnsupportedError(
+                "the replaying library was built from other sources", expected=source_hash()[:12],
+                got=built[:12], where=command[-1],
+            )  # fmt: skip
+        assert int.from_bytes(self._read(8), "little") == ctypes.sizeof(Instr)
+
+    def close(self) -> None:
+        self._to.close()
+        self._from.close()
+        self._process.wait()
+
+    def run(
+        self,
+        options: CpuOptions,
+        program: Program,
+        weights: Mapping[str, RawWeight],
+        states: Arrays,
+        inputs: Arrays,
+        sizes: Mapping[str, int],
+        largest: Mapping[str, int] | None = None,
+    ) -> dict[str, Array]:
+        """One step; the outputs. `states`, in the kernels' order, are updated in place.
+
+        Raises OpError for whatever the process finds amiss.
+        """
+        low = lowered(program)
+        tensors = low.tensors()
+        place = {t: i for i, t in enumerate(tensors)}
+        names: list[str] = []
+        code = [encode(call, lambda t: place[t.storage], names) for call in low.calls]
+        matrices = {
+            call.tensors[o.name].storage
+            for call in low.calls
+            for o in call.spec.operands
+            if o.role is Role.WEIGHT and o.name in call.tensors
+        }
+        greatest = largest or sizes
+        self._to.write((options.isa or "").encode().ljust(ISA_BYTES, b"\0"))
+        numbers = [options.threads, options.activation == "int8", len(code), len(names), len(tensors)]
+        self._send(*numbers, *(greatest[n] for n in names), *(sizes[n] for n in names))
+        self._to.write(b"".join(bytes(c) for c in code))
+        for t in tensors:
+            self._send_tensor(t, t in matrices, weights, {**states, **inputs}, sizes)
+        self._to.flush()
+        return self._answer(tensors, states, sizes)
+
+    def _send(self, *numbers: int) -> None:
+        self._to.write(np.array(numbers, "<i8").tobytes())
+
+    def _send_tensor(
+        self,
+        t: Tensor,
+        matrix: bool,
+        weights: Mapping[str, RawWeight],
+        arrays: Arrays,
+        sizes: Mapping[str, int],
+    ) -> None:
+        if t.kind in (Kind.BUFFER, Kind.OUTPUT):
+            self._send(PLAIN, 0, 0, t.nbytes(sizes), False, t.kind is Kind.OUTPUT)
+            return
+        if matrix:
+            raw = weights[t.name]
+            assert raw.row_order is None, "a row order is not carried over"
+            content = np.ascontiguousarray(raw.data).tobytes()
+            self._send(FORMAT_CODES[raw.format], *raw.shape, len(content), True, False)
+        else:
+            array = to_float32(weights[t.name]) if t.kind is Kind.WEIGHT else arrays[t.name]
+            assert array.shape == t.sizes(sizes), f"{t}: got {array.shape}"
+            content = array.tobytes()
+            self._send(PLAIN, 0, 0, len(content), True, t.kind is Kind.STATE)
+        self._to.write(content)
+
+    def _answer(
+        self, tensors: Sequence[Tensor], states: Arrays, sizes: Mapping[str, int]
+    ) -> dict[str, Array]:
+        self.isa, fault = (self._read(n).rstrip(b"\0").decode() for n in (ISA_BYTES, ERROR_BYTES))
+        if fault:
+            listed = " ".join(f"{i}={t.name}" for i, t in enumerate(tensors))
+            raise OpError(f"replay on {self.isa or 'nothing'}: {fault}", where=listed)
+        outputs: dict[str, Array] = {}
+        for t in tensors:
+            if t.kind in (Kind.OUTPUT, Kind.STATE):
+                array = np.frombuffer(self._read(t.nbytes(sizes)), NUMPY[t.dtype]).reshape(t.sizes(sizes))
+                if t.kind is Kind.OUTPUT:
+                    outputs[t.name] = array
+                else:
+                    states[t.name][...] = array
+        return outputs
+
+    def _read(self, count: int) -> bytes:
+        data = self._from.read(count)
+        if len(data) != count:
+            raise OpError("the replaying process has died", got=f"exit status {self._process.wait()}")
+        return data
+
+
+def replayer(replay: Replay, options: CpuOptions) -> Callable[[Trial], None]:
+    """A `run` for ops.check.check_case."""
+
+    def execute(
+        program: Program,
+        weights: Mapping[str, RawWeight],
+        states: Arrays,
+        inputs: Arrays,
+        sizes: Mapping[str, int],
+    ) -> dict[str, Array]:
+        held = {k: kv.from_reference(a) if k == "kv" else a.copy() for k, a in states.items()}
+        largest = {k: n + 3 if k in ("T", "R", "L") else n for k, n in sizes.items()}
+        outputs = replay.run(options, program, weights, held, inputs, sizes, largest)
+        for k, a in states.items():
+            a[...] = kv.to_reference(held[k]) if k == "kv" else held[k]
+        return outputs
+
+    return through_program(execute)
