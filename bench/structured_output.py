@@ -1,6 +1,6 @@
 """Sampled answers under JSON schemas: are they all valid, and what does a mask cost a step?
 
-    python bench/structured_output.py [--count 500] [--batch 16] [--cost]
+    python bench/structured_output.py [--count 500] [--batch 16] [--only NAME] [--cost]
 
 Draws COUNT answers of the default model at temperature 1, over the schemas of tests/support/schemas.py in
 turn, and checks each with jsonschema. --cost measures decoding with and without a grammar that allows any
@@ -93,9 +93,9 @@ def spec_of(runner: Runner, schema: Schema) -> GrammarSpec:
     return GrammarSpec("json_schema", compile_grammar(job, runner.ll))
 
 
-def check(runner: Runner, count: int, batch: int) -> int:
+def check(runner: Runner, count: int, batch: int, only: str | None) -> int:
     """Prints what is not valid; returns how many."""
-    specs = {name: spec_of(runner, schema) for name, schema in SCHEMAS.items()}
+    specs = {name: spec_of(runner, schema) for name, schema in SCHEMAS.items() if only in (None, name)}
     names = list(itertools.islice(itertools.cycle(specs), count))
     requests = [
         runner.request(
@@ -154,6 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--only", choices=list(SCHEMAS))
     parser.add_argument("--cost", action="store_true")
     options = parser.parse_args()
     runner = Runner()
@@ -161,7 +162,7 @@ def main() -> int:
         if options.cost:
             cost(runner, options.batch)
             return 0
-        return 1 if check(runner, options.count, options.batch) else 0
+        return 1 if check(runner, options.count, options.batch, options.only) else 0
     finally:
         runner.engine.close()
 

@@ -28,12 +28,14 @@ def _list(items: Any, least: int = 0, most: int = 4) -> Schema:
     return {"type": "array", "items": items, "minItems": least, "maxItems": most}
 
 
-_NODE = _object(
-    {
-        "value": {"type": "integer", "minimum": 0, "maximum": 99},
-        "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
-    }
-)
+_TREE = {
+    "anyOf": [
+        _text(12),
+        {"type": "integer", "minimum": 0, "maximum": 99},
+        {"type": "null"},
+        _list({"$ref": "#/$defs/tree"}, most=3),
+    ]
+}
 _EXPRESSION = {
     "anyOf": [
         {"type": "integer", "minimum": -9, "maximum": 9},
@@ -51,7 +53,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "union": _object({"value": {"anyOf": [_text(20), {"type": "integer"}, {"type": "null"}]}}),
     "type list": _object({"value": {"type": ["string", "boolean", "null"], "maxLength": 20}}),
-    "recursion": {"$defs": {"node": _NODE}, "$ref": "#/$defs/node"},
+    "recursion": {"$defs": {"tree": _TREE}, **_object({"value": {"$ref": "#/$defs/tree"}})},
     "mutual recursion": {
         "$defs": {"leaf": {"type": "integer", "minimum": 0, "maximum": 9}, "expression": _EXPRESSION},
         "$ref": "#/$defs/expression",

@@ -126,9 +126,10 @@ class EngineClient(asyncio.Protocol):
         self._live[request.id] = _Live(sink, request.n)
         self._write(frame)
 
-    def cancel(self, request_id: str) -> None:
-        if request_id in self._live and self.alive():
-            self._write(codec.encode_frame(codec.Cancel(request_id)))
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        live = self._live.get(request_id)
+        if live is not None and (index is None or index in live.open) and self.alive():
+            self._write(codec.encode_frame(codec.Cancel(request_id, index)))
 
     def stats(self) -> EngineStats:
         return self._stats

@@ -12,8 +12,9 @@ from pegainfer.contract.errors import RequestError
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Between two tokens of JSON. Unbounded runs would let a model write blanks for ever.
-WHITESPACE = r"[ \t\n\r]{1,20}"
+# Between two tokens of JSON: a few blanks, or a new line with its indent. Unbounded runs would let a model
+# write blanks for ever.
+WHITESPACE = r"([ \t]{1,4}|\r?\n[ \t]{0,40})"
 
 Kind = Literal["json_schema", "regex", "choice", "lark", "structural_tag"]
 

@@ -208,21 +208,16 @@ class Generation:
                 self._metrics.first_token.observe(now - self._arrival)
             choice.last_time = now
         delta = choice.feed(event)
-        if delta.error is not None and self._late(prompt, event):
-            delta.error.status, delta.error.code = 504, "timeout"
         if delta.finish is not None:
             self._finished(prompt, choice, event, now)
         return delta
-
-    @staticmethod
-    def _late(prompt: Prompt, event: TokenEvent) -> bool:
-        deadline = prompt.request.deadline
-        return event.error_kind is None and deadline is not None and time.monotonic() >= deadline
 
     def _finished(self, prompt: Prompt, choice: Choice, event: TokenEvent, now: float) -> None:
         self._open -= 1
         if all(c.finish is not None for c in prompt.choices):
             self._cancel(prompt)  # a stop string may have ended it here, not there
+        elif event.finish is None and not prompt.cancelled:
+            self._engine.cancel(prompt.request.id, event.index)  # the others go on
         timings = event.timings
         if event.finish is None:
             timings = Timings(arrival=self._arrival, finished=now)

@@ -234,7 +234,7 @@ def test_a_stop_string_cancels_in_the_engine_and_truncates_usage() -> None:
 
 def test_the_engine_is_told_once_to_end_a_request() -> None:
     class Slow(FakeEngine):
-        def cancel(self, request_id: str) -> None:
+        def cancel(self, request_id: str, index: int | None = None) -> None:
             self.cancelled.append(request_id)  # the ABORT comes much later
 
     engine = Slow(says("a.b"))
@@ -244,10 +244,12 @@ def test_the_engine_is_told_once_to_end_a_request() -> None:
 
 
 def test_one_stopped_choice_leaves_the_others_running() -> None:
-    answer, _engine = complete(
+    answer, engine = complete(
         lambda r, i: list(b"a.b" if i == 0 else b"abcd"), prompt="hi", n=2, stop=".", max_tokens=4
     )
     assert [c["text"] for c in answer["choices"]] == ["a", "abcd"]
+    assert engine.cancelled_indices == [(engine.requests[0].id, 0)]  # its slot is for others at once
+    assert engine.cancelled == []
     assert [c["finish_reason"] for c in answer["choices"]] == ["stop", "length"]
 
 
