@@ -93,8 +93,8 @@ def spec_of(runner: Runner, schema: Schema) -> GrammarSpec:
     return GrammarSpec("json_schema", compile_grammar(job, runner.ll))
 
 
-def check(runner: Runner, count: int, batch: int, only: str | None) -> int:
-    """Prints what is not valid; returns how many."""
+def check(runner: Runner, count: int, batch: int, only: str | None) -> Counter[str]:
+    """Prints what is not valid; returns how many, by the answers' finish reasons."""
     specs = {name: spec_of(runner, schema) for name, schema in SCHEMAS.items() if only in (None, name)}
     names = list(itertools.islice(itertools.cycle(specs), count))
     requests = [
@@ -114,11 +114,11 @@ def check(runner: Runner, count: int, batch: int, only: str | None) -> int:
         try:
             jsonschema.validate(json.loads(text), SCHEMAS[name], format_checker=jsonschema.FormatChecker())
         except (ValueError, jsonschema.ValidationError) as error:
-            faults[name] += 1
+            faults[finish] += 1
             print(f"{id}: {finish}: {str(error).splitlines()[0]}: {text[:100]!r} … {text[-60:]!r}")
     total = sum(len(t) for t, _ in answers.values())
     print(f"{count - faults.total()} of {count} valid, {total} tokens in {seconds:.1f} s, batch {batch}")
-    return faults.total()
+    return faults
 
 
 def cost(runner: Runner, batch: int) -> None:
