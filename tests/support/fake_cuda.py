@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -100,6 +101,7 @@ class FakeCuda:
     used: int = 0
     capturing: bool = False
     captured: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._held: dict[int, tuple[Any, int]] = {}
@@ -228,6 +230,7 @@ class FakeCuda:
         does = getattr(self, name, None) or (handle if any(m in name for m in makes) else nothing)
 
         def checked(*args: Any) -> Any:
+            self.calls[name] += 1
             return (self.fail[name], 0) if name in self.fail else does(*args)
 
         return checked

@@ -264,7 +264,9 @@ class CudaExecutor:
         for t in self.program.tensors(Kind.STATE):
             state = states.get(t.name)
             if state is None or state.shape != t.shape or state.dtype != t.dtype or not state.contiguous:
-                raise OpError(f"program {self.program.name}: state {t}", expected="contiguous", got=state)
+                raise OpError(
+                    f"program {self.program.name}: state {t}", expected="contiguous", got=state or "nothing"
+                )
             self._places[t] = state.address
         for name, tensor in bound.items():
             t = self._inputs[name]

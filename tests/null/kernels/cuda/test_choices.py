@@ -1,0 +1,111 @@
+"""Which kernel runs for which problem: values that can be printed, the same for the same question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from pegainfer.kernels.build import find_sources
+from pegainfer.kernels.cuda.attention import AttentionProblem, choose_attention, refusal
+from pegainfer.kernels.cuda.gemm import STATIC, GemmProblem, LibraryChoice, StreamChoice, choose_gemm
+from pegainfer.runtime.cuda.device import DeviceInfo
+from pegainfer.runtime.cuda.driver import CudaError
+
+H100 = DeviceInfo(0, "H100", (9, 0), 132, 50 << 20, 227 << 10, 228 << 10, 80 << 30, 13000)
+L40S = replace(
+    H100, name="L40S", capability=(8, 9), num_sms=142, max_shared=99 << 10, shared_per_sm=100 << 10
+)
+A100 = replace(
+    H100, name="A100", capability=(8, 0), num_sms=108, max_shared=163 << 10, shared_per_sm=164 << 10
+)
+KERNELS = {name for source in find_sources() for name in source.variants}
+SHAPES = (
+    (6144, 2560),
+    (2560, 4096),
+    (2560, 9728),
+    (576, 1536),
+    (960, 576),
+    (151_936, 2560),
+    (7, 8),
+    (5120, 25_600),
+)
+
+
+@pytest.mark.parametrize("info", [H100, L40S, A100], ids=lambda i: i.name)
+def test_streaming_choices_name_kernels_that_exist_and_fit(info: DeviceInfo) -> None:
+    kinds = (("store", False), ("store", True), ("residual", False), ("swiglu", True), ("storef32", True))
+    for (n, k), m, (out, norm), dtype in product(SHAPES, (1, 4, 8, 9, 16), kinds, ("bf16", "f16")):
+        choice = choose_gemm(GemmProblem(m, n * 2, k, dtype, out, norm), info)
+        if isinstance(choice, LibraryChoice):
+            assert "stages fit" in choice.why
+            continue
+        assert choice.kernel in KERNELS
+        assert choice.shared + STATIC <= info.max_shared
+        assert choice.splits <= -(-k // 64) and choice.grid[0] >= 1
+        assert not (choice.norm and choice.splits > 1)  # a norm needs whole rows
+
+
+def test_products_of_many_rows_go_to_the_library() -> None:
+    choice = choose_gemm(GemmProblem(17, 6144, 2560, "bf16"), H100)
+    assert str(choice) == "cublasLt (17 rows: the streaming kernels take 16)"
+    assert str(choose_gemm(GemmProblem(1, 64, 64, "f32"), H100)).startswith("cublasLt (f32:")
+    assert str(choose_gemm(GemmProblem(1, 64, 36, "bf16"), H100)).startswith("cublasLt (k = 36:")
+
+
+def test_a_choice_explains_itself() -> None:
+    problem = GemmProblem(1, 6144, 2560, "bf16", "store", norm=True)
+    choice = choose_gemm(problem, H100)
+    assert isinstance(choice, StreamChoice)
+    assert str(problem) == "store rms_norm(x)[1, 2560] · w[6144, 2560]ᵀ bf16"
+    assert str(choice) == (
+        "stream_bf16_norm_store_8: 264 groups x 1 splits, 5 stages, 95296 B (1 rows; 2 blocks an SM)"
+    )
+    assert choose_gemm(problem, H100) == choice
+
+
+def test_long_rows_are_split_along_k() -> None:
+    choice = choose_gemm(GemmProblem(16, 2560, 9728, "bf16", "residual"), H100)
+    assert isinstance(choice, StreamChoice) and choice.splits == 4
+
+
+ATTENTION = AttentionProblem(64, 8, 32, 8, 128, 16, 256, "bf16", decode_only=False)
+
+
+def test_attention_kernels_exist_for_every_head_size() -> None:
+    for d, dtype in product((64, 128, 256), ("bf16", "f16")):
+        choice = choose_attention(replace(ATTENTION, head_dim=d, dtype=dtype))
+        assert {choice.decode, choice.prefill} <= KERNELS
+        assert f"attention_merge_decode_{dtype}_d{d}" in KERNELS
+    assert choose_attention(replace(ATTENTION, decode_only=True)).prefill == ""
+
+
+def test_room_for_parts_follows_from_the_longest_row() -> None:
+    short = choose_attention(replace(ATTENTION, table_width=8))  # 128 keys: one part
+    assert (short.decode_items, short.decode_slots) == (8, 0)
+    long = choose_attention(replace(ATTENTION, table_width=4096))
+    assert (long.decode_items, long.decode_slots) == (8 * 32, 8 * 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "required"),
+    [
+        ({"head_dim": 96}, "heads of 64, 128, 256"),
+        ({"head_dim": 512, "dtype": "f32"}, "heads of at most 256"),
+        ({"block_size": 24}, "blocks of a multiple of 16 tokens"),
+        ({"dtype": "q8_0"}, "a cache of bf16, f16 or f32"),
+    ],
+)
+def test_what_no_kernel_serves_is_refused(change: dict[str, object], required: str) -> None:
+    wrong = refusal(replace(ATTENTION, **change))  # type: ignore[arg-type]
+    assert wrong is not None and wrong[0] == required
+    assert refusal(ATTENTION) is None
+
+
+def test_a_gpu_without_kernels_is_named() -> None:
+    assert H100.arch == "90a" and L40S.arch == "89" and not L40S.pdl
+    with pytest.raises(
+        CudaError, match=r"V100 has compute capability 7.0; expected 8.0 8.6 8.9 9.0 10.0 12.0"
+    ):
+        _ = replace(H100, name="V100", capability=(7, 0)).arch
