@@ -8,12 +8,13 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
 from jinja2 import ext, nodes
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pegainfer.contract.errors import ConfigError, RequestError
@@ -171,10 +172,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        for node in tree.find_all((nodes.For, nodes.Macro)):
-            assert isinstance(node, nodes.For | nodes.Macro)
-            tick = nodes.ExprStmt(nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None))
-            node.body.insert(0, tick.set_lineno(node.lineno))
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _TICK, [], [], None, None, lineno=loop.lineno)
+        for macro in tree.find_all(nodes.Macro):
+            tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
+            macro.body.insert(0, nodes.ExprStmt(tick, lineno=macro.lineno))
         return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -203,6 +205,7 @@ class _GenerationTag(ext.Extension):
 def _environment() -> _Environment:
     env = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, _GenerationTag])
     env.filters["tojson"] = _to_json
+    env.filters[_TICK] = _ticking
     env.globals["raise_exception"] = _raise_exception
     env.globals["strftime_now"] = _strftime_now
     return env
@@ -219,6 +222,15 @@ def _to_json(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+@jinja2.pass_context
+def _ticking(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    """What a loop goes through, with a tick each."""
+    tick = context[_TICK]
+    for item in items:
+        tick()
+        yield item
 
 
 def _raise_exception(message: str) -> None:
