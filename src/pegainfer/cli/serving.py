@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -56,7 +57,7 @@ def _exit_on_signal(number: int, frame: object) -> None:
 @contextlib.contextmanager
 def _engine_process(spec: EngineSpec) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """The engine's process and the socket that it will make. It has ended when the context ends."""
-    with tempfile.TemporaryDirectory(prefix="pegainfer-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pegainfer-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "engine.sock"
         command = [sys.executable, "-m", "pegainfer.cli.engine_process", str(path)]
         process = subprocess.Popen(
@@ -88,11 +89,8 @@ async def _run(
     from pegainfer.frontend.http.server import run_server
 
     connecting = asyncio.ensure_future(EngineClient.connect(str(path), timeout=START_SECONDS))
-    try:
-        client, (side, text_seconds) = await _first_failure(ended, process, connecting, text)
-    except BaseException:
-        connecting.cancel()
-        raise
+    client, (side, text_seconds) = await _first_failure(ended, process, connecting, text)
+    shutil.rmtree(path.parent, ignore_errors=True)  # connected: were we killed, nothing would be left behind
     app = create_app(client, side.tokenizer, side.template, http)
     watching = asyncio.ensure_future(_stop_when_closed(client))
     lines = _startup_lines(client.info, text_seconds)
@@ -116,17 +114,20 @@ async def _first_failure(
 ) -> tuple[EngineClient, tuple[TextSide, float]]:
     """Both results; raises what fails first, the engine process's end included."""
     both = asyncio.gather(connecting, text)
+    both.add_done_callback(lambda f: f.cancelled() or f.exception())  # seen, also where we are interrupted
     either: list[asyncio.Future[Any]] = [both, ended]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    if not both.done():
-        # The engine has ended; if it could say why, that is on its way through the socket.
-        await asyncio.wait({both}, timeout=1.0)
-    if not both.done():
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not both.done():
+            # The engine has ended; if it could say why, that is on its way through the socket.
+            await asyncio.wait({both}, timeout=1.0)
+        if not both.done():
+            raise EngineDeadError(
+                "the engine process ended before it was ready", got=f"exit code {process.returncode}"
+            )
+        return await both
+    finally:
         both.cancel()
-        raise EngineDeadError(
-            "the engine process ended before it was ready", got=f"exit code {process.returncode}"
-        )
-    return await both
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> int:

@@ -1,0 +1,67 @@
+"""The tour of `pegainfer`: its commands, each in a file of its own."""
+
+from __future__ import annotations
+
+import typer
+
+from pegainfer import __version__
+from pegainfer.cli import bench_engine, bench_ops, bench_serve, bench_startup, doctor, generate, pull, serve
+from pegainfer.cli.flags import expand
+
+ABOUT = """Serves language models: Python on the host, C++ kernels, no model framework.
+
+\b
+pegainfer generate "What is the capital of France?"    an answer in the terminal
+pegainfer serve                                        an OpenAI-compatible server on port 8000
+pegainfer doctor                                       what this machine can do, and what is missing
+"""
+
+
+def build_app() -> typer.Typer:
+    """All commands. Their modules import what is heavy when they run, so that `--help` stays quick."""
+    app = _group(ABOUT, _root)
+    for name, command in (
+        ("serve", serve.serve),
+        ("generate", generate.generate),
+        ("pull", pull.pull),
+        ("doctor", doctor.doctor),
+    ):
+        app.command(name)(expand(command))
+    bench = _group("Measure this machine, or a server.", _nothing)
+    bench.command("engine")(expand(bench_engine.engine))
+    bench.command("ops")(expand(bench_ops.ops))
+    bench.command("serve")(expand(bench_serve.serve))
+    bench.command("startup")(expand(bench_startup.startup))
+    app.add_typer(bench, name="bench")
+    return app
+
+
+def _group(about: str, callback: object) -> typer.Typer:
+    """Plain help without boxes, no completion, exceptions left to `main`."""
+    group = typer.Typer(
+        help=about,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    group.callback(help=about)(callback)  # type: ignore[type-var]
+    return group
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pegainfer {__version__}")
+        raise typer.Exit()
+
+
+def _root(
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_show_version, help="Print the version and exit."
+    ),
+) -> None:
+    """The options of `pegainfer` itself; `--version` acts in its callback."""
+
+
+def _nothing() -> None:
+    """A group without options of its own."""
