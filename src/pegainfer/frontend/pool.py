@@ -58,6 +58,13 @@ class _Process:
             raise WorkerFailedError(late=late.is_set())
         return answer
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+
     def _kill(self, late: threading.Event) -> None:
         late.set()
         self._process.kill()
@@ -79,9 +86,10 @@ class WorkerPool:
         self._encoded: bytes | None = None
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
+        self._all: list[_Process] = []  # those that are gone, too, until others are started
         self._jobs = 0
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="workers")
-        self._close = weakref.finalize(self, _close, self._idle, self._threads)
+        self._close = weakref.finalize(self, _close, self._all, self._threads)
 
     async def run(self, job: Job, seconds: float, what: str) -> str:
         """A job's text.
@@ -114,6 +122,8 @@ class WorkerPool:
                 self._encoded = msgspec.msgpack.encode(self._setup())
         if process is None:
             process = _Process(self._encoded)
+            with self._lock:
+                self._all[:] = [*(p for p in self._all if p.alive), process]
         if isinstance(job, GrammarJob) and not process.warm:
             process.call(msgspec.msgpack.encode(WarmJob()), START_SECONDS)
             process.warm = True
@@ -127,7 +137,10 @@ class WorkerPool:
         self._close()
 
 
-def _close(idle: list[_Process], threads: ThreadPoolExecutor) -> None:
-    threads.shutdown(wait=True, cancel_futures=True)
-    while idle:
-        idle.pop().close()
+def _close(processes: list[_Process], threads: ThreadPoolExecutor) -> None:
+    threads.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.kill()  # whoever waits for its answer learns so at once
+    threads.shutdown(wait=True)
+    for process in processes:
+        process.close()

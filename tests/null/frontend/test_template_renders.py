@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from pegainfer.contract.errors import RequestError
+from pegainfer.contract.errors import ConfigError, RequestError
 from pegainfer.frontend.chat_template import ChatTemplate
+from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.tools.styles import choose_reasoning, choose_style
 
 FOLDER = Path(__file__).parents[2] / "data" / "templates"
@@ -80,3 +81,12 @@ def test_the_style_is_known_by_the_template(name: str) -> None:
     if name in STYLE_OF:
         assert choose_style("auto", source).name == STYLE_OF[name]
     assert (choose_reasoning("auto", source) is not None) == (name in THINK)
+
+
+@pytest.mark.parametrize("flag", ["tool_call_parser", "reasoning_parser"])
+def test_an_unknown_parser_is_refused_with_the_known_ones(flag: str) -> None:
+    known: Any = {"tool_call_parser": "kimi_k2", "reasoning_parser": "deepseek_r1"}
+    HttpConfig(**{flag: known[flag]})
+    with pytest.raises(ConfigError, match=rf"--{flag.replace('_', '-')}") as caught:
+        HttpConfig(**{flag: "gpt"})
+    assert known[flag] in str(caught.value) and "auto" in str(caught.value)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pegainfer.contract.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
@@ -47,8 +49,11 @@ class _Wrapper:
 
 
 def ll_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """Takes about half a second for 50,000 tokens."""
+    """Takes about half a second for 50,000 tokens. Raises UnsupportedError for a model without EOS."""
     import llguidance
+
+    if not vocabulary.eos_ids:
+        raise UnsupportedError("the model has no end-of-sequence token, which a grammar needs")
 
     wrapper: Any = _Wrapper(vocabulary)
     slices: Sequence[str] = llguidance.LLTokenizer.json_slices()

@@ -72,6 +72,10 @@ class HttpConfig:
                 raise ConfigError("a limit must be above 0", got=getattr(self, name), where=flag)
         # Imported here: it loads the tokenizer's library, which `--help` should not wait for.
         from pegainfer.frontend.detokenize import MAX_STOP_BYTES, MAX_STOP_STRINGS
+        from pegainfer.frontend.tools.styles import choose_reasoning, choose_style
+
+        choose_style(self.tool_call_parser, None)
+        choose_reasoning(self.reasoning_parser, None)
 
         for name, top in (("max_stop_strings", MAX_STOP_STRINGS), ("max_stop_bytes", MAX_STOP_BYTES)):
             if not 0 <= getattr(self, name) <= top:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.grammar.vocabulary import vocabulary_of
 from pegainfer.frontend.http.app import create_app
 from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.render import INLINE_BYTES
 from tests.null.frontend.tools.examples import EXAMPLES
 from tests.support.asgi import TEMPLATE, TOKENIZER, ask, client, events, run
 from tests.support.fake_engine import INFO, FakeEngine, says
@@ -253,3 +255,55 @@ def test_special_tokens_that_are_markers_reach_the_parser() -> None:
     assert app.front.special_id("<|im_start|>") == 256
     assert app.front.special_id("a") is None
     assert app.front.marker_ids(tools=True) == frozenset()
+
+
+DEEPSEEK = ChatTemplate(
+    (Path(__file__).parents[3] / "data" / "templates" / "deepseekv3.jinja").read_text(),
+    {"bos_token": "<b>", "eos_token": "<e>"},
+)
+
+
+def test_a_template_that_takes_no_object_gets_the_arguments_as_text() -> None:
+    async def main() -> None:
+        app = create_app(fake(""), TOKENIZER, DEEPSEEK, HttpConfig(tool_call_parser="deepseek_v3"))
+        async with client(app) as http:
+            history = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+            found = await http.post("/apply_template", json={"messages": history})
+            assert "now\n```json\n" + '{"a": "ü"}' + "\n```<｜tool▁call▁end｜>" in found.json()["prompt"]
+
+    run(main)
+
+
+def test_a_long_chat_renders_in_a_worker_and_equals_the_short_way() -> None:
+    async def main() -> None:
+        app = create_app(fake(""), TOKENIZER, TEMPLATE, HttpConfig())
+        long = "ü" * INLINE_BYTES
+        async with client(app) as http:
+            for extra in ({}, {"continue_final_message": True}):
+                messages = [USER, {"role": "assistant", "content": "yes " + long}]
+                found = await http.post("/apply_template", json={"messages": messages, **extra})
+                options = {"add_generation_prompt": not extra, "continue_final_message": bool(extra)}
+                assert found.json()["prompt"] == TEMPLATE.render(messages, **options)
+        app.front.workers.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_an_endless_template_ends_in_a_400(size: int) -> None:
+    endless = ChatTemplate(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}",
+        seconds=0.2,
+    )
+
+    async def main() -> None:
+        app = create_app(fake(""), TOKENIZER, endless, HttpConfig(template_seconds=0.2))
+        async with client(app) as http:
+            body = {"messages": [{"role": "user", "content": "x" * size}]}
+            found = await http.post(CHAT, json=body)
+            assert found.status_code == 400
+            assert found.json()["error"]["code"] is None
+            assert (await http.get("/health")).status_code == 200
+        app.front.workers.close()
+
+    run(main)
