@@ -17,22 +17,25 @@ CPU = "neoverse-n1"  # Armv8.2 with the dot product, and nothing newer that the 
 
 @pytest.fixture(scope="session")
 def replay_on() -> Iterator[Callable[[str], Replay]]:
-    """Starts a process on a processor that the emulator knows by name."""
+    """Gives a process on a processor that the emulator knows by name: the one at hand unless it has died."""
     if not DRIVER.is_file():
         pytest.skip(f"{DRIVER} is not built: make neon")
     if shutil.which(EMULATOR) is None:
         pytest.skip(f"{EMULATOR} is missing: apt-get install qemu-user")
-    started: list[Replay] = []
+    started: dict[str, Replay] = {}
 
-    def start(cpu: str) -> Replay:
-        started.append(Replay([EMULATOR, "-L", SYSROOT, "-cpu", cpu, DRIVER]))
-        return started[-1]
+    def get(cpu: str) -> Replay:
+        if cpu in started and not started[cpu].alive:
+            started.pop(cpu).close()
+        if cpu not in started:
+            started[cpu] = Replay([EMULATOR, "-L", SYSROOT, "-cpu", cpu, DRIVER])
+        return started[cpu]
 
-    yield start
-    for replay in started:
+    yield get
+    for replay in started.values():
         replay.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def replay(replay_on: Callable[[str], Replay]) -> Replay:
     return replay_on(CPU)

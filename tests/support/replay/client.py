@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,8 +56,13 @@ class Replay:
             )  # fmt: skip
         assert int.from_bytes(self._read(8), "little") == ctypes.sizeof(Instr)
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def close(self) -> None:
-        self._to.close()
+        with suppress(BrokenPipeError):  # a request that a dead process never read
+            self._to.close()
         self._from.close()
         self._process.wait()
 
