@@ -80,10 +80,7 @@ def find_sources(ops: Iterable[str] | None = None) -> list[Source]:
 def read_source(path: Path) -> Source:
     text = path.read_text()
     op = _OP.search(text)
-    variants = {
-        name: dict(_FEATURE.findall(features))
-        for name, features in _VARIANT.findall(text)
-    }
+    variants = {name: dict(_FEATURE.findall(features)) for name, features in _VARIANT.findall(text)}
     if op is None or not variants:
         raise KernelsError("kernel source without '// op …:' or '// variant …:' lines", where=path)
     return Source(path, tuple(o.strip() for o in op[1].split(",")), variants)

@@ -1,9 +1,9 @@
 // What the attention kernels share: operands, the work list, and the sums of a row's parts.
 //
-// A page holds [2, G, S, D] of one layer: keys, then values. Token i of a row is in page block_table[row, i / S].
-// A row with one query token is decoded, a row with several is prefilled. Long rows are cut into parts along
-// their keys; each part leaves its maximum, its sum of weights and its unnormalised output, and merge.cuh adds
-// them in their order.
+// A page holds [2, G, S, D] of one layer: keys, then values. Token i of a row is in page block_table[row, i /
+// S]. A row with one query token is decoded, a row with several is prefilled. Long rows are cut into parts
+// along their keys; each part leaves its maximum, its sum of weights and its unnormalised output, and
+// merge.cuh adds them in their order.
 #pragma once
 #include "ptx.cuh"
 #include "reduce.cuh"
