@@ -11,9 +11,9 @@ from pegainfer.cli.flags import expand
 ABOUT = """Serves language models: Python on the host, C++ kernels, no model framework.
 
 \b
-pegainfer generate "What is the capital of France?"    an answer in the terminal
-pegainfer serve                                        an OpenAI-compatible server on port 8000
-pegainfer doctor                                       what this machine can do, and what is missing
+pegainfer generate "Who are you?"    an answer in the terminal
+pegainfer serve                      an OpenAI-compatible server on port 8000
+pegainfer doctor                     what this machine can do, and what is missing
 """
 
 
