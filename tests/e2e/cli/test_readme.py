@@ -32,7 +32,8 @@ def the_block(language: str, word: str) -> str:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     default_model()
-    with serving() as running:
+    (flags,) = re.findall(r"^pegainfer serve(.*)$", README, re.MULTILINE)
+    with serving(*flags.split()) as running:
         yield running
 
 
@@ -80,7 +81,7 @@ def test_every_command_that_is_named_exists() -> None:
 
 def test_generate_answers_in_the_terminal() -> None:
     default_model()
-    done = pega("generate", "What is the capital of France?")
+    done = pega("generate", "What is the capital of France?", "--activation-dtype", "f32")
     assert done.returncode == 0
     assert "Paris" in done.stdout
     assert re.fullmatch(r"\[\d+ prompt tokens in [\d.]+ s, \d+ tokens at [\d.]+ tokens/s\]\n", done.stderr)
