@@ -65,6 +65,7 @@ class FakeEngine:
         self.refuse: Exception | None = None  # raised by the next submits
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[str] = []
+        self.cancelled_indices: list[tuple[str, int]] = []
         self.drained = False
         self.closed = False
 
@@ -82,7 +83,13 @@ class FakeEngine:
         self._live[request.id] = _Live(request, sink, scripts, arrival=time.monotonic())
         self._schedule()
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        if index is not None:
+            self.cancelled_indices.append((request_id, index))
+            if request_id in self._live and index in self._live[request_id].scripts:
+                event = TokenEvent(request_id=request_id, index=index, finish=FinishReason.ABORT)
+                self._end(self._live[request_id], event)
+            return
         self.cancelled.append(request_id)
         live = self._live.pop(request_id, None)
         if live is not None:

@@ -19,6 +19,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     request_id: str
+    index: int | None = None  # this continuation alone; None: all of them
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):

@@ -38,8 +38,12 @@ class EngineHandle(Protocol):
     def submit(self, request: GenerateRequest, sink: EventSink) -> None:
         """Hands a request over. A refusal comes as an ERROR event or as an exception of contract.errors."""
 
-    def cancel(self, request_id: str) -> None:
-        """Idempotent; the sink still gets its one finish (ABORT unless it ended before)."""
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """Idempotent; each cancelled index still gets its one finish (ABORT unless it ended before).
+
+        Args:
+            index: ends this continuation alone, and the others go on; None: all of them.
+        """
 
     def stats(self) -> EngineStats:
         """The latest snapshot that the engine sent."""

@@ -172,8 +172,8 @@ class StepPolicy(Protocol):
             matcher: of the request's grammar where it has one; taken over.
         """
 
-    def cancel(self, request_id: str) -> None:
-        """Ends all of a request's sequences at the next `schedule`; unknown ids are ignored."""
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """Ends a request's sequences, or the one of `index`, at the next `schedule`."""
 
     def schedule(self, now: float) -> tuple[StepPlan | None, list[TokenEvent]]:
         """The next plan, None if there is nothing to do, and events of sequences that end without one."""

@@ -59,6 +59,9 @@ class Grammars:
             self._queue.put(request)
         return matcher
 
+    def waits(self, request_id: str) -> bool:
+        return request_id in self._waiting
+
     def claim(self, request_id: str) -> GenerateRequest | None:
         """Takes a request out of those that wait; None where it is not, or no longer, among them."""
         return self._waiting.pop(request_id, None)

@@ -64,8 +64,8 @@ class InProcessEngine:
                 del self._live[request.id]
             raise
 
-    def cancel(self, request_id: str) -> None:
-        self._loop.cancel(request_id)
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        self._loop.cancel(request_id, index)
 
     def stats(self) -> EngineStats:
         return self._loop.stats()

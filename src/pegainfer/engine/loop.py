@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pegainfer.contract.codec import Cancel
 from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
 from pegainfer.contract.grammar import GrammarFactory, Matcher
@@ -37,7 +38,7 @@ MAX_FAILURES = 3  # steps in a row that may fail before the runner counts as unu
 DRAIN_RETRY = 5.0  # Retry-After in seconds while draining: another server will have taken over
 
 Clock = Callable[[], float]
-_Message = GenerateRequest | Compiled | str | None
+_Message = GenerateRequest | Compiled | Cancel | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class EngineLoop:
         self._sink = sink
         self._tracer = tracer
         self._clock = clock
-        # Requests to add, ids to cancel, and None where draining begins: what came before it is still taken.
+        # Requests to add, cancels, and None where draining begins: what came before it is still taken.
         self._inbox: deque[_Message] = deque()
         self._grammars = Grammars(grammars, self._put)
         self._wake = threading.Event()
@@ -79,6 +80,7 @@ class EngineLoop:
         self._draining = False
         self._closing = False
         self._death: EngineDeadError | None = None
+        self._early: dict[str, list[Cancel]] = {}  # of one index, while the request's grammar is compiled
         self._open: dict[str, set[int]] = {}  # indices without a finish, by request
         self._pending: deque[tuple[StepPlan, PendingStep]] = deque()
         self._failures = 0  # steps that failed in a row
@@ -100,10 +102,10 @@ class EngineLoop:
         """Puts a request into the inbox; a refusal comes through the sink. Raises EngineDeadError."""
         self._put(request)
 
-    def cancel(self, request_id: str) -> None:
-        """Ends a request at the next step; unknown ids are ignored, and so is a dead engine."""
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """Ends a request, or one of its indices, at the next step; harmless after its end."""
         try:
-            self._put(request_id)
+            self._put(Cancel(request_id, index))
         except EngineDeadError:
             log.debug("cancel of %r after the engine's end", request_id)
 
@@ -173,19 +175,26 @@ class EngineLoop:
             message = self._inbox.popleft()
             if message is None:
                 self._draining = True
-            elif isinstance(message, str):
+            elif isinstance(message, Cancel):
                 self._cancel(message)
             elif isinstance(message, Compiled):
                 if self._grammars.claim_compiled(message):
                     self._add(message.request, message.matcher)
+                for cancel in self._early.pop(message.request.id, ()):
+                    self._policy.cancel(cancel.request_id, cancel.index)
             else:
                 self._admit(message)
 
-    def _cancel(self, request_id: str) -> None:
+    def _cancel(self, cancel: Cancel) -> None:
+        request_id = cancel.request_id
+        if cancel.index is not None and self._grammars.waits(request_id):
+            self._early.setdefault(request_id, []).append(cancel)
+            return
         waiting = self._grammars.claim(request_id)
         if waiting is None:
-            self._policy.cancel(request_id)
+            self._policy.cancel(request_id, cancel.index)
             return
+        self._early.pop(request_id, None)
         self._emit(
             [TokenEvent(request_id=request_id, index=i, finish=FinishReason.ABORT) for i in range(waiting.n)]
         )
@@ -329,7 +338,7 @@ class EngineLoop:
     def _finish_all(self) -> None:
         """Aborts every request and commits what is in flight."""
         for request_id in tuple(self._open):
-            self._cancel(request_id)
+            self._cancel(Cancel(request_id))
         while self._policy.has_work():
             self._launch()
             if self._pending:

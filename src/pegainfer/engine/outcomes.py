@@ -194,6 +194,20 @@ class Outcomes:
             seq.children = []
             events.append(self.finish(seq, reason, now, error=error, error_kind=error_kind))
 
+    def end_one(self, request_id: str, index: int, now: float, events: list[TokenEvent]) -> bool:
+        """Aborts one continuation if it still lives; False where others are yet to be forked from it."""
+        family = self.live.get(request_id, ())
+        seq = next((s for s in family if s.index == index), None)
+        if seq is None:
+            return True
+        if seq.children:
+            return False
+        for parent in family:
+            if seq in parent.children:
+                parent.children.remove(seq)
+        events.append(self.finish(seq, FinishReason.ABORT, now))
+        return True
+
     def _fail(self, seq: Sequence, row: Row, message: str, now: float, events: list[TokenEvent]) -> None:
         if seq.status is Status.FINISHED:
             return

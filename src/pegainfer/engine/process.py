@@ -195,8 +195,8 @@ class _Server:
                     self._loop.submit(request)
                 except EngineDeadError as error:
                     self.refused(request, error)
-            case codec.Cancel(request_id=request_id):
-                self._loop.cancel(request_id)
+            case codec.Cancel(request_id=request_id, index=index):
+                self._loop.cancel(request_id, index)
             case codec.Drain():
                 self._loop.drain()
 

@@ -69,7 +69,7 @@ class Scheduler:
         if self._reach < 2 or info.max_tokens < 1 or self._residents.num_slots < 1:
             raise ConfigError("the runner cannot hold one sequence", got=info)
         self._max_prefill = min(info.max_tokens, self.config.max_prefill_tokens or info.max_tokens)
-        self._cancels: list[str] = []
+        self._cancels: list[tuple[str, int | None]] = []
         self._instant: list[str] = []  # requests that ask for no token
         self._deadlines: list[tuple[float, str]] = []  # a heap; entries of ended requests are dropped late
         self._flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
@@ -174,10 +174,13 @@ class Scheduler:
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (deadline, request_id))
 
-    def cancel(self, request_id: str) -> None:
-        """Ends all of a request's sequences at the next `schedule`; unknown ids are ignored."""
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """Ends a request's sequences, or the one of `index`, at the next `schedule`; unknown ids are ignored.
+
+        Index 0 alone goes on until the others are forked from it.
+        """
         if request_id in self._live:
-            self._cancels.append(request_id)
+            self._cancels.append((request_id, index))
 
     def has_work(self) -> bool:
         return bool(self._live or self._flight)
@@ -229,9 +232,12 @@ class Scheduler:
     def _end_early(self, now: float, events: list[TokenEvent]) -> None:
         """Cancels, deadlines, and requests that ask for no token."""
         outcomes = self._outcomes
-        for request_id in self._cancels:
-            outcomes.end_request(request_id, FinishReason.ABORT, now, events)
-        self._cancels.clear()
+        cancels, self._cancels = self._cancels, []
+        for request_id, index in cancels:
+            if index is None:
+                outcomes.end_request(request_id, FinishReason.ABORT, now, events)
+            elif not outcomes.end_one(request_id, index, now, events):
+                self._cancels.append((request_id, index))
         for request_id in self._instant:
             for seq in tuple(self._live.get(request_id, ())):
                 if seq.prompt_logprobs is None or seq.num_prompt == 1:

@@ -121,8 +121,8 @@ class Driver:
         self.counts["sequences"] += req.n
         self.scheduler.check_integrity()
 
-    def cancel(self, request_id: str) -> None:
-        self.scheduler.cancel(request_id)
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        self.scheduler.cancel(request_id, index)
 
     def launch(self) -> StepPlan | None:
         """Schedules once; a plan is given to the runner."""

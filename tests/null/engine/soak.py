@@ -107,7 +107,7 @@ def run_seed(seed: int) -> Counter[str]:
         for _ in range(r.choice([0, 0, 0, 1, 4, 12])):
             driver.step()
         if r.random() < 0.2:
-            driver.cancel(f"r{r.randint(0, i)}")
+            driver.cancel(f"r{r.randint(0, i)}", r.choice([None, None, 0, 1]))
     driver.run(STEP_LIMIT)
     driver.judge()
     driver.counts["seeds"] += 1

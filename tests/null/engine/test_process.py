@@ -157,6 +157,21 @@ def test_cancel_over_the_socket(folder: Path) -> None:
     assert engine.end() == OK
 
 
+def test_cancel_of_one_index_over_the_socket(folder: Path) -> None:
+    engine = Served(folder, lambda: (NullRunner(null_config(step_seconds=0.002)), INFO))
+    engine.front.send(codec.Submit(request("r", [1, 2, 3], n=2, max_tokens=60, eos=())))
+    engine.front.send(codec.Cancel("r", 1))
+    finishes: dict[int, FinishReason] = {}
+    while len(finishes) < 2:
+        message = engine.front.receive()
+        if not isinstance(message, codec.Events):
+            continue
+        finishes |= {e.index: e.finish for e in message.events if e.finish is not None}
+    assert finishes == {0: FinishReason.LENGTH, 1: FinishReason.ABORT}
+    engine.front.send(codec.Shutdown())
+    assert engine.end() == OK
+
+
 def test_drain_then_shutdown(served: Served) -> None:
     served.front.send(codec.Submit(request("old", [1, 2, 3], max_tokens=9, eos=())))
     served.front.send(codec.Drain())

@@ -455,6 +455,42 @@ def test_cancel_takes_effect_at_the_next_schedule_in_every_state(depth: int, ste
     d.judge()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("steps", range(9))
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_cancel_of_one_index_leaves_the_others(depth: int, steps: int, index: int) -> None:
+    """Through queue, prefill, fork and decode; index 0 goes on until the others are forked from it."""
+    d = driver(depth=depth, max_tokens=8)
+    d.add(request("r", ids(21), n=3, max_tokens=30, eos=()))
+    for _ in range(steps):
+        d.step()
+    forked = not any(seq.children for seq in (*d.waiting, *d.running))
+    d.cancel("r", index)
+    d.cancel("r", index)
+    d.cancel("r", 7)
+    d.launch()
+    d.scheduler.check_integrity()
+    if index or forked:
+        assert finish(d, "r", index) is FinishReason.ABORT
+    d.run()
+    others = [i for i in range(3) if i != index]
+    assert [finish(d, "r", i) for i in others] == [FinishReason.LENGTH] * 2
+    assert finish(d, "r", index) is FinishReason.ABORT
+    assert len(d.answers["r", index].tokens) < 30
+    d.judge()
+
+
+def test_a_parent_without_its_children_goes_on_alone() -> None:
+    d = driver(max_tokens=8)
+    d.add(request("r", ids(21), n=2, max_tokens=5, eos=()))
+    d.step()
+    d.cancel("r", 1)
+    d.run()
+    assert [finish(d, "r", i) for i in range(2)] == [FinishReason.LENGTH, FinishReason.ABORT]
+    assert d.answers["r", 1].tokens == []
+    d.judge()
+
+
 def test_cancel_of_a_preempted_sequence() -> None:
     d = driver(num_blocks=(12,), config={"watermark": 0.0, "prefix_cache": False})
     for name in "abc":

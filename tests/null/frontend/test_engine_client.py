@@ -159,9 +159,12 @@ def test_cancel_waits_for_the_engines_word() -> None:
         sink = Sink()
         client.submit(request(), sink)
         client.cancel("r")
+        client.cancel("r", 0)
+        client.cancel("r", 1)  # there is none
         client.cancel("unknown")
         assert isinstance(await peer.receive(), codec.Submit)
         assert await peer.receive() == codec.Cancel("r")
+        assert await peer.receive() == codec.Cancel("r", 0)
         assert client.num_live == 1
         await peer.send(codec.Events([event("r", 0, FinishReason.ABORT)]))
         assert (await sink.until(1))[0].finish is FinishReason.ABORT

@@ -185,10 +185,13 @@ def test_a_deadline_that_passed_is_a_504(stream: bool) -> None:
         call = Call(app, "/v1/completions", {"prompt": "a", "timeout": 1e-6, "stream": stream})
         await spin()
         request_id = engine.requests[0].id
-        engine.fail(
-            request_id,
-            TokenEvent(request_id=request_id, finish=FinishReason.ERROR, error="the deadline passed"),
+        event = TokenEvent(
+            request_id=request_id,
+            finish=FinishReason.ERROR,
+            error="the deadline passed",
+            error_kind="DeadlineError",
         )
+        engine.fail(request_id, event)
         await call.task
         assert call.status == 504
         assert b'"code":"timeout"' in call.body
