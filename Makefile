@@ -19,10 +19,11 @@ NATIVE := $(wildcard CMakeLists.txt) $(shell find src -name '*.cpp' -o -name '*.
 SOURCES := pyproject.toml $(NATIVE)
 CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE)) $(shell find tests -name '*.cpp')
 
-.PHONY: help run test check neon golden bench docs-kernels clean
+.PHONY: help run gpu test check neon golden bench docs-kernels clean
 
 help:
 	@echo "make run      build, fetch the default model and let it answer a question"
+	@echo "make gpu      build with CUDA kernels, and let the default model answer on the GPU"
 	@echo "make test     every test that needs no GPU"
 	@echo "make check    ruff, mypy --strict, clang-format, import law"
 	@echo "make neon     cross-compile the kernels for 64-bit Arm and test them under qemu-user"
@@ -47,6 +48,11 @@ $(VENV)/.stamp-dev: $(BIN)/python $(SOURCES)
 	@$(BIN)/pip install $(PIP_FLAGS) -e '.[dev]'
 	@touch $(VENV)/.stamp-run $@
 
+$(VENV)/.stamp-gpu: $(BIN)/python $(SOURCES)
+	@echo "== installing pegainfer with CUDA's libraries and compiler into $(VENV) (some minutes the first time)"
+	@$(BIN)/pip install $(PIP_FLAGS) -e '.[cuda,kernels]'
+	@touch $(VENV)/.stamp-run $@
+
 $(GOLDEN_VENV)/.stamp: pyproject.toml
 	@echo "== installing torch and transformers into $(GOLDEN_VENV) (some minutes the first time)"
 	@$(PYTHON) -m venv $(GOLDEN_VENV)
@@ -57,6 +63,11 @@ $(GOLDEN_VENV)/.stamp: pyproject.toml
 run: $(VENV)/.stamp-run
 	@$(BIN)/pegainfer pull >/dev/null
 	@$(BIN)/pegainfer generate --activation-dtype f32 "$(QUESTION)"
+
+gpu: $(VENV)/.stamp-gpu
+	@$(BIN)/pegainfer kernels build
+	@$(BIN)/pegainfer pull >/dev/null
+	@$(BIN)/pegainfer generate --device cuda "$(QUESTION)"
 
 test: $(VENV)/.stamp-dev
 	@$(BIN)/pegainfer pull >/dev/null

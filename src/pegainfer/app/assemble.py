@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.registry import HF_NAMES, Model, ModelLine, find_line
@@ -108,6 +108,7 @@ def build_engine(
 
     Raises ConfigError, ModelFileError, UnsupportedError.
     """
+    config.check_backend()
     started = time.perf_counter()
     with contextlib.ExitStack() as files:
         if config.load_format == "dummy":
@@ -224,12 +225,12 @@ def make_backend(
     """
     if config.backend == "reference":
         return ReferenceBackend(tensors), "reference (NumPy)"
-    from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
+    from pegainfer.kernels.cpu.backend import Activation, CpuBackend, CpuOptions
 
     options = CpuOptions(
         threads=config.threads or 0,
         isa=config.isa,
-        activation="f32" if config.activation == "f32" else "int8",
+        activation=cast(Activation, "bf16" if config.activation == "auto" else config.activation),
         timing=timing,
     )
     backend = CpuBackend(tensors, options)

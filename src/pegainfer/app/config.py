@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pegainfer.contract.errors import ConfigError
 
-ACTIVATIONS = ("auto", "int8", "f32")
+ACTIVATIONS = ("auto", "int8", "bf16", "f32")
 KV_DTYPES = ("auto", "f32", "f16", "bf16")
 BACKENDS = ("cpu", "reference", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
@@ -31,7 +31,8 @@ class EngineConfig:
     activation: str = field(
         default="auto",
         metadata={
-            "help": "Activations of quantised layers: int8 (faster), f32 (exact); auto: int8 if quantised."
+            "help": "Activations: int8 beside quantised weights (faster), f32 (exact), bf16: also rounded to "
+            "bf16 beside bf16 weights where the processor multiplies it; auto: bf16."
         },
     )
     kv_dtype: str = field(
@@ -98,10 +99,9 @@ class EngineConfig:
             )
         if self.device_ordinal < 0:
             raise ConfigError("bad device_ordinal", expected="0 or more", got=self.device_ordinal)
-        self._check_backend()
 
-    def _check_backend(self) -> None:
-        """What one backend does and the others do not."""
+    def check_backend(self) -> None:
+        """Raises ConfigError where the backend does not do what is asked for. Called when it is decided."""
         cuda = self.backend == "cuda"
         if cuda and self.kv_dtype not in ("auto", "bf16"):
             raise ConfigError(

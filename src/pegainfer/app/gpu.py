@@ -185,3 +185,15 @@ def describe(config: EngineConfig) -> str:
         return f"{ctx.describe()}, {free / 2**30:.1f} GiB free, CUDA {ctx.device.info.driver}; {kernels}"
     finally:
         ctx.close()
+
+
+def read_bandwidth(config: EngineConfig) -> float:
+    """GB/s (10⁹ bytes) that the card's memory can be read with. Raises CudaError, KernelsError."""
+    from pegainfer.kernels.cuda.context import CudaContext
+    from pegainfer.kernels.cuda.roofline import read_gb_s
+
+    ctx = CudaContext(config.device_ordinal)
+    try:
+        return read_gb_s(ctx)
+    finally:
+        ctx.close()

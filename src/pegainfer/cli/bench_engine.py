@@ -23,7 +23,7 @@ from pegainfer.contract.errors import ConfigError, EngineDeadError
 from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
-    from pegainfer.contract.event import TokenEvent
+    from pegainfer.contract.event import EngineStats, TokenEvent
     from pegainfer.engine.inprocess import InProcessEngine
     from pegainfer.kernels.profile import ProgramRun
 
@@ -96,7 +96,14 @@ def engine(
     scheduler = dataclasses.replace(scheduler, max_slots=scheduler.max_slots or most)
     target = choose(model, flags, engine, scheduler, given)
     where = provenance(engine.threads or num_cores())
-    steps = StepProfiler(engine) if bench.by_op and flags.device == "cpu" else None
+    backend = target.spec.engine.backend
+    on_gpu = not target.spec.is_null and backend == "cuda"
+    if on_gpu:
+        from pegainfer.app.gpu import read_bandwidth
+
+        where["read_gb_s"] = round(read_bandwidth(engine), 1)
+    profiled = bench.by_op and not target.spec.is_null and backend == "cpu"
+    steps = StepProfiler(target.spec.engine) if profiled else None
     built = build(target.spec, steps.profiler if steps else None)
     cases = [Case("prefill", n) for n in bench.prefill]
     cases += [Case("decode", bench.decode, batch) for batch in bench.batch]
@@ -115,15 +122,19 @@ def engine(
     finally:
         running.close()
     print(f"{built.info.model} on {built.info.device}; {where['cpu']}, reads {where['read_gb_s']} GB/s")
-    print(f"{'case':16} {'tok/s':>8} {'least':>8} {'most':>8} {'roof':>8}   (medians of {bench.rounds})")
+    head = f"{'case':16} {'tok/s':>8} {'least':>8} {'most':>8} {'roof':>8} {'host':>8}"
+    print(f"{head}   (medians of {bench.rounds}; host: µs a step)")
     for case in cases:
         roof = _roof(target.spec, case, where["read_gb_s"])
         median, runs = statistics.median(rates[case]), rates[case]
         bound = f"{roof:8.0f}" if roof else f"{'–':>8}"
-        print(f"{case!s:16} {median:8.1f} {min(runs):8.1f} {max(runs):8.1f} {bound}")
+        print(
+            f"{case!s:16} {median:8.1f} {min(runs):8.1f} {max(runs):8.1f} {bound} {driver.host_us(case):8.0f}"
+        )
         row = {**where, "bench": "engine", "model": built.info.model, "device": built.info.device}
         row |= {"case": case.kind, "tokens": case.tokens, "batch": case.batch, "context": bench.context}
         row |= {"tok_s": round(median, 2), "runs": [round(r, 2) for r in runs], "roof_tok_s": roof}
+        row["host_us_step"] = round(driver.host_us(case), 1)
         row |= {"step": profiles[case].to_json()} if case in profiles else {}
         append_result(Path(bench.output), row)
     for case, profile in profiles.items():
@@ -164,12 +175,22 @@ class _Driver:
         self._context = context
         self._random = random.Random(SEED)
         self._sent = 0
+        self._host: dict[Case, tuple[float, int]] = {}  # seconds of the host's work, steps
 
     def rate(self, case: Case) -> float:
         """Tokens a second of one run."""
-        if case.kind == "prefill":
-            return self.prefill(case.tokens)
-        return self.decode(case.tokens, case.batch)
+        before = self._engine.stats()
+        rate = self.prefill(case.tokens) if case.kind == "prefill" else self.decode(case.tokens, case.batch)
+        after = self._engine.stats()
+        seconds, steps = self._host.get(case, (0.0, 0))
+        spent = _host_work(after) - _host_work(before)
+        self._host[case] = (seconds + spent, steps + after.steps - before.steps)
+        return rate
+
+    def host_us(self, case: Case) -> float:
+        """Microseconds a step that the engine's thread worked rather than waited, over all runs so far."""
+        seconds, steps = self._host[case]
+        return 1e6 * seconds / max(1, steps)
 
     def prefill(self, tokens: int) -> float:
         """Prompt tokens a second, from the first step that computes one to the first token drawn."""
@@ -204,6 +225,10 @@ class _Driver:
             if log[-1][1].error is not None:
                 raise EngineDeadError(f"the bench's request failed: {log[-1][1].error}")
         return logs
+
+
+def _host_work(stats: EngineStats) -> float:
+    return sum(seconds for stage, seconds in stats.host_seconds.items() if stage != "wait")
 
 
 def _recorder(log: list[tuple[float, TokenEvent]], done: threading.Semaphore) -> Callable[[Any], None]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from pegainfer.app.config import EngineConfig
-from pegainfer.cli.flags import Given
+from pegainfer.cli.flags import Given, flag_fields, flag_of
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose
 from pegainfer.contract.errors import ConfigError, EngineDeadError
 from pegainfer.engine.config import SchedulerConfig
@@ -43,19 +43,22 @@ def startup(
     *,
     bench: StartupBenchFlags,
     flags: ModelFlags,
+    engine: EngineConfig,
+    given: Given,
 ) -> int:
     """Start the server some times: seconds until ready, and the PSS of its processes after one answer."""
     import statistics
 
     from pegainfer.cli.machine import append_result, num_cores, provenance
 
-    target = choose(model, flags, EngineConfig(), SchedulerConfig(), Given())
+    target = choose(model, flags, engine, SchedulerConfig(), given)
     where = provenance(num_cores())
     argv = (
         ["--device", flags.device]
         if target.model is None
         else [str(target.model.path), "--device", flags.device]
     )
+    argv += _typed(engine, given)
     runs = [_one_start(argv) for _ in range(bench.rounds)]
     seconds = [run["ready_s"] for run in runs]
     memory = [run["pss_mb"] for run in runs]
@@ -68,6 +71,17 @@ def startup(
     row |= {"pss_mb": round(statistics.median(memory), 1), "pss_runs": memory}
     append_result(Path(bench.output), row)
     return 0
+
+
+def _typed(engine: EngineConfig, given: Given) -> list[str]:
+    """The engine's flags that the user typed, for the server's command line."""
+    argv: list[str] = []
+    for each in flag_fields(EngineConfig):
+        flag, value = flag_of(each), getattr(engine, each.name)
+        if flag in given:
+            negative = f"--no-{flag.removeprefix('--')}"
+            argv += [flag if value else negative] if isinstance(value, bool) else [flag, str(value)]
+    return argv
 
 
 def _one_start(argv: list[str]) -> dict[str, Any]:

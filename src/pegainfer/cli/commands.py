@@ -5,10 +5,20 @@ from __future__ import annotations
 import typer
 
 from pegainfer import __version__
-from pegainfer.cli import bench_engine, bench_ops, bench_serve, bench_startup, doctor, generate, pull, serve
+from pegainfer.cli import (
+    bench_engine,
+    bench_ops,
+    bench_serve,
+    bench_startup,
+    doctor,
+    generate,
+    kernels,
+    pull,
+    serve,
+)
 from pegainfer.cli.flags import expand
 
-ABOUT = """Serves language models: Python on the host, C++ kernels, no model framework.
+ABOUT = """Serves language models: Python on the host, C++ and CUDA kernels, no model framework.
 
 \b
 pegainfer generate "Who are you?"    an answer in the terminal
@@ -33,6 +43,9 @@ def build_app() -> typer.Typer:
     bench.command("serve")(expand(bench_serve.serve))
     bench.command("startup")(expand(bench_startup.startup))
     app.add_typer(bench, name="bench")
+    compiled = _group("The CUDA kernels, compiled ahead of time.", _nothing)
+    compiled.command("build")(expand(kernels.build))
+    app.add_typer(compiled, name="kernels")
     return app
 
 

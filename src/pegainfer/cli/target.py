@@ -72,6 +72,7 @@ def choose(
     device = flags.device if flags.device != "auto" else pick_device(engine)
     engine = dataclasses.replace(engine, backend=device)
     given.refuse(EngineConfig, f"--device {device}", but=APPLIES[device])
+    engine.check_backend()
     with download_progress() as progress:
         found = resolve(
             reference or DEFAULT_MODEL.name,

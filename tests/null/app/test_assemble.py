@@ -168,5 +168,5 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        EngineConfig(**options)
+        EngineConfig(**options).check_backend()
     assert message in str(error.value)

@@ -1,0 +1,133 @@
+"""A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
+
+python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from pegainfer.app.assemble import build_engine
+from pegainfer.app.config import EngineConfig
+from pegainfer.contract.request import SamplingParams, pack_tokens
+from pegainfer.contract.step import NewSlot, Row, Runner, SlotBlocks, StepPlan
+from pegainfer.engine.config import SchedulerConfig
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20)
+STEPS = 100
+
+
+class Bench:
+    """Sequences in slots, each with blocks of its own."""
+
+    def __init__(self, runner: Runner, reach: int) -> None:
+        self.runner = runner
+        self._steps = itertools.count(1)
+        self._each = -(-reach // 16)
+
+    def start(self, **parts: Any) -> Any:
+        return self.runner.sample(self.runner.forward(StepPlan(step=next(self._steps), **parts)))
+
+    def prefill(self, slot: int, tokens: int, seed: int) -> float:
+        """Seconds of the device; the slot is taken then."""
+        ids = [(seed * 7919 + i * 104729) % 100_000 for i in range(tokens)]
+        new = NewSlot(
+            slot=slot, seq=seed, tokens=pack_tokens(ids), num_prompt=tokens, sampling=GREEDY, seed=seed
+        )
+        first = slot * self._each
+        blocks = (SlotBlocks(slot, 0, tuple(range(first, first + self._each))),)
+        total = 0.0
+        chunk = self.runner.info.max_tokens - self.runner.info.max_slots
+        parts: dict[str, Any] = {"news": (new,), "blocks": blocks}
+        for at in range(0, tokens, chunk):
+            count = min(chunk, tokens - at)
+            total += self.start(rows=(Row(slot, at, count, at + count == tokens),), **parts).wait().seconds
+            parts = {}
+        return total
+
+    def decode(self, batch: int, context: int) -> dict[str, float]:
+        """Medians over steps, two in flight: ms a token, device ms, host µs to submit."""
+        flight: deque[Any] = deque()
+        walls, host, device = [], [], []
+        last = time.perf_counter()
+        for i in range(STEPS):
+            rows = tuple(Row(s, context + i, 1, True, True) for s in range(batch))
+            began = time.perf_counter()
+            flight.append(self.start(rows=rows))
+            host.append(time.perf_counter() - began)
+            if len(flight) == 2:
+                device.append(flight.popleft().wait().seconds)
+                now = time.perf_counter()
+                walls.append(now - last)
+                last = now
+        while flight:
+            flight.popleft().wait()
+        pick = statistics.median
+        return {
+            "tpot_ms": 1e3 * pick(walls[5:]), "device_ms": 1e3 * pick(device[5:]),
+            "host_us": 1e6 * pick(host[5:]),
+        }  # fmt: skip
+
+
+def main() -> None:
+    p = argparse.ArgumentParser()
+    p.add_argument("folder", type=Path)
+    p.add_argument("--context", type=int, default=1024)
+    p.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
+    p.add_argument("--prefill", type=int, nargs="+", default=[1024])
+    p.add_argument("--dummy", action="store_true")
+    p.add_argument("--no-graph", action="store_true")
+    p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
+    a = p.parse_args()
+    reach = max(a.context, *a.prefill) + STEPS + 16
+    config = EngineConfig(
+        backend="cuda",
+        load_format="dummy" if a.dummy else "auto",
+        max_model_len=reach,
+        cuda_graph=not a.no_graph,
+    )
+    began = time.perf_counter()
+    engine = build_engine(a.folder, a.folder.name, config, SchedulerConfig(max_slots=max(a.batch)))
+    phases = {k: round(v, 3) for k, v in engine.info.startup_seconds.items()}
+    print(f"{engine.info.model} on {engine.info.device}; {engine.info.num_blocks} blocks")
+    print(f"built in {time.perf_counter() - began:.2f} s: {phases}")
+    bench = Bench(engine.runner, reach)
+    commit = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True).stdout.strip()
+    rows = []
+    for tokens in a.prefill:
+        times = []
+        for seed in range(6):
+            times.append(1e3 * bench.prefill(0, tokens, seed + 1))
+            bench.start(frees=(0,)).wait()
+        rows.append({"case": "prefill", "tokens": tokens, "device_ms": statistics.median(times[1:])})
+    for batch in a.batch:
+        for slot in range(batch):
+            bench.prefill(slot, a.context, 100 + slot)
+        rows.append(
+            {"case": "decode", "batch": batch, "context": a.context, **bench.decode(batch, a.context)}
+        )
+        bench.start(frees=tuple(range(batch))).wait()
+    engine.runner.close()
+    a.output.parent.mkdir(parents=True, exist_ok=True)
+    with a.output.open("a") as f:
+        for row in rows:
+            print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})
+            head = {
+                "commit": commit,
+                "device": engine.info.device,
+                "model": engine.info.model,
+                "startup": phases,
+            }
+            f.write(json.dumps({**head, **row}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""pegainfer kernels build: compiles the CUDA kernels ahead of time; serving only loads them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pegainfer.contract.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelBuildFlags:
+    arch: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Architecture such as 90a; may be repeated; default: those of this machine's GPUs."
+        },
+    )
+    ops: tuple[str, ...] = field(
+        default=(), metadata={"help": "Only kernels of this op; may be repeated; default: all."}
+    )
+    jobs: int = field(default=0, metadata={"help": "Compilers at a time; 0: one a core."})
+    folder: str = field(
+        default="",
+        metadata={"help": "Where <arch>/ is made; default: the package's folder, else the user's cache."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.jobs < 0:
+            raise ConfigError("jobs of a build", expected="0 or more", got=self.jobs, where="--jobs")
+
+
+def build(*, ask: KernelBuildFlags) -> int:
+    """Compile CUDA kernels for one or more GPU architectures. Needs nvcc 13, no GPU; redoes what changed."""
+    from pegainfer.kernels.build import build_kernels
+
+    folder = Path(ask.folder) if ask.folder else default_folder()
+    manifests = build_kernels(ask.arch or own_archs(), ask.ops or None, folder, ask.jobs, _progress)
+    for m in manifests:
+        count = sum(len(u.variants) for u in m.units)
+        print(f"sm_{m.arch}: {count} kernels in {len(m.units)} units, {folder / m.arch}")
+    return 0
+
+
+def own_archs() -> list[str]:
+    """Of the GPUs that the driver shows. Raises ConfigError where there is none."""
+    from pegainfer.kernels.build import ARCHS
+    from pegainfer.runtime.cuda.device import Device
+    from pegainfer.runtime.cuda.driver import call, probe
+
+    if (reason := probe()) is not None:
+        raise ConfigError(
+            "no GPU says which architecture is wanted", expected=" ".join(ARCHS), got=reason,
+            remedy="name one, as in --arch 90a",
+        )  # fmt: skip
+    found = []
+    for ordinal in range(call("cuDeviceGetCount")):
+        device = Device.open(ordinal)
+        found.append(device.info.arch)
+        device.close()
+    return sorted(set(found))
+
+
+def default_folder() -> Path:
+    """The package's own folder where it can be written, else the user's cache."""
+    from pegainfer.kernels.manifest import cache_folder, package_folder
+
+    folder = package_folder()
+    return folder if os.access(folder if folder.exists() else folder.parent, os.W_OK) else cache_folder()
+
+
+def _progress(done: int, total: int, unit: str) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\r\x1b[K[{done}/{total}] {unit}", end=end, file=sys.stderr, flush=True)
