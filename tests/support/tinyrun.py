@@ -13,6 +13,7 @@ import numpy as np
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
 from pegainfer.contract.errors import PegaError
+from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import NewSlot, Row, Runner, SlotBlocks, StepPlan, StepResult
 from pegainfer.engine.config import SchedulerConfig
@@ -53,10 +54,24 @@ def compare(
     Args:
         golden: values that tests/golden/teacher.py wrote, this model's under `name`.
     """
-    config = EngineConfig(backend=backend, isa=isa, activation="f32", kv_dtype="f32", kv_cache_memory=1 << 22)
-    scheduler = SchedulerConfig(max_slots=2, max_prefill_tokens=len(ids))  # the text in one step
-    runner = build_engine(path, name, config, scheduler).runner
     wanted = golden[f"{name}.greedy"].tolist()
+    entries, greedy = forced(path, ids, name, len(wanted), backend=backend, isa=isa)
+    best = zip(entries, golden[f"{name}.top_ids"].tolist(), golden[f"{name}.top_logprobs"], strict=True)
+    errors = [[dict(entry.top)[i] for i in top] - logprobs for entry, top, logprobs in best]
+    return Comparison(greedy, wanted, np.abs(errors))
+
+
+def forced(
+    path: Path, ids: list[int], name: str, follow: int, *, activation: str = "f32", **engine: Any
+) -> tuple[list[TokenLogprob], list[int]]:
+    """A text in one step, then `follow` greedy tokens: what follows each of the text's tokens, and those ids.
+
+    Args:
+        engine: other fields of EngineConfig.
+    """
+    config = EngineConfig(activation=activation, kv_dtype="f32", kv_cache_memory=1 << 22, **engine)
+    scheduler = SchedulerConfig(max_slots=2, max_prefill_tokens=len(ids))
+    runner = build_engine(path, name, config, scheduler).runner
     try:
         steps = itertools.count(1)
         params = SamplingParams(temperature=0.0, prompt_logprobs=20, logprobs=20)
@@ -65,14 +80,12 @@ def compare(
         result = _run(runner, steps, news=(new,), blocks=blocks, rows=(Row(1, 0, len(ids), True),))
         entries = [*result.prompt_logprobs[0], *result.logprobs[0]]
         greedy = [result.tokens[0][0]]
-        for i in range(len(wanted) - 1):
+        for i in range(follow - 1):
             result = _run(runner, steps, rows=(Row(1, len(ids) + i, 1, True),))
             greedy.append(result.tokens[0][0])
     finally:
         runner.close()
-    best = zip(entries, golden[f"{name}.top_ids"].tolist(), golden[f"{name}.top_logprobs"], strict=True)
-    errors = [[dict(entry.top)[i] for i in top] - logprobs for entry, top, logprobs in best]
-    return Comparison(greedy, wanted, np.abs(errors))
+    return entries, greedy
 
 
 def _run(runner: Runner, steps: Any, **parts: Any) -> StepResult:

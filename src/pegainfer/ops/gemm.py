@@ -9,6 +9,7 @@ import numpy as np
 
 from pegainfer.ops.cases.linear import (
     Dot,
+    dot_bf16,
     dot_f32,
     dot_int8,
     linear_bound,
@@ -25,11 +26,15 @@ _F32 = "a float32 sum of K products in eight lanes or more errs by (K/8 + 16) ·
 _INT8 = "activations rounded to int8 by blocks of 32: eight standard deviations of the rounding errors' sum"
 
 
+_BF16 = "activations rounded to bf16: eight standard deviations of the rounding errors' sum"
+
+
 def product_tolerance(bound: Callable[[Dot], Callable[[Case], Arrays]]) -> dict[str, Tolerance]:
-    """Tolerances of an op whose error is that of its products, in float32 and with int8 activations."""
+    """Tolerances of an op whose error is that of its products: in float32, with int8 or bf16 activations."""
     return {
         "f32": Tolerance(2.0**-23, 0.0, _F32, bound(dot_f32)),
         "int8": Tolerance(2.0**-23, 0.0, _INT8, bound(dot_int8)),
+        "bf16": Tolerance(2.0**-23, 0.0, _BF16, bound(dot_bf16)),
     }
 
 

@@ -1,6 +1,8 @@
 """Quantisers from float32 to storage formats, for tests, benches and seeded models.
 
-They round as ggml's reference quantisers do; runtime.weights.dequant reads what they write.
+The plain ones and those of 32 round as ggml's reference quantisers do. Superblocks allow many encodings of
+the same values; ours takes each group's range, without ggml's search for the least error.
+runtime.weights.dequant reads what they write.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pegainfer.runtime.weights.raw import RawWeight
 
 Array = np.ndarray[Any, Any]
 BLOCK = 32
+SUPER = 256  # elements of a superblock
 
 
 def quantize(format_name: str, values: Array) -> Array:
@@ -90,6 +93,47 @@ def _q4_1(values: Array) -> Array:
     return np.concatenate([_half(d), _half(least), _nibbles(q)], axis=1)
 
 
+def _levels(values: Array, step: Array, least: int, greatest: int) -> Array:
+    """values / step to the nearest whole number within bounds; 0 (or the nearest bound) where step is 0."""
+    levels: Array = np.clip(np.rint(values * _inverse(step)), least, greatest)
+    return levels
+
+
+def _q4_k(values: Array) -> Array:
+    """Groups of 32 between min(x, 0) and max(x) in 15 steps; steps and minima are 6-bit shares of d, dmin."""
+    x = values.reshape(-1, SUPER // BLOCK, BLOCK)
+    depth = -np.minimum(x.min(axis=2), 0)
+    step = np.maximum(x.max(axis=2) + depth, 0) / np.float32(15)
+    d, dmin = ((v.max(axis=1, keepdims=True) / np.float32(63)).astype("<f2") for v in (step, depth))
+    wide, low = d.astype(np.float32), dmin.astype(np.float32)
+    scale, minimum = _levels(step, wide, 0, 63), _levels(depth, low, 0, 63)
+    q = _levels(x + (low * minimum)[:, :, None], (wide * scale)[:, :, None], 0, 15).astype(np.uint8)
+    sc, mn = scale.astype(np.uint8), minimum.astype(np.uint8)
+    packed = [
+        sc[:, :4] | sc[:, 4:] >> 4 << 6,
+        mn[:, :4] | mn[:, 4:] >> 4 << 6,
+        sc[:, 4:] & 15 | (mn[:, 4:] & 15) << 4,
+    ]
+    nibbles = (q[:, 0::2] | q[:, 1::2] << 4).reshape(len(q), -1)
+    return np.concatenate([d.view(np.uint8), dmin.view(np.uint8), *packed, nibbles], axis=1)
+
+
+def _q6_k(values: Array) -> Array:
+    """Groups of 16: the x of largest |x| is -32 steps; steps are int8 shares of d."""
+    x = values.reshape(-1, SUPER // 16, 16)
+    peak = np.take_along_axis(x, np.abs(x).argmax(axis=2, keepdims=True), axis=2)[:, :, 0]
+    step = peak / np.float32(-32)
+    d = (np.abs(step).max(axis=1, keepdims=True) / np.float32(127)).astype("<f2")
+    wide = d.astype(np.float32)
+    scale = _levels(step, wide, -127, 127)
+    q = (_levels(x, (wide * scale)[:, :, None], -32, 31) + 32).astype(np.uint8)
+    rows = q.reshape(len(q), 2, 4, BLOCK)  # a half's four rows share 64 bytes of nibbles and 32 of pairs
+    low = (rows[:, :, :2] & 15 | rows[:, :, 2:] << 4).reshape(len(q), -1)
+    pairs = rows >> 4 << np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
+    high = np.bitwise_or.reduce(pairs, axis=2).reshape(len(q), -1)
+    return np.concatenate([low, high, scale.astype(np.int8).view(np.uint8), d.view(np.uint8)], axis=1)
+
+
 _ENCODERS: dict[str, Callable[[Array], Array]] = {
     "f32": lambda values: values.astype("<f4"),
     "f16": lambda values: values.astype("<f2"),
@@ -97,4 +141,6 @@ _ENCODERS: dict[str, Callable[[Array], Array]] = {
     "q8_0": _q8_0,
     "q4_0": _q4_0,
     "q4_1": _q4_1,
+    "q4_k": _q4_k,
+    "q6_k": _q6_k,
 }

@@ -20,7 +20,8 @@ from pegainfer.runtime.weights.raw import RawWeight
 Array = np.ndarray[Any, Any]
 ISAS = supported_isas()
 FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0")
-QUANTISED = ("q8_0", "q4_1", "q4_0")
+SUPERBLOCKS = ("q4_k", "q6_k")  # of 256 columns
+QUANTISED = ("q8_0", "q4_1", "q4_0", *SUPERBLOCKS)
 POISON = 0xFF  # as floats: NaN
 
 

@@ -7,9 +7,10 @@ import pytest
 import pegainfer.ops.coarse
 import pegainfer.ops.sample  # noqa: F401
 from pegainfer.kernels.cpu.backend import CpuOptions
+from pegainfer.kernels.cpu.library import has_bf16
 from pegainfer.kernels.cpu.lower import INSTRUCTIONS
 from pegainfer.ops.spec import REGISTRY, OpSpec, Role
-from tests.cpu.kernels.harness import FORMATS, ISAS, QUANTISED, check, runner, weights_in
+from tests.cpu.kernels.harness import FORMATS, ISAS, QUANTISED, SUPERBLOCKS, check, runner, weights_in
 
 SPECS = [spec for spec in REGISTRY.values() if spec.name in INSTRUCTIONS]
 WITH_WEIGHTS = [s for s in SPECS if any(o.role is Role.WEIGHT for o in s.operands)]
@@ -23,7 +24,7 @@ def test_matches_the_reference(spec: OpSpec, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", FORMATS[1:])
+@pytest.mark.parametrize("dtype", (*FORMATS[1:], *SUPERBLOCKS))
 @pytest.mark.parametrize("spec", WITH_WEIGHTS, ids=lambda s: s.name)
 def test_weight_formats_exactly(spec: OpSpec, dtype: str, isa: str) -> None:
     check(spec, runner(CpuOptions(threads=2, isa=isa, activation="f32")), "f32", weights_in(spec, dtype))
@@ -34,6 +35,13 @@ def test_weight_formats_exactly(spec: OpSpec, dtype: str, isa: str) -> None:
 @pytest.mark.parametrize("spec", [s for s in WITH_WEIGHTS if "int8" in s.tolerance], ids=lambda s: s.name)
 def test_rounded_activations(spec: OpSpec, dtype: str, isa: str) -> None:
     check(spec, runner(CpuOptions(threads=2, isa=isa, activation="int8")), "int8", weights_in(spec, dtype))
+
+
+@pytest.mark.skipif(not any(map(has_bf16, ISAS)), reason="this processor has no products of bf16")
+@pytest.mark.parametrize("spec", [s for s in WITH_WEIGHTS if "bf16" in s.tolerance], ids=lambda s: s.name)
+def test_activations_in_bf16(spec: OpSpec) -> None:
+    options = CpuOptions(threads=2, activation="bf16")
+    check(spec, runner(options), "bf16", weights_in(spec, "bf16"))
 
 
 @pytest.mark.parametrize("isa", ISAS)

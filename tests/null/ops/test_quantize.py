@@ -52,6 +52,30 @@ def test_steps_survive(name: str) -> None:
     np.testing.assert_array_equal(round_trip(name, values), values)
 
 
+@pytest.mark.parametrize(("name", "group", "steps"), [("q4_k", 32, 15), ("q6_k", 16, 32)])
+def test_superblocks_err_by_their_steps(name: str, group: int, steps: int) -> None:
+    """Half a step of the group, and what 6 or 8 bits leave of its step and minimum."""
+    values = np.random.default_rng(3).standard_normal((6, 512), np.float32)
+    values[0] = np.abs(values[0])  # no minimum
+    values[1, :256] = 0
+    values[2] -= 3
+    groups, supers = values.reshape(-1, group).astype(np.float64), values.reshape(-1, 256)
+    span = np.maximum(groups.max(1), 0) - np.minimum(groups.min(1), 0)
+    size = span if name == "q4_k" else np.abs(groups).max(1)
+    most = np.repeat(np.abs(supers).max(1) * 2, 256 // group)
+    allowed = size / steps * (0.5 if name == "q4_k" else 1.0) + most / (63 if name == "q4_k" else 127)
+    error = np.abs(round_trip(name, values).reshape(-1, group) - groups)
+    assert (error <= allowed[:, None]).all()
+    assert 0.01 < np.sqrt((error**2).mean()) < (0.09 if name == "q4_k" else 0.025)
+
+
+def test_superblocks_take_their_own_values_again() -> None:
+    """What a file's levels mean is met exactly when it is quantised anew."""
+    for name in ("q4_k", "q6_k"):
+        once = round_trip(name, np.random.default_rng(4).standard_normal((2, 256), np.float32))
+        assert np.abs(round_trip(name, once.astype(np.float32)) - once).max() < 0.03
+
+
 def test_half_away_from_zero_and_scale_below_float16() -> None:
     halves = np.full((1, 32), 0.5, np.float32)
     halves[0, :2] = 127, -2.5
@@ -69,5 +93,5 @@ def test_bf16_rounds_to_even() -> None:
 def test_raw_weight_and_unknown_format() -> None:
     w = raw_weight("q4_1", np.zeros((3, 64), np.float32))
     assert (w.format, w.shape, w.data.size) == ("q4_1", (3, 64), 3 * 2 * 20)
-    with pytest.raises(UnsupportedError, match=r"no quantiser.*q8_0.*got q6_k"):
-        quantize("q6_k", np.zeros((1, 256), np.float32))
+    with pytest.raises(UnsupportedError, match=r"no quantiser.*q8_0.*got q5_k"):
+        quantize("q5_k", np.zeros((1, 256), np.float32))

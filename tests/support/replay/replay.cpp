@@ -34,8 +34,9 @@ int64_t pega_packed_bytes(int32_t format, int64_t n, int64_t k);
 void* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* raw, const int64_t* order,
                 uint8_t* memory, int32_t threads);
 void pega_packed_free(void* weight);
-void* pega_exec_create(void* pool, const void* kernels, int32_t int8, const void* program, int64_t count,
-                       void* const* table, const int64_t* sizes, int64_t num_sizes, char* error);
+void* pega_exec_create(void* pool, const void* kernels, int32_t int8, int32_t bf16, const void* program,
+                       int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes,
+                       char* error);
 void pega_exec_destroy(void* exec);
 const char* pega_exec_error(const void* exec);
 int32_t pega_exec_run(void* exec, const int64_t* sizes, int64_t num_sizes, int64_t first, int64_t last,
@@ -198,7 +199,7 @@ bool run(Request& r, Answer& a) {
                                                       pega_pool_destroy);
     if (pool == nullptr) return a.fail("no %d threads", r.threads);
     const std::unique_ptr<void, void (*)(void*)> exec(
-        pega_exec_create(pool.get(), kernels, r.int8, r.program.data(), r.count, table.data(),
+        pega_exec_create(pool.get(), kernels, r.int8, 0, r.program.data(), r.count, table.data(),
                          r.greatest.data(), r.num_sizes, a.fault),
         pega_exec_destroy);
     if (exec == nullptr) return false;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from pegainfer.ops.tensor import Kind, Sizes, Tensor
 from pegainfer.runtime.weights.raw import RawWeight
 
 Array = np.ndarray[Any, Any]
-ACTIVATIONS = ("int8", "f32")
+Activation = Literal["int8", "bf16", "f32"]
+ACTIVATIONS = get_args(Activation)
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,14 @@ class CpuOptions:
         threads: with the calling one; 0: all cores that this process may use.
         isa: 'avx512', 'avx2', 'neon' or 'portable'; None: PEGAINFER_CPU_ISA, else the processor's best.
         activation: 'int8' rounds what meets a quantised weight to 8 bits, block by block (fast); 'f32' keeps
-            it and expands the weight as GGUF defines it (exact). Other weights always meet float32.
+            it and expands the weight as GGUF defines it (exact). 'bf16' is 'int8' and rounds what meets a
+            bf16 weight to bf16, where the processor multiplies that. Other weights meet float32.
         timing: keep nanoseconds for each call (`CpuExecutor.timings`).
     """
 
     threads: int = 0
     isa: str | None = None
-    activation: Literal["int8", "f32"] = "int8"
+    activation: Activation = "int8"
     timing: bool = False
 
 
@@ -87,7 +89,8 @@ class CpuBackend:
         return CpuExecutor(
             low, constants, states, largest,
             pool=self.pool, kernels=self._kernels,
-            int8=self.options.activation == "int8", timing=self.options.timing,
+            int8=self.options.activation != "f32", bf16=self.options.activation == "bf16",
+            timing=self.options.timing,
         )  # fmt: skip
 
     def describe(self) -> str:

@@ -34,7 +34,7 @@ class CpuExecutor:
         states: arrays by name, C-contiguous, of the declared shape and dtype.
         largest: the greatest value of each symbolic size of a buffer or output. An input with another
             symbolic size has no memory here and is used where the caller has it.
-        pool, kernels, int8, timing: see CpuOptions.
+        pool, kernels, int8, bf16, timing: see CpuOptions.
 
     Raises OpError where states or sizes do not fit.
     """
@@ -49,6 +49,7 @@ class CpuExecutor:
         pool: ThreadPool,
         kernels: int,
         int8: bool,
+        bf16: bool,
         timing: bool,
     ) -> None:
         self.program = program
@@ -66,7 +67,7 @@ class CpuExecutor:
             self._set(t, constant.handle if isinstance(constant, PackedWeight) else _address(constant))
         self._bind_states(states)
         self._allocate()
-        self._create(kernels, int8)
+        self._create(kernels, int8, bf16)
         self._nanoseconds = np.zeros(len(program.calls), np.int64) if timing else None
 
     # Steps
@@ -182,7 +183,7 @@ class CpuExecutor:
                 nbytes = t.nbytes(self.largest)
                 self._keep_flat(t, _mapped(nbytes)[:nbytes])
 
-    def _create(self, kernels: int, int8: bool) -> None:
+    def _create(self, kernels: int, int8: bool, bf16: bool) -> None:
         calls = self.program.calls
         code = (Instr * max(1, len(calls)))()
         self._sizes: list[str] = []
@@ -193,7 +194,7 @@ class CpuExecutor:
         greatest = numbers(*(self.largest.get(name, 0) for name in self._sizes))
         error = ctypes.create_string_buffer(ERROR_BYTES)
         handle = self._lib.pega_exec_create(
-            self._pool.handle, kernels, int(int8), code, len(calls), self._table.ctypes.data,
+            self._pool.handle, kernels, int(int8), int(bf16), code, len(calls), self._table.ctypes.data,
             greatest, len(self._sizes), error,
         )  # fmt: skip
         if handle is None:

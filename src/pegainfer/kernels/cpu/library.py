@@ -47,8 +47,9 @@ _FUNCTIONS = {
     "pega_packed_free": (None, (c_void_p,)),
     "pega_exec_create": (
         c_void_p,
-        (c_void_p, c_void_p, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_char_p),
+        (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_char_p),
     ),
+    "pega_has_bf16": (c_int32, (c_void_p,)),
     "pega_exec_destroy": (None, (c_void_p,)),
     "pega_exec_error": (c_char_p, (c_void_p,)),
     "pega_exec_run": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
@@ -117,3 +118,8 @@ def isa_name(isa: str | None = None) -> str:
 def supported_isas() -> tuple[str, ...]:
     """Instruction sets that this processor runs, best first."""
     return tuple(name for name in ISAS if library().pega_kernels(name.encode()))
+
+
+def has_bf16(isa: str | None = None) -> bool:
+    """Whether these kernels multiply bf16 by bf16 on this processor."""
+    return bool(library().pega_has_bf16(kernels(isa)))

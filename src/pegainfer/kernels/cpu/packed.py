@@ -15,7 +15,7 @@ from pegainfer.runtime.weights.raw import RawWeight
 
 Array = np.ndarray[Any, Any]
 
-FORMAT_CODES = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3, "q4_1": 4, "q4_0": 5}
+FORMAT_CODES = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3, "q4_1": 4, "q4_0": 5, "q4_k": 6, "q6_k": 7}
 
 
 class PackedWeight:

@@ -45,6 +45,8 @@ def qkv_cases(rng: np.random.Generator) -> list[Case]:
         (40, 64, 3, 3, 64, False, normal),
         (4, 64, 1, 3, 64, True, zeros),
         (4, 33, 1, 3, 64, False, tiny),
+        (3, 256, 1, 2, 64, True, normal),
+        (18, 512, 2, 2, 32, False, outliers),
     )
     return [_qkv_case(rng, *shape) for shape in shapes]
 
@@ -84,6 +86,8 @@ def gate_up_cases(rng: np.random.Generator) -> list[Case]:
         (70, 32, 17, normal),
         (2, 64, 50, zeros),
         (2, 64, 50, tiny),
+        (1, 256, 35, normal),
+        (11, 512, 20, mixed_rows),
     )
     return [
         Case(
@@ -111,6 +115,7 @@ def lm_head_cases(rng: np.random.Generator) -> list[Case]:
         (9, 64, 40, list(range(9)), mixed_rows),
         (40, 576, 100, [39], outliers),
         (3, 33, 9, [1], normal),
+        (6, 256, 70, [5, 2], outliers),
     )
     cases = []
     for t, m, v, rows, flavour in shapes:

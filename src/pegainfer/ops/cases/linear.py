@@ -39,6 +39,8 @@ def _shapes() -> list[tuple[int, int, int, Flavour]]:
         (2, 3, 250, normal),
     ]
     shapes += [(1, 50, 576, normal), (1, 24, 1536, normal), (40, 20, 192, normal), (130, 5, 64, normal)]
+    shapes += [(t, 19, k, normal) for t, k in ((1, 512), (4, 256), (9, 768), (66, 256))]
+    shapes += [(3, 17, 256, f) for f in (huge, outliers, zeros)]
     flavours = (huge, tiny, denormal, zeros, equal, outliers, mixed_rows)
     return shapes + [(t, 13, 160, f) for t, f in product((1, 9), flavours)]
 
@@ -89,6 +91,18 @@ def dot_int8(a: Array, w: Array) -> Array:
     wide, w64 = np.abs(a.astype(np.float64)), w.astype(np.float64)
     step = _block_max(wide) / 127
     error: Array = 8 * np.sqrt(step**2 / 12 @ (w64**2).T) + dot_f32(a, w)
+    return error
+
+
+def dot_bf16(a: Array, w: Array) -> Array:
+    """|error| where activations are rounded to bf16, by 2^-9 of themselves at most: [T, N].
+
+    Independent of each other as those of `dot_int8`, but equal activations share theirs: that moves
+    the product by as much. What is below the least normal float32 may become 0.
+    """
+    a64, w64 = a.astype(np.float64), w.astype(np.float64)
+    shared = 2.0**-9 * np.abs(a64 @ w64.T)
+    error: Array = 8 * np.sqrt((a64 * 2.0**-8) ** 2 / 12 @ (w64**2).T) + shared + dot_f32(a, w)
     return error
 
 

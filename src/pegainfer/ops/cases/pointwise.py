@@ -149,7 +149,15 @@ def rope_bound(case: Case) -> Arrays:
 def embedding_cases(rng: np.random.Generator) -> list[Case]:
     """The first and the last id, one id many times, widths of every remainder."""
     cases = []
-    for t, v, m in ((1, 1, 1), (1, 257, 32), (4, 3, 7), (9, 50, 96), (130, 100, 64), (3, 1000, 576)):
+    for t, v, m in (
+        (1, 1, 1),
+        (1, 257, 32),
+        (4, 3, 7),
+        (9, 50, 96),
+        (130, 100, 64),
+        (3, 1000, 576),
+        (5, 90, 512),
+    ):
         ids = rng.integers(0, v, t)
         ids[0], ids[-1], ids[t // 2] = 0, v - 1, v - 1
         table = normal(rng, (v, m)) / 8

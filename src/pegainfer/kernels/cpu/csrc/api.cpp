@@ -71,10 +71,17 @@ PEGA_API void pega_packed_free(Packed* w) {
     delete w;
 }
 
-PEGA_API Exec* pega_exec_create(Pool* pool, const Kernels* kernels, int32_t int8, const Encoded* program,
-                                int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes,
-                                char* error) {
-    return pega::exec_create(pool, kernels, int8 != 0, program, count, table, sizes, num_sizes, error);
+// Whether the kernels multiply bf16 by bf16.
+PEGA_API int32_t pega_has_bf16(const Kernels* k) {
+    return k->gemm_bf16 != nullptr ? 1 : 0;
+}
+
+// int8, bf16: whether activations that meet quantised weights, and those that meet bf16 ones, are rounded so.
+PEGA_API Exec* pega_exec_create(Pool* pool, const Kernels* kernels, int32_t int8, int32_t bf16,
+                                const Encoded* program, int64_t count, void* const* table,
+                                const int64_t* sizes, int64_t num_sizes, char* error) {
+    return pega::exec_create(pool, kernels, int8 != 0, bf16 != 0, program, count, table, sizes, num_sizes,
+                             error);
 }
 
 PEGA_API void pega_exec_destroy(Exec* e) {

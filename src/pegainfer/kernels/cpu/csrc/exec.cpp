@@ -80,7 +80,12 @@ void widen(Limits& l, const Instr& in, int threads) {
 QuantRows quant_rows(Exec& e, int64_t values) {
     const size_t n = static_cast<size_t>(values);
     return {static_cast<int8_t*>(e.allocate(n)), static_cast<float*>(e.allocate(n / kBlock * 4 + 64)),
+            static_cast<float*>(e.allocate(n / kBlock * 4 + 64)),
             static_cast<float*>(e.allocate(n / kBlock * 4 + 64))};
+}
+
+uint16_t* halves(Exec& e, int64_t n) {
+    return static_cast<uint16_t*>(e.allocate(static_cast<size_t>(n) * 2));
 }
 
 float* floats(Exec& e, int64_t n) {
@@ -93,11 +98,13 @@ void allocate_scratch(Exec& e) {
     l.acc = std::max<int64_t>(2 * 64 * 16, 64 * l.head_dim) + l.head_dim;
     e.shared.f32 = floats(e, l.tokens * l.width);
     e.shared.q = quant_rows(e, l.tokens * l.width);
+    e.shared.bf16 = halves(e, l.tokens * (l.width + 1));
     e.scratch.resize(static_cast<size_t>(e.pool->threads()));
     for (Scratch& s : e.scratch) {
         s = {};
         s.f32 = floats(e, l.small);
         s.q = quant_rows(e, l.small);
+        s.bf16 = halves(e, 2 * l.small);  // rows of one value take two
         s.acc = floats(e, l.acc);
         s.decode = floats(e, kDecodeColumns * 16);
         s.scores = floats(e, kMaxQueries * kSegment);
@@ -163,14 +170,15 @@ void Exec::add_phase(const Instr& in, void (*run)(const void*, const Phase&, int
     phases.push_back({run, chunks, static_cast<int32_t>(&in - step.data()), serial, a, b, c, d});
 }
 
-Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, const Encoded* program, int64_t count,
-                  void* const* table, const int64_t* sizes, int64_t num_sizes, char* error) {
+Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, bool bf16, const Encoded* program,
+                  int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes, char* error) {
     error[0] = '\0';
     try {
         auto e = std::make_unique<Exec>();
         e->pool = pool;
         e->kernels = kernels;
         e->int8 = int8;
+        e->bf16 = bf16 && kernels->gemm_bf16 != nullptr;
         e->program.assign(program, program + count);
         e->table = table;
         e->step.resize(static_cast<size_t>(count));

@@ -52,24 +52,26 @@ struct Instr {
     double attr[kMaxAttrs];
 };
 
-// Rows prepared for a product: as they are, normalised, or rounded to 8 bits.
+// Rows prepared for a product: as they are, normalised, or rounded to 8 bits or bf16.
 struct Rows {
     const float* f32;
     int64_t ld;  // floats between rows
     QuantRows q;
+    uint16_t* bf16;  // rows of an even number of values
 };
 
 // A thread's own memory; nothing in it outlives a chunk but the prepared rows.
 struct Scratch {
     uint64_t prepared;  // stamp of the phase that `rows` was prepared for
     Rows rows;
-    float* f32;     // [Limits::small]
-    QuantRows q;    // the same many values
-    float* acc;     // [Limits::acc]
-    float* decode;  // [kDecodeColumns, 16]
-    float* scores;  // [kMaxQueries, kSegment]
-    float* part;    // [kMaxQueries, D]: a segment's sums
-    float* total;   // [kMaxQueries, D]: the running ones
+    float* f32;      // [Limits::small]
+    QuantRows q;     // the same many values
+    uint16_t* bf16;  // likewise
+    float* acc;      // [Limits::acc]
+    float* decode;   // [kDecodeColumns, 16]
+    float* scores;   // [kMaxQueries, kSegment]
+    float* part;     // [kMaxQueries, D]: a segment's sums
+    float* total;    // [kMaxQueries, D]: the running ones
     // Sampling, [V] each: times seen (zero between chunks), weights of the draw, ids of one histogram bin.
     int32_t* seen;
     uint64_t* weights;
@@ -91,7 +93,7 @@ struct QueryBlock {
 struct Exec {
     Pool* pool = nullptr;
     const Kernels* kernels = nullptr;
-    bool int8 = false;
+    bool int8 = false, bf16 = false;  // what meets quantised and bf16 weights is rounded to these
     std::vector<Encoded> program;
     void* const* table = nullptr;  // the caller's
     std::vector<Instr> step;
@@ -127,8 +129,8 @@ struct Exec {
 // Creates an executor for `count` instructions; sizes[i] are the greatest that a step will have.
 // Null where memory runs out or an instruction is not one that these kernels do; `error` (256 bytes) says
 // why.
-Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, const Encoded* program, int64_t count,
-                  void* const* table, const int64_t* sizes, int64_t num_sizes, char* error);
+Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, bool bf16, const Encoded* program,
+                  int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes, char* error);
 
 // Runs instructions first … last. False, and nothing is computed, where an input is out of bounds.
 bool exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, int64_t last,

@@ -5,10 +5,18 @@
 // additions is then the same for any number of tokens, any chunking and any number of threads.
 //
 // Tiles are contiguous, start on a cache line, and are read from end to end, so that a product is one stream:
-//   f32, f16, bf16   value[k][16]
-//   q4_1             a block after another: scale[16] f16, min[16] f16, quant[4][16][4]
-//   q4_0, q8_0       two blocks after two others, to keep quants on cache lines: scale[2][16] f16, then
+//   f32, f16         value[k][16]
+//   bf16             value[k / 2][16][2]: two columns of a row share a 32-bit lane, as the dot instructions
+//   want q4_1             a block after another: scale[16] f16, min[16] f16, quant[4][16][4] q4_0, q8_0 two
+//   blocks after two others, to keep quants on cache lines: scale[2][16] f16, then
 //                    quant[2][4][16][4] or quant[2][8][16][4]
+//   q4_k             a superblock of 256 columns after another: scale[16] f16, min[16] f16,
+//   group_scale[8][16] u8,
+//                    group_min[8][16] u8, then eight blocks as q4_1's quants
+//   q6_k             likewise: scale[16] f16 and 32 bytes of nothing, group_scale[16][16] i8 for 16 columns
+//   each,
+//                    then eight blocks: quant[4][16][4] of low nibbles, high[2][16][4]; bits 2s and 2s + 1 of
+//                    byte (h, row, i) are the high bits of element 16 h + 4 s + i
 // Byte (j, row, i) of a q8_0 block is element 4j + i; of the others it holds element 4j + i in its low and
 // element 16 + 4j + i in its high nibble. Four consecutive columns of a row share a 32-bit lane, which is
 // what the 8-bit dot instructions sum over. Rows and blocks past the weight's last ones are zero.
@@ -20,10 +28,20 @@
 
 namespace pega {
 
-constexpr int kTile = 16;   // rows a tile
-constexpr int kBlock = 32;  // columns a quantised block
+constexpr int kTile = 16;    // rows a tile
+constexpr int kBlock = 32;   // columns a quantised block
+constexpr int kSuper = 256;  // columns a superblock
 
-enum Format : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kQ8_0 = 3, kQ4_1 = 4, kQ4_0 = 5 };
+enum Format : int32_t {
+    kF32 = 0,
+    kF16 = 1,
+    kBF16 = 2,
+    kQ8_0 = 3,
+    kQ4_1 = 4,
+    kQ4_0 = 5,
+    kQ4_K = 6,
+    kQ6_K = 7
+};
 
 struct Packed {
     int32_t format;
@@ -54,6 +72,31 @@ static inline Block block_at(int32_t format, const uint8_t* tile, int64_t b) {
     const int64_t quants = quant_bytes(format), odd = b & 1;
     const uint8_t* pair = tile + (b >> 1) * (64 + 2 * quants);
     return {reinterpret_cast<const uint16_t*>(pair + 32 * odd), nullptr, pair + 64 + odd * quants};
+}
+
+static inline bool has_superblocks(int32_t format) {
+    return format == kQ4_K || format == kQ6_K;
+}
+
+// Where block `b` of a tile of superblocks lies, and what its superblock has for it.
+struct SubBlock {
+    const uint16_t *scale, *min;   // [16] f16, of the superblock; min: of q4_k only
+    const uint8_t *scales, *mins;  // q4_k: [16] u8 each; q6_k: [2][16] i8, mins is null
+    const uint8_t *quant, *high;   // high: of q6_k only
+};
+
+// Bytes of a superblock, for sixteen rows.
+static inline int64_t super_bytes(int32_t format) {
+    return format == kQ4_K ? 64 + 256 + 8 * 256 : 64 + 256 + 8 * 384;
+}
+
+static inline SubBlock sub_block_at(int32_t format, const uint8_t* tile, int64_t b) {
+    const uint8_t *p = tile + b / 8 * super_bytes(format), *groups = p + 64, *quants = groups + 256;
+    const auto* scale = reinterpret_cast<const uint16_t*>(p);
+    const int64_t i = b % 8;
+    if (format == kQ4_K)
+        return {scale, scale + 16, groups + 16 * i, groups + 128 + 16 * i, quants + 256 * i, nullptr};
+    return {scale, nullptr, groups + 32 * i, nullptr, quants + 384 * i, quants + 384 * i + 256};
 }
 
 static inline bool is_quantised(int32_t format) {

@@ -14,6 +14,7 @@ struct QuantRows {
     int8_t* q;     // [rows, k], -127 … 127
     float* scale;  // [rows, k / 32]
     float* sum;    // [rows, k / 32]: sum of the block's q
+    float* half;   // [rows, k / 32]: sum of its first sixteen
 };
 
 // One KV head's queries over one segment of its context.
@@ -48,8 +49,13 @@ struct Kernels {
                      float* scratch);
     // The same from 8-bit rows first … first + nt; w is one of the quantised formats.
     void (*gemm_i8)(const Packed& w, int64_t tile, const QuantRows& x, int64_t first, int64_t nt, float* acc);
+    // The same from rows of bf16, ldx values apart, w too being bf16; null where the processor has no
+    // products of them. Sums two columns at a time.
+    void (*gemm_bf16)(const Packed& w, int64_t tile, const uint16_t* x, int64_t ldx, int64_t nt, float* acc);
+    // One row of n values to the nearest bf16, ties to even, and a zero after an odd last one. Null likewise.
+    void (*round_bf16)(const float* x, int64_t n, uint16_t* out);
     // One row of n = 32 · blocks values.
-    void (*quantise)(const float* x, int64_t n, int8_t* q, float* scale, float* sum);
+    void (*quantise)(const float* x, int64_t n, int8_t* q, float* scale, float* sum, float* half);
     void (*rms_norm)(float* out, const float* x, const float* weight, int64_t n, float eps);
     void (*silu_mul)(float* out, const float* gate, const float* up, int64_t n);
     void (*add)(float* x, const float* y, int64_t n);
@@ -75,6 +81,8 @@ const Kernels* portable_kernels();
 #ifdef PEGA_X86
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+void avx512_gemm_bf16(const Packed& w, int64_t tile, const uint16_t* x, int64_t ldx, int64_t nt, float* acc);
+void avx512_round_bf16(const float* x, int64_t n, uint16_t* out);
 #endif
 #ifdef PEGA_ARM64
 const Kernels* neon_kernels();

@@ -43,10 +43,22 @@ bool rounds(const Exec& e, const Packed& w) {
     return e.int8 && is_quantised(w.format);
 }
 
-// Fills rows first … last of `to` (whose f32 and q have room for them) from the product's input.
-void prepare(const Exec& e, const Product& p, int64_t first, int64_t last, float* f32, const QuantRows& q) {
-    bool some_round = false;
-    for (int i = 0; i < p.num_w; i++) some_round = some_round || rounds(e, *p.w[i]);
+bool halves(const Exec& e, const Packed& w) {
+    return e.bf16 && w.format == kBF16;
+}
+
+int64_t even(int64_t k) {
+    return (k + 1) / 2 * 2;
+}
+
+// Fills rows first … last of f32, q and bf16, those that some weight needs, from the product's input.
+void prepare(const Exec& e, const Product& p, int64_t first, int64_t last, float* f32, const QuantRows& q,
+             uint16_t* bf16) {
+    bool some_round = false, some_halve = false;
+    for (int i = 0; i < p.num_w; i++) {
+        some_round = some_round || rounds(e, *p.w[i]);
+        some_halve = some_halve || halves(e, *p.w[i]);
+    }
     const int64_t blocks = p.k / kBlock;
     for (int64_t t = first; t < last; t++) {
         const float* x = p.x + (p.rows != nullptr ? p.rows[t] : t) * p.k;
@@ -54,7 +66,10 @@ void prepare(const Exec& e, const Product& p, int64_t first, int64_t last, float
             e.kernels->rms_norm(f32 + t * p.k, x, p.norm, p.k, p.eps);
             x = f32 + t * p.k;
         }
-        if (some_round) e.kernels->quantise(x, p.k, q.q + t * p.k, q.scale + t * blocks, q.sum + t * blocks);
+        if (some_round)
+            e.kernels->quantise(x, p.k, q.q + t * p.k, q.scale + t * blocks, q.sum + t * blocks,
+                                q.half + t * blocks);
+        if (some_halve) e.kernels->round_bf16(x, p.k, bf16 + t * even(p.k));
     }
 }
 
@@ -62,15 +77,15 @@ void prepare_chunk(const void* context, const Phase& ph, int64_t chunk, int) {
     const Exec& e = *static_cast<const Exec*>(context);
     const Product p = product_of(e.instr(ph));
     prepare(e, p, chunk * ph.a, std::min(p.t, (chunk + 1) * ph.a), const_cast<float*>(e.shared.f32),
-            e.shared.q);
+            e.shared.q, e.shared.bf16);
 }
 
 // The product's rows: prepared by this thread for itself (phase.c), or by all in the phase before.
 Rows rows_for(const Exec& e, const Phase& ph, const Product& p, Scratch& s) {
-    Rows r = ph.c != 0 ? Rows{s.f32, p.k, s.q} : Rows{e.shared.f32, p.k, e.shared.q};
+    Rows r = ph.c != 0 ? Rows{s.f32, p.k, s.q, s.bf16} : Rows{e.shared.f32, p.k, e.shared.q, e.shared.bf16};
     if (p.norm == nullptr) r.f32 = p.x;
     if (ph.c != 0 && s.prepared != e.stamp(ph)) {
-        prepare(e, p, 0, p.t, s.f32, s.q);
+        prepare(e, p, 0, p.t, s.f32, s.q, s.bf16);
         s.prepared = e.stamp(ph);
     }
     return r;
@@ -80,6 +95,8 @@ void multiply(const Exec& e, const Packed& w, int64_t tile, const Rows& r, int64
               const Scratch& s, float* acc) {
     if (rounds(e, w)) {
         e.kernels->gemm_i8(w, tile, r.q, first, nt, acc);
+    } else if (halves(e, w)) {
+        e.kernels->gemm_bf16(w, tile, r.bf16 + first * even(w.k), even(w.k), nt, acc);
     } else {
         e.kernels->gemm_f32(w, tile, r.f32 + first * r.ld, r.ld, nt, acc, s.decode);
     }
@@ -184,7 +201,7 @@ void add_product(Exec& e, const Instr& in, const Product& p,
                  void (*run)(const void*, const Phase&, int64_t, int), int64_t units, int64_t bytes) {
     const int threads = e.pool->threads();
     bool touches = p.norm != nullptr;
-    for (int i = 0; i < p.num_w; i++) touches = touches || rounds(e, *p.w[i]);
+    for (int i = 0; i < p.num_w; i++) touches = touches || rounds(e, *p.w[i]) || halves(e, *p.w[i]);
     const bool alone = touches && p.t * p.k <= e.limits.small;
     if (touches && !alone) {
         const int64_t each = std::max<int64_t>(1, std::min<int64_t>(16, p.t / (4 * threads)));

@@ -14,8 +14,9 @@ struct Layout {
 };
 
 constexpr Layout kLayouts[] = {
-    {1, 4, 0, 0},   {1, 2, 0, 0},   {1, 2, 0, 0},    // f32, f16, bf16
-    {32, 34, 2, 0}, {32, 20, 2, 2}, {32, 18, 2, 0},  // q8_0, q4_1, q4_0
+    {1, 4, 0, 0},     {1, 2, 0, 0},     {1, 2, 0, 0},    // f32, f16, bf16
+    {32, 34, 2, 0},   {32, 20, 2, 2},   {32, 18, 2, 0},  // q8_0, q4_1, q4_0
+    {256, 144, 0, 0}, {256, 210, 0, 0},                  // q4_k, q6_k
 };
 
 int64_t round_up(int64_t n, int64_t to) {
@@ -27,6 +28,13 @@ void pack_plain(const Packed& w, const uint8_t* const rows[kTile], uint8_t* out,
     for (int64_t k = 0; k < w.k; k++)
         for (int r = 0; r < kTile; r++, out += size)
             if (rows[r] != nullptr) std::memcpy(out, rows[r] + k * size, static_cast<size_t>(size));
+}
+
+// bf16 two columns at a time: [16][k] -> [k / 2][16][2]; an odd last column has a zero beside it.
+void pack_pairs(const Packed& w, const uint8_t* const rows[kTile], uint8_t* out) {
+    for (int64_t k = 0; k < w.k; k += 2)
+        for (int r = 0; r < kTile; r++, out += 4)
+            if (rows[r] != nullptr) std::memcpy(out, rows[r] + 2 * k, k + 1 < w.k ? 4 : 2);
 }
 
 void pack_blocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile, const Layout& f) {
@@ -45,16 +53,84 @@ void pack_blocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* til
     }
 }
 
+// The 6-bit scale and minimum of group g, out of the twelve bytes of a q4_k superblock: those of the first
+// four groups have a byte each, whose two high bits complete the nibbles of the others.
+void group_scales(const uint8_t* s, int g, uint8_t* scale, uint8_t* min) {
+    const bool late = g >= 4;
+    *scale = static_cast<uint8_t>(late ? (s[g + 4] & 15) | s[g - 4] >> 6 << 4 : s[g] & 63);
+    *min = static_cast<uint8_t>(late ? s[g + 4] >> 4 | s[g] >> 6 << 4 : s[g + 4] & 63);
+}
+
+// A q4_k superblock of a row as eight blocks, its groups.
+void pack_q4_k(const uint8_t* in, uint8_t* tile, int64_t super, int r) {
+    for (int g = 0; g < 8; g++) {
+        const SubBlock to = sub_block_at(kQ4_K, tile, 8 * super + g);
+        std::memcpy(const_cast<uint16_t*>(to.scale) + r, in, 2);
+        std::memcpy(const_cast<uint16_t*>(to.min) + r, in + 2, 2);
+        group_scales(in + 4, g, const_cast<uint8_t*>(to.scales) + r, const_cast<uint8_t*>(to.mins) + r);
+        auto* out = const_cast<uint8_t*>(to.quant) + 4 * r;
+        const uint8_t* q = in + 16 + 32 * (g / 2);  // group g is in the low or the high nibbles
+        const int shift = 4 * (g % 2);
+        for (int i = 0; i < 16; i++)
+            out[64 * (i / 4) + i % 4] =
+                static_cast<uint8_t>((q[i] >> shift & 15) | (q[16 + i] >> shift & 15) << 4);
+    }
+}
+
+// A q6_k superblock: per half 64 bytes of nibbles and 32 of bit pairs; row g of 32 elements takes bits 2g, 2g
+// + 1.
+void pack_q6_k(const uint8_t* in, uint8_t* tile, int64_t super, int r) {
+    for (int b = 0; b < 8; b++) {
+        const SubBlock to = sub_block_at(kQ6_K, tile, 8 * super + b);
+        const int half = b / 4, g = b % 4;
+        const uint8_t *low = in + 64 * half + 32 * (g % 2), *pairs = in + 128 + 32 * half;
+        std::memcpy(const_cast<uint16_t*>(to.scale) + r, in + 208, 2);
+        auto* scales = const_cast<uint8_t*>(to.scales) + r;
+        scales[0] = in[192 + 2 * b];
+        scales[16] = in[192 + 2 * b + 1];
+        auto *out = const_cast<uint8_t*>(to.quant) + 4 * r, *high = const_cast<uint8_t*>(to.high) + 4 * r;
+        for (int i = 0; i < kBlock; i++) {
+            const int nibble = low[i] >> (g < 2 ? 0 : 4) & 15, pair = pairs[i] >> 2 * g & 3, j = i % 16 / 4;
+            out[64 * j + i % 4] |= static_cast<uint8_t>(nibble << (i < 16 ? 0 : 4));
+            high[64 * (i / 16) + i % 4] |= static_cast<uint8_t>(pair << 2 * j);
+        }
+    }
+}
+
+void pack_superblocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile, int bytes) {
+    for (int r = 0; r < kTile; r++)
+        for (int64_t s = 0; rows[r] != nullptr && s < w.k / kSuper; s++)
+            (w.format == kQ4_K ? pack_q4_k : pack_q6_k)(rows[r] + s * bytes, tile, s, r);
+}
+
+void unpack_sub_block(int32_t format, const SubBlock& b, int64_t r, float* out) {
+    const uint8_t* q = b.quant + 4 * r;
+    const float d = f16_to_float(b.scale[r]);
+    const float m = format == kQ4_K ? f16_to_float(b.min[r]) * static_cast<float>(b.mins[r]) : 0;
+    for (int i = 0; i < kBlock; i++) {
+        const int byte = q[64 * (i % 16 / 4) + i % 4], nibble = i < 16 ? byte & 15 : byte >> 4;
+        if (format == kQ4_K) {
+            out[i] = d * static_cast<float>(b.scales[r]) * static_cast<float>(nibble) - m;
+            continue;
+        }
+        const int pair = b.high[64 * (i / 16) + 4 * r + i % 4] >> 2 * (i % 16 / 4) & 3;
+        const auto scale = static_cast<float>(static_cast<int8_t>(b.scales[i / 16 * 16 + r]));
+        out[i] = d * scale * static_cast<float>((nibble | pair << 4) - 32);
+    }
+}
+
 }  // namespace
 
 bool describe(Packed* w, int32_t format, int64_t n, int64_t k) {
-    if (format < kF32 || format > kQ4_0 || n <= 0 || k <= 0) return false;
+    if (format < kF32 || format > kQ6_K || n <= 0 || k <= 0) return false;
     const Layout& f = kLayouts[format];
     if (k % f.elements != 0) return false;
     const int64_t blocks = k / kBlock;
     int64_t bytes = round_up(k * kTile * f.bytes, 64);
+    if (format == kBF16) bytes = (k + 1) / 2 * 64;
     if (format == kQ4_1) bytes = 320 * blocks;
     if (format == kQ4_0 || format == kQ8_0) bytes = (blocks + 1) / 2 * (64 + 2 * quant_bytes(format));
+    if (has_superblocks(format)) bytes = k / kSuper * super_bytes(format);
     *w = {format, n, k, (n + kTile - 1) / kTile, bytes, nullptr};
     return true;
 }
@@ -71,8 +147,12 @@ void pack(const Packed& w, const uint8_t* raw, const int64_t* order, int threads
                 const int64_t row = t * kTile + r;
                 rows[r] = row >= w.n ? nullptr : raw + (order != nullptr ? order[row] : row) * row_bytes;
             }
-            if (is_quantised(w.format)) {
+            if (has_superblocks(w.format)) {
+                pack_superblocks(w, rows, tile, f.bytes);
+            } else if (is_quantised(w.format)) {
                 pack_blocks(w, rows, tile, f);
+            } else if (w.format == kBF16) {
+                pack_pairs(w, rows, tile);
             } else {
                 pack_plain(w, rows, tile, f.bytes);
             }
@@ -98,12 +178,16 @@ void unpack_row(const Packed& w, int64_t row, float* out) {
             for (int64_t k = 0; k < w.k; k++) out[k] = f16_to_float(values[16 * k]);
             return;
         case kBF16:
-            for (int64_t k = 0; k < w.k; k++) out[k] = bf16_to_float(values[16 * k]);
+            for (int64_t k = 0; k < w.k; k++) out[k] = bf16_to_float(values[k / 2 * 32 + k % 2 + r]);
             return;
         default:
             break;
     }
     for (int64_t b = 0; b < w.k / kBlock; b++, out += kBlock) {
+        if (has_superblocks(w.format)) {
+            unpack_sub_block(w.format, sub_block_at(w.format, tile, b), r, out);
+            continue;
+        }
         const Block block = block_at(w.format, tile, b);
         const uint8_t* q = block.quant + 4 * r;
         const float d = f16_to_float(block.scale[r]);

@@ -55,7 +55,7 @@ static void rms_norm(float* out, const float* x, const float* weight, int64_t n,
 // Scales below this make no difference to any sum; their reciprocals would overflow.
 constexpr float kSmallest = 1e-30f;
 
-static void quantise(const float* x, int64_t n, int8_t* q, float* scale, float* sum) {
+static void quantise(const float* x, int64_t n, int8_t* q, float* scale, float* sum, float* half) {
     for (int64_t b = 0; b < n / kBlock; b++, x += kBlock, q += kBlock) {
         const F a = load(x), c = load(x + 16);
         const float largest = reduce_max(max(abs(a), abs(c)));
@@ -65,7 +65,8 @@ static void quantise(const float* x, int64_t n, int8_t* q, float* scale, float* 
         const F qa = round(mul(a, inverse)), qc = round(mul(c, inverse));
         store_i8(q, qa);
         store_i8(q + 16, qc);
-        sum[b] = reduce_add(add(qa, qc));  // whole numbers: exact
+        half[b] = reduce_add(qa);  // whole numbers: exact
+        sum[b] = half[b] + reduce_add(qc);
     }
 }
 

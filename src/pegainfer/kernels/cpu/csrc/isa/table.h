@@ -18,6 +18,8 @@ static const Kernels kTable = {
     PEGA_STRING(PEGA_ISA),
     gemm_f32,
     gemm_i8,
+    nullptr,  // gemm_bf16 and round_bf16 are not for every processor of an instruction set
+    nullptr,
     quantise,
     rms_norm,
     silu_mul,

@@ -32,9 +32,14 @@ static inline __m256i load256(const void* p) {
 static inline F load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))};
 }
-static inline F load_bf16(const uint16_t* p) {
-    const __m256i a = _mm256_cvtepu16_epi32(load128(p)), b = _mm256_cvtepu16_epi32(load128(p + 8));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+#define PEGA_NATIVE_PAIRS
+
+// Two columns of bf16, [16][2].
+static inline void load_bf16_pairs(const uint16_t* p, F& first, F& second) {
+    const __m256i a = load256(p), b = load256(p + 16),
+                  high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    first = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+    second = {_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high))};
 }
 static inline void store(float* p, F x) {
     _mm256_storeu_ps(p, x.a);
@@ -235,6 +240,62 @@ static inline void dot_q8(const uint8_t* w, const int8_t* x, int64_t stride, F (
         }
     }
     for (int t = 0; t < MR; t++) out[t] = {to_float(sa[t]), to_float(sb[t])};
+}
+
+#define PEGA_NATIVE_K
+
+// Sixteen bytes as numbers.
+static inline F widen_u8(const uint8_t* p) {
+    const __m128i b = load128(p);
+    return {to_float(_mm256_cvtepu8_epi32(b)), to_float(_mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)))};
+}
+static inline F widen_i8(const int8_t* p) {
+    const __m128i b = load128(p);
+    return {to_float(_mm256_cvtepi8_epi32(b)), to_float(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)))};
+}
+
+// 4 products of 63 · 127 · 2 would pass 16 bits: two at a time are summed there.
+template <int MR>
+static inline void dot_six(const uint8_t* low, const uint8_t* high, int side, const int8_t* x, int64_t stride,
+                           F (&out)[MR]) {
+    const __m256i nibble = _mm256_set1_epi8(15), pair = _mm256_set1_epi8(48), ones = _mm256_set1_epi16(1);
+    const __m128i down = _mm_cvtsi32_si128(side);
+    __m256i sa[MR], sb[MR];
+    PEGA_UNROLL
+    for (int t = 0; t < MR; t++) sa[t] = sb[t] = _mm256_setzero_si256();
+    __m256i ha = _mm256_slli_epi16(load256(high), 4), hb = _mm256_slli_epi16(load256(high + 32), 4);
+    __m256i na = load256(high), nb = load256(high + 32);  // the pairs of columns 8 …, two bits too low
+    for (int j = 0; j < 4; j += 2, low += 128, x += 8) {
+        const __m256i ha2 = j == 0 ? _mm256_slli_epi16(na, 2) : _mm256_srli_epi16(na, 2);
+        const __m256i hb2 = j == 0 ? _mm256_slli_epi16(nb, 2) : _mm256_srli_epi16(nb, 2);
+        const auto six = [&](const uint8_t* p, __m256i h) {
+            const __m256i n = _mm256_and_si256(_mm256_srl_epi16(load256(p), down), nibble);
+            return _mm256_or_si256(n, _mm256_and_si256(h, pair));
+        };
+        const __m256i a = six(low, ha), b = six(low + 32, hb), c = six(low + 64, ha2), d = six(low + 96, hb2);
+        PEGA_UNROLL
+        for (int t = 0; t < MR; t++) {
+            const __m256i v = broadcast4(x + t * stride), u = broadcast4(x + t * stride + 4);
+            const __m256i pa = _mm256_add_epi16(_mm256_maddubs_epi16(a, v), _mm256_maddubs_epi16(c, u));
+            const __m256i pb = _mm256_add_epi16(_mm256_maddubs_epi16(b, v), _mm256_maddubs_epi16(d, u));
+            sa[t] = _mm256_add_epi32(sa[t], _mm256_madd_epi16(pa, ones));
+            sb[t] = _mm256_add_epi32(sb[t], _mm256_madd_epi16(pb, ones));
+            PEGA_KEEP(sa[t], sb[t]);
+        }
+        ha = na;
+        hb = nb;
+    }
+    PEGA_UNROLL
+    for (int t = 0; t < MR; t++) out[t] = {to_float(sa[t]), to_float(sb[t])};
+}
+
+// first[t] lane r = sum over a block's first sixteen columns of q[r] · x[t], second[t] over the others; q is
+// 0 … 63 and x[t] at x + t · stride.
+template <int MR>
+static inline void dot_q6(const uint8_t* low, const uint8_t* high, const int8_t* x, int64_t stride,
+                          F (&first)[MR], F (&second)[MR]) {
+    dot_six<MR>(low, high, 0, x, stride, first);
+    dot_six<MR>(low, high + 64, 4, x + 16, stride, second);
 }
 
 #undef PEGA_KEEP

@@ -31,8 +31,13 @@ static inline __m512i load512(const void* p) {
 static inline F load_f16(const uint16_t* p) {
     return {_mm512_cvtph_ps(load256(p))};
 }
-static inline F load_bf16(const uint16_t* p) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16))};
+#define PEGA_NATIVE_PAIRS
+
+// Two columns of bf16, [16][2].
+static inline void load_bf16_pairs(const uint16_t* p, F& first, F& second) {
+    const __m512i v = load512(p);
+    first = {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16))};
+    second = {_mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
 static inline void store(float* p, F x) {
     _mm512_storeu_ps(p, x.v);
@@ -181,6 +186,48 @@ static inline void dot_q8(const uint8_t* w, const int8_t* x, int64_t stride, F (
         for (int t = 0; t < MR; t++) s[t] = _mm512_dpbusd_epi32(s[t], u, broadcast4(x + t * stride + 4 * g));
     }
     for (int t = 0; t < MR; t++) out[t] = {_mm512_cvtepi32_ps(s[t])};
+}
+
+#define PEGA_NATIVE_K
+
+// Sixteen bytes as numbers.
+static inline F widen_u8(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+static inline F widen_i8(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+
+// first[t] lane r = sum over a block's first sixteen columns of q[r] · x[t], second[t] over the others; q is
+// 0 … 63 and x[t] at x + t · stride.
+template <int MR>
+static inline void dot_q6(const uint8_t* low, const uint8_t* high, const int8_t* x, int64_t stride,
+                          F (&first)[MR], F (&second)[MR]) {
+    const __m512i nibble = _mm512_set1_epi8(15), pair = _mm512_set1_epi8(48);
+    __m512i a[MR], b[MR];
+    PEGA_UNROLL
+    for (int t = 0; t < MR; t++) a[t] = b[t] = _mm512_setzero_si512();
+    // The pairs of columns 4 j … stand at bits 2 j; in a rotation right by 2 j - 4, at bits 4 and 5.
+    const __m512i pairs_a = load512(high), pairs_b = load512(high + 64);
+#pragma GCC unroll 1
+    for (int j = 0; j < 4; j++) {
+        const __m512i q = load512(low + 64 * j);
+        const __m512i turn = _mm512_set1_epi32(2 * j - 4);
+        const __m512i ha = _mm512_rorv_epi32(pairs_a, turn), hb = _mm512_rorv_epi32(pairs_b, turn);
+        const __m512i qa = _mm512_or_si512(_mm512_and_si512(q, nibble), _mm512_and_si512(ha, pair));
+        const __m512i qb =
+            _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(q, 4), nibble), _mm512_and_si512(hb, pair));
+        PEGA_UNROLL
+        for (int t = 0; t < MR; t++) {
+            a[t] = _mm512_dpbusd_epi32(a[t], qa, broadcast4(x + t * stride + 4 * j));
+            b[t] = _mm512_dpbusd_epi32(b[t], qb, broadcast4(x + t * stride + 16 + 4 * j));
+        }
+    }
+    PEGA_UNROLL
+    for (int t = 0; t < MR; t++) {
+        first[t] = {_mm512_cvtepi32_ps(a[t])};
+        second[t] = {_mm512_cvtepi32_ps(b[t])};
+    }
 }
 
 }  // namespace pega::PEGA_ISA

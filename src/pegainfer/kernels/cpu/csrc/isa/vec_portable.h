@@ -28,20 +28,10 @@ static inline F load(const float* p) {
     PEGA_LANES r.v[i] = p[i];
     return r;
 }
-static inline F load(const uint16_t* p, int32_t format) {
-    F r;
-    if (format == kF16) {
-        PEGA_LANES r.v[i] = f16_to_float(p[i]);
-    } else {
-        PEGA_LANES r.v[i] = bf16_to_float(p[i]);
-    }
-    return r;
-}
 static inline F load_f16(const uint16_t* p) {
-    return load(p, kF16);
-}
-static inline F load_bf16(const uint16_t* p) {
-    return load(p, kBF16);
+    F r;
+    PEGA_LANES r.v[i] = f16_to_float(p[i]);
+    return r;
 }
 static inline void store(float* p, F a) {
     PEGA_LANES p[i] = a.v[i];
