@@ -1,0 +1,84 @@
+"""Which device a command runs on, and which flags it then obeys; without a GPU and without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegainfer.app.config import EngineConfig
+from pegainfer.cli.flags import Given
+from pegainfer.cli.target import ModelFlags, Target, choose
+from pegainfer.contract.errors import ConfigError
+from pegainfer.engine.config import SchedulerConfig
+from tests.support.fake_cuda import FakeCuda, fake_cuda
+from tests.support.fake_kernels import write_kernels
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A folder that looks whole from outside."""
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    return str(tmp_path)
+
+
+def chosen(model: str, device: str, *typed: str, **options: Any) -> Target:
+    flags = ModelFlags(device=device)  # type: ignore[arg-type]
+    return choose(model, flags, EngineConfig(**options), SchedulerConfig(), Given(typed))
+
+
+def test_auto_is_the_gpu_where_it_can_run(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels = write_kernels(tmp_path / "kernels")
+    monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (kernels,))
+    with fake_cuda():
+        assert chosen(model, "auto").spec.engine.backend == "cuda"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("fake", "reason"),
+    [
+        (FakeCuda(devices=0), "no usable NVIDIA GPU"),
+        (FakeCuda(version=12040), "driver is too old; expected CUDA 13000; got CUDA 12040"),
+        (FakeCuda(), "no kernels were built for Fake GPU (sm_90a)"),
+        (FakeCuda(capability=(7, 0)), "compute capability 7.0"),
+    ],
+)
+def test_auto_is_the_cpu_otherwise_and_says_why_in_one_line(
+    fake: FakeCuda, reason: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (tmp_path / "nothing",))
+    with fake_cuda(fake):
+        assert chosen(model, "auto").spec.engine.backend == "cpu"
+    said = capsys.readouterr().err
+    assert said.startswith("pegainfer: running on the CPU: ") and reason in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "flag"),
+    [
+        ("cpu", "--gpu-memory-utilization"),
+        ("cpu", "--cuda-graph"),
+        ("cuda", "--threads"),
+        ("cuda", "--activation-dtype"),
+        ("reference", "--device-ordinal"),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(device: str, flag: str, model: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} does not apply; at --device {device}"):
+        chosen(model, device, flag)
+
+
+def test_dummy_weights_need_a_gpu_but_no_files(model: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="made on a GPU"):
+        chosen(model, "cpu", load_format="dummy")
+    assert chosen(model, "cuda", load_format="dummy").spec.engine.load_format == "dummy"
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
+        chosen(model, "cuda")

@@ -1,0 +1,38 @@
+"""Every step fits its bucket, and no smaller one would do."""
+
+from __future__ import annotations
+
+import pytest
+
+from pegainfer.contract.step import KVSpec, PageGroup, RunnerInfo
+from pegainfer.runner.buckets import GRAPH_TOKENS, Buckets
+
+
+def buckets(slots: int, tokens: int) -> Buckets:
+    kv = KVSpec((PageGroup(name="kv", block_size=16, bytes_per_block=1),))
+    return Buckets(
+        RunnerInfo(
+            kv=kv, num_blocks=(1,), max_slots=slots, max_tokens=tokens, max_model_len=4096, vocab_size=9
+        )
+    )
+
+
+@pytest.mark.parametrize(("slots", "tokens"), [(1, 1), (3, 35), (64, 320), (256, 2304), (1000, 9192)])
+def test_every_step_has_the_smallest_bucket(slots: int, tokens: int) -> None:
+    b = buckets(slots, tokens)
+    for sizes, most in ((b.batches, slots), (b.rows, slots), (b.tokens, tokens)):
+        assert sizes == sorted(set(sizes)) and sizes[-1] == most
+    for rows in range(1, slots + 1):
+        batch = b.of(rows, rows, True)
+        assert batch.env == {"T": b.batch(rows), "R": b.batch(rows), "L": b.batch(rows)}
+        assert batch.tokens == min(n for n in b.batches if n >= rows)
+    for n in range(1, tokens + 1, 7):
+        found = b.of(n, min(n, slots), False)
+        assert found.tokens == min(s for s in b.tokens if s >= n) and found.rows >= min(n, slots)
+        assert found.graph is (found.tokens <= GRAPH_TOKENS)
+
+
+def test_decodes_come_first_at_start() -> None:
+    usual = list(buckets(16, 272).usual())
+    assert [x.rows for x in usual if x.decode] == [1, 2, 4, 8, 16]
+    assert [x.decode for x in usual] == sorted((x.decode for x in usual), reverse=True)
