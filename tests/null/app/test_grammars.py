@@ -240,6 +240,18 @@ def test_a_request_is_cancelled_while_its_grammar_compiles() -> None:
         assert valid(again.wait().text("a"))
 
 
+def test_one_index_is_cancelled_while_the_grammar_compiles() -> None:
+    gated = Gated()
+    with null_engine(grammars=gated) as engine:
+        answers = Answers(engine)
+        answers.submit(request("a", JSON, n=2))
+        assert gated.compiling.wait(60)
+        engine.cancel("a", 1)
+        gated.go_on.set()
+        assert valid(answers.wait().text("a", 0))
+        assert answers.finish["a", 1].finish is FinishReason.ABORT
+
+
 def test_drain_waits_for_a_grammar() -> None:
     gated = Gated()
     with null_engine(grammars=gated) as engine:
