@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from math import prod
@@ -18,6 +19,8 @@ from pegainfer.runner.program import only_group
 if TYPE_CHECKING:
     from pegainfer.kernels.cuda.backend import CudaBackend
     from pegainfer.runner.cuda import CudaRunner
+
+log = logging.getLogger(__name__)
 
 DTYPE = "bf16"  # of weights, activations and the cache
 SLOTS = 256
@@ -118,13 +121,21 @@ def prepare(model: Model, info: RunnerInfo, backend: CudaBackend, max_logprobs: 
 def fit(
     model: Model, info: RunnerInfo, config: EngineConfig, free: int, total: int, max_logprobs: int
 ) -> RunnerInfo:
-    """`info` with as many blocks as fit. Raises ConfigError where one sequence does not."""
+    """`info` with as many blocks as fit, and a length that they hold where none was asked for.
+
+    Raises ConfigError where one sequence does not fit.
+    """
     group = only_group(info.kv)
     budget = plan_memory(model, info, config, free, total, max_logprobs)
     need = -(-info.max_model_len // group.block_size)
     room = max(0, budget.cache) // group.bytes_per_block
     blocks = info.num_blocks[0] or min(room, max(need, MAX_BLOCKS))
-    if blocks > room or blocks < need:
+    if 0 < blocks < need and blocks <= room and config.max_model_len is None:
+        length, need = blocks * group.block_size, blocks
+        log.warning("max_model_len lowered to %d: the KV cache holds no more (%s)", length, budget)
+        tokens = min(info.max_tokens, length + info.max_slots)
+        info = msgspec.structs.replace(info, max_model_len=length, max_tokens=tokens)
+    if blocks > room or blocks < max(1, need):
         raise ConfigError(
             "the GPU's memory cannot hold the KV cache" if blocks > room
             else "the KV cache cannot hold one sequence of max_model_len tokens",

@@ -150,6 +150,8 @@ def _alternate(driver: _Driver, cases: list[Case], rounds: int) -> dict[Case, li
             rate = driver.rate(case)
             if i:
                 rates[case].append(rate)
+        if i == 0:
+            driver.forget_host_work()
         if sys.stderr.isatty():
             print(f"\rround {i} of {rounds}", end="" if i < rounds else "\n", file=sys.stderr, flush=True)
     return rates
@@ -186,6 +188,10 @@ class _Driver:
         spent = _host_work(after) - _host_work(before)
         self._host[case] = (seconds + spent, steps + after.steps - before.steps)
         return rate
+
+    def forget_host_work(self) -> None:
+        """After a round that warms up: sizes that come for the first time are made ready then."""
+        self._host.clear()
 
     def host_us(self, case: Case) -> float:
         """Microseconds a step that the engine's thread worked rather than waited, over all runs so far."""

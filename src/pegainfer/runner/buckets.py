@@ -54,11 +54,17 @@ class Buckets:
         return _fitting(self.batches, rows)
 
     def usual(self) -> Iterator[Bucket]:
-        """What is made ready at start, the likeliest first: decodes, and prefills of few sequences."""
-        for n in self.batches:
-            yield Bucket(n, n, True)
-        for n in self.tokens:
-            yield Bucket(n, self.rows[0], False)
+        """All decodes, and prefills of few sequences: what is made ready at start, the likeliest first.
+
+        Powers of two come before the sizes between them, which save padding.
+        """
+        for between in (False, True):
+            for n in self.batches:
+                if _between(n) is between:
+                    yield Bucket(n, n, True)
+            for n in self.tokens:
+                if _between(n) is between:
+                    yield Bucket(n, self.rows[0], False)
 
 
 def _up_to(most: int, sizes: Sequence[int]) -> list[int]:
@@ -67,3 +73,7 @@ def _up_to(most: int, sizes: Sequence[int]) -> list[int]:
 
 def _fitting(sizes: Sequence[int], size: int) -> int:
     return sizes[bisect_left(sizes, size)]
+
+
+def _between(size: int) -> bool:
+    return size & (size - 1) != 0

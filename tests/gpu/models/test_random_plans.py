@@ -58,7 +58,7 @@ def requests(rng: np.random.Generator, first: int) -> list[GenerateRequest]:
             shared = int(rng.integers(0, min(length, 128)))
             tokens[:shared] = common[:shared]
         sampling = SamplingParams(
-            temperature=0.0, max_tokens=int(rng.integers(1, 60)), ignore_eos=True, logprobs=5
+            max_tokens=int(rng.integers(1, 60)), ignore_eos=True, logprobs=5, **decided(rng)
         )
         found.append(
             GenerateRequest(
@@ -67,6 +67,18 @@ def requests(rng: np.random.Generator, first: int) -> list[GenerateRequest]:
             )
         )  # fmt: skip
     return found
+
+
+def decided(rng: np.random.Generator) -> dict[str, Any]:
+    """Sampling parameters under which the best token is drawn, or one that is named."""
+    kind, token = rng.random(), int(rng.integers(0, 1000))
+    if kind < 0.1:
+        return {"temperature": 0.8, "top_k": 1, "seed": token}
+    if kind < 0.2:
+        return {"temperature": 0.9, "allowed_token_ids": (token,)}
+    if kind < 0.3:
+        return {"temperature": 0.0, "logit_bias": ((token, 1000.0),)}
+    return {"temperature": 0.0}
 
 
 def answer(

@@ -32,7 +32,10 @@ def test_every_step_has_the_smallest_bucket(slots: int, tokens: int) -> None:
         assert found.graph is (found.tokens <= GRAPH_TOKENS)
 
 
-def test_decodes_come_first_at_start() -> None:
-    usual = list(buckets(16, 272).usual())
-    assert [x.rows for x in usual if x.decode] == [1, 2, 4, 8, 16]
-    assert [x.decode for x in usual] == sorted((x.decode for x in usual), reverse=True)
+def test_the_likeliest_sizes_come_first_at_start() -> None:
+    b = buckets(24, 280)
+    usual = list(b.usual())
+    assert [x.rows for x in usual if x.decode] == [1, 2, 4, 8, 16, 24]
+    assert [x.tokens for x in usual if not x.decode] == [16, 32, 64, 128, 256, 280]
+    assert usual[0].env == {"T": 1, "R": 1, "L": 1} and usual[-1].tokens == 280
+    assert len(set(usual)) == len(b.batches) + len(b.tokens)

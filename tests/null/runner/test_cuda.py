@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,30 @@ def test_all_that_fits_becomes_cache(fake: FakeCuda, folders: Path) -> None:
     runner.close()
 
 
+def test_a_length_nobody_asked_for_is_lowered(fake: FakeCuda, folders: Path) -> None:
+    block = built(folders).info.kv.groups[0].bytes_per_block  # type: ignore[union-attr]
+    runner = built(folders, max_model_len=None, kv_cache_memory=5 * block)
+    assert (runner.info.num_blocks, runner.info.max_model_len) == ((5,), 80)
+    with pytest.raises(ConfigError, match="one sequence of max_model_len"):
+        built(folders, max_model_len=96, kv_cache_memory=5 * block)
+
+
 def test_too_little_memory_is_told_before_anything_is_loaded(folders: Path) -> None:
     with fake_cuda(FakeCuda(memory=1 << 30)), pytest.raises(ConfigError, match="--max-model-len"):
         built(folders, kv_cache_memory=None)
+
+
+def test_serving_starts_no_compiler(fake: FakeCuda, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError(f"a process was started: {args}")
+
+    for name in ("Popen", "run", "call", "check_call", "check_output"):
+        monkeypatch.setattr(f"subprocess.{name}", refuse)
+    monkeypatch.setattr("os.system", refuse)
+    monkeypatch.setattr("os.posix_spawn", refuse)
+    runner = built(folders)
+    asks = SamplingParams(temperature=0.7, logprobs=2, logit_bias=((3, 1.0),), bad_words=((4, 5),))
+    runner.sample(runner.forward(prefill(0, asks))).wait()
+    runner.sample(runner.forward(StepPlan(step=2, rows=(Row(0, 5, 1, True, True),)))).wait()
+    runner.close()
+    assert not any("nvrtc" in name or "triton" in name for name in sys.modules)
