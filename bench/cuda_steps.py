@@ -31,7 +31,9 @@ class Bench:
     def __init__(self, runner: Runner, reach: int) -> None:
         self.runner = runner
         self._steps = itertools.count(1)
-        self._each = -(-reach // 16)
+        self._each = -(-reach // 16)  # blocks of a sequence
+        if (most := runner.info.num_blocks[0] // self._each) < runner.info.max_slots:
+            raise SystemExit(f"the KV cache holds {most} such sequences: lower --batch or --context")
 
     def start(self, **parts: Any) -> Any:
         return self.runner.sample(self.runner.forward(StepPlan(step=next(self._steps), **parts)))
@@ -43,7 +45,8 @@ class Bench:
             slot=slot, seq=seed, tokens=pack_tokens(ids), num_prompt=tokens, sampling=GREEDY, seed=seed
         )
         first = slot * self._each
-        blocks = (SlotBlocks(slot, 0, tuple(range(first, first + self._each))),)
+        count = max(self._each, -(-(tokens + 1) // 16))  # a long prefill is alone
+        blocks = (SlotBlocks(slot, 0, tuple(range(first, first + count))),)
         total = 0.0
         chunk = self.runner.info.max_tokens - self.runner.info.max_slots
         parts: dict[str, Any] = {"news": (new,), "blocks": blocks}
@@ -87,11 +90,11 @@ def main() -> None:
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
     a = p.parse_args()
-    reach = max(a.context, *a.prefill) + STEPS + 16
+    length = max(a.context, *a.prefill) + STEPS + 16
     config = EngineConfig(
         backend="cuda",
         load_format="dummy" if a.dummy else "auto",
-        max_model_len=reach,
+        max_model_len=length,
         cuda_graph=not a.no_graph,
     )
     began = time.perf_counter()
@@ -99,7 +102,7 @@ def main() -> None:
     phases = {k: round(v, 3) for k, v in engine.info.startup_seconds.items()}
     print(f"{engine.info.model} on {engine.info.device}; {engine.info.num_blocks} blocks")
     print(f"built in {time.perf_counter() - began:.2f} s: {phases}")
-    bench = Bench(engine.runner, reach)
+    bench = Bench(engine.runner, a.context + STEPS + 16)
     commit = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True).stdout.strip()
     rows = []
     for tokens in a.prefill:
