@@ -24,7 +24,7 @@ from tests.support.modelfiles import gguf_bytes
 from tests.support.tinymodel import HEAD_DIM, KV_HEADS, LAYERS, MODELS, VOCAB, write_checkpoint, write_gguf
 
 MODEL = MODELS["tied_f32"]  # trained for 256 tokens
-BLOCK_BYTES = LAYERS * 2 * KV_HEADS * HEAD_DIM * BLOCK_SIZE * 2  # in f16
+BLOCK_BYTES = LAYERS * 2 * KV_HEADS * HEAD_DIM * BLOCK_SIZE * 4  # in f32
 
 
 def bounds(folder: Path, *, scheduler: SchedulerConfig | None = None, **options: Any) -> RunnerInfo:
@@ -63,11 +63,9 @@ def test_bounds_that_were_asked_for(tmp_path: Path) -> None:
     assert (info.max_model_len, info.max_slots, info.max_tokens, info.num_blocks) == (100, 3, 35, (20,))
 
 
-def test_exact_activations_keep_exact_keys_and_values(tmp_path: Path) -> None:
-    for options in ({"activation": "f32"}, {"kv_dtype": "f32"}, {"kv_dtype": "f32", "activation": "int8"}):
-        assert bounds(tmp_path, kv_cache_memory=40 * BLOCK_BYTES, **options).num_blocks == (20,)
-    for options in ({}, {"activation": "int8"}, {"activation": "f32", "kv_dtype": "f16"}):
-        assert bounds(tmp_path, kv_cache_memory=40 * BLOCK_BYTES, **options).num_blocks == (40,)
+def test_keys_and_values_in_half_the_memory(tmp_path: Path) -> None:
+    assert bounds(tmp_path, kv_cache_memory=40 * BLOCK_BYTES, kv_dtype="auto").num_blocks == (40,)
+    assert bounds(tmp_path, kv_cache_memory=40 * BLOCK_BYTES, kv_dtype="f16").num_blocks == (80,)
 
 
 def test_too_little_memory_lowers_the_default_length_but_not_a_wish(
