@@ -70,9 +70,9 @@ class EngineConfig:
     def kv_format(self) -> str:
         """kv_dtype with auto decided: bf16 on a GPU, else f32.
 
-        f16 decodes 1.6 to 2 times as many tokens a second from a context of 2,000 on, and costs the exact path
-        nothing to speak of. But 8-bit activations turn its small differences into large ones, and with them
-        the default model's first answer (NOTES.md of the llama line), so it is not chosen unasked.
+        f16 decodes 1.6 to 2 times as many tokens a second from a context of 2,000 on, and costs the exact
+        path nothing to speak of. But 8-bit activations turn its small differences into large ones, and with
+        them the default model's first answer (NOTES.md of the llama line), so it is not chosen unasked.
         """
         if self.kv_dtype != "auto":
             return self.kv_dtype

@@ -155,7 +155,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         ({"max_model_len": 0}, "bad max_model_len; expected a whole number from 1; got 0"),
         ({"threads": True}, "bad threads"),
         ({"kv_cache_memory": 1.5}, "bad kv_cache_memory"),
-        ({"activation": "int4"}, "bad activation; expected auto or int8 or f32; got 'int4'"),
+        ({"activation": "int4"}, "bad activation; expected auto or int8 or bf16 or f32; got 'int4'"),
         ({"kv_dtype": "fp8"}, "bad kv_dtype"),
         ({"kv_dtype": "bf16"}, "only a GPU keeps"),
         ({"backend": "tpu"}, "bad backend"),
