@@ -1,4 +1,4 @@
-# make run, test, check, neon, golden, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
+# make run, gpu, test, check, neon, golden, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
 # Needs python3 (3.11 or newer) with venv and headers, g++ and make; cmake and ninja come from pip.
 
 SHELL := /bin/bash
