@@ -9,9 +9,7 @@ from typing import Literal
 
 import msgspec
 
-# Bounds that the wire itself enforces, so that no number from outside can overflow a kernel's int32.
-MAX_TOKEN_ID = 2**31 - 1
-HASH_BYTES = 32
+HASH_BYTES = 32  # SHA-256
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -90,9 +90,6 @@ class GenerateFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 # Values of unserved fields that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "store": (False,),
     "modalities": (["text"],),
     "best_of": (1,),

@@ -59,10 +59,6 @@ class ToolScanner:
         self._content = False  # whether content was shown
         self._calls = 0
 
-    @property
-    def num_calls(self) -> int:
-        return self._calls
-
     def push(self, text: str) -> list[Piece]:
         """What the text completes, in order."""
         self._text += text

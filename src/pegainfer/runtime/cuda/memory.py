@@ -1,4 +1,4 @@
-"""Device and pinned memory, owned by objects; and the arena that a step's buffers lie in."""
+"""Device and pinned memory, owned by objects."""
 
 from __future__ import annotations
 
@@ -49,23 +49,6 @@ class DeviceBuffer:
             self.free()
         except Exception:  # the context may be gone at interpreter exit, and the memory with it
             self.address = 0
-
-
-class Arena:
-    """Hands out aligned pieces of one allocation; they live as long as it does."""
-
-    def __init__(self, nbytes: int, what: str) -> None:
-        self.buffer = DeviceBuffer(aligned(nbytes), what)
-        self.used = 0
-
-    def take(self, nbytes: int, what: str = "") -> int:
-        """The address of `nbytes` fresh bytes. Raises CudaError when the arena is used up."""
-        start, self.used = self.used, self.used + aligned(nbytes)
-        if self.used > self.buffer.nbytes:
-            raise CudaError(
-                f"arena is used up by {what}", expected=f"at most {self.buffer.nbytes} bytes", got=self.used
-            )
-        return self.buffer.address + start
 
 
 class PinnedBuffer:

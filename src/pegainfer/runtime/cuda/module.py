@@ -64,7 +64,3 @@ class Module:
             handle = call("cuModuleGetFunction", self._handle, name.encode(), where=f"{self._where}: {name}")
             found = self._kernels[name] = Kernel(name, handle, self._device)
         return found
-
-    def unload(self) -> None:
-        call("cuModuleUnload", self._handle, where=self._where)
-        self._kernels.clear()

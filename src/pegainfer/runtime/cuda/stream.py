@@ -81,10 +81,6 @@ class Stream:
         if nbytes:
             call("cuMemsetD8Async", device, byte, nbytes, self.handle)
 
-    def wait_event(self, event: Event) -> None:
-        """Later work of this stream waits for the event's; the host does not."""
-        call("cuStreamWaitEvent", self.handle, event.handle, 0)
-
     def synchronize(self, where: object = None) -> None:
         """Blocks this thread. An error of an earlier kernel shows here; `where` names the step."""
         call("cuStreamSynchronize", self.handle, where=where)

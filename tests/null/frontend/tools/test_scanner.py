@@ -32,7 +32,6 @@ def scan(style: str, pieces: list[str], *, truncated: bool = False) -> tuple[str
     found += scanner.flush(truncated=truncated)
     text = "".join(p for p in found if isinstance(p, str))
     calls = [p for p in found if isinstance(p, ToolCall)]
-    assert scanner.num_calls == len(calls)
     return text, calls
 
 

@@ -11,7 +11,7 @@ from pegainfer.runtime.cuda import driver
 from pegainfer.runtime.cuda.device import Device
 from pegainfer.runtime.cuda.driver import CudaError, call, errors_at, probe
 from pegainfer.runtime.cuda.graph import Graph
-from pegainfer.runtime.cuda.memory import Arena, DeviceBuffer
+from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.module import Module
 from pegainfer.runtime.cuda.stream import Event, Stream
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, Code, FakeCuda, fake_cuda
@@ -100,17 +100,6 @@ def test_memory_is_given_back_and_its_lack_has_figures() -> None:
         buffer.free()
         buffer.free()
         assert fake.used == 0 and DeviceBuffer(0, "nothing").address == 0
-
-
-def test_an_arena_hands_out_aligned_pieces_until_it_is_used_up() -> None:
-    with fake_cuda():
-        arena = Arena(1024, "arena")
-        first, second = arena.take(10), arena.take(300)
-        assert (second - first, first % 256) == (256, 0)
-        with pytest.raises(
-            CudaError, match="arena is used up by logits; expected at most 1024 bytes; got 1280"
-        ):
-            arena.take(500, "logits")
 
 
 def test_shared_memory_is_opted_in_to_once_and_within_the_device() -> None:
