@@ -14,6 +14,7 @@ from pegainfer.kernels.cpu.threads import ThreadPool, usable_cores
 from tests.cpu.kernels.model import Model, Span
 
 AFFINITY = len(os.sched_getaffinity(0))
+TASKS = Path("/proc/self/task")  # this process's threads
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,9 @@ def test_more_threads_than_cores_for_many_steps() -> None:
 
 
 def test_pools_end_and_start_again() -> None:
+    before = len(list(TASKS.iterdir()))
     for _ in range(20):
         pool = ThreadPool(3)
         pool.close()
         pool.close()
+    assert len(list(TASKS.iterdir())) <= before  # fewer where a pool of another test was collected meanwhile

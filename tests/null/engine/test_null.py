@@ -182,11 +182,12 @@ def test_a_wrong_plan_is_noticed(name: str) -> None:
 
 def test_a_shared_full_block_is_fine() -> None:
     runner = NullRunner(null_config())
-    run(runner, first_plan())
-    run(
+    first = run(runner, first_plan())
+    hit = run(
         runner,
         second(news=(new(slot=1, seq=1),), blocks=(SlotBlocks(1, 0, (3, 5)),), rows=(Row(1, 4, 2, True),)),
     )
+    assert hit.tokens == first.tokens
 
 
 WRONG_IN_FLIGHT: dict[str, tuple[StepPlan, str]] = {
