@@ -10,6 +10,11 @@ from pegainfer.contract.request import HASH_BYTES, GenerateRequest, SamplingPara
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 
+# Bounds under which logits stay finite in float32 whatever fields meet: a bias of 1e15 over a penalty of
+# 1e-15 is 1e30.
+_LARGEST = 1e15
+_SMALLEST_DIVISOR = 1e-15
+
 
 def check_request(
     request: GenerateRequest, info: RunnerInfo, config: SchedulerConfig, block_size: int, reach: int
@@ -94,15 +99,14 @@ def _prompt(request: GenerateRequest, info: RunnerInfo, block_size: int) -> arra
 
 
 def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig) -> None:
-    _number("temperature", s.temperature, 0.0, math.inf)
+    _number("temperature", s.temperature, 0.0, _LARGEST)
     _number("top_p", s.top_p, 0.0, 1.0)
     _number("min_p", s.min_p, 0.0, 1.0)
-    _number("repetition_penalty", s.repetition_penalty, 0.0, math.inf)
-    for name in ("top_p", "repetition_penalty"):
-        if getattr(s, name) == 0.0:
-            raise RequestError("value must be positive", expected="> 0", got=0.0, param=name)
-    _number("presence_penalty", s.presence_penalty, -math.inf, math.inf)
-    _number("frequency_penalty", s.frequency_penalty, -math.inf, math.inf)
+    _number("repetition_penalty", s.repetition_penalty, _SMALLEST_DIVISOR, _LARGEST)
+    if s.top_p == 0.0:
+        raise RequestError("value must be positive", expected="> 0", got=0.0, param="top_p")
+    _number("presence_penalty", s.presence_penalty, -_LARGEST, _LARGEST)
+    _number("frequency_penalty", s.frequency_penalty, -_LARGEST, _LARGEST)
     _integer("top_k", s.top_k, 0, 2**31 - 1)
     _integer("min_tokens", s.min_tokens, 0, 2**31 - 1)
     if s.max_tokens is not None:
@@ -119,7 +123,7 @@ def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig
     last = info.vocab_size - 1
     for token, bias in s.logit_bias:
         _integer("logit_bias", token, 0, last)
-        _number("logit_bias", bias, -math.inf, math.inf)
+        _number("logit_bias", bias, -_LARGEST, _LARGEST)
     if s.allowed_token_ids is not None:
         if not s.allowed_token_ids:
             raise RequestError("no token is allowed", expected="at least one id", param="allowed_token_ids")

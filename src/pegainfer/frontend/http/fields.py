@@ -194,9 +194,8 @@ def sampling_params(
     top_p = real("top_p", r.top_p, d.top_p, 0.0, 1.0)
     if top_p == 0:
         raise bad_value("top_p", "0 < top_p ≤ 1", top_p)
-    repetition = real("repetition_penalty", r.repetition_penalty, d.repetition_penalty, 0.0, 100.0)
-    if repetition == 0:
-        raise bad_value("repetition_penalty", "0 < repetition_penalty ≤ 100", repetition)
+    # Logits are divided by it: a value near zero would overflow float32.
+    repetition = real("repetition_penalty", r.repetition_penalty, d.repetition_penalty, 0.01, 100.0)
     min_tokens = count("min_tokens", r.min_tokens, 0, 0, INT32_MAX)
     if max_tokens is not None and min_tokens > max_tokens:
         raise bad_value("min_tokens", f"≤ max_tokens = {max_tokens}", min_tokens)

@@ -27,7 +27,7 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [
     ("seed", [-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63, 10**30]),
     ("presence_penalty", [-2, 2], [-2.1, 2.1]),
     ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
-    ("repetition_penalty", [0.01, 100], [0, -1, 100.1]),
+    ("repetition_penalty", [0.01, 100], [0, -1, 1e-320, 1e-38, 0.009, 100.1]),
     ("logprobs", [0, 3], [-1, 4]),
     ("prompt_logprobs", [0, 3], [-1, 4]),
     ("priority", [-INT32, INT32], [-INT32 - 1, INT32 + 1]),
