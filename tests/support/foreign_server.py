@@ -65,6 +65,7 @@ class ForeignServer:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
     def _accept(self) -> None:
@@ -82,9 +83,11 @@ class ForeignServer:
 
     def _one(self, connection: socket.socket, reader: Any) -> bool:
         """One request; False where the connection shall end."""
-        head = b"".join(iter(reader.readline, b"\r\n"))
-        if not head:
-            return False
+        head = b""
+        while (line := reader.readline()) != b"\r\n":
+            if not line:
+                return False  # the client has hung up
+            head += line
         lengths = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
         raw = reader.read(int(lengths[0].split(b":")[1])) if lengths else b""
         if head.startswith(b"GET /v1/models"):
