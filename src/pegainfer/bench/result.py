@@ -60,6 +60,12 @@ def result(run: Run, provenance: dict[str, Any]) -> dict[str, Any]:
         out[f"median_{name}_ms"] = values.median
         out[f"std_{name}_ms"] = values.std
         out |= {f"p{percentile_name(p)}_{name}_ms": value for p, value in values.percentiles}
+    return out | _own_items(run) | provenance | (_arrays(run) if plan.report.save_detailed else {})
+
+
+def _own_items(run: Run) -> dict[str, Any]:
+    """What other load clients do not report: /health's latency and the client's own cost."""
+    out: dict[str, Any] = {}
     if run.probe is not None:
         out |= {
             "health_completed": len(run.probe.seconds),
@@ -69,7 +75,7 @@ def result(run: Run, provenance: dict[str, Any]) -> dict[str, Any]:
             "max_health_ms": run.probe.percentile(100),
         }
     cost = run.cost
-    out |= {
+    return out | {
         "client_processes": cost.processes,
         "client_cpu_seconds": cost.cpu_seconds,
         "client_cpu_us_per_event": cost.cpu_per_event * 1e6,
@@ -77,7 +83,6 @@ def result(run: Run, provenance: dict[str, Any]) -> dict[str, Any]:
         "client_p99_lag_ms": cost.lag_p99 * 1000,
         "client_bottleneck": cost.bottleneck,
     }
-    return out | provenance | (_arrays(run) if plan.report.save_detailed else {})
 
 
 def _arrays(run: Run) -> dict[str, Any]:

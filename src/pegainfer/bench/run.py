@@ -14,7 +14,7 @@ from pegainfer.bench.datasets import Sample, TextTool
 from pegainfer.bench.health import HealthProbe
 from pegainfer.bench.metrics import Figures, figures
 from pegainfer.bench.target import Target
-from pegainfer.bench.wire import Job, Record, Work
+from pegainfer.bench.wire import Job, Outcome, Record, Work
 
 GENERATED = ("random", "prefix_repetition")
 UNBOUNDED_PLACES = 256  # requests at one time that a rate without a bound is taken to mean
@@ -95,11 +95,26 @@ def run(plan: Plan, say: Say, on_progress: Callable[[int], None]) -> Run:
     finally:
         if probe is not None:
             probe.stop()
+    scheduled = plan.self_timed or jobs[-1].at > 0
+    return _outcome(
+        plan, model, samples, start, outcomes, ClientCost.of(outcomes, scheduled=scheduled), probe
+    )
+
+
+def _outcome(
+    plan: Plan,
+    model: str,
+    samples: Sequence[Sample],
+    start: float,
+    outcomes: Sequence[Outcome],
+    cost: ClientCost,
+    probe: HealthProbe | None,
+) -> Run:
+    """What the client processes bring back, in the order of the samples."""
     records = sorted((r for o in outcomes for r in o.records), key=lambda r: r.index)
     lens = [_input_len(s, r) for s, r in zip(samples, records, strict=True)]
     ends = [r.start + r.latency for r in records if not r.error]
     duration = (max(ends) - start) if ends else max(o.wall_seconds for o in outcomes)
-    scheduled = plan.self_timed or jobs[-1].at > 0
     return Run(
         plan=plan,
         model=model,
@@ -117,7 +132,7 @@ def run(plan: Plan, say: Say, on_progress: Callable[[int], None]) -> Run:
             percentiles=plan.report.percentiles(),
             slos=plan.report.slos(),
         ),
-        cost=ClientCost.of(outcomes, scheduled=scheduled),
+        cost=cost,
         probe=probe,
     )
 

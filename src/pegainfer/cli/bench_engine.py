@@ -89,20 +89,14 @@ def engine(
     """
     import statistics
 
-    from pegainfer.cli.machine import append_result, num_cores, provenance
+    from pegainfer.cli.machine import append_result
     from pegainfer.engine.inprocess import InProcessEngine
 
     most = max(bench.batch)
     scheduler = dataclasses.replace(scheduler, max_slots=scheduler.max_slots or most)
     target = choose(model, flags, engine, scheduler, given)
-    where = provenance(engine.threads or num_cores())
-    backend = target.spec.engine.backend
-    on_gpu = not target.spec.is_null and backend == "cuda"
-    if on_gpu:
-        from pegainfer.app.gpu import read_bandwidth
-
-        where["read_gb_s"] = round(read_bandwidth(engine), 1)
-    profiled = bench.by_op and not target.spec.is_null and backend == "cpu"
+    where = _machine(target.spec, engine)
+    profiled = bench.by_op and not target.spec.is_null and target.spec.engine.backend == "cpu"
     steps = StepProfiler(target.spec.engine) if profiled else None
     built = build(target.spec, steps.profiler if steps else None)
     cases = [Case("prefill", n) for n in bench.prefill]
@@ -124,9 +118,8 @@ def engine(
     print(f"{built.info.model} on {built.info.device}; {where['cpu']}, reads {where['read_gb_s']} GB/s")
     head = f"{'case':16} {'tok/s':>8} {'least':>8} {'most':>8} {'roof':>8} {'host':>8}"
     print(f"{head}   (medians of {bench.rounds}; host: µs a step)")
-    for case in cases:
-        roof = _roof(target.spec, case, where["read_gb_s"])
-        median, runs = statistics.median(rates[case]), rates[case]
+    for case, runs in rates.items():
+        roof, median = _roof(target.spec, case, where["read_gb_s"]), statistics.median(runs)
         bound = f"{roof:8.0f}" if roof else f"{'–':>8}"
         print(
             f"{case!s:16} {median:8.1f} {min(runs):8.1f} {max(runs):8.1f} {bound} {driver.host_us(case):8.0f}"
@@ -140,6 +133,18 @@ def engine(
     for case, profile in profiles.items():
         print_profile(str(case), profile)
     return 0
+
+
+def _machine(spec: EngineSpec, engine: EngineConfig) -> dict[str, Any]:
+    """Machine and commit, with the read bandwidth of the memory that holds the weights."""
+    from pegainfer.cli.machine import num_cores, provenance
+
+    where = provenance(engine.threads or num_cores())
+    if not spec.is_null and spec.engine.backend == "cuda":
+        from pegainfer.app.gpu import read_bandwidth
+
+        where["read_gb_s"] = round(read_bandwidth(engine), 1)
+    return where
 
 
 def _alternate(driver: _Driver, cases: list[Case], rounds: int) -> dict[Case, list[float]]:
