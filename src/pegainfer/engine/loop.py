@@ -236,6 +236,7 @@ class EngineLoop:
         planned = self._clock()
         self._seconds["schedule"] += planned - begin
         if plan is not None:
+            self._tell_work(planned)
             pending: PendingStep
             try:
                 handle = self._runner.forward(plan)
@@ -313,6 +314,12 @@ class EngineLoop:
         due = bool(finishes) or begin - self._stats_at >= STATS_PERIOD
         self._sink.events(events, self._snapshot(begin) if due else None)
         self._seconds["emit"] += self._clock() - begin
+
+    def _tell_work(self, now: float) -> None:
+        """Sends a snapshot if one is due; a prompt in chunks gives no event for many steps."""
+        if self._quiet or now - self._stats_at >= STATS_PERIOD:
+            self._quiet = False
+            self._sink.events([], self._snapshot(now))
 
     def _rest(self) -> None:
         """Says once that the engine is idle, then sleeps until something comes in."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,13 +111,20 @@ class Held:
 class Engine:
     """A loop over a null runner, with its recorder."""
 
-    def __init__(self, *, gated: bool = False, config: SchedulerConfig | None = None, **device: Any) -> None:
+    def __init__(
+        self,
+        *,
+        gated: bool = False,
+        config: SchedulerConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **device: Any,
+    ) -> None:
         self.null = NullRunner(null_config(**device))
         self.gate = Gate(self.null)
         self.sink = Recorder()
         runner = self.gate if gated else self.null
         self.scheduler = Scheduler(self.null.info, config)
-        self.loop = EngineLoop(runner, self.scheduler, self.sink)
+        self.loop = EngineLoop(runner, self.scheduler, self.sink, clock=clock)
         self.loop.start()
 
 
@@ -229,6 +238,21 @@ def test_stats_are_true_when_idle(make: Make) -> None:
     assert stats.finished["length"] == 1
     assert set(stats.host_seconds) == {"schedule", "launch", "wait", "commit", "emit"}
     assert all(seconds > 0 for seconds in stats.host_seconds.values())
+
+
+def test_snapshots_tell_of_work_before_its_first_token(make: Make) -> None:
+    """A long prompt is no idleness: running is 1 from the first chunk on, and every chunk is a step made."""
+    seconds = itertools.count(0.0, 1.0)  # so slow a machine that a snapshot is always due
+    engine = make(gated=True, config=SchedulerConfig(max_prefill_tokens=2), clock=lambda: next(seconds))
+    engine.loop.submit(request("r", [1, 2, 3, 4, 5, 6, 7, 8], max_tokens=1, eos=()))
+    engine.sink.until(lambda: any((s.running, s.steps) == (1, 0) for s in engine.sink.snapshots))
+    engine.gate.open(2)
+    engine.sink.until(lambda: any((s.running, s.steps) == (1, 2) for s in engine.sink.snapshots))
+    told = next(s for s in engine.sink.snapshots if s.steps == 2)
+    assert told.last_step > 0.0
+    assert engine.sink.seen == []  # not one event so far
+    engine.gate.open()
+    engine.sink.finished("r")
 
 
 def test_a_finish_comes_with_a_snapshot_that_counts_it(make: Make) -> None:
