@@ -92,7 +92,7 @@ class Request:
         if not isinstance(params, SamplingParams):
             raise RequestError("bad sampling_params", expected="SamplingParams", got=type(params).__name__)
         if params.n < 1:  # the engine's answer comes index by index, so there would be none
-            raise RequestError("value out of range", expected="≥ 1", got=params.n, param="n")
+            raise RequestError("n is out of range", expected="≥ 1", got=params.n, param="n")
         self.id = request_id
         self._prompt = prompt
         self._params = params

@@ -104,7 +104,7 @@ def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig
     _number("min_p", s.min_p, 0.0, 1.0)
     _number("repetition_penalty", s.repetition_penalty, _SMALLEST_DIVISOR, _LARGEST)
     if s.top_p == 0.0:
-        raise RequestError("value must be positive", expected="> 0", got=0.0, param="top_p")
+        raise RequestError("top_p is out of range", expected="> 0", got=0.0, param="top_p")
     _number("presence_penalty", s.presence_penalty, -_LARGEST, _LARGEST)
     _number("frequency_penalty", s.frequency_penalty, -_LARGEST, _LARGEST)
     _integer("top_k", s.top_k, 0, 2**31 - 1)
@@ -146,11 +146,11 @@ def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig
 
 def _integer(param: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise RequestError("value out of range", expected=f"{low}..{high}", got=value, param=param)
+        raise RequestError(f"{param} is out of range", expected=f"{low}..{high}", got=value, param=param)
 
 
 def _number(param: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value) or not low <= value <= high:
         raise RequestError(
-            "value out of range", expected=f"a finite number in {low}..{high}", got=value, param=param
+            f"{param} is out of range", expected=f"a finite number in {low}..{high}", got=value, param=param
         )

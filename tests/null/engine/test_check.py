@@ -69,6 +69,16 @@ def test_bad_sampling_values(sampling: dict[str, Any], param: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "sampling", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}, {"repetition_penalty": 0.0}]
+)
+def test_a_range_error_says_which_value(sampling: dict[str, Any]) -> None:
+    """In a terminal there is no `param` beside the message."""
+    with pytest.raises(RequestError) as caught:
+        scheduler().add(request("r", PROMPT, **sampling), 0.0)
+    assert str(caught.value).startswith(f"{next(iter(sampling))} is out of range; expected ")
+
+
+@pytest.mark.parametrize(
     ("changes", "param"),
     [
         ({"prompt": b""}, "prompt"),
