@@ -156,7 +156,8 @@ class _Server:
         buffer = bytearray()
         while True:
             readable, _, _ = select.select([self._front.fileno(), terms], [], [])
-            if terms in readable and not self._term(len(os.read(terms, 16))):
+            # Asked again: a signal that came while the front's bytes woke the thread shows only afterwards.
+            if select.select([terms], [], [], 0)[0] and not self._term(len(os.read(terms, 16))):
                 return
             if self._front.fileno() not in readable:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -59,6 +60,21 @@ class Child:
             if isinstance(message, codec.Events) and message.events:
                 return
 
+    def wait_until_it_refuses(self) -> None:
+        """Submits short requests until one is refused: a signal may take effect after a few of them."""
+        for number in itertools.count():
+            late = f"late{number}"
+            self.front.send(codec.Submit(request(late, [65], max_tokens=1, eos=())))
+            while True:
+                message = self.front.receive()
+                assert message is not None, "the engine hung up"
+                if isinstance(message, codec.Refused):
+                    return
+                if isinstance(message, codec.Events) and any(
+                    e.request_id == late and e.finish is not None for e in message.events
+                ):
+                    break
+
     def end(self) -> int:
         return self.process.wait(PATIENCE)
 
@@ -93,9 +109,7 @@ def test_a_second_sigterm_aborts(children: list[Child], tmp_path: Path) -> None:
     child = start(children, tmp_path, step_seconds=0.02)
     child.start_request(max_tokens=None)
     child.process.send_signal(signal.SIGTERM)
-    child.front.send(codec.Submit(request("late", [65])))
-    while not isinstance(child.front.receive(), codec.Refused):  # it drains now
-        pass
+    child.wait_until_it_refuses()
     child.process.send_signal(signal.SIGTERM)
     events = child.events()
     assert events[-1].finish is FinishReason.ABORT
@@ -113,9 +127,7 @@ def test_sigterm_ends_an_idle_engine(children: list[Child], tmp_path: Path) -> N
 def test_sigterm_after_a_drain_ends_the_engine(children: list[Child], tmp_path: Path) -> None:
     child = start(children, tmp_path)
     child.front.send(codec.Drain())
-    child.front.send(codec.Submit(request("late", [65])))
-    while not isinstance(child.front.receive(), codec.Refused):
-        pass
+    child.wait_until_it_refuses()
     child.process.send_signal(signal.SIGTERM)
     assert child.events() == []
     assert child.end() == OK
