@@ -331,6 +331,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback() -> None:
     # The command raises its own Ctrl-C at the first byte that it prints.
     script = (
         "import signal, sys; from pegainfer.cli.main import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs inherit it ignored
         "class Interrupting:\n"
         "    def __getattr__(self, name): return getattr(sys.__stdout__, name)\n"
         "    def write(self, text):\n"

@@ -147,9 +147,15 @@ def test_leaving_a_stream_stops_it(server: Server) -> None:
                     break
                 await stream.close()
             load = {"running": -1}
-            while load["running"] or load["waiting"] or load["server_load"]:
+            # Blocks come back when the last plan that uses them has ended; a leak ends in the test's timeout.
+            while (
+                load["running"]
+                or load["waiting"]
+                or load["server_load"]
+                or load["free_blocks"] != load["total_blocks"]
+            ):
                 load = (await client.get("/../load", cast_to=object)) or {}  # type: ignore[assignment]
-            assert load["free_blocks"] == load["total_blocks"]  # type: ignore[comparison-overlap]
+            assert load["server_load"] == 0
 
     asyncio.run(main())
 

@@ -128,7 +128,8 @@ def test_two_hundred_clients_leave_in_a_row(server: Server) -> None:
         wait_until(
             lambda: not any(load()[k] for k in ("running", "waiting", "server_load", "queued_requests"))
         )
-        assert load()["free_blocks"] == before["free_blocks"]
+        # Blocks come back when the last plan that uses them has ended, which may be after the last request.
+        wait_until(lambda: load()["free_blocks"] == before["free_blocks"])
         answer = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3, "ignore_eos": True})
         assert answer.json()["usage"]["completion_tokens"] == 3
 
