@@ -10,12 +10,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.runtime.weights.formats import FORMATS, SAFETENSORS_DTYPES
-from pegainfer.runtime.weights.tensorfile import MappedFile, TensorFile, TensorInfo
+from pegainfer.runtime.weights.tensorfile import Closing, MappedFile, TensorFile, TensorInfo
 
 if TYPE_CHECKING:
     from pegainfer.runtime.weights.tensorfile import Bytes
@@ -113,7 +112,7 @@ class SafetensorsFile(MappedFile):
         raise ModelFileError(what, expected=expected, got=shown, where=self._path, remedy=remedy)
 
 
-class ShardedSafetensors:
+class ShardedSafetensors(Closing):
     """Shards named by an index; offers the tensors of the index's weight_map as one TensorFile."""
 
     def __init__(self, index: str | os.PathLike[str]) -> None:
@@ -152,14 +151,6 @@ class ShardedSafetensors:
     def close(self) -> None:
         for shard in self._shards.values():
             shard.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _shard_of(self, name: str) -> SafetensorsFile:
         shard = self._home.get(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -59,7 +60,22 @@ class TensorFile(Protocol):
     ) -> None: ...
 
 
-class MappedFile:
+class Closing(ABC):
+    """`with` for what has a `close`."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class MappedFile(Closing):
     """A read-only mapping of one file and the table of its tensors; a reader fills the table."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -112,14 +128,6 @@ class MappedFile:
         self._closed = True
         with contextlib.suppress(BufferError):
             self._map.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _info(self, name: str) -> TensorInfo:
         info = self._tensors.get(name)
