@@ -17,7 +17,8 @@ PYTEST_ARGS ?=
 PIP_FLAGS := -qq --disable-pip-version-check --no-input
 NATIVE := $(wildcard CMakeLists.txt) $(shell find src -name '*.cpp' -o -name '*.h' -o -name '*.inc')
 SOURCES := pyproject.toml $(NATIVE)
-CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE)) $(shell find tests -name '*.cpp')
+CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE)) $(shell find src -name '*.cu' -o -name '*.cuh') \
+  $(shell find tests -name '*.cpp')
 
 .PHONY: help run gpu test check neon golden bench docs-kernels clean
 
