@@ -4,6 +4,9 @@
     sample(…)     ─► sampler's graph ─► append to history ─► ids to pinned memory ─► event
     wait()        ─► waits for that event; two steps may be on the stream meanwhile
 
+Steps of one token a row make their inputs on the device. While the same rows go on, each a token further,
+nothing is sent at all: two graphs are launched and two arrays fetched.
+
 What it shares with the host's runner: kv/device keeps the counts, runner/sampling.py the sampler's inputs.
 """
 
@@ -11,9 +14,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,58 +25,14 @@ from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.step import BlockCopy, RunnerInfo, StepPlan, StepResult
 from pegainfer.kv.device.slots import Slots
 from pegainfer.kv.device.stage import StagedRows, Staging
-from pegainfer.ops.tensor import Sizes
 from pegainfer.runner.buckets import Bucket, Buckets
+from pegainfer.runner.parts import Parts
 from pegainfer.runner.results import ASKED, DRAWN, ResultBuffer
 from pegainfer.runner.sampling import PromptPart, prompt_parts, sampler_call, step_result, token_logprobs
-from pegainfer.runtime.cuda.device import Device
 from pegainfer.runtime.cuda.driver import errors_at
-from pegainfer.runtime.cuda.stream import Stream
-from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 Array = np.ndarray[Any, Any]
 PLAIN = {"J": 0, "E": 0, "U": 0, "O": 0}  # sampling without biases, masks and banned tokens
-
-
-class Executor(Protocol):
-    """A program on the device; kernels/cuda/executor.py documents each member."""
-
-    def run(self, inputs: Mapping[str, Array], env: Sizes) -> Mapping[str, DeviceTensor]: ...
-
-    def capture(self, env: Sizes, decode_only: bool, *, graph: bool = True) -> None: ...
-
-
-class State(Protocol):
-    """Histories and block tables on the device; kernels/cuda/resident.py documents each member."""
-
-    history: DeviceTensor
-
-    def enter(self, slot: int, tokens: Array) -> None: ...
-
-    def extend(self, slots: list[int], places: list[int], blocks: list[int]) -> None: ...
-
-    def gather(self, slots: Array, token_places: Array) -> None: ...
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What runs steps on the device, made by app/gpu.py.
-
-    Args:
-        forward, sampler, prompt_logprobs: the programs of runner/model.py, bound to `state`, `pool` and each
-            other.
-        pool: the KV cache, [N, …].
-        close: waits for the device and releases everything.
-    """
-
-    device: Device
-    stream: Stream
-    forward: Executor
-    sampler: Executor
-    prompt_logprobs: Executor
-    state: State
-    pool: DeviceTensor
-    close: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -83,6 +42,7 @@ class _Step:
     plan: StepPlan
     rows: StagedRows
     results: ResultBuffer
+    continues: bool  # the rows of the step before, each a token on
 
 
 @dataclass(frozen=True)
@@ -143,6 +103,8 @@ class CudaRunner:
         self._max_logprobs = max_logprobs
         self._spare: list[ResultBuffer] = []
         self._counts = [0] * info.max_slots  # blocks in each slot's table
+        self._last: StagedRows | None = None  # of the last forward pass, if another could continue it
+        self._sent: bool | None = None  # whether the sampler's inputs, if still there, ask for logprobs
         self._last_forward = 0
         self._thread = threading.get_ident()
 
@@ -156,8 +118,6 @@ class CudaRunner:
             if time.perf_counter() > end:
                 break
             self._make_ready(bucket)
-            if bucket.decode:
-                self._make_sampler_ready(bucket.rows)
         self._spare = [self._results() for _ in range(3)]
         self._stream.synchronize("start")
         return len(self._ready)
@@ -172,14 +132,18 @@ class CudaRunner:
             self._slots.apply(plan)
             self._send_deltas(plan)
             self._copy(plan.copies)
-            rows = self._staging.stage(plan)
+            rows = self._staging.rows(plan)
             results = self._spare.pop() if self._spare else self._results()
             results.began.record(self._stream)
-            if plan.rows:
+            last = self._last if not (plan.news or plan.frees) else None
+            continues = last is not None and rows.continues(last)
+            if rows.decode and plan.rows:
+                self._run_decode(rows, continues)
+            elif plan.rows:
                 self._run_forward(rows)
             self._copy(plan.snapshots)
-        self._last_forward = plan.step
-        return _Step(plan, rows, results)
+        self._last, self._last_forward = rows if plan.rows else None, plan.step
+        return _Step(plan, rows, results, continues)
 
     def sample(self, handle: _Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
         self._enter_thread()
@@ -233,19 +197,31 @@ class CudaRunner:
         for c in copies:
             self._stream.copy(pool.address + c.dst * nbytes, pool.address + c.src * nbytes, nbytes, c)
 
+    def _run_decode(self, rows: StagedRows, continues: bool) -> None:
+        if not continues:
+            self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling)
+        self._make_ready(self._buckets.of(rows.env["T"], rows.env["R"], True))
+        self._parts.forward.replay(rows.env, True)
+
     def _run_forward(self, rows: StagedRows) -> None:
+        inputs = self._staging.inputs(rows)
         width = self._parts.state.history.shape[1]
-        places = np.repeat(rows.slots * width, rows.counts) + rows.inputs["positions"]
+        places = np.repeat(rows.slots * width, rows.counts) + inputs["positions"]
         self._parts.state.gather(rows.slots, places)
-        decode = int(rows.counts.max()) == 1
-        bucket = self._buckets.of(rows.env["T"], len(rows.slots), decode)
-        self._make_ready(bucket)
-        self._parts.forward.run(rows.inputs, rows.env)
+        self._make_ready(self._buckets.of(rows.env["T"], rows.env["R"], False))
+        self._parts.forward.run(inputs, rows.env)
 
     def _make_ready(self, bucket: Bucket) -> None:
-        if bucket not in self._ready:
-            self._parts.forward.capture(bucket.env, bucket.decode, graph=bucket.graph)
-            self._ready.add(bucket)
+        if bucket in self._ready:
+            return
+        make_inputs = None
+        if bucket.decode:
+            self._make_sampler_ready(bucket.rows)
+            sampling = {"L": bucket.rows, **PLAIN}
+            counters = [self._parts.sampler.input_address(n, sampling) for n in ("history_lens", "draws")]
+            make_inputs = partial(self._parts.state.decode_inputs, bucket.rows, counters=counters)
+        self._parts.forward.capture(bucket.env, bucket.decode, graph=bucket.graph, make_inputs=make_inputs)
+        self._ready.add(bucket)
 
     def _make_sampler_ready(self, batch: int) -> None:
         if batch not in self._ready:
@@ -255,16 +231,25 @@ class CudaRunner:
     def _draw(self, step: _Step, masks: dict[int, bytes]) -> bool:
         """Whether any row asks for log-probabilities. No host knows yet whether a draw fails."""
         rows = step.rows
-        call = sampler_call(self._slots, rows, masks)
-        self._make_sampler_ready(self._buckets.batch(len(rows.sampling)))
-        outputs = self._parts.sampler.run(call.inputs, call.env)
+        plain = self._slots.sampling.plain and not masks
+        if plain and step.continues and self._sent is not None:
+            asked = self._sent  # the forward pass has counted the sampler's inputs on
+            outputs = self._parts.sampler.replay({"L": rows.env["L"], **PLAIN}, False)
+        else:
+            call = sampler_call(self._slots, rows, masks)
+            self._make_sampler_ready(self._buckets.batch(len(rows.sampling)))
+            outputs = self._parts.sampler.run(call.inputs, call.env)
+            asked = bool((call.inputs["top_lens"] >= 0).any())
+            self._sent = asked if plain else None
         self._slots.advance(rows.slots[rows.sampling])
-        asked = bool((call.inputs["top_lens"] >= 0).any())
         step.results.fetch(outputs, (*DRAWN, *ASKED) if asked else DRAWN, self._stream)
         return asked
 
     def _prompt_parts(self, rows: StagedRows) -> list[PromptPart]:
-        return list(prompt_parts(self._slots, rows, self._info.max_slots)) if rows.env["T"] else []
+        # A decode step whose rows all sample is past every prompt.
+        if rows.env["T"] == rows.env["L"]:
+            return []
+        return list(prompt_parts(self._slots, rows, self._info.max_slots))
 
     def _run_prompt(self, part: PromptPart) -> _Part:
         """One program over all rows that a part can have: its launches are packed once."""

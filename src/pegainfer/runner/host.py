@@ -135,8 +135,9 @@ class HostRunner:
         started = time.perf_counter()
         self._slots.apply(plan)
         self._pool.copy(plan.copies)
-        rows = self._staging.stage(plan)
-        outputs = self._programs.forward.run(rows.inputs, rows.env) if plan.rows else {}
+        rows = self._staging.rows(plan)
+        inputs = self._staging.inputs(rows)
+        outputs = self._programs.forward.run(inputs, rows.env) if plan.rows else {}
         self._pool.copy(plan.snapshots)
         self._last_forward = plan.step
         return _Step(plan, rows, outputs, time.perf_counter() - started)

@@ -71,11 +71,12 @@ def prompt_parts(state: Slots, rows: StagedRows, largest: int) -> Iterator[Promp
         largest: tokens a part.
     """
     asked = state.sampling.prompt_logprobs[rows.slots]
+    firsts = np.cumsum(rows.counts) - rows.counts
     # The token after a row's last position is drawn, not given, where the prompt ends.
     stops = np.minimum(rows.starts + rows.counts, state.num_prompt[rows.slots] - 1)
     for row in np.flatnonzero((asked >= 0) & (stops > rows.starts)).tolist():
         start, stop, slot = int(rows.starts[row]), int(stops[row]), int(rows.slots[row])
-        first = int(rows.inputs["query_starts"][row])
+        first = int(firsts[row])
         targets = state.history[slot, start + 1 : stop + 1]
         for at in range(0, len(targets), largest):
             part = np.ascontiguousarray(targets[at : at + largest])
@@ -103,14 +104,18 @@ def step_result(
     logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
     errors: dict[int, str] = {}
     if drawn is not None:
-        status, best = drawn["status"].tolist(), token_logprobs(drawn, drawn["tokens"])
-        for place, row in enumerate(rows.sampling.tolist()):
-            if status[place]:
-                errors[row] = _FAULTS[status[place]]
-                continue
-            tokens[row] = (int(drawn["tokens"][place]),)
-            if (entry := best[place]) is not None:
-                logprobs[row] = (entry,)
+        singles: list[tuple[int, ...]] = list(zip(drawn["tokens"].tolist(), strict=True))
+        if len(singles) == len(tokens):
+            tokens = singles
+        else:
+            for row, single in zip(rows.sampling.tolist(), singles, strict=True):
+                tokens[row] = single
+        for place in np.flatnonzero(drawn["status"]).tolist():
+            row = int(rows.sampling[place])
+            tokens[row], errors[row] = (), _FAULTS[int(drawn["status"][place])]
+        if drawn["ranks"].any():
+            best = zip(rows.sampling.tolist(), token_logprobs(drawn, drawn["tokens"]), strict=True)
+            logprobs = {row: (entry,) for row, entry in best if entry is not None and row not in errors}
     return StepResult(
         step=plan.step,
         tokens=tuple(tokens),

@@ -101,6 +101,51 @@ def test_steps_replay_graphs_and_pad(fake: FakeCuda, runner: CudaRunner) -> None
     assert runner._slots.known[0] == 7
 
 
+def decode(step: int, *places: tuple[int, int], **parts: Any) -> StepPlan:
+    """Of slots at positions."""
+    return StepPlan(step=step, rows=tuple(Row(s, p, 1, True, True) for s, p in places), **parts)
+
+
+def uploads(fake: FakeCuda, runner: CudaRunner, plan: StepPlan) -> int:
+    before = fake.calls["cuMemcpyHtoDAsync"]
+    runner.sample(runner.forward(plan)).wait()
+    return fake.calls["cuMemcpyHtoDAsync"] - before
+
+
+def test_a_batch_that_goes_on_sends_nothing(fake: FakeCuda, runner: CudaRunner) -> None:
+    for slot in (0, 1):
+        runner.sample(runner.forward(prefill(slot, step=slot + 1))).wait()
+    assert uploads(fake, runner, decode(3, (1, 5), (0, 5))) == 2  # rows, sampling
+    assert words(runner._parts.state.batch.address, 7) == [2, 1, 5, 0, 0, 5, 1]
+    assert uploads(fake, runner, decode(4, (1, 6), (0, 6))) == 0
+    assert uploads(fake, runner, decode(5, (1, 7), (0, 7))) == 0
+    more = (SlotBlocks(1, 0, (9,)),)
+    assert uploads(fake, runner, decode(6, (1, 8), (0, 8), blocks=more)) == 1  # the table alone
+    assert uploads(fake, runner, decode(7, (0, 9), (1, 9))) == 2  # in another order
+    assert uploads(fake, runner, decode(8, (0, 10))) == 2
+    assert runner._slots.known[:2].tolist() == [12, 11]
+
+
+def test_what_needs_the_host_is_sent_again(fake: FakeCuda, runner: CudaRunner) -> None:
+    biased = SamplingParams(temperature=0.0, logit_bias=((3, 1.0),))
+    runner.sample(runner.forward(prefill(0))).wait()
+    assert uploads(fake, runner, decode(2, (0, 5))) == 2
+    assert uploads(fake, runner, decode(3, (0, 6))) == 0
+    # A mask is of one step: the step after sends the sampler's inputs anew.
+    handle = runner.forward(decode(4, (0, 7)))
+    before = fake.calls["cuMemcpyHtoDAsync"]
+    runner.sample(handle, {0: b"\xff" * (4 * -(-runner.info.vocab_size // 32))}).wait()
+    assert fake.calls["cuMemcpyHtoDAsync"] == before + 1
+    assert uploads(fake, runner, decode(5, (0, 8))) == 1
+    # Another sequence in the same slot.
+    other = StepPlan(
+        step=6, frees=(0,), news=(new(0, [*PROMPT] * 2, biased),), blocks=(SlotBlocks(0, 0, (7,)),),
+        rows=(Row(0, 9, 1, True),),
+    )  # fmt: skip
+    assert uploads(fake, runner, other) >= 3
+    assert uploads(fake, runner, decode(7, (0, 10))) == 1  # biases are staged by the host at every step
+
+
 def test_without_graphs_launches_are_lists(fake: FakeCuda, folders: Path) -> None:
     runner = built(folders, cuda_graph=False)
     runner.sample(runner.forward(prefill())).wait()

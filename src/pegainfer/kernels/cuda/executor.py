@@ -14,16 +14,18 @@ from pegainfer.contract.errors import OpError
 from pegainfer.kernels.cuda import attention, pointwise, sampling  # noqa: F401  (they register their ops)
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.inputs import InputStage, Layout
+from pegainfer.kernels.cuda.lowered import LoweredStep
 from pegainfer.kernels.cuda.site import Memory, Site, Work, keeps_whole, listing, lower
 from pegainfer.kernels.cuda.store import WeightStore
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
 from pegainfer.runtime.cuda.driver import errors_at
-from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.memory import DeviceBuffer, aligned
 from pegainfer.runtime.cuda.tensor import NUMPY, DeviceTensor
 
 Array = np.ndarray[Any, Any]
+MakeInputs = Callable[[Callable[[str], int]], Work]
+KEPT_VIEWS = 1024
 KEPT_STEPS = 64  # sets of sizes without a graph whose launches stay packed
 # What padding rows and tokens of a graph hold: no slot, no mask, no logprobs; 0 for all others.
 PADDING: dict[str, int] = {"slots": -1, "mask_rows": -1, "top_lens": -1}
@@ -42,19 +44,6 @@ class CudaOptions:
     graphs: bool = True
     tune: bool = True
     padding: Mapping[str, int] = field(default_factory=lambda: dict(PADDING))
-
-
-@dataclass
-class _Step:
-    """A program lowered for one set of sizes."""
-
-    env: dict[str, int]
-    work: list[Work]  # `ahead` launches before the first call, then those of each call
-    ahead: int
-    counts: list[int]
-    inputs: Layout
-    memory: tuple[DeviceBuffer, ...]  # what else the launches point into beside the arena
-    graph: Graph | None = None
 
 
 class CudaExecutor:
@@ -97,8 +86,9 @@ class CudaExecutor:
         staged = [t for t in self._inputs.values() if t not in self._places]
         self._stage = InputStage(program.name, staged, options.padding)
         self._kept: dict[str, DeviceBuffer] = {}
-        self._steps: OrderedDict[tuple[int, ...], _Step] = OrderedDict()
-        self._graphs: dict[bool, list[_Step]] = {False: [], True: []}  # by whether only decoding
+        self._steps: OrderedDict[tuple[int, ...], LoweredStep] = OrderedDict()
+        self._graphs: dict[bool, list[LoweredStep]] = {False: [], True: []}  # by whether only decoding
+        self._views: OrderedDict[tuple[int, ...], dict[str, DeviceTensor]] = OrderedDict()
         self._step_number = 0
         self._lower({s: self.largest.get(s, 1) for s in self._symbols}, False, tune=False)  # asks for weights
 
@@ -115,14 +105,37 @@ class CudaExecutor:
         """
         decode_only = self._decode_only(inputs)
         step = self._find(env, decode_only)
+        if step.made:
+            raise OpError(f"program {self.program.name} makes the inputs of such a step itself", got=env)
+        self._launch(step, inputs, env)
+        return self._results(env)
+
+    def replay(self, env: Sizes, decode_only: bool) -> dict[str, DeviceTensor]:
+        """As `run`, on inputs that are on the device: those that the step makes itself, or the last run's.
+
+        Raises OpError for sizes that were not captured.
+        """
+        step = self._captured(env, decode_only)
+        if step is None:
+            raise OpError(f"program {self.program.name}: only captured steps are replayed", got=env)
+        self._launch(step, None, env)
+        key = tuple(env[s] for s in self._symbols)
+        views = self._views.get(key)
+        if views is None:
+            views = self._views[key] = self._results(env)
+            if len(self._views) > KEPT_VIEWS:
+                self._views.popitem(last=False)
+        return views
+
+    def _launch(self, step: LoweredStep, inputs: Mapping[str, Array] | None, env: Sizes) -> None:
+        stream = self._ctx.stream
         self._step_number += 1
         with errors_at(f"{self.program.name} step {self._step_number}"):
-            self._stage.send(step.inputs, inputs, env, self._ctx.stream)
-            if step.graph is not None:
-                step.graph.launch(self._ctx.stream)
-            else:
-                for work in step.work:
-                    work(self._ctx.stream)
+            if inputs is not None:
+                self._stage.send(step.inputs, inputs, env, stream)
+            step(stream)
+
+    def _results(self, env: Sizes) -> dict[str, DeviceTensor]:
         return {name: self.output(name, env) for name in self._outputs}
 
     def output(self, name: str, env: Sizes) -> DeviceTensor:
@@ -130,22 +143,27 @@ class CudaExecutor:
         t = self._outputs[name]
         return DeviceTensor.at(self._places[t], t.sizes(env), t.dtype, self._arena)
 
-    def capture(self, env: Sizes, decode_only: bool, *, graph: bool = True) -> None:
+    def input_address(self, name: str, env: Sizes, decode_only: bool = False) -> int:
+        """Where a step of these sizes reads an input; for as long as its graph lives, if it was captured."""
+        return self._address(self._inputs[name], self._find(env, decode_only).inputs)
+
+    def capture(
+        self, env: Sizes, decode_only: bool, *, graph: bool = True, make_inputs: MakeInputs | None = None
+    ) -> None:
         """Makes a graph for these sizes ready; later steps of the same kind that fit are padded to them.
 
         Args:
             graph: without, or without CudaOptions.graphs, the launches are kept as a list.
+            make_inputs: from the address of each input to a launch that fills them all, ahead of all others;
+                such steps are replayed, not run.
 
         Weights must have been loaded. Runs the step once, on nothing but padding: no state changes.
         """
         sizes = {s: env[s] for s in self._symbols}
         step = self._lower(sizes, decode_only, tune=self.options.tune)
+        if make_inputs is not None:
+            step.begin_with(make_inputs(lambda name: self._address(self._inputs[name], step.inputs)))
         what = f"{self.program.name} {sizes}{' decode' if decode_only else ''}"
-
-        def body() -> None:
-            for work in step.work:
-                work(self._ctx.stream)
-
         if graph and self.options.graphs:
             nothing = dict.fromkeys(self._symbols, 0)
             padding = {
@@ -154,10 +172,7 @@ class CudaExecutor:
                 if t not in self._places
             }
             self._stage.send(step.inputs, padding, nothing, self._ctx.stream)
-            body()  # whatever a library or the driver does at a first launch happens outside of the graph
-            self._ctx.stream.synchronize(what)
-            step.graph = Graph(self._ctx.stream, body, what)
-            step.graph.upload(self._ctx.stream)
+            step.capture(self._ctx.stream, what)
         self._graphs[decode_only].append(step)
         self._graphs[decode_only].sort(key=lambda s: sum(s.env.values()))
 
@@ -207,7 +222,7 @@ class CudaExecutor:
 
     # Lowering
 
-    def _find(self, env: Sizes, decode_only: bool) -> _Step:
+    def _find(self, env: Sizes, decode_only: bool) -> LoweredStep:
         """The smallest graph that the step fits into, else its launches."""
         if missing := [s for s in self._symbols if s not in env]:
             raise OpError(
@@ -219,12 +234,17 @@ class CudaExecutor:
                     f"program {self.program.name}: size {s} of a step",
                     expected=f"at most {self.largest[s]}", got=env[s],
                 )  # fmt: skip
+        return self._captured(env, decode_only) or self._lowered(
+            {s: env[s] for s in self._symbols}, decode_only
+        )
+
+    def _captured(self, env: Sizes, decode_only: bool) -> LoweredStep | None:
         for step in self._graphs[decode_only]:
             if all(env[s] <= step.env[s] for s in self._symbols):
                 return step
-        return self._lowered({s: env[s] for s in self._symbols}, decode_only)
+        return None
 
-    def _lowered(self, env: dict[str, int], decode_only: bool) -> _Step:
+    def _lowered(self, env: dict[str, int], decode_only: bool) -> LoweredStep:
         key = (int(decode_only), *env.values())
         step = self._steps.get(key)
         if step is None:
@@ -234,14 +254,12 @@ class CudaExecutor:
         self._steps.move_to_end(key)
         return step
 
-    def _lower(self, env: dict[str, int], decode_only: bool, *, tune: bool) -> _Step:
+    def _lower(self, env: dict[str, int], decode_only: bool, *, tune: bool) -> LoweredStep:
         inputs = self._stage.layout(env)
-
-        def address(t: Tensor) -> int:
-            return self._places[t] if t in self._places else inputs.address(t)
-
         while True:
-            memory = Memory(address, self._scratch.address, self._scratch.nbytes, self._keep)
+            memory = Memory(
+                lambda t: self._address(t, inputs), self._scratch.address, self._scratch.nbytes, self._keep
+            )
             site = Site(self._ctx, self._weights, memory, env, decode_only, tune)
             with errors_at(f"lowering {self.program.name}"):
                 lower(site, self.program.calls)
@@ -251,7 +269,10 @@ class CudaExecutor:
             self._scratch = DeviceBuffer(memory.needed, f"scratch of {self.program.name}")
         held = (self._scratch, *self._kept.values())
         work, ahead = site.ahead + site.work, len(site.ahead)
-        return _Step(dict(env), work, ahead, site.counts, inputs, held)
+        return LoweredStep(dict(env), work, ahead, site.counts, inputs, held)
+
+    def _address(self, t: Tensor, inputs: Layout) -> int:
+        return self._places[t] if t in self._places else inputs.address(t)
 
     def _keep(self, key: str, nbytes: int) -> int:
         held = self._kept.get(key)

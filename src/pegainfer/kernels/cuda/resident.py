@@ -1,11 +1,13 @@
 """What outlives a step on the device beside the cache: token histories and block tables of every slot.
 
-The host sends what has changed; two copies a step bring the rest of a step's inputs here from there:
+The host sends what has changed. Of a decode step it need not send more than which slots are at which
+positions, and nothing while the batch goes on: one launch makes all inputs. For other steps two copies bring
 `token_ids`, which may be tokens that the host has not seen yet, and `block_table`, which is large.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from pegainfer.contract.errors import OpError
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.gemm import row_threads, vector_width
-from pegainfer.runtime.cuda.launch import Launch, i32, ptr
+from pegainfer.runtime.cuda.launch import Launch, i32, ptr, struct
 from pegainfer.runtime.cuda.memory import StagingRing
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 
@@ -21,6 +23,10 @@ Array = np.ndarray[Any, Any]
 CHANGES = 4096  # table entries that one launch writes
 RING = 4  # pinned slots: two steps in flight, one being filled, one to spare
 NO_LIMIT = 2**31 - 1
+DECODE_INPUTS = (
+    "token_ids", "positions", "query_starts", "query_lens", "context_lens", "logit_rows", "slots",
+    "block_table",
+)  # fmt: skip
 
 
 class ResidentState:
@@ -30,22 +36,28 @@ class ResidentState:
         history: [Z, X] i32, bound to the sampler as its state.
         tables: [Z, W] i32.
         token_ids: [T] i32 and block_table: [Z, W] i32, bound to the forward pass as inputs.
+        batch: [1 + 3 Z] i32, of the decode step to come: how many rows; slot, position, logit row of each.
     """
 
-    def __init__(self, ctx: CudaContext, slots: int, history_width: int, blocks: int, tokens: int) -> None:
+    def __init__(
+        self, ctx: CudaContext, slots: int, history_width: int, blocks: int, tokens: int, block_size: int
+    ) -> None:
         """Raises CudaError where memory is short."""
         self._ctx = ctx
+        self._block_size = block_size
         self.history = DeviceTensor.empty((slots, history_width), "i32", "token histories")
         self.tables = DeviceTensor.empty((slots, blocks), "i32", "block tables")
         self.token_ids = DeviceTensor.empty((tokens,), "i32", "token ids")
         self.block_table = DeviceTensor.empty((slots, blocks), "i32", "a step's block table")
-        for t in (self.history, self.tables, self.token_ids, self.block_table):
+        self.batch = DeviceTensor.empty((1 + 3 * slots,), "i32", "a decode step's batch")
+        for t in (self.history, self.tables, self.token_ids, self.block_table, self.batch):
             ctx.stream.fill(t.address, 0, t.nbytes)
         self._places = DeviceTensor.empty((slots + tokens,), "i32", "places of a step's rows and tokens")
         self._changes = DeviceTensor.empty((3, CHANGES), "i32", "changes of block tables")
         self._histories = StagingRing(RING, 4 * history_width, "token histories")
         self._place_ring = StagingRing(RING, 4 * (slots + tokens), "places")
         self._change_ring = StagingRing(RING, 4 * 3 * CHANGES, "changes of block tables")
+        self._batch_ring = StagingRing(RING, self.batch.nbytes, "batches")
         self._launches: dict[tuple[str, int], Launch] = {}
 
     def enter(self, slot: int, tokens: Array) -> None:
@@ -92,6 +104,39 @@ class ResidentState:
         self._place_ring.sent(self._ctx.stream)
         self._launch("tokens", padded)
         self._launch("rows", _rounded(rows, most_rows))
+
+    def enter_batch(self, slots: Array, positions: Array, logit_rows: Array) -> None:
+        """Sets the rows of the next decode step: [R], [R] and [L] integers, L ≤ R.
+
+        Every such step leaves them one position further on.
+        """
+        rows = len(slots)
+        if rows > self.tables.shape[0]:
+            raise OpError("a step is too large", expected=self.tables.shape[0], got=rows)
+        _, host, data = self._batch_ring.take()
+        words = data.view(np.int32)
+        words[0] = rows
+        columns = words[1 : 1 + 3 * rows].reshape(rows, 3)
+        columns[:, 0] = slots
+        columns[:, 1] = positions
+        columns[: len(logit_rows), 2] = logit_rows
+        columns[len(logit_rows) :, 2] = 0
+        self._ctx.stream.upload(self.batch.address, host, 4 * (1 + 3 * rows), "batch")
+        self._batch_ring.sent(self._ctx.stream)
+
+    def decode_inputs(self, rows: int, address: Callable[[str], int], counters: Sequence[int]) -> Launch:
+        """Makes the inputs of a decode step that is padded to `rows`.
+
+        Args:
+            address: of the forward pass's inputs by name, for that many rows.
+            counters: of the sampler's inputs history_lens and draws, [rows] i32, each then one higher.
+        """
+        outputs = [ptr(address(name)) for name in DECODE_INPUTS]
+        states = [ptr(t.address) for t in (self.batch, self.history, self.tables)]
+        widths = [i32(t.shape[1]) for t in (self.history, self.tables)]
+        args = struct(*outputs, *map(ptr, counters), *states, *widths, i32(self._block_size))
+        kernel = self._ctx.library.kernel("decode_inputs")
+        return Launch(kernel, (rows, 1, 1), 128, [args], label=f"decode inputs {rows}")
 
     def _launch(self, what: str, count: int) -> None:
         launch = self._launches.get((what, count))

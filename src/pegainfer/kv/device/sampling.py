@@ -70,6 +70,11 @@ class SamplingState:
     def leave(self, slot: int) -> None:
         self._extras.pop(slot, None)
 
+    @property
+    def plain(self) -> bool:
+        """Whether no slot has biases, masks of its own or banned tokens: arrays by slot are all there is."""
+        return not self._extras
+
     def stage(self, slots: Array, draws: Array, masks: Mapping[int, bytes]) -> dict[str, Array]:
         """Inputs of the sampling op for rows of these slots, but for history and logits.
 

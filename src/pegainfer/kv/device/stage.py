@@ -1,7 +1,6 @@
 """From a plan's rows to the arrays that a recorded program reads.
 
-Arrays are allocated once at their largest and handed out as views, so one step is staged at a time: the views
-are valid until the next `stage`.
+Arrays are allocated once at their largest and handed out as views, so one step is staged at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ class StagedRows:
     Args:
         slots, starts, counts: [R] int64, with `follow` resolved.
         sampling: [L] int64, which rows sample.
-        inputs: the program's step inputs by name, int32.
         env: sizes T, R, L, and C and Q for costs (cached tokens read, query-key pairs).
     """
 
@@ -33,8 +31,22 @@ class StagedRows:
     starts: Array
     counts: Array
     sampling: Array
-    inputs: dict[str, Array]
     env: dict[str, int]
+
+    @property
+    def decode(self) -> bool:
+        """Whether every row is one token."""
+        return self.env["T"] == self.env["R"]
+
+    def continues(self, last: StagedRows) -> bool:
+        """Whether these are the rows of `last`, each one token on, and all sample."""
+        count = len(self.slots)
+        return (
+            count == len(last.slots) == len(self.sampling) == len(last.sampling)
+            and self.decode
+            and last.decode
+            and bool((self.slots == last.slots).all() and (self.starts == last.starts + 1).all())
+        )
 
 
 class Staging:
@@ -59,12 +71,14 @@ class Staging:
             if isinstance(group, PageGroup)
         ]
 
-    def stage(self, plan: StepPlan) -> StagedRows:
-        """Raises InvariantError for a plan that computes what no one knows or more than a step may."""
-        slots_of, history = self._slots, self._slots.history
+    def rows(self, plan: StepPlan) -> StagedRows:
+        """A plan's rows in numbers.
+
+        Raises InvariantError for a plan that computes what no one knows or more than a step may.
+        """
         table = np.array([(r.slot, r.start, r.count, r.sample, r.follow) for r in plan.rows], np.int64)
         slots, starts, counts, sample, follow = table.reshape(-1, 5).T
-        known = slots_of.known[slots]
+        known = self._slots.known[slots]
         # A followed row's token exists by now, unless its draw failed: then the last one is computed again.
         starts = np.where(follow, np.minimum(starts, known - counts), starts)
         context = starts + counts
@@ -76,11 +90,21 @@ class Staging:
             or (starts < 0).any()
         ):
             raise InvariantError(f"step {plan.step} has impossible rows: {plan.rows}, known {known.tolist()}")
+        sampling = np.flatnonzero(sample)
+        pairs = int((counts * context - counts * (counts - 1) // 2).sum())
+        env = {"T": num_tokens, "R": num_rows, "L": len(sampling), "C": int(context.sum()), "Q": pairs}
+        return StagedRows(slots, starts, counts, sampling, env)
+
+    def inputs(self, rows: StagedRows) -> dict[str, Array]:
+        """The program's step inputs by name, int32; views that are valid until the next call."""
+        slots_of, history = self._slots, self._slots.history
+        slots, starts, counts, sampling = rows.slots, rows.starts, rows.counts, rows.sampling
+        context = starts + counts
+        num_tokens, num_rows = rows.env["T"], rows.env["R"]
         first = np.cumsum(counts) - counts
         row_of = np.repeat(np.arange(num_rows), counts)
         positions = np.arange(num_tokens) + (starts - first)[row_of]
         slot_of = slots[row_of]
-        sampling = np.flatnonzero(sample)
 
         inputs = {n: a[:num_tokens] for n, a in self._by_token.items()}
         inputs |= {n: a[:num_rows] for n, a in self._by_row.items()}
@@ -99,6 +123,4 @@ class Staging:
             blocks[:num_rows, :reach] = resident[slots, :reach]
             inputs["slots" + suffix] = places[:num_tokens]
             inputs["block_table" + suffix] = blocks[:num_rows]
-        pairs = int((counts * context - counts * (counts - 1) // 2).sum())
-        env = {"T": num_tokens, "R": num_rows, "L": len(sampling), "C": int(context.sum()), "Q": pairs}
-        return StagedRows(slots, starts, counts, sampling, inputs, env)
+        return inputs

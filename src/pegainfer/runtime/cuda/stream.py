@@ -14,9 +14,12 @@ class Event:
         flags = bindings().CUevent_flags
         chosen = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
         self.handle = call("cuEventCreate", int(chosen))
+        self._record = bindings().cuEventRecord  # every step records events: no lookup then
 
     def record(self, stream: Stream) -> None:
-        call("cuEventRecord", self.handle, stream.handle)
+        result = self._record(self.handle, stream.handle)
+        if result[0]:
+            fail("cuEventRecord", result[0])
 
     def done(self) -> bool:
         """Whether the work before it has ended. Raises what that work raised."""
@@ -39,16 +42,21 @@ class Stream:
 
     def __init__(self) -> None:
         self.handle = call("cuStreamCreate", int(bindings().CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._upload, self._download = bindings().cuMemcpyHtoDAsync, bindings().cuMemcpyDtoHAsync
 
     def upload(self, device: int, host: int, nbytes: int, where: object = None) -> None:
         """Host address to device address."""
         if nbytes:
-            call("cuMemcpyHtoDAsync", device, host, nbytes, self.handle, where=where)
+            result = self._upload(device, host, nbytes, self.handle)
+            if result[0]:
+                fail("cuMemcpyHtoDAsync", result[0], where)
 
     def download(self, host: int, device: int, nbytes: int, where: object = None) -> None:
         """Device address to host address."""
         if nbytes:
-            call("cuMemcpyDtoHAsync", host, device, nbytes, self.handle, where=where)
+            result = self._download(host, device, nbytes, self.handle)
+            if result[0]:
+                fail("cuMemcpyDtoHAsync", result[0], where)
 
     def copy(self, dst: int, src: int, nbytes: int, where: object = None) -> None:
         """Device to device."""

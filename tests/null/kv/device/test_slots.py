@@ -66,11 +66,12 @@ class Bench:
         self.step += 1
         plan = StepPlan(step=self.step, **parts)
         self.slots.apply(plan)
-        return self.staging.stage(plan)
+        self.rows = self.staging.rows(plan)
+        return self.rows
 
-
-def listed(rows: StagedRows) -> dict[str, Any]:
-    return {name: a.tolist() for name, a in rows.inputs.items()}
+    def inputs(self) -> dict[str, Any]:
+        """Of the last step."""
+        return {name: a.tolist() for name, a in self.staging.inputs(self.rows).items()}
 
 
 def test_a_prefill_and_a_decode_share_a_step() -> None:
@@ -83,7 +84,7 @@ def test_a_prefill_and_a_decode_share_a_step() -> None:
     bench.slots.history[2, 3] = 13
     bench.slots.advance(np.array([2]))
     rows = bench.run(rows=(Row(0, 1, 4, False), Row(2, 3, 1, True)))
-    assert listed(rows) == {
+    assert bench.inputs() == {
         "token_ids": [21, 22, 23, 24, 13],
         "positions": [1, 2, 3, 4, 3],
         "slots": [5 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3, 3 * 4, 9 * 4 + 3],
@@ -96,7 +97,7 @@ def test_a_prefill_and_a_decode_share_a_step() -> None:
     assert rows.sampling.tolist() == [1]
     # Row 0 reads 5 cached tokens for pairs 2 + 3 + 4 + 5, row 1 reads 4 for 4.
     assert rows.env == {"T": 5, "R": 2, "L": 1, "C": 9, "Q": 18}
-    assert all(a.dtype == np.int32 for a in rows.inputs.values())
+    assert all(a.dtype == np.int32 for a in bench.staging.inputs(rows).values())
 
 
 def test_a_following_row_starts_at_the_last_known_token() -> None:
@@ -104,10 +105,11 @@ def test_a_following_row_starts_at_the_last_known_token() -> None:
     bench.run(news=(new(1, [1, 2]),), blocks=(SlotBlocks(1, 0, (4,)),), rows=(Row(1, 0, 2, True),))
     bench.slots.history[1, 2] = 3
     bench.slots.advance(np.array([1]))
-    assert listed(bench.run(rows=(Row(1, 2, 1, True, True),)))["token_ids"] == [3]
+    bench.run(rows=(Row(1, 2, 1, True, True),))
+    assert bench.inputs()["token_ids"] == [3]
     # Nothing was drawn for it since (its draw failed): the same token is computed again at its own place.
     rows = bench.run(rows=(Row(1, 3, 1, True, True),))
-    assert listed(rows)["positions"] == [2]
+    assert bench.inputs()["positions"] == [2] == rows.starts.tolist()
     assert rows.starts.tolist() == [2]
 
 
@@ -122,12 +124,12 @@ def test_blocks_are_appended_and_a_slot_begins_anew() -> None:
 
 def test_groups_have_tables_of_their_own_and_states_one_entry() -> None:
     bench = Bench(PAGES, STATE, COARSE)
-    rows = bench.run(
+    bench.run(
         news=(new(0, list(range(10))),),
         blocks=(SlotBlocks(0, 0, (1, 2, 3)), SlotBlocks(0, 1, (7,)), SlotBlocks(0, 2, (9, 4))),
         rows=(Row(0, 6, 4, True),),
     )
-    staged = listed(rows)
+    staged = bench.inputs()
     assert staged["slots"] == [10, 11, 12, 13]
     assert staged["slots2"] == [78, 79, 32, 33]
     assert staged["block_table2"] == [[9, 4, 0, 0]]
@@ -169,3 +171,23 @@ def test_pool_copies_blocks_in_order() -> None:
     assert (pool.array[2] == 1).all()
     assert (pool.array[3] == 1).all()
     assert (pool.array[1] == 0).all()
+
+
+def test_rows_that_go_on_are_told_from_others() -> None:
+    bench = Bench()
+    news = (new(0, [1, 2]), new(1, [3, 4]))
+    blocks = (SlotBlocks(0, 0, (4,)), SlotBlocks(1, 0, (5,)))
+    prefill = bench.run(news=news, blocks=blocks, rows=(Row(0, 0, 2, True), Row(1, 0, 2, True)))
+    steps = []
+    for start in (2, 3):
+        bench.slots.advance(np.array([0, 1]))
+        steps.append(bench.run(rows=tuple(Row(s, start, 1, True, True) for s in (0, 1))))
+    first, second = steps
+    assert first.decode and not prefill.decode and not first.continues(prefill)
+    assert second.continues(first) and not first.continues(second)
+    assert not second.continues(second)  # at the same place
+    bench.slots.advance(np.array([0, 1]))
+    swapped = bench.run(rows=tuple(Row(s, 4, 1, True, True) for s in (1, 0)))
+    fewer = bench.run(rows=(Row(0, 4, 1, True, True),))
+    silent = bench.run(rows=(Row(0, 4, 1, True, True), Row(1, 4, 1, False)))
+    assert not any(rows.continues(second) for rows in (swapped, fewer, silent))

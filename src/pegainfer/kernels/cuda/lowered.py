@@ -1,0 +1,55 @@
+"""A program lowered for one set of sizes: its launches, and the graph that replays them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pegainfer.kernels.cuda.inputs import Layout
+from pegainfer.kernels.cuda.site import Work
+from pegainfer.runtime.cuda.graph import Graph
+from pegainfer.runtime.cuda.memory import DeviceBuffer
+from pegainfer.runtime.cuda.stream import Stream
+
+
+@dataclass
+class LoweredStep:
+    """Called with a stream, puts the step on it.
+
+    Args:
+        work: `ahead` launches before the first call, then those of each call.
+        counts: launches of each call.
+        memory: what else the launches point into beside the arena.
+        made: the first launch makes the step's inputs.
+    """
+
+    env: dict[str, int]
+    work: list[Work]
+    ahead: int
+    counts: list[int]
+    inputs: Layout
+    memory: tuple[DeviceBuffer, ...]
+    graph: Graph | None = None
+    made: bool = False
+
+    def __call__(self, stream: Stream) -> None:
+        if self.graph is not None:
+            self.graph.launch(stream)
+        else:
+            self._launch(stream)
+
+    def begin_with(self, make_inputs: Work) -> None:
+        """`make_inputs` fills all inputs, ahead of everything else."""
+        self.work.insert(0, make_inputs)
+        self.ahead += 1
+        self.made = True
+
+    def capture(self, stream: Stream, what: str) -> None:
+        """Runs the launches once and makes a graph of them."""
+        self._launch(stream)  # whatever a library or the driver does at a first launch happens outside of it
+        stream.synchronize(what)
+        self.graph = Graph(stream, lambda: self._launch(stream), what)
+        self.graph.upload(stream)
+
+    def _launch(self, stream: Stream) -> None:
+        for work in self.work:
+            work(stream)
