@@ -12,9 +12,10 @@ from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
 from pegainfer.ops.check import Trial, through_program
 from pegainfer.ops.program import Program
+from pegainfer.ops.rounding import rounded as rounded
 from pegainfer.ops.spec import Arrays
 from pegainfer.ops.tensor import Kind
-from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, to_bf16
+from pegainfer.runtime.cuda.tensor import DeviceTensor, to_bf16
 from pegainfer.runtime.weights.raw import RawWeight
 
 Array = np.ndarray[Any, Any]
@@ -68,13 +69,6 @@ def runner(ctx: CudaContext) -> Callable[[Trial], None]:
         return run_once(ctx, program, weights, states, inputs, sizes)
 
     return through_program(execute)
-
-
-def rounded(a: Array, dtype: str) -> Array:
-    """Float32 values that the 16-bit dtype holds exactly."""
-    if dtype == "bf16":
-        return from_bf16(to_bf16(np.ascontiguousarray(a, np.float32)))
-    return a.astype(np.float16).astype(np.float32)
 
 
 def raw(a: Array, format: str) -> RawWeight:

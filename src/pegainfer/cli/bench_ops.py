@@ -19,13 +19,16 @@ from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
     from pegainfer.cli.spec import EngineSpec
-    from pegainfer.kernels.cpu.backend import CpuOptions
-    from pegainfer.kernels.cpu.opbench import Timing
     from pegainfer.kernels.ledger import Roofline, Row
+    from pegainfer.kernels.opbench import Identity, OpDevice, Timing
     from pegainfer.kernels.workload import Family, StepShape
     from pegainfer.ops.check import Report
 
-FLAGS = ("--threads", "--isa", "--activation-dtype", "--kv-cache-dtype")  # of EngineConfig, that matter here
+# Of EngineConfig, those that matter here, by device.
+FLAGS = {
+    "cpu": ("--threads", "--isa", "--activation-dtype", "--kv-cache-dtype"),
+    "cuda": ("--device-ordinal", "--load-format"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +58,18 @@ def ops(
     the op's reference. Weights are seeded; of the model, only the sizes and formats count.
     """
     from pegainfer.kernels import ledger
-    from pegainfer.kernels.cpu.backend import CpuOptions
-    from pegainfer.kernels.cpu.threads import usable_cores
 
-    if flags.device != "cpu":
-        raise UnsupportedError("ops are benched on the CPU", expected="--device cpu", got=flags.device)
-    given.refuse(EngineConfig, "bench ops", but=FLAGS)
+    if flags.device not in ("auto", *FLAGS):
+        raise UnsupportedError("no ops to bench", expected="--device cpu or cuda", got=flags.device)
     target = choose(model, flags, engine, SchedulerConfig(), given)
-    options = CpuOptions(
-        threads=engine.threads or usable_cores(),
-        isa=engine.isa,
-        activation="f32" if engine.activation == "f32" else "int8",
-    )
-    origin = _Origin.here(target.spec.name, options)
-    measured, roofline = _measure(_plan(target.spec, bench.op), options)
+    backend = target.spec.engine.backend
+    given.refuse(EngineConfig, f"bench ops --device {backend}", but=FLAGS[backend])
+    device = _open(target.spec.engine)
+    try:
+        measured, roofline = _measure(_plan(target.spec, device, bench.op), device)
+        origin = _Origin.here(target.spec.name, device)
+    finally:
+        device.close()
     rows = [origin.row(m, roofline) for m in measured]
     _print(rows, roofline)
     faults = [f"{m.report.label}: {fault}" for m in measured for fault in m.report.faults]
@@ -81,22 +82,39 @@ def ops(
     return 1 if faults else 0
 
 
+def _open(engine: EngineConfig) -> OpDevice:
+    """Raises what opening a GPU raises."""
+    if engine.backend == "cuda":
+        from pegainfer.kernels.cuda.opbench import CudaOps
+
+        return CudaOps(engine.device_ordinal)
+    from pegainfer.cli.machine import cpu_model
+    from pegainfer.kernels.cpu.backend import CpuOptions
+    from pegainfer.kernels.cpu.opbench import CpuOps
+    from pegainfer.kernels.cpu.threads import usable_cores
+
+    options = CpuOptions(
+        threads=engine.threads or usable_cores(),
+        isa=engine.isa,
+        activation="f32" if engine.activation == "f32" else "int8",
+    )
+    return CpuOps(cpu_model(), options)
+
+
 Plan = list[tuple["Family", tuple["StepShape", ...]]]
 
 
-def _plan(spec: EngineSpec, wanted: tuple[str, ...]) -> Plan:
+def _plan(spec: EngineSpec, device: OpDevice, wanted: tuple[str, ...]) -> Plan:
     """The model's calls and their shapes. Raises ConfigError for an op that it does not have."""
     from pegainfer.cli.plan import step_programs
-    from pegainfer.kernels.cpu.lower import lowered
-    from pegainfer.kernels.workload import families
 
     programs = step_programs(spec)
-    found = families([lowered(programs.forward), lowered(programs.sampler)])
+    found = device.families([programs.forward, programs.sampler])
     names = list(dict.fromkeys(f.spec.name for f in found))
     if unknown := sorted(set(wanted) - set(names)):
         raise ConfigError("no such op in this model's step", expected=" ".join(names), got=" ".join(unknown))
     longest = programs.info.max_model_len
-    return [(f, f.step_shapes(longest)) for f in found if not wanted or f.spec.name in wanted]
+    return [(f, f.step_shapes(longest, device.loads)) for f in found if not wanted or f.spec.name in wanted]
 
 
 @dataclass(frozen=True)
@@ -107,28 +125,28 @@ class _Measured:
     case: str
     timing: Timing
     report: Report
+    identity: Identity
 
 
-def _measure(plan: Plan, options: CpuOptions) -> tuple[list[_Measured], Roofline]:
+def _measure(plan: Plan, device: OpDevice) -> tuple[list[_Measured], Roofline]:
     """All shapes and options of all families; the machine's ceilings before and after, the better ones."""
     from pegainfer.cli.progress import counted_progress
-    from pegainfer.kernels.cpu.opbench import FamilyBench
-    from pegainfer.kernels.cpu.roofline import measure_roofline
 
     measured: list[_Measured] = []
-    before = measure_roofline(options.threads, options.isa)
+    before = device.roofline()
     with counted_progress(sum(len(shapes) * len(f.options()) for f, shapes in plan)) as progress:
         for family, shapes in plan:
-            bench = FamilyBench(family, shapes, options)
+            bench = device.bench(family, shapes)
             try:
                 for shape in shapes:
                     for name, values in family.options().items():
                         progress(family.spec.name)
                         report = bench.check(shape, values)
-                        measured.append(_Measured(family, name, bench.time(shape, values), report))
+                        timing = bench.time(shape, values)
+                        measured.append(_Measured(family, name, timing, report, bench.identity(shape)))
             finally:
                 bench.close()
-    return measured, before.best_of(measure_roofline(options.threads, options.isa))
+    return measured, before.best_of(device.roofline())
 
 
 @dataclass(frozen=True)
@@ -136,47 +154,40 @@ class _Origin:
     """What all rows of a run share."""
 
     model: str
-    threads: int
-    isa: str
-    int8: bool
     device: str
-    source: str
+    threads: int
     commit: str | None
     command: str
     date: str
 
     @classmethod
-    def here(cls, model: str, options: CpuOptions) -> _Origin:
-        from pegainfer.cli.machine import commit, cpu_model
-        from pegainfer.kernels.cpu.library import isa_name, source_hash
+    def here(cls, model: str, device: OpDevice) -> _Origin:
+        from pegainfer.cli.machine import commit
 
         return cls(
             model=model,
-            threads=options.threads,
-            isa=isa_name(options.isa),
-            int8=options.activation == "int8",
-            device=cpu_model(),
-            source=source_hash()[:12],
+            device=device.name,
+            threads=device.threads,
             commit=commit(),
             command=shlex.join(["pegainfer", *sys.argv[1:]]),
             date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
 
     def row(self, m: _Measured, roofline: Roofline) -> Row:
-        from pegainfer.kernels.cpu.variant import arithmetic_of, variant_of
-        from pegainfer.kernels.ledger import Row, memory_of, shape_of
+        from pegainfer.kernels.ledger import Row, shape_of
 
-        spec, dtypes, timing = m.family.spec, m.family.dtypes, m.timing
+        spec, timing, ran = m.family.spec, m.timing, m.identity
         worst = m.report.deviations.values()
         return Row(
             op=spec.name,
-            variant=variant_of(spec, dtypes, self.isa, self.int8),
+            variant=ran.variant,
+            kernels=ran.kernels,
             case=m.case,
             shape=shape_of(spec, timing.sizes),
             formats=m.family.formats,
             device=self.device,
             threads=self.threads,
-            source=self.source,
+            source=ran.source,
             error=max((d.error for d in worst), default=0.0),
             tolerance_share=round(max((d.share for d in worst), default=0.0), 4),
             us=round(timing.us(0.5), 3),
@@ -185,8 +196,8 @@ class _Origin:
             samples=len(timing.nanoseconds),
             bytes=timing.cost.bytes,
             flops=timing.cost.flops,
-            memory=memory_of(spec),
-            arithmetic=arithmetic_of(spec, dtypes, self.int8),
+            memory=ran.memory,
+            arithmetic=ran.arithmetic,
             roofline=roofline,
             model=self.model,
             calls=m.family.calls,
@@ -200,8 +211,9 @@ def _print(rows: list[Row], roofline: Roofline) -> None:
     from pegainfer.kernels.ledger import shape_text
 
     peaks = ", ".join(f"{name} {peak:g} G/s" for name, peak in roofline.peaks.items())
-    device = f"{rows[0].device}, {rows[0].threads} threads"
-    print(f"{device}: reads {roofline.read_gb_s:g} GB/s, caches {roofline.cache_gb_s:g} GB/s; {peaks}")
+    threads = f", {rows[0].threads} threads" if rows[0].threads else ""
+    reads = f"reads {roofline.read_gb_s:g} GB/s, caches {roofline.cache_gb_s:g} GB/s"
+    print(f"{rows[0].device}{threads}: {reads}; {peaks}")
     print(
         f"{'op':22} {'variant':22} {'shape':44} {'µs':>9} {'p10':>9} {'p90':>9} {'GB/s':>7} {'GFLOP/s':>8} "
         f"{'share':>6} {'error':>6}"
@@ -211,4 +223,6 @@ def _print(rows: list[Row], roofline: Roofline) -> None:
             f"{r.op:22} {r.variant:22} {shape_text(r):44} {r.us:9.1f} {r.us_p10:9.1f} {r.us_p90:9.1f} "
             f"{r.gb_s:7.1f} {r.gflop_s:8.1f} {r.share:6.1%} {r.tolerance_share:6.1%}"
         )
+        if r.kernels:
+            print(f"{'':22} {' '.join(r.kernels)}")
     print("share: of the roofline at this shape; error: of what the op's tolerance allows")

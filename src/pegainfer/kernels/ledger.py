@@ -67,11 +67,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One op at one shape on one device.
 
     Args:
-        variant: which kernel: device, instruction set, formats, arithmetic ('cpu.avx512.q4_1.int8').
+        variant: device, instruction set or architecture, formats, arithmetic: 'cpu.avx512.q4_1.int8',
+            'cuda.sm90a.bf16'.
+        kernels: that one call launches, by their names in the manifest; empty where the variant says it all.
         case: what else its time depends on: sampling options; empty for most ops.
         shape: axis sizes by letter (GLOSSARY.md), without IDLE_AXES, with COST_AXES.
         formats: storage of each operand that has more than one.
         device: the processor's or card's name.
+        threads: 0 on a GPU.
         source: hash of the kernel's sources.
         error: largest |got - reference|.
         tolerance_share: the largest share of what the op's tolerance allows, anywhere.
@@ -84,6 +87,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     op: str
     variant: str
+    kernels: tuple[str, ...] = ()
     case: str = ""
     shape: dict[str, int]
     formats: dict[str, str]

@@ -5,7 +5,7 @@ Every device's op bench walks these; how the calls are repeated and timed is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy as np
 from pegainfer.kernels.ledger import IDLE_AXES
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.cases.pointwise import rotation_table
-from pegainfer.ops.program import Program
+from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.spec import Arrays, Case, OpSpec, Role
+from pegainfer.ops.tensor import Kind
 
 Array = np.ndarray[Any, Any]
 
@@ -39,14 +40,42 @@ class StepShape:
         return tokens | {"C": self.rows * self.context, "Q": self.rows * pairs}
 
 
-CONTEXT = 128  # tokens, where nothing else is said
-BATCHES = (1, 2, 4, 8, 16)
-DECODES = tuple(StepShape(rows, 1, CONTEXT) for rows in BATCHES)
-PREFILLS = tuple(StepShape(1, count, count) for count in (128, 512))
-LONG = (
-    *(StepShape(1, 1, context) for context in (1024, 4096, 8192)),
-    *(StepShape(rows, 1, 1024) for rows in BATCHES[1:]),
-    StepShape(1, 128, 4096),
+@dataclass(frozen=True)
+class Loads:
+    """The steps that a device's ops are measured at.
+
+    Args:
+        decodes: rows with one token each.
+        prefills: seen by ops that work on all tokens of a step, not by those of the rows that sample.
+        long: more contexts, for attention.
+    """
+
+    decodes: tuple[StepShape, ...]
+    prefills: tuple[StepShape, ...]
+    long: tuple[StepShape, ...]
+
+
+def _decodes(batches: Iterable[int], context: int) -> tuple[StepShape, ...]:
+    return tuple(StepShape(rows, 1, context) for rows in batches)
+
+
+def _prefills(*counts: int) -> tuple[StepShape, ...]:
+    return tuple(StepShape(1, count, count) for count in counts)
+
+
+CPU_LOADS = Loads(
+    decodes=_decodes((1, 2, 4, 8, 16), 128),
+    prefills=_prefills(128, 512),
+    long=(
+        *(StepShape(1, 1, context) for context in (1024, 4096, 8192)),
+        *_decodes((2, 4, 8, 16), 1024),
+        StepShape(1, 128, 4096),
+    ),
+)
+GPU_LOADS = Loads(
+    decodes=_decodes((1, 8, 16, 32, 64, 128, 256), 1024),
+    prefills=_prefills(128, 512, 1024, 2048),
+    long=(StepShape(1, 1, 8192), StepShape(8, 1, 8192), StepShape(1, 2048, 8192)),
 )
 
 # What users ask of sampling, by op: name -> values of operands that are not the neutral ones.
@@ -104,12 +133,12 @@ class Family:
         """Storage of what may be stored in several ways: matrices and the KV cache."""
         return {n: d for n, d in self.dtypes.items() if n in self.weights or n == "kv"}
 
-    def step_shapes(self, longest: int) -> tuple[StepShape, ...]:
+    def step_shapes(self, longest: int, loads: Loads) -> tuple[StepShape, ...]:
         """At which a bench measures it; no context is longer than `longest` tokens."""
         letters = {a for o in self.spec.operands for a in o.axes} - set(IDLE_AXES.get(self.spec.name, ""))
-        shapes = DECODES
+        shapes = loads.decodes
         if "T" in letters:  # else it sees only the rows that sample
-            shapes += PREFILLS + (LONG if self.spec.name == "attention" else ())
+            shapes += loads.prefills + (loads.long if self.spec.name == "attention" else ())
         return tuple(s for s in shapes if s.context <= longest)
 
     def options(self) -> Mapping[str, Options]:
@@ -121,12 +150,19 @@ def families(programs: Iterable[Program]) -> list[Family]:
     found: dict[tuple[object, ...], Family] = {}
     for call in (c for program in programs for c in program.calls):
         axes = {a: n for a, n in call.axes.items() if isinstance(n, int)}
-        dtypes = {name: t.dtype for name, t in call.tensors.items()}
+        dtypes = {name: _held_dtype(call, name) for name in call.tensors}
         attrs = {k: 0 if k == "layer" else v for k, v in call.attrs.items()}
         key = (call.spec.name, *(tuple(sorted(d.items())) for d in (axes, dtypes, attrs)))
         seen = found.get(key, Family(call.spec, axes, dtypes, attrs, 0))
         found[key] = replace(seen, calls=seen.calls + 1)
     return list(found.values())
+
+
+def _held_dtype(call: OpCall, name: str) -> str:
+    """As the kernels see it: norms and tables become float32 when they are loaded, whatever the file has."""
+    t = call.tensors[name]
+    constant = t.kind is Kind.WEIGHT and call.spec.operand(name).role is not Role.WEIGHT
+    return "f32" if constant else t.dtype
 
 
 @dataclass(frozen=True)
@@ -160,10 +196,18 @@ def positions_of(shape: StepShape) -> Array:
     return i32(np.tile(one, shape.rows))
 
 
-def case(family: Family, shape: StepShape, options: Options, seed: int, most_ids: int | None = None) -> Case:
+def case(
+    family: Family,
+    shape: StepShape,
+    options: Options,
+    seed: int,
+    most_ids: int | None = None,
+    only: Collection[Role] = (Role.IN, Role.INOUT, Role.STATE, Role.WEIGHT),
+) -> Case:
     """One call's inputs, for a checker; a KV pool of one layer that the rows fill.
 
     Args:
+        only: draws operands of these roles.
         most_ids: cuts a matrix of the vocabulary to so many rows, whose results do not depend on each other:
             a reference in float64 takes its time.
     """
@@ -176,7 +220,7 @@ def case(family: Family, shape: StepShape, options: Options, seed: int, most_ids
         sizes["V"] = min(sizes["V"], most_ids)
     arrays: Arrays = {}
     for o in family.spec.operands:
-        if o.role is not Role.OUT and o.name in family.dtypes:
+        if o.role in only and o.name in family.dtypes:
             dims = tuple(int(a) if a.isdigit() else sizes[a] for a in o.axes)
             arrays[o.name] = _values(o.name, family.dtypes[o.name], dims, rng, options, o.role)
     if "history" in arrays:

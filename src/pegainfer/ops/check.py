@@ -115,7 +115,7 @@ def check_case(
             if got.tobytes() != given[o.name].tobytes():
                 faults.append(f"{o.name}: only to be read, but was written")
             continue
-        fault, deviations[o.name] = _compare(got, want[o.name], tolerance, bounds.get(o.name))
+        fault, deviations[o.name] = compare_output(got, want[o.name], tolerance, bounds.get(o.name))
         faults += [f"{o.name}{fault}"] if fault else []
     return Report(f"{spec.name}, {case.label}", tuple(faults), deviations)
 
@@ -188,8 +188,14 @@ def _hurt(around: tuple[Array, Array]) -> bool:
     return any((part != GUARD).any() for part in around)
 
 
-def _compare(got: Array, want: Array, tolerance: Tolerance, bound: Array | None) -> tuple[str, Deviation]:
-    """A description of the worst place if it is past the tolerance, else ''."""
+def compare_output(
+    got: Array, want: Array, tolerance: Tolerance, bound: Array | None
+) -> tuple[str, Deviation]:
+    """A description of the worst place if it is past the tolerance, else '', and the deviation there.
+
+    Args:
+        bound: what Tolerance.bound gives for this output; None for nothing.
+    """
     if want.size == 0:
         return "", Deviation(0.0, 0.0)
     if want.dtype.kind != "f":

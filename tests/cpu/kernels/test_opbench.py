@@ -10,9 +10,10 @@ import pytest
 from pegainfer.cli.main import main
 from pegainfer.kernels.cpu.backend import CpuOptions
 from pegainfer.kernels.cpu.lower import lowered
-from pegainfer.kernels.cpu.opbench import CALLS, FamilyBench
+from pegainfer.kernels.cpu.opbench import FamilyBench
 from pegainfer.kernels.cpu.variant import arithmetic_of, variant_of
 from pegainfer.kernels.ledger import append, newest, read, shape_of
+from pegainfer.kernels.opbench import CALLS
 from pegainfer.kernels.workload import Family, StepShape, families
 from pegainfer.ops.program import Program
 from pegainfer.ops.sampler import sampler
@@ -136,8 +137,8 @@ def test_the_command_measures_prints_and_appends(tmp_path: Path, capsys: pytest.
     [
         (["--op", "linaer"], "no such op in this model's step; expected embedding"),
         (["--ledger", "x"], "--ledger does nothing alone; remedy: add --append"),
-        (["--device", "null"], "ops are benched on the CPU; expected --device cpu; got null"),
-        (["--max-model-len", "9"], "--max-model-len does not apply; at bench ops"),
+        (["--device", "null"], "no ops to bench; expected --device cpu or cuda; got null"),
+        (["--max-model-len", "9"], "--max-model-len does not apply; at bench ops --device cpu"),
         (["--isa", "sse9"], "no kernels for this instruction set"),
     ],
 )

@@ -1,30 +1,56 @@
-"""What this card's memory can give: the roof that shares are measured against."""
+"""What this card can give at the most: the roofs that shares are measured against."""
 
 from __future__ import annotations
 
 from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.site import Matmul
+from pegainfer.kernels.cuda.store import fill_normal
+from pegainfer.kernels.cuda.timing import graph_times
+from pegainfer.kernels.ledger import Roofline
+from pegainfer.runtime.cuda.cublaslt import MatmulProblem
 from pegainfer.runtime.cuda.launch import Launch, i64, ptr
 from pegainfer.runtime.cuda.memory import DeviceBuffer
-from pegainfer.runtime.cuda.stream import Event
+from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 BYTES = 1 << 30  # many times any cache
-BLOCKS_PER_SM = 4
+BLOCKS_PER_SM = (2, 4, 8)
 RUNS = 5
+SWEEPS = 16  # of the part that the L2 cache holds, one launch each
+PEAKS = {"bf16": 8192, "f32": 4096}  # dtype -> rows, columns and depth of the product that is timed
 
 
-def read_gb_s(ctx: CudaContext) -> float:
-    """Best GB/s (10⁹ bytes) of some sweeps that only read."""
-    data, out = DeviceBuffer(BYTES, "bandwidth"), DeviceBuffer(4, "bandwidth's result")
-    grid = (BLOCKS_PER_SM * ctx.device.info.num_sms, 1, 1)
-    args = (ptr(data.address), ptr(out.address), i64(BYTES // 16))
-    launch = Launch(ctx.library.kernel("read_bandwidth"), grid, 512, args, label="read_bandwidth")
-    ctx.stream.fill(data.address, 0, BYTES)
+def read_gb_s(ctx: CudaContext, nbytes: int = BYTES, sweeps: int = 1) -> float:
+    """Best GB/s (10⁹ bytes) of some launches that only read, `sweeps` of them in a graph."""
+    data, out = DeviceBuffer(nbytes, "bandwidth"), DeviceBuffer(4, "bandwidth's result")
+    fill_normal(ctx, DeviceTensor.at(data.address, (nbytes // 2,), "bf16"), seed=1)
+    args = (ptr(data.address), ptr(out.address), i64(nbytes // 16))
     best = 0.0
-    for _ in range(RUNS):
-        start, stop = Event(timing=True), Event(timing=True)
-        start.record(ctx.stream)
-        launch(ctx.stream)
-        stop.record(ctx.stream)
-        stop.wait("read_bandwidth")
-        best = max(best, BYTES / stop.milliseconds_since(start) / 1e6)
+    for per_sm in BLOCKS_PER_SM:
+        grid = (per_sm * ctx.device.info.num_sms, 1, 1)
+        launch = Launch(ctx.library.kernel("read_bandwidth"), grid, 512, args, label="read_bandwidth")
+        times = graph_times(ctx, [launch] * sweeps, RUNS, "read_bandwidth")
+        best = max(best, sweeps * nbytes / min(times) / 1e3)
+    data.free()
+    out.free()
     return best
+
+
+def gflop_s(ctx: CudaContext, dtype: str, size: int) -> float:
+    """Best 10⁹ multiplications and additions a second of a square product of random numbers by cuBLASLt."""
+    shape = (size, size)
+    x, w, out = (DeviceTensor.empty(shape, dtype, "operand of the peak") for _ in range(3))
+    for seed, t in enumerate((x, w)):
+        fill_normal(ctx, t, seed)
+    plan = ctx.lt.plan(MatmulProblem(size, size, size, dtype, dtype))
+    plan.tune(x.address, w.address, out.address, ctx.stream, ctx.flush)
+    work = Matmul(plan, x.address, w.address, out.address)
+    return float(2 * size**3 / min(graph_times(ctx, [work], RUNS, f"peak of {dtype}")) / 1e3)
+
+
+def measure_roofline(ctx: CudaContext) -> Roofline:
+    """Bandwidths of memory and L2 cache, peaks of the tensor cores in bf16 and of float32 (about 0.1 s)."""
+    return Roofline(
+        read_gb_s=read_gb_s(ctx),
+        cache_gb_s=read_gb_s(ctx, ctx.device.info.l2_bytes // 32 * 16, SWEEPS),
+        peaks={dtype: gflop_s(ctx, dtype, size) for dtype, size in PEAKS.items()},
+    )

@@ -127,10 +127,7 @@ class WeightStore:
 
     def _fill(self, t: DeviceTensor, index: int, mean: float, scale: float) -> None:
         assert self._dummy is not None
-        kernel = self._ctx.library.kernel(f"fill_normal_{t.dtype}")
-        seed = self._dummy.seed * 1_000_003 + index
-        args = (ptr(t.address), i64(prod(t.shape)), i64(seed), f32(mean), f32(scale))
-        Launch(kernel, (FILL_BLOCKS, 1, 1), 256, args, label="fill_normal")(self._ctx.stream)
+        fill_normal(self._ctx, t, self._dummy.seed * 1_000_003 + index, mean, scale)
 
     def _read(self, t: Tensor, dtype: str, address: int, pitch: int) -> list[Piece]:
         """A weight's way to the device, in pieces of whole rows that fit a slot of the ring."""
@@ -171,6 +168,13 @@ class WeightStore:
             stream.copy_rows(address, pitch, out, width, width, rows)
 
         return direct if source == dtype else converted
+
+
+def fill_normal(ctx: CudaContext, t: DeviceTensor, seed: int, mean: float = 0.0, scale: float = 1.0) -> None:
+    """Fills a contiguous tensor of floats with seeded normals, on the stream."""
+    args = (ptr(t.address), i64(prod(t.shape)), i64(seed), f32(mean), f32(scale))
+    kernel = ctx.library.kernel(f"fill_normal_{t.dtype}")
+    Launch(kernel, (FILL_BLOCKS, 1, 1), 256, args, label="fill_normal")(ctx.stream)
 
 
 def _reader(raw: RawWeight, rows: int, k: int, first: int, count: int) -> Callable[[Array], None]:

@@ -1,0 +1,192 @@
+"""Times ops on the GPU as a step meets them: call after call in one graph, weights and pages cold."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.executor import CudaOptions
+from pegainfer.kernels.cuda.roofline import measure_roofline
+from pegainfer.kernels.cuda.sampled import SampledCall
+from pegainfer.kernels.cuda.site import Matmul, Work, keeps_whole
+from pegainfer.kernels.cuda.store import Dummy, fill_normal
+from pegainfer.kernels.cuda.timing import graph_times
+from pegainfer.kernels.ledger import Roofline, memory_of
+from pegainfer.kernels.opbench import MOST_IDS, Identity, Repeated, Timing, paged_calls
+from pegainfer.kernels.workload import GPU_LOADS, Family, Options, StepShape, families
+from pegainfer.ops.cases.common import i32, normal
+from pegainfer.ops.check import Report
+from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.spec import Arrays, Role
+from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.runtime.cuda.launch import Launch
+from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, to_bf16
+from pegainfer.runtime.weights.raw import RawWeight
+
+Array = np.ndarray[Any, Any]
+
+DTYPE = "bf16"  # of activations, and so of weights
+COLD = 2  # times the L2 cache
+LEAST, PLAIN = 8, 64  # calls of a program: with large weights, and without weights
+REPLAYS = 20  # of a shape's graph
+LIBRARY = "cublaslt"
+PERIOD = (1 << 20) + 7  # elements after which drawn weights repeat: no matrix has rows of this length
+
+
+class CudaOps:
+    """One GPU: implements kernels.opbench.OpDevice."""
+
+    loads = GPU_LOADS
+    threads = 0
+
+    def __init__(self, ordinal: int = 0, ctx: CudaContext | None = None) -> None:
+        """Raises CudaError without a usable GPU, KernelsError without kernels for it."""
+        self._ctx = ctx or CudaContext(ordinal)
+        self.name = self._ctx.device.info.name
+
+    def families(self, programs: Iterable[Program]) -> list[Family]:
+        """Matrices have the activations' dtype, whatever the file has."""
+        found = families([program.lowered(keep=keeps_whole) for program in programs])
+        return [replace(f, dtypes=f.dtypes | dict.fromkeys(f.weights, DTYPE)) for f in found]
+
+    def bench(self, family: Family, shapes: tuple[StepShape, ...]) -> CudaFamilyBench:
+        return CudaFamilyBench(family, shapes, self._ctx)
+
+    def roofline(self) -> Roofline:
+        return measure_roofline(self._ctx)
+
+    def close(self) -> None:
+        self._ctx.close()
+
+
+class CudaFamilyBench:
+    """One family's calls. The first call's weights are drawn on the host, for the check; others on the GPU.
+
+    Args:
+        shapes: all that will be timed.
+    """
+
+    def __init__(self, family: Family, shapes: tuple[StepShape, ...], ctx: CudaContext) -> None:
+        self.family = family
+        self._ctx = ctx
+        cold = COLD * ctx.device.info.l2_bytes
+        plain = max(PLAIN, paged_calls(family, shapes, cold)) if family.paged else PLAIN
+        self._repeated = Repeated(family, shapes, cold, least=LEAST, plain=plain)
+        self._bits = self._draw()
+        raw = {
+            name: RawWeight(DTYPE, bits.shape, bits.reshape(-1).view(np.uint8))
+            for name, bits in self._bits.items()
+        }
+        self._backend = CudaBackend(ctx, raw, CudaOptions(), Dummy(heads=()))
+        states = {t.name: self._state(t) for t in self._repeated.program.tensors(Kind.STATE)}
+        self._executor = self._backend.prepare(self._repeated.program, states, self._repeated.largest)
+        self._backend.load()
+        self._staged: tuple[object, Arrays] = (None, {})
+
+    def close(self) -> None:
+        """Device memory goes with the bench; the context stays the device's."""
+        self._ctx.stream.synchronize("op bench")
+        del self._executor, self._backend
+
+    def time(self, shape: StepShape, options: Options) -> Timing:
+        """Replays a graph of all calls."""
+        env, decode = self._repeated.env(shape), self._decodes(shape)
+        self._executor.capture(env, decode, graph=False)  # cuBLASLt's algorithms are timed here
+        for _, _, run in self._executor.walk(self._inputs(shape, options), env):
+            run()
+        calls = [work for _, work in self._calls(shape)]
+        launches = [launch for work in calls for launch in work]
+        times = graph_times(self._ctx, launches, REPLAYS, f"op bench of {self.family.spec.name}")
+        return self._repeated.timing(np.array(times) * 1e3 / len(calls), shape)
+
+    def check(self, shape: StepShape, options: Options) -> Report:
+        """Some rows of the first call against the reference; of a vocabulary, the first MOST_IDS columns."""
+        env, lead = self._repeated.env(shape), self._repeated.lead
+        label = f"{shape.rows} rows of {shape.count}, context {shape.context}"
+        for number, (call, _, run) in enumerate(self._executor.walk(self._inputs(shape, options), env)):
+            if number == lead:
+                sampled = SampledCall(self._executor, self._ctx, call, env, self._weights(call))
+                return sampled.check(label, run)
+            run()
+        raise AssertionError("a program without its op")
+
+    def identity(self, shape: StepShape) -> Identity:
+        _, work = self._calls(shape)[0]
+        kernels = tuple(dict.fromkeys(kernel_name(w) for w in work))
+        call = self._repeated.last
+        moved = call.cost(self._repeated.env(shape)).bytes
+        fits = moved <= self._ctx.device.info.l2_bytes // 2
+        return Identity(
+            f"cuda.sm{self._ctx.device.info.arch}.{self._arithmetic}",
+            kernels,
+            self._source(kernels),
+            "cache" if memory_of(call.spec) == "cache" and fits else "dram",
+            self._arithmetic,
+        )
+
+    @property
+    def _arithmetic(self) -> str:
+        return DTYPE if DTYPE in self.family.dtypes.values() else "f32"
+
+    def _source(self, kernels: tuple[str, ...]) -> str:
+        """Of the units that these kernels are in; the library has no source of ours."""
+        found = [self._ctx.library.manifest.variant(name) for name in kernels if name != LIBRARY]
+        hashes = sorted({entry[0].hash for entry in found if entry is not None})
+        return hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:12] if hashes else LIBRARY
+
+    def _calls(self, shape: StepShape) -> list[tuple[OpCall, list[Work]]]:
+        work = self._executor.work(self._repeated.env(shape), self._decodes(shape))
+        return work[self._repeated.lead :]
+
+    def _decodes(self, shape: StepShape) -> bool:
+        """As the executor tells from its inputs."""
+        return shape.count == 1 and "query_lens" in self.family.dtypes
+
+    def _inputs(self, shape: StepShape, options: Options) -> Arrays:
+        key = shape, tuple(options.items())
+        if self._staged[0] != key:
+            fixed = self._repeated.fixed(shape, options)
+            self._staged = key, fixed | self._repeated.moving(shape, 0)
+        return self._staged[1]
+
+    def _draw(self) -> dict[str, Array]:
+        """Bits of the first call's matrices by the tensors' names."""
+        first = self._repeated.program.calls[self._repeated.lead]
+        drawn = {}
+        for o in first.spec.operands:
+            if o.role is Role.WEIGHT and o.name in first.tensors:
+                n, k = first.tensors[o.name].sizes({})
+                values = normal(self._repeated.rng, (min(PERIOD, n * k),)) * np.float32(k**-0.5)
+                drawn[first.tensors[o.name].name] = np.resize(to_bf16(values), (n, k))
+        return drawn
+
+    def _weights(self, call: OpCall) -> Arrays:
+        """Float32 by operand; of a vocabulary the first MOST_IDS rows."""
+        weights = {}
+        for o in call.spec.operands:
+            if o.role is Role.WEIGHT and o.name in call.tensors:
+                bits = self._bits[call.tensors[o.name].name]
+                weights[o.name] = from_bf16(bits[:MOST_IDS] if o.axes[0] == "V" else bits)
+        return weights
+
+    def _state(self, t: Tensor) -> DeviceTensor:
+        """A KV pool, or token histories."""
+        if t.dtype == "i32":
+            ids = i32(self._repeated.rng.integers(0, self._repeated.sizes["V"], t.sizes({})))
+            return DeviceTensor.from_numpy(ids, "i32", self._ctx.stream, t.name)
+        pool = DeviceTensor.empty(t.sizes({}), t.dtype, t.name)
+        fill_normal(self._ctx, pool, seed=1)
+        return pool
+
+
+def kernel_name(work: Work) -> str:
+    """As the manifest has it, or the library's."""
+    if isinstance(work, Launch):
+        return work.kernel.name
+    return LIBRARY if isinstance(work, Matmul) else type(work).__name__
