@@ -34,29 +34,61 @@ class TensorMap:
             swizzle: bytes, 0 for none.
         """
         pitch_bytes = (pitch or columns) * item_bytes(dtype)
-        inner = box[1] * item_bytes(dtype)
-        if pitch_bytes % 16 or inner % 16 or (swizzle and inner > swizzle) or max(box) > 256:
+        self._encode(address, (rows, columns), (pitch_bytes,), dtype, box, swizzle)
+
+    @classmethod
+    def of(
+        cls,
+        address: int,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: str,
+        box: tuple[int, ...],
+        *,
+        swizzle: int = 128,
+    ) -> TensorMap:
+        """Boxes of up to five axes, the outermost first; elements of the last axis lie together.
+
+        Args:
+            strides: bytes from one element to the next along each axis but the last; in any order of size.
+        """
+        self = cls.__new__(cls)
+        self._encode(address, sizes, strides, dtype, box, swizzle)
+        return self
+
+    def _encode(
+        self,
+        address: int,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: str,
+        box: tuple[int, ...],
+        swizzle: int,
+    ) -> None:
+        inner = box[-1] * item_bytes(dtype)
+        uneven = inner % 16 or any(s % 16 for s in strides)
+        if uneven or (swizzle and inner > swizzle) or max(box) > 256 or len(sizes) > 5:
             raise OpError(
-                "matrix does not fit a TMA descriptor",
-                expected="pitch and box width multiples of 16 bytes, width within the swizzle, sides ≤ 256",
-                got=f"pitch {pitch_bytes} B, box {box} {dtype}, swizzle {swizzle} B",
+                "memory does not fit a TMA descriptor",
+                expected="strides and box width multiples of 16 bytes, width within the swizzle, sides ≤ 256",
+                got=f"strides {strides} B, box {box} {dtype}, swizzle {swizzle} B",
             )
         d = bindings()
         u32, u64 = d.cuuint32_t, d.cuuint64_t
         self._map = call(
             "cuTensorMapEncodeTiled",
             getattr(d.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[dtype]}"),
-            2,
+            len(sizes),
             address,
-            [u64(columns), u64(rows)],
-            [u64(pitch_bytes)],
-            [u32(box[1]), u32(box[0])],
-            [u32(1), u32(1)],
+            [u64(n) for n in reversed(sizes)],
+            [u64(n) for n in reversed(strides)],
+            [u32(n) for n in reversed(box)],
+            [u32(1) for _ in sizes],
             d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(d.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[swizzle]}"),
             d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            where=f"[{rows}, {columns}] {dtype}",
+            where=f"{list(sizes)} {dtype}",
         )
         raw: Any = (ctypes.c_uint8 * 192)()
         self._raw = raw  # the driver wants the 128 bytes on a 64-byte boundary

@@ -1,0 +1,162 @@
+// What sm_90a adds: barriers that count bytes, the tensor memory accelerator, and products by a warpgroup.
+#pragma once
+#include "ptx.cuh"
+
+// Barriers in shared memory. `parity`: of the phase that is waited for, 0 for the first; a wait for parity 1
+// on a fresh barrier returns at once.
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes fresh barriers known to the copy engine; by the thread that made them, before it meets the others.
+__device__ __forceinline__ void barrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+        "@!p bra again;\n}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// What ordinary stores wrote to shared memory is seen by wgmma and the copy engine from here on.
+__device__ __forceinline__ void async_proxy_fence() {
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+// L2's treatment of copied lines: streamed once, or wanted again.
+__device__ __forceinline__ uint64_t l2_evict_first() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ uint64_t l2_evict_last() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// Copies the box at the given coordinates (elements, innermost first) and counts its bytes at the barrier.
+__device__ __forceinline__ void tma_load2(uint32_t to, const void* map, int x0, int x1, uint32_t barrier,
+                                          uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(x0), "r"(x1), "r"(barrier), "l"(policy)
+        : "memory");
+}
+__device__ __forceinline__ void tma_load5(uint32_t to, const void* map, int x0, int x1, int x2, int x3,
+                                          int x4, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
+        "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(barrier)
+        : "memory");
+}
+__device__ __forceinline__ void tma_prefetch(const void* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Registers of a warpgroup, moved between its warps' shares of the SM.
+template <int N>
+__device__ __forceinline__ void registers_raise() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+__device__ __forceinline__ void registers_drop() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// An operand of wgmma in shared memory: rows of 128 bytes, swizzled as the copy engine does (16-byte piece c
+// of row r at c ^ r % 8), eight rows one after the other. `group`: bytes from eight rows to the next eight.
+// An operand whose rows run along the product's sum (transposed) has its 64-element columns `column` bytes
+// apart.
+__device__ __forceinline__ uint64_t wgmma_operand(uint32_t at, uint32_t group, uint32_t column = 16) {
+    return static_cast<uint64_t>((at & 0x3ffff) >> 4) | static_cast<uint64_t>(column >> 4) << 16 |
+           static_cast<uint64_t>(group >> 4) << 32 | 1ull << 62;
+}
+
+// Before a warpgroup's first product and wherever it has touched registers that the next one uses.
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Waits until at most N committed groups are under way.
+template <int N>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+// Keeps the compiler from moving uses of a product's registers across a fence or a wait.
+template <int N>
+__device__ __forceinline__ void wgmma_pin(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// d[64 x N] (+)= a[64 x 16] · b[16 x N], float32 sums, by a warpgroup; lane l of warp w holds rows 16w + l /
+// 4 and 8 more of every column pair 8j + 2(l % 4), as mma does. `ss`: a [64 rows of K] and b [N rows of K] in
+// shared memory. `rs`: a in registers, laid out as mma's, and b in shared memory as [K rows of N].
+template <typename T, int N>
+struct Wgmma;
+
+// The registers of d as text and as operands, by their number.
+#define PEGA_R4 "%0,%1,%2,%3"
+#define PEGA_R8 PEGA_R4 ",%4,%5,%6,%7"
+#define PEGA_R16 PEGA_R8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define PEGA_R32 PEGA_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define PEGA_R64                                                                    \
+    PEGA_R32                                                                        \
+    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
+    "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define PEGA_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define PEGA_D4 PEGA_FOUR(0)
+#define PEGA_D8 PEGA_D4, PEGA_FOUR(4)
+#define PEGA_D16 PEGA_D8, PEGA_FOUR(8), PEGA_FOUR(12)
+#define PEGA_D32 PEGA_D16, PEGA_FOUR(16), PEGA_FOUR(20), PEGA_FOUR(24), PEGA_FOUR(28)
+#define PEGA_D64                                                                                        \
+    PEGA_D32, PEGA_FOUR(32), PEGA_FOUR(36), PEGA_FOUR(40), PEGA_FOUR(44), PEGA_FOUR(48), PEGA_FOUR(52), \
+        PEGA_FOUR(56), PEGA_FOUR(60)
+// A to F: the numbers of the operands behind d's.
+#define PEGA_WGMMA(T, NAME, N, HALF, A, B, C, D, E, F)                                                      \
+    template <>                                                                                             \
+    struct Wgmma<T, N> {                                                                                    \
+        static __device__ __forceinline__ void ss(float (&d)[HALF], uint64_t a, uint64_t b, bool add) {     \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #C                                            \
+                         ", 0;\n"                                                                           \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" PEGA_R##HALF  \
+                         "}, %" #A ", %" #B ", p, 1, 1, 0, 0;\n}"                                           \
+                         : PEGA_D##HALF                                                                     \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                     \
+        }                                                                                                   \
+        static __device__ __forceinline__ void rs(float (&d)[HALF], const uint32_t* a, uint64_t b,          \
+                                                  bool add) {                                               \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #F                                            \
+                         ", 0;\n"                                                                           \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" PEGA_R##HALF  \
+                         "}, {%" #A ",%" #B ",%" #C ",%" #D "}, %" #E ", p, 1, 1, 1;\n}"                    \
+                         : PEGA_D##HALF                                                                     \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add))); \
+        }                                                                                                   \
+    };
+#define PEGA_WGMMAS(T, NAME)                            \
+    PEGA_WGMMA(T, NAME, 8, 4, 4, 5, 6, 7, 8, 9)         \
+    PEGA_WGMMA(T, NAME, 16, 8, 8, 9, 10, 11, 12, 13)    \
+    PEGA_WGMMA(T, NAME, 32, 16, 16, 17, 18, 19, 20, 21) \
+    PEGA_WGMMA(T, NAME, 64, 32, 32, 33, 34, 35, 36, 37) \
+    PEGA_WGMMA(T, NAME, 128, 64, 64, 65, 66, 67, 68, 69)
+PEGA_WGMMAS(bf16, "bf16")
+PEGA_WGMMAS(f16, "f16")
+#undef PEGA_WGMMAS
+#undef PEGA_WGMMA
