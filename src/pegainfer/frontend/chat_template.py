@@ -6,13 +6,14 @@ The template comes from a model file and the messages from a client, so it runs 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
-from jinja2 import ext, nodes
+from jinja2 import ext, meta, nodes
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -62,6 +63,11 @@ class ChatTemplate:
             ) from None
         except RecursionError:
             raise ConfigError("chat template does not compile", got="too deeply nested") from None
+
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the template looks up, as a caller may give them."""
+        return frozenset(meta.find_undeclared_variables(_environment().parse(self.source)))
 
     def render(
         self,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -13,54 +11,14 @@ from starlette.types import Receive, Scope, Send
 from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.body import parse, read_body
 from pegainfer.frontend.http.choice import Delta
-from pegainfer.frontend.http.fields import (
-    INT32_MAX,
-    GenerateFields,
-    count,
-    refuse_unserved,
-    sampling_params,
-    stream_options,
-)
-from pegainfer.frontend.http.flow import Usage, answer, usage_of
-from pegainfer.frontend.http.formats import checked
+from pegainfer.frontend.http.conversation import ChatRequest, prepare
+from pegainfer.frontend.http.fields import INT32_MAX, count, refuse_unserved
+from pegainfer.frontend.http.flow import ChunkStream, Collected, Usage, send_body, send_stream, usage_of
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.generation import Generation, Prompt
-from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit
+from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.http.messages import Message
-from pegainfer.frontend.http.render import TemplateValue, rendered
+from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options
 from pegainfer.frontend.http.reply import NumberedCall, Reply, ReplySyntax
-from pegainfer.frontend.http.tools import NamedTool, ToolParam, ToolPlan, output_job, tool_plan
-from pegainfer.frontend.reasoning.think import ThinkState
-
-
-class ChatRequest(GenerateFields, kw_only=True):
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, TemplateValue] | None = None
-    tools: list[ToolParam] | None = None
-    tool_choice: str | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
-    # Not served yet, see GenerateFields.
-    functions: Any = None
-    function_call: Any = None
-    chat_template: Any = None
-    reasoning_effort: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    store: Any = None
-    metadata: Any = None
-    service_tier: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    echo: Any = None
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -117,96 +75,47 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[str, lp.PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    max_tokens: int | None
-    logprobs: int | None
-    token_ids: bool
-    prompt_logprobs: int | None
-
-
 async def chat_completions(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    """Checks, renders, tokenises, submits and answers. Raises what `answer` and the checks raise."""
+    """Checks, renders, tokenises, submits and answers. Raises what the checks and `send_body` raise."""
     arrival = time.monotonic()
     body = await read_body(scope, receive, front.config)
     request = await parse(body, ChatRequest, front.config)
     front.check_model(request.model)
     refuse_unserved(request)
-    stream = stream_options(request) if request.stream else None
+    stream = stream_options(request)
     options = _options(request, front)
-    shared = common(request, front, arrival)
-    plan = tool_plan(request)
-    text = await rendered(front, request, len(body), plan.shown)
-    syntax = reply_syntax(front, plan, text)
-    job = output_job(front, request, plan, syntax.state)
-    shared = dataclasses.replace(
-        shared,
-        grammar=None if job is None else await checked(front, *job),
-        shown_ids=front.marker_ids(tools=bool(plan.tools)),
-    )
-    prompt = await front.text_work(len(text), lambda: _prompt(front, request, shared, options, text))
-    generation = front.generation(shared.id, [prompt], arrival)
-    shape = ChatAnswer(front, generation, options, syntax, streamed=stream is not None)
-    await answer(front, generation, shape, stream, receive, send)
+    chat = await prepare(front, request, options, len(body), arrival)
+    generation = chat.generation
+    shape = ChatAnswer(front, generation, options, chat.syntax, streamed=stream is not None)
+    if stream is None:
+        body_of = Collected(generation.num_choices, shape.whole)
+        await send_body(front, generation, body_of, receive, send)
+    else:
+        await send_stream(front, generation, ChunkStream(shape, stream), receive, send)
 
 
-def _options(r: ChatRequest, front: Front) -> _Options:
-    if not r.stream:
-        stream_options(r)  # refuses options without a stream
-    top = min(front.config.max_logprobs, front.engine.info.max_logprobs)
+def _options(r: ChatRequest, front: Front) -> AnswerOptions:
     count("max_tokens", r.max_tokens, 1, 1, INT32_MAX)
     count("max_completion_tokens", r.max_completion_tokens, 1, 1, INT32_MAX)
     given = {k for k in (r.max_tokens, r.max_completion_tokens) if k is not None}
     if len(given) > 1:
         raise bad_value("max_tokens", f"max_completion_tokens' {r.max_completion_tokens}", r.max_tokens)
     if r.top_logprobs is not None:
-        count("top_logprobs", r.top_logprobs, 0, 0, top)
+        count("top_logprobs", r.top_logprobs, 0, 0, most_logprobs(front))
         if not r.logprobs:
             raise bad_value("top_logprobs", "logprobs: true beside it", r.logprobs)
-    if r.prompt_logprobs is not None:
-        count("prompt_logprobs", r.prompt_logprobs, 0, 0, top)
-        if r.stream:
-            raise bad_value("prompt_logprobs", "stream: false beside it", "a stream")
-    return _Options(
-        max_tokens=given.pop() if given else None,
-        logprobs=(r.top_logprobs or 0) if r.logprobs else None,
-        token_ids=bool(r.return_token_ids),
-        prompt_logprobs=r.prompt_logprobs,
-    )
-
-
-def reply_syntax(front: Front, plan: ToolPlan, prompt: str) -> ReplySyntax:
-    """How an answer to this prompt is taken apart."""
-    reasoning = front.reasoning
-    state = ThinkState.CLOSED if reasoning is None else reasoning.state_after(prompt)
-    return ReplySyntax(
-        style=front.style, tools=plan.tools, single=plan.single, reasoning=reasoning, state=state
-    )
-
-
-def _prompt(front: Front, r: ChatRequest, shared: Common, options: _Options, text: str) -> Prompt:
-    params = sampling_params(
-        r,
-        defaults=front.chat_defaults,
-        config=front.config,
-        vocab_size=front.engine.info.vocab_size,
-        max_tokens=options.max_tokens,
-        logprobs=options.logprobs,
-        prompt_logprobs=r.prompt_logprobs,
-        encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
-    )
-    ids = front.tokenizer.encode(text, add_special_tokens=False)  # the template has written BOS itself
-    return build_prompt(front, r, shared, params, fit(ids, r, front, "messages"))
+    logprobs = (r.top_logprobs or 0) if r.logprobs else None
+    return answer_options(r, front, max_tokens=given.pop() if given else None, logprobs=logprobs)
 
 
 class ChatAnswer:
-    """Implements flow.Answer."""
+    """Implements flow.Chunked."""
 
     def __init__(
         self,
         front: Front,
         generation: Generation,
-        options: _Options,
+        options: AnswerOptions,
         syntax: ReplySyntax,
         *,
         streamed: bool,
@@ -221,7 +130,8 @@ class ChatAnswer:
         self._replies = [Reply(syntax) for _ in range(generation.num_choices)]
         self._begun: set[int] = set()  # choices of which a chunk was made
 
-    def whole(self, deltas: list[Delta], usage: Usage) -> ChatCompletion:
+    def whole(self, deltas: list[Delta]) -> ChatCompletion:
+        """The body of an answer that is not streamed, from one delta a choice, in order."""
         choices = []
         for delta in deltas:
             reply = self._replies[delta.choice]
@@ -234,7 +144,7 @@ class ChatAnswer:
                 message.content = parts.content or None
                 message.tool_calls = [_call(call) for call in parts.calls]
             choices.append(choice)
-        out = self._completion(choices, usage)
+        out = self._completion(choices, self.usage())
         prompt = self._generation.prompts[0]
         if self._options.token_ids:
             out.prompt_token_ids = prompt.ids

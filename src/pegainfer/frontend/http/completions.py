@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,20 +14,14 @@ from pegainfer.frontend.detokenize import Detokenizer
 from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.body import parse, read_body
 from pegainfer.frontend.http.choice import Delta
-from pegainfer.frontend.http.fields import (
-    INT32_MAX,
-    GenerateFields,
-    count,
-    refuse_unserved,
-    sampling_params,
-    stream_options,
-)
-from pegainfer.frontend.http.flow import Usage, answer, usage_of
+from pegainfer.frontend.http.fields import INT32_MAX, GenerateFields, count, refuse_unserved
+from pegainfer.frontend.http.flow import ChunkStream, Collected, Usage, send_body, send_stream, usage_of
 from pegainfer.frontend.http.formats import requested_grammar
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
-from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit
+from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit, sampling
 from pegainfer.frontend.http.limits import at_most, bad_value
+from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options
 
 
 class CompletionRequest(GenerateFields, kw_only=True):
@@ -61,67 +54,39 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """How the answer is shaped."""
-
-    echo: bool
-    logprobs: int | None
-    token_ids: bool
-    prompt_logprobs: int | None
-
-
 async def completions(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    """Checks, tokenises, submits and answers. Raises what `answer` and the checks raise."""
+    """Checks, tokenises, submits and answers. Raises what the checks and `send_body` raise."""
     arrival = time.monotonic()
     body = await read_body(scope, receive, front.config)
     request = await parse(body, CompletionRequest, front.config)
     front.check_model(request.model)
     refuse_unserved(request)
-    stream = stream_options(request) if request.stream else None
+    stream = stream_options(request)
     options = _options(request, front)
     shared = common(request, front, arrival)
     shared = dataclasses.replace(shared, grammar=await requested_grammar(front, request))
     prompts = await front.text_work(len(body), lambda: _prompts(front, request, shared, options))
     generation = front.generation(shared.id, prompts, arrival)
     shape = CompletionAnswer(front, generation, options)
-    await answer(front, generation, shape, stream, receive, send)
+    if stream is None:
+        body_of = Collected(generation.num_choices, shape.whole)
+        await send_body(front, generation, body_of, receive, send)
+    else:
+        await send_stream(front, generation, ChunkStream(shape, stream), receive, send)
 
 
-def _options(r: CompletionRequest, front: Front) -> _Options:
-    if not r.stream:
-        stream_options(r)  # refuses options without a stream
-    top = min(front.config.max_logprobs, front.engine.info.max_logprobs)
+def _options(r: CompletionRequest, front: Front) -> AnswerOptions:
     echo = bool(r.echo)
     count("max_tokens", r.max_tokens, 1, 0, INT32_MAX)
     if r.max_tokens == 0 and not echo:
         raise bad_value("max_tokens", "at least 1, or 0 with echo: true", 0)
     if r.logprobs is not None:
-        count("logprobs", r.logprobs, 0, 0, top)
-    if r.prompt_logprobs is not None:
-        count("prompt_logprobs", r.prompt_logprobs, 0, 0, top)
-        if r.stream:
-            raise bad_value("prompt_logprobs", "stream: false beside it", "a stream")
-    return _Options(
-        echo=echo,
-        logprobs=r.logprobs,
-        token_ids=bool(r.return_token_ids),
-        prompt_logprobs=r.prompt_logprobs,
-    )
+        count("logprobs", r.logprobs, 0, 0, most_logprobs(front))
+    return answer_options(r, front, max_tokens=r.max_tokens, logprobs=r.logprobs, echo=echo)
 
 
-def _prompts(front: Front, r: CompletionRequest, shared: Common, options: _Options) -> list[Prompt]:
-    wanted = [k for k in (r.prompt_logprobs, r.logprobs if options.echo else None) if k is not None]
-    params = sampling_params(
-        r,
-        defaults=front.completion_defaults,
-        config=front.config,
-        vocab_size=front.engine.info.vocab_size,
-        max_tokens=r.max_tokens,
-        logprobs=r.logprobs,
-        prompt_logprobs=max(wanted) if wanted else None,
-        encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
-    )
+def _prompts(front: Front, r: CompletionRequest, shared: Common, options: AnswerOptions) -> list[Prompt]:
+    params = sampling(front, r, options, front.completion_defaults)
     sources = _sources(r, front)
     most = max(front.config.max_prompts, front.config.max_n)
     at_most("n", len(sources) * shared.n, most, "continuations in one request")
@@ -178,9 +143,9 @@ def _sources(r: CompletionRequest, front: Front) -> list[str | list[int]]:
 
 
 class CompletionAnswer:
-    """Implements flow.Answer."""
+    """Implements flow.Chunked."""
 
-    def __init__(self, front: Front, generation: Generation, options: _Options) -> None:
+    def __init__(self, front: Front, generation: Generation, options: AnswerOptions) -> None:
         self._tokenizer = front.tokenizer
         self._generation = generation
         self._options = options
@@ -190,8 +155,9 @@ class CompletionAnswer:
         self._n = generation.num_choices // len(generation.prompts)
         self._begun: set[int] = set()  # choices of which a chunk was made
 
-    def whole(self, deltas: list[Delta], usage: Usage) -> Completion:
-        return self._completion([self._choice(delta, first=True) for delta in deltas], usage)
+    def whole(self, deltas: list[Delta]) -> Completion:
+        """The body of an answer that is not streamed, from one delta a choice, in order."""
+        return self._completion([self._choice(delta, first=True) for delta in deltas], self.usage())
 
     def chunk(self, delta: Delta, usage: Usage | msgspec.UnsetType | None) -> Completion | None:
         if delta.empty and not (self._options.token_ids and delta.tokens):

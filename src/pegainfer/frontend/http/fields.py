@@ -1,4 +1,4 @@
-"""The fields that completions and chat share, and how they become the engine's sampling parameters."""
+"""The fields that routes share, and how they become the engine's sampling parameters."""
 
 from __future__ import annotations
 
@@ -46,36 +46,42 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerateFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Null means the same as absent for every field, as OpenAI has it for nearly all."""
+class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every route that generates takes. Null means the same as absent for every field, as OpenAI has
+    it for nearly all."""
 
     model: str | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None  # 0 and -1: off
     min_p: float | None = None
     seed: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: TokenIds | None = None
-    bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: str | None = None  # written to the debug log with the request's id
     priority: int | None = None  # lower runs first
     cache_salt: str | None = None  # only requests with the same salt share cached prefixes
     request_id: str | None = None  # for /v1/abort, and in the answer's id
     timeout: float | None = None  # seconds until the request is given up
+
+
+class GenerateFields(CommonFields, kw_only=True):
+    """Of completions and chat."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None  # keep only so many of the prompt's last tokens
@@ -93,10 +99,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "modalities": (["text"],),
     "best_of": (1,),
+    "service_tier": ("auto", "default", "standard_only"),  # there is one tier
+    "verbosity": ("medium",),
 }
 
 
-def refuse_unserved(request: GenerateFields) -> None:
+def refuse_unserved(request: msgspec.Struct) -> None:
     """Raises ApiError (400) that names the first field which asks for something not served."""
     for name in _unserved(type(request)):
         value = getattr(request, name)
@@ -106,7 +114,7 @@ def refuse_unserved(request: GenerateFields) -> None:
 
 
 @functools.cache
-def _unserved(kind: type[GenerateFields]) -> tuple[str, ...]:
+def _unserved(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(f.name for f in msgspec.structs.fields(kind) if f.type is Any)
 
 
@@ -136,14 +144,6 @@ def timeout_seconds(request: GenerateFields, config: HttpConfig) -> float | None
     if request.timeout is not None and not 0 < request.timeout <= config.max_timeout_seconds:
         raise bad_value("timeout", f"0 < timeout ≤ {config.max_timeout_seconds:g} seconds", request.timeout)
     return request.timeout
-
-
-def stream_options(request: GenerateFields) -> StreamOptions:
-    if request.stream_options is None:
-        return StreamOptions()
-    if not request.stream:
-        raise bad_value("stream_options", "stream: true beside it", "no stream")
-    return request.stream_options
 
 
 def count(param: str, value: int | None, default: int, low: int, high: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -14,7 +16,7 @@ from pegainfer.frontend.http.errors import ApiError, to_api_error
 from pegainfer.frontend.http.fields import StreamOptions
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation
-from pegainfer.frontend.http.responses import DONE, KEEP_ALIVE, EventStream, send_json, sse
+from pegainfer.frontend.http.responses import DONE, KEEP_ALIVE, EventStream, Headers, send_json, sse
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -28,79 +30,104 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-class Answer(Protocol):
-    """A route's shape of an answer."""
-
-    def whole(self, deltas: list[Delta], usage: Usage) -> Any:
-        """The body of an answer that is not streamed, from one delta a choice, in order."""
-
-    def chunk(self, delta: Delta, usage: Usage | msgspec.UnsetType | None) -> Any | None:
-        """One streamed event, None where there is nothing to show yet."""
-
-    def last_chunk(self, usage: Usage) -> Any:
-        """The event with usage and no choices."""
-
-    def usage(self) -> Usage: ...
-
-
-class _Collector:
-    """Adds up each choice's deltas."""
-
-    def __init__(self, num_choices: int) -> None:
-        self._sums = [Delta(i) for i in range(num_choices)]
-        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-
-    def add(self, delta: Delta) -> None:
-        total = self._sums[delta.choice]
-        self._texts[delta.choice].append(delta.text)
-        total.tokens += delta.tokens
-        total.entries += delta.entries
-        total.finish, total.stop_reason = delta.finish, delta.stop_reason
-
-    def done(self) -> list[Delta]:
-        for total, texts in zip(self._sums, self._texts, strict=True):
-            total.text = "".join(texts)
-        return self._sums
-
-
 def usage_of(generation: Generation) -> Usage:
     """The sums so far."""
     prompt, completion = generation.prompt_tokens, generation.completion_tokens
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(generation.cached_tokens))
 
 
-async def answer(
+class Body(Protocol):
+    """An answer in one piece."""
+
+    def take(self, delta: Delta) -> None:
+        """What came of one choice."""
+
+    def body(self) -> Any:
+        """The whole answer, once every choice has finished."""
+
+
+class Stream(Protocol):
+    """An answer as events. All of its bytes are whole events."""
+
+    def feed(self, delta: Delta) -> bytes:
+        """The events of one delta; nothing where there is nothing to show yet."""
+
+    def end(self) -> bytes:
+        """The last events, once every choice has finished."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last events where an error ends the stream."""
+
+    def keep_alive(self) -> bytes:
+        """What is sent when nothing has come for long."""
+
+
+async def collect(generation: Generation, answer: Body) -> None:
+    """Follows a started generation to its end. Raises ApiError for what failed, ClientGoneError."""
+    while not generation.done:
+        for delta in await generation.next():
+            if delta.error is not None:
+                raise delta.error
+            answer.take(delta)
+
+
+async def send_body(
     front: Front,
     generation: Generation,
-    shape: Answer,
-    options: StreamOptions | None,
+    answer: Body,
     receive: Receive,
     send: Send,
+    headers: Headers = (),
 ) -> None:
-    """Runs a generation to its end.
-
-    Args:
-        options: of the stream; None: one JSON body.
+    """Runs a generation to its end and sends one JSON body.
 
     Raises:
-        PegaError, ApiError: before anything was sent.
+        PegaError, ApiError: nothing was sent.
         ClientGoneError: the client hung up; the engine has been told.
     """
+    async with _followed(front, generation, receive):
+        await collect(generation, answer)
+        await send_json(send, answer.body(), headers=[*_id_header(generation), *headers])
+
+
+async def send_stream(
+    front: Front,
+    generation: Generation,
+    answer: Stream,
+    receive: Receive,
+    send: Send,
+    headers: Headers = (),
+) -> None:
+    """Runs a generation to its end and sends its events.
+
+    Raises:
+        PegaError, ApiError: before anything was sent; later ones are told in the stream.
+        ClientGoneError: the client hung up; the engine has been told.
+    """
+    async with _followed(front, generation, receive):
+        out = EventStream(send, [*_id_header(generation), *headers], front.config.write_seconds)
+        try:
+            await _send_events(generation, answer, out)
+        except ClientGoneError:
+            raise
+        except Exception as e:
+            if not out.started:
+                raise
+            await out.end(answer.failed(to_api_error(e)))
+
+
+def _id_header(generation: Generation) -> Headers:
+    return [(b"x-request-id", generation.id.encode())]
+
+
+@contextlib.asynccontextmanager
+async def _followed(front: Front, generation: Generation, receive: Receive) -> AsyncIterator[None]:
+    """Submits the generation, and has it cancelled if the client hangs up before the context ends."""
     generation.start()
     front.keep_alive.arm()
     watch = asyncio.ensure_future(_watch(receive, generation))
-    headers = [(b"x-request-id", generation.id.encode())]
     try:
-        if options is None:
-            sums = _Collector(generation.num_choices)
-            while not generation.done:
-                for delta in await generation.next():
-                    if delta.error is not None:
-                        raise delta.error
-                    sums.add(delta)
-            await send_json(send, shape.whole(sums.done(), shape.usage()), headers=headers)
-        else:
-            await _stream(generation, shape, options, EventStream(send, headers, front.config.write_seconds))
+        yield
     finally:
         generation.close()
         watch.cancel()
@@ -113,29 +140,18 @@ async def _watch(receive: Receive, generation: Generation) -> None:
     generation.client_gone()
 
 
-async def _stream(generation: Generation, shape: Answer, options: StreamOptions, out: EventStream) -> None:
-    try:
-        while not generation.done:
-            deltas = await generation.next()
-            data = bytearray() if deltas else bytearray(KEEP_ALIVE)
-            for delta in deltas:
-                if delta.error is not None and (not out.started or _for_all(generation, delta.error)):
-                    raise delta.error
-                chunk = shape.chunk(delta, _stream_usage(shape, options))
-                if chunk is not None:
-                    data += sse(chunk)
-            if generation.done:
-                if options.include_usage:
-                    data += sse(shape.last_chunk(shape.usage()))
-                await out.end(bytes(data) + DONE)
-            elif data:
-                await out.write(bytes(data))
-    except ClientGoneError:
-        raise
-    except Exception as e:
-        if not out.started:
-            raise
-        await out.end(sse(to_api_error(e).body) + DONE)
+async def _send_events(generation: Generation, answer: Stream, out: EventStream) -> None:
+    while not generation.done:
+        deltas = await generation.next()
+        data = bytearray() if deltas else bytearray(answer.keep_alive())
+        for delta in deltas:
+            if delta.error is not None and (not out.started or _for_all(generation, delta.error)):
+                raise delta.error
+            data += answer.feed(delta)
+        if generation.done:
+            await out.end(bytes(data) + answer.end())
+        elif data:
+            await out.write(bytes(data))
 
 
 def _for_all(generation: Generation, error: ApiError) -> bool:
@@ -143,7 +159,61 @@ def _for_all(generation: Generation, error: ApiError) -> bool:
     return error.code == "engine_dead" or generation.num_choices == 1
 
 
-def _stream_usage(shape: Answer, options: StreamOptions) -> Usage | msgspec.UnsetType | None:
-    if options.continuous_usage_stats:
-        return shape.usage()
-    return None if options.include_usage else msgspec.UNSET
+class Collected:
+    """A Body that is made of each choice's sum of deltas, in order."""
+
+    def __init__(self, num_choices: int, make: Callable[[list[Delta]], Any]) -> None:
+        self._sums = [Delta(i) for i in range(num_choices)]
+        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self._make = make
+
+    def take(self, delta: Delta) -> None:
+        total = self._sums[delta.choice]
+        self._texts[delta.choice].append(delta.text)
+        total.tokens += delta.tokens
+        total.entries += delta.entries
+        total.finish, total.stop_reason = delta.finish, delta.stop_reason
+
+    def body(self) -> Any:
+        for total, texts in zip(self._sums, self._texts, strict=True):
+            total.text = "".join(texts)
+        return self._make(self._sums)
+
+
+class Chunked(Protocol):
+    """The chunks of completions and chat."""
+
+    def chunk(self, delta: Delta, usage: Usage | msgspec.UnsetType | None) -> Any | None:
+        """One streamed event, None where there is nothing to show yet."""
+
+    def last_chunk(self, usage: Usage) -> Any:
+        """The event with usage and no choices."""
+
+    def usage(self) -> Usage: ...
+
+
+class ChunkStream:
+    """A Stream as OpenAI's completions and chat have it."""
+
+    def __init__(self, shape: Chunked, options: StreamOptions) -> None:
+        self._shape = shape
+        self._options = options
+
+    def feed(self, delta: Delta) -> bytes:
+        chunk = self._shape.chunk(delta, self._usage())
+        return b"" if chunk is None else sse(chunk)
+
+    def end(self) -> bytes:
+        last = sse(self._shape.last_chunk(self._shape.usage())) if self._options.include_usage else b""
+        return last + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        return sse(error.body) + DONE
+
+    def keep_alive(self) -> bytes:
+        return KEEP_ALIVE
+
+    def _usage(self) -> Usage | msgspec.UnsetType | None:
+        if self._options.continuous_usage_stats:
+            return self._shape.usage()
+        return None if self._options.include_usage else msgspec.UNSET

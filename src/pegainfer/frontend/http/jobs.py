@@ -19,20 +19,23 @@ from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import (
     INT32_MAX,
     GenerateFields,
+    SamplingDefaults,
     check_token_ids,
     count,
     request_id,
+    sampling_params,
     stop_strings,
     timeout_seconds,
 )
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Prompt
 from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.options import AnswerOptions
 
 log = logging.getLogger(__name__)
 
-MAX_SALT_CHARS = 256
-MAX_USER_CHARS = 512
+_MAX_CHARS = {"cache_salt": 256, "user": 512, "safety_identifier": 512, "prompt_cache_key": 512}
+_USERS = ("user", "safety_identifier")  # who asked: for the log alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +57,15 @@ def common(request: GenerateFields, front: Front, arrival: float) -> Common:
     """Checks the fields that are not sampling. Raises ApiError."""
     config = front.config
     timeout = timeout_seconds(request, config)
-    for name, limit in (("cache_salt", MAX_SALT_CHARS), ("user", MAX_USER_CHARS)):
-        value = getattr(request, name)
+    for name, limit in _MAX_CHARS.items():
+        value = getattr(request, name, None)
         if value is not None and len(value) > limit:
             raise bad_value(name, f"≤ {limit} characters", len(value))
     id = request_id(request)
-    if request.user is not None:
-        log.debug("request %s is of user %r", id, request.user)
+    for name in _USERS:
+        value = getattr(request, name, None)
+        if value is not None:
+            log.debug("request %s has %s %r", id, name, value)
     return Common(
         id=id,
         n=count("n", request.n, 1, 1, config.max_n),
@@ -69,6 +74,22 @@ def common(request: GenerateFields, front: Front, arrival: float) -> Common:
         arrival=arrival,
         cache_salt=request.cache_salt or "",
         priority=count("priority", request.priority, 0, -INT32_MAX, INT32_MAX),
+    )
+
+
+def sampling(
+    front: Front, request: GenerateFields, options: AnswerOptions, defaults: SamplingDefaults
+) -> SamplingParams:
+    """The engine's parameters, the same for every prompt of a request. Raises ApiError (400)."""
+    return sampling_params(
+        request,
+        defaults=defaults,
+        config=front.config,
+        vocab_size=front.engine.info.vocab_size,
+        max_tokens=options.max_tokens,
+        logprobs=options.logprobs,
+        prompt_logprobs=options.engine_prompt_logprobs,
+        encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
     )
 
 

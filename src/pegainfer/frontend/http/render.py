@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from pegainfer.contract.errors import RequestError
@@ -33,14 +34,21 @@ class Rendered(Protocol):
     def chat_template_kwargs(self) -> dict[str, TemplateValue] | None: ...
 
 
-async def rendered(front: Front, r: Rendered, size: int, tools: Sequence[dict[str, Any]] = ()) -> str:
+async def rendered(
+    front: Front,
+    r: Rendered,
+    size: int,
+    tools: Sequence[dict[str, Any]] = (),
+    extra: Mapping[str, TemplateValue] = MappingProxyType({}),
+) -> str:
     """The prompt's text. Raises ApiError or RequestError for messages that cannot be rendered.
 
     Args:
         size: of the request, in bytes.
         tools: in OpenAI's form.
+        extra: the template's variables that other fields of the request stand for.
     """
-    variables, cut = await front.text_work(size, lambda: _variables(front, r, tools))
+    variables, cut = await front.text_work(size, lambda: _variables(front, r, tools, extra))
     try:
         text = await _run(front, variables, size)
     except RequestError:
@@ -59,7 +67,9 @@ async def _run(front: Front, variables: dict[str, Any], size: int) -> str:
     return await front.workers.run(TemplateJob(variables), front.config.template_seconds, "the chat template")
 
 
-def _variables(front: Front, r: Rendered, tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+def _variables(
+    front: Front, r: Rendered, tools: Sequence[dict[str, Any]], extra: Mapping[str, TemplateValue]
+) -> tuple[dict[str, Any], bool]:
     """What the template gets, and whether its text is cut at the end of the last message."""
     if front.template is None:
         raise ApiError(400, "messages: the model has no chat template; use /v1/completions", param="messages")
@@ -70,6 +80,9 @@ def _variables(front: Front, r: Rendered, tools: Sequence[dict[str, Any]]) -> tu
         if name not in allowed:
             known = ", ".join(allowed) or "none"
             raise bad_value("chat_template_kwargs", f"names that are allowed ({known})", repr(name))
+        if name in extra:
+            raise bad_value(f"chat_template_kwargs.{name}", "no reasoning effort beside it", "both")
+    variables.update(extra)
     going_on = bool(r.continue_final_message)
     # Going on with a message and opening a new one exclude each other: only what is said counts.
     opening = not going_on if r.add_generation_prompt is None else r.add_generation_prompt

@@ -34,9 +34,19 @@ class NumberedCall:
     arguments: str
 
 
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of the reasoning."""
+
+    text: str
+
+
+ReplyPiece = Thought | str | NumberedCall  # a str is content
+
+
 @dataclass(slots=True)
 class Parts:
-    """What a piece of text adds."""
+    """What a piece of text adds, each kind for itself."""
 
     reasoning: str = ""
     content: str = ""
@@ -59,16 +69,23 @@ class Reply:
     def has_calls(self) -> bool:
         return self._num_calls > 0
 
-    def push(self, text: str, finish: str | None) -> Parts:
-        """Takes the next text; with a finish reason, the last one."""
-        parts = Parts()
+    @property
+    def thinking(self) -> bool:
+        """Whether the next text may be reasoning."""
+        return self._think is not None and not self._think.over
+
+    def pieces(self, text: str, finish: str | None) -> list[ReplyPiece]:
+        """What the next text completes, in order; with a finish reason, the last of it."""
+        out: list[ReplyPiece] = []
         content = text
         if self._think is not None:
-            parts.reasoning, content = self._think.push(text)
+            reasoning, content = self._think.push(text)
             if finish is not None:
-                reasoning, rest = self._think.flush()
-                parts.reasoning += reasoning
+                last, rest = self._think.flush()
+                reasoning += last
                 content += rest
+            if reasoning:
+                out.append(Thought(reasoning))
         pieces: list[Piece] = [content] if content else []
         if self._tools is not None:
             pieces = self._tools.push(content)
@@ -76,9 +93,22 @@ class Reply:
                 pieces += self._tools.flush(truncated=finish != "stop")
         for piece in pieces:
             if isinstance(piece, str):
-                parts.content += piece
+                out.append(piece)
             elif not (self._syntax.single and self._num_calls):
-                parts.calls.append(self._numbered(piece))
+                out.append(self._numbered(piece))
+        return out
+
+    def push(self, text: str, finish: str | None) -> Parts:
+        """The same as `pieces`, sorted by kind."""
+        parts = Parts()
+        for piece in self.pieces(text, finish):
+            match piece:
+                case Thought():
+                    parts.reasoning += piece.text
+                case str():
+                    parts.content += piece
+                case _:
+                    parts.calls.append(piece)
         return parts
 
     def finish(self, reason: str | None) -> str | None:

@@ -37,6 +37,11 @@ class ThinkScanner:
         self._begun = False  # whether reasoning was shown
         self._fresh = False  # the end marker was just read: blanks that follow are dropped
 
+    @property
+    def over(self) -> bool:
+        """What comes from here on is content."""
+        return self._state is ThinkState.CLOSED
+
     def push(self, text: str) -> tuple[str, str]:
         """(reasoning, content) that the text completes."""
         reasoning = content = ""

@@ -73,7 +73,7 @@ def test_two_bounds_must_agree() -> None:
 def test_null_means_absent() -> None:
     import msgspec
 
-    from pegainfer.frontend.http.chat import ChatRequest
+    from pegainfer.frontend.http.conversation import ChatRequest
 
     names = [f.name for f in msgspec.structs.fields(ChatRequest) if f.name != "messages"]
     _, engine = chat(**dict.fromkeys(names))
@@ -157,17 +157,14 @@ UNSERVED = {
     "functions": [{"name": "f"}],
     "function_call": "auto",
     "chat_template": "{{ 1 }}",
-    "reasoning_effort": "low",
     "modalities": ["audio"],
     "audio": {"voice": "x"},
     "prediction": {"type": "content", "content": "a"},
     "store": True,
     "metadata": {"a": "b"},
-    "service_tier": "auto",
+    "service_tier": "flex",
     "verbosity": "low",
     "web_search_options": {},
-    "safety_identifier": "a",
-    "prompt_cache_key": "a",
     "kv_transfer_params": {},
     "spaces_between_special_tokens": False,
     "echo": True,
@@ -190,11 +187,22 @@ def test_what_is_not_served_is_refused_by_name(field: str) -> None:
         ("parallel_tool_calls", True),
         ("modalities", ["text"]),
         ("store", False),
+        ("service_tier", "auto"),
+        ("verbosity", "medium"),
+        ("reasoning_effort", "none"),
+        ("safety_identifier", "a"),
+        ("prompt_cache_key", "a"),
         ("spaces_between_special_tokens", True),
     ],
 )
 def test_a_value_that_asks_for_nothing_is_no_fault(field: str, value: Any) -> None:
     chat(**{field: value}, max_tokens=1)
+
+
+def test_a_model_that_does_not_think_refuses_to_be_asked() -> None:
+    error = refuse(reasoning_effort="low")
+    assert error["param"] == "reasoning_effort" and "a model that thinks" in error["message"]
+    assert refuse(reasoning_effort="loud")["param"] == "reasoning_effort"
 
 
 def test_logprobs_in_openais_shape() -> None:

@@ -1,0 +1,109 @@
+"""From a checked chat to a generation: the way that chat, responses and messages share.
+
+ChatRequest ──► rendered by the template ──► grammar of tools or format ──► tokenised ──► Generation
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from pegainfer.frontend.http.fields import GenerateFields
+from pegainfer.frontend.http.formats import checked
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.generation import Generation, Prompt
+from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit, sampling
+from pegainfer.frontend.http.messages import Message
+from pegainfer.frontend.http.options import AnswerOptions
+from pegainfer.frontend.http.render import TemplateValue, rendered
+from pegainfer.frontend.http.reply import ReplySyntax
+from pegainfer.frontend.http.thinking import effort_variables
+from pegainfer.frontend.http.tools import NamedTool, ToolParam, ToolPlan, output_job, tool_plan
+from pegainfer.frontend.reasoning.think import ThinkState
+
+
+class ChatRequest(GenerateFields, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, TemplateValue] | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    safety_identifier: str | None = None  # as `user`
+    prompt_cache_key: str | None = None  # a hint; prefixes are shared with and without it
+    # Not served yet, see GenerateFields.
+    functions: Any = None
+    function_call: Any = None
+    chat_template: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    echo: Any = None
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A chat ready to be answered."""
+
+    generation: Generation
+    syntax: ReplySyntax  # how its answer is taken apart
+
+
+async def prepare(
+    front: Front, request: ChatRequest, options: AnswerOptions, size: int, arrival: float
+) -> Conversation:
+    """Renders, checks and tokenises. Raises ApiError, RequestError, QueueFullError.
+
+    Args:
+        size: of the request, in bytes.
+        arrival: CLOCK_MONOTONIC seconds.
+    """
+    shared = common(request, front, arrival)
+    plan = tool_plan(request)
+    text = await prompt_text(front, request, plan, size)
+    syntax = _reply_syntax(front, plan, text)
+    job = output_job(front, request, plan, syntax.state)
+    shared = dataclasses.replace(
+        shared,
+        grammar=None if job is None else await checked(front, *job),
+        shown_ids=front.marker_ids(tools=bool(plan.tools)),
+    )
+    prompt = await front.text_work(len(text), lambda: _prompt(front, request, shared, options, text))
+    return Conversation(front.generation(shared.id, [prompt], arrival), syntax)
+
+
+async def prompt_text(front: Front, request: ChatRequest, plan: ToolPlan, size: int) -> str:
+    """What the model reads. Raises ApiError, RequestError."""
+    variables = effort_variables(front, request.reasoning_effort)
+    return await rendered(front, request, size, plan.shown, variables)
+
+
+def encode_prompt(front: Front, text: str) -> list[int]:
+    """Token ids of a rendered chat: the template has written BOS itself."""
+    return front.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _reply_syntax(front: Front, plan: ToolPlan, prompt: str) -> ReplySyntax:
+    """How an answer to this prompt is taken apart."""
+    reasoning = front.reasoning
+    state = ThinkState.CLOSED if reasoning is None else reasoning.state_after(prompt)
+    return ReplySyntax(
+        style=front.style, tools=plan.tools, single=plan.single, reasoning=reasoning, state=state
+    )
+
+
+def _prompt(front: Front, r: ChatRequest, shared: Common, options: AnswerOptions, text: str) -> Prompt:
+    params = sampling(front, r, options, front.chat_defaults)
+    ids = fit(encode_prompt(front, text), r, front, "messages")
+    return build_prompt(front, r, shared, params, ids)

@@ -1,0 +1,40 @@
+"""How much a model is asked to think, as far as its chat template can be told."""
+
+from __future__ import annotations
+
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.limits import bad_value
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# Variables by which templates are told whether to think: Qwen's and GLM's name, DeepSeek's and Kimi's.
+_SWITCHES = ("enable_thinking", "thinking")
+_LEVEL = "reasoning_effort"  # where a template knows levels
+
+
+def effort_variables(
+    front: Front, effort: str | None, param: str = "reasoning_effort"
+) -> dict[str, bool | int | float | str | None]:
+    """What the template gets for a reasoning effort. Raises ApiError (400) for what the model cannot do.
+
+    Where the template knows no levels, all but 'none' mean that the model thinks.
+    """
+    if effort is None:
+        return {}
+    if effort not in EFFORTS:
+        raise bad_value(param, "one of " + ", ".join(EFFORTS), repr(effort[:40]))
+    known = frozenset() if front.template is None else front.template.variables
+    if _LEVEL in known:
+        return {_LEVEL: effort}
+    thinks = effort != "none"
+    switched = thinking_switch(front, on=thinks)
+    if not switched and thinks is (front.reasoning is None):
+        has = "a model that thinks" if thinks else "a model that can answer without thinking"
+        raise bad_value(param, has, repr(effort))
+    return switched
+
+
+def thinking_switch(front: Front, *, on: bool) -> dict[str, bool | int | float | str | None]:
+    """The template's variable that turns thinking on or off; empty where there is none."""
+    if front.template is None or front.reasoning is None:
+        return {}
+    return next(({name: on} for name in _SWITCHES if name in front.template.variables), {})
