@@ -95,6 +95,7 @@ class FakeCuda:
     devices: int = 1
     version: int = 13000
     memory: int = 1 << 34
+    l2: int = 50 << 20
     fail: dict[str, Code] = field(default_factory=dict)
     launches: list[Launched] = field(default_factory=list)
     graph_launches: int = 0
@@ -110,7 +111,7 @@ class FakeCuda:
             "COMPUTE_CAPABILITY_MAJOR": self.capability[0],
             "COMPUTE_CAPABILITY_MINOR": self.capability[1],
             "MULTIPROCESSOR_COUNT": self.num_sms,
-            "L2_CACHE_SIZE": 50 << 20,
+            "L2_CACHE_SIZE": self.l2,
             "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
             "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 << 10,
         }
@@ -274,7 +275,7 @@ def fake_kernels(folder: Path, arch: str = "90a") -> tuple[Path, ...]:
     (folder / arch).mkdir(parents=True)
     for source in find_sources():
         variants = tuple(Variant(n, f, 32, 0, 0, 0) for n, f in source.variants.items())
-        units.append(Unit(source.name, source.ops, source.cubin, "none", variants))
+        units.append(Unit(source.name, source.ops, source.cubin, f"hash of {source.name}", variants))
         (folder / arch / source.cubin).write_bytes(b"")
     Manifest(arch, "V13.0.0", tuple(units)).write(folder / arch)
     return (folder,)

@@ -63,9 +63,9 @@ def share_of_rounding(got: Array, exact: Array, stepwise: Array, dtype: str) -> 
         exact: the reference.
         stepwise: the same with every intermediate result rounded.
     """
-    ours, theirs = row_errors(got, exact), row_errors(stepwise, exact)
-    if not ours.size:
+    if not got.size:
         return 0.0
+    ours, theirs = row_errors(got, exact), row_errors(stepwise, exact)
     mean, by_rounding = (float(np.sqrt(np.mean(e**2))) for e in (ours, theirs))
     unit = UNIT[dtype]
     shares = mean / (MEAN * by_rounding + unit), float(ours.max()) / (MOST * float(theirs.max()) + unit)

@@ -35,6 +35,7 @@ DTYPE = "bf16"  # of activations, and so of weights
 COLD = 2  # times the L2 cache
 LEAST, PLAIN = 8, 64  # calls of a program: with large weights, and without weights
 REPLAYS = 20  # of a shape's graph
+COLUMN_AXES, COLUMNS = "VNF", 512  # of a result that a check compares, where columns are a matrix's rows
 LIBRARY = "cublaslt"
 PERIOD = (1 << 20) + 7  # elements after which drawn weights repeat: no matrix has rows of this length
 
@@ -106,12 +107,13 @@ class CudaFamilyBench:
         return self._repeated.timing(np.array(times) * 1e3 / len(calls), shape)
 
     def check(self, shape: StepShape, options: Options) -> Report:
-        """Some rows of the first call against the reference; of a vocabulary, the first MOST_IDS columns."""
+        """Some rows and columns of the first call against the reference."""
         env, lead = self._repeated.env(shape), self._repeated.lead
         label = f"{shape.rows} rows of {shape.count}, context {shape.context}"
         for number, (call, _, run) in enumerate(self._executor.walk(self._inputs(shape, options), env)):
             if number == lead:
-                sampled = SampledCall(self._executor, self._ctx, call, env, self._weights(call))
+                weights, columns = self._weights(call)
+                sampled = SampledCall(self._executor, self._ctx, call, env, weights, columns)
                 return sampled.check(label, run)
             run()
         raise AssertionError("a program without its op")
@@ -166,19 +168,29 @@ class CudaFamilyBench:
                 drawn[first.tensors[o.name].name] = np.resize(to_bf16(values), (n, k))
         return drawn
 
-    def _weights(self, call: OpCall) -> Arrays:
-        """Float32 by operand; of a vocabulary the first MOST_IDS rows."""
-        weights = {}
+    def _weights(self, call: OpCall) -> tuple[Arrays, Arrays]:
+        """Float32 by operand, and which rows those are by axis letter (SampledCall)."""
+        weights: Arrays = {}
+        columns: Arrays = {}
         for o in call.spec.operands:
             if o.role is Role.WEIGHT and o.name in call.tensors:
                 bits = self._bits[call.tensors[o.name].name]
-                weights[o.name] = from_bf16(bits[:MOST_IDS] if o.axes[0] == "V" else bits)
-        return weights
+                if o.axes[0] in COLUMN_AXES:
+                    columns[o.axes[0]] = self._chosen(len(bits))
+                    bits = bits[columns[o.axes[0]]]
+                weights[o.name] = from_bf16(bits)
+        return weights, columns
+
+    def _chosen(self, rows: int) -> Array:
+        """All that ids of the first call may name; else COLUMNS of them, from the first to the last."""
+        if "ids" in self.family.dtypes:
+            return np.arange(min(MOST_IDS, rows))
+        return np.unique(np.linspace(0, rows - 1, min(COLUMNS, rows)).astype(np.int64))
 
     def _state(self, t: Tensor) -> DeviceTensor:
         """A KV pool, or token histories."""
         if t.dtype == "i32":
-            ids = i32(self._repeated.rng.integers(0, self._repeated.sizes["V"], t.sizes({})))
+            ids = i32(self._repeated.rng.integers(0, self._repeated.sizes.get("V", 1), t.sizes({})))
             return DeviceTensor.from_numpy(ids, "i32", self._ctx.stream, t.name)
         pool = DeviceTensor.empty(t.sizes({}), t.dtype, t.name)
         fill_normal(self._ctx, pool, seed=1)

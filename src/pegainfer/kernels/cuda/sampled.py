@@ -1,5 +1,5 @@
-"""A call at its full size on the device, some of its rows against the reference: rows do not depend on each
-other, and a reference in float64 takes its time.
+"""A call at its full size on the device, some of its rows and columns against the reference: they do not depend
+on each other, and a reference in float64 takes its time.
 """
 
 from __future__ import annotations
@@ -48,14 +48,21 @@ class SampledCall:
     """Reads what a call works on, before and after it runs.
 
     Args:
-        weights: the call's own, float32 by operand, cut to the first rows of a vocabulary where wanted.
+        weights: the call's own, float32 by operand.
+        columns: by axis letter, which rows of the weights those are; all where it is missing.
     """
 
     def __init__(
-        self, executor: CudaExecutor, ctx: CudaContext, call: OpCall, env: Sizes, weights: Mapping[str, Array]
+        self,
+        executor: CudaExecutor,
+        ctx: CudaContext,
+        call: OpCall,
+        env: Sizes,
+        weights: Mapping[str, Array],
+        columns: Mapping[str, Array],
     ) -> None:
         self._executor, self._ctx, self._call, self._env = executor, ctx, call, env
-        self._weights = weights
+        self._weights, self._columns = weights, columns
         self._places = self._choose()
         self._before = self._read(tuple(call.tensors))
 
@@ -124,8 +131,7 @@ class SampledCall:
         for letter in "TLR":
             if letter in sizes:
                 sizes[letter] = count
-        for name, a in self._weights.items():
-            sizes[self._call.spec.operand(name).axes[0]] = len(a)
+        sizes |= {letter: len(index) for letter, index in self._columns.items()}
         if "block_table" in self._before:
             sizes["W"] = self._before["block_table"].shape[1]
         return sizes
@@ -178,7 +184,9 @@ class SampledCall:
         return i32([self._places.numbers[s // size] * size + s % size for s in slots])
 
     def _written(self, name: str, like: Array) -> Array:
-        """Where the compared rows write into a state."""
+        """Where the compared rows write into a state; an op without slots leaves all of it alone."""
+        if "slots" not in self._call.tensors:
+            return np.ones(like.shape, bool)
         mask = np.zeros(like.shape, bool)
         slots = self._renumbered_slots() if name == "kv" else self._picked("slots", self._places.rows)
         if name == "kv":
@@ -189,12 +197,10 @@ class SampledCall:
         return mask
 
     def _cut(self, name: str, a: Array) -> Array:
-        """The first columns of a vocabulary, where its matrix was cut."""
+        """The compared columns of what has some of each row's."""
         axes = self._call.spec.operand(name).axes
-        for weight, w in self._weights.items():
-            if len(axes) == 2 and axes[1] == self._call.spec.operand(weight).axes[0]:
-                return np.ascontiguousarray(a[:, : len(w)])
-        return a
+        index = self._columns.get(axes[1]) if len(axes) == 2 else None
+        return a if index is None else np.ascontiguousarray(a[:, index])
 
     def _tensor(self, name: str) -> DeviceTensor:
         return self._executor.tensor(self._call.tensors[name], self._env)

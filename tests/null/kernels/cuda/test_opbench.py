@@ -1,0 +1,135 @@
+"""The GPU's op bench on a driver without a GPU: references stand in for kernels, so that what is compared with
+what is seen to be right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.opbench import LEAST, CudaFamilyBench, CudaOps
+from pegainfer.kernels.cuda.sampled import SampledCall
+from pegainfer.kernels.workload import Family, StepShape
+from pegainfer.models.qwen3.config import Qwen3Config
+from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.weights import TABLE
+from pegainfer.ops.compose import run_reference
+from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.rounding import WRITTEN
+from pegainfer.ops.sampler import sampler
+from pegainfer.runner.program import Formats, Sizes
+from pegainfer.runtime.cuda.tensor import encode, from_bf16
+from tests.support.fake_cuda import FakeCuda, FakeLt, fake_cuda, fake_kernels
+
+Array = np.ndarray[Any, Any]
+CONFIG = Qwen3Config(
+    vocab_size=5000, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=64, norm_eps=1e-6, rope_theta=1e4, rope_scaling=None, max_position_embeddings=256,
+    tie_word_embeddings=True,
+)  # fmt: skip
+SHAPES = (StepShape(1, 1, 20), StepShape(6, 1, 40), StepShape(1, 19, 33))
+OPS = {
+    "embedding", "qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "lm_head",
+    "adjust_logits", "sample_tokens", "append_tokens", "token_logprobs",
+}  # fmt: skip
+
+
+def programs() -> list[Program]:
+    formats = {n: "q4_1" if len(shape) == 2 else "bf16" for n, shape in TABLE.shapes(CONFIG).items()}
+    steps = Formats("bf16", "bf16", "bf16")
+    return [forward(CONFIG, formats, Sizes(8, 16, 16, 256), steps), sampler(CONFIG.vocab_size, 8, 257, 20)]
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOps]:
+    with fake_cuda(FakeCuda(memory=1 << 34, l2=1 << 18)):
+        ctx = CudaContext(kernels=fake_kernels(tmp_path_factory.mktemp("kernels")))
+        ctx.__dict__["lt"] = FakeLt()
+        yield CudaOps(ctx=ctx)
+
+
+@pytest.fixture(scope="module")
+def families(device: CudaOps) -> list[Family]:
+    return device.families(programs())
+
+
+def store(address: int, array: Array, dtype: str) -> None:
+    """The fake device's memory is the host's."""
+    host = encode(array, dtype)
+    ctypes.memmove(address, host.ctypes.data, host.nbytes)
+
+
+def as_kernel(
+    bench: CudaFamilyBench, call: OpCall, shape: StepShape, wrong: float = 0.0
+) -> Callable[[], None]:
+    """Runs the whole call by its reference; `wrong` is added to what it writes."""
+    env = bench._repeated.env(shape)
+    weights = {n: from_bf16(bench._bits[t.name]) for n, t in call.tensors.items() if t.name in bench._bits}
+
+    def run() -> None:
+        tensors = {n: bench._executor.tensor(t, env) for n, t in call.tensors.items() if n not in weights}
+        arrays = {n: t.numpy(bench._ctx.stream) for n, t in tensors.items()} | weights
+        run_reference(call.spec, call.sizes(env), arrays, call.attrs)
+        for o in call.spec.operands:
+            if o.role in WRITTEN and o.name in tensors:
+                t = tensors[o.name]
+                store(t.address, (arrays[o.name] + wrong).astype(arrays[o.name].dtype), t.dtype)
+
+    return run
+
+
+def report(bench: CudaFamilyBench, shape: StepShape, wrong: float = 0.0) -> Any:
+    options = next(iter(bench.family.options().values()))
+    env = bench._repeated.env(shape)
+    for number, (call, _, _) in enumerate(bench._executor.walk(bench._inputs(shape, options), env)):
+        if number < bench._repeated.lead:
+            as_kernel(bench, call, shape)()
+            continue
+        sampled = SampledCall(bench._executor, bench._ctx, call, env, *bench._weights(call))
+        return sampled.check("case", as_kernel(bench, call, shape, wrong))
+    raise AssertionError
+
+
+def test_the_families_are_the_ops_of_a_step_in_the_arithmetic_of_the_gpu(families: list[Family]) -> None:
+    assert {f.spec.name for f in families} == OPS
+    assert {f.dtypes[w] for f in families for w in f.weights} == {"bf16"}  # whatever the file has
+    assert all(f.dtypes["norm"] == "f32" for f in families if "norm" in f.dtypes)
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_what_the_reference_computes_is_right_and_what_differs_is_not(
+    name: str, device: CudaOps, families: list[Family]
+) -> None:
+    family = next(f for f in families if f.spec.name == name)
+    bench = device.bench(family, SHAPES)
+    for shape in SHAPES:
+        right = report(bench, shape)
+        assert right.faults == ()
+        assert all(d.share <= 1 for d in right.deviations.values())
+        assert report(bench, shape, wrong=1.0).faults
+    bench.close()
+
+
+def test_timing_replays_a_graph_of_all_calls(device: CudaOps, families: list[Family]) -> None:
+    family = next(f for f in families if f.spec.name == "lm_head")
+    bench = device.bench(family, SHAPES)
+    timing = bench.time(SHAPES[1], {})
+    assert bench._repeated.calls == LEAST
+    assert timing.us(0.5) == 1000 / LEAST  # the fake clock says a millisecond
+    assert timing.cost.flops == 2 * 6 * CONFIG.vocab_size * CONFIG.hidden_size
+    bench.close()
+
+
+def test_a_row_names_kernels_and_their_sources(device: CudaOps, families: list[Family]) -> None:
+    family = next(f for f in families if f.spec.name == "gate_up_swiglu")
+    bench = device.bench(family, (StepShape(1, 1, 20), StepShape(1, 200, 200)))
+    few, many = (bench.identity(shape) for shape in (StepShape(1, 1, 20), StepShape(1, 200, 200)))
+    assert few.variant == many.variant == "cuda.sm90a.bf16"
+    assert few.kernels[-1].startswith("stream_bf16") and few.memory == "dram"
+    assert "cublaslt" in many.kernels and many.source != few.source
+    bench.close()
