@@ -27,14 +27,16 @@ class TensorMap:
         *,
         pitch: int | None = None,
         swizzle: int = 128,
+        promotion: int = 128,
     ) -> None:
         """
         Args:
             box: (rows, columns) of one copy; its columns must fill the swizzle's bytes or less.
             swizzle: bytes, 0 for none.
+            promotion: bytes that L2 fetches at a time: 64, 128 or 256.
         """
         pitch_bytes = (pitch or columns) * item_bytes(dtype)
-        self._encode(address, (rows, columns), (pitch_bytes,), dtype, box, swizzle)
+        self._encode(address, (rows, columns), (pitch_bytes,), dtype, box, swizzle, promotion)
 
     @classmethod
     def of(
@@ -64,6 +66,7 @@ class TensorMap:
         dtype: str,
         box: tuple[int, ...],
         swizzle: int,
+        promotion: int = 128,
     ) -> None:
         inner = box[-1] * item_bytes(dtype)
         uneven = inner % 16 or any(s % 16 for s in strides)
@@ -86,7 +89,7 @@ class TensorMap:
             [u32(1) for _ in sizes],
             d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(d.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[swizzle]}"),
-            d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            getattr(d.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{promotion}B"),
             d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             where=f"{list(sizes)} {dtype}",
         )
