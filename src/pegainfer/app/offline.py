@@ -40,8 +40,9 @@ class LLM:
     """A model for offline use. A context manager; `close` frees the model.
 
     Args:
-        model: the default model's name, a .gguf file, or a folder with config.json, safetensors and
-            tokenizer.json.
+        model: the default model's name, a .gguf file, a folder with config.json, safetensors and
+            tokenizer.json, or owner/model of the hub, which is fetched.
+        revision: of a model of the hub.
         options: fields of EngineConfig and SchedulerConfig, or vLLM's names for them: max_model_len,
             max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_memory_bytes,
             kv_cache_dtype, seed.
@@ -50,9 +51,11 @@ class LLM:
     cannot be loaded.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL.name, **options: Any) -> None:
+    def __init__(
+        self, model: str = DEFAULT_MODEL.name, *, revision: str | None = None, **options: Any
+    ) -> None:
         config, scheduler = _configs(options)
-        ref = resolve(model)
+        ref = resolve(model, revision=revision)
         text = load_text(ref)
         engine = build_engine(ref.path, ref.name, config, scheduler)
         self._adopt(InProcessEngine(engine.runner, engine.info, scheduler), text, scheduler)

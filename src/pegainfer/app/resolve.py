@@ -1,4 +1,4 @@
-"""A model reference: the default model's name, a .gguf file, or a folder in Hugging Face's form."""
+"""A model reference: the default model's name, a .gguf file, a folder of safetensors, or a hub's name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pegainfer.app import hub
 from pegainfer.app.cache import DEFAULT_MODEL, Progress, cache_folder, cached_model
+from pegainfer.app.hub import HubName
 from pegainfer.contract.errors import ConfigError
 
-FORMS = f"the name {DEFAULT_MODEL.name}, a .gguf file, or a folder with config.json and safetensors"
+FORMS = (
+    f"{DEFAULT_MODEL.display_name}, a .gguf file, a folder with config.json and safetensors, "
+    "or owner/model of the Hugging Face hub"
+)
 
 
 @dataclass(frozen=True)
@@ -22,15 +27,31 @@ class ModelRef:
 
 
 def resolve(
-    reference: str, *, fetch: bool = False, progress: Progress | None = None, weights: bool = True
+    reference: str,
+    *,
+    fetch: bool = False,
+    progress: Progress | None = None,
+    weights: bool = True,
+    revision: str | None = None,
+    offline: bool = False,
 ) -> ModelRef:
     """Finds a model. Raises ConfigError where there is none, and what `pull` raises.
 
-    fetch: pull the default model if the cache lacks it.
-    weights: a folder must have them; without, they are made up.
+    A name of the hub is fetched unless a folder of that name is there.
+
+    Args:
+        fetch: pull the default model if the cache lacks it.
+        weights: a folder must have them; without, they are made up.
+        revision: branch, tag or commit, of a hub name alone.
+        offline: fetch nothing.
     """
+    name = HubName.parse(reference)
+    if revision is not None and (name is None or Path(reference).exists()):
+        raise ConfigError(
+            "only models of the hub have revisions", expected="owner/model", got=f"{reference!r:.200}"
+        )
     if reference.lower() == DEFAULT_MODEL.name:
-        return _default(fetch, progress)
+        return _default(fetch and not offline, progress)
     path = Path(reference).expanduser()
     try:
         if reference and path.is_dir():
@@ -39,11 +60,12 @@ def resolve(
             return _file(path)
     except (OSError, ValueError) as e:  # a name too long, or with a null byte
         raise ConfigError("not a model reference", expected=FORMS, got=f"{e!s:.100}") from None
-    if reference.count("/") == 1 and not reference.startswith((".", "/", "~")) and path.suffix != ".gguf":
-        remedy = "models of a hub are not fetched: download the folder and give its path"
-    else:
-        remedy = "check the path"
-    raise ConfigError("no such model", expected=FORMS, got=f"{reference!r:.200}", remedy=remedy)
+    if name is None or (path.suffix == ".gguf" and name.file is None):
+        raise ConfigError("no such model", expected=FORMS, got=f"{reference!r:.200}", remedy="check the path")
+    path = hub.fetch(name, revision=revision, offline=offline, weights=weights)
+    if path.suffix == ".gguf":
+        return ModelRef("gguf", path, f"{name.repository}:{name.quant}" if name.quant else path.stem)
+    return ModelRef("folder", _folder(path, weights).path, name.repository)
 
 
 def _default(fetch: bool, progress: Progress | None) -> ModelRef:

@@ -19,7 +19,10 @@ from pegainfer.engine.config import SchedulerConfig
 if TYPE_CHECKING:
     from pegainfer.app.text import TextSide
 
-MODEL_HELP = f"Model: a .gguf file, a folder with safetensors, or {DEFAULT_MODEL.display_name} (the default)."
+MODEL_HELP = (
+    "Model: owner/model of the Hugging Face hub (owner/model:QUANT for one of its GGUF files), a .gguf file, "
+    f"a folder with safetensors, or {DEFAULT_MODEL.display_name} (the default)."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,10 @@ class ModelFlags:
     """Of every command that loads a model."""
 
     model_path: str | None = field(default=None, metadata={"help": "The model, in place of MODEL."})
+    revision: str | None = field(
+        default=None, metadata={"help": "Branch, tag or commit of a model of the hub; default: main."}
+    )
+    offline: bool = field(default=False, metadata={"help": "Fetch nothing: models that are here already."})
     device: Literal["cpu", "cuda", "auto", "reference", "null"] = field(
         default="cpu",
         metadata={
@@ -55,7 +62,7 @@ class Target:
 def choose(
     model: str | None, flags: ModelFlags, engine: EngineConfig, scheduler: SchedulerConfig, given: Given
 ) -> Target:
-    """Checks the flags against the device and finds the model; fetches the default one if it is missing.
+    """Checks the flags against the device and finds the model, which is fetched if it is missing.
 
     Raises ConfigError, UnsupportedError, and what `resolve` and `pull` raise.
     """
@@ -79,8 +86,10 @@ def choose(
             fetch=True,
             progress=progress,
             weights=engine.load_format != "dummy",
+            revision=flags.revision,
+            offline=flags.offline,
         )
-    spec = EngineSpec(name=found.name, path=str(found.path.resolve()), engine=engine, scheduler=scheduler)
+    spec = EngineSpec(name=found.name, path=str(found.path.absolute()), engine=engine, scheduler=scheduler)
     return Target(spec, found)
 
 

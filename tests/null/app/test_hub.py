@@ -1,0 +1,126 @@
+"""Models by name, from a hub on loopback: what is fetched, what is not, and what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pegainfer.app import hub
+from pegainfer.app.hub import HubName
+from pegainfer.app.resolve import ModelRef, resolve
+from pegainfer.contract.errors import ConfigError
+from tests.support.fake_hub import FakeHub, serving
+
+WHOLE = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{ }",
+    "model-00001-of-00002.safetensors": b"w" * 9,
+    "model-00002-of-00002.safetensors": b"v" * 9,
+    "model.safetensors.index.json": b"{  }",
+    "chat_template.jinja": b"{{ 1 }}",
+    "original/consolidated.safetensors": b"other layout",
+    "consolidated.safetensors": b"other layout",
+    "modeling_custom.py": b"raise SystemExit",
+    "pytorch_model.bin": b"pickle",
+    "README.md": b"#",
+}
+QUANTS = {"M-Q8_0.gguf": b"GGUF8", "M-Q4_K_M.gguf": b"GGUF4", "bf16/M-BF16.gguf": b"GGUF16"}
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    from huggingface_hub import constants
+
+    repositories = {"o/whole": WHOLE, "o/quants": QUANTS, "o/gated": WHOLE, "o/empty": {"README.md": b"#"}}
+    with serving(FakeHub(repositories, gated={"o/gated"})) as fake:
+        monkeypatch.setenv("HF_ENDPOINT", fake.endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.chdir(tmp_path)
+        yield fake
+
+
+def test_a_model_is_fetched_once_and_nothing_that_runs(fake: FakeHub) -> None:
+    ref = resolve("o/whole")
+    assert ref.kind == "folder" and ref.name == "o/whole"
+    assert (ref.path / "model-00002-of-00002.safetensors").read_bytes() == b"v" * 9
+    wanted = sorted(n for n in WHOLE if "/" not in n and n.startswith(("config", "tok", "model", "chat")))
+    assert sorted(fake.fetched) == [n for n in wanted if not n.endswith(".py")]
+    fake.fetched.clear()
+    assert resolve("o/whole") == ref == resolve("o/whole", offline=True)
+    assert not fake.fetched
+
+
+def test_without_weights(fake: FakeHub) -> None:
+    ref = resolve("o/whole", weights=False)
+    assert not list(ref.path.glob("*.safetensors")) and (ref.path / "config.json").exists()
+
+
+def test_a_local_folder_of_that_name_comes_first(fake: FakeHub, tmp_path: Path) -> None:
+    folder = tmp_path / "o" / "whole"
+    folder.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "a.safetensors"):
+        (folder / name).write_bytes(b"{}")
+    assert resolve("o/whole") == ModelRef("folder", Path("o/whole"), "whole")
+    assert not fake.fetched
+
+
+@pytest.mark.parametrize(
+    ("reference", "content", "name"),
+    [
+        ("o/quants", b"GGUF4", "M-Q4_K_M"),  # the usual choice where there are several
+        ("o/quants:q8_0", b"GGUF8", "o/quants:q8_0"),
+        ("o/quants:BF16", b"GGUF16", "o/quants:BF16"),
+        ("o/quants/bf16/M-BF16.gguf", b"GGUF16", "M-BF16"),
+    ],
+)
+def test_one_gguf_of_several(fake: FakeHub, reference: str, content: bytes, name: str) -> None:
+    ref = resolve(reference)
+    assert (ref.kind, ref.path.read_bytes(), ref.name) == ("gguf", content, name)
+    assert len(fake.fetched) == 1
+    assert resolve(reference, offline=True) == ref
+
+
+@pytest.mark.parametrize(
+    ("reference", "revision", "match"),
+    [
+        ("o/none", None, "no such model.*o/none.*check the name"),
+        ("o/gated", None, "gated.*accept its terms.*HF_TOKEN"),
+        ("o/whole", "v9", "no such revision; at o/whole at v9"),
+        ("o/quants:Q5", None, r"no such GGUF file; expected M-Q4_K_M.gguf M-Q8_0.gguf.*got Q5"),
+        ("o/quants:Q4", None, "no such GGUF file"),  # a part of a word names nothing
+        ("o/empty", None, "holds no whole model"),
+        ("smollm2-135m-instruct", "main", "only models of the hub have revisions"),
+    ],
+)
+def test_what_cannot_be_fetched(fake: FakeHub, reference: str, revision: str | None, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        resolve(reference, revision=revision)
+
+
+def test_without_a_network(
+    fake: FakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ref = resolve("o/whole")
+    online = hub._files
+
+    def unreachable(name: HubName, revision: str | None, offline: bool) -> list[str]:
+        if not offline:
+            raise httpx.ConnectError("refused", request=httpx.Request("GET", "http://x"))
+        return online(name, revision, offline)
+
+    monkeypatch.setattr(hub, "_files", unreachable)
+    assert resolve("o/whole") == ref
+    assert "cannot be reached: o/whole as it was fetched before" in caplog.text
+    with pytest.raises(ConfigError, match=r"cannot be reached; got ConnectError: refused.*HF_ENDPOINT"):
+        resolve("o/quants")
+    with pytest.raises(ConfigError, match=r"was not fetched before.*leave --offline out"):
+        resolve("o/quants", offline=True)
+
+
+@pytest.mark.parametrize("reference", ["m", "/a/b", "./a/b", "a/b/c", "a/../b", "-a/b", "a/b:", "a/b c"])
+def test_what_is_no_name_of_the_hub(reference: str) -> None:
+    assert HubName.parse(reference) is None
