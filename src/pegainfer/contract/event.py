@@ -33,7 +33,7 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
     finished: float = 0.0
 
 
-class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Progress of one continuation. Exactly one event an index carries `finish`, and it is the last."""
 
     request_id: str

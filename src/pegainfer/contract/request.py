@@ -61,6 +61,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     adapter: str | None = None  # LoRA adapter's name
     cache_salt: str = ""  # prefixes are shared only among requests with the same salt
     priority: int = 0  # lower runs first, as in vLLM
+    tenant: str = ""  # whose it is: the engine shares its time fairly among tenants
     deadline: float | None = None  # CLOCK_MONOTONIC seconds; past it the request ends with an error
     arrival: float = 0.0  # CLOCK_MONOTONIC seconds when the front accepted it
     trace: str | None = None  # W3C traceparent

@@ -87,7 +87,7 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
     dst: int
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Compute positions [start, start + count) of a slot.
 
     Known tokens are those of NewSlot.tokens plus those that the runner sampled since. `sample` says that the

@@ -1,43 +1,12 @@
-"""The plan under construction and what is left of its budget; the queue of those that wait for one."""
+"""The plan under construction and what is left of its budget."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
-from operator import attrgetter
+import math
 
-from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StepPlan
+from pegainfer.engine.cost import DECODE_PERIOD, StepLoad, prefill_pairs
 from pegainfer.engine.sequence import Sequence
-
-_rank = attrgetter("rank")
-
-
-class Ranked:
-    """Sequences in order of rank, the best first."""
-
-    __slots__ = ("items", "num_tokens")
-
-    def __init__(self) -> None:
-        self.items: list[Sequence] = []
-        self.num_tokens = 0  # prompt tokens, summed
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self.items)
-
-    def add(self, seq: Sequence) -> None:
-        insort(self.items, seq, key=_rank)
-        self.num_tokens += seq.num_prompt
-
-    def remove(self, seq: Sequence) -> None:
-        i = bisect_left(self.items, seq.rank, key=_rank)
-        if i == len(self.items) or self.items[i] is not seq:
-            raise InvariantError(f"sequence {seq.number} is not in its queue")
-        del self.items[i]
-        self.num_tokens -= seq.num_prompt
 
 
 class Batch:
@@ -45,15 +14,22 @@ class Batch:
 
     __slots__ = (
         "blocks",
+        "context",
         "copies",
         "counted",
+        "decode_seqs",
         "decodes",
         "hungry",
         "later_decodes",
         "left",
         "news",
+        "pairs",
         "prefill_left",
+        "prefill_seqs",
+        "prefill_tokens",
         "prefills",
+        "priced",
+        "seconds_left",
         "snapshots",
         "step",
     )
@@ -64,44 +40,70 @@ class Batch:
         self.prefill_left = max_prefill_tokens
         self.later_decodes = 0  # decode rows that are still to come and must find room
         self.counted = False  # whether later_decodes was counted: only a step with a prefill needs it
+        self.context = 0  # positions that the later decode rows read
+        self.priced = False  # whether seconds_left was set: only a step with a prefill needs it
+        self.seconds_left = math.inf  # that prefill rows may still add to the step
         self.hungry = False  # a better-ranked sequence waits for blocks: nobody else may take any
         self.news: list[NewSlot] = []
         self.blocks: list[SlotBlocks] = []
         self.copies: list[BlockCopy] = []
         self.snapshots: list[BlockCopy] = []
-        self.decodes: list[tuple[Row, Sequence]] = []
-        self.prefills: list[tuple[Row, Sequence]] = []
+        self.decodes: list[Row] = []
+        self.decode_seqs: list[Sequence] = []
+        self.prefills: list[Row] = []
+        self.prefill_seqs: list[Sequence] = []
+        self.prefill_tokens = 0
+        self.pairs = 0  # query tokens times keys, of the prefill rows
 
     @property
     def prefill_room(self) -> int:
         """Tokens that a prefill row may take now."""
         return min(self.left - self.later_decodes, self.prefill_left)
 
-    def place(self, seq: Sequence, row: Row, *, prefill: bool) -> None:
-        """Adds a row and moves the sequence's plan forward."""
-        self.left -= row.count
-        if prefill:
-            self.prefill_left -= row.count
-            self.prefills.append((row, seq))
-        else:
-            self.decodes.append((row, seq))
-        if not row.follow:
-            seq.planned = row.start + row.count
-        if row.sample:
+    def place_decode(self, seq: Sequence, start: int, follow: bool) -> None:
+        """Adds a row of one token and moves the sequence's plan forward."""
+        self.left -= 1
+        self.decodes.append(Row(seq.slot, start, 1, True, follow))
+        self.decode_seqs.append(seq)
+        if not follow:
+            seq.planned = start + 1
+        seq.sampling_rows += 1
+        seq.flying += 1
+        seq.last_step = self.step
+
+    def place_prefill(self, seq: Sequence, start: int, count: int, sample: bool) -> None:
+        """Adds a chunk and moves the sequence's plan forward."""
+        self.left -= count
+        self.prefill_left -= count
+        self.prefill_tokens += count
+        self.pairs += prefill_pairs(start, count)
+        self.prefills.append(Row(seq.slot, start, count, sample))
+        self.prefill_seqs.append(seq)
+        seq.planned = start + count
+        if sample:
             seq.sampling_rows += 1
         seq.flying += 1
         seq.last_step = self.step
 
+    def placed_context(self) -> int:
+        """Positions that the decode rows placed so far read."""
+        return sum([row.start for row in self.decodes]) + len(self.decodes)
+
+    def load(self) -> StepLoad | None:
+        """What the finished plan asks of the device; None where it need not be observed."""
+        if not self.prefill_tokens and self.step % DECODE_PERIOD:
+            return None
+        return StepLoad(self.prefill_tokens, len(self.decodes), self.placed_context(), self.pairs)
+
     def build(self, frees: list[int]) -> tuple[StepPlan, list[Sequence]]:
         """The frozen plan, decodes first, and the sequences of its rows."""
-        placed = self.decodes + self.prefills
         plan = StepPlan(
             step=self.step,
             frees=tuple(frees),
             news=tuple(self.news),
             blocks=tuple(self.blocks),
             copies=tuple(self.copies),
-            rows=tuple([row for row, _ in placed]),
+            rows=tuple(self.decodes + self.prefills),
             snapshots=tuple(self.snapshots),
         )
-        return plan, [seq for _, seq in placed]
+        return plan, self.decode_seqs + self.prefill_seqs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from pegainfer.contract.errors import ConfigError
@@ -14,6 +15,13 @@ class SchedulerConfig:
     max_prefill_tokens: int | None = field(
         default=None,
         metadata={"help": "Prompt tokens computed a step; default: what the runner's step can take."},
+    )
+    target_itl_ms: float = field(
+        default=100.0,
+        metadata={
+            "help": "Milliseconds between two tokens: prompts get what this leaves of a step, at measured "
+            "prices; 0: as much as the step can take."
+        },
     )
     max_slots: int | None = field(
         default=None, metadata={"help": "Sequences that run together; default: what the runner can hold."}
@@ -64,6 +72,10 @@ class SchedulerConfig:
         if not self.aging_seconds > 0.0:
             raise ConfigError(
                 "bad aging", expected="seconds > 0", got=self.aging_seconds, where="aging_seconds"
+            )
+        if not 0.0 <= self.target_itl_ms < math.inf:
+            raise ConfigError(
+                "bad latency target", expected="0 or more", got=self.target_itl_ms, where="target_itl_ms"
             )
         if self.max_logprobs < 0:
             raise ConfigError(

@@ -6,6 +6,7 @@ from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
 from pegainfer.contract.step import Row, StepPlan, StepResult
 from pegainfer.engine.counters import Counters
+from pegainfer.engine.fairness import DECODE_WEIGHT
 from pegainfer.engine.residents import Residents
 from pegainfer.engine.sequence import Sequence, Status
 from pegainfer.engine.stop import GrammarError, take_tokens
@@ -41,11 +42,31 @@ class Outcomes:
         events: list[TokenEvent] = []
         failed: list[SequenceBlocks] = []
         errors = result.errors
-        for i, seq in enumerate(seqs):
-            row = plan.rows[i]
+        plain = not (errors or result.logprobs or result.prompt_logprobs or self._has_windows)
+        unit = self._unit
+        contended = self._residents.tenants.contended
+        extended = 0
+        for i, (row, seq, new) in enumerate(zip(plan.rows, seqs, result.tokens, strict=True)):
             seq.flying -= 1
             if row.sample:
                 seq.sampling_rows -= 1
+                if contended:
+                    seq.tenant.service += DECODE_WEIGHT
+                # Nearly all rows are like this: one more token in the middle of an answer.
+                kv = seq.kv
+                if plain and kv is not None and len(new) == 1 and seq.matcher is None:
+                    tokens = seq.tokens
+                    known = len(tokens)
+                    if seq.num_prompt < known < seq.limit - 1 and new[0] not in seq.stop_ids:
+                        tokens.append(new[0])
+                        seq.computed = known
+                        if not seq.sampling_rows:
+                            seq.planned = known
+                        if known - kv.published * unit >= unit:
+                            self._kv.publish(kv, tokens, known)
+                        extended += 1
+                        events.append(TokenEvent(request_id=seq.request_id, index=seq.index, tokens=new))
+                        continue
             if errors and i in errors:
                 kv = seq.kv or seq.left_kv
                 if kv is not None:
@@ -62,6 +83,7 @@ class Outcomes:
             self._kv.keep_snapshots(plan.step, failed)
         self._residents.retire(plan.step)
         counters = self.counters
+        counters.generation_tokens += extended
         counters.steps += 1
         counters.last_step = now
         counters.step_seconds += result.seconds
@@ -157,6 +179,7 @@ class Outcomes:
             self.num_constrained -= 1
         if not family:
             del self.live[seq.request.id]
+            self._residents.tenants.leave(seq.tenant)
         seq.status = Status.FINISHED
         self.counters.finish(reason, now)
         return TokenEvent(

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from pegainfer.contract.step import Row, RunnerInfo, StateGroup
+import math
+
+from pegainfer.contract.step import RunnerInfo, StateGroup
 from pegainfer.engine.batch import Batch
+from pegainfer.engine.cost import StepCost
 from pegainfer.engine.residents import Residents
 from pegainfer.engine.sequence import Sequence, Status
+
+# Of the latency target, what prefill gets even where decoding alone takes all of it: who waits must come on.
+LEAST_SHARE = 0.25
 
 
 class Planner:
     """Decides who computes what in a step. Mutates sequences, residents and the batch."""
 
-    def __init__(self, residents: Residents, info: RunnerInfo) -> None:
+    def __init__(
+        self, residents: Residents, info: RunnerInfo, cost: StepCost, target_seconds: float | None
+    ) -> None:
+        """`target_seconds`: that a step with decode rows should take at most."""
         self._residents = residents
+        self._cost = cost
+        self._target_seconds = target_seconds
         self._kv = residents.kv
         self._max_commit = info.max_commit
         self._states = [g for g, group in enumerate(info.kv.groups) if isinstance(group, StateGroup)]
@@ -34,6 +45,7 @@ class Planner:
         """Walks the running sequences in order of rank, and takes in between who waits and outranks some."""
         running, waiting = self._residents.running.items, self._residents.waiting.items
         k = self._max_commit
+        step = batch.step
         urgent = bool(waiting and running) and waiting[0].rank < running[-1].rank
         i = 0
         while i < len(running):  # preemption shortens the list behind i
@@ -43,7 +55,7 @@ class Planner:
                 urgent = self._admit_urgent(batch)
                 continue
             i += 1
-            if seq.last_step == batch.step:
+            if seq.last_step == step:
                 continue  # it was admitted or forked a moment ago
             known = len(seq.tokens)
             follow = seq.sampling_rows > 0
@@ -52,15 +64,17 @@ class Planner:
             if follow or known - start == 1:
                 if batch.later_decodes:
                     batch.later_decodes -= 1
+                    batch.context -= known
                 if start + 1 >= seq.limit or batch.left <= 0:
                     continue  # at the limit, the next commit tells whether it has ended
-                assert seq.kv is not None
+                kv = seq.kv
+                assert kv is not None
                 need = start + k
-                if need > seq.kv.capacity:
+                if need > kv.capacity:
                     need = max(start + 1, min(need, seq.limit - 1))
                     if not self._residents.cover(seq, start + 1, need, batch):
                         continue
-                batch.place(seq, Row(seq.slot, start, 1, True, follow), prefill=False)
+                batch.place_decode(seq, start, follow)
                 if seq.children:
                     self._count_decodes(i, batch)
                     self._fork(seq, batch)
@@ -69,18 +83,41 @@ class Planner:
             room = batch.prefill_room
             if room <= 0 and i == 1:
                 room = min(1, batch.left)  # the best-ranked always progresses
+            room = min(room, self._affordable(batch, seq.planned))
             if room > 0:
                 self._prefill(seq, room, batch)
-        batch.later_decodes = 0
+        batch.later_decodes = batch.context = 0
 
     def _count_decodes(self, first: int, batch: Batch) -> None:
         """Counts, once a step, the running sequences from index `first` on that will ask for one token."""
         if not batch.counted:
             batch.counted = True
             later = self._residents.running.items[first:]
-            batch.later_decodes = sum(
-                1 for seq in later if seq.sampling_rows > 0 or len(seq.tokens) - seq.planned == 1
-            )
+            known = [len(s.tokens) for s in later if s.sampling_rows > 0 or len(s.tokens) - s.planned == 1]
+            batch.later_decodes, batch.context = len(known), sum(known)
+
+    def _affordable(self, batch: Batch, start: int) -> int:
+        """Tokens after position `start` that fit into the latency target beside the step's decode rows.
+
+        The first chunk of a step is never shorter than a block, so that each step brings somebody on.
+        """
+        if not batch.priced:
+            batch.priced = True
+            rows = len(batch.decodes) + batch.later_decodes
+            if rows and self._target_seconds is not None:
+                decoding = self._cost.decodes(rows, batch.placed_context() + batch.context)
+                least = LEAST_SHARE * self._target_seconds
+                batch.seconds_left = max(self._target_seconds - decoding, least)
+        if batch.seconds_left == math.inf:
+            return batch.left
+        tokens = self._cost.tokens_within(batch.seconds_left, start)
+        if tokens is None:
+            return batch.left
+        if not batch.prefills:
+            return max(tokens, self._unit)
+        if not tokens:
+            batch.prefill_left = 0
+        return tokens
 
     def _prefill(self, seq: Sequence, room: int, batch: Batch) -> None:
         """A chunk of a running sequence, as large as room and blocks allow."""
@@ -99,7 +136,9 @@ class Planner:
 
     def _place_chunk(self, seq: Sequence, start: int, end: int, batch: Batch) -> None:
         sample = end == len(seq.tokens)
-        batch.place(seq, Row(seq.slot, start, end - start, sample), prefill=True)
+        batch.place_prefill(seq, start, end - start, sample)
+        if batch.seconds_left < math.inf:
+            batch.seconds_left -= self._cost.prefill(start, end - start)
         every = self._kv.snapshot_every
         if every and not sample and end % every == 0 and seq.kv is not None and end <= self._hashed(seq):
             batch.snapshots += self._kv.snapshot(seq.kv, end, step=batch.step, spare=0)
@@ -141,7 +180,7 @@ class Planner:
                 and self._residents.adopt(child, parent, need, batch)
             ):
                 child.num_cached = parent.num_cached
-                batch.place(child, Row(child.slot, last, 1, True), prefill=True)
+                batch.place_prefill(child, last, 1, True)
             else:
                 child.status = Status.WAITING
                 self._residents.waiting.add(child)
@@ -149,10 +188,10 @@ class Planner:
     # Those that wait
 
     def _admit(self, batch: Batch) -> None:
-        """Takes from the queue, in order of rank, until somebody does not fit."""
+        """Takes from the queue, in its order, until somebody does not fit."""
         residents = self._residents
         while residents.waiting.items and batch.prefill_room > 0 and residents.free_slots:
-            seq = residents.waiting.items[0]
+            seq = residents.waiting.first()
             # A preempted sequence re-enters when its last tokens are known.
             if seq.flying or not self._enter(seq, batch):
                 return
@@ -164,7 +203,13 @@ class Planner:
         """
         residents = self._residents
         seq = residents.waiting.items[0]
-        if seq.flying or batch.hungry or batch.prefill_room <= 0:
+        victim = residents.running.items[-1]
+        if (
+            seq.flying
+            or batch.hungry
+            or batch.prefill_room <= 0
+            or not residents.waiting.outranks(seq, victim)
+        ):
             return False
         if residents.free_slots and self._enter(seq, batch):
             return True
@@ -190,7 +235,10 @@ class Planner:
         target = seq.target
         hit = kv.find(seq.hashes, target if seq.may_use_prefix else 0)
         start = hit.num_tokens
-        end = self._cut(seq, start, min(target, start + batch.prefill_room))
+        room = min(batch.prefill_room, self._affordable(batch, start))
+        if room <= 0:
+            return False
+        end = self._cut(seq, start, min(target, start + room))
         if not kv.fits(hit, self._need(seq, target), end - start, residents.watermark):
             if not alone:
                 self._blocked = (seq, available)
@@ -198,7 +246,7 @@ class Planner:
             if kv.reach(hit, residents.no_spare) <= start:
                 hit = kv.find((), 0)  # the hit itself leaves no room to go on
                 start = 0
-                end = min(target, batch.prefill_room)
+                end = min(target, room)
             end = min(end, kv.reach(hit, residents.no_spare))
             if end <= start:
                 return False
@@ -207,5 +255,7 @@ class Planner:
         residents.enter(seq, hit, need, batch)
         if not seq.entered:
             seq.num_cached = start
+            if residents.tenants.contended:
+                seq.tenant.service += target - start
         self._place_chunk(seq, start, end, batch)
         return True

@@ -6,8 +6,10 @@ import math
 
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.step import NewSlot, PageGroup, RunnerInfo, SlotBlocks
-from pegainfer.engine.batch import Batch, Ranked
+from pegainfer.engine.batch import Batch
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.fairness import Tenants
+from pegainfer.engine.queues import Ranked, Waiting
 from pegainfer.engine.sequence import Sequence, Status
 from pegainfer.kv.manager import KVManager
 from pegainfer.kv.prefix import PrefixHit
@@ -21,8 +23,9 @@ class Residents:
 
     def __init__(self, info: RunnerInfo, config: SchedulerConfig) -> None:
         self.kv = KVManager(info.kv, info.num_blocks, prefix_cache=config.prefix_cache)
+        self.tenants = Tenants(config.aging_seconds)
         self.running = Ranked()
-        self.waiting = Ranked()
+        self.waiting = Waiting(self.tenants)
         self.num_slots = min(info.max_slots, config.max_slots or info.max_slots)
         self.free_slots = list(range(self.num_slots - 1, -1, -1))
         self.frees: list[int] = []  # slots that the next plan drops
@@ -37,12 +40,17 @@ class Residents:
         self._retired = 0
 
     def enter(self, seq: Sequence, hit: PrefixHit, positions: int, batch: Batch) -> None:
-        """Moves `seq` from the queue into a slot. A free slot and the blocks are there."""
+        """Moves `seq` from the queue into a slot. A free slot and the blocks are there.
+
+        If others of the queue outrank it, it moves up before them, so that they do not take its place now.
+        """
         kv, copies = self.kv.begin(seq.root, seq.hashes, hit, positions, step=batch.step)
         seq.kv = kv
         seq.computed = seq.planned = hit.num_tokens
         batch.copies += copies
         self.waiting.remove(seq)
+        if self.waiting.items and (best := self.waiting.items[0].rank) < seq.rank:
+            seq.rank = (math.nextafter(best[0], -math.inf), seq.number)
         self._settle(seq, batch)
 
     def adopt(self, child: Sequence, parent: Sequence, positions: int, batch: Batch) -> bool:

@@ -7,7 +7,8 @@ each the row that brings it closer to its known tokens, then admits from the que
 Rank = priority + arrival / aging_seconds, fixed when a request arrives. All ranks age at the same rate, so
 comparing these constants is comparing aged priorities: a request is overtaken only by what arrives soon
 after and is more urgent, so nobody starves. The best-ranked sequence may take blocks from all others, so
-there is no deadlock.
+there is no deadlock. Among several tenants the one that was served least is next (`fairness`); how much
+prefill a step with decode rows takes is what the latency target leaves at measured prices (`cost`).
 
 Long because it is the one face of all that: the work is done in planner, residents and outcomes.
 """
@@ -18,6 +19,7 @@ import heapq
 import random
 from array import array
 from collections import deque
+from typing import NamedTuple
 
 from pegainfer.contract.errors import (
     ConfigError,
@@ -34,6 +36,7 @@ from pegainfer.contract.step import Constraint, RunnerInfo, StepPlan, StepResult
 from pegainfer.engine.batch import Batch
 from pegainfer.engine.check import check_request
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.cost import StepCost, StepLoad
 from pegainfer.engine.outcomes import Outcomes
 from pegainfer.engine.planner import Planner
 from pegainfer.engine.residents import Residents
@@ -50,6 +53,17 @@ def derived_seed(seed: int, index: int) -> int:
     return (seed + index * GOLDEN) & MASK64
 
 
+class _Flight(NamedTuple):
+    """A plan that is not committed yet."""
+
+    plan: StepPlan
+    seqs: list[Sequence]  # of its rows
+    load: StepLoad | None  # where its time is worth to be known
+    prefill_tokens: int
+    decode_rows: int
+    launched: float  # seconds
+
+
 class Scheduler:
     """Implements contract.step.StepPolicy. Not thread safe."""
 
@@ -61,7 +75,10 @@ class Scheduler:
         self._rng = rng or random.Random(self.config.seed)
         self._residents = Residents(info, self.config)
         self._kv = self._residents.kv
-        self._planner = Planner(self._residents, info)
+        self._tenants = self._residents.tenants
+        self._cost = StepCost()
+        target = self.config.target_itl_ms
+        self._planner = Planner(self._residents, info, self._cost, target / 1e3 if target else None)
         self._outcomes = Outcomes(self._residents)
         self._live = self._outcomes.live
         self._counters = self._outcomes.counters
@@ -72,7 +89,7 @@ class Scheduler:
         self._cancels: list[tuple[str, int | None]] = []
         self._instant: list[str] = []  # requests that ask for no token
         self._deadlines: list[tuple[float, str]] = []  # a heap; entries of ended requests are dropped late
-        self._flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
+        self._flight: deque[_Flight] = deque()
         self._step = 0
         self._next_number = 0
 
@@ -124,6 +141,7 @@ class Scheduler:
         seed = self._rng.getrandbits(64) if sampling.seed is None else sampling.seed & MASK64
         rank = request.priority + now / self.config.aging_seconds
         hashes = self._hash(request)
+        tenant = self._tenants.enter(request.tenant)
         family = [
             Sequence(
                 request,
@@ -135,6 +153,7 @@ class Scheduler:
                 limit=limit,
                 rank=(rank, self._next_number + index),
                 now=now,
+                tenant=tenant,
                 matcher=matcher if matcher is None or index == 0 else matcher.copy(),
             )
             for index in range(request.n)
@@ -204,18 +223,19 @@ class Scheduler:
                 raise InvariantError("no sequence can make progress and no plan is in flight")
             return None, events
         self._step = batch.step
-        plan, rows = batch.build(residents.frees)
+        plan, seqs = batch.build(residents.frees)
         residents.frees.clear()
-        self._flight.append((plan, rows))
+        flight = _Flight(plan, seqs, batch.load(), batch.prefill_tokens, len(batch.decodes), now)
+        self._flight.append(flight)
         if batch.news:
-            self._note_admissions(plan, rows, now)
+            self._note_admissions(plan, seqs, now)
         return plan, events
 
     def constrained(self) -> dict[int, Constraint]:
         """Rows of the newest uncommitted plan whose tokens a grammar bounds; see StepPolicy."""
         if not self._flight or not self._outcomes.num_constrained:
             return {}
-        plan, seqs = self._flight[-1]
+        plan, seqs = self._flight[-1][:2]
         return {
             i: Constraint(seq.matcher, not seq.request.sampling.ignore_eos)
             for i, (row, seq) in enumerate(zip(plan.rows, seqs, strict=True))
@@ -224,10 +244,15 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Takes the oldest uncommitted plan's result."""
-        if not self._flight or self._flight[0][0] is not plan:
+        if not self._flight or self._flight[0].plan is not plan:
             raise InvariantError(f"plan {plan.step} is not the oldest uncommitted one")
-        _, seqs = self._flight.popleft()
-        return self._outcomes.commit(plan, seqs, result, now)
+        flight = self._flight.popleft()
+        if flight.load is not None:
+            self._cost.observe(flight.load, result.seconds)
+        # Launched while the step before still ran, it began when that one ended.
+        seconds = now - max(flight.launched, self._counters.last_step)
+        self._tenants.note_step(flight.prefill_tokens, flight.decode_rows, seconds)
+        return self._outcomes.commit(plan, flight.seqs, result, now)
 
     def _end_early(self, now: float, events: list[TokenEvent]) -> None:
         """Cancels, deadlines, and requests that ask for no token."""
@@ -310,8 +335,8 @@ class Scheduler:
         if queued & held or queued | held != live:
             raise InvariantError(f"{len(live)} live sequences, {len(queued)} in queues, {len(held)} held")
         flying: dict[int, int] = {}
-        for _, seqs in self._flight:
-            for seq in seqs:
+        for flight in self._flight:
+            for seq in flight.seqs:
                 flying[id(seq)] = flying.get(id(seq), 0) + 1
         for family in self._live.values():
             for seq in family:

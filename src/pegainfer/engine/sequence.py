@@ -11,9 +11,10 @@ import msgspec
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, root_hash
+from pegainfer.engine.fairness import Tenant
 from pegainfer.kv.tables import SequenceBlocks
 
-Rank = tuple[float, int]  # lower runs first; a total order that never changes
+Rank = tuple[float, int]  # lower runs first; a total order, fixed at arrival but for `Residents.enter`
 
 
 class Status(Enum):
@@ -54,6 +55,7 @@ class Sequence:
         "prompt_logprobs",
         "rank",
         "request",
+        "request_id",
         "root",
         "sampling_rows",
         "scheduled",
@@ -61,6 +63,7 @@ class Sequence:
         "slot",
         "status",
         "stop_ids",
+        "tenant",
         "tokens",
     )
 
@@ -76,10 +79,13 @@ class Sequence:
         limit: int,
         rank: Rank,
         now: float,
+        tenant: Tenant,
         matcher: Matcher | None = None,
     ) -> None:
         sampling = request.sampling
         self.request = request
+        self.request_id = request.id
+        self.tenant = tenant  # whose service it counts as
         self.number = number  # engine-wide, never reused
         self.index = index  # which of n
         self.seed = seed

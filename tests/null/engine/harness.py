@@ -45,6 +45,7 @@ def request(
     salt: str = "",
     priority: int = 0,
     deadline: float | None = None,
+    tenant: str = "",
     eos: tuple[int, ...] = (EOS,),
     **sampling: Any,
 ) -> GenerateRequest:
@@ -59,6 +60,7 @@ def request(
         cache_salt=salt,
         priority=priority,
         deadline=deadline,
+        tenant=tenant,
     )
 
 
@@ -85,11 +87,24 @@ class Answer:
 
 
 class Driver:
-    """One scheduler, one null runner, a clock that ticks once a step."""
+    """One scheduler, one null runner, a clock that ticks once a step and goes on by what steps take."""
 
     def __init__(
-        self, null: NullConfig | None = None, config: SchedulerConfig | None = None, *, seed: int = 0
+        self,
+        null: NullConfig | None = None,
+        config: SchedulerConfig | None = None,
+        *,
+        seed: int = 0,
+        tick: float = 1.0,
+        check: bool = True,
     ) -> None:
+        """
+        Args:
+            tick: seconds that each `schedule` takes.
+            check: all containers after each operation; too slow for large pools.
+        """
+        self._tick = tick
+        self._check = check
         self.null = null or null_config()
         self.config = config or SchedulerConfig()
         self.runner = NullRunner(self.null)
@@ -119,14 +134,14 @@ class Driver:
             self.answers[req.id, index] = Answer()
         self.counts["requests"] += 1
         self.counts["sequences"] += req.n
-        self.scheduler.check_integrity()
+        self._check_integrity()
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         self.scheduler.cancel(request_id, index)
 
     def launch(self) -> StepPlan | None:
         """Schedules once; a plan is given to the runner."""
-        self.now += 1.0
+        self.now += self._tick
         full = len(self.pending) >= self.config.pipeline_depth
         plan, events = self.scheduler.schedule(self.now)
         assert plan is None or not full, "a plan beyond the pipeline's depth"
@@ -137,8 +152,12 @@ class Driver:
             self._count_plan(plan)
         if not full:
             self._check_progress(plan)
-        self.scheduler.check_integrity()
+        self._check_integrity()
         return plan
+
+    def _check_integrity(self) -> None:
+        if self._check:
+            self.scheduler.check_integrity()
 
     def commit(self) -> StepResult | None:
         """Commits the oldest plan in flight, if there is one."""
@@ -146,8 +165,9 @@ class Driver:
             return None
         plan, pending = self.pending.popleft()
         result = pending.wait()
+        self.now += result.seconds
         self.results.append(result)
-        seqs = self.scheduler._flight[0][1]
+        seqs = self.scheduler._flight[0].seqs
         for seq in seqs:
             if seq.status is Status.FINISHED:
                 self.counts["wasted rows"] += 1
@@ -162,7 +182,7 @@ class Driver:
         )
         self.counts["tokens"] += sum(len(new) for new in result.tokens)
         self._take(self.scheduler.commit(plan, result, self.now))
-        self.scheduler.check_integrity()
+        self._check_integrity()
         return result
 
     def step(self) -> None:
@@ -196,6 +216,8 @@ class Driver:
         if not queued:
             return
         best = min(queued, key=lambda seq: seq.rank)
+        if not best.entered and len({seq.tenant for seq in self.waiting}) > 1:
+            return  # the least served tenant goes first, whatever the rank
         placed = plan is not None and best.last_step == plan.step
         number, schedules = self._stalled
         self._stalled = (best.number, 0 if placed or best.number != number else schedules + 1)

@@ -53,6 +53,9 @@ def random_device(r: random.Random, seed: int) -> NullConfig:
         max_commit=r.choice([1, 1, 2, 4]),
         zero_commits=r.choice([0.0, 0.0, 0.3]),
         seed=seed,
+        virtual=True,
+        step_seconds=r.choice([0.0, 0.0, 0.01]),
+        token_seconds=r.choice([0.0, 0.001, 0.02]),
         faults=random_faults(r) if r.random() < 0.2 else None,
     )
 
@@ -65,6 +68,7 @@ def random_config(r: random.Random) -> SchedulerConfig:
         max_slots=r.choice([None, None, None, 2]),
         watermark=r.choice([0.0, 0.01, 0.2]),
         aging_seconds=r.choice([1.0, 10.0, 1000.0]),
+        target_itl_ms=r.choice([0.0, 20.0, 100.0]),
     )
 
 
@@ -80,6 +84,7 @@ def random_request(r: random.Random, name: str, base: list[int], now: float) -> 
         n=r.choice([1, 1, 1, 2, 4]),
         salt=r.choice(["", "", "salt"]),
         priority=r.choice([0, 0, 0, -1, 2]),
+        tenant=r.choice(["", "", "a", "b"]),
         deadline=r.choice([None, None, None, now + r.randint(0, 200)]),
         eos=r.choice([(EOS,), (), ()]),
         seed=r.randrange(1 << 64),

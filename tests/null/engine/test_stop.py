@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pegainfer.contract.event import FinishReason
+from pegainfer.engine.fairness import Tenant
 from pegainfer.engine.sequence import Sequence
 from pegainfer.engine.stop import take_tokens
 from tests.null.engine.harness import request
@@ -27,6 +28,7 @@ def sequence(limit: int = 10, **sampling: Any) -> Sequence:
         limit=limit,
         rank=(0.0, 0),
         now=0.0,
+        tenant=Tenant("", 0.0),
     )
 
 
