@@ -10,6 +10,7 @@ from pegainfer.cli import (
     bench_ops,
     bench_serve,
     bench_startup,
+    chat,
     doctor,
     generate,
     kernels,
@@ -21,7 +22,8 @@ from pegainfer.cli.flags import expand
 ABOUT = """Serves language models: Python on the host, C++ and CUDA kernels, no model framework.
 
 \b
-pegainfer generate "Who are you?"    an answer in the terminal
+pegainfer chat                       a conversation in the terminal
+pegainfer generate "Who are you?"    one answer
 pegainfer serve                      an OpenAI-compatible server on port 8000
 pegainfer doctor                     what this machine can do, and what is missing
 """
@@ -33,6 +35,7 @@ def build_app() -> typer.Typer:
     for name, command in (
         ("serve", serve.serve),
         ("generate", generate.generate),
+        ("chat", chat.chat),
         ("pull", pull.pull),
         ("doctor", doctor.doctor),
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import queue
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -11,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pegainfer.app.config import EngineConfig
+from pegainfer.cli.answer import show, stream
 from pegainfer.cli.flags import Given
 from pegainfer.cli.spec import build
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose, load_text_side
-from pegainfer.contract.errors import ConfigError, EngineDeadError, RequestError
+from pegainfer.contract.errors import ConfigError, RequestError
 from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
     from pegainfer.app.text import TextSide
-    from pegainfer.contract.event import TokenEvent
-    from pegainfer.engine.inprocess import InProcessEngine
+    from pegainfer.contract.request import GenerateRequest
 
 ONE_SEQUENCE = 1  # slots: the command answers one prompt
 
@@ -73,9 +72,28 @@ def generate(
 
     running = InProcessEngine(built.runner, built.info, target.spec.scheduler)
     try:
-        return _stream(running, ids, ask, scheduler.seed, side)
+        answer = stream(running, _request(ids, ask, scheduler.seed, side), side.tokenizer, ask.stop, show)
     finally:
         running.close()
+    print(flush=True)
+    print(answer.speed(len(ids)), file=sys.stderr)
+    return 0
+
+
+def _request(ids: list[int], ask: GenerateFlags, seed: int | None, side: TextSide) -> GenerateRequest:
+    from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
+
+    sampling = SamplingParams(
+        temperature=ask.temperature,
+        top_k=ask.top_k,
+        top_p=ask.top_p,
+        seed=seed,
+        max_tokens=ask.max_tokens,
+        ignore_eos=ask.ignore_eos,
+    )
+    return GenerateRequest(
+        id="generate", prompt=pack_tokens(ids), sampling=sampling, eos_token_ids=side.tokenizer.eos_token_ids
+    )
 
 
 def _prompt_ids(text: str, ask: GenerateFlags, side: TextSide) -> list[int]:
@@ -96,65 +114,3 @@ def _prompt_ids(text: str, ask: GenerateFlags, side: TextSide) -> list[int]:
     if not ids:
         raise RequestError("the prompt is empty", expected="some text")
     return ids
-
-
-def _stream(
-    engine: InProcessEngine, ids: list[int], ask: GenerateFlags, seed: int | None, side: TextSide
-) -> int:
-    """Submits the request and prints what comes. Returns the exit code."""
-    from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
-    from pegainfer.frontend.detokenize import Detokenizer, StopStrings
-
-    sampling = SamplingParams(
-        temperature=ask.temperature,
-        top_k=ask.top_k,
-        top_p=ask.top_p,
-        seed=seed,
-        max_tokens=ask.max_tokens,
-        ignore_eos=ask.ignore_eos,
-    )
-    request = GenerateRequest(
-        id="generate", prompt=pack_tokens(ids), sampling=sampling, eos_token_ids=side.tokenizer.eos_token_ids
-    )
-    pieces, stops = Detokenizer(side.tokenizer), StopStrings(ask.stop)
-    events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-    engine.submit(request, events.put)
-    count, stopped = 0, None
-    while True:
-        event = events.get()
-        if event.error is not None:
-            raise _error_of(event)
-        count += len(event.tokens)
-        for token in event.tokens:
-            shown, stopped = stops.push(pieces.push(token)) if stopped is None else ("", stopped)
-            sys.stdout.write(shown)
-        sys.stdout.flush()
-        if stopped is not None:
-            engine.cancel(request.id)
-        if event.finish is not None:
-            break
-    if stopped is None:
-        sys.stdout.write(stops.push(pieces.flush())[0] + stops.flush())
-    print(flush=True)
-    print(_speed(event, len(ids), count), file=sys.stderr)
-    return 0
-
-
-def _error_of(event: TokenEvent) -> Exception:
-    """The exception that an ERROR event stands for."""
-    message = event.error or "the engine failed"
-    if event.error_kind == EngineDeadError.__name__:
-        return EngineDeadError(message)
-    return RequestError(message, param=event.error_param)
-
-
-def _speed(event: TokenEvent, prompt: int, count: int) -> str:
-    """One line about a finished answer. Decoding is counted from the first token, which ends the prefill."""
-    t = event.timings
-    if t is None or count == 0:
-        return f"[{prompt} prompt tokens, no answer]"
-    first = t.first_token - t.scheduled
-    line = f"[{prompt} prompt tokens in {first:.2f} s"
-    if count > 1 and t.finished > t.first_token:
-        line += f", {count} tokens at {(count - 1) / (t.finished - t.first_token):.1f} tokens/s"
-    return line + "]"

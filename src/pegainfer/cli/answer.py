@@ -1,0 +1,119 @@
+"""One answer, streamed from an engine in this process: what `generate` and `chat` share."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pegainfer.contract.errors import EngineDeadError, RequestError
+
+if TYPE_CHECKING:
+    from pegainfer.contract.event import TokenEvent
+    from pegainfer.contract.request import GenerateRequest
+    from pegainfer.engine.inprocess import InProcessEngine
+    from pegainfer.frontend.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished answer.
+
+    Args:
+        text: as it was shown.
+        count: tokens generated.
+        interrupted: the user stopped it.
+    """
+
+    text: str
+    count: int
+    event: TokenEvent
+    interrupted: bool
+
+    def speed(self, prompt: int) -> str:
+        """One line for standard error, after a prompt of that many tokens.
+
+        Decoding is counted from the first token, which ends the prefill.
+        """
+        t = self.event.timings
+        if t is None or self.count == 0:
+            return f"[{prompt} prompt tokens, no answer]"
+        first = t.first_token - t.scheduled
+        line = f"[{prompt} prompt tokens in {first:.2f} s"
+        if self.count > 1 and t.finished > t.first_token:
+            rate = (self.count - 1) / (t.finished - t.first_token)
+            line += f", {self.count} tokens at {rate:.1f} tokens/s"
+        return line + "]"
+
+
+def stream(
+    engine: InProcessEngine,
+    request: GenerateRequest,
+    tokenizer: Tokenizer,
+    stop: tuple[str, ...],
+    put: Callable[[str], None],
+    *,
+    interruptible: bool = False,
+) -> Answer:
+    """Submits the request and shows its text as it comes.
+
+    Args:
+        put: takes each piece of text.
+        stop: strings that end the answer and are not shown.
+        interruptible: Ctrl-C cancels the request and returns what came until then.
+
+    Raises RequestError for a request that the engine refuses, EngineDeadError where the engine has failed.
+    """
+    from pegainfer.frontend.detokenize import Detokenizer, StopStrings
+
+    pieces, stops = Detokenizer(tokenizer), StopStrings(stop)
+    events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+    texts: list[str] = []
+    count, stopped, interrupted = 0, False, False
+
+    def add(text: str) -> None:
+        if text:
+            texts.append(text)
+            put(text)
+
+    engine.submit(request, events.put)
+    while True:
+        try:
+            event = events.get()
+        except KeyboardInterrupt:
+            if not interruptible or interrupted:
+                raise
+            interrupted = True
+            engine.cancel(request.id)
+            continue
+        if event.error is not None:
+            raise _error_of(event)
+        count += len(event.tokens)
+        for token in event.tokens:
+            if not (stopped or interrupted):
+                text, found = stops.push(pieces.push(token))
+                stopped = found is not None
+                add(text)
+        if stopped:
+            engine.cancel(request.id)
+        if event.finish is not None:
+            break
+    if not stopped:
+        add(stops.push(pieces.flush())[0] + stops.flush())
+    return Answer("".join(texts), count, event, interrupted)
+
+
+def show(text: str) -> None:
+    """Text to standard output at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _error_of(event: TokenEvent) -> Exception:
+    """The exception that an ERROR event stands for."""
+    message = event.error or "the engine failed"
+    if event.error_kind == EngineDeadError.__name__:
+        return EngineDeadError(message)
+    return RequestError(message, param=event.error_param)

@@ -1,0 +1,219 @@
+"""pegainfer chat: a conversation in the terminal, by an engine in this process.
+
+What was said before stays in the prefix cache, so a turn costs its own tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pegainfer.app.config import EngineConfig
+from pegainfer.cli.answer import show, stream
+from pegainfer.cli.flags import Given
+from pegainfer.cli.spec import build
+from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose, load_text_side
+from pegainfer.contract.errors import ConfigError, RequestError
+from pegainfer.engine.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from pegainfer.app.text import TextSide
+    from pegainfer.contract.request import GenerateRequest
+    from pegainfer.engine.inprocess import InProcessEngine
+
+HELP = """\
+/system TEXT   set the system message; without TEXT, remove it
+/reset         begin anew; the system message stays
+/undo          take back the last question and its answer
+/help          this
+/exit          leave; so does Ctrl-D
+\"\"\"            begins and ends a message of several lines
+Ctrl-C stops an answer; what was said until then stays."""
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFlags:
+    """How answers are drawn."""
+
+    system: str | None = field(default=None, metadata={"help": "System message."})
+    max_tokens: int = field(
+        default=0, metadata={"help": "Longest answer in tokens; 0: up to the context's end."}
+    )
+    temperature: float = field(default=0.7, metadata={"help": "0 always takes the likeliest token."})
+    top_k: int = field(default=0, metadata={"help": "Draw among the k likeliest tokens; 0: all."})
+    top_p: float = field(
+        default=0.95, metadata={"help": "Draw among the likeliest tokens that reach this mass."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 0:
+            raise ConfigError("max_tokens", expected="≥ 0", got=self.max_tokens, where="--max-tokens")
+
+
+def chat(
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
+    *,
+    ask: ChatFlags,
+    flags: ModelFlags,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    given: Given,
+) -> int:
+    """Talk to a model in the terminal; /help lists what can be typed.
+
+    Where standard input is no terminal, each line is a message and answers alone go to standard output.
+    """
+    scheduler = dataclasses.replace(scheduler, max_slots=scheduler.max_slots or 1)
+    target = choose(model, flags, engine, scheduler, given)
+    side = load_text_side(target)
+    if side.template is None:
+        raise ConfigError(
+            "the model has no chat template", got=target.spec.name, remedy="use `pegainfer generate --raw`"
+        )
+    built = build(target.spec)
+    from pegainfer.engine.inprocess import InProcessEngine
+
+    running = InProcessEngine(built.runner, built.info, target.spec.scheduler)
+    terminal = sys.stdin.isatty()
+    try:
+        if terminal:
+            print(f"{target.spec.name} on {built.info.device}. /help lists commands.", file=sys.stderr)
+        Conversation(running, side, ask, scheduler.seed, built.info.max_model_len).talk(terminal)
+    finally:
+        running.close()
+    return 0
+
+
+class Conversation:
+    """Messages so far, and the loop that adds to them."""
+
+    def __init__(
+        self, engine: InProcessEngine, side: TextSide, ask: ChatFlags, seed: int | None, max_model_len: int
+    ) -> None:
+        self._engine = engine
+        self._side = side
+        self._ask = ask
+        self._seed = seed
+        self._max_model_len = max_model_len
+        self._system = ask.system
+        self._turns: list[dict[str, str]] = []
+        self._numbers = itertools.count(1)
+
+    def talk(self, terminal: bool) -> None:
+        """Until the input ends or /exit."""
+        for text in _messages(terminal):
+            if text.startswith("/"):
+                if not self._obey(text):
+                    return
+            elif text.strip():
+                self._answer(text, terminal)
+
+    def _obey(self, text: str) -> bool:
+        """One command. Returns whether the conversation goes on."""
+        command, _, rest = text.partition(" ")
+        if command in ("/exit", "/quit", "/bye"):
+            return False
+        if command == "/system":
+            self._system = rest.strip() or None
+        elif command == "/reset":
+            self._turns.clear()
+        elif command == "/undo":
+            del self._turns[-2:]
+        elif command == "/help":
+            print(HELP, file=sys.stderr)
+        else:
+            print(f"no such command: {command[:40]!r}; /help lists them", file=sys.stderr)
+        return True
+
+    def _answer(self, text: str, terminal: bool) -> None:
+        """One turn. A message that cannot be answered is told and forgotten."""
+        self._turns.append({"role": "user", "content": text})
+        try:
+            request, prompt = self._request()
+            answer = stream(self._engine, request, self._side.tokenizer, (), show, interruptible=True)
+        except RequestError as e:
+            self._turns.pop()
+            print(f"pegainfer: {e}; /reset begins anew", file=sys.stderr)
+            return
+        print(flush=True)
+        if terminal:
+            stopped = " stopped" if answer.interrupted else ""
+            print(f"{DIM}{answer.speed(prompt)}{stopped}{PLAIN}", file=sys.stderr)
+        self._turns.append({"role": "assistant", "content": answer.text})
+
+    def _request(self) -> tuple[GenerateRequest, int]:
+        """What is asked next, and its prompt's length in tokens. Raises RequestError where it is too long."""
+        from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
+
+        template, tokenizer = self._side.template, self._side.tokenizer
+        assert template is not None
+        system = [] if self._system is None else [{"role": "system", "content": self._system}]
+        ids = tokenizer.encode(template.render([*system, *self._turns]), add_special_tokens=False)
+        room = self._max_model_len - len(ids)
+        if room < 1:
+            raise RequestError(
+                "the conversation is longer than the context", expected=f"< {self._max_model_len} tokens",
+                got=len(ids),
+            )  # fmt: skip
+        number = next(self._numbers)
+        sampling = SamplingParams(
+            temperature=self._ask.temperature,
+            top_k=self._ask.top_k,
+            top_p=self._ask.top_p,
+            seed=None if self._seed is None else self._seed + number,
+            max_tokens=min(self._ask.max_tokens or room, room),
+        )
+        request = GenerateRequest(
+            id=f"chat-{number}", prompt=pack_tokens(ids), sampling=sampling,
+            eos_token_ids=tokenizer.eos_token_ids,
+        )  # fmt: skip
+        return request, len(ids)
+
+
+def _messages(terminal: bool) -> Iterator[str]:
+    """What the user types, message by message, until the input ends."""
+    if terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (gives `input` editing and a history)
+    while True:
+        try:
+            text = _line("> " if terminal else "")
+            if text.startswith('"""'):
+                text = _block(text[3:], terminal)
+        except EOFError:
+            if terminal:
+                print(file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            print("\n(/exit or Ctrl-D leaves)", file=sys.stderr)
+            continue
+        yield text
+
+
+def _block(first: str, terminal: bool) -> str:
+    """The lines up to one that ends with three quotes, which may be the first."""
+    lines = [first]
+    while not lines[-1].rstrip().endswith('"""'):
+        lines.append(_line(". " if terminal else ""))
+    lines[-1] = lines[-1].rstrip().removesuffix('"""')
+    return "\n".join(lines).strip("\n")
+
+
+def _line(prompt: str) -> str:
+    """Raises EOFError at the input's end."""
+    if prompt:
+        return input(prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
