@@ -71,6 +71,16 @@ class Fields:
         return value
 
 
+class Descriptor:
+    """128 bytes for the copy engine."""
+
+    def __init__(self) -> None:
+        self._bytes = (ctypes.c_uint8 * 128)()
+
+    def getPtr(self) -> int:
+        return ctypes.addressof(self._bytes)
+
+
 @dataclass(frozen=True)
 class Launched:
     kernel: str
@@ -213,6 +223,9 @@ class FakeCuda:
         self.graph_launches += 1
         return (OK,)
 
+    def cuTensorMapEncodeTiled(self, kind: Any, rank: int, *args: Any) -> tuple[Any, ...]:
+        return OK, Descriptor()
+
     def cuEventElapsedTime(self, start: Any, stop: Any) -> tuple[Any, ...]:
         return OK, 1.0
 
@@ -249,6 +262,8 @@ class _Module(ModuleType):
             return self._fake.call(name)
         if name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeValue", "CUDA_MEMCPY2D"):
             return Fields
+        if name.startswith("cuuint"):
+            return int
         return Names()
 
 

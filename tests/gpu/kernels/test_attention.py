@@ -81,6 +81,6 @@ def test_long_rows(shape: tuple[int, int, int], dtype: str, ctx: CudaContext) ->
 
 def test_the_choice_can_be_read(ctx: CudaContext) -> None:
     p = AttentionProblem(8, 8, 32, 8, 128, 16, 64, "bf16", True)
-    choice = choose_attention(p)
+    choice = choose_attention(p, ctx.device.info)
     assert str(choice) == f"{choice.decode} in parts of 128 keys or more"
     assert ctx.library.variant(choice.decode) is not None

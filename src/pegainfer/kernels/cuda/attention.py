@@ -9,12 +9,16 @@ from itertools import accumulate
 from pegainfer.kernels.cuda.gemm import SIXTEEN
 from pegainfer.kernels.cuda.pointwise import HEADS, layer_address, page_stride
 from pegainfer.kernels.cuda.site import Site, blocks, handles
+from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.launch import Arg, f32, i32, i64, ptr, struct
 from pegainfer.runtime.cuda.memory import aligned
+from pegainfer.runtime.cuda.tensor import item_bytes
+from pegainfer.runtime.cuda.tma import TensorMap
 
 # As in common/attention/attention.cuh.
 DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES = 128, 32, 16, 32, 16
 PAGE = 16  # tokens that a decoding warp takes at a time; a block is whole pages
+TILE_HEADS = (64, 128)  # that sm90/attention/prefill.cuh is compiled for
 PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in a step
 
 
@@ -49,19 +53,26 @@ class AttentionChoice:
     decode_slots: int
     prefill_slots: int
 
+    @property
+    def boxes(self) -> bool:
+        """Whether prefill reads the cache through the tensor memory accelerator."""
+        return "_tiles_" in self.prefill
+
     def __str__(self) -> str:
         prefill = f", {self.prefill} in tiles of {self.tile_rows}" if self.prefill else ""
         return f"{self.decode} in parts of {DECODE_CHUNK} keys or more{prefill}"
 
 
-def choose_attention(p: AttentionProblem) -> AttentionChoice:
-    """The tensor cores' kernels for 16-bit caches (`refusal` must be None)."""
+def choose_attention(p: AttentionProblem, info: DeviceInfo) -> AttentionChoice:
+    """This GPU's tensor core kernels for 16-bit caches (`refusal` must be None)."""
     parts = min(DECODE_PARTS, max(1, blocks(p.table_width * p.block_size, DECODE_CHUNK)))
     tile_rows = 64 if p.head_dim == 256 else 128
+    tiles_kernel = info.arch == "90a" and p.head_dim in TILE_HEADS
+    prefill = "attention_prefill_tiles" if tiles_kernel else "attention_prefill"
     tiles = blocks(p.tokens * p.group, tile_rows) + p.rows
     return AttentionChoice(
         f"attention_decode_{p.dtype}_d{p.head_dim}",
-        "" if p.decode_only else f"attention_prefill_{p.dtype}_d{p.head_dim}",
+        "" if p.decode_only else f"{prefill}_{p.dtype}_d{p.head_dim}",
         tile_rows,
         p.rows * parts,
         0 if p.decode_only else tiles * PREFILL_PARTS,
@@ -99,13 +110,13 @@ def _attention(site: Site) -> None:
         args = _args(site, p, _Plan(0, 0, 0, 0, 0), 0, (0, 0))
         site.launch("attention_plain_f32", (p.heads, p.tokens, 1), 32, [args, i32(p.rows), i32(p.head_dim)])
         return
-    c = choose_attention(p)
+    c = choose_attention(p, site.ctx.device.info)
     plan = _plan(site, p, c)
     units = p.kv_heads * blocks(p.group, 8)
     heads = c.decode_slots * p.heads
     sums = site.scratch(heads * 4 * p.head_dim), site.scratch(8 * heads)
     args = _args(site, p, plan, plan.decode, sums)
-    _persistent(site, p, c.decode, args, c.decode_items * units)
+    _persistent(site, p, c.decode, [args], c.decode_items * units)
     if c.decode_slots:
         merge = f"attention_merge_decode_{dtype}_d{p.head_dim}"
         site.launch(merge, (p.heads, p.rows, 1), p.head_dim, [_merge_args(site, p, c, plan, sums)])
@@ -113,7 +124,8 @@ def _attention(site: Site) -> None:
         heads = c.prefill_slots * p.kv_heads * c.tile_rows
         sums = site.scratch(heads * 4 * p.head_dim), site.scratch(8 * heads)
         args = _args(site, p, plan, plan.prefill, sums)
-        _persistent(site, p, c.prefill, args, c.prefill_items * p.kv_heads)
+        given = [_boxes(site, p).arg(), args] if c.boxes else [args]
+        _persistent(site, p, c.prefill, given, c.prefill_items * p.kv_heads)
         merge = f"attention_merge_prefill_{dtype}_d{p.head_dim}"
         grid = (2 * site.ctx.device.info.num_sms, 1, 1)
         site.launch(merge, grid, p.head_dim, [_merge_args(site, p, c, plan, sums)])
@@ -153,7 +165,7 @@ def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> _Plan:
     return plan
 
 
-def _persistent(site: Site, p: AttentionProblem, kernel: str, args: Arg, most: int) -> None:
+def _persistent(site: Site, p: AttentionProblem, kernel: str, args: list[Arg], most: int) -> None:
     """As many blocks as fit the device at once, or as there can be items."""
     variant = site.ctx.library.variant(kernel)
     assert variant is not None
@@ -165,7 +177,25 @@ def _persistent(site: Site, p: AttentionProblem, kernel: str, args: Arg, most: i
         shared = int(variant.features["shared"])
     per_sm = site.ctx.library.kernel(kernel).blocks_per_sm(threads, shared)
     grid = min(most, per_sm * site.ctx.device.info.num_sms)
-    site.launch(kernel, (grid, 1, 1), threads, [args], shared)
+    site.launch(kernel, (grid, 1, 1), threads, args, shared)
+
+
+def _boxes(site: Site, p: AttentionProblem) -> TensorMap:
+    """The layer's keys and values, 16 tokens of a head at a time.
+
+    A box lies in shared memory as [tokens / 8][D / 64][8][64], which is what wgmma reads; a head's pages of
+    all blocks, layers and kinds follow each other in memory.
+    """
+    s, item = site.sizes(), item_bytes(p.dtype)
+    heads = (s["N"] * s["Y"] - int(site.this.attrs["layer"])) * 2 * p.kv_heads
+    row = p.head_dim * item
+    return TensorMap.of(
+        layer_address(site),
+        (heads, p.block_size // 8, p.head_dim // 64, 8, 64),
+        (p.block_size * row, 8 * row, 64 * item, row),
+        p.dtype,
+        (1, PAGE // 8, p.head_dim // 64, 8, 64),
+    )
 
 
 def _args(site: Site, p: AttentionProblem, plan: _Plan, items: int, sums: tuple[int, int]) -> Arg:

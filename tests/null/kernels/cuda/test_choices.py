@@ -74,17 +74,18 @@ ATTENTION = AttentionProblem(64, 8, 32, 8, 128, 16, 256, "bf16", decode_only=Fal
 
 
 def test_attention_kernels_exist_for_every_head_size() -> None:
-    for d, dtype in product((64, 128, 256), ("bf16", "f16")):
-        choice = choose_attention(replace(ATTENTION, head_dim=d, dtype=dtype))
+    for d, dtype, info in product((64, 128, 256), ("bf16", "f16"), (H100, L40S)):
+        choice = choose_attention(replace(ATTENTION, head_dim=d, dtype=dtype), info)
         assert {choice.decode, choice.prefill} <= KERNELS
+        assert choice.boxes == (info is H100 and d < 256)
         assert f"attention_merge_decode_{dtype}_d{d}" in KERNELS
-    assert choose_attention(replace(ATTENTION, decode_only=True)).prefill == ""
+    assert choose_attention(replace(ATTENTION, decode_only=True), H100).prefill == ""
 
 
 def test_room_for_parts_follows_from_the_longest_row() -> None:
-    short = choose_attention(replace(ATTENTION, table_width=8))  # 128 keys: one part
+    short = choose_attention(replace(ATTENTION, table_width=8), H100)  # 128 keys: one part
     assert (short.decode_items, short.decode_slots) == (8, 0)
-    long = choose_attention(replace(ATTENTION, table_width=4096))
+    long = choose_attention(replace(ATTENTION, table_width=4096), H100)
     assert (long.decode_items, long.decode_slots) == (8 * 32, 8 * 32)
 
 
