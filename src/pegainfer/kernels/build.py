@@ -1,14 +1,17 @@
-"""Compiles kernels/cuda/**.cu to cubins ahead of time: no GPU needed, in parallel, only what has changed.
+"""Compiles kernels/cuda/**.cu and kernels/triton/*/*.py to cubins ahead of time: no GPU needed, in parallel,
+only what has changed.
 
 A source says at its head which ops it serves (`// op rms_norm, …: …`) and before each kernel what the kernel
-supports (`// variant name: key=value …`). Sources in common/ are compiled for every architecture, those in
-sm<NN>/ for the one they are named after.
+supports (`// variant name: key=value …`). In Triton the lines begin with `#`, and each variant becomes a
+cubin of its own. Sources in cuda/common/ and triton/ are compiled for every architecture, those in
+cuda/sm<NN>/ for the one that they are named after.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pegainfer.kernels.manifest import KernelsError, Manifest, Unit, Variant, read_manifest
+from pegainfer.kernels.triton.aot import TRITON, check_triton, compile_triton
 
 ROOT = Path(__file__).parent / "cuda"
 ARCHS = ("80", "86", "89", "90a", "100a", "120a")
@@ -34,8 +38,9 @@ FLAGS = (
 )
 Progress = Callable[[int, int, str], None]  # units done, units in all, the one just done
 
-_OP = re.compile(r"^// op ([\w, ]+):", re.M)
-_VARIANT = re.compile(r"^// variant (\w+):(.*)$", re.M)
+
+_OP = re.compile(r"^(?://|#) op ([\w, ]+):", re.M)
+_VARIANT = re.compile(r"^(?://|#) variant (\w+):(.*)$", re.M)
 _FEATURE = re.compile(r"(\w+)=(\S+)")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
 _ENTRY = re.compile(
@@ -47,34 +52,49 @@ _ENTRY = re.compile(
 
 @dataclass(frozen=True)
 class Source:
-    """A .cu file and what it declares."""
+    """A .cu file and what it declares, or one variant of a Triton file."""
 
     path: Path
     ops: tuple[str, ...]
     variants: dict[str, dict[str, str]]  # kernel -> features
 
     @property
+    def triton(self) -> bool:
+        return self.path.suffix == ".py"
+
+    @property
     def name(self) -> str:
-        return self.path.relative_to(ROOT).as_posix()
+        """As the manifest has it: 'common/norm/rms_norm.cu', 'triton/gemm/tiled.py:tiled_bf16_store_32'."""
+        if not self.triton:
+            return self.path.relative_to(ROOT).as_posix()
+        return f"{self.path.relative_to(ROOT.parent).as_posix()}:{next(iter(self.variants))}"
 
     @property
     def cubin(self) -> str:
-        return self.name.removesuffix(".cu").replace("/", ".") + ".cubin"
+        return self.name.removesuffix(".cu").replace(".py:", ".").replace("/", ".") + ".cubin"
 
     def serves(self, arch: str) -> bool:
         folder = self.name.split("/")[0]
-        return folder == "common" or folder == f"sm{arch.rstrip('a')}"
+        return folder in ("common", "triton") or folder == f"sm{arch.rstrip('a')}"
 
 
 def find_sources(ops: Iterable[str] | None = None) -> list[Source]:
     """Every source, or those that serve one of `ops`. Raises KernelsError where declarations are missing."""
     found = [read_source(path) for path in sorted(ROOT.rglob("*.cu"))]
+    for path in sorted((ROOT.parent / "triton").glob("*/[!_]*.py")):
+        whole = read_source(path)
+        found += [Source(path, whole.ops, {name: f}) for name, f in whole.variants.items()]
     if ops is None:
         return found
     wanted = set(ops)
     if unknown := wanted - {op for s in found for op in s.ops}:
         raise KernelsError("no CUDA kernels for these ops", got=" ".join(sorted(unknown)))
     return [s for s in found if wanted & set(s.ops)]
+
+
+def source_path(name: str) -> Path:
+    """The file of a Source.name."""
+    return ROOT.parent / name.split(":")[0] if name.startswith("triton/") else ROOT / name
 
 
 def read_source(path: Path) -> Source:
@@ -120,6 +140,12 @@ def compiler_version(nvcc: Path) -> str:
 
 def source_hash(source: Source, arch: str, compiler: str) -> str:
     """Changes with the source, any header that it includes, the flags and the compiler."""
+    if source.triton:
+        features = json.dumps(source.variants, sort_keys=True)
+        digest = hashlib.sha256(" ".join((arch, TRITON, features)).encode())
+        digest.update(_VARIANT.sub("", source.path.read_text()).encode())
+        digest.update((ROOT.parent / "triton" / "compile.py").read_bytes())
+        return digest.hexdigest()[:16]
     digest = hashlib.sha256(" ".join((arch, compiler, *FLAGS)).encode())
     seen: set[Path] = set()
     todo = [source.path]
@@ -158,6 +184,8 @@ def build_kernels(
     sources = find_sources(ops)
     nvcc = find_compiler()
     compiler = compiler_version(nvcc)
+    if any(s.triton for s in sources):
+        check_triton()
     work = [(arch, s) for arch in archs for s in sources if s.serves(arch)]
     before: dict[str, dict[str, Unit]] = {}
     for arch in archs:
@@ -194,7 +222,7 @@ def finish(
     arch: str, compiler: str, before: dict[str, Unit], done: dict[str, Unit], folder: Path
 ) -> Manifest:
     """Writes the manifest: new units, and older ones whose source still exists."""
-    kept = {name: u for name, u in before.items() if (ROOT / name).exists() and (folder / u.cubin).exists()}
+    kept = {n: u for n, u in before.items() if source_path(n).exists() and (folder / u.cubin).exists()}
     units = tuple(u for _, u in sorted((kept | done).items()))
     manifest = Manifest(arch, compiler, units)
     manifest.write(folder)
@@ -207,6 +235,11 @@ def build_unit(source: Source, arch: str, folder: Path, nvcc: Path, compiler: st
     if old is not None and old.hash == digest and (folder / old.cubin).exists():
         return old
     temporary = folder / f"{source.cubin}.{os.getpid()}"
+    if source.triton:
+        ((name, features),) = source.variants.items()
+        variants = (compile_triton(source.path, name, features, arch, temporary),)
+        temporary.replace(folder / source.cubin)
+        return Unit(source.name, source.ops, source.cubin, digest, variants)
     target = f"arch=compute_{arch},code=sm_{arch}"
     command = [str(nvcc), *FLAGS, "-gencode", target, "-I", str(ROOT / "include"), "-o", str(temporary)]
     result = subprocess.run([*command, str(source.path)], capture_output=True, text=True)

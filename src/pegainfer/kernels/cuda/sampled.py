@@ -1,5 +1,5 @@
-"""A call at its full size on the device, some of its rows and columns against the reference: they do not depend
-on each other, and a reference in float64 takes its time.
+"""A call at its full size on the device, some of its rows and columns against the reference: they do not
+depend on each other, and a reference in float64 takes its time.
 """
 
 from __future__ import annotations

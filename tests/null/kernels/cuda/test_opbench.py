@@ -1,5 +1,5 @@
-"""The GPU's op bench on a driver without a GPU: references stand in for kernels, so that what is compared with
-what is seen to be right.
+"""The GPU's op bench on a driver without a GPU: references stand in for kernels, so that the comparison
+itself is seen to be right.
 """
 
 from __future__ import annotations
