@@ -30,9 +30,11 @@ def serve(
     SIGTERM or Ctrl-C lets running requests finish; a second one aborts them.
     """
     from pegainfer.frontend.http.server import bind_socket
+    from pegainfer.frontend.http.tls import check_certificate
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     http = http.with_environment(os.environ)
+    check_certificate(http)
     listener = bind_socket(http.host, http.port)  # before anything slow: a taken port is an error at once
     try:
         target = choose(model, flags, engine, scheduler, given)

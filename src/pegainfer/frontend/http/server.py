@@ -60,10 +60,11 @@ def _address_error(e: OSError, where: str) -> ConfigError:
     return ConfigError("cannot listen", got=e.strerror, where=where)
 
 
-def address_of(sock: socket.socket) -> str:
+def address_of(sock: socket.socket, *, tls: bool = False) -> str:
     """The URL at which a bound socket is reached, e.g. 'http://127.0.0.1:8000'."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
@@ -101,7 +102,7 @@ async def run_server(
     server = _make_server(app, config)
     stop, abort = asyncio.Event(), asyncio.Event()
     with _signals(stop, abort):
-        url = address_of(sockets[0])
+        url = address_of(sockets[0], tls=bool(config.ssl_certfile))
         serving = asyncio.create_task(server.serve(list(sockets)))
         try:
             await _first(serving, server.up.wait())
@@ -184,5 +185,7 @@ def _make_server(app: App, config: HttpConfig) -> Any:
             proxy_headers=False,  # nothing here reads the client's address
             timeout_keep_alive=round(config.idle_connection_seconds),
             timeout_graceful_shutdown=CLOSE_SECONDS,
+            ssl_certfile=config.ssl_certfile or None,
+            ssl_keyfile=config.ssl_keyfile or None,
         )
     )
