@@ -22,12 +22,16 @@ class HttpConfig:
 
     host: str = _flag("127.0.0.1", "Address to listen on.")
     port: int = _flag(8000, "Port to listen on; 0 takes a free one.")
+    ssl_certfile: str = _flag("", "Certificate chain (PEM): the server then speaks HTTPS.")
+    ssl_keyfile: str = _flag("", "Its private key (PEM), where that is not in the same file.")
     served_model_name: tuple[str, ...] = _flag((), "Names that requests may use; the first one is answered.")
     api_key: tuple[str, ...] = field(
         default=(),
         repr=False,
         metadata={"help": f"Keys that clients must show as a bearer token; also ${KEY_VARIABLE}."},
     )
+    page: bool = _flag(True, "Serve the chat page at / and the dashboard at /dashboard.")
+    open_page: bool = _flag(False, "Serve the page's files without a key; what it asks for still needs one.")
     openai_defaults: bool = _flag(False, "Completions default to OpenAI's max_tokens 16 and temperature 1.")
     chat_template_kwargs: tuple[str, ...] = _flag(
         ("enable_thinking",), "Template variables that requests may set."
@@ -89,6 +93,10 @@ class HttpConfig:
                 expected=f"max_prompts ≤ max_queued_requests = {self.max_queued_requests}",
                 got=self.max_prompts,
             )
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("a private key without a certificate", remedy="add --ssl-certfile")
+        if self.open_page and not self.page:
+            raise ConfigError("there is no page to open", got="--open-page beside --no-page")
         if any(not key or key != key.strip() for key in self.api_key):
             raise ConfigError("an API key is empty or has blanks around it", where="--api-key")
 
