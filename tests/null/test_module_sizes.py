@@ -8,7 +8,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "pegainfer"
 
 # Suffix -> most lines.
-LIMITS = {".py": 300, ".cpp": 800, ".h": 800, ".cu": 800, ".cuh": 800}
+LIMITS = {".py": 300, ".js": 300, ".css": 300, ".html": 300, ".cpp": 800, ".h": 800, ".cu": 800, ".cuh": 800}
 HEAD = 15  # lines within which the reason must stand
 REASON = re.compile(r"\blong(er than \d+ lines)? because\b", re.IGNORECASE)
 

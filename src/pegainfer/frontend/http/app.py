@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.frontend.chat_template import ChatTemplate
-from pegainfer.frontend.http import chat, completions, service, text_routes
-from pegainfer.frontend.http.auth import KeyAuth
+from pegainfer.frontend.http import chat, completions, page, service, text_routes
+from pegainfer.frontend.http.auth import OPEN_PATHS, KeyAuth
 from pegainfer.frontend.http.body import ClientGoneError
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError, to_api_error
@@ -39,6 +39,9 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/tokenize", text_routes.tokenize),
     ("POST", "/detokenize", text_routes.detokenize),
     ("POST", "/apply_template", text_routes.apply_template),
+    ("GET", "/", page.page),
+    ("GET", "/dashboard", page.page),
+    ("GET", "/static/{name:path}", page.page),
 )
 
 # Routes that users of such servers look for: path (or what it starts with) → why it is not there.
@@ -48,7 +51,6 @@ _ABSENT: tuple[tuple[str, int, str], ...] = (
     ("/v1/embeddings", 400, "the model does not support embeddings"),
     ("/v1/load_lora_adapter", 404, "LoRA adapters are not supported yet"),
     ("/v1/unload_lora_adapter", 404, "LoRA adapters are not supported yet"),
-    ("/", 404, "there is no chat page yet; the README shows how to talk to this server"),
     ("/docs", 404, "there is no API page yet; the project's README shows the routes"),
     ("/openapi.json", 404, "there is no OpenAPI document yet; the project's README shows the routes"),
 )
@@ -64,7 +66,8 @@ class App:
         starlette.router.redirect_slashes = False
         self._app: ASGIApp = starlette
         if front.config.api_key:
-            self._app = KeyAuth(starlette, front.config.api_key)
+            opened = page.page_paths() if front.config.open_page else frozenset()
+            self._app = KeyAuth(starlette, front.config.api_key, OPEN_PATHS | opened)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)

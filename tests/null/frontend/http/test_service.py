@@ -177,7 +177,6 @@ def test_abort_by_id(prefix: str) -> None:
 
 
 ABSENT = {
-    "/": 404,
     "/docs": 404,
     "/openapi.json": 404,
     "/v1/responses": 404,

@@ -1,0 +1,215 @@
+// The chat page: wires the session to what is seen.
+
+import { models, remedy } from "../lib/api.js";
+import { themeButton } from "../lib/appearance.js";
+import { openDialog } from "../lib/dialog.js";
+import { byId, download, el, icon } from "../lib/dom.js";
+import { Composer } from "./composer.js";
+import { count } from "./figures.js";
+import { Follower } from "./follow.js";
+import { Session } from "./session.js";
+import { editSettings } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { Store } from "./store.js";
+import { Transcript } from "./transcript.js";
+import { fileName, fromJson, toJson, toMarkdown } from "./transfer.js";
+import { ROOT } from "./tree.js";
+
+const STARTERS = [
+  "Explain how a prefix cache makes the first token come sooner.",
+  "Write a Python function that merges overlapping intervals.",
+  "Compare TCP and UDP in a small table.",
+];
+
+const store = await Store.open();
+const follower = new Follower(byId("scroller"), byId("to-end"));
+const session = new Session(store, {
+  model: () => byId("model").value || undefined,
+  shown: showConversation,
+  grew: () => transcript.grew(),
+  finished: () => {
+    transcript.finish();
+    composer.busy = false;
+  },
+  listed: listConversations,
+});
+const transcript = new Transcript(byId("transcript"), messageActions(), follower);
+const composer = new Composer({
+  send: (text) => {
+    session.send(text);
+    follower.toEnd();
+  },
+  stop: () => session.stop(),
+  editLast: () => transcript.editLast(),
+});
+const sidebar = new Sidebar({
+  open: async (id) => {
+    await session.open(id);
+    follower.toEnd();
+    sidebar.toggle(false);
+  },
+  rename: (id, title) => session.change(id, { title }).then(showTitle),
+  remove: (id) => session.remove(id),
+});
+
+wireButtons();
+if (!store.keeps) notice("This browser keeps nothing for this page: conversations end with it. Export what you need.");
+if (!(await session.open(location.hash.slice(1)))) session.start();
+await listConversations();
+await listModels();
+
+function messageActions() {
+  return {
+    edit: (node, text) => {
+      session.edit(node, text);
+      if (node.role === "user") {
+        follower.toEnd();
+        composer.focus();
+      }
+    },
+    again: (node) => {
+      session.again(node);
+      follower.toEnd();
+      composer.focus();
+    },
+    goOn: (node) => {
+      session.goOn(node);
+      composer.focus();
+    },
+    results: (node, texts) => {
+      session.results(node, texts);
+      follower.toEnd();
+      composer.focus();
+    },
+    switchTo: (node, by) => {
+      follower.stay();
+      const shown = session.switchTo(node, by);
+      if (shown) transcript.focus(shown.id, by < 0 ? "previous" : "next", by < 0 ? "next" : "previous");
+    },
+    siblings: (node) => session.siblings(node),
+    isLeaf: (node) => node.children.length === 0,
+  };
+}
+
+function showConversation() {
+  const { conversation, live } = session;
+  const empty = conversation.nodes[ROOT].children.length === 0;
+  byId("welcome").hidden = !empty;
+  byId("export").disabled = empty;
+  composer.busy = live !== null;
+  transcript.show(conversation, live);
+  history.replaceState(null, "", empty ? location.pathname : `#${conversation.id}`);
+  showTitle();
+}
+
+function showTitle() {
+  const { title } = session.conversation;
+  byId("title").textContent = title || "New conversation";
+  document.title = title ? `${title} · pegainfer` : "pegainfer";
+}
+
+async function listConversations() {
+  sidebar.show(await store.all(), session.conversation.id);
+}
+
+async function listModels() {
+  const select = byId("model");
+  try {
+    const served = await models();
+    select.replaceChildren(...served.map((model) => el("option", { value: model.id }, model.id)));
+    showWelcome(served[0]);
+    notice(null);
+  } catch (error) {
+    showWelcome(null);
+    notice(`${error.message} ${remedy(error)}`, listModels);
+  }
+}
+
+function showWelcome(model) {
+  const facts = model ? `${model.id}, with room for ${count(model.max_model_len)} tokens` : "";
+  const starters = STARTERS.map((text) =>
+    el("li", {}, el("button", { type: "button", class: "starter", on: { click: () => composer.fill(text) } }, text)),
+  );
+  byId("welcome").replaceChildren(
+    el("p", { class: "welcome-line" }, "What shall we look at?"),
+    el("p", { class: "quiet" }, facts),
+    el("ul", { class: "starters" }, ...starters),
+  );
+}
+
+/** A line above the conversation; null takes it away. */
+function notice(text, retry = null) {
+  const box = byId("notice");
+  box.hidden = text === null;
+  box.replaceChildren(text ?? "");
+  if (retry) box.append(el("button", { type: "button", class: "text-button", on: { click: retry } }, "Try again"));
+  const label = "Put this line away";
+  if (text && !retry) box.append(el("button", { type: "button", class: "icon-button", "aria-label": label, on: { click: () => notice(null) } }, icon("close")));
+}
+
+function wireButtons() {
+  byId("settings-button").append(icon("settings"));
+  byId("export").append(icon("download"));
+  themeButton(byId("theme"));
+  byId("new-chat").addEventListener("click", () => {
+    session.start();
+    listConversations();
+    sidebar.toggle(false);
+    composer.focus();
+  });
+  byId("settings-button").addEventListener("click", async () => {
+    const { id, settings } = session.conversation;
+    const changed = await editSettings(settings);
+    if (changed) await session.change(id, { settings: changed });
+  });
+  byId("export").addEventListener("click", exportOne);
+  byId("export-all").addEventListener("click", async () => {
+    download("pegainfer-conversations.json", toJson(await store.all()), "application/json");
+  });
+  byId("import").addEventListener("click", () => byId("import-file").click());
+  byId("import-file").addEventListener("change", importFile);
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]") && session.stop()) composer.focus();
+  });
+  addEventListener("pagehide", () => session.saveRunning());
+  store.onChange(async (id) => {
+    await session.reread(id);
+    await listConversations();
+  });
+}
+
+async function exportOne() {
+  const { conversation } = session;
+  const button = (kind, label) =>
+    el("button", { type: "button", class: "button wide", data: { kind } }, label);
+  const kind = await openDialog(
+    "Export this conversation",
+    (close) =>
+      el(
+        "div",
+        { class: "dialog-body", on: { click: (event) => event.target.dataset.kind && close(event.target.dataset.kind) } },
+        el("p", { class: "quiet" }, "JSON holds every branch and can be imported again; Markdown holds the branch that is shown."),
+        button("json", "JSON"),
+        button("md", "Markdown"),
+      ),
+    { className: "small" },
+  );
+  if (!kind) return;
+  const text = kind === "json" ? toJson([conversation]) : toMarkdown(conversation);
+  download(fileName(conversation.title, kind), text, kind === "json" ? "application/json" : "text/markdown");
+}
+
+async function importFile(event) {
+  const [file] = event.target.files;
+  event.target.value = ""; // so that the same file can be chosen again
+  if (!file) return;
+  try {
+    const read = fromJson(await file.text());
+    for (const conversation of read) await store.put(conversation);
+    if (read.length) await session.open(read[0].id);
+    await listConversations();
+    notice(null);
+  } catch (error) {
+    notice(`${file.name}: ${error.message}`);
+  }
+}
