@@ -32,6 +32,7 @@ def resolve(
     fetch: bool = False,
     progress: Progress | None = None,
     weights: bool = True,
+    text: bool = True,
     revision: str | None = None,
     offline: bool = False,
 ) -> ModelRef:
@@ -42,6 +43,7 @@ def resolve(
     Args:
         fetch: pull the default model if the cache lacks it.
         weights: a folder must have them; without, they are made up.
+        text: a folder must have a tokenizer.
         revision: branch, tag or commit, of a hub name alone.
         offline: fetch nothing.
     """
@@ -55,7 +57,7 @@ def resolve(
     path = Path(reference).expanduser()
     try:
         if reference and path.is_dir():
-            return _folder(path, weights)
+            return _folder(path, weights, text)
         if path.is_file():
             return _file(path)
     except (OSError, ValueError) as e:  # a name too long, or with a null byte
@@ -65,7 +67,7 @@ def resolve(
     path = hub.fetch(name, revision=revision, offline=offline, weights=weights)
     if path.suffix == ".gguf":
         return ModelRef("gguf", path, f"{name.repository}:{name.quant}" if name.quant else path.stem)
-    return ModelRef("folder", _folder(path, weights).path, name.repository)
+    return ModelRef("folder", _folder(path, weights, text).path, name.repository)
 
 
 def _default(fetch: bool, progress: Progress | None) -> ModelRef:
@@ -96,15 +98,14 @@ def _file(path: Path) -> ModelRef:
     return ModelRef("gguf", path, name)
 
 
-def _folder(path: Path, weights: bool) -> ModelRef:
-    missing = [n for n in ("config.json", "tokenizer.json") if not (path / n).is_file()]
-    if weights and not any(path.glob("*.safetensors")):
-        missing.append("*.safetensors")
+def _folder(path: Path, weights: bool, text: bool) -> ModelRef:
+    needed = {"config.json": True, "*.safetensors": weights, "tokenizer.json": text}
+    missing = [n for n, wanted in needed.items() if wanted and not any(path.glob(n))]
     if missing:
         files = sorted(path.glob("*.gguf"))
         raise ConfigError(
             "the folder holds no whole model",
-            expected="config.json, *.safetensors and tokenizer.json",
+            expected=", ".join(n for n, wanted in needed.items() if wanted),
             got=f"no {', no '.join(missing)}",
             where=path,
             remedy=f"give the file {files[0]}" if files else "fetch the missing files",

@@ -61,7 +61,7 @@ def ops(
 
     if flags.device not in ("auto", *FLAGS):
         raise UnsupportedError("no ops to bench", expected="--device cpu or cuda", got=flags.device)
-    target = choose(model, flags, engine, SchedulerConfig(), given)
+    target = choose(model, flags, engine, SchedulerConfig(), given, text=False)
     backend = target.spec.engine.backend
     given.refuse(EngineConfig, f"bench ops --device {backend}", but=FLAGS[backend])
     device = _open(target.spec.engine)

@@ -60,9 +60,18 @@ class Target:
 
 
 def choose(
-    model: str | None, flags: ModelFlags, engine: EngineConfig, scheduler: SchedulerConfig, given: Given
+    model: str | None,
+    flags: ModelFlags,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    given: Given,
+    *,
+    text: bool = True,
 ) -> Target:
     """Checks the flags against the device and finds the model, which is fetched if it is missing.
+
+    Args:
+        text: whether a folder must have a tokenizer.
 
     Raises ConfigError, UnsupportedError, and what `resolve` and `pull` raise.
     """
@@ -86,6 +95,7 @@ def choose(
             fetch=True,
             progress=progress,
             weights=engine.load_format != "dummy",
+            text=text,
             revision=flags.revision,
             offline=flags.offline,
         )

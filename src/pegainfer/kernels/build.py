@@ -237,9 +237,9 @@ def build_unit(source: Source, arch: str, folder: Path, nvcc: Path, compiler: st
     temporary = folder / f"{source.cubin}.{os.getpid()}"
     if source.triton:
         ((name, features),) = source.variants.items()
-        variants = (compile_triton(source.path, name, features, arch, temporary),)
+        variant = compile_triton(source.path, name, features, arch, temporary)
         temporary.replace(folder / source.cubin)
-        return Unit(source.name, source.ops, source.cubin, digest, variants)
+        return Unit(source.name, source.ops, source.cubin, digest, (variant,))
     target = f"arch=compute_{arch},code=sm_{arch}"
     command = [str(nvcc), *FLAGS, "-gencode", target, "-I", str(ROOT / "include"), "-o", str(temporary)]
     result = subprocess.run([*command, str(source.path)], capture_output=True, text=True)
