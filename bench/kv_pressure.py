@@ -4,7 +4,8 @@
 
 Runs the requests once with as many at a time as the pool holds and no pressure, then with 64 slots in the
 small pool. Prints preemptions, both times, and the longest wait in fair shares: request k of n, when it has
-k / n of the unpressured run behind it, should be done but for its own time. Exits with 1 where tokens differ or a wait is longer than three shares.
+k / n of the unpressured run behind it, should be done but for its own time. Exits with 1 where tokens differ
+or a wait is longer than three shares.
 """
 
 from __future__ import annotations

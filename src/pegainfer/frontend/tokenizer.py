@@ -10,11 +10,13 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tokenizers
 
 from pegainfer.contract.errors import RequestError, UnsupportedError
+from pegainfer.frontend.pieces import MIN_CHARS, PieceCache, PieceCutter
 
 # Work is spread by the caller's threads. Left on, the library starts a thread a core at its first batch.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -34,7 +36,10 @@ class TextConfig:
 
 
 class Tokenizer:
-    """A vocabulary with its rules. Immutable and safe to share among threads; `encode` frees the GIL."""
+    """A vocabulary with its rules. Safe to share among threads; `encode` frees the GIL.
+
+    Immutable but for `pieces`, which remembers what was encoded: see there.
+    """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TextConfig) -> None:
         """Takes over `backend`, whose truncation and padding are switched off.
@@ -49,6 +54,8 @@ class Tokenizer:
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self._added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
+        self.pieces = PieceCache(PieceCutter(list(self._added.values())))
+        self._ends = _ends(backend)
         self._byte_level, self._strips_space = _decoder_kind(backend)
         self._bytes: dict[int, bytes] = {}  # filled as ids are met; at most one entry an id
 
@@ -76,9 +83,12 @@ class Tokenizer:
         parse_special: a special token's literal in the text becomes its id; else it is plain text.
         Raises RequestError where the text is not encodable (a lone surrogate).
         """
-        return self.encode_batch([text], add_special_tokens=add_special_tokens, parse_special=parse_special)[
-            0
-        ]
+        if len(text) >= MIN_CHARS and parse_special and (self._ends is not None or not add_special_tokens):
+            before, after = self._ends if add_special_tokens and self._ends is not None else ([], [])
+            ids = self.pieces.encode(text, partial(self.encode_batch, add_special_tokens=False))
+            return before + ids + after
+        (ids,) = self.encode_batch([text], add_special_tokens=add_special_tokens, parse_special=parse_special)
+        return ids
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = True
@@ -167,6 +177,17 @@ def _decoder_kind(backend: tokenizers.Tokenizer) -> tuple[bool, bool]:
         expected="ByteLevel, or Replace ▁, ByteFallback, Fuse (and Strip)",
         got=" ".join(p["type"] for p in parts),
     )
+
+
+def _ends(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The ids that encoding with special tokens puts before and after a text; None where that is not all."""
+    probe = "a"
+    plain: list[int] = backend.encode(probe, add_special_tokens=False).ids
+    whole: list[int] = backend.encode(probe, add_special_tokens=True).ids
+    places = [i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain]
+    if len(places) != 1:
+        return None
+    return whole[: places[0]], whole[places[0] + len(plain) :]
 
 
 def _ignoring_special_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
