@@ -99,7 +99,7 @@ def _file(path: Path) -> ModelRef:
 
 
 def _folder(path: Path, weights: bool, text: bool) -> ModelRef:
-    needed = {"config.json": True, "*.safetensors": weights, "tokenizer.json": text}
+    needed = {"config.json": True, "tokenizer.json": text, "*.safetensors": weights}
     missing = [n for n, wanted in needed.items() if wanted and not any(path.glob(n))]
     if missing:
         files = sorted(path.glob("*.gguf"))
