@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import httpx
 
+from pegainfer.contract.observation import Observer
 from pegainfer.frontend.byte_tokenizer import byte_tokenizer
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.http.app import App, create_app
@@ -19,9 +20,17 @@ TOKENIZER = byte_tokenizer()
 TEMPLATE = ChatTemplate(TOKENIZER.chat_template or "", TOKENIZER.config.special_tokens)
 
 
-def make_app(engine: FakeEngine, *, template: bool = True, names: tuple[str, ...] = (), **config: Any) -> App:
+def make_app(
+    engine: FakeEngine,
+    *,
+    template: bool = True,
+    names: tuple[str, ...] = (),
+    observers: Sequence[Observer] = (),
+    **config: Any,
+) -> App:
     """An app over the fake engine; keyword arguments are HttpConfig's."""
-    return create_app(engine, TOKENIZER, TEMPLATE if template else None, HttpConfig(**config), names=names)
+    chat = TEMPLATE if template else None
+    return create_app(engine, TOKENIZER, chat, HttpConfig(**config), names=names, observers=observers)
 
 
 def client(app: App, **headers: str) -> httpx.AsyncClient:
@@ -135,3 +144,17 @@ async def spin(turns: int = 20) -> None:
     """Lets everything that is ready run."""
     for _ in range(turns):
         await asyncio.sleep(0)
+
+
+def named_events(body: bytes | str) -> list[tuple[str, Any]]:
+    """The events of a stream that gives them names, each with its data; comments are left out."""
+    text = body.decode() if isinstance(body, bytes) else body
+    assert text.endswith("\n\n")
+    out: list[tuple[str, Any]] = []
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        if block.startswith(":"):
+            continue
+        name, data = block.split("\n")
+        value = json.loads(data.removeprefix("data: "))
+        out.append((name.removeprefix("event: "), value))
+    return out

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.http import chat, completions, page, service, text_routes
+from pegainfer.frontend.http.anthropic import routes as anthropic_routes
 from pegainfer.frontend.http.auth import OPEN_PATHS, KeyAuth
 from pegainfer.frontend.http.body import ClientGoneError
 from pegainfer.frontend.http.config import HttpConfig
@@ -21,6 +22,7 @@ from pegainfer.frontend.http.errors import ApiError, to_api_error
 from pegainfer.frontend.http.fields import CHAT_DEFAULTS, SamplingDefaults
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.responses import encode, error_headers, send_error
+from pegainfer.frontend.http.responses_api import routes as responses_routes
 from pegainfer.frontend.tokenizer import Tokenizer
 
 Handler = Callable[[Front, Scope, Receive, Send], Awaitable[None]]
@@ -28,6 +30,13 @@ Handler = Callable[[Front, Scope, Receive, Send], Awaitable[None]]
 _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", completions.completions),
     ("POST", "/v1/chat/completions", chat.chat_completions),
+    ("POST", "/v1/responses", responses_routes.create),
+    ("GET", "/v1/responses/{id}", responses_routes.retrieve),
+    ("DELETE", "/v1/responses/{id}", responses_routes.delete),
+    ("POST", "/v1/responses/{id}/cancel", responses_routes.cancel),
+    ("GET", "/v1/responses/{id}/input_items", responses_routes.input_items),
+    ("POST", "/v1/messages", anthropic_routes.messages),
+    ("POST", "/v1/messages/count_tokens", anthropic_routes.count_tokens),
     ("GET", "/health", service.health),
     ("GET", "/ready", service.ready),
     ("GET", "/metrics", service.metrics),
@@ -46,8 +55,6 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
 
 # Routes that users of such servers look for: path (or what it starts with) → why it is not there.
 _ABSENT: tuple[tuple[str, int, str], ...] = (
-    ("/v1/responses", 404, "the responses API is not served yet; use /v1/chat/completions"),
-    ("/v1/messages", 404, "the Anthropic API is not served yet; use /v1/chat/completions"),
     ("/v1/embeddings", 400, "the model does not support embeddings"),
     ("/v1/load_lora_adapter", 404, "LoRA adapters are not supported yet"),
     ("/v1/unload_lora_adapter", 404, "LoRA adapters are not supported yet"),
@@ -138,7 +145,7 @@ class _Endpoint:
             error = to_api_error(e)
             if error.code in ("overloaded", "engine_dead", "timeout"):
                 self._front.metrics.reject(error.code)
-            await send_error(send, error)
+            await send_error(send, error, scope["path"])
 
 
 async def _no_route(request: Request, exc: Exception) -> Response:
@@ -149,7 +156,7 @@ async def _no_route(request: Request, exc: Exception) -> Response:
         error = ApiError(405, f"{path}: expected {allow}, got {request.method}", allow=allow)
     else:
         error = _absent(path)
-    return Response(encode(error.body), error.status, dict(error_headers(error)), "application/json")
+    return Response(encode(error.body_at(path)), error.status, dict(error_headers(error)), "application/json")
 
 
 def _absent(path: str) -> ApiError:

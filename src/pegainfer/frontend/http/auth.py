@@ -15,6 +15,7 @@ from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.responses import send_error
 
 OPEN_PATHS = frozenset({b"/health"})
+_KEY = "pegainfer.key"  # in the scope
 
 
 class KeyAuth:
@@ -31,15 +32,33 @@ class KeyAuth:
         if scope["type"] != "http" or scope.get("raw_path") in self._open_paths or self._knows(scope):
             await self._app(scope, receive, send)
             return
-        await send_error(send, ApiError(401, "Authorization: expected 'Bearer <key>' with a known key"))
+        error = ApiError(401, "Authorization: expected 'Bearer <key>' (or x-api-key: <key>) with a known key")
+        await send_error(send, error, scope.get("path", ""))
 
     def _knows(self, scope: Scope) -> bool:
-        value = header(scope, b"authorization") or b""
-        scheme, _, token = value.partition(b" ")
-        if scheme.lower() != b"bearer":
+        """Notes the key's digest in the scope, for what belongs to a key."""
+        token = _shown_key(scope)
+        if token is None:
             return False
-        digest = hashlib.sha256(token.strip()).digest()
+        digest = hashlib.sha256(token).digest()
         found = False
         for known in self._digests:
             found |= hmac.compare_digest(digest, known)
+        if found:
+            scope[_KEY] = digest
         return found
+
+
+def key_digest(scope: Scope) -> bytes | None:
+    """Of the key that a request has shown; None where none is asked for."""
+    digest: bytes | None = scope.get(_KEY)
+    return digest
+
+
+def _shown_key(scope: Scope) -> bytes | None:
+    """The bearer token; without one, the header by which Anthropic's clients send their key."""
+    value = header(scope, b"authorization")
+    if value is None:
+        return header(scope, b"x-api-key")
+    scheme, _, token = value.partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None

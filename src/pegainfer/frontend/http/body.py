@@ -84,10 +84,19 @@ def decode(body: bytes, kind: type[T], max_depth: int) -> T:
     value = load_json(body, max_depth)
     if not isinstance(value, dict):
         raise ApiError(400, f"request body: expected a JSON object, got {_json_name(value)}")
+    return convert(value, kind)
+
+
+def convert(value: Any, kind: type[T], where: str = "") -> T:
+    """A struct of decoded JSON. Raises ApiError (400).
+
+    Args:
+        where: the field that holds the value, for the message.
+    """
     try:
         return msgspec.convert(value, type=kind)
     except msgspec.ValidationError as e:
-        raise _field_error(str(e)) from None
+        raise _field_error(str(e), where) from None
 
 
 def load_json(body: bytes, max_depth: int) -> Any:
@@ -184,7 +193,7 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(.*)`$", re.DOTALL)
 
 
-def _field_error(text: str) -> ApiError:
+def _field_error(text: str, where: str) -> ApiError:
     """Turns msgspec's sentence, e.g. 'Expected `int`, got `str` - at `$.n`', into ours."""
     match = _PATH.match(text)
     assert match is not None
@@ -196,6 +205,6 @@ def _field_error(text: str) -> ApiError:
         if named := pattern.match(what):
             path = (f"{path}." if path else "") + named[1]
             what = sentence
-    path = path[:200]
+    path = (f"{where}.{path}" if path and where else where or path)[:200]
     what = what.replace("`", "").replace("Expected", "expected", 1)
     return ApiError(400, f"{path}: {what}" if path else what, param=path or None)

@@ -65,6 +65,9 @@ class HttpConfig:
     worker_processes: int = _flag(
         2, "Processes that compile grammars and render long chats; started when needed."
     )
+    max_stored_responses: int = _flag(1000, "Most answers of /v1/responses that are kept in memory.")
+    max_stored_bytes: int = _flag(256 << 20, "Most memory for them, as JSON.")
+    stored_seconds: float = _flag(3600.0, "How long each of them is kept.")
     max_timeout_seconds: float = _flag(86400.0, "Longest timeout that a request may ask for.")
 
     def __post_init__(self) -> None:
@@ -126,4 +129,7 @@ _POSITIVE = (
     "grammar_seconds",
     "template_seconds",
     "worker_processes",
+    "max_stored_responses",
+    "max_stored_bytes",
+    "stored_seconds",
 )

@@ -1,8 +1,11 @@
-"""What a client is told when its request fails: one shape, one table of statuses."""
+"""What a client is told when its request fails: OpenAI's shape and Anthropic's, one table of statuses."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -32,6 +35,19 @@ class ErrorDetail(msgspec.Struct, kw_only=True):
 
 class ErrorBody(msgspec.Struct):
     error: ErrorDetail
+
+
+class AnthropicDetail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, kw_only=True):
+    type: str = "error"
+    error: AnthropicDetail
+
+
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/")  # the route, and what those below it begin with
 
 
 class ApiError(Exception):
@@ -69,6 +85,36 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return ErrorBody(ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code))
 
+    @property
+    def anthropic_body(self) -> AnthropicError:
+        other = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, other)
+        return AnthropicError(error=AnthropicDetail(kind, self.message))
+
+    def body_at(self, path: str) -> ErrorBody | AnthropicError:
+        """The body for a request to this path."""
+        route, below = ANTHROPIC_PATHS
+        return self.anthropic_body if path == route or path.startswith(below) else self.body
+
+    def renamed(self, names: Sequence[tuple[re.Pattern[str], str]]) -> ApiError:
+        """The same error where a route calls its fields otherwise.
+
+        Args:
+            names: patterns of a field's beginning, and what the route calls it; the first that fits counts.
+        """
+        if self.param is None:
+            return self
+        for pattern, name in names:
+            param, found = pattern.subn(name, self.param, count=1)
+            if found:
+                message = self.message
+                if message.startswith(self.param):
+                    message = param + message[len(self.param) :]
+                return ApiError(
+                    self.status, message, param=param, code=self.code, retry_after=self.retry_after
+                )
+        return self
+
 
 _TYPES = {
     401: "authentication_error",
@@ -76,6 +122,26 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+@contextlib.contextmanager
+def renaming(names: Sequence[tuple[re.Pattern[str], str]]) -> Iterator[None]:
+    """Errors of the context speak of a route's own fields."""
+    try:
+        yield
+    except (ApiError, RequestError) as error:
+        raise to_api_error(error).renamed(names) from None
 
 
 def to_api_error(exc: Exception) -> ApiError:

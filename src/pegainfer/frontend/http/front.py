@@ -24,6 +24,7 @@ from pegainfer.frontend.http.generation import Generation, Prompt
 from pegainfer.frontend.http.limits import Gate
 from pegainfer.frontend.http.metrics import FrontMetrics, MetricsPage
 from pegainfer.frontend.http.registry import KeepAlive, Registry
+from pegainfer.frontend.http.responses_api.store import ResponseStore
 from pegainfer.frontend.pool import WorkerPool
 from pegainfer.frontend.tokenizer import Tokenizer
 from pegainfer.frontend.tools.enforce import split_markers
@@ -54,6 +55,11 @@ class Front:
         self.workers = WorkerPool(self._worker_setup, self.config.worker_processes)
         self.grammars = GrammarCache(self.workers, self.config.grammar_seconds)
         self.gate = Gate(self.config)
+        self.responses = ResponseStore(
+            most=self.config.max_stored_responses,
+            most_bytes=self.config.max_stored_bytes,
+            seconds=self.config.stored_seconds,
+        )
         self.registry = Registry()
         self.registry.idle.set()
         self.keep_alive = KeepAlive(self.registry, self.config.keep_alive_seconds)
@@ -80,6 +86,11 @@ class Front:
             texts += [self.reasoning.start, self.reasoning.end]
         ids = (self.special_id(part) for text in texts for part in split_markers(text))
         return frozenset(i for i in ids if i is not None)
+
+    @property
+    def end_of_thoughts(self) -> int | None:
+        """The id of the token that ends the model's reasoning, where it is one token."""
+        return None if self.reasoning is None else self.tokenizer.token_id(self.reasoning.end)
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not served. None means the one that is."""

@@ -107,7 +107,7 @@ def fit(ids: list[int], request: GenerateFields, front: Front, param: str) -> li
         raise ApiError(
             400,
             f"{param}: expected ≤ {longest} tokens (the context of {longest + 1} less one to generate), "
-            f"got {len(ids)}; shorten it or set truncate_prompt_tokens",
+            f"got {len(ids)}; shorten it",
             param=param,
             code="context_length_exceeded",
         )

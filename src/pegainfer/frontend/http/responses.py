@@ -52,14 +52,20 @@ def error_headers(error: ApiError) -> dict[str, str]:
     return headers
 
 
-async def send_error(send: Send, error: ApiError) -> None:
+async def send_error(send: Send, error: ApiError, path: str = "") -> None:
+    """`path`: of the request, which decides the body's shape."""
     headers = [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
-    await send_json(send, error.body, status=error.status, headers=headers)
+    await send_json(send, error.body_at(path), status=error.status, headers=headers)
 
 
 def sse(value: Any) -> bytes:
     """One server-sent event. JSON from msgspec holds no newline, so one data line is enough."""
     return b"data: " + encode(value) + b"\n\n"
+
+
+def named_event(name: str, value: Any) -> bytes:
+    """One server-sent event with a name, as OpenAI's responses and Anthropic's messages have them."""
+    return b"event: " + name.encode() + b"\n" + sse(value)
 
 
 class EventStream:

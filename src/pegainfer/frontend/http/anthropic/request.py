@@ -1,0 +1,217 @@
+"""A request in Anthropic's shape, and the chat that it stands for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from pegainfer.frontend.http.anthropic.content import (
+    CacheControl,
+    SystemBlock,
+    Turn,
+    chat_messages,
+    prefilled,
+    system_text,
+)
+from pegainfer.frontend.http.conversation import ChatRequest
+from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refuse_unserved
+from pegainfer.frontend.http.formats import JsonObject, JsonSchemaFormat, ResponseFormat
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.messages import Message
+from pegainfer.frontend.http.render import TemplateValue
+from pegainfer.frontend.http.thinking import thinking_switch
+from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
+
+MIN_BUDGET = 1024  # tokens, Anthropic's own bound
+THINKING = ("enabled", "disabled", "adaptive")
+
+# What the chat's checks call a field → what it is called here.
+NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(old), new)
+    for old, new in (
+        (r"^tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
+        (r"^tools\[(\d+)\]\.function", r"tools[\1]"),
+        (r"^tool_choice\.function", "tool_choice"),
+        (r"^stop\b(?!_)", "stop_sequences"),
+        (r"^response_format\.json_schema\.schema", "output_config.format.schema"),
+        (r"^response_format", "output_config.format"),
+        (r"^reasoning_effort", "output_config.effort"),
+        (r"^user\b", "metadata.user_id"),
+    )
+)
+
+
+class AnthropicTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    input_schema: JsonObject | None = None
+    type: str | None = None  # absent or custom: a tool of the client
+    description: str | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    allowed_callers: Any = None
+    defer_loading: Any = None
+    eager_input_streaming: Any = None
+    input_examples: Any = None
+
+
+class AnthropicChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str  # auto, any, tool, none
+    name: str | None = None  # of `tool`
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    user_id: str | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    schema: JsonObject
+
+
+class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class PromptFields(CommonFields, kw_only=True):
+    """What decides the prompt; count_tokens takes only these."""
+
+    messages: list[Turn]
+    system: str | list[SystemBlock] | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    chat_template_kwargs: dict[str, TemplateValue] | None = None
+    # Known of Anthropic's API and not served, see GenerateFields.
+    speed: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
+    mcp_servers: Any = None
+    context_management: Any = None
+
+
+class MessagesRequest(PromptFields, kw_only=True):
+    max_tokens: int | None = None  # absent: up to the context's end
+    stop_sequences: list[str] | None = None
+    metadata: Metadata | None = None
+    container: Any = None
+    diagnostics: Any = None
+    inference_geo: Any = None
+    service_tier: Any = None
+
+
+def to_chat(front: Front, r: PromptFields) -> ChatRequest:
+    """The chat that a request stands for. Raises ApiError (400) that speaks of the request's own fields."""
+    refuse_unserved(r)
+    messages = chat_messages(r.messages)
+    system = system_text(r.system)
+    if system:
+        messages.insert(0, Message(role="system", content=system))
+    chat = ChatRequest(
+        messages=messages,
+        continue_final_message=prefilled(r.messages) or None,
+        chat_template_kwargs=_template_variables(front, r),
+        tools=None if r.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(r.tools)],
+        **{name: getattr(r, name) for name in CommonFields.__struct_fields__},
+    )
+    if r.tool_choice is not None:
+        _choose(chat, r.tool_choice)
+    if r.output_config is not None:
+        chat.reasoning_effort = r.output_config.effort
+        if r.output_config.format is not None:
+            chat.response_format = _format(r.output_config.format)
+    if isinstance(r, MessagesRequest):
+        count("max_tokens", r.max_tokens, 1, 1, INT32_MAX)
+        _check_budget(r)
+        chat.max_tokens, chat.stop = r.max_tokens, r.stop_sequences
+        if r.metadata is not None and r.metadata.user_id is not None:
+            chat.user = r.metadata.user_id
+    return chat
+
+
+def _tool(tool: AnthropicTool, where: str) -> ToolParam:
+    if tool.type not in (None, "custom"):
+        raise ApiError(
+            400,
+            f"{where}.type: expected custom, got {tool.type!r}: tools that run on the server are not offered",
+            param=f"{where}.type",
+            code="unsupported",
+        )
+    for name in ("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples"):
+        if getattr(tool, name) not in (None, False, [], ["direct"]):
+            raise ApiError(400, f"{where}.{name}: not supported yet by this server", param=f"{where}.{name}")
+    if tool.input_schema is None:
+        raise bad_value(f"{where}.input_schema", "a JSON schema", "none")
+    function = FunctionParam(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+    return ToolParam(type="function", function=function)
+
+
+def _choose(chat: ChatRequest, choice: AnthropicChoice) -> None:
+    """Sets the chat's tool_choice and parallel_tool_calls."""
+    named = choice.type == "tool"
+    if named is (choice.name is None):
+        raise bad_value("tool_choice.name", "a name beside type tool, and only there", repr(choice.name))
+    match choice.type:
+        case "tool":
+            chat.tool_choice = NamedTool(function=NamedFunction(name=choice.name or ""))
+        case "any":
+            chat.tool_choice = "required"
+        case "auto" | "none":
+            chat.tool_choice = choice.type
+        case _:
+            raise bad_value("tool_choice.type", "auto, any, tool or none", repr(choice.type[:40]))
+    if choice.disable_parallel_tool_use:
+        chat.parallel_tool_calls = False
+
+
+def _format(wanted: OutputFormat) -> ResponseFormat:
+    if wanted.type != "json_schema":
+        raise bad_value("output_config.format.type", "json_schema", repr(wanted.type[:40]))
+    return ResponseFormat(
+        type="json_schema", json_schema=JsonSchemaFormat(name="output", schema=wanted.schema)
+    )
+
+
+def _template_variables(front: Front, r: PromptFields) -> dict[str, TemplateValue] | None:
+    """The template's variables, with the one that `thinking` stands for."""
+    given = r.chat_template_kwargs
+    if r.thinking is None:
+        return given
+    if r.thinking.type not in THINKING:
+        raise bad_value("thinking.type", "one of " + ", ".join(THINKING), repr(r.thinking.type[:40]))
+    on = r.thinking.type != "disabled"
+    switch = thinking_switch(front, on=on)
+    if not switch and not on and front.reasoning is not None:
+        raise bad_value("thinking.type", "enabled or adaptive: this model always thinks", "'disabled'")
+    return {**switch, **(given or {})}
+
+
+def _check_budget(r: MessagesRequest) -> None:
+    thinking = r.thinking
+    if thinking is None:
+        return
+    if thinking.display not in (None, "summarized") or (thinking.display and thinking.type == "disabled"):
+        raise bad_value("thinking.display", "summarized", repr(thinking.display))
+    budget = thinking.budget_tokens
+    if (thinking.type == "enabled") is (budget is None):
+        got = "none" if budget is None else budget
+        raise bad_value("thinking.budget_tokens", "a number beside type enabled, and only there", got)
+    if budget is not None:
+        count("thinking.budget_tokens", budget, 0, MIN_BUDGET, INT32_MAX)
+        if r.max_tokens is not None and budget >= r.max_tokens:
+            raise bad_value("thinking.budget_tokens", f"< max_tokens = {r.max_tokens}", budget)

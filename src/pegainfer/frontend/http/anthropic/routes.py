@@ -1,0 +1,65 @@
+"""The routes themselves."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from pegainfer.frontend.http.anthropic.answer import MessageAnswer
+from pegainfer.frontend.http.anthropic.request import NAMES, MessagesRequest, PromptFields, to_chat
+from pegainfer.frontend.http.body import header, parse, read_body
+from pegainfer.frontend.http.conversation import encode_prompt, prepare, prompt_text
+from pegainfer.frontend.http.errors import renaming
+from pegainfer.frontend.http.flow import send_body, send_stream
+from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.options import AnswerOptions
+from pegainfer.frontend.http.responses import send_json
+from pegainfer.frontend.http.tools import tool_plan
+
+VERSION = b"2023-06-01"
+
+
+class TokenCount(msgspec.Struct):
+    input_tokens: int
+
+
+async def messages(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """POST /v1/messages. Raises what the checks and `send_body` raise."""
+    arrival = time.monotonic()
+    _check_version(scope)
+    body = await read_body(scope, receive, front.config)
+    request = await parse(body, MessagesRequest, front.config)
+    front.check_model(request.model)
+    with renaming(NAMES):
+        chat = to_chat(front, request)
+        options = AnswerOptions(max_tokens=request.max_tokens)
+        ready = await prepare(front, chat, options, len(body), arrival)
+    generation = ready.generation
+    answer = MessageAnswer(front, generation, ready.syntax, request.max_tokens)
+    headers = [(b"request-id", generation.id.encode())]
+    sender = send_stream if request.stream else send_body
+    with renaming(NAMES):
+        await sender(front, generation, answer, receive, send, headers)
+
+
+async def count_tokens(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """POST /v1/messages/count_tokens: the prompt's length as the model would get it."""
+    _check_version(scope)
+    body = await read_body(scope, receive, front.config)
+    request = await parse(body, PromptFields, front.config)
+    front.check_model(request.model)
+    with renaming(NAMES):
+        chat = to_chat(front, request)
+        text = await prompt_text(front, chat, tool_plan(chat), len(body))
+    ids = await front.text_work(len(text), lambda: encode_prompt(front, text))
+    await send_json(send, TokenCount(len(ids)))
+
+
+def _check_version(scope: Scope) -> None:
+    """Betas are another header, which is not looked at: they bring fields, and these are checked by name."""
+    version = header(scope, b"anthropic-version")
+    if version not in (None, VERSION):
+        raise bad_value("anthropic-version", VERSION.decode(), repr(version.decode("latin-1")[:40]))

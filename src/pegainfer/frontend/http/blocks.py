@@ -1,0 +1,108 @@
+"""A continuation as blocks in order (thoughts, text, calls), for routes whose answers are lists of these.
+
+    open ──► add, add, … ──► close, then the next block opens
+
+Streamed and whole answers are made of the same steps, so that they hold the same blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pegainfer.frontend.http.choice import Delta
+from pegainfer.frontend.http.reply import NumberedCall, Reply, ReplyPiece, ReplySyntax, Thought
+
+BlockKind = Literal["thinking", "text", "call"]
+
+
+@dataclass(slots=True)
+class Block:
+    """text: of thoughts or content; of a call its arguments, as JSON."""
+
+    index: int
+    kind: BlockKind
+    text: str = ""
+    call: NumberedCall | None = None
+
+
+class Step(NamedTuple):
+    """What happens to a block. text: what is added to it."""
+
+    what: Literal["open", "add", "close"]
+    block: Block
+    text: str = ""
+
+
+class Blocks:
+    """State of one continuation."""
+
+    def __init__(self, syntax: ReplySyntax, end_of_thoughts: int | None) -> None:
+        """`end_of_thoughts`: the id of the token that ends the reasoning, where it is one."""
+        self._reply = Reply(syntax)
+        self._end_token = end_of_thoughts
+        self._open: Block | None = None
+        self._counting = self._reply.thinking
+        self._early_tokens = 0  # up to the end of what may be thoughts
+        self.blocks: list[Block] = []
+        self.finish: str | None = None
+        self.stop_reason: int | str | None = None
+
+    @property
+    def has_calls(self) -> bool:
+        return self._reply.has_calls
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of the thoughts, the token that ended them included."""
+        thought = bool(self.blocks) and self.blocks[0].kind == "thinking"
+        return self._early_tokens if thought else 0
+
+    def push(self, delta: Delta) -> Iterator[Step]:
+        """The steps of what comes next; all of them must be taken."""
+        pieces = self._reply.pieces(delta.text, delta.finish)
+        self._count(delta.tokens)
+        for piece in pieces:
+            yield from self._piece(piece)
+        if delta.finish is not None:
+            self.finish, self.stop_reason = delta.finish, delta.stop_reason
+            yield from self._close()
+
+    def _piece(self, piece: ReplyPiece) -> Iterator[Step]:
+        if isinstance(piece, NumberedCall):
+            yield from self._close()
+            yield self._opened("call", piece)
+            yield self._added(piece.arguments)
+            yield from self._close()
+            return
+        kind: BlockKind = "thinking" if isinstance(piece, Thought) else "text"
+        if self._open is None or self._open.kind != kind:
+            yield from self._close()
+            yield self._opened(kind)
+        yield self._added(piece.text if isinstance(piece, Thought) else piece)
+
+    def _opened(self, kind: BlockKind, call: NumberedCall | None = None) -> Step:
+        self._open = Block(len(self.blocks), kind, call=call)
+        self.blocks.append(self._open)
+        return Step("open", self._open)
+
+    def _added(self, text: str) -> Step:
+        assert self._open is not None
+        self._open.text += text
+        return Step("add", self._open, text)
+
+    def _close(self) -> Iterator[Step]:
+        if self._open is not None:
+            block, self._open = self._open, None
+            yield Step("close", block)
+
+    def _count(self, tokens: list[int]) -> None:
+        if not self._counting:
+            return
+        if self._end_token in tokens:
+            self._early_tokens += tokens.index(self._end_token) + 1
+            self._counting = False
+        else:
+            self._early_tokens += len(tokens)
+            self._counting = self._reply.thinking

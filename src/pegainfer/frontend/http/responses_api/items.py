@@ -1,0 +1,205 @@
+"""Items of a response's input, checked and made plain, and the chat messages that they stand for.
+
+    input: text, messages, calls, results, thoughts ──► normalised items (what is stored) ──► messages
+
+An answer's items may be sent back as they came. Thoughts, text and calls of one turn are one message.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pegainfer.frontend.http.body import convert
+from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.messages import MAX_MESSAGES, HistoryCall, HistoryFunction, Message
+from pegainfer.frontend.tools.call import read_object
+
+JsonObject = dict[str, Any]
+ROLES = ("user", "assistant", "system", "developer")
+# Marks thoughts that this server wrote: encoded, so that clients which keep nothing else return them.
+ENCODED = "pegainfer1:"
+
+
+class Part(msgspec.Struct, kw_only=True):
+    """Other fields belong to part types that are refused by `type`, or came with an answer."""
+
+    type: str
+    text: str | None = None
+
+
+class MessageItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str = "message"
+    role: str
+    content: str | list[Part]
+    id: str | None = None
+    status: str | None = None
+
+
+class CallItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    call_id: str
+    name: str
+    arguments: str  # a JSON object
+    id: str | None = None
+    status: str | None = None
+
+
+class ResultItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    call_id: str
+    output: str | list[Part]
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    id: str | None = None
+    summary: list[Part] = []
+    content: list[Part] | None = None
+    encrypted_content: str | None = None
+    status: str | None = None
+
+
+Item = MessageItem | CallItem | ResultItem | ReasoningItem
+_KINDS: dict[str, tuple[type[Item], str]] = {
+    "message": (MessageItem, "msg"),
+    "function_call": (CallItem, "fc"),
+    "function_call_output": (ResultItem, "fco"),
+    "reasoning": (ReasoningItem, "rs"),
+}
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def normalised(given: str | list[JsonObject] | None) -> list[JsonObject]:
+    """The items of an `input`, each with an id, as they are stored and listed. Raises ApiError (400)."""
+    if given is None:
+        return []
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if len(given) > MAX_MESSAGES:
+        raise bad_value("input", f"≤ {MAX_MESSAGES} items", len(given))
+    return [_normalised(item, f"input[{i}]") for i, item in enumerate(given)]
+
+
+def _normalised(raw: JsonObject, where: str) -> JsonObject:
+    kind = raw.get("type", "message")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        known = ", ".join(_KINDS)
+        raise ApiError(
+            400,
+            f"{where}.type: expected one of {known}, got {str(kind)[:60]!r}",
+            param=f"{where}.type",
+            code="unsupported",
+        )
+    struct, prefix = _KINDS[kind]
+    # Null is as good as absent: clients send answers back with all the fields that they know of.
+    item: Any = convert({name: value for name, value in raw.items() if value is not None}, struct, where)
+    out: JsonObject = {"type": kind, "id": item.id or new_id(prefix)}
+    match item:
+        case MessageItem():
+            if item.role not in ROLES:
+                raise bad_value(f"{where}.role", "one of " + ", ".join(ROLES), repr(item.role[:40]))
+            text = _text(item.content, f"{where}.content", empty=item.role == "assistant")
+            part: JsonObject = {"type": "input_text", "text": text}
+            if item.role == "assistant":
+                part = {"type": "output_text", "text": text, "annotations": []}
+            out |= {"status": "completed", "role": item.role, "content": [part]}
+        case CallItem():
+            if read_object(item.arguments or "{}") is None:
+                raise bad_value(f"{where}.arguments", "a JSON object", repr(item.arguments)[:100])
+            if not item.name:
+                raise bad_value(f"{where}.name", "a name", "an empty one")
+            out |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            out["status"] = item.status or "completed"
+        case ResultItem():
+            out |= {"call_id": item.call_id, "output": _text(item.output, f"{where}.output", empty=True)}
+            out["status"] = item.status or "completed"
+        case ReasoningItem():
+            out |= {"summary": [], "content": [{"type": "reasoning_text", "text": _thoughts(item, where)}]}
+    return out
+
+
+def _text(content: str | list[Part], where: str, *, empty: bool = False) -> str:
+    """`empty`: there may be no part."""
+    if isinstance(content, str):
+        return content
+    if not content and not empty:
+        raise bad_value(where, "at least one part", "none")
+    for i, part in enumerate(content):
+        if part.type not in ("input_text", "output_text", "text") or part.text is None:
+            raise ApiError(
+                400,
+                f"{where}[{i}].type: expected input_text or output_text with a text, got {part.type[:40]!r}",
+                param=f"{where}[{i}].type",
+                code="unsupported",
+            )
+    return "\n".join(part.text or "" for part in content)
+
+
+def _thoughts(item: ReasoningItem, where: str) -> str:
+    if item.content or item.encrypted_content is None:
+        return "\n".join(part.text or "" for part in item.content or item.summary)
+    try:
+        if item.encrypted_content.startswith(ENCODED):
+            return base64.b64decode(item.encrypted_content[len(ENCODED) :], validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        pass
+    raise bad_value(f"{where}.encrypted_content", "what this server gave", "another's")
+
+
+def encoded_thoughts(text: str) -> str:
+    return ENCODED + base64.b64encode(text.encode()).decode()
+
+
+def chat_messages(instructions: str | None, items: Sequence[JsonObject]) -> list[Message]:
+    """The chat of normalised items. What systems say at the beginning stands in one message."""
+    out: list[Message] = []
+    if instructions:
+        out.append(Message(role="system", content=instructions))
+    for item in items:
+        match item["type"]:
+            case "function_call_output":
+                out.append(Message(role="tool", content=item["output"], tool_call_id=item["call_id"]))
+            case "message" if item["role"] != "assistant":
+                _add_message(out, item)
+            case _:
+                _add_assistant(out, item)
+    return out
+
+
+def _add_message(out: list[Message], item: JsonObject) -> None:
+    role, text = item["role"], item["content"][0]["text"]
+    if role != "user" and len(out) == 1 and out[0].role in ("system", "developer"):
+        out[0].content = f"{out[0].content}\n\n{text}"
+    else:
+        out.append(Message(role=role, content=text))
+
+
+def _add_assistant(out: list[Message], item: JsonObject) -> None:
+    """Thoughts begin a message, and so does text after text or after a call."""
+    kind = item["type"]
+    last = out[-1] if out and out[-1].role == "assistant" else None
+    begun = last is not None and (last.tool_calls or last.content)
+    if last is None or (kind == "reasoning" and begun) or (kind == "message" and begun):
+        last = Message(role="assistant", content="")
+        out.append(last)
+    if kind == "reasoning":
+        text = item["content"][0]["text"] if item["content"] else ""
+        last.reasoning_content = f"{last.reasoning_content}\n{text}" if last.reasoning_content else text
+    elif kind == "message":
+        last.content = item["content"][0]["text"] if item["content"] else ""
+    else:
+        function = HistoryFunction(name=item["name"], arguments=item["arguments"])
+        call = HistoryCall(id=item["call_id"], type="function", function=function)
+        last.tool_calls = [*(last.tool_calls or ()), call]
