@@ -16,17 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from pegainfer import __version__
+from pegainfer.app.observers import observing
 from pegainfer.cli.machine import process_age
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.cli.target import Target, load_text_side
 from pegainfer.contract.errors import EngineDeadError
+from pegainfer.contract.observation import Observer
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.server import run_loop
 
@@ -46,8 +48,11 @@ def run_server_processes(target: Target, http: HttpConfig, listener: socket.sock
     """
     # Until the server has its own handlers, SIGTERM is an exception here, so that the engine is ended too.
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    with _engine_process(target.spec) as (process, path):
-        return run_loop(_run(target, http, listener, process, path))
+    with (
+        observing(http.access_log, http.otlp_traces_endpoint) as observers,
+        _engine_process(target.spec) as (process, path),
+    ):
+        return run_loop(_run(target, http, listener, process, path, observers))
 
 
 def _exit_on_signal(number: int, frame: object) -> None:
@@ -80,6 +85,7 @@ async def _run(
     listener: socket.socket,
     process: subprocess.Popen[bytes],
     path: Path,
+    observers: Sequence[Observer],
 ) -> int:
     """From two processes that load to a served app, and down again. Returns the exit code."""
     ended = asyncio.ensure_future(_ended(process))
@@ -91,7 +97,7 @@ async def _run(
     connecting = asyncio.ensure_future(EngineClient.connect(str(path), timeout=START_SECONDS))
     client, (side, text_seconds) = await _first_failure(ended, process, connecting, text)
     shutil.rmtree(path.parent, ignore_errors=True)  # connected: were we killed, nothing would be left behind
-    app = create_app(client, side.tokenizer, side.template, http)
+    app = create_app(client, side.tokenizer, side.template, http, observers=observers)
     watching = asyncio.ensure_future(_stop_when_closed(client))
     lines = _startup_lines(client.info, text_seconds)
     code = await run_server(

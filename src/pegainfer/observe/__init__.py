@@ -1,0 +1,1 @@
+"""Records of what was served: access log and traces."""

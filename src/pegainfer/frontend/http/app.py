@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pegainfer.contract.handle import EngineHandle
+from pegainfer.contract.observation import Observer
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.http import chat, completions, page, service, text_routes
 from pegainfer.frontend.http.anthropic import routes as anthropic_routes
@@ -21,6 +22,7 @@ from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError, to_api_error
 from pegainfer.frontend.http.fields import CHAT_DEFAULTS, SamplingDefaults
 from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.observed import Observed
 from pegainfer.frontend.http.responses import encode, error_headers, send_error
 from pegainfer.frontend.http.responses_api import routes as responses_routes
 from pegainfer.frontend.tokenizer import Tokenizer
@@ -66,7 +68,7 @@ _ABSENT: tuple[tuple[str, int, str], ...] = (
 class App:
     """What `run_server` serves. Also the handle by which it is drained."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, observers: Sequence[Observer] = ()) -> None:
         self.front = front
         routes = [Route(path, _Endpoint(front, call), methods=[method]) for method, path, call in _ROUTES]
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
@@ -75,6 +77,8 @@ class App:
         if front.config.api_key:
             opened = page.page_paths() if front.config.open_page else frozenset()
             self._app = KeyAuth(starlette, front.config.api_key, OPEN_PATHS | opened)
+        if observers:
+            self._app = Observed(self._app, observers, front.names[0])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -107,6 +111,7 @@ def create_app(
     *,
     names: Sequence[str] = (),
     chat_defaults: SamplingDefaults = CHAT_DEFAULTS,
+    observers: Sequence[Observer] = (),
 ) -> App:
     """Assembles the application over an engine that is ready.
 
@@ -115,6 +120,7 @@ def create_app(
         names: the model's names for requests; `config.served_model_name` goes first, the engine's own is
             what remains where neither says anything.
         chat_defaults: e.g. from the model's generation config.
+        observers: each is told of every request once it is answered.
     """
     served = config.served_model_name or tuple(names) or (engine.info.model,)
     return App(
@@ -125,7 +131,8 @@ def create_app(
             config=config,
             names=tuple(dict.fromkeys(served)),
             chat_defaults=chat_defaults,
-        )
+        ),
+        observers,
     )
 
 

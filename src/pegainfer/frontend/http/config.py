@@ -32,6 +32,10 @@ class HttpConfig:
     )
     page: bool = _flag(True, "Serve the chat page at / and the dashboard at /dashboard.")
     open_page: bool = _flag(False, "Serve the page's files without a key; what it asks for still needs one.")
+    access_log: str = _flag("", "File for one JSON line a request; - is standard output.")
+    otlp_traces_endpoint: str = _flag(
+        "", "URL that OpenTelemetry spans of requests are sent to, as http://localhost:4318/v1/traces."
+    )
     openai_defaults: bool = _flag(False, "Completions default to OpenAI's max_tokens 16 and temperature 1.")
     chat_template_kwargs: tuple[str, ...] = _flag(
         ("enable_thinking",), "Template variables that requests may set."

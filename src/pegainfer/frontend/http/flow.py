@@ -16,6 +16,7 @@ from pegainfer.frontend.http.errors import ApiError, to_api_error
 from pegainfer.frontend.http.fields import StreamOptions
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation
+from pegainfer.frontend.http.observed import note
 from pegainfer.frontend.http.responses import DONE, KEEP_ALIVE, EventStream, Headers, send_json, sse
 
 
@@ -123,6 +124,7 @@ def _id_header(generation: Generation) -> Headers:
 @contextlib.asynccontextmanager
 async def _followed(front: Front, generation: Generation, receive: Receive) -> AsyncIterator[None]:
     """Submits the generation, and has it cancelled if the client hangs up before the context ends."""
+    note(generation)
     generation.start()
     front.keep_alive.arm()
     watch = asyncio.ensure_future(_watch(receive, generation))

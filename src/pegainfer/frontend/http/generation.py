@@ -80,7 +80,9 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self.num_choices = sum(len(p.choices) for p in prompts)
         self._open = self.num_choices  # choices without a finish
-        self._gone = False
+        self.gone = False  # the client hung up
+        self.first_token = 0.0  # seconds from arrival until the first one, 0 before it
+        self.queue = 0.0  # seconds from arrival until its first step, known at the end
         self._closed = False
         self._poked = False
         self._written = arrival  # CLOCK_MONOTONIC seconds of the last delivery, for keep-alives
@@ -122,7 +124,7 @@ class Generation:
 
     def client_gone(self) -> None:
         """Nobody reads the answer any more."""
-        self._gone = True
+        self.gone = True
         self.close()
         self._wake()
 
@@ -178,10 +180,10 @@ class Generation:
         """
         deltas: list[Delta] = []
         while not deltas and not self._poked:
-            if not self._events and not self._gone:
+            if not self._events and not self.gone:
                 self._waiter = self._loop.create_future()
                 await self._waiter
-            if self._gone:
+            if self.gone:
                 raise ClientGoneError
             events, self._events = self._events, []
             now = self._written = time.monotonic()
@@ -206,6 +208,7 @@ class Generation:
                 self._metrics.inter_token.observe(now - choice.last_time)
             elif event.index == 0:
                 self._metrics.first_token.observe(now - self._arrival)
+                self.first_token = self.first_token or now - self._arrival
             choice.last_time = now
         delta = choice.feed(event)
         if delta.finish is not None:
@@ -221,6 +224,8 @@ class Generation:
         timings = event.timings
         if event.finish is None:
             timings = Timings(arrival=self._arrival, finished=now)
+        elif timings is not None and timings.scheduled:
+            self.queue = self.queue or max(0.0, timings.scheduled - timings.arrival)
         reason = choice.finish or FinishReason.STOP.value
         self._metrics.finish(reason, prompt.num_tokens, choice.num_tokens, timings, now)
 

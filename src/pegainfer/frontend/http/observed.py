@@ -1,0 +1,108 @@
+"""Takes note of every request for the observers, which are access logs and traces.
+
+request ─► Observed ─► handler ─► `note` says which generation answers it
+               └─► answered or gone: the record, with the generation's sums, goes to each observer
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pegainfer.contract.observation import Observer, RequestRecord
+from pegainfer.frontend.http.body import header
+
+if TYPE_CHECKING:
+    from pegainfer.frontend.http.generation import Generation
+
+log = logging.getLogger(__name__)
+
+MAX_PATH_CHARS = 256
+# Of the request that the running task answers; None where nobody observes.
+_NOTES: ContextVar[list[Generation] | None] = ContextVar("notes", default=None)
+
+
+def note(generation: Generation) -> None:
+    """Says that this generation answers the request under way."""
+    notes = _NOTES.get()
+    if notes is not None:
+        notes.append(generation)
+
+
+class Observed:
+    """ASGI middleware. An observer that fails is told once in the log, and never harms a request."""
+
+    def __init__(self, app: ASGIApp, observers: Sequence[Observer], model: str) -> None:
+        """`model`: the name for records of requests that generate."""
+        self._app = app
+        self._observers = observers
+        self._model = model
+        self._failed: set[int] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        notes: list[Generation] = []
+        token = _NOTES.set(notes)
+        record, started = _begin(scope), time.monotonic()
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            else:
+                record.num_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counting)
+        finally:
+            _NOTES.reset(token)
+            record.seconds = time.monotonic() - started
+            for generation in notes:
+                _add(record, generation, self._model)
+            self._tell(record)
+
+    def _tell(self, record: RequestRecord) -> None:
+        for i, observer in enumerate(self._observers):
+            try:
+                observer(record)
+            except Exception:
+                if i not in self._failed:
+                    self._failed.add(i)
+                    log.exception("an observer of requests has failed; it is told no more of its failures")
+
+
+def _begin(scope: Scope) -> RequestRecord:
+    client = scope.get("client")
+    return RequestRecord(
+        method=scope["method"],
+        path=scope["path"][:MAX_PATH_CHARS],
+        client=client[0] if client else "",
+        began=time.time(),
+        traceparent=_text(scope, b"traceparent"),
+        tracestate=_text(scope, b"tracestate"),
+    )
+
+
+def _text(scope: Scope, name: bytes) -> str:
+    return (header(scope, name) or b"").decode("latin-1")[:512]
+
+
+def _add(record: RequestRecord, generation: Generation, model: str) -> None:
+    """Sums over a request's prompts; what differs among them is the first one's."""
+    sampling = generation.prompts[0].request.sampling
+    record.id, record.model = generation.id, model
+    record.prompt_tokens += generation.prompt_tokens
+    record.cached_tokens += generation.cached_tokens
+    record.completion_tokens += generation.completion_tokens
+    record.first_token, record.queue = generation.first_token, generation.queue
+    record.finish = tuple(c.finish for p in generation.prompts for c in p.choices if c.finish is not None)
+    record.temperature, record.top_p = sampling.temperature, sampling.top_p
+    record.max_tokens = sampling.max_tokens
+    record.gone = generation.gone

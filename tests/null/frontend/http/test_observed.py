@@ -1,0 +1,116 @@
+"""What observers are told of requests: answered, refused, streamed, broken off."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pegainfer.contract.observation import RequestRecord
+from tests.support.asgi import Call, client, make_app, run, spin
+from tests.support.fake_engine import FakeEngine, says
+
+COMPLETION = {"prompt": ["ab", "cde"], "n": 2, "max_tokens": 3, "temperature": 0.5, "request_id": "mine"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer(stream: bool) -> None:
+    records: list[RequestRecord] = []
+
+    async def main() -> None:
+        app = make_app(FakeEngine(says("hello")), observers=[records.append])
+        async with client(app, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01") as http:
+            body = {**COMPLETION, "stream": stream}
+            answer = await http.post("/v1/completions?key=secret", json=body)
+        (record,) = records
+        assert (record.method, record.path, record.status) == ("POST", "/v1/completions", 200)
+        assert record.num_bytes == len(answer.content)
+        assert (record.model, record.prompt_tokens, record.completion_tokens) == ("fake", 5, 12)
+        assert record.finish == ("length",) * 4
+        assert (record.temperature, record.max_tokens) == (0.5, 3)
+        assert 0 < record.first_token <= record.seconds < 60
+        assert record.traceparent.startswith("00-aaaa") and "mine" in record.id
+        assert not record.gone
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", {"prompt": "a", "temperature": -1}, 400),
+        ("/v1/nowhere", {}, 404),
+        ("/v1/chat/completions", {"messages": []}, 400),
+    ],
+)
+def test_what_is_refused(path: str, body: dict[str, Any], status: int) -> None:
+    records: list[RequestRecord] = []
+
+    async def main() -> None:
+        app = make_app(FakeEngine(), observers=[records.append])
+        async with client(app) as http:
+            assert (await http.post(path, content=json.dumps(body))).status_code == status
+
+    run(main)
+    (record,) = records
+    assert (record.status, record.path, record.completion_tokens, record.model) == (status, path, 0, "")
+
+
+def test_without_a_key() -> None:
+    records: list[RequestRecord] = []
+
+    async def main() -> None:
+        app = make_app(FakeEngine(), observers=[records.append], api_key=("k",))
+        async with client(app) as http:
+            await http.get("/metrics")
+
+    run(main)
+    assert [r.status for r in records] == [401]
+
+
+def test_a_client_that_leaves() -> None:
+    records: list[RequestRecord] = []
+
+    async def main() -> None:
+        engine = FakeEngine(paused=True)
+        app = make_app(engine, observers=[records.append])
+        call = Call(app, "/v1/completions", {"prompt": "abc", "stream": True})
+        await spin()
+        engine.step()
+        await spin()
+        call.disconnect()
+        await call.task
+
+    run(main)
+    (record,) = records
+    assert record.gone and (record.prompt_tokens, record.completion_tokens, record.finish) == (3, 1, ())
+
+
+def test_a_broken_observer_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    records: list[RequestRecord] = []
+
+    def broken(record: RequestRecord) -> None:
+        raise ValueError("no")
+
+    async def main() -> None:
+        app = make_app(FakeEngine(), observers=[broken, records.append])
+        async with client(app) as http:
+            for _ in range(3):
+                assert (await http.get("/health")).status_code == 200
+
+    run(main)
+    assert len(records) == 3
+    assert caplog.text.count("an observer of requests has failed") == 1
+
+
+def test_paths_are_bounded() -> None:
+    records: list[RequestRecord] = []
+
+    async def main() -> None:
+        app = make_app(FakeEngine(), observers=[records.append])
+        async with client(app) as http:
+            await http.get("/" + "x" * 5000)
+
+    run(main)
+    assert records[0].path == "/" + "x" * 255
