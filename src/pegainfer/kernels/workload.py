@@ -45,12 +45,14 @@ class Loads:
     """The steps that a device's ops are measured at.
 
     Args:
-        decodes: rows with one token each.
+        decodes: rows with one token each, for products and attention.
+        others: the same for all other ops.
         prefills: seen by ops that work on all tokens of a step, not by those of the rows that sample.
         long: more contexts, for attention.
     """
 
     decodes: tuple[StepShape, ...]
+    others: tuple[StepShape, ...]
     prefills: tuple[StepShape, ...]
     long: tuple[StepShape, ...]
 
@@ -65,6 +67,7 @@ def _prefills(*counts: int) -> tuple[StepShape, ...]:
 
 CPU_LOADS = Loads(
     decodes=_decodes((1, 2, 4, 8, 16), 128),
+    others=_decodes((1, 2, 4, 8, 16), 128),
     prefills=_prefills(128, 512),
     long=(
         *(StepShape(1, 1, context) for context in (1024, 4096, 8192)),
@@ -74,6 +77,7 @@ CPU_LOADS = Loads(
 )
 GPU_LOADS = Loads(
     decodes=_decodes((1, 8, 16, 32, 64, 128, 256), 1024),
+    others=_decodes((1, 8, 64, 256), 1024),
     prefills=_prefills(128, 512, 1024, 2048),
     long=(StepShape(1, 1, 8192), StepShape(8, 1, 8192), StepShape(1, 2048, 8192)),
 )
@@ -136,7 +140,7 @@ class Family:
     def step_shapes(self, longest: int, loads: Loads) -> tuple[StepShape, ...]:
         """At which a bench measures it; no context is longer than `longest` tokens."""
         letters = {a for o in self.spec.operands for a in o.axes} - set(IDLE_AXES.get(self.spec.name, ""))
-        shapes = loads.decodes
+        shapes = loads.decodes if self.weights or self.spec.name == "attention" else loads.others
         if "T" in letters:  # else it sees only the rows that sample
             shapes += loads.prefills + (loads.long if self.spec.name == "attention" else ())
         return tuple(s for s in shapes if s.context <= longest)
