@@ -1,4 +1,4 @@
-"""Products of up to 64 rows on Hopper (sm90/gemm/skinny.cuh): how the weight is shared out, and the launch."""
+"""Products of up to 64 rows on Hopper (sm90/gemm/skinny.cuh): the weight's shares, and the launch."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class SkinnyChoice:
     depth_w: int
     depth_x: int
     trigger: int  # stages before the end at which the next launch may start
+    sums: int  # offset of a tile's sums in shared memory
     shared: int  # bytes
     why: str = ""
 
@@ -76,25 +77,27 @@ def skinny_choice(
         return None
     if multicast > 1 and tokens // multicast < 8:
         return None
+    groups = tiles if splits > 1 else min(tiles, info.num_sms)
+    groups = -(-groups // multicast) * multicast
     room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared)
     stage_w, stage_x = rows * 128 * wide, tokens * 128 * wide
-    fixed = depth_x * (stage_x + 16) + 4 * tokens
-    depth = min(depth_w or 32, (room - fixed) // (stage_w + 16))
-    if depth < 2:
+    fragments = -(-rows // 16) * (tokens // 8)
+    sums = -(-fragments // splits) * splits * 512
+    # Sums lie in the rings at the end, unless they come from other blocks, or the next tile is on its way.
+    for own in (0, sums):
+        rest = room - own - 4 * tokens - 16 - depth_x * (stage_x + 16)
+        depth = min(depth_w or 32, rest // (stage_w + 16))
+        rings = depth * stage_w + depth_x * stage_x
+        if depth >= 2 and (own or (tiles <= groups and splits == 1 and rings >= sums)):
+            break
+    else:
         return None
-    rings = depth * stage_w + depth_x * stage_x
-    if splits > 1 and rings < blocks * 64 * tokens * 4:  # where the sums of a split lie at the end
-        return None
+    barriers = rings + 16 * (depth + depth_x) + 16 + 4 * tokens
     # wgmma takes 64 rows even of a smaller tile; what it reads past the last stage must be there.
-    past = depth * stage_w + (blocks * 64 - rows) * 128
-    shared = max(fixed + depth * (stage_w + 16), past)
-    if shared > room:
-        return None
-    groups = tiles if splits > 1 else min(tiles, info.num_sms * per_sm // 2)
-    groups = -(-groups // multicast) * multicast
+    shared = max(barriers + own, depth * stage_w + (blocks * 64 - rows) * 128)
     return SkinnyChoice(
         f"skinny_{dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, multicast, wide, depth, depth_x,
-        depth if trigger is None else trigger, shared, why,
+        depth if trigger is None else trigger, barriers if own else 0, shared, why,
     )  # fmt: skip
 
 
@@ -116,8 +119,8 @@ def skinny_args(
     """The kernel's arguments; see skinny::Args."""
     m, n, k = sizes
     numbers = (
-        m, n, k, ld_out, KINDS[kind], c.rows, c.splits, c.multicast, c.wide, c.depth_w, c.depth_x, c.trigger,
-        square_groups,
+        m, n, k, ld_out, KINDS[kind], -(-n // c.rows), c.groups, c.rows, -(-k // (BOX * c.wide)), c.splits,
+        c.multicast, c.wide, c.depth_w, c.depth_x, c.trigger, square_groups, c.sums,
     )  # fmt: skip
     args = struct(
         ptr(out), ptr(squares), ptr(norm), ptr(normed), ptr(next_squares), *map(i32, numbers), f32(eps)

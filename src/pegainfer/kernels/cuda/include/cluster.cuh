@@ -8,30 +8,32 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// Every thread of the cluster arrives and later waits: what all wrote before is then seen by all.
+// Every thread of the cluster arrives, and waits later. Orders nothing but barriers made before it (with
+// `barrier_init_fence`): a fence as well costs a microsecond of a busy memory.
 __device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
+__device__ __forceinline__ uint32_t cluster_address(uint32_t p, uint32_t rank) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(p), "r"(rank));
+    return there;
 }
-__device__ __forceinline__ float4 load_cluster16(uint32_t p, uint32_t rank) {
-    float4 v;
+// Frees a slot that the block `rank` fills; what was read before has been read.
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
+                 : "memory");
+}
+// Sends 16 bytes to another block, which counts them at its barrier; it needs no fence on either side.
+__device__ __forceinline__ void store_cluster16(uint32_t p, uint32_t rank, float4 v, uint32_t barrier) {
     asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
-        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
-        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-        : "r"(p), "r"(rank)
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+            cluster_address(p, rank)),
+        "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(cluster_address(barrier, rank))
         : "memory");
-    return v;
 }
 // `tma_load2` into every block whose bit is set, each counting the bytes at its own barrier.
 __device__ __forceinline__ void tma_multicast2(uint32_t to, const void* map, int x0, int x1, uint32_t barrier,

@@ -23,10 +23,10 @@ namespace skinny {
 
 enum Out : int { STORE, STORE_F32, RESIDUAL, SWIGLU };  // SWIGLU: w's rows are (gate, up) pairs
 
-constexpr int MAX_TOKENS = 64;                      // of a row of sums of squares
-constexpr int CONSUMERS = 128, THREADS = 256;       // four warps multiply; weight, x, and scale have one each
-constexpr int SWIZZLE = 64;                         // elements of k in a box: 128 bytes
-constexpr int SCALE_READY = 1, CONSUMERS_ONLY = 2;  // named barriers
+constexpr int MAX_TOKENS = 64;                 // of a row of sums of squares
+constexpr int CONSUMERS = 128, THREADS = 256;  // four warps multiply; weight, x, and scale have one each
+constexpr int SWIZZLE = 64;                    // elements of k in a box: 128 bytes
+constexpr int SCALE_READY = 1, CONSUMERS_ONLY = 2, BARRIERS_MADE = 3;  // named barriers
 
 struct Args {
     void* out;             // [M, ld_out]; for RESIDUAL it is added to
@@ -35,13 +35,16 @@ struct Args {
     void* normed;          // [M, N]: the new residual times `norm`
     float* next_squares;   // [tiles · ⌈rows / 16⌉, MAX_TOKENS] of the new residual
     int m, n, k, ld_out, kind;
+    int tiles, groups;     // a group of `splits` blocks takes every groups-th tile
     int rows;              // of a tile: a multiple of 8
+    int chunks;            // of k: what a stage holds
     int splits;            // of k; then each cluster has one tile
     int multicast;         // blocks of a cluster that share one copy of x; 1 if splits > 1
     int wide;              // boxes of 64 k in a stage
     int depth_w, depth_x;  // stages of the rings
     int trigger;           // stages still to ask for when the next launch may start
     int square_groups;
+    int sums;  // where a tile's sums lie in shared memory: in the rings where it is the only one
     float eps;
 };
 
@@ -67,24 +70,47 @@ __device__ __forceinline__ void warps_arrive(int id, int threads) {
 // Where things lie in shared memory, and which part of the work is this block's.
 template <int NT>
 struct Block {
-    uint32_t w, x, full_w, empty_w, full_x, empty_x, scale;
+    static constexpr int J = NT / 8;  // fragments beside each other: 16 rows of the weight, 8 tokens
+    uint32_t w, x, full_w, empty_w, full_x, empty_x, summed, scale, sums;
     int stage_w, stage_x;  // bytes
-    int group, groups, split, rounds, k0, k1;
+    int group, split, rounds, k0, k1;
+    int fragments;  // of a tile; fragment u is finished by the split u % splits as its u / splits-th
 
     __device__ __forceinline__ Block(const Args& a, uint32_t shared) {
         stage_w = a.rows * 128 * a.wide, stage_x = NT * 128 * a.wide;
         w = shared, x = w + a.depth_w * stage_w;
         full_w = x + a.depth_x * stage_x, empty_w = full_w + 8 * a.depth_w;
         full_x = empty_w + 8 * a.depth_w, empty_x = full_x + 8 * a.depth_x;
-        scale = empty_x + 8 * a.depth_x;
-        groups = gridDim.x / a.splits, group = blockIdx.x / a.splits, split = blockIdx.x % a.splits;
-        const int tiles = (a.n + a.rows - 1) / a.rows;
+        summed = empty_x + 8 * a.depth_x, scale = summed + 16, sums = shared + a.sums;
+        group = blockIdx.x / a.splits, split = blockIdx.x % a.splits;
         // Blocks that share x take the same number of tiles, some of them past the end.
-        rounds = a.multicast > 1 ? (tiles + groups - 1) / groups : (tiles - group + groups - 1) / groups;
-        const int columns = SWIZZLE * a.wide, chunks = (a.k + columns - 1) / columns;
-        k0 = chunks * split / a.splits, k1 = chunks * (split + 1) / a.splits;
+        const int first = a.multicast > 1 ? 0 : group;
+        rounds = (a.tiles - first + a.groups - 1) / a.groups;
+        k0 = a.chunks * split / a.splits, k1 = a.chunks * (split + 1) / a.splits;
+        fragments = (a.rows + 15) / 16 * J;
     }
-    __device__ __forceinline__ int tile(int round) const { return group + round * groups; }
+    __device__ __forceinline__ int tile(const Args& a, int round) const { return group + round * a.groups; }
+    __device__ __forceinline__ int slots(const Args& a) const {
+        return (fragments + a.splits - 1) / a.splits;
+    }
+
+    // Makes the barriers, by one warp.
+    __device__ __forceinline__ void make_barriers(const Args& a) const {
+        const int lane = threadIdx.x & 31;
+#pragma unroll 1
+        for (int i = lane; i < 2 * (a.depth_w + a.depth_x) + 1; i += 32) {
+            const uint32_t bar = full_w + 8 * i;
+            const bool by_warps = (bar >= empty_w && bar < full_x) || (bar >= empty_x && bar < summed);
+            barrier_init(bar, by_warps ? CONSUMERS / 32 * (bar >= empty_x ? a.multicast : 1) : 1);
+        }
+        __syncwarp();
+        if (lane == 0 && a.splits > 1) {
+            const int mine = (fragments - split + a.splits - 1) / a.splits;
+            barrier_arrive_expect(summed, mine * a.splits * 512);
+        }
+        barrier_init_fence();
+        __syncwarp();
+    }
 };
 
 template <int NT>
@@ -93,14 +119,17 @@ __device__ __forceinline__ void stream_weight(const void* map, const Args& a, co
     const uint64_t policy = l2_evict_first();
     Place at(1);
     int i = 0;
+#pragma unroll 1
     for (int round = 0; round < b.rounds; round++) {
+#pragma unroll 1
         for (int k = b.k0; k < b.k1; k++, i++) {
             if (i == fire) pdl_wait(), pdl_launch();
             const uint32_t full = b.full_w + 8 * at.slot, to = b.w + at.slot * b.stage_w;
             barrier_wait(b.empty_w + 8 * at.slot, at.parity);
             barrier_arrive_expect(full, b.stage_w);
+#pragma unroll 1
             for (int j = 0; j < a.wide; j++)
-                tma_load2(to + j * a.rows * 128, map, (k * a.wide + j) * SWIZZLE, b.tile(round) * a.rows,
+                tma_load2(to + j * a.rows * 128, map, (k * a.wide + j) * SWIZZLE, b.tile(a, round) * a.rows,
                           full, policy);
             at.advance(a.depth_w);
         }
@@ -115,14 +144,17 @@ __device__ __forceinline__ void stream_x(const void* map, const Args& a, const B
     const int slice = NT / a.multicast;  // rows of x that this block fetches for all
     const uint16_t all = (1 << a.multicast) - 1;
     pdl_wait();
-    async_proxy_fence();  // x was written by ordinary stores
     Place at(1);
+#pragma unroll 1
     for (int round = 0; round < b.rounds; round++) {
+#pragma unroll 1
         for (int k = b.k0; k < b.k1; k++) {
             const uint32_t full = b.full_x + 8 * at.slot;
             const uint32_t to = b.x + at.slot * b.stage_x + rank * slice * 128;
             barrier_wait(b.empty_x + 8 * at.slot, at.parity);
             barrier_arrive_expect(full, b.stage_x);
+#pragma unroll 1
+#pragma unroll 1
             for (int j = 0; j < a.wide; j++) {
                 const int column = (k * a.wide + j) * SWIZZLE;
                 if (a.multicast > 1)
@@ -268,10 +300,12 @@ __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, floa
             barrier_arrive_at(b.empty_x + 8 * last_x, lane);
         }
     };
+#pragma unroll 1
     for (int k = b.k0; k < b.k1; k++) {
         barrier_wait(b.full_w + 8 * at_w.slot, at_w.parity);
         barrier_wait(b.full_x + 8 * at_x.slot, at_x.parity);
         wgmma_fence();
+#pragma unroll 1
         for (int j = 0; j < a.wide; j++) {
             const uint32_t w = b.w + at_w.slot * b.stage_w + j * a.rows * 128;
             const uint32_t x = b.x + at_x.slot * b.stage_x + j * NT * 128;
@@ -293,33 +327,60 @@ __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, floa
     if (last_w >= 0) release();
 }
 
-// Adds up the splits of a tile: each block leaves its sums in its own ring, which is free by now, and
-// finishes every splits-th fragment.
-template <typename T, int NT, int MB>
-__device__ __forceinline__ void add_splits(const Args& a, const Block<NT>& b, const float* scale) {
+// Puts the sums of a tile where they are finished: into this block's shared memory, or the share of each
+// split into that split's. From there one loop finishes them all; unrolled over the registers instead, it is
+// code that every launch has to fetch anew.
+template <int NT, int MB>
+__device__ __forceinline__ void leave_sums(const Args& a, const Block<NT>& b,
+                                           const float (&acc)[MB][NT / 2]) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, slots = b.slots(a);
+    const uint32_t inverse = 65536 / a.splits + 1;  // u · inverse >> 16 = u / splits for u < 4096
+#pragma unroll
+    for (int m = 0; m < MB; m++) {
+#pragma unroll
+        for (int j = 0; j < NT / 8; j++) {
+            const int u = (m * 4 + warp) * (NT / 8) + j;
+            if (u >= b.fragments) continue;
+            const float4 v =
+                make_float4(acc[m][4 * j], acc[m][4 * j + 1], acc[m][4 * j + 2], acc[m][4 * j + 3]);
+            if (a.splits == 1) {
+                store_shared16(b.sums + (u * 32 + lane) * 16,
+                               make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
+                                          __float_as_uint(v.w)));
+            } else {
+                const int slot = u * inverse >> 16, rank = u - slot * a.splits;
+                store_cluster16(b.sums + ((b.split * slots + slot) * 32 + lane) * 16, rank, v, b.summed);
+            }
+        }
+    }
+}
+
+// Adds up what the splits of a tile left here, in their order, and finishes this block's fragments.
+template <typename T, int NT>
+__device__ __forceinline__ void finish_tile(const Args& a, const Block<NT>& b, int tile, const float* scale) {
     constexpr int J = NT / 8;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, fragments = (a.rows + 15) / 16 * J;
-    for (int u = b.split + a.splits * warp; u < fragments; u += a.splits * CONSUMERS / 32) {
-        const int row = u / J * 16, j = u % J, m = row / 64, from = row % 64 / 16;
-        const Fragment f(a, b.tile(0), row, 8 * j);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, slots = b.slots(a);
+#pragma unroll 1
+    for (int slot = warp; slot * a.splits + b.split < b.fragments; slot += CONSUMERS / 32) {
+        const int u = slot * a.splits + b.split;
+        const Fragment f(a, tile, u / J * 16, u % J * 8);
         const Before before = look_before<T>(a, f);
-        const uint32_t p = b.w + ((m * J + j) * CONSUMERS + from * 32 + lane) * 16;
-        float4 v[8];
-#pragma unroll
-        for (int r = 0; r < 8; r++)
-            if (r < a.splits) v[r] = load_cluster16(p, r);
-#pragma unroll
-        for (int r = 1; r < 8; r++)
-            if (r < a.splits) v[0].x += v[r].x, v[0].y += v[r].y, v[0].z += v[r].z, v[0].w += v[r].w;
-        finish<T>(a, f, scale, v[0], before);
+        if (a.splits > 1 && slot == warp) barrier_wait(b.summed, 0);
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int r = 0; r < a.splits; r++) {
+            const uint4 v = load_shared16(b.sums + ((r * slots + slot) * 32 + lane) * 16);
+            sum.x += __uint_as_float(v.x), sum.y += __uint_as_float(v.y);
+            sum.z += __uint_as_float(v.z), sum.w += __uint_as_float(v.w);
+        }
+        finish<T>(a, f, scale, sum, before);
     }
 }
 
 template <typename T, int NT, int MB>
 __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const float* scale) {
-    constexpr int J = NT / 8;
-    const int warp = threadIdx.x >> 5;
     Place at_w(0), at_x(0);
+#pragma unroll 1
     for (int round = 0; round < b.rounds; round++) {
         float acc[MB][NT / 2];
         multiply<T, NT, MB>(a, b, acc, at_w, at_x);
@@ -327,31 +388,12 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
             pdl_wait();
             if (a.squares) warps_sync(SCALE_READY, CONSUMERS + 32);
         }
-        if (a.splits > 1) warps_sync(CONSUMERS_ONLY, CONSUMERS);
-#pragma unroll
-        for (int m = 0; m < MB; m++) {
-            const int row = m * 64 + warp * 16;
-#pragma unroll
-            for (int j = 0; j < J; j++) {
-                const float4 v =
-                    make_float4(acc[m][4 * j], acc[m][4 * j + 1], acc[m][4 * j + 2], acc[m][4 * j + 3]);
-                if (a.splits > 1) {
-                    const uint32_t p = b.w + ((m * J + j) * CONSUMERS + threadIdx.x) * 16;
-                    store_shared16(p, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y),
-                                                 __float_as_uint(v.z), __float_as_uint(v.w)));
-                } else if (row < a.rows) {
-                    const Fragment f(a, b.tile(round), row, 8 * j);
-                    finish<T>(a, f, scale, v, look_before<T>(a, f));
-                }
-            }
-        }
+        // Of one block's sums: nobody reads the ring, or the sums of the tile before, any more.
+        if (a.splits == 1) warps_sync(CONSUMERS_ONLY, CONSUMERS);
+        leave_sums<NT, MB>(a, b, acc);
+        if (a.splits == 1) warps_sync(CONSUMERS_ONLY, CONSUMERS);
+        finish_tile<T, NT>(a, b, b.tile(a, round), scale);
     }
-}
-
-// Shared memory that the others may still use must not go away.
-__device__ __forceinline__ void leave_cluster() {
-    cluster_arrive();
-    cluster_wait();
 }
 
 template <typename T, int NT, int MB>
@@ -361,45 +403,33 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
     const Block<NT> b(a, shared_address(shared));
     float* scale = reinterpret_cast<float*>(shared + (b.scale - b.w));
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-    if (threadIdx.x == CONSUMERS) {  // the thread that fills the first barriers makes them
-        for (int i = 0; i < a.depth_w; i++) {
-            barrier_init(b.full_w + 8 * i, 1);
-            barrier_init(b.empty_w + 8 * i, CONSUMERS / 32);
-        }
-        for (int i = 0; i < a.depth_x; i++) {
-            barrier_init(b.full_x + 8 * i, 1);
-            barrier_init(b.empty_x + 8 * i, CONSUMERS / 32 * a.multicast);
-        }
-        barrier_init_fence();
+    const bool cluster = a.splits > 1 || a.multicast > 1;
+    if (warp == 4) {  // the weight's warp waits for nobody
+        b.make_barriers(a);
+        warps_arrive(BARRIERS_MADE, THREADS);
+    } else {
+        warps_sync(BARRIERS_MADE, THREADS);
     }
-    __syncthreads();
-    if (a.multicast > 1) cluster_arrive();  // the others' barriers are made before anything is sent there
+    if (cluster) cluster_arrive();  // before anything is sent to a block, its barriers are made
     if (warp < CONSUMERS / 32) {
         if constexpr (BIG) registers_raise<200>();
-        if (a.multicast > 1) cluster_wait();
+        if (cluster) cluster_wait();
         consume<T, NT, MB>(a, b, scale);
-        if (a.splits > 1) {
-            cluster_arrive();
-            cluster_wait();
-            add_splits<T, NT, MB>(a, b, scale);
-        }
-        if (a.splits > 1 || a.multicast > 1) leave_cluster();
     } else {
         if constexpr (BIG) registers_drop<56>();
-        if (warp == 4 && lane == 0) stream_weight<NT>(w, a, b);  // its own barriers are all it needs
+        if (warp == 4 && lane == 0) stream_weight<NT>(w, a, b);
         __syncwarp();
-        if (a.multicast > 1) cluster_wait();
+        if (cluster) cluster_wait();
         if (warp == 5 && lane == 0) stream_x<NT>(x, a, b);
-        __syncwarp();
         if (warp == 6 && a.squares) {
             prepare_scale<NT>(a, scale);
             warps_arrive(SCALE_READY, CONSUMERS + 32);
         }
-        if (a.splits > 1) {
-            cluster_arrive();
-            cluster_wait();
-        }
-        if (a.splits > 1 || a.multicast > 1) leave_cluster();
+        __syncwarp();
+    }
+    if (a.multicast > 1) {  // shared memory that the others may still use must not go away
+        cluster_arrive();
+        cluster_wait();
     }
 }
 
