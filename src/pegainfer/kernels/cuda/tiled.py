@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pegainfer.kernels.load import KernelLibrary
 from pegainfer.runtime.cuda.device import DeviceInfo
-from pegainfer.runtime.cuda.launch import Arg, i32, ptr
+from pegainfer.runtime.cuda.launch import Launch, i32, ptr
 
 TOKENS = (32, 64, 128)  # rows of x that kernels are compiled for
 COLUMNS = 64  # of the output in a tile
@@ -31,20 +32,48 @@ class TiledChoice:
         return f"{self.kernel}: {self.tiles} tiles x {self.splits} splits ({self.why})"
 
 
-def tiled_choice(dtype: str, out: str, m: int, n: int, k: int, info: DeviceInfo) -> TiledChoice | None:
-    """None for what the kernels do not take: other dtypes, more rows, k of no multiple of 16."""
+def tiled_choice(
+    dtype: str, out: str, m: int, n: int, k: int, info: DeviceInfo, splits: int | None = None
+) -> TiledChoice | None:
+    """None for what the kernels do not take: other dtypes, more rows, k of no multiple of 16.
+
+    Args:
+        out: as in GemmProblem.
+        splits: parts of k; None for as many as fill the device.
+    """
     tokens = next((t for t in TOKENS if m <= t), None)
     if dtype not in DTYPES or tokens is None or k % 16:
         return None
     tiles = -(-n // COLUMNS)
-    room = max(1, info.num_sms * PER_SM // tiles)
-    splits = max(1, min(MAX_SPLITS, k // LEAST_DEPTH, room))
+    if splits is None:
+        room = max(1, info.num_sms * PER_SM // tiles)
+        splits = max(1, min(MAX_SPLITS, k // LEAST_DEPTH, room))
     return TiledChoice(f"tiled_{dtype}_{out}_{tokens}", tiles, splits, f"{m} rows on sm_{info.arch}")
 
 
-def tiled_args(
-    out: int, x: int, w: int, partial: int, arrivals: int, m: int, n: int, k: int, splits: int
-) -> list[Arg]:
-    """As the kernel declares them, and the two addresses of scratch memory that Triton appends."""
-    pointers = [ptr(out), ptr(x), ptr(w), ptr(partial), ptr(arrivals)]
-    return [*pointers, *map(i32, (m, n, k, splits)), ptr(None), ptr(None)]
+def launch_tiled(
+    library: KernelLibrary,
+    c: TiledChoice,
+    out: int,
+    x: int,
+    w: int,
+    partial: int,
+    arrivals: int,
+    sizes: tuple[int, int, int],
+    *,
+    pdl: bool,
+    label: str = "",
+) -> Launch:
+    """Arguments as the kernel declares them, and the two addresses of scratch memory that Triton appends.
+
+    Args:
+        out, x, w: addresses; partial: of splits · m · n float32, for several splits.
+        arrivals: of a counter a tile, zero before and after.
+        sizes: m, n, k.
+    """
+    variant = library.variant(c.kernel)
+    kernel = library.kernel(c.kernel)  # raises where it was not built
+    assert variant is not None
+    args = [*map(ptr, (out, x, w, partial, arrivals)), *map(i32, (*sizes, c.splits)), ptr(None), ptr(None)]
+    threads, shared = 32 * int(variant.features["warps"]), int(variant.features["shared"])
+    return Launch(kernel, c.grid, threads, args, shared=shared, pdl=pdl, label=label)
