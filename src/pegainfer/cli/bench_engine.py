@@ -23,7 +23,7 @@ from pegainfer.contract.errors import ConfigError, EngineDeadError
 from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
-    from pegainfer.contract.event import EngineStats, TokenEvent
+    from pegainfer.contract.event import TokenEvent
     from pegainfer.engine.inprocess import InProcessEngine
     from pegainfer.kernels.profile import ProgramRun
 
@@ -128,8 +128,13 @@ def engine(
         row |= {"case": case.kind, "tokens": case.tokens, "batch": case.batch, "context": bench.context}
         row |= {"tok_s": round(median, 2), "runs": [round(r, 2) for r in runs], "roof_tok_s": roof}
         row["host_us_step"] = round(driver.host_us(case), 1)
+        row["host_us_by_stage"] = {name: round(us, 1) for name, us in driver.host_stages(case).items()}
         row |= {"step": profiles[case].to_json()} if case in profiles else {}
         append_result(Path(bench.output), row)
+    print("host µs a step by stage (stage: making arrays; on a GPU it is part of launch)")
+    for case in rates:
+        stages = ", ".join(f"{name} {us:.1f}" for name, us in driver.host_stages(case).items())
+        print(f"{case!s:16} {stages}")
     for case, profile in profiles.items():
         print_profile(str(case), profile)
     return 0
@@ -182,16 +187,17 @@ class _Driver:
         self._context = context
         self._random = random.Random(SEED)
         self._sent = 0
-        self._host: dict[Case, tuple[float, int]] = {}  # seconds of the host's work, steps
+        self._host: dict[Case, tuple[dict[str, float], int]] = {}  # the host's seconds by stage, steps
 
     def rate(self, case: Case) -> float:
         """Tokens a second of one run."""
         before = self._engine.stats()
         rate = self.prefill(case.tokens) if case.kind == "prefill" else self.decode(case.tokens, case.batch)
         after = self._engine.stats()
-        seconds, steps = self._host.get(case, (0.0, 0))
-        spent = _host_work(after) - _host_work(before)
-        self._host[case] = (seconds + spent, steps + after.steps - before.steps)
+        seconds, steps = self._host.setdefault(case, ({}, 0))
+        for name, total in after.host_seconds.items():
+            seconds[name] = seconds.get(name, 0.0) + total - before.host_seconds.get(name, 0.0)
+        self._host[case] = (seconds, steps + after.steps - before.steps)
         return rate
 
     def forget_host_work(self) -> None:
@@ -200,8 +206,12 @@ class _Driver:
 
     def host_us(self, case: Case) -> float:
         """Microseconds a step that the engine's thread worked rather than waited, over all runs so far."""
+        return sum(us for name, us in self.host_stages(case).items() if name not in ("wait", "stage"))
+
+    def host_stages(self, case: Case) -> dict[str, float]:
+        """Microseconds a step by stage."""
         seconds, steps = self._host[case]
-        return 1e6 * seconds / max(1, steps)
+        return {name: 1e6 * total / max(1, steps) for name, total in seconds.items()}
 
     def prefill(self, tokens: int) -> float:
         """Prompt tokens a second, from the first step that computes one to the first token drawn."""
@@ -236,10 +246,6 @@ class _Driver:
             if log[-1][1].error is not None:
                 raise EngineDeadError(f"the bench's request failed: {log[-1][1].error}")
         return logs
-
-
-def _host_work(stats: EngineStats) -> float:
-    return sum(seconds for stage, seconds in stats.host_seconds.items() if stage != "wait")
 
 
 def _recorder(log: list[tuple[float, TokenEvent]], done: threading.Semaphore) -> Callable[[Any], None]:

@@ -70,4 +70,5 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     rejections: int = 0  # refused at the engine's door
     finished: dict[str, int] = {}  # by finish reason
     step_seconds: float = 0.0  # summed wall time of committed steps
-    host_seconds: dict[str, float] = {}  # summed by stage: schedule, launch, mask, wait, commit, emit
+    # Summed by stage: schedule, launch, mask, wait, commit, emit; and stage, which a GPU's launch contains.
+    host_seconds: dict[str, float] = {}

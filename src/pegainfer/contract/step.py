@@ -128,6 +128,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # row -> of tokens start+1 .. start+count
     errors: dict[int, str] = {}  # row -> why this sequence alone failed (non-finite logits, a bad adapter)
     seconds: float = 0.0  # wall time on the device
+    stage_seconds: float = 0.0  # of the host, turning the plan into the device's arrays
 
 
 class PendingStep(Protocol):

@@ -49,6 +49,13 @@ class SchedulerConfig:
     max_logprobs: int = field(
         default=20, metadata={"help": "Most logprobs a position that a request may ask for."}
     )
+    watchdog_seconds: float = field(
+        default=60.0,
+        metadata={
+            "help": "An engine that makes no step for so long logs its last plan and every thread's stack; "
+            "0: never."
+        },
+    )
     seed: int | None = field(
         default=None, metadata={"help": "Seed of the generator that draws the seeds of requests without one."}
     )
@@ -76,6 +83,10 @@ class SchedulerConfig:
         if not 0.0 <= self.target_itl_ms < math.inf:
             raise ConfigError(
                 "bad latency target", expected="0 or more", got=self.target_itl_ms, where="target_itl_ms"
+            )
+        if not 0.0 <= self.watchdog_seconds < math.inf:
+            raise ConfigError(
+                "bad watchdog", expected="0 or more", got=self.watchdog_seconds, where="watchdog_seconds"
             )
         if self.max_logprobs < 0:
             raise ConfigError(

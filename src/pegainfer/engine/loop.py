@@ -30,6 +30,7 @@ from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import PendingStep, Runner, StepPlan, StepPolicy, StepResult, Tracer
 from pegainfer.engine.grammars import Compiled, Grammars
 from pegainfer.engine.sink import EngineSink
+from pegainfer.engine.watchdog import Progress
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,10 @@ class EngineLoop:
         self._open: dict[str, set[int]] = {}  # indices without a finish, by request
         self._pending: deque[tuple[StepPlan, PendingStep]] = deque()
         self._failures = 0  # steps that failed in a row
-        self._seconds = {"schedule": 0.0, "launch": 0.0, "wait": 0.0, "commit": 0.0, "emit": 0.0}
+        self._seconds = dict.fromkeys(("schedule", "stage", "launch", "wait", "commit", "emit"), 0.0)
+        self._turns = 0
+        self._resting = False
+        self._plan: StepPlan | None = None  # the last one that was launched
         self._refusals = 0  # by the loop itself: draining
         self._stats = EngineStats()
         self._stats_at = 0.0
@@ -132,6 +136,10 @@ class EngineLoop:
         """The latest snapshot."""
         return self._stats
 
+    def progress(self) -> Progress:
+        """Where the loop is, for a watchdog."""
+        return Progress(self._turns, self._resting, self._plan)
+
     def alive(self) -> bool:
         return self._death is None and self._thread.is_alive()
 
@@ -149,6 +157,7 @@ class EngineLoop:
         try:
             while not self._closing:
                 self._turn()
+                self._turns += 1
             self._finish_all()
         except Exception as error:
             log.exception("the engine's thread failed")
@@ -236,6 +245,7 @@ class EngineLoop:
         planned = self._clock()
         self._seconds["schedule"] += planned - begin
         if plan is not None:
+            self._plan = plan
             self._tell_work(planned)
             pending: PendingStep
             try:
@@ -296,6 +306,7 @@ class EngineLoop:
         committed = self._clock()
         self._seconds["wait"] += waited - begin
         self._seconds["commit"] += committed - waited
+        self._seconds["stage"] += result.stage_seconds
         if self._tracer is not None:
             self._tracer.step(plan, result, waited)
         return events
@@ -330,7 +341,9 @@ class EngineLoop:
             self._drained.set()
             self._sink.drained()
         if not self._closing:
+            self._resting = True
             self._wake.wait()
+            self._resting = False
 
     def _snapshot(self, now: float) -> EngineStats:
         stats = self._policy.stats()

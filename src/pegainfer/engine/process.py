@@ -3,6 +3,7 @@
     main thread     reads frames; ends the process when the front hangs up
     engine thread   EngineLoop; hands each step's events to the writer
     writer thread   encodes and sends, so that a slow front never stalls a step
+    watchdog        logs where the engine stands when it makes no step
 
 SIGTERM drains: what runs is finished and sent, then the process ends; a second SIGTERM aborts. SIGINT is the
 front's affair: a terminal sends it to both.
@@ -34,6 +35,7 @@ from pegainfer.engine.channel import Writer, accept, listen
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.loop import EngineLoop
 from pegainfer.engine.scheduler import Scheduler
+from pegainfer.engine.watchdog import watching
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +88,8 @@ def serve_engine(
     gc.collect()
     gc.freeze()
     with front:
-        return _Server(front, runner, info, policy, tracer, grammars and grammars(info)).run()
+        server = _Server(front, runner, info, policy, tracer, grammars and grammars(info))
+        return server.run(config.watchdog_seconds)
 
 
 @contextlib.contextmanager
@@ -135,10 +138,10 @@ class _Server:
         self._code = OK
         self._terms = 0
 
-    def run(self) -> int:
+    def run(self, watchdog_seconds: float) -> int:
         """Serves until the front hangs up, asks for the end, or the engine is drained or dead."""
         try:
-            with _term_pipe() as terms:
+            with _term_pipe() as terms, watching(self._loop.progress, watchdog_seconds):
                 self._writer.put(codec.Ready(self._info))  # before any snapshot
                 self._loop.start()
                 self._read(terms)

@@ -43,6 +43,7 @@ class _Step:
     rows: StagedRows
     results: ResultBuffer
     continues: bool  # the rows of the step before, each a token on
+    stage_seconds: float
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class PendingDraw:
             prompt.setdefault(part.asked.row, []).extend(e for e in entries if e is not None)
         seconds = results.ended.milliseconds_since(results.began) / 1e3
         logprobs = {row: tuple(entries) for row, entries in prompt.items()}
-        return step_result(self._step.plan, rows, drawn, logprobs, seconds)
+        return step_result(self._step.plan, rows, drawn, logprobs, seconds, self._step.stage_seconds)
 
 
 class CudaRunner:
@@ -128,11 +129,13 @@ class CudaRunner:
 
     def forward(self, plan: StepPlan) -> _Step:
         self._enter_thread()
+        started = time.perf_counter()
         with errors_at(f"step {plan.step}"):
             self._slots.apply(plan)
             self._send_deltas(plan)
             self._copy(plan.copies)
             rows = self._staging.rows(plan)
+            staged = time.perf_counter()
             results = self._spare.pop() if self._spare else self._results()
             results.began.record(self._stream)
             last = self._last if not (plan.news or plan.frees) else None
@@ -143,7 +146,7 @@ class CudaRunner:
                 self._run_forward(rows)
             self._copy(plan.snapshots)
         self._last, self._last_forward = rows if plan.rows else None, plan.step
-        return _Step(plan, rows, results, continues)
+        return _Step(plan, rows, results, continues, staged - started)
 
     def sample(self, handle: _Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
         self._enter_thread()

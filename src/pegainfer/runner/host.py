@@ -62,6 +62,7 @@ class _Step:
     rows: StagedRows
     outputs: Mapping[str, Array]
     seconds: float
+    stage_seconds: float  # of them, making the inputs
 
 
 class HostRunner:
@@ -137,10 +138,11 @@ class HostRunner:
         self._pool.copy(plan.copies)
         rows = self._staging.rows(plan)
         inputs = self._staging.inputs(rows)
+        staged = time.perf_counter()
         outputs = self._programs.forward.run(inputs, rows.env) if plan.rows else {}
         self._pool.copy(plan.snapshots)
         self._last_forward = plan.step
-        return _Step(plan, rows, outputs, time.perf_counter() - started)
+        return _Step(plan, rows, outputs, time.perf_counter() - started, staged - started)
 
     def _sample(self, handle: Task[_Step], masks: dict[int, bytes]) -> StepResult:
         step = handle.wait()  # it has ended: the worker runs in order; raises what the forward pass raised
@@ -152,7 +154,7 @@ class HostRunner:
         prompt_logprobs = self._prompt_logprobs(step)
         drawn = self._draw(step, masks) if len(step.rows.sampling) else None
         seconds = step.seconds + time.perf_counter() - started
-        return step_result(step.plan, step.rows, drawn, prompt_logprobs, seconds)
+        return step_result(step.plan, step.rows, drawn, prompt_logprobs, seconds, step.stage_seconds)
 
     def _draw(self, step: _Step, masks: dict[int, bytes]) -> Mapping[str, Array]:
         """Runs the sampler for the sampling rows; what was drawn is in the history and known."""

@@ -94,6 +94,7 @@ def step_result(
     drawn: Mapping[str, Array] | None,
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]],
     seconds: float,
+    stage_seconds: float,
 ) -> StepResult:
     """What the scheduler is told.
 
@@ -123,6 +124,7 @@ def step_result(
         prompt_logprobs=prompt_logprobs,
         errors=errors,
         seconds=seconds,
+        stage_seconds=stage_seconds,
     )
 
 
