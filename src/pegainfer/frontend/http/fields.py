@@ -104,13 +104,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unserved(request: msgspec.Struct) -> None:
-    """Raises ApiError (400) that names the first field which asks for something not served."""
+def refuse_unserved(request: msgspec.Struct, where: str = "") -> None:
+    """Raises ApiError (400) that names the first field which asks for something not served.
+
+    Args:
+        where: the field of the body that holds these, with a dot.
+    """
     for name in _unserved(type(request)):
         value = getattr(request, name)
         if value is None or any(type(value) is type(v) and value == v for v in NEUTRAL.get(name, ())):
             continue
-        raise ApiError(400, f"{name}: not supported yet by this server", param=name, code="unsupported")
+        param = where + name
+        raise ApiError(400, f"{param}: not supported yet by this server", param=param, code="unsupported")
 
 
 @functools.cache

@@ -98,7 +98,7 @@ class ResponseAnswer:
 
     def fail(self, error: ApiError) -> None:
         """The response ends with what there is."""
-        code = "rate_limit_exceeded" if error.status in (429, 503) else "server_error"
+        code = "rate_limit_exceeded" if error.code == "overloaded" else "server_error"
         self._end("failed")
         self.response.error = ResponseError(code, error.message)
 

@@ -135,9 +135,9 @@ def check(front: Front, r: ResponsesRequest) -> None:
     if r.background and (r.stream or r.store is False):
         raise bad_value("background", "neither stream: true nor store: false beside it", "true")
     if r.text is not None:
-        refuse_unserved(r.text)
+        refuse_unserved(r.text, "text.")
     if r.reasoning is not None:
-        refuse_unserved(r.reasoning)
+        refuse_unserved(r.reasoning, "reasoning.")
         if r.reasoning.summary not in (None, "auto"):
             # 'auto' is the best summary there is; there is none, the thoughts themselves are shown.
             raise bad_value(

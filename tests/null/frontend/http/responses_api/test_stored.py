@@ -1,0 +1,236 @@
+"""Responses that are kept: read again, gone on with, listed, made in the background, forgotten."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pegainfer.contract.errors import RequestError
+from pegainfer.frontend.http.app import App
+from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.responses_api.request import ResponsesRequest
+from pegainfer.frontend.http.responses_api.response import Response, begun
+from pegainfer.frontend.http.responses_api.store import ResponseStore
+from tests.support.asgi import Call, run, spin
+from tests.support.fake_engine import FakeEngine
+from tests.support.scripted import app_of, ask_app, prompt_of, scripted
+
+PATH = "/v1/responses"
+
+
+def get(app: App, path: str, **headers: str) -> dict[str, Any]:
+    response = ask_app(app, path, **headers)
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def test_a_response_is_read_again_and_forgotten() -> None:
+    app = app_of(scripted("hello"))
+    made = ask_app(app, PATH, {"input": "hi"}).json()
+    path = f"{PATH}/{made['id']}"
+    assert get(app, path) == made
+    assert get(app, path + "?include[]=reasoning.encrypted_content&stream=false") == made
+    for query in ("?stream=true", "?include=x", "?colour=red"):
+        assert ask_app(app, path + query).status_code == 400
+    assert ask_app(app, path, method="DELETE").json() == {
+        "id": made["id"], "object": "response", "deleted": True,
+    }  # fmt: skip
+    assert ask_app(app, path).status_code == 404
+    assert ask_app(app, path, method="DELETE").status_code == 404
+
+
+def test_a_stream_is_kept_too_and_nothing_is_where_none_is_wanted() -> None:
+    app = app_of(scripted("hello"))
+    ask_app(app, PATH, {"input": "hi", "stream": True, "request_id": "a"})
+    assert get(app, f"{PATH}/resp_a")["output"][0]["content"][0]["text"] == "hello"
+    ask_app(app, PATH, {"input": "hi", "store": False, "request_id": "b"})
+    ask_app(app, PATH, {"input": "hi", "temperature": -1, "request_id": "c"})
+    assert len(app.front.responses) == 1
+    again = ask_app(app, PATH, {"input": "hi", "request_id": "a"})
+    assert again.status_code == 400 and again.json()["error"]["param"] == "request_id"
+
+
+def test_a_conversation_goes_on() -> None:
+    engine = scripted("one")
+    app = app_of(engine)
+    first = ask_app(app, PATH, {"input": "hi", "instructions": "A"}).json()
+    body = {"input": "more", "previous_response_id": first["id"]}
+    second = ask_app(app, PATH, body).json()
+    assert second["previous_response_id"] == first["id"]
+    # Instructions belong to one response alone.
+    assert prompt_of(engine) == "user:hi\nassistant:one\nuser:more\n"
+    # What is forgotten takes nothing from those that follow it.
+    ask_app(app, f"{PATH}/{first['id']}", method="DELETE")
+    ask_app(app, PATH, {"input": [], "previous_response_id": second["id"], "instructions": "B"})
+    assert prompt_of(engine) == "system:B\nuser:hi\nassistant:one\nuser:more\nassistant:one\n"
+
+
+def test_the_input_is_listed_in_pages() -> None:
+    app = app_of(scripted("one"))
+    first = ask_app(
+        app, PATH, {"input": [{"role": "user", "content": str(i), "id": f"m{i}"} for i in range(3)]}
+    )
+    second = ask_app(app, PATH, {"input": "more", "previous_response_id": first.json()["id"]}).json()
+    path = f"{PATH}/{second['id']}/input_items"
+    listed = get(app, path)
+    assert [i["content"][0]["text"] for i in listed["data"]] == ["more", "one", "2", "1", "0"]
+    assert listed["object"] == "list" and listed["has_more"] is False
+    page = get(app, path + "?order=asc&limit=2&after=m0")
+    assert [i["content"][0]["text"] for i in page["data"]] == ["1", "2"]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("m1", "m2", True)
+    for query in ("?limit=0", "?limit=101", "?limit=x", "?order=up", "?after=zzz", "?before=m0"):
+        assert ask_app(app, path + query).status_code == 400
+
+
+def test_each_key_has_its_own() -> None:
+    app = app_of(scripted("x"), api_key=("k1", "k2"))
+    id = ask_app(app, PATH, {"input": "hi"}, authorization="Bearer k1").json()["id"]
+    assert get(app, f"{PATH}/{id}", authorization="Bearer k1")["id"] == id
+    for suffix, method in (("", "GET"), ("", "DELETE"), ("/cancel", "POST"), ("/input_items", "GET")):
+        other = ask_app(app, f"{PATH}/{id}{suffix}", method=method, authorization="Bearer k2")
+        assert other.status_code == 404
+    body = {"input": "hi", "previous_response_id": id}
+    assert ask_app(app, PATH, body, authorization="Bearer k2").status_code == 404
+
+
+def test_a_response_in_the_background() -> None:
+    engine = scripted("hello", paused=True)
+
+    async def main() -> None:
+        app = app_of(engine)
+
+        async def fetch(
+            path: str, method: str = "GET", body: Any = None
+        ) -> tuple[int | None, dict[str, Any]]:
+            call = Call(app, path, body, method=method)
+            await call.task
+            return call.status, json.loads(call.body)
+
+        status, begun = await fetch(PATH, "POST", {"input": "hi", "background": True, "request_id": "a"})
+        assert (status, begun["status"], begun["output"]) == (200, "in_progress", [])
+        path = f"{PATH}/resp_a"
+        assert (await fetch(path))[1]["status"] == "in_progress"
+        unended = {"input": "x", "previous_response_id": "resp_a"}
+        assert (await fetch(PATH, "POST", unended))[0] == 400
+        engine.resume()
+        await app.idle()
+        await spin()
+        done = (await fetch(path))[1]
+        assert (done["status"], done["output"][0]["content"][0]["text"]) == ("completed", "hello")
+        assert (await fetch(path + "/cancel", "POST"))[0] == 400
+
+        engine.paused = True
+        await fetch(PATH, "POST", {"input": "hi", "background": True, "request_id": "b"})
+        await spin()
+        engine.step()
+        status, cancelled = await fetch(f"{PATH}/resp_b/cancel", "POST")
+        assert (status, cancelled["status"]) == (200, "cancelled")
+        await app.idle()
+        await spin()
+        assert (await fetch(f"{PATH}/resp_b/cancel", "POST"))[1]["output"][0]["content"][0]["text"] == "h"
+
+        await fetch(PATH, "POST", {"input": "hi", "background": True, "request_id": "c"})
+        await spin()
+        engine.die()
+        await app.idle()
+        await spin()
+        failed = (await fetch(f"{PATH}/resp_c"))[1]
+        assert failed["status"] == "failed" and failed["error"]["code"] == "server_error"
+
+    run(main)
+
+
+def test_only_the_background_is_cancelled() -> None:
+    app = app_of(scripted("x"))
+    id = ask_app(app, PATH, {"input": "hi"}).json()["id"]
+    assert ask_app(app, f"{PATH}/{id}/cancel", method="POST").status_code == 400
+
+
+def test_a_client_that_leaves_leaves_nothing() -> None:
+    engine = scripted("hello", paused=True)
+
+    async def main() -> None:
+        app = app_of(engine)
+        call = Call(app, PATH, {"input": "hi", "stream": True})
+        await spin()
+        engine.step()
+        await call.until(lambda: bool(call.body))
+        assert len(app.front.responses) == 1
+        call.disconnect()
+        await call.task
+        assert len(app.front.responses) == 0 and app.num_live == 0
+
+    run(main)
+
+
+# ---------------------------------------------------------------------- the store itself
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def response(id: str) -> Response:
+    front = app_of(FakeEngine()).front
+    return begun(front, ResponsesRequest(input="x"), id)
+
+
+def ids(store: ResponseStore, among: str) -> str:
+    found = ""
+    for id in among:
+        try:
+            store.get(id, None)
+            found += id
+        except ApiError:
+            continue
+    return found
+
+
+def put(store: ResponseStore, id: str, text: str = "") -> None:
+    async def main() -> None:
+        store.put(response(id), [], [{"text": text}], None)
+
+    run(main)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_the_one_used_longest_ago_goes_first(clock: Clock) -> None:
+    store = ResponseStore(most=2, most_bytes=1 << 20, seconds=10, clock=clock)
+    put(store, "a")
+    put(store, "b")
+    store.get("a", None)
+    put(store, "c")
+    assert ids(store, "abc") == "ac"
+
+
+def test_the_size_is_bounded(clock: Clock) -> None:
+    store = ResponseStore(most=10, most_bytes=1000, seconds=10, clock=clock)
+    for id in "abc":
+        put(store, id, "x" * 400)
+    assert ids(store, "abc") == "bc"
+    put(store, "d", "x" * 2000)  # the newest stays, however large
+    assert ids(store, "abcd") == "d"
+
+
+def test_the_age_is_bounded(clock: Clock) -> None:
+    store = ResponseStore(most=10, most_bytes=1 << 20, seconds=10, clock=clock)
+    put(store, "a")
+    clock.now = 9.9
+    put(store, "b")
+    assert ids(store, "ab") == "ab"
+    clock.now = 10.0
+    assert ids(store, "ab") == "b"
+    put(store, "a")
+    with pytest.raises(RequestError):
+        put(store, "a")
