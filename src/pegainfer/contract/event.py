@@ -70,5 +70,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     rejections: int = 0  # refused at the engine's door
     finished: dict[str, int] = {}  # by finish reason
     step_seconds: float = 0.0  # summed wall time of committed steps
+    kind_steps: dict[str, int] = {}  # steps by kind: decode, prefill, mixed
+    kind_seconds: dict[str, float] = {}  # and their summed wall time
+    step_sizes: tuple[int, ...] = ()  # steps of 2^(i-1) to 2^i - 1 tokens, by i; the last one of all larger
+    step_tokens: int = 0  # computed in all steps
     # Summed by stage: schedule, launch, mask, wait, commit, emit; and stage, which a GPU's launch contains.
     host_seconds: dict[str, float] = {}

@@ -8,6 +8,9 @@ from pegainfer.contract.event import FinishReason
 MIN_RETRY, MAX_RETRY = 1.0, 60.0
 PACE_WEIGHT = 0.1  # of the newest gap between two finishes
 
+KINDS = ("decode", "prefill", "mixed")
+NUM_SIZES = 17  # step sizes are counted by powers of two, up to 2^15 tokens and above
+
 
 class Counters:
     """Totals since the start, and the pace of finishes."""
@@ -22,9 +25,25 @@ class Counters:
         self.prefix_hits = 0
         self.rejections = 0
         self.step_seconds = 0.0
+        self.kind_steps = dict.fromkeys(KINDS, 0)
+        self.kind_seconds = dict.fromkeys(KINDS, 0.0)
+        self.step_sizes = [0] * NUM_SIZES
+        self.step_tokens = 0
         self.finished = {reason.value: 0 for reason in FinishReason}
         self._last_finish = 0.0
         self._gap = 0.0  # smoothed seconds between two finishes
+
+    def step(self, prefill_tokens: int, decode_rows: int, seconds: float, now: float) -> None:
+        """A step was committed at `now`; it took the device so many seconds."""
+        self.steps += 1
+        self.last_step = now
+        self.step_seconds += seconds
+        kind = KINDS[0] if not prefill_tokens else KINDS[1] if not decode_rows else KINDS[2]
+        self.kind_steps[kind] += 1
+        self.kind_seconds[kind] += seconds
+        tokens = prefill_tokens + decode_rows
+        self.step_sizes[min(tokens.bit_length(), NUM_SIZES - 1)] += 1
+        self.step_tokens += tokens
 
     def finish(self, reason: FinishReason, now: float) -> None:
         self.finished[reason.value] += 1

@@ -82,11 +82,7 @@ class Outcomes:
         if plan.snapshots:
             self._kv.keep_snapshots(plan.step, failed)
         self._residents.retire(plan.step)
-        counters = self.counters
-        counters.generation_tokens += extended
-        counters.steps += 1
-        counters.last_step = now
-        counters.step_seconds += result.seconds
+        self.counters.generation_tokens += extended
         return events
 
     def _row(

@@ -252,6 +252,7 @@ class Scheduler:
         # Launched while the step before still ran, it began when that one ended.
         seconds = now - max(flight.launched, self._counters.last_step)
         self._tenants.note_step(flight.prefill_tokens, flight.decode_rows, seconds)
+        self._counters.step(flight.prefill_tokens, flight.decode_rows, result.seconds, now)
         return self._outcomes.commit(plan, flight.seqs, result, now)
 
     def _end_early(self, now: float, events: list[TokenEvent]) -> None:
@@ -318,6 +319,10 @@ class Scheduler:
             rejections=c.rejections,
             finished=dict(c.finished),
             step_seconds=c.step_seconds,
+            kind_steps=dict(c.kind_steps),
+            kind_seconds=dict(c.kind_seconds),
+            step_sizes=tuple(c.step_sizes),
+            step_tokens=c.step_tokens,
         )
 
     def check_integrity(self) -> None:

@@ -632,6 +632,22 @@ def test_stats_count_what_happened() -> None:
     assert stats.last_step == d.now
 
 
+def test_steps_are_counted_by_kind_and_size() -> None:
+    null = null_config(virtual=True, step_seconds=0.5)
+    d = Driver(null, SchedulerConfig(pipeline_depth=1))
+    d.add(request("a", [1] * 9, max_tokens=4, eos=()))
+    d.step()
+    d.step()
+    d.add(request("b", [2] * 6, max_tokens=2, eos=()))
+    d.run()
+    stats = d.scheduler.stats()
+    assert stats.kind_steps == {"prefill": 1, "decode": 2, "mixed": 1}
+    assert stats.kind_seconds == {"prefill": 0.5, "decode": 1.0, "mixed": 0.5}
+    # 9 tokens of a; 1 of a; 1 of a and 6 of b; 1 of each
+    assert stats.step_sizes[:6] == (0, 1, 1, 1, 1, 0) and sum(stats.step_sizes) == stats.steps
+    assert stats.step_tokens == 9 + 1 + 7 + 2
+
+
 def test_sampling_params_reach_the_runner_unchanged() -> None:
     sampling = SamplingParams(temperature=0.5, top_k=3, logit_bias=((1, 2.0),), seed=1)
     s = Scheduler(Driver().runner.info)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -15,7 +16,10 @@ from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.responses import send_error
 
 OPEN_PATHS = frozenset({b"/health"})
+TENANT_BYTES = 8  # enough to tell keys apart
 _KEY = "pegainfer.key"  # in the scope
+# Of the request that the running task answers; "" where no key is asked for.
+_TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
 
 class KeyAuth:
@@ -30,7 +34,11 @@ class KeyAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope.get("raw_path") in self._open_paths or self._knows(scope):
-            await self._app(scope, receive, send)
+            token = _TENANT.set((key_digest(scope) or b"")[:TENANT_BYTES].hex())
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                _TENANT.reset(token)
             return
         error = ApiError(401, "Authorization: expected 'Bearer <key>' (or x-api-key: <key>) with a known key")
         await send_error(send, error, scope.get("path", ""))
@@ -53,6 +61,11 @@ def key_digest(scope: Scope) -> bytes | None:
     """Of the key that a request has shown; None where none is asked for."""
     digest: bytes | None = scope.get(_KEY)
     return digest
+
+
+def tenant() -> str:
+    """Who sent the request under way: a part of its key's digest."""
+    return _TENANT.get()
 
 
 def _shown_key(scope: Scope) -> bytes | None:

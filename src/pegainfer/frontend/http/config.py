@@ -36,6 +36,7 @@ class HttpConfig:
     otlp_traces_endpoint: str = _flag(
         "", "URL that OpenTelemetry spans of requests are sent to, as http://localhost:4318/v1/traces."
     )
+    cache_salt_per_key: bool = _flag(True, "Requests of different keys share no cached prefixes.")
     openai_defaults: bool = _flag(False, "Completions default to OpenAI's max_tokens 16 and temperature 1.")
     chat_template_kwargs: tuple[str, ...] = _flag(
         ("enable_thinking",), "Template variables that requests may set."

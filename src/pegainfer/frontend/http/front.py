@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pegainfer.contract.handle import EngineHandle
+from pegainfer.frontend.block_hashes import BlockHashes
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.grammar.cache import GrammarCache
 from pegainfer.frontend.grammar.vocabulary import vocabulary_of
@@ -60,11 +61,14 @@ class Front:
             most_bytes=self.config.max_stored_bytes,
             seconds=self.config.stored_seconds,
         )
+        self.block_hashes = BlockHashes()
         self.registry = Registry()
         self.registry.idle.set()
         self.keep_alive = KeepAlive(self.registry, self.config.keep_alive_seconds)
         self.metrics = FrontMetrics()
-        self.page = MetricsPage(self.metrics, self.engine, self.names[0], self.config.metrics_prefix)
+        self.page = MetricsPage(
+            self.metrics, self.engine, self.tokenizer.pieces, self.names[0], self.config.metrics_prefix
+        )
 
     def _worker_setup(self) -> Setup:
         template = self.template
@@ -100,12 +104,21 @@ class Front:
                 404, f"model: expected {known}, got {name!r}", param="model", code="model_not_found"
             )
 
-    async def text_work(self, size: int, work: Callable[[], T]) -> T:
-        """Runs tokenisation and the like, off the event loop where `size` (bytes of the request) is large."""
+    async def text_work(self, size: int, work: Callable[[], T], stage: str = "tokenize") -> T:
+        """Runs tokenisation and the like, off the event loop where `size` (bytes of the request) is large.
+
+        Args:
+            stage: of host_seconds that the work belongs to.
+        """
+        return await self.timed(stage, _at_once(work) if size <= INLINE_BYTES else asyncio.to_thread(work))
+
+    async def timed(self, stage: str, work: Awaitable[T]) -> T:
+        """Waits for work whose time counts as a stage of host_seconds."""
         start = time.monotonic()
-        result = work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
-        self.metrics.host_seconds["tokenize"] += time.monotonic() - start
-        return result
+        try:
+            return await work
+        finally:
+            self.metrics.host_seconds[stage] += time.monotonic() - start
 
     def generation(self, id: str, prompts: list[Prompt], arrival: float) -> Generation:
         """A generation that `start` will submit."""
@@ -118,3 +131,7 @@ class Front:
             metrics=self.metrics,
             arrival=arrival,
         )
+
+
+async def _at_once(work: Callable[[], T]) -> T:
+    return work()

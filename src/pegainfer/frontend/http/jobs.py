@@ -9,11 +9,11 @@ from pegainfer.contract.request import (
     GenerateRequest,
     GrammarSpec,
     SamplingParams,
-    hash_blocks,
     pack_tokens,
     root_hash,
 )
 from pegainfer.frontend.detokenize import Detokenizer, StopStrings
+from pegainfer.frontend.http.auth import tenant
 from pegainfer.frontend.http.choice import Choice
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import (
@@ -49,6 +49,7 @@ class Common:
     arrival: float  # the same clock
     cache_salt: str
     priority: int
+    tenant: str  # whose request it is
     grammar: GrammarSpec | None = None  # that every continuation obeys
     shown_ids: frozenset[int] = frozenset()  # special tokens that the answer's parsers must see
 
@@ -66,14 +67,17 @@ def common(request: GenerateFields, front: Front, arrival: float) -> Common:
         value = getattr(request, name, None)
         if value is not None:
             log.debug("request %s has %s %r", id, name, value)
+    sender = tenant()
+    salt = request.cache_salt or ""
     return Common(
         id=id,
         n=count("n", request.n, 1, 1, config.max_n),
         stops=stop_strings(request, config),
         deadline=None if timeout is None else arrival + timeout,
         arrival=arrival,
-        cache_salt=request.cache_salt or "",
+        cache_salt=f"{sender}:{salt}" if sender and config.cache_salt_per_key else salt,
         priority=count("priority", request.priority, 0, -INT32_MAX, INT32_MAX),
+        tenant=sender,
     )
 
 
@@ -141,11 +145,12 @@ def build_prompt(
         sampling=params,
         n=shared.n,
         eos_token_ids=front.tokenizer.eos_token_ids,
-        block_hashes=b"".join(hash_blocks(packed, info.block_size, parent=root)),
+        block_hashes=front.block_hashes.of(packed, info.block_size, root),
         block_size=info.block_size,
         grammar=shared.grammar,
         cache_salt=shared.cache_salt,
         priority=shared.priority,
+        tenant=shared.tenant,
         deadline=shared.deadline,
         arrival=shared.arrival,
     )

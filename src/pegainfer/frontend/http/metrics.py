@@ -6,11 +6,13 @@ Engine counters are read from the engine's own snapshot, so a name is exported o
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pegainfer.contract.event import EngineStats, FinishReason, Timings
 from pegainfer.contract.handle import EngineHandle
+from pegainfer.frontend.pieces import PieceCache
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -117,7 +119,7 @@ class FrontMetrics:
         self.inter_token = self.histograms["inter_token_latency_seconds"]
         self.finished: dict[str, int] = {reason.value: 0 for reason in FinishReason}
         self.rejected: dict[str, int] = {}
-        self.host_seconds: dict[str, float] = {"tokenize": 0.0, "detokenize": 0.0}
+        self.host_seconds: dict[str, float] = {"tokenize": 0.0, "template": 0.0, "detokenize": 0.0}
 
     def reject(self, reason: str) -> None:
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
@@ -152,9 +154,12 @@ class FrontMetrics:
 class MetricsPage:
     """A prometheus collector over the front's figures and the engine's latest snapshot."""
 
-    def __init__(self, front: FrontMetrics, engine: EngineHandle, model: str, prefix: str) -> None:
+    def __init__(
+        self, front: FrontMetrics, engine: EngineHandle, pieces: PieceCache, model: str, prefix: str
+    ) -> None:
         self._front = front
         self._engine = engine
+        self._pieces = pieces
         self._model = model
         self._prefix = prefix
         self._registry: CollectorRegistry | None = None
@@ -174,6 +179,7 @@ class MetricsPage:
         yield from self._gauges(stats)
         yield from self._counters(stats)
         yield from self._histograms()
+        yield self._step_tokens(stats)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
         from prometheus_client.metrics_core import GaugeMetricFamily
@@ -197,6 +203,11 @@ class MetricsPage:
 
         for field, (name, text) in _COUNTERS.items():
             yield self._one(CounterMetricFamily, name, text, getattr(stats, field))
+        for name, text, chars in (
+            ("tokenizer_cache_queries", "Characters of long texts to tokenise.", self._pieces.chars),
+            ("tokenizer_cache_hits", "Of them, those known from earlier texts.", self._pieces.known_chars),
+        ):
+            yield self._one(CounterMetricFamily, name, text, chars)
         host = {**stats.host_seconds, **self._front.host_seconds}
         for name, label, text, values in (
             ("request_success", "finished_reason", "Continuations that ended.", self._front.finished),
@@ -210,7 +221,8 @@ class MetricsPage:
         steps = SummaryMetricFamily(
             self._prefix + "step_seconds", "Wall time of the engine's steps.", labels=["model_name", "kind"]
         )
-        steps.add_metric([self._model, "all"], count_value=stats.steps, sum_value=stats.step_seconds)
+        for kind, count in stats.kind_steps.items():
+            steps.add_metric([self._model, kind], count_value=count, sum_value=stats.kind_seconds[kind])
         yield steps
 
     def _histograms(self) -> Iterator[Metric]:
@@ -221,6 +233,17 @@ class MetricsPage:
             family = HistogramMetricFamily(self._prefix + name, text, labels=["model_name"])
             family.add_metric([self._model], histogram.cumulative(), histogram.total)
             yield family
+
+    def _step_tokens(self, stats: EngineStats) -> Metric:
+        from prometheus_client.metrics_core import HistogramMetricFamily
+
+        text = "Tokens computed in a step."
+        family = HistogramMetricFamily(self._prefix + "iteration_tokens_total", text, labels=["model_name"])
+        sums = list(itertools.accumulate(stats.step_sizes)) or [0]
+        bounds = [str(2.0**i - 1) for i in range(len(sums) - 1)]
+        buckets = list(zip([*bounds, "+Inf"], map(float, sums), strict=True))
+        family.add_metric([self._model], buckets, stats.step_tokens)
+        return family
 
     def _one(self, kind: type[Any], name: str, text: str, value: float) -> Metric:
         family = kind(self._prefix + name, text, labels=["model_name"])

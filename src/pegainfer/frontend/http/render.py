@@ -48,7 +48,7 @@ async def rendered(
         tools: in OpenAI's form.
         extra: the template's variables that other fields of the request stand for.
     """
-    variables, cut = await front.text_work(size, lambda: _variables(front, r, tools, extra))
+    variables, cut = await front.text_work(size, lambda: _variables(front, r, tools, extra), "template")
     try:
         text = await _run(front, variables, size)
     except RequestError:
@@ -63,8 +63,9 @@ async def _run(front: Front, variables: dict[str, Any], size: int) -> str:
     template = front.template
     assert template is not None
     if size <= INLINE_BYTES:
-        return await front.text_work(size, lambda: template.render_variables(variables))
-    return await front.workers.run(TemplateJob(variables), front.config.template_seconds, "the chat template")
+        return await front.text_work(size, lambda: template.render_variables(variables), "template")
+    job = front.workers.run(TemplateJob(variables), front.config.template_seconds, "the chat template")
+    return await front.timed("template", job)
 
 
 def _variables(

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
+from pegainfer.contract.request import hash_blocks, root_hash
 from pegainfer.frontend.http.config import HttpConfig
 from tests.support.asgi import client, make_app, run
 from tests.support.fake_engine import FakeEngine
@@ -97,3 +100,38 @@ def test_without_keys_everything_is_open() -> None:
             assert (await http.get("/v1/models")).status_code == 200
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("per_key", "salts"),
+    [(True, ["{tenant}:s", "{other}:s"]), (False, ["s", "s"])],
+)
+def test_a_key_is_a_tenant_with_cached_prefixes_of_its_own(per_key: bool, salts: list[str]) -> None:
+    engine = FakeEngine()
+
+    async def main() -> None:
+        app = make_app(engine, api_key=KEYS, cache_salt_per_key=per_key)
+        for key in KEYS:
+            async with client(app, authorization=f"Bearer {key}") as http:
+                body = {"prompt": "x", "max_tokens": 1, "cache_salt": "s"}
+                assert (await http.post("/v1/completions", json=body)).status_code == 200
+
+    run(main)
+    first, second = engine.requests
+    tenants = [hashlib.sha256(key.encode()).hexdigest()[:16] for key in KEYS]
+    assert [first.tenant, second.tenant] == tenants
+    names = {"tenant": tenants[0], "other": tenants[1]}
+    assert [first.cache_salt, second.cache_salt] == [salt.format(**names) for salt in salts]
+    root = root_hash(None, first.cache_salt)
+    assert first.block_hashes == b"".join(hash_blocks(first.prompt, 16, parent=root))
+
+
+def test_without_keys_there_is_one_tenant() -> None:
+    engine = FakeEngine()
+
+    async def main() -> None:
+        async with client(make_app(engine), authorization="Bearer whatever") as http:
+            await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+
+    run(main)
+    assert (engine.requests[0].tenant, engine.requests[0].cache_salt) == ("", "")

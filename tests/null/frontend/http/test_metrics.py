@@ -32,7 +32,8 @@ def scrape(engine: FakeEngine, *bodies: dict[str, Any], **config: Any) -> dict[s
     async def main() -> None:
         async with client(make_app(engine, **config)) as http:
             for body in bodies:
-                await http.post("/v1/completions", json=body)
+                route = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+                await http.post(route, json=body)
             page = await http.get("/metrics")
             assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
             found.update(parse(page.text))
@@ -68,6 +69,18 @@ def test_histograms_count_what_was_answered() -> None:
     assert found[p + 'host_seconds_total{stage="tokenize"}'] > 0
 
 
+def test_text_work_is_counted_by_stage_and_by_what_was_known() -> None:
+    chat = {"messages": [{"role": "user", "content": "x" * 215}], "max_tokens": 2}
+    before = scrape(FakeEngine())
+    found = scrape(FakeEngine(), chat, chat)
+    for stage in ("tokenize", "template", "detokenize"):
+        assert found[f'pegainfer:host_seconds_total{{stage="{stage}"}}'] > 0
+    seen, known = ("pegainfer:tokenizer_cache_queries_total", "pegainfer:tokenizer_cache_hits_total")
+    text = len("<|im_start|>user\n" + "x" * 215 + "<|im_end|>\n<|im_start|>assistant\n")
+    assert found[seen] - before[seen] == 2 * text
+    assert text <= found[known] - before[known] <= 2 * text
+
+
 def test_the_engines_snapshot_is_shown() -> None:
     engine = FakeEngine()
     engine.set_stats(
@@ -83,7 +96,10 @@ def test_the_engines_snapshot_is_shown() -> None:
             generation_tokens=50,
             prefix_queries=96,
             prefix_hits=32,
-            step_seconds=1.5,
+            kind_steps={"decode": 8, "mixed": 2},
+            kind_seconds={"decode": 1.25, "mixed": 0.25},
+            step_sizes=(0, 6, 2, 0, 2),
+            step_tokens=6 + 5 + 19,
             host_seconds={"schedule": 0.25},
         )
     )
@@ -98,8 +114,12 @@ def test_the_engines_snapshot_is_shown() -> None:
         "prefix_cache_queries_total": 96,
         "prefix_cache_hits_total": 32,
         "num_preemptions_total": 4,
-        'step_seconds_count{kind="all"}': 10,
-        'step_seconds_sum{kind="all"}': 1.5,
+        'step_seconds_count{kind="decode"}': 8,
+        'step_seconds_sum{kind="mixed"}': 0.25,
+        'iteration_tokens_total_bucket{le="1.0"}': 6,
+        'iteration_tokens_total_bucket{le="7.0"}': 8,
+        'iteration_tokens_total_bucket{le="+Inf"}': 10,
+        "iteration_tokens_total_sum": 30,
         'host_seconds_total{stage="schedule"}': 0.25,
         'startup_seconds{phase="warm"}': 0.25,
     }
