@@ -19,12 +19,57 @@ struct PlanArgs {
     int decode_slots, prefill_slots;  // room for the sums of parts
 };
 
+// Prefilled tiles go out by how many keys they see, the longest first, so that short ones fill the gaps at
+// the end: classes of a sixteenth of a power of two, from 16 keys on. Within a class the order may differ
+// from run to run: it says who computes what when, not what comes out.
+constexpr int CLASSES = 256;
+__device__ __forceinline__ int class_of(int keys) {
+    const int k = max(keys, 16), power = 31 - __clz(k);
+    return CLASSES - 1 - min(CLASSES - 1, (power - 4) * 16 + (k >> (power - 4) & 15));
+}
+
+// Cuts rows of several query tokens into tiles and parts and gives each to `emit(item, keys of a part)`.
+// Every thread takes part; `merges` receives the number of tiles in several parts.
+template <typename Emit>
+__device__ __forceinline__ void cut_tiles(const PlanArgs& a, int* scratch, int& merges, Emit emit) {
+    int slots = 0;
+    merges = 0;
+    for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
+        const int row = r0 + threadIdx.x;
+        const int len = row < a.rows ? a.query_lens[row] : 0,
+                  context = row < a.rows ? a.context_lens[row] : 0;
+        int tiles = 0, cuts = 1;
+        if (len > 1) {
+            tiles = (len * a.group + a.tile_rows - 1) / a.tile_rows;
+            cuts = min(min(PREFILL_BLOCKS / (tiles * a.kv_heads), (context - len) / PREFILL_KEYS),
+                       PREFILL_PARTS);
+            cuts = max(cuts, 1);
+        }
+        int total;
+        const int want = cuts > 1 ? tiles * cuts : 0;
+        const int base = slots + block_exclusive_scan(want, scratch, total);
+        slots += total;
+        if (base + want > a.prefill_slots) cuts = 1;  // no room: slower, not wrong
+        const int merge = merges + block_exclusive_scan(cuts > 1 ? tiles : 0, scratch, total);
+        merges += total;
+        for (int tile = tiles - 1; tile >= 0; tile--) {
+            const int keys = context - len + min(len, (tile * a.tile_rows + a.tile_rows - 1) / a.group + 1);
+            Item item = {row, tile, 0, cuts > 1 ? base + tile * cuts : -1, context, a.query_starts[row],
+                         0,   len};
+            for (int i = 0; i < cuts; i++) {
+                item.part_of = i | cuts << 16;
+                emit(item, keys / cuts, merge + tile);
+            }
+        }
+    }
+}
+
 // variant attention_plan: block=256
 extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
-    __shared__ int scratch[32];
+    __shared__ int scratch[32], places[CLASSES];
     pdl_wait();
     pdl_launch();
-    int decode = 0, prefill = 0, merges = 0, decode_slots = 0, prefill_slots = 0;
+    int decode = 0, decode_slots = 0;
     for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
         const int row = r0 + threadIdx.x;
         const bool real = row < a.rows;
@@ -41,28 +86,24 @@ extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
             const int begin = i * chunk, end = min(context, begin + chunk);
             a.decode[at + i] = {row, 0, i | parts << 16, parts > 1 ? slot : -1, context, first, begin, end};
         }
-
-        int tiles = 0, cuts = 1;
-        if (len > 1) {
-            tiles = (len * a.group + a.tile_rows - 1) / a.tile_rows;
-            cuts = min(min(PREFILL_BLOCKS / (tiles * a.kv_heads), context / PREFILL_KEYS), PREFILL_PARTS);
-            cuts = max(cuts, 1);
-        }
-        const int want = cuts > 1 ? tiles * cuts : 0;
-        int base = prefill_slots + block_exclusive_scan(want, scratch, total);
-        prefill_slots += total;
-        if (base + want > a.prefill_slots) cuts = 1;  // no room: slower, not wrong
-        const int start = prefill + block_exclusive_scan(tiles * cuts, scratch, total);
-        prefill += total;
-        const int merge = merges + block_exclusive_scan(cuts > 1 ? tiles : 0, scratch, total);
-        merges += total;
-        // Late tiles see more keys: they go first, so that the short ones fill the gaps.
-        for (int i = 0; i < tiles * cuts; i++) {
-            const int tile = tiles - 1 - i / cuts, place = cuts > 1 ? base + tile * cuts : -1;
-            const Item item = {row, tile, i % cuts | cuts << 16, place, context, first, 0, len};
-            a.prefill[start + i] = item;
-            if (cuts > 1 && i % cuts == 0) a.merges[merge + tile] = item;
-        }
+    }
+    int prefill = 0, merges = 0;
+    if (a.prefill_slots > 0) {  // none: the step decodes only
+        for (int i = threadIdx.x; i < CLASSES; i += blockDim.x) places[i] = 0;
+        __syncthreads();
+        cut_tiles(a, scratch, merges,
+                  [&](const Item&, int keys, int) { atomicAdd(places + class_of(keys), 1); });
+        __syncthreads();
+        const int count = places[threadIdx.x];
+        const int first = block_exclusive_scan(count, scratch, prefill);
+        __syncthreads();
+        places[threadIdx.x] = first;
+        __syncthreads();
+        cut_tiles(a, scratch, merges, [&](const Item& item, int keys, int merge) {
+            a.prefill[atomicAdd(places + class_of(keys), 1)] = item;
+            if (item.parts() > 1 && item.part() == 0) a.merges[merge] = item;
+        });
     }
     if (threadIdx.x == 0) *a.plan = {decode, prefill, merges, 0};
 }
+static_assert(CLASSES == 256);  // one a thread

@@ -25,7 +25,7 @@ struct TileShape {
     static constexpr int THREADS = 384;      // a warpgroup that loads, two that compute
     static constexpr int EIGHT = 8 * D * 2;  // bytes of eight rows
     static constexpr int QUERY = ROWS * D * 2, TILE = KEYS * D * 2;
-    static constexpr int BARRIERS = QUERY + 2 * STAGES * TILE;  // where they lie, behind the tiles
+    static constexpr int BARRIERS = 2 * QUERY + 2 * STAGES * TILE;  // where they lie, behind the tiles
     static constexpr int SHARED = BARRIERS + 128;
     static constexpr int LOAD_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 };
@@ -37,7 +37,7 @@ struct Tile {
     int before;                // keys that every query of the row sees
     int full;                  // keys that the tile's first query sees
     int b0, b1;                // blocks of keys
-    __device__ __forceinline__ Tile(const Args& a, int unit) : item(load_item(a.items + unit / a.g)) {
+    __device__ __forceinline__ Tile(const Args& a, const Item& i, int unit) : item(i) {
         constexpr int ROWS = TileShape<64>::ROWS,
                       KEYS = TileShape<64>::KEYS;  // the same for all sizes of heads
         kv_head = unit % a.g, group = a.h / a.g, row0 = item.tile * ROWS;
@@ -55,13 +55,14 @@ __device__ __forceinline__ int unit_of(int round) {
     return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
 }
 
-// Barriers in shared memory and the tiles around them.
+// Where in shared memory tiles and barriers are. `stage`: of the queries, too.
 template <int D>
 struct Places {
     using Shape = TileShape<D>;
     uint32_t base;
+    __device__ __forceinline__ uint32_t query(int stage) const { return base + stage * Shape::QUERY; }
     __device__ __forceinline__ uint32_t tile(int values, int stage) const {
-        return base + Shape::QUERY + (values * Shape::STAGES + stage) * Shape::TILE;
+        return base + 2 * Shape::QUERY + (values * Shape::STAGES + stage) * Shape::TILE;
     }
     __device__ __forceinline__ uint32_t full(int values, int stage) const {
         return base + Shape::BARRIERS + 8 * (values * Shape::STAGES + stage);
@@ -69,10 +70,10 @@ struct Places {
     __device__ __forceinline__ uint32_t empty(int values, int stage) const {
         return full(values, stage) + 16 * Shape::STAGES;
     }
-    __device__ __forceinline__ uint32_t query_full() const {
-        return base + Shape::BARRIERS + 32 * Shape::STAGES;
+    __device__ __forceinline__ uint32_t query_full(int stage) const {
+        return base + Shape::BARRIERS + 32 * Shape::STAGES + 8 * stage;
     }
-    __device__ __forceinline__ uint32_t query_empty() const { return query_full() + 8; }
+    __device__ __forceinline__ uint32_t query_empty(int stage) const { return query_full(stage) + 16; }
 };
 
 // One warp: keys (or values) of all tiles, block by block; a lane a page.
@@ -86,7 +87,7 @@ __device__ __forceinline__ void load_pages(const Args& a, const void* map, const
         static_cast<int>(a.page_stride / (a.block_size * D));  // of a block, over layers and kinds
     int taken = 0;
     for (int round = 0; unit_of(round) < total; round++) {
-        const Tile tile(a, unit_of(round));
+        const Tile tile(a, load_item(a.items + unit_of(round) / a.g), unit_of(round));
         const int* table = a.block_table + static_cast<int64_t>(tile.item.row) * a.table_width;
         const int head = values * a.g + tile.kv_head, last = tile.item.context - 1;
         auto token_of = [&](int block) { return block * Shape::KEYS + lane * Shape::BOX; };
@@ -116,16 +117,16 @@ __device__ __forceinline__ void load_queries(const Args& a, const Places<D>& pla
     constexpr int PIECES = D / 8, STEP = 64 / PIECES;  // rows at a time
     const int thread = threadIdx.x & 63, c = thread % PIECES, total = a.plan->prefill * a.g;
     for (int round = 0; unit_of(round) < total; round++) {
-        const Tile tile(a, unit_of(round));
+        const Tile tile(a, load_item(a.items + unit_of(round) / a.g), unit_of(round));
         const int group = tile.group, step_tokens = STEP / group, step_heads = STEP % group;
         int token = (tile.row0 + thread / PIECES) / group, head = (tile.row0 + thread / PIECES) % group;
         const T* q = static_cast<const T*>(a.q) +
                      (static_cast<int64_t>(tile.item.start) * a.h + tile.kv_head * group) * D + c * 8;
-        barrier_wait(places.query_empty(), (round & 1) ^ 1);
+        barrier_wait(places.query_empty(round & 1), (round >> 1 & 1) ^ 1);
         for (int r = thread / PIECES; r < Shape::ROWS; r += STEP) {
             const bool valid = token < tile.item.end;
-            const uint32_t to =
-                places.base + r / 8 * Shape::EIGHT + c / 8 * 1024 + (r & 7) * 128 + ((c & 7) ^ (r & 7)) * 16;
+            const uint32_t to = places.query(round & 1) + r / 8 * Shape::EIGHT + c / 8 * 1024 +
+                                (r & 7) * 128 + ((c & 7) ^ (r & 7)) * 16;
             cp_async16(to, valid ? q + (token * a.h + head) * D : q, valid);
             token += step_tokens, head += step_heads;
             if (head >= group) head -= group, token++;
@@ -133,7 +134,7 @@ __device__ __forceinline__ void load_queries(const Args& a, const Places<D>& pla
         cp_async_commit();
         cp_async_wait<0>();
         async_proxy_fence();
-        barrier_arrive(places.query_full());
+        barrier_arrive(places.query_full(round & 1));
     }
 }
 
@@ -245,118 +246,154 @@ __device__ __forceinline__ void store_rows(const Args& a, const Tile& tile, Soft
     }
 }
 
-// A warpgroup's way through the tiles.
+// A warpgroup's way through the tiles: one pipeline over the blocks of all of them. While a block's weighted
+// values are added, the scores of the next one, maybe of the next tile, are made and weighed.
 template <typename T, int D>
-__device__ __forceinline__ void compute(const Args& a, const Places<D>& places) {
+struct Pipeline {
     using Shape = TileShape<D>;
-    constexpr int KEYS = Shape::KEYS, STAGES = Shape::STAGES, EIGHT = Shape::EIGHT;
-    using Scores = Wgmma<T, KEYS>;
-    using Outputs = Wgmma<T, D>;
-    const int warpgroup = (threadIdx.x >> 7) - 1, warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
-    const int g = lane >> 2, t = lane & 3, total = a.plan->prefill * a.g;
-    const uint64_t query = wgmma_operand(places.base + warpgroup * 8 * EIGHT, EIGHT);
-    int taken = 0;  // blocks of keys
-    if (warpgroup == 1) named_arrive<256>(TURN);
+    static constexpr int KEYS = Shape::KEYS, STAGES = Shape::STAGES, EIGHT = Shape::EIGHT;
+    const Args& a;
+    const Places<D>& places;
+    const int warpgroup = (threadIdx.x >> 7) - 1, lane = threadIdx.x & 31;
+    const int r0 =
+        warpgroup * 64 + (threadIdx.x >> 5 & 3) * 16 + lane / 4;  // of the tile; the other is r0 + 8
+    int taken = 0;                                                // blocks of keys
+    float o[D / 2], s[KEYS / 2];
+    uint32_t p[KEYS / 4];
 
-    for (int round = 0; unit_of(round) < total; round++) {
-        const Tile tile(a, unit_of(round));
-        Softmax<T, D> rows;
-        float o[D / 2] = {};
-        uint32_t p[KEYS / 4];
-        float s[KEYS / 2];
-        const int r0 = warpgroup * 64 + warp * 16 + g;  // of the tile, and r0 + 8
-        int sees[2], limit[2];
+    __device__ __forceinline__ void ask_scores(int n, int round) {  // n: of all blocks taken
+        using Scores = Wgmma<T, KEYS>;
+        const uint64_t keys = wgmma_operand(places.tile(0, n % STAGES), EIGHT);
+        const uint64_t query = wgmma_operand(places.query(round & 1) + warpgroup * 8 * EIGHT, EIGHT);
+        barrier_wait(places.full(0, n % STAGES), n / STAGES & 1);
+        wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 2; i++) sees[i] = tile.before + (tile.row0 + r0 + 8 * i) / tile.group + 1 - 2 * t;
-
-        auto ask_scores = [&](int n) {  // n: of all blocks taken
-            const uint64_t keys = wgmma_operand(places.tile(0, n % STAGES), EIGHT);
-            barrier_wait(places.full(0, n % STAGES), n / STAGES & 1);
-            wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < D / 16; k++) {
-                const int at = (k / 4 * 1024 + k % 4 * 32) >> 4;
-                Scores::ss(s, query + at, keys + at, k > 0);
-            }
-            wgmma_commit();
-        };
-        auto ask_outputs = [&](int n) {
-            const uint64_t values = wgmma_operand(places.tile(1, n % STAGES), EIGHT, 1024);
-            barrier_wait(places.full(1, n % STAGES), n / STAGES & 1);
-            wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < KEYS / 16; k++)
-                Outputs::rs(o, p + 4 * k, values + (k * 2 * EIGHT >> 4), true);
-            wgmma_commit();
-        };
-        auto release = [&](uint32_t barrier) {
-            if (lane == 0) barrier_arrive(barrier);
-        };
-        auto weights = [&] {
-#pragma unroll
-            for (int k = 0; k < KEYS / 4; k++) p[k] = pack2<T>(s[2 * k], s[2 * k + 1]);
-        };
-        auto limits = [&](int block) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) limit[i] = sees[i] - block * KEYS;
-        };
-        auto step = [&](int block, auto hides) {
-            named_sync<256>(TURN + warpgroup);
-            ask_scores(taken + 1);
-            ask_outputs(taken);
-            named_arrive<256>(TURN + (warpgroup ^ 1));
-            wgmma_wait<1>();
-            wgmma_pin(s);
-            release(places.empty(0, (taken + 1) % STAGES));
-            if (decltype(hides)::value) limits(block);
-            rows.template weigh<decltype(hides)::value>(s, limit, a.scale_log2);
-            wgmma_wait<0>();
-            wgmma_pin(o);
-            release(places.empty(1, taken % STAGES));
-#pragma unroll
-            for (int i = 0; i < D / 2; i++) o[i] *= rows.scale[i >> 1 & 1];
-            weights();
-            taken++;
-        };
-
-        barrier_wait(places.query_full(), round & 1);
-        int block = tile.b1 - 1;
-        if (block >= tile.b0) {
-            ask_scores(taken);
-            wgmma_wait<0>();
-            wgmma_pin(s);
-            release(places.empty(0, taken % STAGES));
-            limits(block);
-            rows.template weigh<true>(s, limit, a.scale_log2);
-            weights();
-            const int held = tile.item.context - block * KEYS;
-            if (held < KEYS) {  // values behind the row's end are not ours and may be NaN
-                const uint32_t values = places.tile(1, taken % STAGES);
-                barrier_wait(places.full(1, taken % STAGES), taken / STAGES & 1);
-                for (int i = threadIdx.x & 127; i < (KEYS - held) * (D / 8); i += 128) {
-                    const int r = held + i / (D / 8), c = i % (D / 8);
-                    store_shared16(values + r / 8 * EIGHT + c / 8 * 1024 + (r & 7) * 128 + (c & 7) * 16,
-                                   make_uint4(0, 0, 0, 0));
-                }
-                async_proxy_fence();
-                named_sync<128>(OWN + warpgroup);
-            }
-            const int shown = tile.full / KEYS;  // blocks that hide no key from any row
-            for (block--; block >= max(tile.b0, shown); block--) step(block, std::true_type());
-            for (; block >= tile.b0; block--) step(block, std::false_type());
-            release(places.query_empty());
-            ask_outputs(taken);
-            wgmma_wait<0>();
-            wgmma_pin(o);
-            release(places.empty(1, taken % STAGES));
-            taken++;
-        } else {
-            release(places.query_empty());
+        for (int k = 0; k < D / 16; k++) {
+            const int at = (k / 4 * 1024 + k % 4 * 32) >> 4;
+            Scores::ss(s, query + at, keys + at, k > 0);
         }
-        store_rows<T, D>(a, tile, rows, o, r0);
+        wgmma_commit();
     }
-    if (warpgroup == 0) named_sync<256>(TURN);  // the other one's last arrival
-}
+    __device__ __forceinline__ void ask_outputs(int n) {
+        using Outputs = Wgmma<T, D>;
+        const uint64_t values = wgmma_operand(places.tile(1, n % STAGES), EIGHT, 1024);
+        barrier_wait(places.full(1, n % STAGES), n / STAGES & 1);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) Outputs::rs(o, p + 4 * k, values + (k * 2 * EIGHT >> 4), true);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void ask_both(int round) {  // the last block's values, the next one's scores
+        named_sync<256>(TURN + warpgroup);
+        ask_scores(taken + 1, round);
+        ask_outputs(taken);
+        named_arrive<256>(TURN + (warpgroup ^ 1));
+    }
+    template <int PENDING>
+    __device__ __forceinline__ void await_scores(int n) {
+        wgmma_wait<PENDING>();
+        wgmma_pin(s);
+        release(places.empty(0, n % STAGES));
+    }
+    __device__ __forceinline__ void await_outputs() {
+        wgmma_wait<0>();
+        wgmma_pin(o);
+        release(places.empty(1, taken++ % STAGES));
+    }
+    __device__ __forceinline__ void release(uint32_t barrier) const {
+        if (lane == 0) barrier_arrive(barrier);
+    }
+    template <bool HIDES>
+    __device__ __forceinline__ void weigh(Softmax<T, D>& rows, const Tile& tile, int block) {
+        int limit[2] = {};
+        if (HIDES) {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                limit[i] =
+                    tile.before + (tile.row0 + r0 + 8 * i) / tile.group + 1 - 2 * (lane & 3) - block * KEYS;
+        }
+        rows.template weigh<HIDES>(s, limit, a.scale_log2);
+    }
+    __device__ __forceinline__ void keep_weights() {
+#pragma unroll
+        for (int k = 0; k < KEYS / 4; k++) p[k] = pack2<T>(s[2 * k], s[2 * k + 1]);
+    }
+    // Block n of all is the last of a row: what lies behind its `held` tokens is not ours and may be NaN.
+    __device__ __forceinline__ void clear_values(int n, int held) const {
+        if (held >= KEYS) return;
+        const uint32_t values = places.tile(1, n % STAGES);
+        barrier_wait(places.full(1, n % STAGES), n / STAGES & 1);
+        for (int i = threadIdx.x & 127; i < (KEYS - held) * (D / 8); i += 128) {
+            const int r = held + i / (D / 8), c = i % (D / 8);
+            store_shared16(values + r / 8 * EIGHT + c / 8 * 1024 + (r & 7) * 128 + (c & 7) * 16,
+                           make_uint4(0, 0, 0, 0));
+        }
+        async_proxy_fence();
+        named_sync<128>(OWN + warpgroup);
+    }
+    // A block of the tile under way, behind its first.
+    template <bool HIDES>
+    __device__ __forceinline__ void step(Softmax<T, D>& rows, const Tile& tile, int block, int round) {
+        ask_both(round);
+        await_scores<1>(taken + 1);
+        if (block == tile.b0) release(places.query_empty(round & 1));
+        weigh<HIDES>(rows, tile, block);
+        await_outputs();
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) o[i] *= rows.scale[i >> 1 & 1];
+        keep_weights();
+    }
+    // A tile's first block, the last of its keys: its scores have been asked for.
+    template <int PENDING>
+    __device__ __forceinline__ void begin(Softmax<T, D>& rows, const Tile& tile, int n, int round) {
+        await_scores<PENDING>(n);
+        if (tile.b1 - 1 == tile.b0) release(places.query_empty(round & 1));
+        weigh<true>(rows, tile, tile.b1 - 1);
+    }
+    __device__ __forceinline__ void clear_outputs() {
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) o[i] = 0;
+    }
+
+    __device__ __forceinline__ void run() {
+        const int total = a.plan->prefill * a.g;
+        if (unit_of(0) >= total) return;
+        if (warpgroup == 1) named_arrive<256>(TURN);
+        Tile tile(a, load_item(a.items + unit_of(0) / a.g), unit_of(0));
+        Softmax<T, D> rows;
+        barrier_wait(places.query_full(0), 0);
+        ask_scores(taken, 0);
+        begin<0>(rows, tile, taken, 0);
+        clear_values(taken, tile.item.context - (tile.b1 - 1) * KEYS);
+        clear_outputs();
+        keep_weights();
+        for (int round = 0;; round++) {
+            const int unit = unit_of(round + 1);
+            const bool more = unit < total;
+            const Item ahead = load_item(a.items + (more ? unit : 0) / a.g);
+            const int shown = tile.full / KEYS;  // blocks that hide no key from any row
+            int block = tile.b1 - 2;
+            for (; block >= max(tile.b0, shown); block--) step<true>(rows, tile, block, round);
+            for (; block >= tile.b0; block--) step<false>(rows, tile, block, round);
+            if (!more) break;
+            const Tile next(a, ahead, unit);
+            Softmax<T, D> fresh;
+            barrier_wait(places.query_full((round + 1) & 1), (round + 1) >> 1 & 1);
+            ask_both(round + 1);
+            begin<1>(fresh, next, taken + 1, round + 1);
+            await_outputs();
+            store_rows<T, D>(a, tile, rows, o, r0);
+            clear_values(taken, next.item.context - (next.b1 - 1) * KEYS);
+            clear_outputs();
+            keep_weights();
+            tile = next, rows = fresh;
+        }
+        ask_outputs(taken);
+        await_outputs();
+        store_rows<T, D>(a, tile, rows, o, r0);
+        if (warpgroup == 0) named_sync<256>(TURN);  // the other one's last arrival
+    }
+};
 
 template <typename T, int D>
 __device__ __forceinline__ void prefill_tiles(const void* map, const Args& a) {
@@ -369,8 +406,10 @@ __device__ __forceinline__ void prefill_tiles(const void* map, const Args& a) {
             barrier_init(places.full(0, i), 1);
             barrier_init(places.empty(0, i), 8);  // the computing warps
         }
-        barrier_init(places.query_full(), 64);
-        barrier_init(places.query_empty(), 8);
+        for (int i = 0; i < 2; i++) {
+            barrier_init(places.query_full(i), 64);
+            barrier_init(places.query_empty(i), 8);
+        }
         barrier_init_fence();
     }
     __syncthreads();
@@ -385,7 +424,7 @@ __device__ __forceinline__ void prefill_tiles(const void* map, const Args& a) {
             load_queries<T, D>(a, places);
     } else {
         registers_raise<Shape::COMPUTE_REGISTERS>();
-        compute<T, D>(a, places);
+        Pipeline<T, D>{a, places}.run();
     }
 }
 

@@ -1,7 +1,7 @@
 // op attention: rows with several query tokens, bf16.
 #include "prefill.cuh"
 
-// variant attention_prefill_tiles_bf16_d64: dtype=bf16 head=64 block=384 shared=82048 rows=128
-PREFILL_TILES_KERNEL(bf16, bf16, 64, 82048)
-// variant attention_prefill_tiles_bf16_d128: dtype=bf16 head=128 block=384 shared=163968 rows=128
-PREFILL_TILES_KERNEL(bf16, bf16, 128, 163968)
+// variant attention_prefill_tiles_bf16_d64: dtype=bf16 head=64 block=384 shared=98432 rows=128
+PREFILL_TILES_KERNEL(bf16, bf16, 64, 98432)
+// variant attention_prefill_tiles_bf16_d128: dtype=bf16 head=128 block=384 shared=196736 rows=128
+PREFILL_TILES_KERNEL(bf16, bf16, 128, 196736)
