@@ -1,6 +1,9 @@
-"""How much a model is asked to think, as far as its chat template can be told."""
+"""How much a model is asked to think, as far as its chat template can be told, and thoughts in transit."""
 
 from __future__ import annotations
+
+import base64
+import binascii
 
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
@@ -9,6 +12,22 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Variables by which templates are told whether to think: Qwen's and GLM's name, DeepSeek's and Kimi's.
 _SWITCHES = ("enable_thinking", "thinking")
 _LEVEL = "reasoning_effort"  # where a template knows levels
+# Marks thoughts that this server wrote, for clients which only keep what they cannot read. It is no secret.
+_ENCODED = "pegainfer1:"
+
+
+def encoded_thoughts(text: str) -> str:
+    return _ENCODED + base64.b64encode(text.encode()).decode()
+
+
+def decoded_thoughts(text: str) -> str | None:
+    """What `encoded_thoughts` was given; None for what it did not write."""
+    if not text.startswith(_ENCODED):
+        return None
+    try:
+        return base64.b64decode(text[len(_ENCODED) :], validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
 
 
 def effort_variables(

@@ -18,6 +18,7 @@ from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.reply import ReplySyntax
 from pegainfer.frontend.http.responses import KEEP_ALIVE, named_event
+from pegainfer.frontend.http.thinking import encoded_thoughts
 from pegainfer.frontend.tools.call import read_object
 
 JsonObject = dict[str, Any]
@@ -52,12 +53,23 @@ class MessageAnswer:
     """Implements flow.Body and flow.Stream."""
 
     def __init__(
-        self, front: Front, generation: Generation, syntax: ReplySyntax, max_tokens: int | None
+        self,
+        front: Front,
+        generation: Generation,
+        syntax: ReplySyntax,
+        max_tokens: int | None,
+        *,
+        hide_thoughts: bool,
     ) -> None:
-        """`max_tokens`: as the request has it."""
+        """
+        Args:
+            max_tokens: as the request has it.
+            hide_thoughts: they are sent in their signature alone.
+        """
         self._generation = generation
         self._blocks = Blocks(syntax, front.end_of_thoughts)
         self._max_tokens = max_tokens
+        self._hide = hide_thoughts
         self._id = "msg_" + generation.id
         self._model = front.names[0]
         self._started = False
@@ -69,7 +81,7 @@ class MessageAnswer:
             pass
 
     def body(self) -> AnthropicMessage:
-        content = [_whole(block) for block in self._blocks.blocks]
+        content = [self._whole(block) for block in self._blocks.blocks]
         return self._message(content, self._stop_reason(), self._stop_sequence())
 
     # ------------------------------------------------------------------ flow.Stream
@@ -81,7 +93,7 @@ class MessageAnswer:
             start = {"type": "message_start", "message": self._message([], None, None)}
             data += named_event("message_start", start)
         for step in self._blocks.push(delta):
-            for event in _events(step):
+            for event in self._events(step):
                 data += named_event(event["type"], event)
         return bytes(data)
 
@@ -138,38 +150,40 @@ class MessageAnswer:
         reason = self._blocks.stop_reason
         return reason if isinstance(reason, str) else None
 
+    def _signature(self, block: Block) -> str:
+        """Clients keep thoughts only with one; it is read only where it holds them."""
+        if self._hide:
+            return encoded_thoughts(block.text)
+        return hashlib.sha256(block.text.encode()).hexdigest()
 
-def _signature(block: Block) -> str:
-    """Clients keep thoughts only with one; nothing here reads it."""
-    return hashlib.sha256(block.text.encode()).hexdigest()
+    def _whole(self, block: Block) -> JsonObject:
+        match block.kind:
+            case "thinking":
+                shown = "" if self._hide else block.text
+                return {"type": "thinking", "thinking": shown, "signature": self._signature(block)}
+            case "text":
+                return {"type": "text", "text": block.text, "citations": None}
+            case "call":
+                # Arguments that the limit cut off are no object; the stream shows what there was.
+                return {**_call(block), "input": read_object(block.text) or {}}
 
-
-def _whole(block: Block) -> JsonObject:
-    match block.kind:
-        case "thinking":
-            return {"type": "thinking", "thinking": block.text, "signature": _signature(block)}
-        case "text":
-            return {"type": "text", "text": block.text, "citations": None}
-        case "call":
-            # Arguments that the limit cut off are no object; the stream shows what there was.
-            return {**_call(block), "input": read_object(block.text) or {}}
+    def _events(self, step: Step) -> list[JsonObject]:
+        block, index = step.block, step.block.index
+        thinking = block.kind == "thinking"
+        if step.what == "open":
+            return [{"type": "content_block_start", "index": index, "content_block": _opened(block)}]
+        if step.what == "add":
+            return [] if thinking and self._hide else [_delta(index, _added(block, step.text))]
+        last: list[JsonObject] = [{"type": "content_block_stop", "index": index}]
+        if thinking:
+            signed = {"type": "signature_delta", "signature": self._signature(block)}
+            last.insert(0, _delta(index, signed))
+        return last
 
 
 def _call(block: Block) -> JsonObject:
     assert block.call is not None
     return {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": {}}
-
-
-def _events(step: Step) -> list[JsonObject]:
-    block, index = step.block, step.block.index
-    if step.what == "open":
-        return [{"type": "content_block_start", "index": index, "content_block": _opened(block)}]
-    if step.what == "add":
-        return [_delta(index, _added(block, step.text))]
-    last: list[JsonObject] = [{"type": "content_block_stop", "index": index}]
-    if block.kind == "thinking":
-        last.insert(0, _delta(index, {"type": "signature_delta", "signature": _signature(block)}))
-    return last
 
 
 def _delta(index: int, delta: JsonObject) -> JsonObject:

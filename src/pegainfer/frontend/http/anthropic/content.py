@@ -15,6 +15,7 @@ from pegainfer.frontend.http.body import convert
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import MAX_MESSAGES, HistoryCall, HistoryFunction, Message
+from pegainfer.frontend.http.thinking import decoded_thoughts
 
 # A line that Claude Code puts before its prompt to say who pays: it differs from request to request, is
 # nothing for the model, and would keep all that follows from being found in the prefix cache.
@@ -189,7 +190,8 @@ def _add_assistant(out: list[Message], blocks: list[tuple[ContentBlock, str]]) -
     for block, _ in blocks:
         message = out[-1]
         if block.type == "thinking":
-            message.reasoning_content = _joined(message.reasoning_content, block.thinking)
+            thought = block.thinking or decoded_thoughts(block.signature or "")
+            message.reasoning_content = _joined(message.reasoning_content, thought)
         elif block.type == "tool_use":
             function = HistoryFunction(name=block.name or "", arguments=json.dumps(block.input))
             message.tool_calls = [

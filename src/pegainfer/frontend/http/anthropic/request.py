@@ -205,8 +205,8 @@ def _check_budget(r: MessagesRequest) -> None:
     thinking = r.thinking
     if thinking is None:
         return
-    if thinking.display not in (None, "summarized") or (thinking.display and thinking.type == "disabled"):
-        raise bad_value("thinking.display", "summarized", repr(thinking.display))
+    if thinking.display not in (None, "summarized", "omitted"):
+        raise bad_value("thinking.display", "summarized or omitted", repr(thinking.display[:40]))
     budget = thinking.budget_tokens
     if (thinking.type == "enabled") is (budget is None):
         got = "none" if budget is None else budget

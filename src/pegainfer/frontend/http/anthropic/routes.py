@@ -19,7 +19,7 @@ from pegainfer.frontend.http.options import AnswerOptions
 from pegainfer.frontend.http.responses import send_json
 from pegainfer.frontend.http.tools import tool_plan
 
-VERSION = b"2023-06-01"
+VERSIONS = (b"2023-06-01", b"2026-10-21")  # the second one only takes away
 
 
 class TokenCount(msgspec.Struct):
@@ -38,7 +38,8 @@ async def messages(front: Front, scope: Scope, receive: Receive, send: Send) -> 
         options = AnswerOptions(max_tokens=request.max_tokens)
         ready = await prepare(front, chat, options, len(body), arrival)
     generation = ready.generation
-    answer = MessageAnswer(front, generation, ready.syntax, request.max_tokens)
+    hidden = request.thinking is not None and request.thinking.display == "omitted"
+    answer = MessageAnswer(front, generation, ready.syntax, request.max_tokens, hide_thoughts=hidden)
     headers = [(b"request-id", generation.id.encode())]
     sender = send_stream if request.stream else send_body
     with renaming(NAMES):
@@ -61,5 +62,6 @@ async def count_tokens(front: Front, scope: Scope, receive: Receive, send: Send)
 def _check_version(scope: Scope) -> None:
     """Betas are another header, which is not looked at: they bring fields, and these are checked by name."""
     version = header(scope, b"anthropic-version")
-    if version not in (None, VERSION):
-        raise bad_value("anthropic-version", VERSION.decode(), repr(version.decode("latin-1")[:40]))
+    if version is not None and version not in VERSIONS:
+        known = " or ".join(v.decode() for v in VERSIONS)
+        raise bad_value("anthropic-version", known, repr(version.decode("latin-1")[:40]))

@@ -19,7 +19,7 @@ from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.reply import ReplySyntax
 from pegainfer.frontend.http.responses import KEEP_ALIVE, named_event
-from pegainfer.frontend.http.responses_api.items import JsonObject, encoded_thoughts, new_id
+from pegainfer.frontend.http.responses_api.items import JsonObject, new_id
 from pegainfer.frontend.http.responses_api.response import (
     IncompleteDetails,
     InputDetails,
@@ -28,6 +28,7 @@ from pegainfer.frontend.http.responses_api.response import (
     ResponseError,
     ResponseUsage,
 )
+from pegainfer.frontend.http.thinking import encoded_thoughts
 
 _PREFIX = {"thinking": "rs", "text": "msg", "call": "fc"}
 

@@ -7,8 +7,6 @@ An answer's items may be sent back as they came. Thoughts, text and calls of one
 
 from __future__ import annotations
 
-import base64
-import binascii
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +17,11 @@ from pegainfer.frontend.http.body import convert
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import MAX_MESSAGES, HistoryCall, HistoryFunction, Message
+from pegainfer.frontend.http.thinking import decoded_thoughts
 from pegainfer.frontend.tools.call import read_object
 
 JsonObject = dict[str, Any]
 ROLES = ("user", "assistant", "system", "developer")
-# Marks thoughts that this server wrote: encoded, so that clients which keep nothing else return them.
-ENCODED = "pegainfer1:"
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -150,16 +147,10 @@ def _text(content: str | list[Part], where: str, *, empty: bool = False) -> str:
 def _thoughts(item: ReasoningItem, where: str) -> str:
     if item.content or item.encrypted_content is None:
         return "\n".join(part.text or "" for part in item.content or item.summary)
-    try:
-        if item.encrypted_content.startswith(ENCODED):
-            return base64.b64decode(item.encrypted_content[len(ENCODED) :], validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        pass
-    raise bad_value(f"{where}.encrypted_content", "what this server gave", "another's")
-
-
-def encoded_thoughts(text: str) -> str:
-    return ENCODED + base64.b64encode(text.encode()).decode()
+    found = decoded_thoughts(item.encrypted_content)
+    if found is None:
+        raise bad_value(f"{where}.encrypted_content", "what this server gave", "another's")
+    return found
 
 
 def chat_messages(instructions: str | None, items: Sequence[JsonObject]) -> list[Message]:

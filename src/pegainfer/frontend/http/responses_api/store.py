@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pegainfer.contract.errors import RequestError
 from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.formats import JsonObject
 from pegainfer.frontend.http.responses import encode
-from pegainfer.frontend.http.responses_api.items import JsonObject
 
 if TYPE_CHECKING:
     from pegainfer.frontend.http.generation import Generation

@@ -131,6 +131,14 @@ def test_thinking_is_switched() -> None:
     send("x", thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2000)
 
 
+def test_thoughts_that_are_not_shown_come_back_in_their_signature() -> None:
+    answer, _ = send("so</think>y", thinks=True, thinking={"type": "adaptive", "display": "omitted"})
+    hidden = answer["content"][0]
+    assert hidden["thinking"] == "" and "so" not in hidden["signature"]
+    _, engine = send("x", messages=[USER, {"role": "assistant", "content": answer["content"]}, USER])
+    assert prompt_of(engine) == "user:hi\nassistant:y|thought:so\nuser:hi\n"
+
+
 def test_a_call_that_the_limit_cuts_off() -> None:
     text = '<tool_call>\n{"name": "now", "arguments": {"zone": "Eur'
     body = {"messages": [USER], "tools": [TOOL], "max_tokens": len(text)}
@@ -274,7 +282,9 @@ def test_an_over_long_prompt_tells_both_lengths() -> None:
     assert message.startswith("messages: expected ≤ 8191 tokens") and "got 9006" in message
 
 
-@pytest.mark.parametrize(("version", "status"), [("2023-06-01", 200), ("2031-01-01", 400), ("", 400)])
+@pytest.mark.parametrize(
+    ("version", "status"), [("2023-06-01", 200), ("2026-10-21", 200), ("2031-01-01", 400), ("", 400)]
+)
 def test_the_versions_header(version: str, status: int) -> None:
     app = app_of(scripted("x"))
     response = ask_app(app, PATH, {"messages": [USER]}, **{"anthropic-version": version})
