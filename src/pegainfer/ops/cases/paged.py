@@ -71,6 +71,13 @@ def _saw(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(values, shape).copy()
 
 
+def _with_nan(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Normal, but for a NaN in the last of them: a softmax that passes over it gives a plausible answer."""
+    values = normal(rng, shape)
+    values[..., -1, shape[-1] // 2] = np.nan
+    return values
+
+
 _BATCHES = (
     _Batch("decode of a first token", ((1, 1),)),
     _Batch("decode below, at and past a block's end", ((15, 1), (16, 1), (17, 1), (32, 1), (33, 1))),
@@ -93,6 +100,8 @@ _BATCHES = (
     _Batch("huge values", ((40, 3), (17, 1)), v=huge),
     _Batch("tiny keys and values", ((40, 3), (17, 1)), k=tiny, v=tiny),
     _Batch("denormal values", ((40, 3), (17, 1)), v=denormal),
+    _Batch("NaN among the keys", ((40, 3), (17, 1), (129, 1), (30, 30)), k=_with_nan),
+    _Batch("queries of NaN", ((40, 3), (17, 1)), q=_with_nan),
 )
 
 

@@ -25,6 +25,7 @@ struct AttendArgs {
     const uint8_t* const*
         keys;  // [ceil(tokens / 16) + kPagesAhead] pages of K: [D, 16]; the last are only prefetched
     const uint8_t* const* values;  // [ceil(tokens / 16)] pages of V: [16, D]
+    const uint8_t* const* next;    // [as values] pages of K that this thread wants next: only prefetched
     int64_t start;                 // position of the segment's first token, a multiple of 16
     int64_t tokens;                // tokens of the segment that any query sees
     int64_t head_dim;

@@ -76,20 +76,28 @@ struct Unit {
     }
 };
 
-void attend_segment(const Exec& e, const Attention& a, const Unit& u, int64_t segment, const Scratch& s,
-                    float* max, float* sum, float* acc) {
-    const uint8_t *keys[kSegment / 16 + kPagesAhead], *values[kSegment / 16];
+// Where token `at` of the unit's context has its key, or the last one where it has not so many.
+const uint8_t* keys_at(const Attention& a, const Unit& u, int64_t at) {
+    at = std::min(at, u.block->seen - 1) / 16 * 16;
+    const int64_t block = a.table[u.block->row * a.width + at / a.kv.block_size];
+    return a.kv.keys(block, u.kv_head) + at % a.kv.block_size * a.d * a.kv.bytes;
+}
+
+// next: what this thread is likely to do after it.
+void attend_segment(const Exec& e, const Attention& a, const Unit& u, int64_t segment, const Unit& next_unit,
+                    int64_t next_segment, const Scratch& s, float* max, float* sum, float* acc) {
+    const uint8_t *keys[kSegment / 16 + kPagesAhead], *values[kSegment / 16], *next[kSegment / 16];
     const int64_t start = segment * kSegment;
     const int64_t tokens = std::min<int64_t>(kSegment, u.block->seen - start), pages = (tokens + 15) / 16;
-    const int32_t* table = a.table + u.block->row * a.width;
     for (int64_t i = 0; i < pages + kPagesAhead; i++) {
-        const int64_t at = std::min(start + 16 * i, u.block->seen - 1) / 16 * 16;
-        const int64_t block = table[at / a.kv.block_size], offset = at % a.kv.block_size;
-        keys[i] = a.kv.keys(block, u.kv_head) + offset * a.d * a.kv.bytes;
-        if (i < pages) values[i] = a.kv.values(block, u.kv_head) + offset * a.d * a.kv.bytes;
+        keys[i] = keys_at(a, u, start + 16 * i);
+        if (i < pages) {
+            values[i] = keys[i] + a.kv.block_size * a.d * a.kv.bytes;
+            next[i] = keys_at(a, next_unit, next_segment * kSegment + 16 * i);
+        }
     }
-    e.kernels->attend(
-        {u.q, u.queries, u.seen, keys, values, start, tokens, a.d, a.f16, a.scale, s.scores, max, sum, acc});
+    e.kernels->attend({u.q, u.queries, u.seen, keys, values, next, start, tokens, a.d, a.f16, a.scale,
+                       s.scores, max, sum, acc});
 }
 
 // A unit's segments in order, merged as they come.
@@ -104,7 +112,7 @@ void run_whole(const void* context, const Phase& ph, int64_t chunk, int thread) 
     std::fill(total, total + u.queries, 0.0f);
     std::fill(s.total, s.total + u.queries * a.d, 0.0f);
     for (int64_t segment = 0; segment * kSegment < u.block->seen; segment++) {
-        attend_segment(e, a, u, segment, s, max, sum, s.part);
+        attend_segment(e, a, u, segment, u, segment + 1, s, max, sum, s.part);
         for (int64_t i = 0; i < u.queries; i++)
             e.kernels->merge(top + i, total + i, s.total + i * a.d, max[i], sum[i], s.part + i * a.d, a.d);
     }
@@ -120,13 +128,17 @@ float* partial(const Exec& e, const Attention& a, const Unit& u, int64_t column,
 void run_segment(const void* context, const Phase& ph, int64_t chunk, int thread) {
     const Exec& e = *static_cast<const Exec*>(context);
     const Attention a(e.instr(ph));
-    const int64_t segment = chunk / a.columns(), column = chunk % a.columns();
-    int64_t b = 0;
-    while (b + 1 < e.num_blocks && e.blocks[static_cast<size_t>(b + 1)].segment <= segment) b++;
-    const Unit u(e, a, b * a.columns() + column);
-    const int64_t mine = segment - u.block->segment;
-    float* to = partial(e, a, u, column, mine);
-    attend_segment(e, a, u, mine, e.scratch[static_cast<size_t>(thread)], to, to + kMaxQueries,
+    const auto locate = [&](int64_t chunk, int64_t* segment) {
+        const int64_t all = chunk / a.columns(), column = chunk % a.columns();
+        int64_t b = 0;
+        while (b + 1 < e.num_blocks && e.blocks[static_cast<size_t>(b + 1)].segment <= all) b++;
+        *segment = all - e.blocks[static_cast<size_t>(b)].segment;
+        return Unit(e, a, b * a.columns() + column);
+    };
+    int64_t mine, then;
+    const Unit u = locate(chunk, &mine), next = locate(std::min(chunk + 1, ph.chunks - 1), &then);
+    float* to = partial(e, a, u, chunk % a.columns(), mine);
+    attend_segment(e, a, u, mine, next, then, e.scratch[static_cast<size_t>(thread)], to, to + kMaxQueries,
                    to + 2 * kMaxQueries);
 }
 

@@ -8,8 +8,9 @@ namespace pega {
 
 namespace {
 
-constexpr int64_t kTokensAChunk = 64;       // rows that one pass over a tile serves
-constexpr int64_t kBytesAChunk = 16 << 10;  // weight bytes below which a claim costs too much
+constexpr int64_t kTokensAChunk = 64;      // rows that one pass over a tile serves
+constexpr int64_t kLeastBytes = 16 << 10;  // weight bytes below which a claim costs too much
+constexpr int64_t kMostBytes = 128 << 10;  // above which a thread waits long for another's last chunk
 
 // What a product reads, whichever op it belongs to.
 struct Product {
@@ -210,9 +211,10 @@ void add_product(Exec& e, const Instr& in, const Product& p,
     const int64_t token_blocks = (p.t + kTokensAChunk - 1) / kTokensAChunk;
     // Eight chunks a thread even out late threads; small ones are not worth a claim.
     const int64_t work = std::max<int64_t>(1, bytes * std::min<int64_t>(p.t, kTokensAChunk) / 2);
-    const int64_t least = std::max<int64_t>(1, kBytesAChunk / work);
+    const int64_t least = std::max<int64_t>(1, kLeastBytes / work);
+    const int64_t most = std::max<int64_t>(least, kMostBytes / bytes);
     const int64_t even = (units * token_blocks + 8 * threads - 1) / (8 * threads);
-    const int64_t each = std::min(units, std::max(least, even));
+    const int64_t each = std::min(units, std::clamp(even, least, most));
     const int64_t groups = (units + each - 1) / each;
     e.add_phase(in, run, token_blocks * groups, each, groups, alone ? 1 : 0);
 }

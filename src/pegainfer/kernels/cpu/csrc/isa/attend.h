@@ -15,8 +15,9 @@ static inline F load_kv(const uint8_t* page, int64_t at) {
     return load(reinterpret_cast<const float*>(page) + at);
 }
 
-// Asks meanwhile for the page's values and for the keys of the page after it: a decode reads every page once,
-// and pages lie anywhere.
+// Asks meanwhile for the page's values and for the keys of a page to come: a decode reads every page once,
+// and pages lie anywhere. All are asked into the second-level cache: as many as a segment has would push each
+// other out of the first.
 template <int MR, bool F16>
 static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
     constexpr int64_t kBytes = 16 * (F16 ? 2 : 4);
@@ -26,8 +27,8 @@ static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
     PEGA_UNROLL
     for (int i = 0; i < MR; i++) s[i] = zero();
     for (int64_t d = 0; d < a.head_dim; d++) {
-        __builtin_prefetch(next + kBytes * d, 0, 3);
-        __builtin_prefetch(values + kBytes * d, 0, 3);
+        __builtin_prefetch(next + kBytes * d, 0, 2);
+        __builtin_prefetch(values + kBytes * d, 0, 2);
         const F k = load_kv<F16>(keys, 16 * d);
         PEGA_UNROLL
         for (int i = 0; i < MR; i++) s[i] = fma(k, set1(q[i][d]), s[i]);
@@ -40,14 +41,16 @@ static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
 // Sixteen channels from d on, of MR queries, over the segment's tokens.
 template <int MR, bool F16>
 static void mix_values(const AttendArgs& a, int64_t query, int64_t d) {
+    constexpr int64_t kBytes = 16 * (F16 ? 2 : 4);
     F s[MR];
     PEGA_UNROLL
     for (int i = 0; i < MR; i++) s[i] = zero();
     for (int64_t page = 0; 16 * page < a.tokens; page++) {
         const float* p = a.scores + query * kSegment + 16 * page;
         const int64_t tokens = a.tokens - 16 * page < 16 ? a.tokens - 16 * page : 16;
-        const uint8_t* values = a.values[page];
+        const uint8_t *values = a.values[page], *next = a.next[page] + kBytes * d;
         for (int64_t j = 0; j < tokens; j++) {
+            __builtin_prefetch(next + kBytes * j, 0, 2);
             const F v = load_kv<F16>(values, j * a.head_dim + d);
             PEGA_UNROLL
             for (int i = 0; i < MR; i++) s[i] = fma(v, set1(p[i * kSegment + j]), s[i]);
@@ -57,18 +60,20 @@ static void mix_values(const AttendArgs& a, int64_t query, int64_t d) {
     for (int i = 0; i < MR; i++) store(a.acc + (query + i) * a.head_dim + d, s[i]);
 }
 
-// Turns a query's scores into unnormalised weights; those past what it sees become exactly zero.
+// Turns a query's scores into unnormalised weights; those past what it sees become exactly zero. A NaN that
+// it sees makes all of them NaN: the maximum alone may pass over it.
 static void soften(const AttendArgs& a, int64_t query) {
     float* s = a.scores + query * kSegment;
     const int64_t padded = (a.tokens + 15) / 16 * 16;
     const int64_t seen = a.seen[query] - a.start;
-    F top = set1(-INFINITY);
+    F top = set1(-INFINITY), all = zero();
     for (int64_t j = 0; j < padded; j += 16) {
         const F v = keep_first(load(s + j), seen - j, -INFINITY);
         store(s + j, v);
         top = max(top, v);
+        all = add(all, v);
     }
-    const float largest = reduce_max(top);
+    const float largest = any_nan(all) ? NAN : reduce_max(top);
     F sum = zero();
     for (int64_t j = 0; j < padded; j += 16) {
         const F p = keep_first(exp(sub(load(s + j), set1(largest))), seen - j, 0);

@@ -10,8 +10,10 @@ namespace pega {
 
 namespace {
 
-constexpr int kRows = 12;         // accumulators in flight: the latency of six cycles twice
-constexpr int64_t kAhead = 3072;  // bytes of weights asked for ahead of their use, as in gemm.h
+constexpr int kRows = 12;  // accumulators in flight: the latency of six cycles twice
+// Bytes of weights asked for ahead of their use, as in gemm.h, but into the second-level cache: with so
+// little to compute for a byte, lines that wait in the first one push each other out.
+constexpr int64_t kAhead = 3072;
 
 template <int MR>
 void pair_rows(const uint16_t* w, int64_t pairs, const uint16_t* x, int64_t ldx, float* acc) {
@@ -19,7 +21,7 @@ void pair_rows(const uint16_t* w, int64_t pairs, const uint16_t* x, int64_t ldx,
     PEGA_UNROLL
     for (int t = 0; t < MR; t++) s[t] = _mm512_setzero_ps();
     for (int64_t k = 0; k < pairs; k++, w += 32, x += 2) {
-        __builtin_prefetch(reinterpret_cast<const char*>(w) + kAhead, 0, 3);
+        __builtin_prefetch(reinterpret_cast<const char*>(w) + kAhead, 0, 2);
         const auto v = (__m512bh)_mm512_loadu_si512(w);
         PEGA_UNROLL
         for (int t = 0; t < MR; t++) {

@@ -5,9 +5,10 @@
 
 namespace pega::PEGA_ISA {
 
-// e^x to about one unit in the last place for -87.3 … 88; outside, the value at that end. e^0 is exactly 1.
+// e^x to about one unit in the last place for -87.3 … 88; outside, the value at that end. e^0 is exactly 1,
+// e^NaN is NaN: max and min give the second where either is one.
 static inline F exp(F x) {
-    x = min(max(x, set1(-87.3f)), set1(88.0f));
+    x = min(set1(88.0f), max(set1(-87.3f), x));
     const F n = round(mul(x, set1(1.44269504f)));
     // ln 2 in two parts, the first short enough for n · ln2_high to be exact.
     F r = fma(n, set1(-0.693359375f), x);
