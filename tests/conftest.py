@@ -13,11 +13,17 @@ settings.load_profile("steady")
 
 TESTS = Path(__file__).parent
 # Directory -> seconds that one of its tests may take; the machine may be busy with others.
-KINDS = {"null": 120, "cpu": 300, "neon": 300, "gpu": 300, "multi": 300, "e2e": 300}
+KINDS = {"null": 120, "cpu": 300, "neon": 300, "gpu": 300, "multi": 300, "e2e": 300, "browser": 120}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run tests that take minutes on a GPU as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if item.get_closest_marker("long") is not None and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes on a GPU: --long runs it"))
         kind = item.path.relative_to(TESTS).parts[0]
         if kind in KINDS:
             item.add_marker(getattr(pytest.mark, kind))

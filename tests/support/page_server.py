@@ -62,6 +62,11 @@ class PageServer:
         """The prompts that the engine was given, as text."""
         return [_text(request) for request in self.engine.requests]
 
+    def wait_until(self, condition: Callable[[], Any]) -> None:
+        """Asks on the server's loop, again and again; the test's own timeout ends it."""
+        while not self.call(condition):
+            pass
+
     def call(self, work: Callable[[], Any]) -> Any:
         """Runs something on the server's loop."""
 

@@ -3,14 +3,16 @@
 const NEAR = 48; // pixels from the end that still count as being there
 
 export class Follower {
-  /** `away` is shown while the end is out of view and not followed. */
-  constructor(scroller, away) {
+  /** `content` grows within `scroller`; `away` is shown while its end is out of view and not followed. */
+  constructor(scroller, content, away) {
     this.#scroller = scroller;
     this.#away = away;
     scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#leave(), { passive: true });
     away.addEventListener("click", () => this.toEnd());
-    new ResizeObserver(() => this.grown()).observe(scroller);
+    const sizes = new ResizeObserver(() => this.grown());
+    sizes.observe(scroller);
+    sizes.observe(content);
   }
 
   #scroller;

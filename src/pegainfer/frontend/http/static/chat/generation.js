@@ -24,11 +24,17 @@ export class Generation {
   #changed;
   #goesOn;
   #abort = new AbortController();
+  #left = false;
   #sent = 0; // milliseconds, of performance.now()
   #first = 0; // when the first token came
 
   stop() {
     this.#abort.abort();
+  }
+
+  /** The page is about to go: how the connection ends from now on is not noted. */
+  leave() {
+    this.#left = true;
   }
 
   /** Fills the node until the answer ends, however it ends: `node.finish` and `node.error` say how. */
@@ -46,6 +52,7 @@ export class Generation {
         this.#changed();
       }
     } catch (error) {
+      if (this.#left) return; // the browser broke the connection: that is nobody's error
       if (error.name === "AbortError") node.finish = "stopped";
       else {
         const { status = 0, code = null, retryAfter = null } = error;

@@ -22,7 +22,7 @@ const STARTERS = [
 ];
 
 const store = await Store.open();
-const follower = new Follower(byId("scroller"), byId("to-end"));
+const follower = new Follower(byId("scroller"), byId("transcript"), byId("to-end"));
 const session = new Session(store, {
   model: () => byId("model").value || undefined,
   shown: showConversation,
@@ -53,7 +53,7 @@ const sidebar = new Sidebar({
 });
 
 wireButtons();
-if (!store.keeps) notice("This browser keeps nothing for this page: conversations end with it. Export what you need.");
+if (!store.keeps) notice("store", "This browser keeps nothing for this page: conversations end with it. Export what you need.");
 if (!(await session.open(location.hash.slice(1)))) session.start();
 await listConversations();
 await listModels();
@@ -118,10 +118,10 @@ async function listModels() {
     const served = await models();
     select.replaceChildren(...served.map((model) => el("option", { value: model.id }, model.id)));
     showWelcome(served[0]);
-    notice(null);
+    notice("models", null);
   } catch (error) {
     showWelcome(null);
-    notice(`${error.message} ${remedy(error)}`, listModels);
+    notice("models", `${error.message} ${remedy(error)}`, listModels);
   }
 }
 
@@ -137,14 +137,16 @@ function showWelcome(model) {
   );
 }
 
-/** A line above the conversation; null takes it away. */
-function notice(text, retry = null) {
+/** One line a subject above the conversation; null takes it away. */
+function notice(subject, text, retry = null) {
   const box = byId("notice");
-  box.hidden = text === null;
-  box.replaceChildren(text ?? "");
-  if (retry) box.append(el("button", { type: "button", class: "text-button", on: { click: retry } }, "Try again"));
-  const label = "Put this line away";
-  if (text && !retry) box.append(el("button", { type: "button", class: "icon-button", "aria-label": label, on: { click: () => notice(null) } }, icon("close")));
+  box.querySelector(`[data-subject=${subject}]`)?.remove();
+  const away = { type: "button", class: "icon-button", "aria-label": "Put this line away", on: { click: () => notice(subject, null) } };
+  const button = retry
+    ? el("button", { type: "button", class: "text-button", on: { click: retry } }, "Try again")
+    : el("button", away, icon("close"));
+  if (text !== null) box.append(el("p", { data: { subject } }, text, button));
+  box.hidden = box.childNodes.length === 0;
 }
 
 function wireButtons() {
@@ -171,7 +173,7 @@ function wireButtons() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !document.querySelector("dialog[open]") && session.stop()) composer.focus();
   });
-  addEventListener("pagehide", () => session.saveRunning());
+  addEventListener("pagehide", () => session.leave());
   store.onChange(async (id) => {
     await session.reread(id);
     await listConversations();
@@ -208,8 +210,8 @@ async function importFile(event) {
     for (const conversation of read) await store.put(conversation);
     if (read.length) await session.open(read[0].id);
     await listConversations();
-    notice(null);
+    notice("import", null);
   } catch (error) {
-    notice(`${file.name}: ${error.message}`);
+    notice("import", `${file.name}: ${error.message}`);
   }
 }

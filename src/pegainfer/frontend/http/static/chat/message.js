@@ -6,6 +6,7 @@ import { MarkdownView } from "../markdown/view.js";
 import { figureLines } from "./figures.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result" };
+const ACTIONS_ON = { user: "Actions on your message", assistant: "Actions on this answer", tool: "Actions on this result" };
 const NOTES = {
   length: "Cut off: “Max tokens” or the context’s end was reached.",
   stopped: "Stopped.",
@@ -26,7 +27,7 @@ export class MessageView {
     this.#thoughts = null;
     this.#content = node.role === "assistant" ? new MarkdownView({ settled }) : null;
     this.#extras = el("div", { class: "extras" });
-    this.#tools = el("div", { class: "actions", role: "group", "aria-label": `Actions on this ${NAMES[node.role].toLowerCase()}` });
+    this.#tools = el("div", { class: "actions", role: "group", "aria-label": ACTIONS_ON[node.role] });
     this.#body = el("div", { class: "body" }, this.#content?.node ?? this.#plain(), this.#extras, this.#tools);
     this.node = el("article", { class: `message ${node.role}`, "aria-label": NAMES[node.role], data: { id: node.id } }, this.#margin, this.#body);
   }

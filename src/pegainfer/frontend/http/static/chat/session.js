@@ -119,9 +119,12 @@ export class Session {
     return generation !== undefined;
   }
 
-  /** Saves what runs; for a page that is about to go. */
-  saveRunning() {
-    for (const { conversation } of this.#running.values()) this.#store.put(conversation);
+  /** The page is about to go: what runs is saved as it stands. */
+  leave() {
+    for (const generation of this.#running.values()) {
+      generation.leave();
+      this.#store.put(generation.conversation);
+    }
   }
 
   #open(conversation) {

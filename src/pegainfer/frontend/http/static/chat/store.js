@@ -41,8 +41,12 @@ export class Store {
   }
 
   async put(conversation) {
-    if (this.#database) await settled(this.#objects("readwrite").put(conversation));
-    else this.#memory.set(conversation.id, structuredClone(conversation));
+    if (this.#database) {
+      const objects = this.#objects("readwrite");
+      const putting = objects.put(conversation);
+      objects.transaction.commit(); // at once: the page may be about to go
+      await settled(putting);
+    } else this.#memory.set(conversation.id, structuredClone(conversation));
     this.#channel?.postMessage(conversation.id);
   }
 

@@ -154,7 +154,7 @@ class Parser {
     const bracket = this.brackets.pop();
     const target = bracket && linkTarget(this.text, this.at + 1);
     if (!target) return this.literal(1);
-    const children = resolve(this.out.splice(bracket.index).slice(1));
+    const children = withoutLinks(resolve(this.out.splice(bracket.index).slice(1)));
     // Links do not stand in links: brackets further out are text.
     if (!bracket.image) this.brackets = this.brackets.filter((b) => b.image);
     this.out.push({ type: bracket.image ? "image" : "link", href: target.href, children });
@@ -176,7 +176,8 @@ class Parser {
     const before = this.at === 0 ? " " : this.text[this.at - 1];
     const match = /[\p{L}\p{N}]/u.test(before) ? null : BARE.exec(this.text.slice(this.at, this.at + 2048));
     if (!match) return this.literal(1);
-    let href = match[0].replace(/[.,:;!?'"*_~\]]+$/, "");
+    const found = this.brackets.length ? match[0].split("]", 1)[0] : match[0];
+    let href = found.replace(/[.,:;!?'"*_~\]]+$/, "");
     while (href.endsWith(")") && href.split(")").length > href.split("(").length) href = href.slice(0, -1);
     this.push({ type: "link", href, children: [{ type: "text", text: href }] });
     this.at += href.length;
@@ -201,6 +202,15 @@ class Parser {
     this.at++;
     while (this.text[this.at] === " ") this.at++;
   }
+}
+
+/** Links do not stand in links: what looks like one within a link's text is its text. */
+function withoutLinks(nodes) {
+  return nodes.flatMap((node) => {
+    if (!node.children) return [node];
+    const children = withoutLinks(node.children);
+    return node.type === "link" ? children : [{ ...node, children }];
+  });
 }
 
 /** Whether a run of delimiters leans on `near`, with `far` on its other side (CommonMark's flanking rule). */

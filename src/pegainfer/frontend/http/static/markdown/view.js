@@ -33,13 +33,15 @@ export class MarkdownView {
   /**
    * Shows `text`, which usually has grown. All but its last block stay as they are: a block starts without
    * regard to what stands before it, so only the last one can change. A block that began with the line which
-   * is still being written does not count as one, for that line may turn out to belong to the block above.
+   * was still being written, or the one above it (a table's head), does not count: it may yet turn out to
+   * belong to the block before.
    */
   update(text, { done = false } = {}) {
     if (!text.startsWith(this.#text)) this.#tops.length = this.#told = 0;
+    const written = this.#text.lastIndexOf("\n");
+    const unsure = written < 0 ? 0 : this.#text.lastIndexOf("\n", written - 1) + 1;
+    const keep = Math.max(0, this.#tops.findLastIndex((top) => top.start < unsure));
     this.#text = text;
-    const lastLine = text.lastIndexOf("\n") + 1;
-    const keep = Math.max(0, this.#tops.findLastIndex((top) => top.start < lastLine));
     const from = this.#tops[keep]?.start ?? 0;
     const lines = text.slice(from).split("\n");
     const starts = [from];
@@ -59,7 +61,7 @@ export class MarkdownView {
       if (present === undefined) this.node.append(nodes[i]);
       else if (present !== nodes[i]) present.replaceWith(nodes[i]);
     }
-    const sure = done ? this.#tops.length : Math.max(0, this.#tops.length - 1);
+    const sure = done ? this.#tops.length : keep;
     for (; this.#told < sure; this.#told++) this.#settled(this.#tops[this.#told].node);
   }
 }
@@ -73,6 +75,7 @@ function renderTop(block, done) {
 /** A code block; while it is open, its text grows in place. Colours come when it is complete. */
 class CodeView {
   constructor(block, done) {
+    this.#info = block.info;
     this.#language = /^[\w+#.-]{1,30}/.exec(block.info)?.[0] ?? "";
     this.#text = document.createTextNode(block.text);
     this.#code = el("code", {}, this.#text);
@@ -86,6 +89,7 @@ class CodeView {
     if (block.closed || done) this.#finish();
   }
 
+  #info;
   #language;
   #text; // null once highlighted
   #code;
@@ -93,7 +97,7 @@ class CodeView {
   /** Takes more text; false where what was shown is not its beginning. */
   grow(block, done) {
     const shown = this.#text?.data;
-    if (shown === undefined || !block.text.startsWith(shown)) return false;
+    if (shown === undefined || block.info !== this.#info || !block.text.startsWith(shown)) return false;
     this.#text.appendData(block.text.slice(shown.length));
     if (block.closed || done) this.#finish();
     return true;
