@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import EngineStats, FinishReason, Timings, TokenEvent, TokenLogprob
 from pegainfer.contract.handle import EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest, unpack_tokens
@@ -101,6 +102,9 @@ class FakeEngine:
 
     def alive(self) -> bool:
         return self.is_alive
+
+    def death(self) -> EngineDeadError | None:
+        return None if self.is_alive else EngineDeadError("the engine process has ended")
 
     def drain(self) -> None:
         self.drained = True

@@ -6,6 +6,7 @@ failed, 2 where the user can cure it; why is told through the socket.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import signal
 import sys
@@ -25,6 +26,7 @@ def main(socket_path: str, spec_json: str) -> int:
     # Ctrl-C reaches every process of the terminal; what it means is decided by the front.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    faulthandler.enable()  # a crash in a kernel leaves the stack of every thread on standard error
     spec = msgspec.json.decode(spec_json, type=EngineSpec)
     from pegainfer.engine.process import serve_engine
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.request import GenerateRequest
 
@@ -49,6 +50,9 @@ class EngineHandle(Protocol):
         """The latest snapshot that the engine sent."""
 
     def alive(self) -> bool: ...
+
+    def death(self) -> EngineDeadError | None:
+        """Why it is not alive; None where it is."""
 
     def drain(self) -> None:
         """Takes no more requests; what runs goes on."""

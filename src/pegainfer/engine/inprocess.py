@@ -73,6 +73,9 @@ class InProcessEngine:
     def alive(self) -> bool:
         return self._loop.alive()
 
+    def death(self) -> EngineDeadError | None:
+        return self._loop.death()
+
     def drain(self) -> None:
         self._loop.drain()
 

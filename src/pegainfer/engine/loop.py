@@ -143,6 +143,10 @@ class EngineLoop:
     def alive(self) -> bool:
         return self._death is None and self._thread.is_alive()
 
+    def death(self) -> EngineDeadError | None:
+        """Why it has ended; None while it lives."""
+        return None if self.alive() else self._death or EngineDeadError("the engine was not started")
+
     def _put(self, message: _Message) -> None:
         with self._door:
             if self._death is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 import msgspec
@@ -42,7 +42,10 @@ class _Live:
 class EngineClient(asyncio.Protocol):
     """Implements contract.handle.EngineHandle. Call its methods from its event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, explain: Callable[[], Awaitable[EngineDeadError]] | None = None) -> None:
+        """`explain`: called when the connection is lost; says at once, or after a moment, why."""
+        self._explain = explain
+        self._explaining: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._live: dict[str, _Live] = {}
@@ -57,7 +60,13 @@ class EngineClient(asyncio.Protocol):
     # ------------------------------------------------------------------ connecting
 
     @classmethod
-    async def connect(cls, path: str, *, timeout: float = 60.0) -> EngineClient:
+    async def connect(
+        cls,
+        path: str,
+        *,
+        timeout: float = 60.0,
+        explain: Callable[[], Awaitable[EngineDeadError]] | None = None,
+    ) -> EngineClient:
         """Connects to the socket at `path`, waiting for it to appear, and waits until the engine is ready.
 
         Raises:
@@ -65,7 +74,7 @@ class EngineClient(asyncio.Protocol):
             ConfigError: the engine says that it cannot start, and why.
         """
         loop = asyncio.get_running_loop()
-        client = cls()
+        client = cls(explain)
         end = loop.time() + timeout
         while True:
             try:
@@ -81,9 +90,11 @@ class EngineClient(asyncio.Protocol):
         return client
 
     @classmethod
-    async def attach(cls, sock: socket.socket) -> EngineClient:
+    async def attach(
+        cls, sock: socket.socket, explain: Callable[[], Awaitable[EngineDeadError]] | None = None
+    ) -> EngineClient:
         """The same over a connected socket, e.g. one half of a socketpair."""
-        client = cls()
+        client = cls(explain)
         await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=sock)
         await client.wait_ready()
         return client
@@ -135,7 +146,11 @@ class EngineClient(asyncio.Protocol):
         return self._stats
 
     def alive(self) -> bool:
-        return self._info is not None and self._death is None and not self._closed.is_set()
+        gone = self._explaining is not None or self._closed.is_set()
+        return self._info is not None and self._death is None and not gone
+
+    def death(self) -> EngineDeadError | None:
+        return None if self.alive() else self._dead()
 
     def drain(self) -> None:
         if not self._draining and self.alive():
@@ -184,7 +199,21 @@ class EngineClient(asyncio.Protocol):
         return False  # closes the transport, so that connection_lost follows
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._die(self._dead())
+        if self._explain is None or self._closing or self._death is not None:
+            self._end(self._dead())
+        else:
+            self._explaining = asyncio.ensure_future(self._end_explained(self._explain()))
+
+    async def _end_explained(self, explanation: Awaitable[EngineDeadError]) -> None:
+        death = self._dead()
+        try:
+            death = await explanation
+        except Exception:  # the requests in flight must end all the same
+            log.exception("nobody knows how the engine ended")
+        self._end(death)
+
+    def _end(self, death: EngineDeadError) -> None:
+        self._die(death)
         self._closed.set()
 
     # ------------------------------------------------------------------ inside

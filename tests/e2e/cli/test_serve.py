@@ -72,15 +72,59 @@ def test_a_signal_lets_running_requests_finish(number: int) -> None:
         assert ended(engine)
 
 
-def test_an_engine_that_dies_ends_the_server_with_an_error() -> None:
-    with serving("--device", "null") as server:
+def test_an_engine_that_dies_ends_the_server_where_none_may_replace_it() -> None:
+    with serving("--device", "null", "--engine-restarts", "0") as server:
         (engine,) = server.children()
         response = open_stream(server, max_tokens=4000)
         os.kill(engine, signal.SIGKILL)
         rest = response.read()
-        assert b'"error"' in rest
+        assert b"the engine process has ended; got signal 9 (SIGKILL); remedy: restart the server" in rest
         assert server.process.wait(60) == 1
-        assert "the engine process has failed" in server.errors.read_text()
+        errors = server.errors.read_text()
+        assert "the engine process has failed; got signal 9 (SIGKILL)" in errors
+
+
+def until_alive(server: Server) -> None:
+    """Waits for a new engine; until then each answer of /health must be a 503 with the reason."""
+    while (health := httpx.get(f"{server.url}/health")).status_code != 200:
+        assert health.status_code == 503
+        assert "signal 9" in health.json()["error"]["message"]
+        assert health.headers["retry-after"]
+
+
+@pytest.mark.parametrize("kills", [3])
+def test_a_dead_engine_is_replaced_and_only_what_was_in_flight_fails(kills: int) -> None:
+    with serving("--device", "null", "--engine-restarts", str(kills)) as server:
+        body = {"prompt": "hello", "max_tokens": 8, "ignore_eos": True}
+        first = httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"]
+        for _ in range(kills):
+            (engine,) = server.children()
+            response = open_stream(server, max_tokens=4000)
+            os.kill(engine, signal.SIGKILL)
+            assert b"got signal 9 (SIGKILL); remedy: try again when a new one is ready" in response.read()
+            refused = httpx.post(f"{server.url}/v1/completions", json=body)
+            assert refused.status_code in (200, 503)  # 200: the new one was quick
+            until_alive(server)
+            assert httpx.get(f"{server.url}/ready").status_code == 200
+            again = httpx.post(f"{server.url}/v1/completions", json=body)
+            assert again.status_code == 200 and again.json()["choices"] == first
+        assert server.errors.read_text().count("a new engine is ready") == kills
+        (engine,) = server.children()
+        assert server.stop() == 0
+        assert ended(engine)
+
+
+def test_the_last_death_ends_the_server() -> None:
+    with serving("--device", "null") as server:  # one restart
+        for last in (False, True):
+            (engine,) = server.children()
+            response = open_stream(server, max_tokens=4000)
+            os.kill(engine, signal.SIGKILL)
+            assert b"signal 9" in response.read()
+            if not last:
+                until_alive(server)
+        assert server.process.wait(60) == 1
+        assert server.errors.read_text().count("the engine process has ended") == 2
 
 
 def test_the_engine_ends_when_the_front_is_killed() -> None:

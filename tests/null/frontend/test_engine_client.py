@@ -27,10 +27,12 @@ class Peer:
         self._sock = ours
         ours.setblocking(False)
 
-    async def connect(self, *, ready: bool = True) -> EngineClient:
+    async def connect(
+        self, *, ready: bool = True, explain: Callable[[], Coroutine[Any, Any, EngineDeadError]] | None = None
+    ) -> EngineClient:
         if ready:
             await self.send(codec.Ready(INFO))
-        return await EngineClient.attach(self._theirs)
+        return await EngineClient.attach(self._theirs, explain)
 
     async def send(self, *messages: codec.ToFront) -> None:
         await self.send_raw(b"".join(codec.encode_frame(m) for m in messages))

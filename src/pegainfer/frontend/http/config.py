@@ -51,6 +51,9 @@ class HttpConfig:
     body_seconds: float = _flag(60.0, "Longest silence in the middle of a request body.")
     write_seconds: float = _flag(60.0, "A stream whose client reads nothing for so long is dropped.")
     ready_seconds: float = _flag(30.0, "/ready is red when a busy engine made no step for this long.")
+    engine_restarts: int = _flag(
+        1, "How often an engine process that died is replaced; without any left the server ends."
+    )
     drain_seconds: float = _flag(600.0, "At shutdown, running requests get this long to finish.")
 
     max_body_bytes: int = _flag(16 << 20, "Longest request body.")
@@ -82,6 +85,11 @@ class HttpConfig:
             if getattr(self, name) <= 0:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigError("a limit must be above 0", got=getattr(self, name), where=flag)
+        if self.engine_restarts < 0:
+            raise ConfigError(
+                "no such number of restarts", expected="0 or more", got=self.engine_restarts,
+                where="--engine-restarts",
+            )  # fmt: skip
         # Imported here: it loads the tokenizer's library, which `--help` should not wait for.
         from pegainfer.frontend.detokenize import MAX_STOP_BYTES, MAX_STOP_STRINGS
         from pegainfer.frontend.tools.styles import choose_reasoning, choose_style

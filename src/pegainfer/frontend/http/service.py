@@ -38,15 +38,13 @@ class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 async def health(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """200 while the engine's process lives, however long its step takes; 503 after that."""
-    if not front.engine.alive():
-        raise ApiError(503, "the engine has ended", code="engine_dead", retry_after=RETRY_DEAD_ENGINE)
+    _check_alive(front)
     await send_json(send, {"status": "ok"})
 
 
 async def ready(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """200 if a request sent now would be taken and served by an engine that moves."""
-    if not front.engine.alive():
-        raise ApiError(503, "the engine has ended", code="engine_dead", retry_after=RETRY_DEAD_ENGINE)
+    _check_alive(front)
     if front.gate.draining:
         raise ApiError(503, "the server is shutting down", code="draining", retry_after=5.0)
     if front.gate.full:
@@ -58,6 +56,12 @@ async def ready(front: Front, scope: Scope, receive: Receive, send: Send) -> Non
         if still > front.config.ready_seconds:
             raise ApiError(503, f"the engine made no step for {still:.0f} s", code="stalled", retry_after=5.0)
     await send_json(send, {"status": "ready"})
+
+
+def _check_alive(front: Front) -> None:
+    death = front.engine.death()
+    if death is not None:
+        raise ApiError(503, str(death), code="engine_dead", retry_after=RETRY_DEAD_ENGINE)
 
 
 async def load(front: Front, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,0 +1,58 @@
+"""An engine that may be replaced: the server keeps this handle while a dead engine gives way to a new one."""
+
+from __future__ import annotations
+
+from pegainfer.contract.errors import EngineDeadError
+from pegainfer.contract.event import EngineStats
+from pegainfer.contract.handle import EngineInfo, EventSink
+from pegainfer.contract.request import GenerateRequest
+from pegainfer.frontend.engine_client import EngineClient
+
+
+class SupervisedEngine:
+    """Implements contract.handle.EngineHandle over the engine of the moment.
+
+    What a dead engine had in flight was failed by its own client; while there is no other, requests are
+    refused with the reason of its death.
+    """
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self.draining = False
+
+    def replace(self, client: EngineClient) -> None:
+        """Another engine takes over."""
+        self._client = client
+        if self.draining:
+            client.drain()
+
+    async def wait_closed(self) -> None:
+        """Returns when the connection to the engine of the moment has ended."""
+        await self._client.wait_closed()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._client.info
+
+    def submit(self, request: GenerateRequest, sink: EventSink) -> None:
+        """Raises what EngineClient.submit raises."""
+        self._client.submit(request, sink)
+
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        self._client.cancel(request_id, index)
+
+    def stats(self) -> EngineStats:
+        return self._client.stats()
+
+    def alive(self) -> bool:
+        return self._client.alive()
+
+    def death(self) -> EngineDeadError | None:
+        return self._client.death()
+
+    def drain(self) -> None:
+        self.draining = True
+        self._client.drain()
+
+    def close(self) -> None:
+        self._client.close()
