@@ -15,6 +15,7 @@ from pegainfer.cli import (
     generate,
     kernels,
     pull,
+    run_batch,
     serve,
 )
 from pegainfer.cli.flags import expand
@@ -25,6 +26,7 @@ ABOUT = """Serves language models: Python on the host, C++ and CUDA kernels, no 
 pegainfer chat                       a conversation in the terminal
 pegainfer generate "Who are you?"    one answer
 pegainfer serve                      an OpenAI-compatible server on port 8000
+pegainfer run-batch -i in -o out     a file of requests to a file of answers
 pegainfer doctor                     what this machine can do, and what is missing
 """
 
@@ -36,6 +38,7 @@ def build_app() -> typer.Typer:
         ("serve", serve.serve),
         ("generate", generate.generate),
         ("chat", chat.chat),
+        ("run-batch", run_batch.run_batch),
         ("pull", pull.pull),
         ("doctor", doctor.doctor),
     ):
