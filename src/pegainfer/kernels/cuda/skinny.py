@@ -11,6 +11,7 @@ from pegainfer.runtime.cuda.tma import TensorMap
 TOKENS = (8, 16, 32, 64)  # that kernels are compiled for
 MAX_TOKENS, BOX = 64, 64  # as in skinny.cuh; BOX: elements of k, 128 bytes
 THREADS, MAX_BLOCKS = 256, 3  # MAX_BLOCKS: of 64 rows in a tile
+FRAGMENT = 576  # bytes of the sums of 16 rows by 8 tokens
 SYSTEM = 1 << 10  # bytes of shared memory a block that the system takes
 KINDS = {"store": 0, "storef32": 1, "residual": 2, "swiglu": 3}
 
@@ -30,12 +31,14 @@ class SkinnyChoice:
     depth_x: int
     trigger: int  # stages before the end at which the next launch may start
     sums: int  # offset of a tile's sums in shared memory
+    before: int  # offset of what a tile's end needs beside them
     shared: int  # bytes
     why: str = ""
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return (self.groups * self.splits, 1, 1)
+        across = max(self.cluster, 1)
+        return (across, self.groups * self.splits // across, 1)
 
     @property
     def cluster(self) -> int:
@@ -43,7 +46,7 @@ class SkinnyChoice:
 
     def square_groups(self, n: int) -> int:
         """How many sums of squares a row of `n` outputs leaves."""
-        return -(-n // self.rows) * -(-self.rows // 16)
+        return -(-n // self.rows) * -(-self.rows // 32)
 
     def __str__(self) -> str:
         return (
@@ -67,6 +70,8 @@ def skinny_choice(
     depth_w: int = 0,
     trigger: int | None = None,
     per_sm: int = 2,
+    residual: bool = False,
+    early: bool = True,
     why: str = "",
 ) -> SkinnyChoice | None:
     """That launch with the deepest ring that fits, or None where it does not fit."""
@@ -81,23 +86,28 @@ def skinny_choice(
     groups = -(-groups // multicast) * multicast
     room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared)
     stage_w, stage_x = rows * 128 * wide, tokens * 128 * wide
-    fragments = -(-rows // 16) * (tokens // 8)
-    sums = -(-fragments // splits) * splits * 512
-    # Sums lie in the rings at the end, unless they come from other blocks, or the next tile is on its way.
-    for own in (0, sums):
-        rest = room - own - 4 * tokens - 16 - depth_x * (stage_x + 16)
+    units = -(-rows // 32) * (tokens // 8)
+    slots = -(-units // splits)
+    sums = slots * splits * 2 * FRAGMENT
+    extra = 16 + 4 * tokens + (slots * 512 + -(-rows // 32) * 128 if residual else 0)
+    # Sums lie in the rings at the end, unless the next tile is on its way there, or they should come from other
+    # blocks as soon as these have them.
+    for own in (0, sums) if splits == 1 or not early else (sums,):
+        rest = room - own - extra - depth_x * (stage_x + 16)
         depth = min(depth_w or 32, rest // (stage_w + 16))
         rings = depth * stage_w + depth_x * stage_x
-        if depth >= 2 and (own or (tiles <= groups and splits == 1 and rings >= sums)):
+        if depth >= 2 and (own or (tiles <= groups and rings >= sums)):
             break
     else:
         return None
+    if residual and tiles > groups:
+        return None
     barriers = rings + 16 * (depth + depth_x) + 16 + 4 * tokens
     # wgmma takes 64 rows even of a smaller tile; what it reads past the last stage must be there.
-    shared = max(barriers + own, depth * stage_w + (blocks * 64 - rows) * 128)
+    shared = max(rings + 16 * (depth + depth_x) + extra + own, depth * stage_w + (blocks * 64 - rows) * 128)
     return SkinnyChoice(
         f"skinny_{dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, multicast, wide, depth, depth_x,
-        depth if trigger is None else trigger, barriers if own else 0, shared, why,
+        depth if trigger is None else trigger, barriers if own else 0, barriers + own, shared, why,
     )  # fmt: skip
 
 
@@ -118,9 +128,11 @@ def skinny_args(
 ) -> list[Arg]:
     """The kernel's arguments; see skinny::Args."""
     m, n, k = sizes
+    tiles, chunks = -(-n // c.rows), -(-k // (BOX * c.wide))
     numbers = (
-        m, n, k, ld_out, KINDS[kind], -(-n // c.rows), c.groups, c.rows, -(-k // (BOX * c.wide)), c.splits,
-        c.multicast, c.wide, c.depth_w, c.depth_x, c.trigger, square_groups, c.sums,
+        m, n, k, ld_out, KINDS[kind], c.rows, c.groups, tiles // c.groups, tiles % c.groups, c.splits,
+        c.multicast, chunks // c.splits, chunks % c.splits, c.wide, c.depth_w, c.depth_x, c.trigger,
+        square_groups, c.sums, c.before,
     )  # fmt: skip
     args = struct(
         ptr(out), ptr(squares), ptr(norm), ptr(normed), ptr(next_squares), *map(i32, numbers), f32(eps)

@@ -26,25 +26,26 @@ enum Out : int { STORE, STORE_F32, RESIDUAL, SWIGLU };  // SWIGLU: w's rows are 
 constexpr int MAX_TOKENS = 64;                 // of a row of sums of squares
 constexpr int CONSUMERS = 128, THREADS = 256;  // four warps multiply; weight, x, and scale have one each
 constexpr int SWIZZLE = 64;                    // elements of k in a box: 128 bytes
-constexpr int SCALE_READY = 1, CONSUMERS_ONLY = 2, BARRIERS_MADE = 3;  // named barriers
+constexpr int BEFORE_READY = 1, CONSUMERS_ONLY = 2, BARRIERS_MADE = 3;  // named barriers
 
 struct Args {
     void* out;             // [M, ld_out]; for RESIDUAL it is added to
     const float* squares;  // [square_groups, MAX_TOKENS] of what x was before the norm; null: x as it is
     const float* norm;     // RESIDUAL: [N] weight of the norm that follows; null: none does
     void* normed;          // [M, N]: the new residual times `norm`
-    float* next_squares;   // [tiles · ⌈rows / 16⌉, MAX_TOKENS] of the new residual
+    float* next_squares;   // [tiles · ⌈rows / 32⌉, MAX_TOKENS] of the new residual
     int m, n, k, ld_out, kind;
-    int tiles, groups;     // a group of `splits` blocks takes every groups-th tile
     int rows;              // of a tile: a multiple of 8
-    int chunks;            // of k: what a stage holds
+    int groups;            // of blocks (gridDim.x · y / splits); each takes every groups-th tile
+    int rounds, longer;    // tiles of a group; the first `longer` groups take one more
     int splits;            // of k; then each cluster has one tile
     int multicast;         // blocks of a cluster that share one copy of x; 1 if splits > 1
+    int chunks, leftover;  // stages of a split; the first `leftover` splits take one more
     int wide;              // boxes of 64 k in a stage
     int depth_w, depth_x;  // stages of the rings
     int trigger;           // stages still to ask for when the next launch may start
     int square_groups;
-    int sums;  // where a tile's sums lie in shared memory: in the rings where it is the only one
+    int sums, before;  // where a tile's sums, and what its end needs, lie in shared memory
     float eps;
 };
 
@@ -67,46 +68,40 @@ __device__ __forceinline__ void warps_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Where things lie in shared memory, and which part of the work is this block's.
+// Where things lie in shared memory, and which part of the work is this block's. Sums are finished in units
+// of 32 rows by 8 tokens, unit u by the split u % splits as its u / splits-th.
 template <int NT>
 struct Block {
-    static constexpr int J = NT / 8;  // fragments beside each other: 16 rows of the weight, 8 tokens
-    uint32_t w, x, full_w, empty_w, full_x, empty_x, summed, scale, sums;
+    static constexpr int J = NT / 8;
+    uint32_t w, x, full_w, empty_w, full_x, empty_x, summed, scale, sums, before;
     int stage_w, stage_x;  // bytes
-    int group, split, rounds, k0, k1;
-    int fragments;  // of a tile; fragment u is finished by the split u % splits as its u / splits-th
+    int group, split, rounds, k0, k1, units, slots;
 
     __device__ __forceinline__ Block(const Args& a, uint32_t shared) {
         stage_w = a.rows * 128 * a.wide, stage_x = NT * 128 * a.wide;
         w = shared, x = w + a.depth_w * stage_w;
         full_w = x + a.depth_x * stage_x, empty_w = full_w + 8 * a.depth_w;
         full_x = empty_w + 8 * a.depth_w, empty_x = full_x + 8 * a.depth_x;
-        summed = empty_x + 8 * a.depth_x, scale = summed + 16, sums = shared + a.sums;
-        group = blockIdx.x / a.splits, split = blockIdx.x % a.splits;
+        summed = empty_x + 8 * a.depth_x, scale = summed + 16;
+        sums = shared + a.sums, before = shared + a.before;
+        split = a.splits > 1 ? blockIdx.x : 0;
+        group = a.splits > 1 ? blockIdx.y : blockIdx.y * gridDim.x + blockIdx.x;
         // Blocks that share x take the same number of tiles, some of them past the end.
-        const int first = a.multicast > 1 ? 0 : group;
-        rounds = (a.tiles - first + a.groups - 1) / a.groups;
-        k0 = a.chunks * split / a.splits, k1 = a.chunks * (split + 1) / a.splits;
-        fragments = (a.rows + 15) / 16 * J;
+        rounds = a.rounds + ((a.multicast > 1 ? a.longer : group < a.longer) ? 1 : 0);
+        k0 = split * a.chunks + min(split, a.leftover), k1 = k0 + a.chunks + (split < a.leftover);
+        units = (a.rows + 31) / 32 * J;
+        slots = a.splits > 1 ? (units + a.splits - 1) / a.splits : units;
     }
     __device__ __forceinline__ int tile(const Args& a, int round) const { return group + round * a.groups; }
-    __device__ __forceinline__ int slots(const Args& a) const {
-        return (fragments + a.splits - 1) / a.splits;
-    }
 
     // Makes the barriers, by one warp.
     __device__ __forceinline__ void make_barriers(const Args& a) const {
         const int lane = threadIdx.x & 31;
 #pragma unroll 1
-        for (int i = lane; i < 2 * (a.depth_w + a.depth_x) + 1; i += 32) {
-            const uint32_t bar = full_w + 8 * i;
+        for (uint32_t bar = full_w + 8 * lane; bar <= summed + 8; bar += 8 * 32) {
             const bool by_warps = (bar >= empty_w && bar < full_x) || (bar >= empty_x && bar < summed);
-            barrier_init(bar, by_warps ? CONSUMERS / 32 * (bar >= empty_x ? a.multicast : 1) : 1);
-        }
-        __syncwarp();
-        if (lane == 0 && a.splits > 1) {
-            const int mine = (fragments - split + a.splits - 1) / a.splits;
-            barrier_arrive_expect(summed, mine * a.splits * 512);
+            const int warps = CONSUMERS / 32 * (bar >= empty_x ? a.multicast : 1);
+            barrier_init(bar, by_warps ? warps : bar > summed ? a.splits : 1);
         }
         barrier_init_fence();
         __syncwarp();
@@ -199,90 +194,86 @@ __device__ __forceinline__ void prepare_scale(const Args& a, float* scale) {
     }
 }
 
-// What an output fragment (16 rows of the weight, 8 tokens) needs from memory, asked for ahead of the sums.
-struct Before {
-    uint32_t old[2];
-    float norm[2];
-};
-
-struct Fragment {
-    int token0, row, n0;  // row: in its tile
-    bool valid[2];        // its halves of eight rows
-    __device__ __forceinline__ Fragment(const Args& a, int tile, int row, int token0)
-        : token0(token0), row(row), n0(tile * a.rows + row) {
-        valid[0] = row < a.rows && n0 < a.n, valid[1] = row + 8 < a.rows && n0 + 8 < a.n;
+// What the end of a tile needs beside the sums, fetched while the products are under way: the residual of
+// this block's units, as their threads will take it, and the weight of the norm that follows.
+template <typename T, int NT>
+__device__ __forceinline__ void fetch_before(const Args& a, const Block<NT>& b) {
+    const int lane = threadIdx.x & 31, first = b.tile(a, 0) * a.rows;
+    const uint32_t norm = b.before + b.slots * 512;
+    if (a.norm) {  // a constant: ahead of the wait
+#pragma unroll 1
+        for (int i = lane * 4; i < a.rows; i += 128)
+            if (first + i < a.n)
+                store_shared16(norm + i * 4, *reinterpret_cast<const uint4*>(a.norm + first + i));
     }
-};
-
-template <typename T>
-__device__ __forceinline__ Before look_before(const Args& a, const Fragment& f) {
-    const int lane = threadIdx.x & 31, token = f.token0 + lane / 4;
-    Before b = {};
-    if (a.kind != RESIDUAL) return b;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (!f.valid[h]) continue;
-        const T* p = static_cast<const T*>(a.out) + static_cast<int64_t>(token) * a.ld_out + f.n0 + 8 * h;
-        if (token < a.m) b.old[h] = *reinterpret_cast<const uint32_t*>(p + lane % 4 * 2);
-        if (a.norm) b.norm[h] = a.norm[f.n0 + 8 * h + lane / 4];
+    pdl_wait();
+#pragma unroll 4
+    for (int slot = 0; slot < b.slots; slot++) {
+        const int u = slot * a.splits + b.split;
+        const int row = u / b.J * 32 + lane % 4 * 8, token = u % b.J * 8 + lane / 4;
+        if (u >= b.units || row >= a.rows || first + row >= a.n || token >= a.m) continue;
+        const T* p = static_cast<const T*>(a.out) + static_cast<int64_t>(token) * a.ld_out + first + row;
+        store_shared16(b.before + (slot * 32 + lane) * 16, *reinterpret_cast<const uint4*>(p));
     }
-    return b;
 }
 
-// Finishes and stores a fragment. Pairs of rows of one token are stored: the transpose of what lanes hold.
+__device__ __forceinline__ float load_shared4(uint32_t p) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(p) : "memory");
+    return v;
+}
+
+// Finishes 8 rows of one token: v are the sums of rows n … n + 7. `at`: what fetch_before left.
 template <typename T>
-__device__ __forceinline__ void finish(const Args& a, const Fragment& f, const float* scale, float4 sums,
-                                       const Before& before) {
-    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4, token = f.token0 + g;
+__device__ __forceinline__ void finish(const Args& a, float (&v)[8], int token, int n, bool valid,
+                                       uint32_t old, uint32_t norm, float* squares) {
+    uint4 packed;
+    uint32_t* words = &packed.x;
     const int64_t row = static_cast<int64_t>(token) * a.ld_out;
-    float v[2][2] = {{sums.x, sums.y}, {sums.z, sums.w}}, squares[2] = {};
-    if (a.squares) {
-        const float2 s = *reinterpret_cast<const float2*>(scale + f.token0 + 2 * t);
+    if (a.kind == STORE_F32) {
+        float4* to = reinterpret_cast<float4*>(static_cast<float*>(a.out) + row + n);
+        if (valid) to[0] = make_float4(v[0], v[1], v[2], v[3]), to[1] = make_float4(v[4], v[5], v[6], v[7]);
+        return;
+    }
+    if (a.kind == RESIDUAL) {
+        const uint4 x = load_shared16(old);
+        const uint32_t* xs = &x.x;
 #pragma unroll
-        for (int h = 0; h < 2; h++) v[h][0] *= s.x, v[h][1] *= s.y;
+        for (int i = 0; i < 4; i++) {
+            const float2 f = unpack2<T>(xs[i]);
+            v[2 * i] += f.x, v[2 * i + 1] += f.y;
+        }
     }
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (!f.valid[h]) continue;
-        const int n = f.n0 + 8 * h;
-        if (a.kind == STORE_F32) {
+    for (int i = 0; i < 4; i++) words[i] = pack2<T>(v[2 * i], v[2 * i + 1]);
+    if (a.kind == SWIGLU) {
+        // The two projections are rounded first, as they are where they are stored.
+        float gated[4];
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int mine = f.token0 + 2 * t + i;
-                if (mine < a.m)
-                    static_cast<float*>(a.out)[static_cast<int64_t>(mine) * a.ld_out + n + g] = v[h][i];
-            }
-            continue;
+        for (int i = 0; i < 4; i++) {
+            const float2 p = unpack2<T>(words[i]);
+            gated[i] = __fdividef(p.x, 1.f + __expf(-p.x)) * p.y;
         }
-        if (a.kind == RESIDUAL) {
-            const float2 old = unpack2<T>(movmatrix(before.old[h]));
-            v[h][0] += old.x, v[h][1] += old.y;
-        }
-        const uint32_t packed = pack2<T>(v[h][0], v[h][1]), pair = movmatrix(packed);
-        if (a.kind == SWIGLU) {
-            // The two projections are rounded first, as they are where they are stored.
-            const float2 p = unpack2<T>(pair);
-            if (token < a.m)
-                static_cast<T*>(a.out)[row + n / 2 + t] = from_f32<T>(p.x / (1.f + expf(-p.x)) * p.y);
-            continue;
-        }
-        if (token < a.m) *reinterpret_cast<uint32_t*>(static_cast<T*>(a.out) + row + n + 2 * t) = pair;
-        if (a.kind == RESIDUAL && a.norm) {
-            const float2 x = unpack2<T>(packed);
-            squares[0] += x.x * x.x, squares[1] += x.y * x.y;
-            const uint32_t normed = movmatrix(pack2<T>(x.x * before.norm[h], x.y * before.norm[h]));
-            T* to = static_cast<T*>(a.normed) + static_cast<int64_t>(token) * a.n + n + 2 * t;
-            if (token < a.m) *reinterpret_cast<uint32_t*>(to) = normed;
-        }
+        const uint2 pair = make_uint2(pack2<T>(gated[0], gated[1]), pack2<T>(gated[2], gated[3]));
+        if (valid) *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + row + n / 2) = pair;
+        return;
     }
+    if (valid) *reinterpret_cast<uint4*>(static_cast<T*>(a.out) + row + n) = packed;
     if (a.kind == RESIDUAL && a.norm) {
+        float sum = 0;
 #pragma unroll
-        for (int o = 4; o < 32; o *= 2)
-#pragma unroll
-            for (int i = 0; i < 2; i++) squares[i] += __shfl_xor_sync(~0u, squares[i], o);
-        const int tile = (f.n0 - f.row) / a.rows, group = tile * ((a.rows + 15) / 16) + f.row / 16;
-        float* to = a.next_squares + group * MAX_TOKENS + f.token0 + 2 * t;
-        if (g == 0) *reinterpret_cast<float2*>(to) = make_float2(squares[0], squares[1]);
+        for (int i = 0; i < 4; i++) {
+            const float2 f = unpack2<T>(words[i]);
+            sum += f.x * f.x, sum += f.y * f.y;
+            words[i] = pack2<T>(f.x * load_shared4(norm + 8 * i), f.y * load_shared4(norm + 8 * i + 4));
+        }
+        if (valid)
+            *reinterpret_cast<uint4*>(static_cast<T*>(a.normed) + static_cast<int64_t>(token) * a.n + n) =
+                packed;
+        sum = valid ? sum : 0;
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (squares && threadIdx.x % 4 == 0) squares[token] = sum;
     }
 }
 
@@ -327,72 +318,96 @@ __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, floa
     if (last_w >= 0) release();
 }
 
-// Puts the sums of a tile where they are finished: into this block's shared memory, or the share of each
+constexpr int FRAGMENT = 512 + 64;  // bytes of 16 rows by 8 tokens: two of them share no bank
+
+// Puts the sums of a tile where they are finished: into this block's shared memory, or the units of each
 // split into that split's. From there one loop finishes them all; unrolled over the registers instead, it is
-// code that every launch has to fetch anew.
+// code that every launch has to fetch anew. `units`: 0 to do nothing but fetch the code.
 template <int NT, int MB>
-__device__ __forceinline__ void leave_sums(const Args& a, const Block<NT>& b,
-                                           const float (&acc)[MB][NT / 2]) {
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, slots = b.slots(a);
+__device__ __forceinline__ void leave_sums(const Args& a, const Block<NT>& b, const float (&acc)[MB][NT / 2],
+                                           int units) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const uint32_t inverse = 65536 / a.splits + 1;  // u · inverse >> 16 = u / splits for u < 4096
 #pragma unroll
     for (int m = 0; m < MB; m++) {
 #pragma unroll
         for (int j = 0; j < NT / 8; j++) {
-            const int u = (m * 4 + warp) * (NT / 8) + j;
-            if (u >= b.fragments) continue;
+            const int u = (m * 2 + warp / 2) * b.J + j;
+            if (u >= units) continue;
             const float4 v =
                 make_float4(acc[m][4 * j], acc[m][4 * j + 1], acc[m][4 * j + 2], acc[m][4 * j + 3]);
+            const uint32_t to = b.sums + warp % 2 * FRAGMENT + lane * 16;
             if (a.splits == 1) {
-                store_shared16(b.sums + (u * 32 + lane) * 16,
-                               make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
-                                          __float_as_uint(v.w)));
+                store_shared16(to + u * 2 * FRAGMENT, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y),
+                                                                 __float_as_uint(v.z), __float_as_uint(v.w)));
             } else {
-                const int slot = u * inverse >> 16, rank = u - slot * a.splits;
-                store_cluster16(b.sums + ((b.split * slots + slot) * 32 + lane) * 16, rank, v, b.summed);
+                const int slot = u * inverse >> 16;
+                store_cluster16(to + (b.split * b.slots + slot) * 2 * FRAGMENT, u - slot * a.splits, v,
+                                b.summed);
             }
         }
     }
 }
 
-// Adds up what the splits of a tile left here, in their order, and finishes this block's fragments.
+// Adds up what the splits of a tile left here, in their order, and finishes this block's units: a thread
+// takes 8 rows of one token. `dry`: does nothing but fetch the code.
 template <typename T, int NT>
-__device__ __forceinline__ void finish_tile(const Args& a, const Block<NT>& b, int tile, const float* scale) {
-    constexpr int J = NT / 8;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, slots = b.slots(a);
+__device__ __forceinline__ void finish_tile(const Args& a, const Block<NT>& b, int tile, const float* scale,
+                                            bool dry) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, t = lane / 4, part = lane % 4;
+    if (a.splits > 1 && !dry) barrier_wait(b.summed, 0);
 #pragma unroll 1
-    for (int slot = warp; slot * a.splits + b.split < b.fragments; slot += CONSUMERS / 32) {
-        const int u = slot * a.splits + b.split;
-        const Fragment f(a, tile, u / J * 16, u % J * 8);
-        const Before before = look_before<T>(a, f);
-        if (a.splits > 1 && slot == warp) barrier_wait(b.summed, 0);
-        float4 sum = make_float4(0, 0, 0, 0);
+    for (int slot = warp; slot < b.slots; slot += CONSUMERS / 32) {
+        const int u = slot * a.splits + b.split, row = u / b.J * 32 + part * 8, token = u % b.J * 8 + t;
+        if (u >= b.units) break;
+        const int n = tile * a.rows + row;
+        const bool valid = !dry && row < a.rows && n < a.n && token < a.m;
+        // Row i of the eight, as wgmma left it: thread 4 i + t / 2 of the fragment, number 2 (half) + t % 2.
+        uint32_t from =
+            b.sums + slot * 2 * FRAGMENT + part / 2 * FRAGMENT + t / 2 * 16 + part % 2 * 8 + t % 2 * 4;
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = load_shared4(from + i * 64);
 #pragma unroll 1
-        for (int r = 0; r < a.splits; r++) {
-            const uint4 v = load_shared16(b.sums + ((r * slots + slot) * 32 + lane) * 16);
-            sum.x += __uint_as_float(v.x), sum.y += __uint_as_float(v.y);
-            sum.z += __uint_as_float(v.z), sum.w += __uint_as_float(v.w);
+        for (int r = 1; r < a.splits; r++) {
+            from += b.slots * 2 * FRAGMENT;
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] += load_shared4(from + i * 64);
         }
-        finish<T>(a, f, scale, sum, before);
+        if (a.squares) {
+            const float s = scale[token];
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] *= s;
+        }
+        float* squares = a.next_squares + (tile * ((a.rows + 31) / 32) + u / b.J) * MAX_TOKENS;
+        finish<T>(a, v, token, n, valid, b.before + (slot * 32 + lane) * 16,
+                  b.before + b.slots * 512 + row * 4, dry || tile * a.rows >= a.n ? nullptr : squares);
+        if (dry) break;
     }
 }
 
 template <typename T, int NT, int MB>
 __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const float* scale) {
     Place at_w(0), at_x(0);
+    float acc[MB][NT / 2] = {};
+    // Round -1 runs the code of a tile's end while there is nothing to do yet, so that it is there in time.
 #pragma unroll 1
-    for (int round = 0; round < b.rounds; round++) {
-        float acc[MB][NT / 2];
-        multiply<T, NT, MB>(a, b, acc, at_w, at_x);
+    for (int round = -1; round < b.rounds; round++) {
+        if (round >= 0) multiply<T, NT, MB>(a, b, acc, at_w, at_x);
         if (round == 0) {
             pdl_wait();
-            if (a.squares) warps_sync(SCALE_READY, CONSUMERS + 32);
+            warps_sync(BEFORE_READY, CONSUMERS + 64);
         }
-        // Of one block's sums: nobody reads the ring, or the sums of the tile before, any more.
+        // Nobody reads the rings, or the sums of the tile before, any more; nor do the others' rings where
+        // sums are sent there.
+        if (a.splits == 1 || a.sums == 0) warps_sync(CONSUMERS_ONLY, CONSUMERS);
+        if (a.splits > 1 && a.sums == 0 && round == 0) {
+            if (threadIdx.x < a.splits) barrier_arrive_at(b.summed + 8, threadIdx.x);
+            barrier_wait(b.summed + 8, 0);
+        }
+        leave_sums<NT, MB>(a, b, acc, round < 0 ? 0 : b.units);
         if (a.splits == 1) warps_sync(CONSUMERS_ONLY, CONSUMERS);
-        leave_sums<NT, MB>(a, b, acc);
-        if (a.splits == 1) warps_sync(CONSUMERS_ONLY, CONSUMERS);
-        finish_tile<T, NT>(a, b, b.tile(a, round), scale);
+        finish_tile<T, NT>(a, b, b.tile(a, max(round, 0)), scale, round < 0);
     }
 }
 
@@ -418,14 +433,19 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
     } else {
         if constexpr (BIG) registers_drop<56>();
         if (warp == 4 && lane == 0) stream_weight<NT>(w, a, b);
+        if (warp == 5 && lane == 0) {
+            tma_prefetch(x);
+            if (a.splits > 1)  // of the units finished here
+                barrier_arrive_expect(b.summed,
+                                      (b.units - b.split + a.splits - 1) / a.splits * a.splits * 1024);
+        }
         __syncwarp();
         if (cluster) cluster_wait();
         if (warp == 5 && lane == 0) stream_x<NT>(x, a, b);
-        if (warp == 6 && a.squares) {
-            prepare_scale<NT>(a, scale);
-            warps_arrive(SCALE_READY, CONSUMERS + 32);
-        }
+        if (warp == 6 && a.squares) prepare_scale<NT>(a, scale);
+        if (warp == 7 && a.kind == RESIDUAL) fetch_before<T, NT>(a, b);
         __syncwarp();
+        if (warp >= 6) warps_arrive(BEFORE_READY, CONSUMERS + 64);
     }
     if (a.multicast > 1) {  // shared memory that the others may still use must not go away
         cluster_arrive();
