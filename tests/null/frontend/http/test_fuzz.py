@@ -32,7 +32,8 @@ values = st.recursive(
 # Values that mostly pass the first checks, so that the later ones and the engine are reached.
 ids = st.integers(0, 257) | st.integers(-1, 258)
 words = st.text("abc é😀", min_size=1, max_size=6) | texts
-LIKELY: dict[str, st.SearchStrategy[Any]] = {
+Known = dict[str, st.SearchStrategy[Any]]
+LIKELY: Known = {
     "model": st.sampled_from([None, "null"]),
     "prompt": words | st.lists(words, min_size=1, max_size=3) | st.lists(ids, min_size=1, max_size=5),
     "messages": st.lists(
@@ -71,19 +72,22 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def likely(field: msgspec.structs.FieldInfo) -> st.SearchStrategy[Any]:
+def likely(field: msgspec.structs.FieldInfo, known: Known) -> st.SearchStrategy[Any]:
     if field.type is Any:  # not served: only null passes
         return st.none()
-    return LIKELY.get(field.name, st.booleans())
+    return known.get(field.name, st.booleans())
 
 
 @st.composite
-def bodies(draw: st.DrawFn, kind: type[msgspec.Struct], needed: str) -> dict[str, Any]:
+def bodies(draw: st.DrawFn, kind: type[msgspec.Struct], needed: str, known: Known = LIKELY) -> dict[str, Any]:
     """A body with a few fields of the route; one in twenty has a value of any kind."""
     fields = {f.name: f for f in msgspec.structs.fields(kind)}
-    body: dict[str, Any] = {needed: draw(LIKELY[needed]), "max_tokens": 3}
+    body: dict[str, Any] = {needed: draw(known[needed])}
+    bound = next((name for name in ("max_tokens", "max_output_tokens") if name in fields), None)
+    if bound is not None:
+        body[bound] = 3
     for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=6, unique=True)):
-        body[name] = draw(values if draw(st.integers(0, 19)) == 7 else likely(fields[name]))
+        body[name] = draw(values if draw(st.integers(0, 19)) == 7 else likely(fields[name], known))
     return body
 
 
