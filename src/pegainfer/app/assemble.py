@@ -24,6 +24,7 @@ from pegainfer.runtime.weights.safetensors import open_safetensors, parse_object
 from pegainfer.runtime.weights.tensorfile import TensorFile
 
 if TYPE_CHECKING:
+    from pegainfer.kernels.cpu.backend import CpuOptions
     from pegainfer.kernels.profile import Profiler
 
 log = logging.getLogger(__name__)
@@ -225,16 +226,22 @@ def make_backend(
     """
     if config.backend == "reference":
         return ReferenceBackend(tensors), "reference (NumPy)"
-    from pegainfer.kernels.cpu.backend import Activation, CpuBackend, CpuOptions
+    from pegainfer.kernels.cpu.backend import CpuBackend
 
-    options = CpuOptions(
+    backend = CpuBackend(tensors, cpu_options(config, timing=timing))
+    return backend, backend.describe()
+
+
+def cpu_options(config: EngineConfig, *, timing: bool = False) -> CpuOptions:
+    """What the CPU's kernels are asked for, with 'auto' decided."""
+    from pegainfer.kernels.cpu.backend import Activation, CpuOptions
+
+    return CpuOptions(
         threads=config.threads or 0,
         isa=config.isa,
         activation=cast(Activation, "bf16" if config.activation == "auto" else config.activation),
         timing=timing,
     )
-    backend = CpuBackend(tensors, options)
-    return backend, backend.describe()
 
 
 def available_memory() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,17 +88,13 @@ def _open(engine: EngineConfig) -> OpDevice:
         from pegainfer.kernels.cuda.opbench import CudaOps
 
         return CudaOps(engine.device_ordinal)
+    from pegainfer.app.assemble import cpu_options
     from pegainfer.cli.machine import cpu_model
-    from pegainfer.kernels.cpu.backend import CpuOptions
     from pegainfer.kernels.cpu.opbench import CpuOps
     from pegainfer.kernels.cpu.threads import usable_cores
 
-    options = CpuOptions(
-        threads=engine.threads or usable_cores(),
-        isa=engine.isa,
-        activation="f32" if engine.activation == "f32" else "int8",
-    )
-    return CpuOps(cpu_model(), options)
+    options = cpu_options(engine)
+    return CpuOps(cpu_model(), replace(options, threads=options.threads or usable_cores()))
 
 
 Plan = list[tuple["Family", tuple["StepShape", ...]]]

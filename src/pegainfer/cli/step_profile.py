@@ -83,7 +83,8 @@ class StepProfiler:
         Args:
             wanted: whether a step with this forward pass belongs to it; None: all do, and count as one step.
         """
-        from pegainfer.kernels.cpu.variant import arithmetic_of
+        from pegainfer.app.assemble import cpu_options
+        from pegainfer.kernels.cpu.variant import activation_on, arithmetic_of
         from pegainfer.kernels.profile import step_time, steps_of
 
         before = engine.stats()
@@ -98,10 +99,9 @@ class StepProfiler:
             chosen = [wanted(step[0]) for step in steps]
             steps, seconds = list(compress(steps, chosen)), list(compress(seconds, chosen))
         passed = max(1, after.steps - before.steps)
+        activation = activation_on(cpu_options(self._config).activation, self._config.isa)
         return CaseProfile(
-            time=step_time(
-                steps, self.roofline, partial(arithmetic_of, int8=self._config.activation != "f32")
-            ),
+            time=step_time(steps, self.roofline, partial(arithmetic_of, activation=activation)),
             runner_us=statistics.median(seconds or [0.0]) * 1e6,
             engine_us={
                 name: (after.host_seconds[name] - before.host_seconds.get(name, 0.0)) / passed * 1e6

@@ -42,7 +42,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         read_gb_s: reading an array that no cache holds, 10⁹ bytes a second.
         cache_gb_s: reading what the step has just written: from the caches of the cores that compute.
-        peaks: 10⁹ multiplications and additions a second, by arithmetic: 'f32', 'int8'.
+        peaks: 10⁹ multiplications and additions a second, by arithmetic: 'f32', 'int8', 'bf16'.
     """
 
     read_gb_s: float

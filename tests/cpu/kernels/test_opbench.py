@@ -9,9 +9,11 @@ import pytest
 
 from pegainfer.cli.main import main
 from pegainfer.kernels.cpu.backend import CpuOptions
+from pegainfer.kernels.cpu.library import has_bf16
 from pegainfer.kernels.cpu.lower import lowered
 from pegainfer.kernels.cpu.opbench import FamilyBench
-from pegainfer.kernels.cpu.variant import arithmetic_of, variant_of
+from pegainfer.kernels.cpu.roofline import measure_roofline
+from pegainfer.kernels.cpu.variant import activation_on, arithmetic_of, variant_of
 from pegainfer.kernels.ledger import append, newest, read, shape_of
 from pegainfer.kernels.opbench import CALLS
 from pegainfer.kernels.workload import Family, StepShape, families
@@ -103,12 +105,35 @@ def test_more_seconds_bring_more_samples(head: FamilyBench) -> None:
 
 def test_variants_name_instruction_set_formats_and_arithmetic() -> None:
     product, attention, draw = (family(n) for n in ("linear_residual", "attention", "sample_tokens"))
-    assert variant_of(product.spec, product.dtypes, "avx2", True) == "cpu.avx2.q4_1.int8"
-    assert variant_of(product.spec, product.dtypes, "avx2", False) == "cpu.avx2.q4_1.f32"
-    assert variant_of(attention.spec, attention.dtypes, "avx2", True) == "cpu.avx2.f32.f32"
-    assert variant_of(draw.spec, draw.dtypes, "avx2", True) == "cpu.avx2.f32"
-    mixed = product.dtypes | {"w": "bf16"}
-    assert arithmetic_of(product.spec, mixed, True) == "f32"  # only quantised weights meet 8 bits
+    assert variant_of(product.spec, product.dtypes, "avx2", "int8") == "cpu.avx2.q4_1.int8"
+    assert variant_of(product.spec, product.dtypes, "avx2", "f32") == "cpu.avx2.q4_1.f32"
+    assert variant_of(product.spec, product.dtypes, "avx2", "bf16") == "cpu.avx2.q4_1.int8"
+    assert variant_of(attention.spec, attention.dtypes, "avx2", "bf16") == "cpu.avx2.f32.f32"
+    assert variant_of(draw.spec, draw.dtypes, "avx2", "int8") == "cpu.avx2.f32"
+    halves = product.dtypes | {"w": "bf16"}
+    assert arithmetic_of(product.spec, halves, "int8") == "f32"  # only quantised weights meet 8 bits
+    assert variant_of(product.spec, halves, "avx512", "bf16") == "cpu.avx512.bf16.bf16"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_bf16_is_asked_of_kernels_that_multiply_it(isa: str) -> None:
+    assert activation_on("bf16", isa) == ("bf16" if has_bf16(isa) else "int8")
+    assert activation_on("f32", isa) == "f32"
+
+
+def test_bf16_weights_are_timed_as_a_step_multiplies_them() -> None:
+    forward = program(CONFIG, formats_of(CONFIG, ["bf16"]), "f32")
+    (f,) = (f for f in families([lowered(forward)]) if f.spec.name == "lm_head")
+    made = bench(f, CpuOptions(threads=2, activation="bf16"))
+    try:
+        named = made.identity(SHAPES[0])
+        expected = "bf16" if has_bf16() else "f32"
+        assert named.arithmetic == expected
+        assert named.variant.endswith(f".bf16.{expected}")
+        assert named.arithmetic in measure_roofline(1).peaks
+        assert made.check(SHAPES[1], {}).faults == ()
+    finally:
+        made.close()
 
 
 def test_the_command_measures_prints_and_appends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

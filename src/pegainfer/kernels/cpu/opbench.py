@@ -15,7 +15,7 @@ from pegainfer.kernels.cpu.executor import NUMPY
 from pegainfer.kernels.cpu.library import isa_name, source_hash
 from pegainfer.kernels.cpu.lower import lowered
 from pegainfer.kernels.cpu.roofline import last_level_cache, measure_roofline
-from pegainfer.kernels.cpu.variant import arithmetic_of, variant_of
+from pegainfer.kernels.cpu.variant import activation_on, arithmetic_of, variant_of
 from pegainfer.kernels.ledger import Roofline, memory_of
 from pegainfer.kernels.opbench import MOST_IDS, SEED, Identity, Repeated, Timing
 from pegainfer.kernels.workload import CPU_LOADS, Family, Options, StepShape, case, families
@@ -74,6 +74,7 @@ class FamilyBench:
     ) -> None:
         self.family = family
         self._options = options
+        self._activation = activation_on(options.activation, options.isa)
         self._repeated = Repeated(
             family, shapes, 2 * last_level_cache() if cold_bytes is None else cold_bytes
         )
@@ -90,13 +91,13 @@ class FamilyBench:
         self._backend.close()
 
     def identity(self, shape: StepShape) -> Identity:
-        spec, dtypes, int8 = self.family.spec, self.family.dtypes, self._options.activation == "int8"
+        spec, dtypes = self.family.spec, self.family.dtypes
         return Identity(
-            variant_of(spec, dtypes, isa_name(self._options.isa), int8),
+            variant_of(spec, dtypes, isa_name(self._options.isa), self._activation),
             (),
             source_hash()[:12],
             memory_of(spec),
-            arithmetic_of(spec, dtypes, int8),
+            arithmetic_of(spec, dtypes, self._activation),
         )
 
     def time(self, shape: StepShape, options: Options, seconds: float = SECONDS) -> Timing:
@@ -115,13 +116,12 @@ class FamilyBench:
 
     def check(self, shape: StepShape, options: Options) -> Report:
         """The op at this shape against its reference; of a vocabulary, the first MOST_IDS rows."""
-        int8 = self._options.activation == "int8"
         stored = {n: d for n, d in self.family.formats.items() if d != "f32"}
         return check_case(
             self.family.spec,
             case(self.family, shape, options, SEED, MOST_IDS),
             through_program(self._once),
-            arithmetic=arithmetic_of(self.family.spec, self.family.dtypes, int8),
+            arithmetic=arithmetic_of(self.family.spec, self.family.dtypes, self._activation),
             dtypes=stored,
         )
 

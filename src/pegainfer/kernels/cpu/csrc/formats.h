@@ -5,18 +5,18 @@
 // additions is then the same for any number of tokens, any chunking and any number of threads.
 //
 // Tiles are contiguous, start on a cache line, and are read from end to end, so that a product is one stream:
-//   f32, f16         value[k][16]
-//   bf16             value[k / 2][16][2]: two columns of a row share a 32-bit lane, as the dot instructions
-//   want q4_1             a block after another: scale[16] f16, min[16] f16, quant[4][16][4] q4_0, q8_0 two
-//   blocks after two others, to keep quants on cache lines: scale[2][16] f16, then
-//                    quant[2][4][16][4] or quant[2][8][16][4]
-//   q4_k             a superblock of 256 columns after another: scale[16] f16, min[16] f16,
-//   group_scale[8][16] u8,
-//                    group_min[8][16] u8, then eight blocks as q4_1's quants
-//   q6_k             likewise: scale[16] f16 and 32 bytes of nothing, group_scale[16][16] i8 for 16 columns
-//   each,
-//                    then eight blocks: quant[4][16][4] of low nibbles, high[2][16][4]; bits 2s and 2s + 1 of
-//                    byte (h, row, i) are the high bits of element 16 h + 4 s + i
+// clang-format off
+//   f32, f16    value[k][16]
+//   bf16        value[k / 2][16][2]: two columns of a row share a 32-bit lane, as the dot instructions want
+//   q4_1        a block after another: scale[16] f16, min[16] f16, quant[4][16][4]
+//   q4_0, q8_0  two blocks after two others, to keep quants on cache lines: scale[2][16] f16, then
+//               quant[2][4][16][4] or quant[2][8][16][4]
+//   q4_k        a superblock of 256 columns after another: scale[16] f16, min[16] f16, group_scale[8][16] u8,
+//               group_min[8][16] u8, then eight blocks as q4_1's quants
+//   q6_k        likewise: scale[16] f16 and 32 bytes of nothing, group_scale[16][16] i8 for 16 columns each,
+//               then eight blocks: quant[4][16][4] of low nibbles, high[2][16][4]; bits 2s and 2s + 1 of
+//               byte (h, row, i) are the high bits of element 16 h + 4 s + i
+// clang-format on
 // Byte (j, row, i) of a q8_0 block is element 4j + i; of the others it holds element 4j + i in its low and
 // element 16 + 4j + i in its high nibble. Four consecutive columns of a row share a 32-bit lane, which is
 // what the 8-bit dot instructions sum over. Rows and blocks past the weight's last ones are zero.

@@ -1,4 +1,4 @@
-// What this machine does at the most: bytes read, float32 operations and 8-bit operations a second. The
+// What this machine does at the most: bytes read, float32, 8-bit and bf16 operations a second. The
 // kernels are held against these ceilings, so each is measured on the kernels' own threads and vectors.
 #include <chrono>
 
@@ -29,6 +29,8 @@ struct Ceiling {
     int64_t f32_ops;  // multiplications and additions a round
     void (*int8)(int64_t rounds);
     int64_t int8_ops;
+    void (*bf16)(int64_t rounds);  // null: no products of bf16 in this instruction set
+    int64_t bf16_ops;
 };
 
 typedef float F4 __attribute__((vector_size(16)));
@@ -78,6 +80,7 @@ void int8_portable(int64_t rounds) {
 
 #define PEGA_AVX2 __attribute__((target("avx2,fma")))
 #define PEGA_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+#define PEGA_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
 
 PEGA_AVX2 uint64_t read_avx2(const uint8_t* p, int64_t bytes) {
     __m256i s[8];
@@ -158,6 +161,16 @@ PEGA_AVX512 void int8_avx512(int64_t rounds) {
     keep(s);
 }
 
+PEGA_AVX512_BF16 void bf16_avx512(int64_t rounds) {
+    __m512 s[kChains];
+    for (int j = 0; j < kChains; j++) s[j] = _mm512_setzero_ps();
+    const auto w = (__m512bh)_mm512_set1_epi16(0x3f80), x = (__m512bh)_mm512_set1_epi16(0x3c00);
+    for (; rounds > 0; rounds--)
+#pragma GCC unroll 12
+        for (int j = 0; j < kChains; j++) s[j] = _mm512_dpbf16_ps(s[j], w, x);
+    keep(s);
+}
+
 #endif
 
 #ifdef PEGA_ARM64
@@ -198,13 +211,14 @@ PEGA_DOTPROD void int8_neon(int64_t rounds) {
 
 const Ceiling kCeilings[] = {
 #ifdef PEGA_X86
-    {"avx512", read_avx512, f32_avx512, kChains * 16 * 2, int8_avx512, kChains * 64 * 2},
-    {"avx2", read_avx2, f32_avx2, kChains * 8 * 2, int8_avx2, 3 * 4 * 32 * 2},
+    {"avx512", read_avx512, f32_avx512, kChains * 16 * 2, int8_avx512, kChains * 64 * 2, bf16_avx512,
+     kChains * 32 * 2},
+    {"avx2", read_avx2, f32_avx2, kChains * 8 * 2, int8_avx2, 3 * 4 * 32 * 2, nullptr, 0},
 #endif
 #ifdef PEGA_ARM64
-    {"neon", read_portable, f32_neon, kArmChains * 4 * 2, int8_neon, kArmChains * 16 * 2},
+    {"neon", read_portable, f32_neon, kArmChains * 4 * 2, int8_neon, kArmChains * 16 * 2, nullptr, 0},
 #endif
-    {"portable", read_portable, f32_portable, kChains * 4 * 2, int8_portable, kChains * 8 * 2},
+    {"portable", read_portable, f32_portable, kChains * 4 * 2, int8_portable, kChains * 8 * 2, nullptr, 0},
 };
 
 const Ceiling& ceiling(const Kernels* k) {
@@ -226,9 +240,12 @@ void read_piece(const void* context, const Phase& p, int64_t chunk, int thread) 
     for (int64_t i = 0; i < times; i++) sweep.sink.fetch_xor(sweep.ceiling->read(data, bytes));
 }
 
+// What is multiplied; numbers are shared with kernels/cpu/roofline.py.
+enum Numbers : int32_t { kFloats = 0, kBytes = 1, kHalves = 2 };
+
 void compute_piece(const void* context, const Phase& p, int64_t, int) {
     const auto& c = *static_cast<const Ceiling*>(context);
-    (p.b != 0 ? c.int8 : c.f32)(p.a);
+    (p.b == kHalves ? c.bf16 : p.b == kBytes ? c.int8 : c.f32)(p.a);
 }
 
 double seconds_of(Pool* pool, const Phase& phase, const void* context) {
@@ -252,12 +269,16 @@ PEGA_API double pega_roofline_read(pega::Pool* pool, const pega::Kernels* kernel
     return static_cast<double>(pieces * piece * times) / pega::seconds_of(pool, phase, &sweep) * 1e-9;
 }
 
-// 10^9 multiplications and additions a second on all threads: of float32 numbers, or of 8-bit ones.
-PEGA_API double pega_roofline_compute(pega::Pool* pool, const pega::Kernels* kernels, int32_t int8,
+// 10^9 multiplications and additions a second on all threads, of the given Numbers; 0 where these kernels do
+// not multiply such.
+PEGA_API double pega_roofline_compute(pega::Pool* pool, const pega::Kernels* kernels, int32_t numbers,
                                       int64_t rounds) {
     const pega::Ceiling& c = pega::ceiling(kernels);
+    if (numbers == pega::kHalves && (c.bf16 == nullptr || kernels->gemm_bf16 == nullptr)) return 0;
     const int64_t pieces = pool->threads() * pega::kPiecesAThread;
-    const pega::Phase phase{pega::compute_piece, pieces, 0, 0, rounds, int8, 0, 0};
-    const double ops = static_cast<double>(pieces * rounds * (int8 != 0 ? c.int8_ops : c.f32_ops));
-    return ops / pega::seconds_of(pool, phase, &c) * 1e-9;
+    const pega::Phase phase{pega::compute_piece, pieces, 0, 0, rounds, numbers, 0, 0};
+    const int64_t ops = numbers == pega::kHalves  ? c.bf16_ops
+                        : numbers == pega::kBytes ? c.int8_ops
+                                                  : c.f32_ops;
+    return static_cast<double>(pieces * rounds * ops) / pega::seconds_of(pool, phase, &c) * 1e-9;
 }
