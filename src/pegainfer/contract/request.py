@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import hashlib
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -67,7 +68,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     trace: str | None = None  # W3C traceparent
 
 
-def pack_tokens(ids: list[int]) -> bytes:
+def pack_tokens(ids: Sequence[int]) -> bytes:
     """int32 little-endian bytes of token ids."""
     a = array.array("i", ids)
     if sys.byteorder == "big":
@@ -75,13 +76,18 @@ def pack_tokens(ids: list[int]) -> bytes:
     return a.tobytes()
 
 
-def unpack_tokens(data: bytes) -> list[int]:
+def token_array(data: bytes) -> array.array[int]:
     """The inverse of `pack_tokens`. Raises ValueError where the length is not a multiple of four."""
     a = array.array("i")
     a.frombytes(data)
     if sys.byteorder == "big":
         a.byteswap()
-    return a.tolist()
+    return a
+
+
+def unpack_tokens(data: bytes) -> list[int]:
+    """`token_array` as a list."""
+    return token_array(data).tolist()
 
 
 def root_hash(adapter: str | None, cache_salt: str) -> bytes:

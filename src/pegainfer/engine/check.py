@@ -6,7 +6,7 @@ import math
 from array import array
 
 from pegainfer.contract.errors import RequestError
-from pegainfer.contract.request import HASH_BYTES, GenerateRequest, SamplingParams, unpack_tokens
+from pegainfer.contract.request import HASH_BYTES, GenerateRequest, SamplingParams, token_array
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 
@@ -70,7 +70,7 @@ def _prompt(request: GenerateRequest, info: RunnerInfo, block_size: int) -> arra
             got=f"{len(request.prompt)} bytes",
             param="prompt",
         )
-    tokens = array("i", unpack_tokens(request.prompt))
+    tokens = token_array(request.prompt)
     low, high = min(tokens), max(tokens)
     if low < 0 or high >= info.vocab_size:
         raise RequestError(

@@ -140,7 +140,7 @@ class Sequence:
 
     def packed_tokens(self) -> bytes:
         """int32 little-endian bytes of all known tokens."""
-        return pack_tokens(self.tokens.tolist())
+        return pack_tokens(self.tokens)
 
     def runner_sampling(self) -> SamplingParams:
         """What the runner is told: prompt logprobs are asked of one sequence, until they are complete."""

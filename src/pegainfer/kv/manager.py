@@ -233,7 +233,7 @@ class KVManager:
         if known >= units:
             return
         parent = seq.hashes[-1] if known else seq.root
-        part = pack_tokens(tokens[known * self.unit : units * self.unit].tolist())
+        part = pack_tokens(tokens[known * self.unit : units * self.unit])
         seq.hashes += hash_blocks(part, self.unit, parent=parent)
 
     def snapshot(self, seq: SequenceBlocks, boundary: int, *, step: int, spare: int) -> list[BlockCopy]:
