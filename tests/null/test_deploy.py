@@ -1,0 +1,39 @@
+"""What stands in deploy/ names flags, variables and metrics that exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+from pegainfer.app.cache import CACHE_VARIABLE
+from pegainfer.cli.flags import flag_of
+from pegainfer.frontend.http.config import KEY_VARIABLE, HttpConfig
+from tests.support.asgi import ask
+from tests.support.fake_engine import FakeEngine
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def test_the_dashboard_draws_metrics_that_are_exported() -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "pegainfer.json").read_text())
+    targets = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
+    assert len(targets) >= 20
+    exported = set(re.findall(r"^# TYPE (\S+) ", ask(FakeEngine(), "/metrics").text, re.MULTILINE))
+    for expr in targets:
+        for name in re.findall(r"pegainfer:\w+", expr):
+            assert re.sub(r"_(bucket|sum|count)$", "", name) in exported, expr
+
+
+def test_files_for_servers_name_flags_and_variables_that_exist() -> None:
+    flags = {flag_of(f) for f in dataclasses.fields(HttpConfig)}
+    # Of docker, apt, pip and useradd; and --arch of `pegainfer kernels build`.
+    foreign = {"--arch", "--build-arg", "--create-home", "--from", "--gpus", "--interval", "--no-cache-dir"}
+    foreign |= {"--no-install-recommends", "--now", "--rm", "--start-period", "--time", "--uid"}
+    text = "\n".join(p.read_text() for p in DEPLOY.iterdir() if p.is_file())
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+    assert {"--host", "--port", "--access-log", "--drain-seconds", "--max-body-bytes"} <= named
+    assert named - foreign <= flags
+    variables = set(re.findall(r"PEGAINFER_[A-Z_]+", text))
+    assert variables == {CACHE_VARIABLE, KEY_VARIABLE}
