@@ -142,6 +142,10 @@ def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig
             _integer(name, count, 0, config.max_logprobs)
     if s.prompt_logprobs is not None and not info.supports_prompt_logprobs:
         raise RequestError("this model line gives no prompt logprobs", param="prompt_logprobs")
+    if s.pooling is not None and not info.supports_pooling:
+        raise RequestError("hidden states cannot be had on this device", param="pooling")
+    if s.pooling is not None and s.max_tokens != 1:
+        raise RequestError("pooling wants no text", expected=1, got=s.max_tokens, param="max_tokens")
 
 
 def _integer(param: str, value: int, low: int, high: int) -> None:

@@ -45,6 +45,10 @@ class SchedulerConfig:
     max_waiting_tokens: int = field(
         default=1 << 20, metadata={"help": "Prompt tokens that may wait, summed over requests; more get 503."}
     )
+    max_wait_seconds: float = field(
+        default=0.0,
+        metadata={"help": "A request that was not started for so long is given up with 504; 0: never."},
+    )
     max_n: int = field(default=128, metadata={"help": "Most continuations of one request."})
     max_logprobs: int = field(
         default=20, metadata={"help": "Most logprobs a position that a request may ask for."}
@@ -80,14 +84,10 @@ class SchedulerConfig:
             raise ConfigError(
                 "bad aging", expected="seconds > 0", got=self.aging_seconds, where="aging_seconds"
             )
-        if not 0.0 <= self.target_itl_ms < math.inf:
-            raise ConfigError(
-                "bad latency target", expected="0 or more", got=self.target_itl_ms, where="target_itl_ms"
-            )
-        if not 0.0 <= self.watchdog_seconds < math.inf:
-            raise ConfigError(
-                "bad watchdog", expected="0 or more", got=self.watchdog_seconds, where="watchdog_seconds"
-            )
+        for name in ("target_itl_ms", "max_wait_seconds", "watchdog_seconds"):
+            value = getattr(self, name)
+            if not 0.0 <= value < math.inf:
+                raise ConfigError("no such time", expected="0 or more", got=value, where=name)
         if self.max_logprobs < 0:
             raise ConfigError(
                 "bad logprobs bound", expected="≥ 0", got=self.max_logprobs, where="max_logprobs"

@@ -7,6 +7,7 @@ InvariantError where a plan contradicts it. Tokens come from `null_model`.
 from __future__ import annotations
 
 import random
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.request import unpack_tokens
 from pegainfer.contract.step import KVSpec, PageGroup, Row, RunnerInfo, StepPlan, StepResult
 from pegainfer.engine.null_memory import NOBODY, NullMemory, NullSlot, Uses
-from pegainfer.engine.null_model import NullModel
+from pegainfer.engine.null_model import NullModel, hidden_state
 
 # What goes wrong in a step: an exception that `wait` raises, or rows with their own error messages.
 Faults = Callable[[StepPlan], Exception | dict[int, str] | None]
@@ -191,12 +192,15 @@ class NullRunner:
         tokens: list[tuple[int, ...]] = []
         logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+        pooled: dict[int, bytes] = {}
         for i, row in enumerate(plan.rows):
             slot = self.slots[row.slot]
             start = handle.starts[i]
             if slot.sampling.prompt_logprobs is not None and start + 1 < slot.num_prompt:
                 prompt_logprobs[i] = self._prompt_logprobs(slot, start + 1, start + row.count)
             known = len(slot.tokens)
+            if slot.sampling.pooling is not None and row.sample and known == slot.num_prompt:
+                pooled[i] = self._pooled(slot)
             drawn = self._draw(slot, handle, in_flight, masks.get(i) if masks else None) if row.sample else ()
             if drawn and slot.sampling.logprobs is not None:
                 logprobs[i] = tuple(
@@ -214,6 +218,7 @@ class NullRunner:
             tokens=tuple(tokens),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            pooled=pooled,
             errors=errors,
             seconds=seconds,
         )
@@ -249,6 +254,14 @@ class NullRunner:
         top = slot.sampling.prompt_logprobs or 0
         positions = range(first, min(last, slot.num_prompt - 1) + 1)
         return tuple(self.config.model.logprob(slot.tokens[p], slot.chain_at(p), top) for p in positions)
+
+    def _pooled(self, slot: NullSlot) -> bytes:
+        """float32 LE: the mean of the prompt's hidden states, or the last one."""
+        last = slot.num_prompt - 1
+        first = 0 if slot.sampling.pooling == "mean" else last
+        states = [hidden_state(slot.chain_at(p)) for p in range(first, last + 1)]
+        mean = [sum(column) / len(states) for column in zip(*states, strict=True)]
+        return struct.pack(f"<{len(mean)}f", *mean)
 
     def settle(self, step: _Step) -> None:
         """The step's result was taken: what it used may be used again."""

@@ -38,6 +38,14 @@ def scramble(x: int) -> int:
     return x ^ (x >> 31)
 
 
+HIDDEN_SIZE = 8
+
+
+def hidden_state(chain: int) -> list[float]:
+    """HIDDEN_SIZE numbers in [-1, 1) that stand for a position's hidden state."""
+    return [(scramble(chain + i) % 256 - 128) / 128 for i in range(HIDDEN_SIZE)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class NullModel:
     """Draws tokens. Of the sampling parameters it knows temperature 0 (the seed has no say), seed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
 from pegainfer.contract.step import Row, StepPlan, StepResult
@@ -123,7 +125,10 @@ class Outcomes:
         elif seq.left_kv is not None:
             self._kv.publish(seq.left_kv, seq.tokens, computed)
         if finish is not None:
-            events.append(self.finish(seq, finish, now, new, result.logprobs.get(i)))
+            ended = self.finish(seq, finish, now, new, result.logprobs.get(i))
+            if i in result.pooled:
+                ended = msgspec.structs.replace(ended, embedding=result.pooled[i])
+            events.append(ended)
         elif new:
             self.counters.generation_tokens += len(new)
             logprobs = result.logprobs.get(i)

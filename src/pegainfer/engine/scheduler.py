@@ -19,6 +19,7 @@ import heapq
 import random
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pegainfer.contract.errors import (
@@ -162,6 +163,8 @@ class Scheduler:
         self._outcomes.open(family)
         if request.deadline is not None:
             self._push_deadline(request.deadline, request.id)
+        if self.config.max_wait_seconds:
+            self._push_deadline(now + self.config.max_wait_seconds, request.id)
         if limit == len(tokens):
             self._instant.append(request.id)
         self._queue(family)
@@ -271,12 +274,23 @@ class Scheduler:
         self._instant.clear()
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, request_id = heapq.heappop(self._deadlines)
-            family = self._live.get(request_id)
-            if family and family[0].request.deadline == deadline:
-                late = f"the request's deadline passed {now - deadline:.3f} s ago"
+            late = self._late(self._live.get(request_id, ()), deadline, now)
+            if late is not None:
                 outcomes.end_request(
                     request_id, FinishReason.ERROR, now, events, error=late, error_kind=DeadlineError.__name__
                 )
+
+    def _late(self, family: Iterable[Sequence], deadline: float, now: float) -> str | None:
+        """Why a request ends now; None where the deadline was of another of its name, or is kept."""
+        first = next(iter(family), None)
+        if first is None:
+            return None
+        if first.request.deadline == deadline:
+            return f"the request's deadline passed {now - deadline:.3f} s ago"
+        waited = self.config.max_wait_seconds
+        if waited and first.admitted + waited == deadline and not any(seq.entered for seq in family):
+            return f"the request was not started within {waited:g} s; remedy: try again later"
+        return None
 
     def _note_admissions(self, plan: StepPlan, seqs: list[Sequence], now: float) -> None:
         """First admissions: the time, and what the prefix cache gave."""

@@ -135,7 +135,9 @@ class Sequence:
 
     @property
     def may_use_prefix(self) -> bool:
-        """Prompt logprobs need every position to be computed, until they are complete."""
+        """Prompt logprobs need every position to be computed, until they are complete; so does a mean."""
+        if self.request.sampling.pooling == "mean":
+            return False
         return self.prompt_logprobs is None or len(self.prompt_logprobs) == self.num_prompt
 
     def packed_tokens(self) -> bytes:
@@ -145,7 +147,8 @@ class Sequence:
     def runner_sampling(self) -> SamplingParams:
         """What the runner is told: prompt logprobs are asked of one sequence, until they are complete."""
         sampling = self.request.sampling
-        if sampling.prompt_logprobs is None or not self.may_use_prefix:
+        wanted = self.prompt_logprobs
+        if sampling.prompt_logprobs is None or (wanted is not None and len(wanted) < self.num_prompt):
             return sampling
         return msgspec.structs.replace(sampling, prompt_logprobs=None)
 

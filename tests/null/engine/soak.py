@@ -68,6 +68,7 @@ def random_config(r: random.Random) -> SchedulerConfig:
         max_slots=r.choice([None, None, None, 2]),
         watermark=r.choice([0.0, 0.01, 0.2]),
         aging_seconds=r.choice([1.0, 10.0, 1000.0]),
+        max_wait_seconds=r.choice([0.0, 0.0, 40.0]),
         target_itl_ms=r.choice([0.0, 20.0, 100.0]),
     )
 

@@ -198,6 +198,8 @@ def test_retry_after_grows_with_the_queue_and_the_pace() -> None:
         {"max_slots": 0},
         {"max_prefill_tokens": 0},
         {"target_itl_ms": -1.0},
+        {"max_wait_seconds": -1.0},
+        {"watchdog_seconds": float("inf")},
         {"target_itl_ms": float("nan")},
         {"pipeline_depth": 3},
         {"watermark": 1.0},

@@ -536,6 +536,22 @@ def test_a_deadline_of_an_ended_request_harms_no_other_of_its_name() -> None:
     assert events == []
 
 
+def test_who_waits_too_long_is_given_up_and_who_runs_goes_on() -> None:
+    d = Driver(null_config(max_slots=1), SchedulerConfig(max_wait_seconds=5.0, pipeline_depth=1))
+    d.add(request("runs", [1] * 4, max_tokens=20, eos=()))
+    d.step()
+    d.add(request("waits", [2] * 4, n=2, max_tokens=2, eos=()))
+    d.run()
+    d.judge()
+    assert finish(d, "runs") is FinishReason.LENGTH
+    for index in (0, 1):
+        end = d.answers["waits", index].finish
+        assert end is not None
+        assert (end.finish, end.error_kind) == (FinishReason.ERROR, "DeadlineError")
+        assert end.error == "the request was not started within 5 s; remedy: try again later"
+        assert end.timings is not None and end.timings.finished - end.timings.admitted == 5.0
+
+
 def test_no_token_asked_for() -> None:
     d = driver()
     d.add(request("r", ids(9), n=2, max_tokens=0))
