@@ -18,8 +18,8 @@ from tests.support.qwentext import real_json, write_text
 
 FRAGMENTS = [
     "<|im_start|>user\n", "<|im_end|>\n", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>\n",
-    "</think>", "<tool_call>", "</tool_call>", "<|im_", "start|>", " ", "\n\n", "    return x\n", "don't", "Ça va", "e\u0301",
-    "漢字", "😀", "1984", "\u00a0", "\t",
+    "</think>", "<tool_call>", "</tool_call>", "<|im_", "start|>", " ", "\n\n", "    return x\n", "don't",
+    "Ça va", "e\u0301", "漢字", "😀", "1984", "\u00a0", "\t",
 ]  # fmt: skip
 texts = st.lists(
     st.one_of(st.sampled_from(FRAGMENTS), st.text(st.characters(exclude_categories=["Cs"]), max_size=5)),
