@@ -74,9 +74,10 @@ class App:
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
         starlette.router.redirect_slashes = False
         self._app: ASGIApp = starlette
-        if front.config.api_key:
+        keys, admin_keys = front.config.api_key, front.config.admin_key
+        if keys or admin_keys:
             opened = page.page_paths() if front.config.open_page else frozenset()
-            self._app = KeyAuth(starlette, front.config.api_key, OPEN_PATHS | opened)
+            self._app = KeyAuth(starlette, keys, admin_keys, OPEN_PATHS | opened)
         if observers:
             self._app = Observed(self._app, observers, front.names[0])
 

@@ -1,5 +1,6 @@
 """Bearer keys. Every route but /health is closed, by the raw path, before routing looks at the request.
 
+An admin key opens all that other keys open, and besides what changes the server for everybody.
 A browser cannot show a bearer key when it opens a page, so the page's files may be opened besides.
 """
 
@@ -13,11 +14,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pegainfer.frontend.http.body import header
 from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.keys import digests
 from pegainfer.frontend.http.responses import send_error
 
 OPEN_PATHS = frozenset({b"/health"})
 TENANT_BYTES = 8  # enough to tell keys apart
-_KEY = "pegainfer.key"  # in the scope
+_KEY, _ADMIN = "pegainfer.key", "pegainfer.admin"  # in the scope
+ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+NO_KEY = "Authorization: expected 'Bearer <key>' (or x-api-key: <key>) with a known key"
 # Of the request that the running task answers; "" where no key is asked for.
 _TENANT: ContextVar[str] = ContextVar("tenant", default="")
 
@@ -26,35 +30,59 @@ class KeyAuth:
     """ASGI middleware. Keys are kept and compared as SHA-256 digests, all of them, in constant time."""
 
     def __init__(
-        self, app: ASGIApp, keys: tuple[str, ...], open_paths: frozenset[bytes] = OPEN_PATHS
+        self,
+        app: ASGIApp,
+        keys: tuple[str, ...],
+        admin_keys: tuple[str, ...] = (),
+        open_paths: frozenset[bytes] = OPEN_PATHS,
     ) -> None:
+        """
+        Args:
+            keys: none: what is no admin's is open to everybody.
+            open_paths: raw paths that need no key.
+        """
         self._app = app
         self._open_paths = open_paths
-        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+        self._known = digests(keys)
+        self._admins = digests(admin_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope.get("raw_path") in self._open_paths or self._knows(scope):
-            token = _TENANT.set((key_digest(scope) or b"")[:TENANT_BYTES].hex())
-            try:
-                await self._app(scope, receive, send)
-            finally:
-                _TENANT.reset(token)
+        if scope["type"] == "http" and (error := self._refusal(scope)) is not None:
+            await send_error(send, error, scope.get("path", ""))
             return
-        error = ApiError(401, "Authorization: expected 'Bearer <key>' (or x-api-key: <key>) with a known key")
-        await send_error(send, error, scope.get("path", ""))
+        token = _TENANT.set((key_digest(scope) or b"")[:TENANT_BYTES].hex())
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            _TENANT.reset(token)
 
-    def _knows(self, scope: Scope) -> bool:
-        """Notes the key's digest in the scope, for what belongs to a key."""
-        token = _shown_key(scope)
-        if token is None:
-            return False
-        digest = hashlib.sha256(token).digest()
-        found = False
-        for known in self._digests:
-            found |= hmac.compare_digest(digest, known)
-        if found:
-            scope[_KEY] = digest
-        return found
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        """Why the request is not let in. Notes in the scope whose it is."""
+        shown = _shown_key(scope)
+        digest = b"" if shown is None else hashlib.sha256(shown).digest()
+        admin, known = _among(digest, self._admins), _among(digest, self._known)
+        if known or admin:
+            scope[_KEY], scope[_ADMIN] = digest, admin
+        # By the path that routing will see: another spelling of it must not open the door.
+        if scope["path"].rstrip("/") in ADMIN_PATHS and not admin:
+            if known or not self._known:
+                return ApiError(403, f"{scope['path'][:200]}: expected an admin key")
+            return ApiError(401, NO_KEY)
+        if known or admin or not self._known or scope.get("raw_path") in self._open_paths:
+            return None
+        return ApiError(401, NO_KEY)
+
+
+def _among(digest: bytes, known: tuple[bytes, ...]) -> bool:
+    found = False
+    for each in known:  # all of them, so that the time says nothing
+        found |= hmac.compare_digest(digest, each)
+    return found
+
+
+def may_end(scope: Scope, owner: str) -> bool:
+    """Whether a request may end a generation of this tenant's: its own, or any with an admin key."""
+    return owner == tenant() or bool(scope.get(_ADMIN))
 
 
 def key_digest(scope: Scope) -> bytes | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pegainfer.contract.errors import ConfigError
 
 KEY_VARIABLE = "PEGAINFER_API_KEY"
+ADMIN_KEY_VARIABLE = "PEGAINFER_ADMIN_KEY"
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -28,7 +29,18 @@ class HttpConfig:
     api_key: tuple[str, ...] = field(
         default=(),
         repr=False,
-        metadata={"help": f"Keys that clients must show as a bearer token; also ${KEY_VARIABLE}."},
+        metadata={
+            "help": "Keys that clients must show as a bearer token, or sha256: and the digest of one; also "
+            f"${KEY_VARIABLE}."
+        },
+    )
+    api_key_file: str = _flag("", "File with such keys, one a line.")
+    admin_key: tuple[str, ...] = field(
+        default=(),
+        repr=False,
+        metadata={
+            "help": f"Keys that besides end any request and change the server; also ${ADMIN_KEY_VARIABLE}."
+        },
     )
     page: bool = _flag(True, "Serve the chat page at / and the dashboard at /dashboard.")
     open_page: bool = _flag(False, "Serve the page's files without a key; what it asks for still needs one.")
@@ -43,6 +55,9 @@ class HttpConfig:
     )
     tool_call_parser: str = _flag("auto", "How the model writes tool calls; auto: by its chat template.")
     reasoning_parser: str = _flag("auto", "How it marks its thoughts: think, none; auto: by its template.")
+    pooling: Literal["mean", "last"] = _flag(
+        "mean", "How /v1/embeddings makes one vector of a text's hidden states."
+    )
     metrics_prefix: str = _flag("pegainfer:", "Prefix of the metrics' names; 'vllm:' fits vLLM's dashboards.")
 
     keep_alive_seconds: float = _flag(10.0, "A silent stream gets a comment this often.")
@@ -113,13 +128,21 @@ class HttpConfig:
             raise ConfigError("a private key without a certificate", remedy="add --ssl-certfile")
         if self.open_page and not self.page:
             raise ConfigError("there is no page to open", got="--open-page beside --no-page")
-        if any(not key or key != key.strip() for key in self.api_key):
-            raise ConfigError("an API key is empty or has blanks around it", where="--api-key")
+        for flag, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
+            if any(not key or key != key.strip() for key in keys):
+                raise ConfigError("a key is empty or has blanks around it", where=flag)
 
     def with_environment(self, environ: Mapping[str, str]) -> HttpConfig:
-        """The same with the key of PEGAINFER_API_KEY added: a command line can be read by other users."""
-        key = environ.get(KEY_VARIABLE)
-        return self if not key else dataclasses.replace(self, api_key=(*self.api_key, key))
+        """The same with the keys of the environment and of the key file: others can read a command line.
+
+        Raises ConfigError for a file that holds no key.
+        """
+        from pegainfer.frontend.http.keys import read_keys
+
+        keys = [environ[KEY_VARIABLE]] if environ.get(KEY_VARIABLE) else []
+        keys += read_keys(self.api_key_file) if self.api_key_file else ()
+        admin = [environ[ADMIN_KEY_VARIABLE]] if environ.get(ADMIN_KEY_VARIABLE) else []
+        return dataclasses.replace(self, api_key=(*self.api_key, *keys), admin_key=(*self.admin_key, *admin))
 
 
 _POSITIVE = (

@@ -232,6 +232,11 @@ class Generation:
     # ------------------------------------------------------------------ sums
 
     @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.prompts[0].request.tenant
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(p.num_tokens for p in self.prompts)
 

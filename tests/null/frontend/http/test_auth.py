@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from pathlib import Path
 
 import pytest
 
+from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import hash_blocks, root_hash
 from pegainfer.frontend.http.config import HttpConfig
-from tests.support.asgi import client, make_app, run
+from tests.support.asgi import client, make_app, run, spin
 from tests.support.fake_engine import FakeEngine
 
 KEYS = ("first-key", "second-key")
@@ -92,6 +95,85 @@ def test_a_key_may_come_from_the_environment() -> None:
     assert given.api_key == ("flag", "variable")
     assert HttpConfig().with_environment({"PEGAINFER_API_KEY": ""}).api_key == ()
     assert HttpConfig().with_environment({}).api_key == ()
+
+
+def test_keys_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# of the team\n\n  one \ntwo\n")
+    given = HttpConfig(api_key=("flag",), api_key_file=str(path)).with_environment({})
+    assert given.api_key == ("flag", "one", "two")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        (b"# none\n\n", "no key"),
+        (b"\xff\xfe", "no UTF-8"),
+        (b"x" * (2 << 20), "too large"),
+    ],
+)
+def test_a_file_without_keys_opens_nothing(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"{said}.*--api-key-file"):
+        HttpConfig(api_key_file=str(path)).with_environment({})
+
+
+def test_a_key_may_be_given_as_its_digest() -> None:
+    digest = "sha256:" + hashlib.sha256(b"first-key").hexdigest()
+
+    async def main() -> None:
+        async with client(make_app(FakeEngine(), api_key=(digest,))) as http:
+            for key, status in (("first-key", 200), (digest, 401), (digest.removeprefix("sha256:"), 401)):
+                headers = {"authorization": f"Bearer {key}"}
+                assert (await http.get("/v1/models", headers=headers)).status_code == status, key
+
+    run(main)
+
+
+@pytest.mark.parametrize("keys", [KEYS, ()])
+@pytest.mark.parametrize(
+    "path", ["/v1/load_lora_adapter", "/v1/%6coad_lora_adapter", "/v1/unload_lora_adapter/"]
+)
+def test_what_changes_the_server_needs_an_admin_key(path: str, keys: tuple[str, ...]) -> None:
+    async def main() -> None:
+        app = make_app(FakeEngine(), api_key=keys, admin_key=("admin",))
+        async with client(app) as http:
+            status = {}
+            for key in ("first-key", "admin", "wrong"):
+                answer = await http.post(path, json={}, headers={"authorization": f"Bearer {key}"})
+                status[key] = answer.status_code
+            assert status == {"first-key": 403, "admin": 404, "wrong": 401 if keys else 403}
+            models = await http.get("/v1/models", headers={"authorization": "Bearer admin"})
+            assert models.status_code == 200
+
+    run(main)
+
+
+def test_a_request_is_ended_by_its_sender_or_an_admin() -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine, api_key=KEYS, admin_key=("admin",))
+
+        async def post(key: str, path: str, body: dict[str, object]) -> int:
+            async with client(app, authorization=f"Bearer {key}") as http:
+                return (await http.post(path, json=body)).status_code
+
+        answers = []
+        for number, ender in enumerate(("first-key", "admin")):
+            body = {"prompt": "x", "request_id": f"r{number}"}
+            answers.append(asyncio.create_task(post("first-key", "/v1/completions", body)))
+            await spin()
+            ask = {"request_id": f"r{number}"}
+            assert await post("second-key", "/v1/abort", ask) == 404
+            assert await post(ender, "/v1/abort", ask) == 200
+            engine.step()
+        assert await asyncio.gather(*answers) == [200, 200]
+
+    run(main)
 
 
 def test_without_keys_everything_is_open() -> None:
