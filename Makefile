@@ -1,4 +1,4 @@
-# make run, gpu, test, check, neon, golden, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
+# make run, gpu, test, browser, check, neon, golden, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
 # Needs python3 (3.11 or newer) with venv and headers, g++ and make; cmake and ninja come from pip.
 
 SHELL := /bin/bash
@@ -20,12 +20,13 @@ SOURCES := pyproject.toml $(NATIVE)
 CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE)) $(shell find src -name '*.cu' -o -name '*.cuh') \
   $(shell find tests -name '*.cpp')
 
-.PHONY: help run gpu test check neon golden bench docs-kernels clean
+.PHONY: help run gpu test browser check neon golden bench docs-kernels clean
 
 help:
 	@echo "make run      build, fetch the default model and let it answer a question"
 	@echo "make gpu      build with CUDA kernels, and let the default model answer on the GPU"
 	@echo "make test     every test that needs no GPU"
+	@echo "make browser  the chat page and the dashboard in Chromium"
 	@echo "make check    ruff, mypy --strict, clang-format, import law"
 	@echo "make neon     cross-compile the kernels for 64-bit Arm and test them under qemu-user"
 	@echo "make golden   make the golden values anew with transformers and compare"
@@ -72,7 +73,11 @@ gpu: $(VENV)/.stamp-gpu
 
 test: $(VENV)/.stamp-dev
 	@$(BIN)/pegainfer pull >/dev/null
-	@$(BIN)/python -m pytest -m "not gpu and not multi and not neon" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not multi and not neon and not browser" $(PYTEST_ARGS)
+
+# Without a Chromium its tests are skipped, and say so.
+browser: $(VENV)/.stamp-dev
+	@$(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
 check: $(VENV)/.stamp-dev
 	@echo "== ruff"

@@ -1,30 +1,38 @@
-"""A real Chromium. It may ask the server under test and nobody else, and no script of a page may fail."""
+"""A real Chromium. It may ask the server under test and nobody else, and no script of a page may fail.
+
+Without the extra 'browser' these tests are not collected, without a Chromium they are skipped.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.page_server import PageServer, page_server
 
-pytest.importorskip("playwright", reason="needs the extra 'browser': pip install pegainfer[browser]")
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page, Playwright
 
-from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_playwright
+if importlib.util.find_spec("playwright") is None:
+    collect_ignore_glob = ["test_*.py"]
 
 DESKTOP = (1280, 860)
 PHONE = (360, 740)
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
-Opener = Callable[..., Page]
+Opener = Callable[..., "Page"]
 
 
 # Not of the session: while it lives, this thread has a running event loop, which other tests could not bear.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=_chromium(playwright))
         yield launched

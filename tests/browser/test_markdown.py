@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, str]] = {
     "escapes": (r"\*a\* \\ &lt;b&gt; &#65; &bogus;", "<p>*a* \\ &lt;b&gt; A &amp;bogus;</p>"),
     "breaks": ("a  \nb\\\nc\nd<br>e", "<p>a<br>b<br>c\nd<br>e</p>"),
     "math": (r"\(a_1 * b_2 * c\) and $$x_i$$", r'<p><code class="math">\(a_1 * b_2 * c\)</code> and <code class="math">$$x_i$$</code></p>'),
-    "headings": ("# One\n### Three ##\nText\n===\n#no", '<h3 class="heading-1">One</h3><h5 class="heading-3">Three</h5><h3 class="heading-1">Text</h3><p>#no</p>'),
+    "headings": ("# One\n### Three ##\nText\n===\n#no", '<h2 class="heading-1">One</h2><h4 class="heading-3">Three</h4><h2 class="heading-1">Text</h2><p>#no</p>'),
     "list": ("- a\n- b\n  - c\n\nend", "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul><p>end</p>"),
     "numbers": ("3. a\n4. b\n  - c", '<ol start="3"><li>a</li><li>b<ul><li>c</li></ul></li></ol>'),
     "loose": ("1. a\n\n   more\n2. b", "<ol><li><p>a</p><p>more</p></li><li><p>b</p></li></ol>"),

@@ -8,7 +8,7 @@ export class Composer {
   /** `actions`: {send(text), stop(), editLast()}. */
   constructor(actions) {
     this.#actions = actions;
-    this.#area.value = sessionStorage.getItem(DRAFT) ?? "";
+    this.#area.value ||= sessionStorage.getItem(DRAFT) ?? ""; // one may have typed before this ran
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#submit();

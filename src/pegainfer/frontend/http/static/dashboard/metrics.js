@@ -53,8 +53,9 @@ export class History {
   /** What a counter gained in the last seconds. */
   gain(name, seconds) {
     const [from, to] = this.#span(seconds);
-    const [before, after] = [sum(from?.metrics, name), sum(to?.metrics, name)];
-    return before === null || after === null ? null : after - before;
+    const after = sum(to?.metrics, name);
+    // A counter with labels is there from its first count on.
+    return after === null ? null : after - (sum(from.metrics, name) ?? 0);
   }
 
   /** A counter's gain a second. */

@@ -113,8 +113,7 @@ class CodeView {
 function renderBlock(block) {
   switch (block.type) {
     case "heading": {
-      // The page's own headings are of levels 1 and 2.
-      const level = Math.min(6, block.level + 2);
+      const level = Math.min(6, block.level + 1); // the conversation's title is the page's first
       return el(`h${level}`, { class: `heading-${block.level}` }, inline(block.text));
     }
     case "code":
