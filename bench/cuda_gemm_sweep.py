@@ -14,7 +14,7 @@ from itertools import product
 from cuda_decode import graph_ms, normal, read_bandwidth
 
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.gemm import GemmProblem, StreamChoice, choose_gemm, stream, stream_choice
+from pegainfer.kernels.cuda.gemm import GemmProblem, StreamChoice, choose_stream, stream, stream_choice
 from pegainfer.kernels.cuda.site import Memory, Site
 from pegainfer.kernels.cuda.store import WeightStore
 from pegainfer.ops.gemm import LINEAR
@@ -57,7 +57,7 @@ def main() -> None:
             times.append((graph_ms(ctx, site.work) / LAYERS * 1e3, choice))
         times.sort(key=lambda t: t[0])
         floor = 2 * n * k / bandwidth * 1e6
-        chosen = choose_gemm(p, ctx.device.info)
+        chosen = choose_stream(p, ctx.device.info)
         mine = next((t for t, c in times if c == chosen), float("nan"))
         print(f"{name} m={m}: floor {floor:.1f} us, chosen {mine:.1f} ({floor / mine:.0%})")
         for t, c in times[:4]:

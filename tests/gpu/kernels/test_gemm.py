@@ -9,17 +9,22 @@ import pytest
 
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.gemm import GemmProblem, StreamChoice, choose_gemm
+from pegainfer.kernels.cuda.gemm import GemmProblem, StreamChoice, choose_gemm, choose_stream
+from pegainfer.kernels.cuda.skinny import SkinnyChoice
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.gemm import LINEAR, LINEAR_RESIDUAL
+from pegainfer.ops.program import Builder
 from pegainfer.ops.spec import OpSpec
 from tests.gpu.harness import EAGER, raw, rounded, run_once
 
 Array = np.ndarray[Any, Any]
-M = (1, 3, 8, 9, 16, 17, 64)
-# (N, K): Qwen3-4B's o and down, SmolLM2's, and sizes that no tile divides
-SHAPES = ((2560, 4096), (2560, 9728), (576, 1536), (1001, 648), (24, 8), (7, 72))
+M = (1, 3, 8, 9, 16, 17, 24, 33, 64, 65)
+# (N, K): Qwen3-4B's o, down and qkv, SmolLM2's, and sizes that no tile, or no stage, divides
+SHAPES = (
+    (2560, 4096), (2560, 9728), (6144, 2560), (576, 1536), (1000, 648), (1001, 648), (8, 4096), (24, 8),
+    (7, 72),
+)  # fmt: skip
 
 
 def relative(got: Array, want: Array) -> float:
@@ -46,7 +51,7 @@ def test_products(spec: OpSpec, shape: tuple[int, int], dtype: str, ctx: CudaCon
         assert relative(got, want) < (3e-3 if dtype == "bf16" else 4e-4), f"m = {m}"
 
 
-@pytest.mark.parametrize("m", [1, 7, 16, 40])
+@pytest.mark.parametrize("m", [1, 7, 16, 40, 64])
 def test_norm_and_gated_activation_fused(m: int, ctx: CudaContext) -> None:
     f, k = 9728, 2560
     rng = np.random.default_rng(m)
@@ -63,9 +68,9 @@ def test_norm_and_gated_activation_fused(m: int, ctx: CudaContext) -> None:
     assert relative(got, g / (1 + np.exp(-g)) * (h @ up.T)) < 6e-3
 
 
-@pytest.mark.parametrize("m", [1, 8, 13, 33])
+@pytest.mark.parametrize("m", [1, 8, 13, 33, 64])
 def test_logits_of_chosen_rows(m: int, ctx: CudaContext) -> None:
-    v, k, tokens = 30_011, 1024, 50
+    v, k, tokens = (30_011, 1024, 50) if m < 33 else (50_008, 1024, 90)
     rng = np.random.default_rng(m)
     x = rounded(rng.standard_normal((tokens, k), np.float32), "bf16")
     w = rounded(rng.standard_normal((v, k), np.float32) * np.float32(k**-0.5), "bf16")
@@ -79,12 +84,73 @@ def test_logits_of_chosen_rows(m: int, ctx: CudaContext) -> None:
     assert relative(got, h @ w.T) < 4e-3
 
 
+@pytest.mark.parametrize("m", [1, 8, 13, 32, 64, 65])
+def test_a_norm_after_a_residual_is_handed_over(m: int, ctx: CudaContext) -> None:
+    """Where both products are skinny, the first leaves what the second's norm needs; no launch between."""
+    width, f, k = 2560, 1216, 4096
+    rng = np.random.default_rng(m)
+    a = rounded(rng.standard_normal((m, k), np.float32), "bf16")
+    x = rounded(rng.standard_normal((m, width), np.float32) * 3, "bf16")
+    wo = rounded(rng.standard_normal((width, k), np.float32) * np.float32(k**-0.5), "bf16")
+    gate, up = (
+        rounded(rng.standard_normal((f, width), np.float32) * np.float32(width**-0.5), "bf16") for _ in "gu"
+    )
+    norm = (1 + rng.standard_normal(width) / 4).astype(np.float32)
+    b = Builder("handed")
+    stream = b.output("x", "T", width, dtype="bf16")
+    wx = b.weight("unit", width, width, dtype="bf16")
+    b.emit(LINEAR, out=stream, a=b.input("x0", "T", width, dtype="bf16"), w=wx)
+    b.emit(
+        LINEAR_RESIDUAL,
+        x=stream,
+        a=b.input("a", "T", k, dtype="bf16"),
+        w=b.weight("wo", width, k, dtype="bf16"),
+    )
+    b.emit(
+        GATE_UP_SWIGLU, {"eps": 1e-6}, out=b.output("out", "T", f, dtype="bf16"), x=stream,
+        norm=b.weight("norm", width, dtype="f32"), w_gate=b.weight("gate", f, width, dtype="bf16"),
+        w_up=b.weight("up", f, width, dtype="bf16"),
+    )  # fmt: skip
+    weights = {
+        "unit": raw(np.eye(width, dtype=np.float32), "bf16"), "wo": raw(wo, "bf16"), "norm": raw(norm, "f32"),
+        "gate": raw(gate, "bf16"), "up": raw(up, "bf16"),
+    }  # fmt: skip
+    got = run_once(ctx, b.build(), weights, {}, {"x0": x, "a": a}, {"T": m})
+    want = rounded(x + a @ wo.T, "bf16")
+    assert relative(got["x"], want) < 2e-3
+    h = got["x"] / np.sqrt(np.mean(got["x"] ** 2, axis=1, keepdims=True) + 1e-6) * norm
+    g = h @ gate.T
+    assert relative(got["out"], g / (1 + np.exp(-g)) * (h @ up.T)) < 6e-3
+
+
+@pytest.mark.parametrize("shape", [(6144, 2560), (2560, 4096), (2560, 9728)], ids=str)
+def test_a_row_does_not_depend_on_the_rows_beside_it(shape: tuple[int, int], ctx: CudaContext) -> None:
+    """On Hopper, where the launches of a shape share k out alike: bit by bit, whatever the batch."""
+    n, k = shape
+    rng = np.random.default_rng(n)
+    w = rounded(rng.standard_normal((n, k), np.float32) * np.float32(k**-0.5), "bf16")
+    a = rounded(rng.standard_normal((64, k), np.float32), "bf16")
+    outputs: dict[object, list[Array]] = {}
+    for m in (1, 7, 16, 32, 64):
+        choice = choose_gemm(GemmProblem(m, n, k, "bf16"), ctx.device.info)
+        if not isinstance(choice, SkinnyChoice):
+            pytest.skip("other kernels than Hopper's add up by batch size")
+        program = one_call(LINEAR, {"T": m, "N": n, "K": k}, {"out": "bf16", "a": "bf16", "w": "bf16"}, {})
+        sizes = {"T": m, "N": n, "K": k}
+        got = run_once(ctx, program, {"w": raw(w, "bf16")}, {}, {"a": a[:m]}, sizes)["out"]
+        cut = (choice.splits, choice.wide if choice.splits > 1 else 0)  # how k is added up
+        outputs.setdefault(cut, []).append(got)
+    for same in outputs.values():
+        for got in same[:-1]:
+            assert np.array_equal(got, same[-1][: len(got)])
+
+
 def test_the_choice_follows_the_device(ctx: CudaContext) -> None:
     info = ctx.device.info
-    few = choose_gemm(GemmProblem(4, 6144, 2560, "bf16", "store", norm=True), info)
+    few = choose_stream(GemmProblem(4, 6144, 2560, "bf16", "store", norm=True), info)
     assert isinstance(few, StreamChoice) and few.shared <= info.max_shared
     assert ctx.library.variant(few.kernel) is not None
-    assert str(choose_gemm(GemmProblem(64, 6144, 2560, "bf16"), info)).startswith("cublasLt (64 rows")
+    assert str(choose_gemm(GemmProblem(65, 6144, 2560, "bf16"), info)).startswith("cublasLt (65 rows")
 
 
 def test_weights_of_any_format_arrive(ctx: CudaContext) -> None:

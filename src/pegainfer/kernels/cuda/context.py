@@ -11,6 +11,7 @@ from pegainfer.runtime.cuda.cublaslt import CublasLt
 from pegainfer.runtime.cuda.device import Device
 from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.stream import Stream
+from pegainfer.runtime.cuda.tma import TensorMap
 
 ARRIVALS = 1 << 18  # counters of blocks that finish one output together; a launch uses its first few
 
@@ -32,6 +33,16 @@ class CudaContext:
         # Zero before a launch and after it: the last block to arrive sets its counter back.
         self.arrivals = DeviceBuffer(4 * ARRIVALS, "arrival counters")
         self.stream.fill(self.arrivals.address, 0, self.arrivals.nbytes)
+        self._maps: dict[tuple[object, ...], TensorMap] = {}
+
+    def tensor_map(
+        self, address: int, rows: int, columns: int, dtype: str, box: tuple[int, int]
+    ) -> TensorMap:
+        """How the copy engine reads a matrix, made once."""
+        key = (address, rows, columns, dtype, box)
+        if key not in self._maps:
+            self._maps[key] = TensorMap(address, rows, columns, dtype, box, promotion=256)
+        return self._maps[key]
 
     @cached_property
     def lt(self) -> CublasLt:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pegainfer.kernels.cuda.site import Site, blocks, handles
+from pegainfer.kernels.cuda.site import NormedRows, Site, blocks, handles
+from pegainfer.kernels.cuda.skinny import SkinnyChoice, choose_skinny, skinny
 from pegainfer.ops.program import OpCall
+from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.cublaslt import MatmulProblem
 from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.launch import f32, i32, i64, ptr, struct
@@ -76,10 +78,16 @@ class LibraryChoice:
         return f"cublasLt ({self.why})"
 
 
-def choose_gemm(p: GemmProblem, info: DeviceInfo) -> StreamChoice | LibraryChoice:
+def choose_gemm(p: GemmProblem, info: DeviceInfo) -> SkinnyChoice | StreamChoice | LibraryChoice:
     """Which kernel runs a problem, and why; the same answer for the same problem and device."""
     if p.dtype not in SIXTEEN:
         return LibraryChoice(f"{p.dtype}: the streaming kernels take {' and '.join(SIXTEEN)}")
+    skinny = choose_skinny(p.dtype, p.m, p.n, p.k, p.out, info)
+    return skinny or choose_stream(p, info)
+
+
+def choose_stream(p: GemmProblem, info: DeviceInfo) -> StreamChoice | LibraryChoice:
+    """The choice where no kernel is made for the device alone."""
     if p.m > STREAM_TOKENS:
         return LibraryChoice(f"{p.m} rows: the streaming kernels take {STREAM_TOKENS}")
     if p.k % 8:
@@ -121,6 +129,7 @@ def project(
     norm: int | None = None,
     rows: int | None = None,
     eps: float = 0.0,
+    next_norm: int | None = None,
 ) -> None:
     """Lowers one product.
 
@@ -129,6 +138,7 @@ def project(
         ld_out: elements between rows of out; its width if None. cuBLASLt's route takes none.
         norm: address of the norm's float32 weight, for p.norm.
         rows: address of the rows of x to take; all in order if None.
+        next_norm: address of the weight with which the next op normalises `out`, for 'residual'.
     """
     if p.m == 0:
         return
@@ -136,10 +146,20 @@ def project(
     if isinstance(choice, StreamChoice):
         stream(site, p, choice, out, x, w, ld_out, norm, rows, eps)
         return
+    scaled: NormedRows | None = None
     if rows is not None:
         x = take_rows(site, x, rows, p.m, p.k, p.dtype)
+    elif isinstance(choice, SkinnyChoice) and site.handed and (site.handed.x, site.handed.norm) == (x, norm):
+        scaled, x, norm = site.handed, site.handed.address, None
     if norm is not None:
         x = rms_norm(site, site.scratch(p.m * p.k * item_bytes(p.dtype)), x, norm, p.m, p.k, p.dtype, eps)
+    if isinstance(choice, SkinnyChoice):
+        sizes = (p.m, p.n, p.k)
+        skinny(
+            site, choice, p.out, p.dtype, sizes, out, x, w, ld_out=ld_out, scaled=scaled, eps=eps,
+            next_norm=next_norm,
+        )  # fmt: skip
+        return
     out_dtype = "f32" if p.out == "storef32" else p.dtype
     target = site.scratch(p.m * p.n * item_bytes(p.dtype)) if p.out == "swiglu" else out
     site.matmul(MatmulProblem(p.m, p.n, p.k, p.dtype, out_dtype, p.out == "residual"), x, w, target)
@@ -232,7 +252,22 @@ def _linear_residual(site: Site) -> None:
     if site.dtype("x") != dtype:
         raise site.refuse("dtype of x", dtype, site.dtype("x"))
     problem = GemmProblem(s["T"], s["N"], s["K"], dtype, "residual")
-    project(site, problem, site.address("x"), site.address("a"), site.matrix("w", dtype=dtype))
+    x, a, w = site.address("x"), site.address("a"), site.matrix("w", dtype=dtype)
+    project(site, problem, x, a, w, next_norm=_next_norm(site))
+
+
+def _next_norm(site: Site) -> int | None:
+    """Address of the weight with which the op that follows normalises every row of this one's x.
+
+    None in float16: x times a norm's weight, not yet scaled, could overflow.
+    """
+    following = site.following
+    if following is None or "norm" not in following.tensors or "rows" in following.tensors:
+        return None
+    x, norm = following.tensors["x"], following.tensors["norm"]
+    if x.storage is not site.this.tensors["x"].storage or x.dtype != "bf16" or norm.kind is not Kind.WEIGHT:
+        return None
+    return site.weights.vector(norm.storage).address
 
 
 def _sixteen(call: OpCall) -> bool:

@@ -56,6 +56,23 @@ class Memory:
     needed: int = 0
 
 
+@dataclass(frozen=True)
+class NormedRows:
+    """What an op leaves for the one that follows and begins with a norm of the same x.
+
+    Args:
+        x, norm: addresses of what is normalised and of the norm's weight.
+        address: of x times that weight, in x's dtype.
+        squares: address of [groups, …] float32: a token's sum over groups is that of x's squares.
+    """
+
+    x: int
+    norm: int
+    address: int
+    squares: int
+    groups: int
+
+
 @dataclass
 class Site:
     """One step's lowering; `call` is the op under way."""
@@ -71,11 +88,19 @@ class Site:
     counts: list[int] = field(default_factory=list)  # launches of each call
     shared: dict[object, int] = field(default_factory=dict)  # what calls of one step may reuse
     call: OpCall | None = None
+    following: OpCall | None = None
+    handed: NormedRows | None = None  # by the op right before this one
+    _handing: NormedRows | None = None
     _used: int = 0
 
-    def enter(self, call: OpCall) -> None:
+    def enter(self, call: OpCall, following: OpCall | None = None) -> None:
         """The scratch of the op before is free again."""
-        self.call, self._used = call, 0
+        self.call, self.following, self._used = call, following, 0
+        self.handed, self._handing = self._handing, None
+
+    def hand(self, rows: NormedRows) -> None:
+        """Gives something to the op that follows, and to no other."""
+        self._handing = rows
 
     @property
     def this(self) -> OpCall:
@@ -125,6 +150,7 @@ class Site:
         args: Sequence[Arg],
         shared: int = 0,
         ahead: bool = False,
+        cluster: int = 0,
     ) -> None:
         """Adds a kernel; none for an empty grid. `ahead`: before the step's first call."""
         if 0 in grid:
@@ -132,7 +158,9 @@ class Site:
         loaded = self.ctx.library.kernel(kernel)
         # The step's first kernel waits for what was made ahead of it: some look at that before they wait.
         pdl = self.ctx.device.info.pdl and bool(self.work) and not ahead
-        launch = Launch(loaded, grid, block, args, shared=shared, pdl=pdl, label=self.label())
+        launch = Launch(
+            loaded, grid, block, args, shared=shared, pdl=pdl, cluster=cluster, label=self.label()
+        )
         (self.ahead if ahead else self.work).append(launch)
 
     def matmul(self, problem: MatmulProblem, x: int, w: int, out: int) -> None:
@@ -183,8 +211,8 @@ def keeps_whole(call: OpCall) -> bool:
 
 def lower(site: Site, calls: Sequence[OpCall]) -> None:
     """Lowers calls in order. Raises UnsupportedError where no kernel serves one."""
-    for call in calls:
-        site.enter(call)
+    for call, following in zip(calls, [*calls[1:], None], strict=True):
+        site.enter(call, following)
         before = len(site.work)
         handler = HANDLERS.get(call.spec.name)
         if handler is None:

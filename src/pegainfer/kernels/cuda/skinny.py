@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pegainfer.kernels.cuda.site import NormedRows, Site
 from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.launch import Arg, f32, i32, ptr, struct
+from pegainfer.runtime.cuda.tensor import item_bytes
 from pegainfer.runtime.cuda.tma import TensorMap
 
 TOKENS = (8, 16, 32, 64)  # that kernels are compiled for
@@ -55,6 +57,61 @@ class SkinnyChoice:
         )
 
 
+@dataclass(frozen=True)
+class Shares:
+    """How a weight is shared out; see SkinnyChoice. `early`: sums are sent to a place of their own."""
+
+    rows: int
+    splits: int = 1
+    wide: int = 1
+    depth_x: int = 8
+    early: bool = True
+    per_sm: int = 2
+
+
+# (n, k) -> shares by the most tokens that they are for; measured in the whole chain of Qwen3-4B's products.
+TUNED: dict[tuple[int, int], tuple[tuple[int, Shares], ...]] = {}
+# Share of the SMs that clusters of so many blocks can fill, one block an SM (GPUs lack SMs here and there).
+FILLED = {1: 1.0, 2: 1.0, 3: 0.91, 4: 0.91, 5: 0.87}
+LEAST_ROWS = 64  # of a tile: wgmma multiplies as many in any case
+LARGE = 128  # rows of a tile where each block takes many
+
+
+def shares(m: int, n: int, k: int, info: DeviceInfo) -> Shares:
+    """What was measured to be best, else the fewest splits of k whose even shares have enough rows."""
+    for most, tuned in TUNED.get((n, k), ()):
+        if m <= most:
+            return tuned
+    for splits, filled in FILLED.items():
+        rows = _eights(n, int(info.num_sms * filled) // splits)
+        if rows >= LEAST_ROWS or k < 2 * splits * BOX:
+            break
+    depth_x = 8 if m <= 32 else 4
+    if rows > MAX_BLOCKS * 64:
+        return Shares(LARGE if m <= 32 else LEAST_ROWS, wide=2, depth_x=depth_x)
+    return Shares(rows, splits, 1 if rows > LEAST_ROWS else 2, depth_x, early=m <= 16)
+
+
+def _eights(n: int, parts: int) -> int:
+    """The smallest multiple of 8 that covers n with so many."""
+    return -(-n // (8 * parts)) * 8
+
+
+def choose_skinny(dtype: str, m: int, n: int, k: int, kind: str, info: DeviceInfo) -> SkinnyChoice | None:
+    """The launch for a problem, or None where the kernel does not serve it."""
+    if info.capability != (9, 0) or m > MAX_TOKENS or n % 8 or k % 8:
+        return None
+    s = shares(m, n, k, info)
+    for depth_x in (s.depth_x, 4, 2):
+        choice = skinny_choice(
+            dtype, m, n, k, info, rows=s.rows, splits=s.splits, wide=s.wide, depth_x=depth_x,
+            per_sm=s.per_sm, residual=kind == "residual", early=s.early, why=f"{m} rows",
+        )  # fmt: skip
+        if choice is not None:
+            return choice
+    return None
+
+
 def skinny_choice(
     dtype: str,
     m: int,
@@ -90,8 +147,8 @@ def skinny_choice(
     slots = -(-units // splits)
     sums = slots * splits * 2 * FRAGMENT
     extra = 16 + 4 * tokens + (slots * 512 + -(-rows // 32) * 128 if residual else 0)
-    # Sums lie in the rings at the end, unless the next tile is on its way there, or they should come from other
-    # blocks as soon as these have them.
+    # Sums lie in the rings at the end, unless the next tile is on its way there, or other blocks are to send
+    # theirs before these rings are free.
     for own in (0, sums) if splits == 1 or not early else (sums,):
         rest = room - own - extra - depth_x * (stage_x + 16)
         depth = min(depth_w or 32, rest // (stage_w + 16))
@@ -138,3 +195,46 @@ def skinny_args(
         ptr(out), ptr(squares), ptr(norm), ptr(normed), ptr(next_squares), *map(i32, numbers), f32(eps)
     )
     return [maps[0].arg(), maps[1].arg(), args]
+
+
+def skinny(
+    site: Site,
+    c: SkinnyChoice,
+    kind: str,
+    dtype: str,
+    sizes: tuple[int, int, int],
+    out: int,
+    x: int,
+    w: int,
+    *,
+    ld_out: int | None = None,
+    scaled: NormedRows | None = None,
+    eps: float = 0.0,
+    next_norm: int | None = None,
+) -> None:
+    """Lowers one product.
+
+    Args:
+        sizes: m, n, k.
+        scaled: x is what this says, and its scale is applied to the sums.
+        next_norm: address of the weight of the norm that the next op begins with, for kind 'residual'; what
+            it needs is handed to it.
+    """
+    m, n, k = sizes
+    maps = (
+        site.ctx.tensor_map(w, n, k, dtype, (c.rows, BOX)),
+        site.ctx.tensor_map(x, m, k, dtype, (c.tokens // c.multicast, BOX)),
+    )
+    left = {"norm": 0, "normed": 0, "next_squares": 0}
+    if next_norm is not None:
+        groups = c.square_groups(n)
+        normed = site.memory.kept("normed residual", m * n * item_bytes(dtype))
+        squares = site.memory.kept("squares of the residual", groups * MAX_TOKENS * 4)
+        left = {"norm": next_norm, "normed": normed, "next_squares": squares}
+        site.hand(NormedRows(out, next_norm, normed, squares, groups))
+    args = skinny_args(
+        c, kind, sizes, maps, out, ld_out or (n // 2 if kind == "swiglu" else n),
+        squares=scaled.squares if scaled else 0, square_groups=scaled.groups if scaled else 0, eps=eps,
+        **left,
+    )  # fmt: skip
+    site.launch(c.kernel, c.grid, THREADS, args, c.shared, cluster=c.cluster)

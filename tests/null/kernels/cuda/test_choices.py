@@ -10,6 +10,7 @@ import pytest
 from pegainfer.kernels.build import find_sources
 from pegainfer.kernels.cuda.attention import AttentionProblem, choose_attention, refusal
 from pegainfer.kernels.cuda.gemm import STATIC, GemmProblem, LibraryChoice, StreamChoice, choose_gemm
+from pegainfer.kernels.cuda.skinny import FILLED, SkinnyChoice
 from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.driver import CudaError
 
@@ -33,7 +34,7 @@ SHAPES = (
 )
 
 
-@pytest.mark.parametrize("info", [H100, L40S, A100], ids=lambda i: i.name)
+@pytest.mark.parametrize("info", [L40S, A100], ids=lambda i: i.name)
 def test_streaming_choices_name_kernels_that_exist_and_fit(info: DeviceInfo) -> None:
     kinds = (("store", False), ("store", True), ("residual", False), ("swiglu", True), ("storef32", True))
     for (n, k), m, (out, norm), dtype in product(SHAPES, (1, 4, 8, 9, 16), kinds, ("bf16", "f16")):
@@ -41,32 +42,59 @@ def test_streaming_choices_name_kernels_that_exist_and_fit(info: DeviceInfo) -> 
         if isinstance(choice, LibraryChoice):
             assert "stages fit" in choice.why
             continue
+        assert isinstance(choice, StreamChoice)
         assert choice.kernel in KERNELS
         assert choice.shared + STATIC <= info.max_shared
         assert choice.splits <= -(-k // 64) and choice.grid[0] >= 1
         assert not (choice.norm and choice.splits > 1)  # a norm needs whole rows
 
 
+def test_hopper_takes_up_to_64_rows_with_even_shares() -> None:
+    kinds = ("store", "residual", "swiglu", "storef32")
+    for (n, k), m, out, dtype in product(SHAPES, (1, 8, 9, 17, 33, 64), kinds, ("bf16", "f16")):
+        choice = choose_gemm(GemmProblem(m, n * 8, k, dtype, out), H100)
+        if not isinstance(choice, SkinnyChoice):
+            assert out == "residual" and n * 8 > 132 * 192  # it would take more than one tile a block
+            continue
+        assert choice.kernel in KERNELS
+        assert m <= choice.tokens < max(2 * m, 9)
+        assert choice.shared <= H100.max_shared
+        across, groups, _ = choice.grid
+        assert across == choice.splits and groups == choice.groups
+        assert across * groups <= H100.num_sms * FILLED[choice.splits]
+        tiles = -(-n * 8 // choice.rows)
+        assert choice.rows % 8 == 0 and (choice.splits == 1 or tiles == groups)
+        assert choice.sums % 16 == 0 and choice.before % 16 == 0
+
+
+def test_two_hopper_launches_fit_an_sm() -> None:
+    for m, (n, k) in product((1, 16, 64), ((6144, 2560), (2560, 4096), (19_456, 2560), (2560, 9728))):
+        choice = choose_gemm(GemmProblem(m, n, k, "bf16"), H100)
+        assert isinstance(choice, SkinnyChoice)
+        assert 2 * (choice.shared + 1024) <= H100.shared_per_sm
+
+
 def test_products_of_many_rows_go_to_the_library() -> None:
-    choice = choose_gemm(GemmProblem(17, 6144, 2560, "bf16"), H100)
-    assert str(choice) == "cublasLt (17 rows: the streaming kernels take 16)"
+    many = GemmProblem(65, 6144, 2560, "bf16")
+    assert str(choose_gemm(many, H100)) == "cublasLt (65 rows: the streaming kernels take 16)"
+    assert str(choose_gemm(replace(many, m=17), A100)).startswith("cublasLt (17 rows")
     assert str(choose_gemm(GemmProblem(1, 64, 64, "f32"), H100)).startswith("cublasLt (f32:")
     assert str(choose_gemm(GemmProblem(1, 64, 36, "bf16"), H100)).startswith("cublasLt (k = 36:")
 
 
 def test_a_choice_explains_itself() -> None:
     problem = GemmProblem(1, 6144, 2560, "bf16", "store", norm=True)
-    choice = choose_gemm(problem, H100)
-    assert isinstance(choice, StreamChoice)
     assert str(problem) == "store rms_norm(x)[1, 2560] · w[6144, 2560]ᵀ bf16"
-    assert str(choice) == (
-        "stream_bf16_norm_store_8: 264 groups x 1 splits, 5 stages, 95296 B (1 rows; 2 blocks an SM)"
+    assert str(choose_gemm(problem, A100)) == (
+        "stream_bf16_norm_store_8: 216 groups x 1 splits, 4 stages, 78912 B (1 rows; 2 blocks an SM)"
     )
+    choice = choose_gemm(problem, H100)
+    assert str(choice).startswith("skinny_bf16_8_")
     assert choose_gemm(problem, H100) == choice
 
 
 def test_long_rows_are_split_along_k() -> None:
-    choice = choose_gemm(GemmProblem(16, 2560, 9728, "bf16", "residual"), H100)
+    choice = choose_gemm(GemmProblem(16, 2560, 9728, "bf16", "residual"), A100)
     assert isinstance(choice, StreamChoice) and choice.splits == 4
 
 

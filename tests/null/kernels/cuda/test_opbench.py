@@ -130,6 +130,6 @@ def test_a_row_names_kernels_and_their_sources(device: CudaOps, families: list[F
     bench = device.bench(family, (StepShape(1, 1, 20), StepShape(1, 200, 200)))
     few, many = (bench.identity(shape) for shape in (StepShape(1, 1, 20), StepShape(1, 200, 200)))
     assert few.variant == many.variant == "cuda.sm90a.bf16"
-    assert few.kernels[-1].startswith("stream_bf16") and few.memory == "dram"
+    assert few.kernels[-1].startswith("skinny_bf16") and few.memory == "dram"
     assert "cublaslt" in many.kernels and many.source != few.source
     bench.close()

@@ -162,36 +162,30 @@ __device__ __forceinline__ void stream_x(const void* map, const Args& a, const B
     }
 }
 
-// scale[token] = 1 / rms from the sums of squares, added in an order that does not depend on NT: four sums of
-// every fourth group.
+// scale[token] = 1 / rms from the sums of squares, by two warps; `part`: which. A token's sums are added in
+// an order that does not depend on NT: four sums of every fourth group.
 template <int NT>
-__device__ __forceinline__ void prepare_scale(const Args& a, float* scale) {
-    constexpr int EACH = NT > 32 ? NT / 32 : 1, SLICES = NT < 32 ? 32 / NT : 1, SUMS = 4 / SLICES;
-    const int lane = threadIdx.x & 31, token = lane % min(NT, 32) * EACH, slice = lane / min(NT, 32);
+__device__ __forceinline__ void prepare_scale(const Args& a, float* scale, int part) {
+    constexpr int LANES = NT < 32 ? NT : 32, SLICES = 32 / LANES, SUMS = 4 / SLICES;
+    const int lane = threadIdx.x & 31, token = part * 32 + lane % LANES, slice = lane / LANES;
+    if (part * 32 >= NT) return;
     pdl_wait();
-    float sum[SUMS][EACH] = {};
-#pragma unroll 4
+    float sum[SUMS] = {};
+#pragma unroll 8
     for (int i = slice; i < a.square_groups; i += 4) {
 #pragma unroll
-        for (int s = 0; s < SUMS; s++) {
-            if (i + s * SLICES >= a.square_groups) continue;
-            auto v = load<float, EACH>(a.squares + (i + s * SLICES) * MAX_TOKENS + token);
-#pragma unroll
-            for (int e = 0; e < EACH; e++) sum[s][e] += v.v[e];
-        }
+        for (int s = 0; s < SUMS; s++)
+            if (i + s * SLICES < a.square_groups) sum[s] += a.squares[(i + s * SLICES) * MAX_TOKENS + token];
     }
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-#pragma unroll
-        for (int s = 0; s < SUMS; s++) {
-            if (SLICES >= 2) sum[s][e] += __shfl_xor_sync(~0u, sum[s][e], NT);
-            if (SLICES == 4) sum[s][e] += __shfl_xor_sync(~0u, sum[s][e], 2 * NT);
-        }
-        float all = sum[0][e];
-        if constexpr (SUMS == 2) all += sum[1][e];
-        if constexpr (SUMS == 4) all = (all + sum[1][e]) + (sum[2][e] + sum[3][e]);
-        if (slice == 0) scale[token + e] = rsqrtf(all / a.k + a.eps);
+    for (int s = 0; s < SUMS; s++) {
+        if (SLICES >= 2) sum[s] += __shfl_xor_sync(~0u, sum[s], LANES);
+        if (SLICES == 4) sum[s] += __shfl_xor_sync(~0u, sum[s], 2 * LANES);
     }
+    float all = sum[0];
+    if constexpr (SUMS == 2) all += sum[1];
+    if constexpr (SUMS == 4) all = (all + sum[1]) + (sum[2] + sum[3]);
+    if (slice == 0) scale[token] = rsqrtf(all / a.k + a.eps);
 }
 
 // What the end of a tile needs beside the sums, fetched while the products are under way: the residual of
@@ -277,12 +271,25 @@ __device__ __forceinline__ void finish(const Args& a, float (&v)[8], int token, 
     }
 }
 
+// wgmma's view of a stage, in registers that the warp shares: taken from one lane, it is known to be the same
+// in all, and the addresses that follow from it cost next to nothing.
+__device__ __forceinline__ uint64_t operand(uint32_t at) {
+    return wgmma_operand(__shfl_sync(~0u, at, 0), 1024);
+}
+__device__ __forceinline__ uint64_t along(uint64_t operand, uint32_t bytes) {
+    return (operand & 0xffffffff00000000) | (static_cast<uint32_t>(operand) + bytes / 16);
+}
+
 // One tile's products: [64 MB rows x NT tokens], of which the rows past a.rows mean nothing.
 template <typename T, int NT, int MB>
 __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, float (&acc)[MB][NT / 2],
                                          Place& at_w, Place& at_x) {
     const int lane = threadIdx.x & 31;
     int last_w = -1, last_x = -1;
+#pragma unroll
+    for (int m = 0; m < MB; m++)
+#pragma unroll
+        for (int i = 0; i < NT / 2; i++) acc[m][i] = 0;
     auto release = [&]() {
         if (lane == 0) barrier_arrive(b.empty_w + 8 * last_w);
         if (a.multicast == 1) {
@@ -291,26 +298,28 @@ __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, floa
             barrier_arrive_at(b.empty_x + 8 * last_x, lane);
         }
     };
+    int j = 0;  // box of the stage
 #pragma unroll 1
-    for (int k = b.k0; k < b.k1; k++) {
-        barrier_wait(b.full_w + 8 * at_w.slot, at_w.parity);
-        barrier_wait(b.full_x + 8 * at_x.slot, at_x.parity);
-        wgmma_fence();
-#pragma unroll 1
-        for (int j = 0; j < a.wide; j++) {
-            const uint32_t w = b.w + at_w.slot * b.stage_w + j * a.rows * 128;
-            const uint32_t x = b.x + at_x.slot * b.stage_x + j * NT * 128;
-#pragma unroll
-            for (int kk = 0; kk < 4; kk++)
-#pragma unroll
-                for (int m = 0; m < MB; m++)
-                    Wgmma<T, NT>::ss(acc[m], wgmma_operand(w + m * 8192 + kk * 32, 1024),
-                                     wgmma_operand(x + kk * 32, 1024), kk > 0 || j > 0 || k > b.k0);
+    for (int box = 0; box < (b.k1 - b.k0) * a.wide; box++) {
+        if (j == 0) {
+            barrier_wait(b.full_w + 8 * at_w.slot, at_w.parity);
+            barrier_wait(b.full_x + 8 * at_x.slot, at_x.parity);
         }
+        const uint64_t w = operand(b.w + at_w.slot * b.stage_w + j * a.rows * 128);
+        const uint64_t x = operand(b.x + at_x.slot * b.stage_x + j * NT * 128);
+        wgmma_fence();
+#pragma unroll
+        for (int kk = 0; kk < 4; kk++)
+#pragma unroll
+            for (int m = 0; m < MB; m++)
+                Wgmma<T, NT>::ss(acc[m], along(w, m * 8192 + kk * 32), along(x, kk * 32), true);
         wgmma_commit();
-        if (last_w >= 0) wgmma_wait<1>(), release();
-        last_w = at_w.slot, last_x = at_x.slot;
-        at_w.advance(a.depth_w), at_x.advance(a.depth_x);
+        wgmma_wait<1>();  // the box before
+        if (j == 0 && last_w >= 0) release();
+        if (++j == a.wide) {
+            j = 0, last_w = at_w.slot, last_x = at_x.slot;
+            at_w.advance(a.depth_w), at_x.advance(a.depth_x);
+        }
     }
     wgmma_wait<0>();
 #pragma unroll
@@ -328,22 +337,23 @@ __device__ __forceinline__ void leave_sums(const Args& a, const Block<NT>& b, co
                                            int units) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const uint32_t inverse = 65536 / a.splits + 1;  // u · inverse >> 16 = u / splits for u < 4096
+    const uint32_t to = b.sums + warp % 2 * FRAGMENT + lane * 16;
 #pragma unroll
     for (int m = 0; m < MB; m++) {
+        const int first = (m * 2 + warp / 2) * b.J;
+        if (first >= units) break;
 #pragma unroll
         for (int j = 0; j < NT / 8; j++) {
-            const int u = (m * 2 + warp / 2) * b.J + j;
-            if (u >= units) continue;
             const float4 v =
                 make_float4(acc[m][4 * j], acc[m][4 * j + 1], acc[m][4 * j + 2], acc[m][4 * j + 3]);
-            const uint32_t to = b.sums + warp % 2 * FRAGMENT + lane * 16;
             if (a.splits == 1) {
-                store_shared16(to + u * 2 * FRAGMENT, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y),
-                                                                 __float_as_uint(v.z), __float_as_uint(v.w)));
+                store_shared16(to + (first + j) * 2 * FRAGMENT,
+                               make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
+                                          __float_as_uint(v.w)));
             } else {
-                const int slot = u * inverse >> 16;
-                store_cluster16(to + (b.split * b.slots + slot) * 2 * FRAGMENT, u - slot * a.splits, v,
-                                b.summed);
+                const int slot = (first + j) * inverse >> 16;
+                store_cluster16(to + (b.split * b.slots + slot) * 2 * FRAGMENT, first + j - slot * a.splits,
+                                v, b.summed);
             }
         }
     }
@@ -427,11 +437,11 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
     }
     if (cluster) cluster_arrive();  // before anything is sent to a block, its barriers are made
     if (warp < CONSUMERS / 32) {
-        if constexpr (BIG) registers_raise<200>();
+        if constexpr (BIG) registers_raise<184>();
         if (cluster) cluster_wait();
         consume<T, NT, MB>(a, b, scale);
     } else {
-        if constexpr (BIG) registers_drop<56>();
+        if constexpr (BIG) registers_drop<72>();
         if (warp == 4 && lane == 0) stream_weight<NT>(w, a, b);
         if (warp == 5 && lane == 0) {
             tma_prefetch(x);
@@ -442,7 +452,7 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
         __syncwarp();
         if (cluster) cluster_wait();
         if (warp == 5 && lane == 0) stream_x<NT>(x, a, b);
-        if (warp == 6 && a.squares) prepare_scale<NT>(a, scale);
+        if (warp >= 6 && a.squares) prepare_scale<NT>(a, scale, warp - 6);
         if (warp == 7 && a.kind == RESIDUAL) fetch_before<T, NT>(a, b);
         __syncwarp();
         if (warp >= 6) warps_arrive(BEFORE_READY, CONSUMERS + 64);
