@@ -62,7 +62,15 @@ def ask(
 class Call:
     """One request whose every message is in the test's hands. Use it within a running loop."""
 
-    def __init__(self, app: App, path: str, body: Any = None, *, method: str = "POST") -> None:
+    def __init__(
+        self,
+        app: App,
+        path: str,
+        body: Any = None,
+        *,
+        method: str = "POST",
+        headers: dict[str, str] | None = None,
+    ) -> None:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._inbox.put_nowait({"type": "http.request", "body": raw, "more_body": False})
@@ -78,7 +86,7 @@ class Call:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": [],
+            "headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()],
         }
         self.task = asyncio.ensure_future(app(scope, self._inbox.get, self._send))
         self.task.add_done_callback(lambda task: self._changed.set())

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pegainfer.contract.errors import PegaError
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.contract.request import GenerateRequest
@@ -93,8 +92,8 @@ class Generation:
         """Submits every prompt, or none. Raises what the gate, the registry or the engine raises."""
         self._registry.add(self)
         try:
-            self._gate.take([p.num_tokens for p in self.prompts])
-        except PegaError:
+            self._gate.take([p.num_tokens for p in self.prompts], self.prompts[0].request.tenant)
+        except Exception:
             self._closed = True
             self._registry.remove(self)
             raise
@@ -136,7 +135,7 @@ class Generation:
     def _admitted(self, prompt: Prompt) -> None:
         if prompt.waiting:
             prompt.waiting = False
-            self._gate.release(prompt.num_tokens)
+            self._gate.release(prompt.num_tokens, prompt.request.tenant)
 
     # ------------------------------------------------------------------ events
 

@@ -28,11 +28,16 @@ class Gate:
     """Counts the prompts that wait for their first token, and refuses what would be too many.
 
     take(k prompts) ──► waiting += k ──► release(one) at its first event or its end, exactly once each
+
+    Where there are several keys, one may take no more places than are left free: it alone fills half of the
+    queue, and there is always room for another.
     """
 
     def __init__(self, config: HttpConfig) -> None:
         self._max_requests = config.max_queued_requests
         self._max_tokens = config.max_queued_tokens
+        self._several_keys = len(config.api_key) > 1
+        self._shares: dict[str, tuple[int, int]] = {}  # requests and tokens that wait, by tenant
         self.waiting_requests = 0
         self.waiting_tokens = 0
         self.draining = False
@@ -41,8 +46,11 @@ class Gate:
     def full(self) -> bool:
         return self.waiting_requests >= self._max_requests
 
-    def take(self, lengths: list[int]) -> None:
-        """Admits prompts of these lengths (tokens), all or none. Raises QueueFullError."""
+    def take(self, lengths: list[int], tenant: str) -> None:
+        """Admits a tenant's prompts of these lengths (tokens), all or none.
+
+        Raises QueueFullError, and ApiError (429) where others may still send.
+        """
         if self.draining:
             raise QueueFullError("the server is shutting down", retry_after=5.0)
         requests = self.waiting_requests + len(lengths)
@@ -64,10 +72,35 @@ class Gate:
                 remedy="retry later",
                 retry_after=RETRY_SECONDS,
             )
+        if self._several_keys:
+            self._take_share(tenant, len(lengths), sum(lengths))
         self.waiting_requests, self.waiting_tokens = requests, tokens
 
-    def release(self, length: int) -> None:
+    def _take_share(self, tenant: str, requests: int, tokens: int) -> None:
+        own_requests, own_tokens = self._shares.get(tenant, (0, 0))
+        share = own_requests + requests, own_tokens + tokens
+        for what, own, free in (
+            ("prompts", share[0], self._max_requests - self.waiting_requests),
+            ("prompt tokens", share[1], self._max_tokens - self.waiting_tokens),
+        ):
+            if own > free and own_requests:
+                raise ApiError(
+                    429,
+                    f"this key's share of the queue is full; expected ≤ {free} waiting {what}, got {own}; "
+                    "remedy: retry later",
+                    code="rate_limited",
+                    retry_after=RETRY_SECONDS,
+                )
+        self._shares[tenant] = share
+
+    def release(self, length: int, tenant: str) -> None:
         """One prompt of this length waits no more."""
         self.waiting_requests -= 1
         self.waiting_tokens -= length
         assert self.waiting_requests >= 0 and self.waiting_tokens >= 0
+        if self._several_keys:
+            requests, tokens = self._shares[tenant]
+            if requests == 1:
+                del self._shares[tenant]
+            else:
+                self._shares[tenant] = requests - 1, tokens - length

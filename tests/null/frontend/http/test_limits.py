@@ -213,6 +213,39 @@ def test_the_queue_of_tokens_is_bounded() -> None:
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("bound", "limit", "prompt"), [("max_queued_requests", 8, "x"), ("max_queued_tokens", 80, "x" * 10)]
+)
+def test_one_of_several_keys_leaves_places_to_the_others(bound: str, limit: int, prompt: str) -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        limits: dict[str, Any] = {bound: limit}
+        app = make_app(engine, api_key=("a", "b", "c"), max_prompts=1, **limits)
+        calls: dict[str, list[Call]] = {"a": [], "b": [], "c": []}
+        for key in "aaaaabbbbcccc":
+            body = {"prompt": prompt, "max_tokens": 1}
+            calls[key].append(Call(app, PATH, body, headers={"authorization": f"Bearer {key}"}))
+            await spin()
+        # Of 8 places: 4 go to the first key, half of what is left to the second, and so on.
+        waiting = {key: [c for c in of if c.status is None] for key, of in calls.items()}
+        assert {key: len(of) for key, of in waiting.items()} == {"a": 4, "b": 2, "c": 1}
+        refused = calls["a"][4]
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert b"this key's share of the queue is full" in refused.body
+        engine.resume()
+        for call in (c for of in waiting.values() for c in of):
+            await call.task
+            assert call.status == 200
+        assert app.front.gate.waiting_requests == app.front.gate.waiting_tokens == 0
+        assert not app.front.gate._shares
+        again = Call(app, PATH, {"prompt": prompt, "max_tokens": 1}, headers={"authorization": "Bearer a"})
+        await again.task
+        assert again.status == 200
+
+    run(main)
+
+
 def test_a_place_in_the_queue_is_given_back_by_the_first_token() -> None:
     engine = FakeEngine(paused=True)
 
