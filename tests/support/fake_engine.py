@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,12 @@ def logprob_of(token: int, k: int) -> TokenLogprob:
     """A made-up logprob that a test can recompute."""
     top = tuple(((token + i) % VOCAB_SIZE, -0.25 * (i + 1)) for i in range(k))
     return TokenLogprob(token, -0.25, 1, top)
+
+
+def embedding_of(request: GenerateRequest) -> bytes:
+    """A made-up vector: the prompt's first and last token and its length."""
+    ids = unpack_tokens(request.prompt)
+    return struct.pack("<3f", ids[0], ids[-1], len(ids))
 
 
 @dataclass
@@ -186,6 +193,7 @@ class FakeEngine:
             logprobs=None if k is None else tuple(logprob_of(t, k) for t in tokens),
             prompt_logprobs=self._prompt_logprobs(request) if first and index == 0 else None,
             num_cached_tokens=16 if first and len(request.prompt) // 4 > 16 else 0,
+            embedding=embedding_of(request) if finish and sampling.pooling else None,
             finish=finish,
             stop_token=stop,
             timings=Timings(live.arrival, live.arrival, live.arrival, live.arrival, now) if finish else None,

@@ -197,6 +197,7 @@ def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) 
         max_tokens=prefill + slots,
         max_model_len=length,
         vocab_size=model.vocab_size,
+        supports_pooling=True,
     )
 
 

@@ -42,6 +42,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     logprobs: tuple[TokenLogprob, ...] | None = None  # one a token, if asked for
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # once, with the first event of index 0
     num_cached_tokens: int = 0  # of the prompt, from the prefix cache; with the first tokens and the finish
+    embedding: bytes | None = None  # float32 LE, with the finish, where SamplingParams.pooling asked for it
     finish: FinishReason | None = None
     stop_token: int | None = None  # the id that ended it, where finish is STOP
     error: str | None = None  # where finish is ERROR

@@ -39,6 +39,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False  # the model's own EOS ids no longer stop or count for min_tokens
     logprobs: int | None = None  # None: none; 0: of the drawn token only; k: and of the k best
     prompt_logprobs: int | None = None  # the same for each prompt token but the first
+    # No text is wanted but one vector of the prompt: of the hidden states after the final norm their mean, or
+    # the last one. It comes with the finish; max_tokens is 1, whose token is nobody's.
+    pooling: Literal["mean", "last"] | None = None
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):

@@ -52,6 +52,7 @@ class RunnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_commit: int = 1  # tokens that one row may commit (above 1 with speculation)
     supports_prompt_logprobs: bool = True
+    supports_pooling: bool = False  # of hidden states, see SamplingParams.pooling
 
 
 class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +127,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[tuple[int, ...], ...]  # 0..max_commit ids a row; () for rows that do not sample
     logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # row -> one a token, where asked for
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # row -> of tokens start+1 .. start+count
+    pooled: dict[int, bytes] = {}  # sampling row -> float32 LE, of a whole prompt whose request asks for it
     errors: dict[int, str] = {}  # row -> why this sequence alone failed (non-finite logits, a bad adapter)
     seconds: float = 0.0  # wall time on the device
     stage_seconds: float = 0.0  # of the host, turning the plan into the device's arrays

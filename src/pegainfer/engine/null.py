@@ -90,6 +90,7 @@ class NullRunner:
             max_model_len=c.max_model_len,
             vocab_size=c.model.vocab_size,
             max_commit=c.max_commit,
+            supports_pooling=True,
         )
         self.slots: dict[int, NullSlot] = {}
         self.closed = False
@@ -257,9 +258,8 @@ class NullRunner:
 
     def _pooled(self, slot: NullSlot) -> bytes:
         """float32 LE: the mean of the prompt's hidden states, or the last one."""
-        last = slot.num_prompt - 1
-        first = 0 if slot.sampling.pooling == "mean" else last
-        states = [hidden_state(slot.chain_at(p)) for p in range(first, last + 1)]
+        first = 1 if slot.sampling.pooling == "mean" else slot.num_prompt
+        states = [hidden_state(slot.chain_at(p)) for p in range(first, slot.num_prompt + 1)]
         mean = [sum(column) / len(states) for column in zip(*states, strict=True)]
         return struct.pack(f"<{len(mean)}f", *mean)
 

@@ -1,10 +1,15 @@
-"""The programs that turn what a forward leaves into tokens and log-probabilities; the same for all lines."""
+"""The programs that turn what a forward leaves into tokens, log-probabilities and hidden states.
+
+They are the same for all lines.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pegainfer.ops.coarse import LM_HEAD
+from pegainfer.ops.embed import GATHER_ROWS
+from pegainfer.ops.norm import RMS_NORM
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.sample import SAMPLE, TOKEN_LOGPROBS
 from pegainfer.ops.spec import OpSpec, Role
@@ -68,6 +73,22 @@ def prompt_logprobs(head: Head, max_logprobs: int) -> Program:
     results = _outputs(b, TOKEN_LOGPROBS, {"V": vocab, "K": min(max_logprobs, vocab)})
     b.emit(LM_HEAD, {"eps": head.eps}, logits=logits, x=x, rows=rows, norm=norm, w=w)
     b.emit(TOKEN_LOGPROBS, None, **results, logits=logits, targets=targets, top_lens=top_lens)
+    return b.build()
+
+
+def hidden_states(head: Head) -> Program:
+    """Rows of the residual stream `x` that a forward has left, after the final norm.
+
+    Inputs are x and rows; output is hidden [L, M] f32.
+    """
+    b = Builder("hidden_states")
+    x = b.input("x", "T", head.hidden_size, dtype=head.residual)
+    rows = b.input("rows", "L")
+    norm = b.weight(head.norm, head.hidden_size, dtype=head.norm_format)
+    picked = b.buffer("picked", "L", head.hidden_size)
+    hidden = b.output("hidden", "L", head.hidden_size)
+    b.emit(GATHER_ROWS, None, out=picked, x=x, rows=rows)
+    b.emit(RMS_NORM, {"eps": head.eps}, out=hidden, x=picked, weight=norm)
     return b.build()
 
 

@@ -32,6 +32,7 @@ from pegainfer.kv.device.slots import Slots
 from pegainfer.kv.device.stage import StagedRows, Staging
 from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.program import Program
+from pegainfer.runner.pooling import Pools, hidden_parts
 from pegainfer.runner.program import only_group
 from pegainfer.runner.sampling import prompt_parts, sampler_call, step_result, token_logprobs
 from pegainfer.runtime.worker import Task, Worker
@@ -46,12 +47,13 @@ class Programs:
 
     Args:
         forward: from INPUTS to `x` [T, M] and `logits` [L, V]; appends to the state `kv`.
-        sampler, prompt_logprobs: see ops/sampler.py.
+        sampler, prompt_logprobs, hidden_states: see ops/sampler.py.
     """
 
     forward: Executor
     sampler: Executor
     prompt_logprobs: Executor
+    hidden_states: Executor
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class HostRunner:
         self._programs = programs
         self._staging = Staging(slots, info)
         self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
+        self._pools = Pools()
         self._worker = Worker("runner")
 
     @classmethod
@@ -152,9 +155,10 @@ class HostRunner:
                 f"step {step.plan.step} is sampled after step {self._last_forward} has overwritten its logits"
             )
         prompt_logprobs = self._prompt_logprobs(step)
+        pooled = self._pooled(step) if self._slots.sampling.pooling.any() else None
         drawn = self._draw(step, masks) if len(step.rows.sampling) else None
         seconds = step.seconds + time.perf_counter() - started
-        return step_result(step.plan, step.rows, drawn, prompt_logprobs, seconds, step.stage_seconds)
+        return step_result(step.plan, step.rows, drawn, prompt_logprobs, seconds, step.stage_seconds, pooled)
 
     def _draw(self, step: _Step, masks: dict[int, bytes]) -> Mapping[str, Array]:
         """Runs the sampler for the sampling rows; what was drawn is in the history and known."""
@@ -170,3 +174,18 @@ class HostRunner:
             entries = token_logprobs(results, targets)
             found.setdefault(row, []).extend(e for e in entries if e is not None)
         return {row: tuple(entries) for row, entries in found.items()}
+
+    def _pooled(self, step: _Step) -> dict[int, bytes]:
+        """Vectors of the prompts that end in this step."""
+        state, rows = self._slots, step.rows
+        for row, start, call in hidden_parts(state, rows, self._info.max_slots):
+            results = self._programs.hidden_states.run({**call.inputs, "x": step.outputs["x"]}, call.env)
+            slot = int(rows.slots[row])
+            self._pools.add(slot, start, results["hidden"], int(state.sampling.pooling[slot]))
+        found: dict[int, bytes] = {}
+        for row in rows.sampling.tolist():
+            slot = int(rows.slots[row])
+            pooling, length = int(state.sampling.pooling[slot]), int(state.num_prompt[slot])
+            if pooling and state.known[slot] == length:
+                found[row] = self._pools.take(slot, length, pooling)
+        return found

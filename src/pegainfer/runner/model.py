@@ -9,7 +9,7 @@ from typing import Protocol
 from pegainfer.contract.step import KVSpec, RunnerInfo
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
-from pegainfer.ops.sampler import Head, prompt_logprobs, sampler
+from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
 from pegainfer.runner.host import HostRunner
 from pegainfer.runner.program import Formats, Sizes, only_group, page_spec
 from pegainfer.runtime.weights.raw import RawWeight
@@ -107,6 +107,7 @@ class PagedModel:
             "forward": self.forward(self.formats, Sizes.of(info), steps),
             "sampler": sampler(info.vocab_size, info.max_slots, info.max_model_len + 1, max_logprobs),
             "prompt_logprobs": prompt_logprobs(self.head(self.formats, residual), max_logprobs),
+            "hidden_states": hidden_states(self.head(self.formats, residual)),
         }
 
     def build(self, info: RunnerInfo, backend: Backend, *, kv_dtype: str, max_logprobs: int) -> HostRunner:

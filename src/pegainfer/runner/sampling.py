@@ -95,6 +95,7 @@ def step_result(
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]],
     seconds: float,
     stage_seconds: float,
+    pooled: dict[int, bytes] | None = None,
 ) -> StepResult:
     """What the scheduler is told.
 
@@ -122,6 +123,7 @@ def step_result(
         tokens=tuple(tokens),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        pooled=pooled or {},
         errors=errors,
         seconds=seconds,
         stage_seconds=stage_seconds,

@@ -108,6 +108,17 @@ def test_a_streamed_chat_with_the_clients_own_accumulator(client: OpenAI) -> Non
     assert final.usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_embeddings(client: OpenAI) -> None:
+    # The client asks for base64 by itself, and gives floats.
+    answer = client.embeddings.create(model="null-model", input=["one", "two", "one"])
+    plain = client.embeddings.create(model="null-model", input="one", encoding_format="float")
+    assert [e.index for e in answer.data] == [0, 1, 2]
+    one, two, again = (e.embedding for e in answer.data)
+    assert one == again == plain.data[0].embedding and one != two
+    assert sum(v * v for v in one) == pytest.approx(1.0)
+    assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (9, 9)
+
+
 def test_many_streams_at_once(server: Server) -> None:
     async def main() -> None:
         async with AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
@@ -181,5 +192,6 @@ def test_errors_are_the_clients_own_exceptions(client: OpenAI) -> None:
             tools=[{"type": "function", "function": {"name": "a b"}}],
         )
     assert tools.value.param == "tools[0].function.name"
-    with pytest.raises(openai.BadRequestError):
-        client.embeddings.create(model="null-model", input="hi")
+    with pytest.raises(openai.BadRequestError) as dimensions:
+        client.embeddings.create(model="null-model", input="hi", dimensions=3)
+    assert dimensions.value.param == "dimensions"

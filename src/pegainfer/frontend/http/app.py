@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.contract.observation import Observer
 from pegainfer.frontend.chat_template import ChatTemplate
-from pegainfer.frontend.http import chat, completions, page, service, text_routes
+from pegainfer.frontend.http import chat, completions, embeddings, page, service, text_routes
 from pegainfer.frontend.http.anthropic import routes as anthropic_routes
 from pegainfer.frontend.http.auth import OPEN_PATHS, KeyAuth
 from pegainfer.frontend.http.body import ClientGoneError
@@ -32,6 +32,7 @@ Handler = Callable[[Front, Scope, Receive, Send], Awaitable[None]]
 _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", completions.completions),
     ("POST", "/v1/chat/completions", chat.chat_completions),
+    ("POST", "/v1/embeddings", embeddings.embeddings),
     ("POST", "/v1/responses", responses_routes.create),
     ("GET", "/v1/responses/{id}", responses_routes.retrieve),
     ("DELETE", "/v1/responses/{id}", responses_routes.delete),
@@ -57,7 +58,6 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
 
 # Routes that users of such servers look for: path (or what it starts with) → why it is not there.
 _ABSENT: tuple[tuple[str, int, str], ...] = (
-    ("/v1/embeddings", 400, "the model does not support embeddings"),
     ("/v1/load_lora_adapter", 404, "LoRA adapters are not supported yet"),
     ("/v1/unload_lora_adapter", 404, "LoRA adapters are not supported yet"),
     ("/docs", 404, "there is no API page yet; the project's README shows the routes"),

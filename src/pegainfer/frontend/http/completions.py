@@ -19,7 +19,7 @@ from pegainfer.frontend.http.flow import ChunkStream, Collected, Usage, send_bod
 from pegainfer.frontend.http.formats import requested_grammar
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
-from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit, sampling
+from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit, prompt_sources, sampling
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options
 
@@ -87,7 +87,7 @@ def _options(r: CompletionRequest, front: Front) -> AnswerOptions:
 
 def _prompts(front: Front, r: CompletionRequest, shared: Common, options: AnswerOptions) -> list[Prompt]:
     params = sampling(front, r, options, front.completion_defaults)
-    sources = _sources(r, front)
+    sources = prompt_sources(r.prompt, "prompt", front)
     most = max(front.config.max_prompts, front.config.max_n)
     at_most("n", len(sources) * shared.n, most, "continuations in one request")
     return [_prompt(front, r, shared, params, source, i, len(sources)) for i, source in enumerate(sources)]
@@ -124,22 +124,6 @@ def _echo(front: Front, ids: list[int]) -> Echo:
         length += len(parts[-1])
     parts.append(detokenizer.flush())
     return Echo("".join(parts), starts)
-
-
-def _sources(r: CompletionRequest, front: Front) -> list[str | list[int]]:
-    """The prompts, each a text or token ids."""
-    prompt = r.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise bad_value("prompt", "a text, token ids, or a list of these", "an empty list")
-    kind = type(prompt[0])
-    if any(type(item) is not kind for item in prompt):
-        raise bad_value("prompt", "all texts, all token ids, or all lists of token ids", "a mixture")
-    if kind is int:
-        return [prompt]  # type: ignore[list-item]
-    at_most("prompt", len(prompt), front.config.max_prompts, "prompts")
-    return prompt  # type: ignore[return-value]
 
 
 class CompletionAnswer:

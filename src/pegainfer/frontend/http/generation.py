@@ -45,6 +45,7 @@ class Prompt:
     ended: int = 0  # indices whose last event came from the engine
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    embedding: bytes | None = None  # float32 LE, where the prompt is pooled
 
     @property
     def live(self) -> bool:
@@ -199,6 +200,8 @@ class Generation:
             prompt.cached_tokens = event.num_cached_tokens
         if event.prompt_logprobs is not None:
             prompt.prompt_logprobs = event.prompt_logprobs
+        if event.embedding is not None:
+            prompt.embedding = event.embedding
         choice = prompt.choices[event.index]
         if choice.finish is not None:
             return None  # generated beyond a stop string

@@ -29,7 +29,7 @@ from pegainfer.frontend.http.fields import (
 )
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Prompt
-from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.options import AnswerOptions
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,23 @@ def sampling(
         prompt_logprobs=options.engine_prompt_logprobs,
         encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
     )
+
+
+def prompt_sources(
+    given: str | list[str | int | list[int]], param: str, front: Front
+) -> list[str | list[int]]:
+    """The prompts of a field that holds one or many, each a text or token ids. Raises ApiError (400)."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise bad_value(param, "a text, token ids, or a list of these", "an empty list")
+    kind = type(given[0])
+    if any(type(item) is not kind for item in given):
+        raise bad_value(param, "all texts, all token ids, or all lists of token ids", "a mixture")
+    if kind is int:
+        return [given]  # type: ignore[list-item]
+    at_most(param, len(given), front.config.max_prompts, "prompts")
+    return given  # type: ignore[return-value]
 
 
 def fit(ids: list[int], request: GenerateFields, front: Front, param: str) -> list[int]:

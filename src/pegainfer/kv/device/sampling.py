@@ -25,6 +25,8 @@ FLOATS = (
     "presence_penalty",
 )
 NO_LOGPROBS = -1
+POOL_NONE, POOL_MEAN, POOL_LAST = range(3)
+_POOLING = {None: POOL_NONE, "mean": POOL_MEAN, "last": POOL_LAST}
 _NO_INTS = np.zeros(0, np.int32)
 
 
@@ -51,6 +53,7 @@ class SamplingState:
         self.seeds = np.zeros(max_slots, np.uint64)
         self.logprobs = np.full(max_slots, NO_LOGPROBS, np.int32)
         self.prompt_logprobs = np.full(max_slots, NO_LOGPROBS, np.int32)
+        self.pooling = np.zeros(max_slots, np.int8)
         self._extras: dict[int, _Extras] = {}
         self._no_mask = np.zeros((0, -(-vocab_size // 32)), np.uint32)
 
@@ -61,6 +64,7 @@ class SamplingState:
         self.seeds[new.slot] = new.seed & (2**64 - 1)
         self.logprobs[new.slot] = self._count(s.logprobs)
         self.prompt_logprobs[new.slot] = self._count(s.prompt_logprobs)
+        self.pooling[new.slot] = _POOLING[s.pooling]
         extras = self._extras_of(s, new.mask_tokens)
         if extras is None:
             self._extras.pop(new.slot, None)
@@ -68,6 +72,7 @@ class SamplingState:
             self._extras[new.slot] = extras
 
     def leave(self, slot: int) -> None:
+        self.pooling[slot] = POOL_NONE
         self._extras.pop(slot, None)
 
     @property
