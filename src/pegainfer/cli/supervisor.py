@@ -42,6 +42,7 @@ class Supervisor:
     def __init__(self, spec: EngineSpec, restarts: int) -> None:
         self._spec = spec
         self._restarts = restarts  # that are left
+        self._replacing = False
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._ended: asyncio.Future[int] | None = None
@@ -137,13 +138,20 @@ class Supervisor:
     async def _replace(self, engine: SupervisedEngine) -> float:
         """Returns the seconds that it took. Raises PegaError."""
         started = time.monotonic()
+        self._replacing = True
         await asyncio.to_thread(self.stop)
         self.start()
         engine.replace(await self.connect())
+        self._replacing = False
         return time.monotonic() - started
 
     async def check_end(self) -> None:
-        """Waits for the process, which was asked to end. Raises EngineDeadError where it has failed."""
+        """Waits for the process, which was asked to end. Raises EngineDeadError where it has failed.
+
+        One that was to take a dead one's place has served nobody: it is not waited for.
+        """
+        if self._replacing:
+            return
         with contextlib.suppress(TimeoutError):
             # 0 also where the engine got a SIGTERM beside ours, as a service manager sends it to all of us.
             code = await asyncio.wait_for(asyncio.shield(self.ended), END_SECONDS)

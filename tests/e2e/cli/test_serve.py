@@ -146,3 +146,15 @@ def test_a_taken_port_is_an_error_at_once() -> None:
         f"pegainfer: error: the port is taken; at --host 127.0.0.1 --port {port}; "
         "remedy: stop its owner, or choose another --port\n"
     )
+
+
+def test_a_signal_while_a_new_engine_loads_ends_the_server_at_once() -> None:
+    with serving("--device", "null") as server:
+        (engine,) = server.children()
+        response = open_stream(server, max_tokens=4000)
+        os.kill(engine, signal.SIGKILL)
+        assert b"signal 9" in response.read()
+        while engine in server.children():  # reaped, right before a new one is started
+            pass
+        assert server.stop() == 0
+        assert "new engine is ready" not in server.errors.read_text()

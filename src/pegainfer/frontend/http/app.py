@@ -151,7 +151,7 @@ class _Endpoint:
             return
         except Exception as e:
             error = to_api_error(e)
-            if error.code in ("overloaded", "engine_dead", "timeout"):
+            if error.code in ("overloaded", "rate_limited", "engine_dead", "timeout"):
                 self._front.metrics.reject(error.code)
             await send_error(send, error, scope["path"])
 
