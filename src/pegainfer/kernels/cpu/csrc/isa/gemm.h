@@ -53,6 +53,10 @@ static inline void load_bf16_pairs(const uint16_t* p, F& first, F& second) {
 }
 #endif
 
+// Registers hold the sums of many rows and both columns of a pair; or the sums and one column, which is then
+// loaded when it is needed. Where vectors are arrays, neither is better than the compiler's own choice.
+constexpr bool kHoldsPairs = kMaxRows > 6, kLoadsTwice = kMaxRows == 6;
+
 // The same for bf16, of which a tile holds two columns side by side; acc[t] = x[t] · w.
 template <int MR>
 static void fma_pair_rows(const uint16_t* w, int64_t columns, const float* x, int64_t ldx, float* acc) {
@@ -62,9 +66,22 @@ static void fma_pair_rows(const uint16_t* w, int64_t columns, const float* x, in
     for (int64_t k = 0; k < columns; k += 2, w += 32) {
         __builtin_prefetch(reinterpret_cast<const char*>(w) + kAhead, 0, 3);
         load_bf16_pairs(w, a, b);
+        if (kHoldsPairs && k + 1 < columns) {
+            PEGA_UNROLL
+            for (int t = 0; t < MR; t++) {
+                s[t] = fma(a, set1(x[t * ldx + k]), s[t]);
+                s[t] = fma(b, set1(x[t * ldx + k + 1]), s[t]);
+            }
+            continue;
+        }
         PEGA_UNROLL
         for (int t = 0; t < MR; t++) s[t] = fma(a, set1(x[t * ldx + k]), s[t]);
         if (k + 1 == columns) break;
+        if constexpr (kLoadsTwice && MR > 1) {
+            const uint16_t* again = w;
+            asm volatile("" : "+r"(again));  // else the compiler keeps what it loaded before
+            load_bf16_pairs(again, a, b);
+        }
         PEGA_UNROLL
         for (int t = 0; t < MR; t++) s[t] = fma(b, set1(x[t * ldx + k + 1]), s[t]);
     }
