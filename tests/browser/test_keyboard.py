@@ -85,7 +85,7 @@ def test_a_conversation_without_a_pointer(opened: Opener, server: PageServer, si
     assert shown(page) == [("user", "First line\nsecond line"), ("assistant", "One.")]
     expect(page.locator(FIELD)).to_be_focused()
     page.keyboard.press("ArrowUp")  # edits what was asked last
-    expect(page.get_by_label("Your message")).to_be_focused()
+    expect(page.get_by_label("Your message", exact=True)).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.locator("article.user [data-action=edit]")).to_be_focused()
     page.keyboard.press("Enter")

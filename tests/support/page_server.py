@@ -47,7 +47,8 @@ class PageServer:
         self.engine.paused = True
 
     def let(self, events: int) -> None:
-        """So many more events of what is held."""
+        """So many more events of what is held, once it has arrived."""
+        self.wait_until(lambda: self.engine.num_live)
         for _ in range(events):
             self.call(self.engine.step)
 
