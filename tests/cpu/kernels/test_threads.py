@@ -27,14 +27,28 @@ TASKS = Path("/proc/self/task")  # this process's threads
         ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, AFFINITY),
         ({"cpu.max": "nonsense"}, AFFINITY),
+        ({"cpu.max": "1 0"}, AFFINITY),
         ({}, AFFINITY),
+        # A service in a slice: its own quota, that of the slice, and none of another's.
+        ({"own": "0::/a.slice/b.service\n", "a.slice/b.service/cpu.max": "100000 100000"}, 1),
+        ({"own": "0::/a.slice/b.service\n", "a.slice/cpu.max": "100000 100000"}, 1),
+        ({"own": "0::/a.slice\n", "a.slice/b.service/cpu.max": "100000 100000"}, AFFINITY),
+        (
+            {
+                "own": "4:memory:/m\n2:cpu,cpuacct:/c\n",
+                "cpu/c/cpu.cfs_quota_us": "100000",
+                "cpu/c/cpu.cfs_period_us": "100000",
+            },
+            1,
+        ),
+        ({"own": "0::/not/seen/from/here\nnonsense\n"}, AFFINITY),
     ],
 )
 def test_a_containers_quota_counts(files: dict[str, str], cores: int, tmp_path: Path) -> None:
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert usable_cores(tmp_path) == cores
+    assert usable_cores(tmp_path, tmp_path / "own") == cores
 
 
 def test_thread_counts_are_checked() -> None:

@@ -4,32 +4,52 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.kernels.cpu.library import library
 
 CGROUP = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")  # the control groups that this process is in
 SPIN_US = 50  # how long an idle thread spins before it sleeps: about the cost of waking it
 
 
-def usable_cores(cgroup: Path = CGROUP) -> int:
-    """Cores that this process may keep busy: its affinity mask, less what a container's quota allows."""
+def usable_cores(cgroup: Path = CGROUP, own: Path = OWN) -> int:
+    """Cores that this process may keep busy: its affinity mask, within its control groups' quotas."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota(cgroup)
-    return cores if quota is None else max(1, min(cores, int(quota)))
+    quotas = [_quota(group) for group in _groups(cgroup, own)]
+    return max(1, min([cores, *(int(q) for q in quotas if q is not None)]))
 
 
-def _quota(cgroup: Path) -> float | None:
-    """Cores that the control group grants (version 2, then 1); None: no limit."""
+def _groups(cgroup: Path, own: Path) -> Iterator[Path]:
+    """Folders of the group that the process is in and of those around it, as far as they can be seen.
+
+    A container sees its own group as the root, whatever path the kernel names; a service on the host does not.
+    """
+    yield from (cgroup, cgroup / "cpu")
     try:
-        limit, period = (cgroup / "cpu.max").read_text().split()
+        rows = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in (row for row in rows if len(row) == 3):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = cgroup / "cpu" if controllers else cgroup
+        parts = [p for p in path.split("/") if p not in ("", ".", "..")]
+        yield from (root.joinpath(*parts[:n]) for n in range(1, len(parts) + 1))
+
+
+def _quota(group: Path) -> float | None:
+    """Cores that one control group grants (version 2, then 1); None: no limit."""
+    try:
+        limit, period = (group / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         pass
     try:
-        limit = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text()
-        period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
+        limit = (group / "cpu.cfs_quota_us").read_text()
+        period = (group / "cpu.cfs_period_us").read_text()
         return None if int(limit) <= 0 else int(limit) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return None
