@@ -27,7 +27,6 @@ class SkinnyChoice:
     groups: int  # of blocks; each takes every groups-th tile
     rows: int  # of w in a tile
     splits: int  # of k
-    multicast: int  # blocks that share one copy of x
     wide: int  # 64-element columns of a stage
     depth_w: int
     depth_x: int
@@ -39,12 +38,11 @@ class SkinnyChoice:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        across = max(self.cluster, 1)
-        return (across, self.groups * self.splits // across, 1)
+        return (self.splits, self.groups, 1)
 
     @property
     def cluster(self) -> int:
-        return self.splits * self.multicast if self.splits * self.multicast > 1 else 0
+        return self.splits if self.splits > 1 else 0
 
     def square_groups(self, n: int) -> int:
         """How many sums of squares a row of `n` outputs leaves."""
@@ -121,7 +119,6 @@ def skinny_choice(
     *,
     rows: int,
     splits: int = 1,
-    multicast: int = 1,
     wide: int = 1,
     depth_x: int = 4,
     depth_w: int = 0,
@@ -135,12 +132,9 @@ def skinny_choice(
     tokens = next((t for t in TOKENS if m <= t), 0)
     blocks = -(-rows // 64)
     tiles, chunks = -(-n // rows), -(-k // (BOX * wide))
-    if not tokens or blocks > MAX_BLOCKS or splits > chunks or (splits > 1 and multicast > 1):
-        return None
-    if multicast > 1 and tokens // multicast < 8:
+    if not tokens or blocks > MAX_BLOCKS or splits > chunks:
         return None
     groups = tiles if splits > 1 else min(tiles, info.num_sms)
-    groups = -(-groups // multicast) * multicast
     room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared)
     stage_w, stage_x = rows * 128 * wide, tokens * 128 * wide
     units = -(-rows // 32) * (tokens // 8)
@@ -163,7 +157,7 @@ def skinny_choice(
     # wgmma takes 64 rows even of a smaller tile; what it reads past the last stage must be there.
     shared = max(rings + 16 * (depth + depth_x) + extra + own, depth * stage_w + (blocks * 64 - rows) * 128)
     return SkinnyChoice(
-        f"skinny_{dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, multicast, wide, depth, depth_x,
+        f"skinny_{dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, wide, depth, depth_x,
         depth if trigger is None else trigger, barriers if own else 0, barriers + own, shared, why,
     )  # fmt: skip
 
@@ -188,8 +182,8 @@ def skinny_args(
     tiles, chunks = -(-n // c.rows), -(-k // (BOX * c.wide))
     numbers = (
         m, n, k, ld_out, KINDS[kind], c.rows, c.groups, tiles // c.groups, tiles % c.groups, c.splits,
-        c.multicast, chunks // c.splits, chunks % c.splits, c.wide, c.depth_w, c.depth_x, c.trigger,
-        square_groups, c.sums, c.before,
+        chunks // c.splits, chunks % c.splits, c.wide, c.depth_w, c.depth_x, c.trigger, square_groups, c.sums,
+        c.before,
     )  # fmt: skip
     args = struct(
         ptr(out), ptr(squares), ptr(norm), ptr(normed), ptr(next_squares), *map(i32, numbers), f32(eps)
@@ -223,7 +217,7 @@ def skinny(
     m, n, k = sizes
     maps = (
         site.ctx.tensor_map(w, n, k, dtype, (c.rows, BOX)),
-        site.ctx.tensor_map(x, m, k, dtype, (c.tokens // c.multicast, BOX)),
+        site.ctx.tensor_map(x, m, k, dtype, (c.tokens, BOX)),
     )
     left = {"norm": 0, "normed": 0, "next_squares": 0}
     if next_norm is not None:

@@ -3,11 +3,6 @@
 #pragma once
 #include "hopper.cuh"
 
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
 // Every thread of the cluster arrives, and waits later. Orders nothing but barriers made before it (with
 // `barrier_init_fence`): a fence as well costs a microsecond of a busy memory.
 __device__ __forceinline__ void cluster_arrive() {
@@ -22,7 +17,7 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t p, uint32_t rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(p), "r"(rank));
     return there;
 }
-// Frees a slot that the block `rank` fills; what was read before has been read.
+// Arrives at a barrier of the block `rank`: what this thread read before, it has read.
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
                  : "memory");
@@ -33,14 +28,5 @@ __device__ __forceinline__ void store_cluster16(uint32_t p, uint32_t rank, float
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
             cluster_address(p, rank)),
         "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(cluster_address(barrier, rank))
-        : "memory");
-}
-// `tma_load2` into every block whose bit is set, each counting the bytes at its own barrier.
-__device__ __forceinline__ void tma_multicast2(uint32_t to, const void* map, int x0, int x1, uint32_t barrier,
-                                               uint16_t blocks, uint64_t policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-        ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
-        "l"(map), "r"(x0), "r"(x1), "r"(barrier), "h"(blocks), "l"(policy)
         : "memory");
 }

@@ -36,10 +36,9 @@ struct Args {
     float* next_squares;   // [tiles · ⌈rows / 32⌉, MAX_TOKENS] of the new residual
     int m, n, k, ld_out, kind;
     int rows;              // of a tile: a multiple of 8
-    int groups;            // of blocks (gridDim.x · y / splits); each takes every groups-th tile
+    int groups;            // of blocks, gridDim.y; each takes every groups-th tile
     int rounds, longer;    // tiles of a group; the first `longer` groups take one more
-    int splits;            // of k; then each cluster has one tile
-    int multicast;         // blocks of a cluster that share one copy of x; 1 if splits > 1
+    int splits;            // of k, gridDim.x: a cluster; if there are several, it has one tile
     int chunks, leftover;  // stages of a split; the first `leftover` splits take one more
     int wide;              // boxes of 64 k in a stage
     int depth_w, depth_x;  // stages of the rings
@@ -84,10 +83,8 @@ struct Block {
         full_x = empty_w + 8 * a.depth_w, empty_x = full_x + 8 * a.depth_x;
         summed = empty_x + 8 * a.depth_x, scale = summed + 16;
         sums = shared + a.sums, before = shared + a.before;
-        split = a.splits > 1 ? blockIdx.x : 0;
-        group = a.splits > 1 ? blockIdx.y : blockIdx.y * gridDim.x + blockIdx.x;
-        // Blocks that share x take the same number of tiles, some of them past the end.
-        rounds = a.rounds + ((a.multicast > 1 ? a.longer : group < a.longer) ? 1 : 0);
+        split = blockIdx.x;
+        group = blockIdx.y, rounds = a.rounds + (group < a.longer);
         k0 = split * a.chunks + min(split, a.leftover), k1 = k0 + a.chunks + (split < a.leftover);
         units = (a.rows + 31) / 32 * J;
         slots = a.splits > 1 ? (units + a.splits - 1) / a.splits : units;
@@ -100,8 +97,7 @@ struct Block {
 #pragma unroll 1
         for (uint32_t bar = full_w + 8 * lane; bar <= summed + 8; bar += 8 * 32) {
             const bool by_warps = (bar >= empty_w && bar < full_x) || (bar >= empty_x && bar < summed);
-            const int warps = CONSUMERS / 32 * (bar >= empty_x ? a.multicast : 1);
-            barrier_init(bar, by_warps ? warps : bar > summed ? a.splits : 1);
+            barrier_init(bar, by_warps ? CONSUMERS / 32 : bar > summed ? a.splits : 1);
         }
         barrier_init_fence();
         __syncwarp();
@@ -135,9 +131,6 @@ __device__ __forceinline__ void stream_weight(const void* map, const Args& a, co
 template <int NT>
 __device__ __forceinline__ void stream_x(const void* map, const Args& a, const Block<NT>& b) {
     const uint64_t policy = l2_evict_last();
-    const uint32_t rank = a.multicast > 1 ? cluster_rank() : 0;
-    const int slice = NT / a.multicast;  // rows of x that this block fetches for all
-    const uint16_t all = (1 << a.multicast) - 1;
     pdl_wait();
     Place at(1);
 #pragma unroll 1
@@ -145,18 +138,12 @@ __device__ __forceinline__ void stream_x(const void* map, const Args& a, const B
 #pragma unroll 1
         for (int k = b.k0; k < b.k1; k++) {
             const uint32_t full = b.full_x + 8 * at.slot;
-            const uint32_t to = b.x + at.slot * b.stage_x + rank * slice * 128;
             barrier_wait(b.empty_x + 8 * at.slot, at.parity);
             barrier_arrive_expect(full, b.stage_x);
 #pragma unroll 1
-#pragma unroll 1
-            for (int j = 0; j < a.wide; j++) {
-                const int column = (k * a.wide + j) * SWIZZLE;
-                if (a.multicast > 1)
-                    tma_multicast2(to + j * NT * 128, map, column, rank * slice, full, all, policy);
-                else
-                    tma_load2(to + j * NT * 128, map, column, 0, full, policy);
-            }
+            for (int j = 0; j < a.wide; j++)
+                tma_load2(b.x + at.slot * b.stage_x + j * NT * 128, map, (k * a.wide + j) * SWIZZLE, 0, full,
+                          policy);
             at.advance(a.depth_x);
         }
     }
@@ -291,12 +278,7 @@ __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, floa
 #pragma unroll
         for (int i = 0; i < NT / 2; i++) acc[m][i] = 0;
     auto release = [&]() {
-        if (lane == 0) barrier_arrive(b.empty_w + 8 * last_w);
-        if (a.multicast == 1) {
-            if (lane == 0) barrier_arrive(b.empty_x + 8 * last_x);
-        } else if (lane < a.multicast) {
-            barrier_arrive_at(b.empty_x + 8 * last_x, lane);
-        }
+        if (lane == 0) barrier_arrive(b.empty_w + 8 * last_w), barrier_arrive(b.empty_x + 8 * last_x);
     };
     int j = 0;  // box of the stage
 #pragma unroll 1
@@ -391,7 +373,7 @@ __device__ __forceinline__ void finish_tile(const Args& a, const Block<NT>& b, i
         }
         float* squares = a.next_squares + (tile * ((a.rows + 31) / 32) + u / b.J) * MAX_TOKENS;
         finish<T>(a, v, token, n, valid, b.before + (slot * 32 + lane) * 16,
-                  b.before + b.slots * 512 + row * 4, dry || tile * a.rows >= a.n ? nullptr : squares);
+                  b.before + b.slots * 512 + row * 4, dry ? nullptr : squares);
         if (dry) break;
     }
 }
@@ -428,7 +410,7 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
     const Block<NT> b(a, shared_address(shared));
     float* scale = reinterpret_cast<float*>(shared + (b.scale - b.w));
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-    const bool cluster = a.splits > 1 || a.multicast > 1;
+    const bool cluster = a.splits > 1;
     if (warp == 4) {  // the weight's warp waits for nobody
         b.make_barriers(a);
         warps_arrive(BARRIERS_MADE, THREADS);
@@ -456,10 +438,6 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
         if (warp == 7 && a.kind == RESIDUAL) fetch_before<T, NT>(a, b);
         __syncwarp();
         if (warp >= 6) warps_arrive(BEFORE_READY, CONSUMERS + 64);
-    }
-    if (a.multicast > 1) {  // shared memory that the others may still use must not go away
-        cluster_arrive();
-        cluster_wait();
     }
 }
 
