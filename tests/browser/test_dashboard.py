@@ -79,7 +79,7 @@ def test_gauges_rates_and_quantiles(opened: Opener, metered: PageServer) -> None
         "Tokens/s out": "500",  # over the four seconds since the first scrape here
         "Tokens/s in": "1,000",
         "First token p50": "125 ms",  # in the middle of the bucket from 100 to 150
-        "Between tokens p50": "18 ms",
+        "Token gap p50": "18 ms",
     }.items():
         expect(tile(page, name)).to_have_text(text)
     row = page.locator("#latency tr", has_text="Time to first token").locator("td")

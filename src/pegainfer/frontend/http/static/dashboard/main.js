@@ -17,7 +17,7 @@ const percent = (value) => (value === null ? NONE : `${(value * 100).toFixed(val
 const time = (value) => {
   if (value === null) return NONE;
   if (value < 1) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
-  return `${value.toFixed(value < 10 ? 2 : 0)} s`;
+  return `${Number.isInteger(value) ? value : value.toFixed(value < 10 ? 2 : 0)} s`;
 };
 
 const LATENCIES = [
@@ -42,7 +42,7 @@ const TILES = [
   ["Tokens/s out", (h) => number(h.rate("generation_tokens_total", RATE_OVER))],
   ["Tokens/s in", (h) => number(h.rate("prompt_tokens_total", RATE_OVER))],
   ["First token p50", (h) => time(h.quantile(LATENCIES[0][1], 0.5, LATENCY_OVER))],
-  ["Between tokens p50", (h) => time(h.quantile(LATENCIES[1][1], 0.5, LATENCY_OVER))],
+  ["Token gap p50", (h) => time(h.quantile(LATENCIES[1][1], 0.5, LATENCY_OVER))],
 ];
 
 const points = KEPT / EVERY + 1;
