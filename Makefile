@@ -20,7 +20,7 @@ SOURCES := pyproject.toml $(NATIVE)
 CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE)) $(shell find src -name '*.cu' -o -name '*.cuh') \
   $(shell find tests -name '*.cpp')
 
-.PHONY: help run gpu test browser check neon golden bench docs-kernels clean
+.PHONY: help run gpu test browser check neon golden bench docs-api docs-kernels clean
 
 help:
 	@echo "make run      build, fetch the default model and let it answer a question"
@@ -31,6 +31,7 @@ help:
 	@echo "make neon     cross-compile the kernels for 64-bit Arm and test them under qemu-user"
 	@echo "make golden   make the golden values anew with transformers and compare"
 	@echo "make bench    engine and start-up benches; results append to bench/results"
+	@echo "make docs-api   docs/api.md anew from the types of requests"
 	@echo "make docs-kernels  docs/kernels-cpu.md anew from the kernels' ledger"
 	@echo "make clean    remove environments, builds and caches"
 
@@ -107,6 +108,9 @@ bench: $(VENV)/.stamp-run
 	@$(BIN)/pegainfer pull >/dev/null
 	@$(BIN)/pegainfer bench engine
 	@$(BIN)/pegainfer bench startup
+
+docs-api: $(VENV)/.stamp-dev
+	@$(BIN)/python -m tools.api_docs
 
 docs-kernels: $(VENV)/.stamp-run
 	@$(BIN)/python -m pegainfer.kernels.report

@@ -16,6 +16,7 @@ from pegainfer.contract.observation import Observer
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.http import chat, completions, embeddings, page, service, text_routes
 from pegainfer.frontend.http.anthropic import routes as anthropic_routes
+from pegainfer.frontend.http.api_docs import routes as api_docs
 from pegainfer.frontend.http.auth import OPEN_PATHS, KeyAuth
 from pegainfer.frontend.http.body import ClientGoneError
 from pegainfer.frontend.http.config import HttpConfig
@@ -51,6 +52,8 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/tokenize", text_routes.tokenize),
     ("POST", "/detokenize", text_routes.detokenize),
     ("POST", "/apply_template", text_routes.apply_template),
+    ("GET", "/openapi.json", api_docs.document),
+    ("GET", "/docs", api_docs.page),
     ("GET", "/", page.page),
     ("GET", "/dashboard", page.page),
     ("GET", "/static/{name:path}", page.page),
@@ -60,8 +63,6 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
 _ABSENT: tuple[tuple[str, int, str], ...] = (
     ("/v1/load_lora_adapter", 404, "LoRA adapters are not supported yet"),
     ("/v1/unload_lora_adapter", 404, "LoRA adapters are not supported yet"),
-    ("/docs", 404, "there is no API page yet; the project's README shows the routes"),
-    ("/openapi.json", 404, "there is no OpenAPI document yet; the project's README shows the routes"),
 )
 
 

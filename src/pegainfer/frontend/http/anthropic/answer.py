@@ -24,7 +24,7 @@ from pegainfer.frontend.tools.call import read_object
 JsonObject = dict[str, Any]
 
 
-class OutputDetails(msgspec.Struct):
+class MessageOutputDetails(msgspec.Struct):
     thinking_tokens: int
 
 
@@ -35,7 +35,7 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: MessageOutputDetails
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
@@ -131,7 +131,7 @@ class MessageAnswer:
             input_tokens=generation.prompt_tokens - generation.cached_tokens,
             cache_read_input_tokens=generation.cached_tokens,
             output_tokens=generation.completion_tokens,
-            output_tokens_details=OutputDetails(self._blocks.reasoning_tokens),
+            output_tokens_details=MessageOutputDetails(self._blocks.reasoning_tokens),
         )
 
     def _stop_reason(self) -> str | None:

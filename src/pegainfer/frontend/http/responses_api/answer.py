@@ -23,9 +23,9 @@ from pegainfer.frontend.http.responses_api.items import JsonObject, new_id
 from pegainfer.frontend.http.responses_api.response import (
     IncompleteDetails,
     InputDetails,
-    OutputDetails,
     Response,
     ResponseError,
+    ResponseOutputDetails,
     ResponseUsage,
 )
 from pegainfer.frontend.http.thinking import encoded_thoughts
@@ -205,7 +205,7 @@ class ResponseAnswer:
             prompt,
             InputDetails(generation.cached_tokens),
             completion,
-            OutputDetails(self._blocks.reasoning_tokens),
+            ResponseOutputDetails(self._blocks.reasoning_tokens),
             prompt + completion,
         )
 

@@ -26,7 +26,7 @@ class InputDetails(msgspec.Struct):
     cache_write_tokens: int = 0
 
 
-class OutputDetails(msgspec.Struct):
+class ResponseOutputDetails(msgspec.Struct):
     reasoning_tokens: int
 
 
@@ -34,7 +34,7 @@ class ResponseUsage(msgspec.Struct):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: ResponseOutputDetails
     total_tokens: int
 
 
