@@ -21,7 +21,7 @@ def write_input(path: Path, count: int, tokens: int) -> None:
 
 def test_a_batch_that_is_interrupted_goes_on(tmp_path: Path) -> None:
     given, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    write_input(given, 400, 200)
+    write_input(given, 150, 100)
     command = ["run-batch", "--device", "null", "-i", str(given), "-o", str(answers), "--concurrency", "4"]
     process = subprocess.Popen([*CLI, *command], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -32,15 +32,15 @@ def test_a_batch_that_is_interrupted_goes_on(tmp_path: Path) -> None:
     process.stderr.read()
     assert process.wait(60) == 130
     kept = len(answers.read_text().splitlines())
-    assert 0 < kept < 400
+    assert 0 < kept < 150
     again = pega(*command)
     assert again.returncode == 0, again.stderr
     assert again.stderr.splitlines()[-1] == (
-        f"400 requests: {400 - kept} answered, 0 failed, {kept} from an earlier run"
+        f"150 requests: {150 - kept} answered, 0 failed, {kept} from an earlier run"
     )
     lines = [json.loads(line) for line in answers.read_text().splitlines()]
-    assert sorted(a["custom_id"] for a in lines) == sorted(f"r{i}" for i in range(400))
-    assert all(a["response"]["body"]["usage"]["completion_tokens"] == 200 for a in lines)
+    assert sorted(a["custom_id"] for a in lines) == sorted(f"r{i}" for i in range(150))
+    assert all(a["response"]["body"]["usage"]["completion_tokens"] == 100 for a in lines)
 
 
 def test_faults_of_the_command_line(tmp_path: Path) -> None:

@@ -101,6 +101,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "service_tier": ("auto", "default", "standard_only"),  # there is one tier
     "verbosity": ("medium",),
+    "speed": ("standard",),
+    # Nothing is taken out of the conversation.
+    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
 }
 
 

@@ -41,8 +41,7 @@ def effort_variables(
         return {}
     if effort not in EFFORTS:
         raise bad_value(param, "one of " + ", ".join(EFFORTS), repr(effort[:40]))
-    known = frozenset() if front.template is None else front.template.variables
-    if _LEVEL in known:
+    if knows_levels(front):
         return {_LEVEL: effort}
     thinks = effort != "none"
     switched = thinking_switch(front, on=thinks)
@@ -50,6 +49,11 @@ def effort_variables(
         has = "a model that thinks" if thinks else "a model that can answer without thinking"
         raise bad_value(param, has, repr(effort))
     return switched
+
+
+def knows_levels(front: Front) -> bool:
+    """Whether the template tells the model how much to think."""
+    return front.template is not None and _LEVEL in front.template.variables
 
 
 def thinking_switch(front: Front, *, on: bool) -> dict[str, bool | int | float | str | None]:

@@ -27,6 +27,7 @@ class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: str
     ttl: str | None = None
+    scope: str | None = None  # with whom it is shared
 
 
 class SystemBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

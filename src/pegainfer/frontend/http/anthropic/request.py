@@ -23,11 +23,12 @@ from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.render import TemplateValue
-from pegainfer.frontend.http.thinking import thinking_switch
+from pegainfer.frontend.http.thinking import EFFORTS, knows_levels, thinking_switch
 from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
 
 MIN_BUDGET = 1024  # tokens, Anthropic's own bound
 THINKING = ("enabled", "disabled", "adaptive")
+DEFAULT_EFFORT = "high"
 
 # What the chat's checks call a field → what it is called here.
 NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -52,9 +53,9 @@ class AnthropicTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     description: str | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None  # a wish for small deltas; calls come whole either way
     allowed_callers: Any = None
     defer_loading: Any = None
-    eager_input_streaming: Any = None
     input_examples: Any = None
 
 
@@ -130,7 +131,7 @@ def to_chat(front: Front, r: PromptFields) -> ChatRequest:
     if r.tool_choice is not None:
         _choose(chat, r.tool_choice)
     if r.output_config is not None:
-        chat.reasoning_effort = r.output_config.effort
+        chat.reasoning_effort = _effort(front, r.output_config.effort)
         if r.output_config.format is not None:
             chat.response_format = _format(r.output_config.format)
     if isinstance(r, MessagesRequest):
@@ -150,7 +151,7 @@ def _tool(tool: AnthropicTool, where: str) -> ToolParam:
             param=f"{where}.type",
             code="unsupported",
         )
-    for name in ("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples"):
+    for name in ("allowed_callers", "defer_loading", "input_examples"):
         if getattr(tool, name) not in (None, False, [], ["direct"]):
             raise ApiError(400, f"{where}.{name}: not supported yet by this server", param=f"{where}.{name}")
     if tool.input_schema is None:
@@ -185,6 +186,16 @@ def _format(wanted: OutputFormat) -> ResponseFormat:
     return ResponseFormat(
         type="json_schema", json_schema=JsonSchemaFormat(name="output", schema=wanted.schema)
     )
+
+
+def _effort(front: Front, effort: str | None) -> str | None:
+    """Here 'high' is what holds without it, and no level turns thinking on."""
+    if effort is None or (effort == DEFAULT_EFFORT and not knows_levels(front)):
+        return None
+    if effort in EFFORTS and not knows_levels(front):
+        expected = f"{DEFAULT_EFFORT}, which asks for nothing: this model knows no levels of effort"
+        raise bad_value("output_config.effort", expected, repr(effort))
+    return effort
 
 
 def _template_variables(front: Front, r: PromptFields) -> dict[str, TemplateValue] | None:

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.asgi import Call, make_app, named_events, run, spin
+from pegainfer.frontend.chat_template import ChatTemplate
+from pegainfer.frontend.http.app import create_app
+from pegainfer.frontend.http.config import HttpConfig
+from tests.support.asgi import TOKENIZER, Call, make_app, named_events, run, spin
 from tests.support.fake_engine import FakeEngine
 from tests.support.scripted import app_of, ask_app, prompt_of, scripted
 
@@ -263,11 +266,13 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: "),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens: "),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens: "),
-        ({"output_config": {"effort": "high"}}, "output_config.effort: "),
+        ({"output_config": {"effort": "low"}}, "output_config.effort: "),
+        ({"output_config": {"effort": "loud"}}, "output_config.effort: "),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "output_config."),
         ({"system": [{"type": "image", "text": ""}]}, "system[0].type: "),
         ({"container": "c"}, "container: "),
-        ({"context_management": {}}, "context_management: "),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management: "),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading: "),
         ({"service_tier": "priority"}, "service_tier: "),
         ({"n": 2}, "n: "),
         ({"cache_control": {"type": "ephemeral", "ttl": "5m", "x": 1}}, "cache_control.x: "),
@@ -275,6 +280,33 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 )  # fmt: skip
 def test_faults_are_named_as_the_route_calls_them(fields: dict[str, Any], start: str) -> None:
     assert refuse(**fields).startswith(start)
+
+
+def test_a_request_as_coding_agents_send_it() -> None:
+    cached = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
+    _, engine = send(
+        "ok",
+        thinks=True,
+        max_tokens=64000,
+        temperature=1,
+        thinking={"type": "adaptive"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        output_config={"effort": "high"},
+        metadata={"user_id": '{"device_id":"1","session_id":"2"}'},
+        system=[{"type": "text", "text": "You are an agent.", "cache_control": cached}],
+        tools=[{**TOOL, "eager_input_streaming": True, "cache_control": {"type": "ephemeral"}}],
+        messages=[{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": cached}]}],
+    )
+    assert prompt_of(engine) == "system:You are an agent.\nuser:hi\ntool:now\n<think>"
+
+
+def test_levels_of_effort_where_the_template_knows_them() -> None:
+    template = ChatTemplate("{{ messages[0].content }}:{{ reasoning_effort }}", {})
+    engine = scripted("x")
+    app = create_app(engine, TOKENIZER, template, HttpConfig())
+    body = {"messages": [USER], "output_config": {"effort": "low"}}
+    assert ask_app(app, PATH, body).status_code == 200
+    assert prompt_of(engine) == "hi:low"
 
 
 def test_an_over_long_prompt_tells_both_lengths() -> None:
