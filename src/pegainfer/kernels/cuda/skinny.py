@@ -68,7 +68,38 @@ class Shares:
 
 
 # (n, k) -> shares by the most tokens that they are for; measured in the whole chain of Qwen3-4B's products.
-TUNED: dict[tuple[int, int], tuple[tuple[int, Shares], ...]] = {}
+TUNED: dict[tuple[int, int], tuple[tuple[int, Shares], ...]] = {
+    (6144, 2560): (
+        (8, Shares(64, 1, 1, 8, True, 2)),
+        (16, Shares(64, 1, 1, 8, True, 2)),
+        (32, Shares(48, 1, 1, 8, True, 2)),
+        (64, Shares(96, 2, 1, 4, False, 2)),
+    ),
+    (2560, 4096): (
+        (8, Shares(88, 4, 1, 8, True, 2)),
+        (16, Shares(112, 5, 1, 8, False, 2)),
+        (32, Shares(88, 4, 1, 4, True, 2)),
+        (64, Shares(88, 4, 1, 4, False, 2)),
+    ),
+    (19456, 2560): (
+        (8, Shares(152, 1, 1, 12, True, 2)),
+        (16, Shares(152, 1, 1, 12, True, 2)),
+        (32, Shares(152, 1, 1, 4, True, 2)),
+        (64, Shares(152, 1, 1, 4, True, 2)),
+    ),
+    (2560, 9728): (
+        (8, Shares(88, 4, 1, 8, False, 2)),
+        (16, Shares(88, 4, 1, 8, True, 2)),
+        (32, Shares(88, 4, 1, 4, True, 2)),
+        (64, Shares(88, 4, 1, 4, False, 2)),
+    ),
+    (151936, 2560): (
+        (8, Shares(128, 1, 2, 6, True, 1)),
+        (16, Shares(128, 1, 2, 6, True, 1)),
+        (32, Shares(128, 1, 2, 6, True, 1)),
+        (64, Shares(64, 1, 2, 6, True, 1)),
+    ),
+}
 # Share of the SMs that clusters of so many blocks can fill, one block an SM (GPUs lack SMs here and there).
 FILLED = {1: 1.0, 2: 1.0, 3: 0.91, 4: 0.91, 5: 0.87}
 LEAST_ROWS = 64  # of a tile: wgmma multiplies as many in any case
