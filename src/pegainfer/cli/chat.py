@@ -43,12 +43,12 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 class ChatFlags:
     """How answers are drawn."""
 
-    system: str | None = field(default=None, metadata={"help": "System message."})
+    system: str | None = field(default=None, metadata={"help": "System message.", "empty": True})
     max_tokens: int = field(
         default=0, metadata={"help": "Longest answer in tokens; 0: up to the context's end."}
     )
     temperature: float = field(default=0.7, metadata={"help": "0 always takes the likeliest token."})
-    top_k: int = field(default=0, metadata={"help": "Draw among the k likeliest tokens; 0: all."})
+    top_k: int = field(default=0, metadata={"help": "Draw among the k likeliest tokens; 0 or -1: all."})
     top_p: float = field(
         default=0.95, metadata={"help": "Draw among the likeliest tokens that reach this mass."}
     )
@@ -166,7 +166,7 @@ class Conversation:
         number = next(self._numbers)
         sampling = SamplingParams(
             temperature=self._ask.temperature,
-            top_k=self._ask.top_k,
+            top_k=0 if self._ask.top_k == -1 else self._ask.top_k,
             top_p=self._ask.top_p,
             seed=None if self._seed is None else self._seed + number,
             max_tokens=min(self._ask.max_tokens or room, room),

@@ -5,7 +5,8 @@
 
 Each field of `http` and `engine` with a help text becomes a flag; a field that both have becomes one flag
 that sets both. The command gets the dataclasses built, and in `given` the flags that the user typed. The
-metadata of a field may hold `help` and `parse` (how text becomes a value: 'bytes').
+metadata of a field may hold `help`, `parse` (how text becomes a value: 'bytes') and `empty` (whether an empty
+text is a value: elsewhere it is what a shell makes of a variable that is not set, and refused).
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def expand(command: Callable[..., int | None]) -> Callable[..., int | None]:
             for field in flag_fields(config):
                 value = flag_values[field.name]
                 if value is not None and value != []:
+                    _refuse_empty(field, value)
                     typed[field.name] = tuple(value) if isinstance(value, list) else value
                     given.add(flag_of(field))
             built[name] = config(**typed)
@@ -109,6 +111,14 @@ def expand(command: Callable[..., int | None]) -> Callable[..., int | None]:
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     del run.__wrapped__
     return run
+
+
+def _refuse_empty(field: dataclasses.Field[Any], value: object) -> None:
+    """Raises ConfigError for an empty text that would otherwise be taken for a flag left out."""
+    empty = value == "" or (isinstance(value, list) and "" in value)
+    if empty and field.default != "" and not field.metadata.get("empty", False):
+        flag = flag_of(field)
+        raise ConfigError(f"{flag} is empty", expected="a value", remedy=f"leave {flag} out")
 
 
 def _parameters(config: type) -> list[inspect.Parameter]:

@@ -32,10 +32,10 @@ class GenerateFlags:
     raw: bool = field(
         default=False, metadata={"help": "Complete the prompt as it stands, without the chat template."}
     )
-    system: str | None = field(default=None, metadata={"help": "System message of the chat."})
+    system: str | None = field(default=None, metadata={"help": "System message of the chat.", "empty": True})
     max_tokens: int = field(default=256, metadata={"help": "Longest answer in tokens."})
     temperature: float = field(default=0.0, metadata={"help": "0 always takes the likeliest token."})
-    top_k: int = field(default=0, metadata={"help": "Draw among the k likeliest tokens; 0: all."})
+    top_k: int = field(default=0, metadata={"help": "Draw among the k likeliest tokens; 0 or -1: all."})
     top_p: float = field(
         default=1.0, metadata={"help": "Draw among the likeliest tokens that reach this mass."}
     )
@@ -85,7 +85,7 @@ def _request(ids: list[int], ask: GenerateFlags, seed: int | None, side: TextSid
 
     sampling = SamplingParams(
         temperature=ask.temperature,
-        top_k=ask.top_k,
+        top_k=0 if ask.top_k == -1 else ask.top_k,
         top_p=ask.top_p,
         seed=seed,
         max_tokens=ask.max_tokens,

@@ -6,6 +6,7 @@ on stderr says how), 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from pegainfer.contract.errors import EngineDeadError, PegaError
 EXIT_FAILED = 1
 EXIT_USER = 2
 EXIT_INTERRUPTED = 130
+# A full disk, a quota, a file that may grow no further, a device that fails: not the program's fault.
+CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from pegainfer.cli.commands import build_app
 
         code = build_app()(None if argv is None else list(argv), prog_name="pegainfer", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller, as in `>&-`
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except PegaError as error:
         return _complain(str(error), EXIT_FAILED if isinstance(error, EngineDeadError) else EXIT_USER)
@@ -31,10 +35,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone, as in `| head`: what is still buffered has nowhere to go either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 0
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        _forget_output()
+        where = f" {error.filename}" if error.filename else ""
+        return _complain(f"cannot write{where}: {error.strerror}", EXIT_FAILED)
     except Exception as error:
         return _wrong_command_line(error)
+
+
+def _forget_output() -> None:
+    """What is still buffered goes nowhere, so that the interpreter's end does not fail on it again."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _wrong_command_line(error: Exception) -> int:

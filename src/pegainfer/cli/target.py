@@ -91,7 +91,7 @@ def choose(
     engine.check_backend()
     with download_progress() as progress:
         found = resolve(
-            reference or DEFAULT_MODEL.name,
+            DEFAULT_MODEL.name if reference is None else reference,
             fetch=True,
             progress=progress,
             weights=engine.load_format != "dummy",

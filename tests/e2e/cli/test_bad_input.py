@@ -326,6 +326,46 @@ def test_a_reader_that_goes_away_is_quiet() -> None:
     assert (done.stdout, done.stderr) == ("Usage: pegainfer serve [OPTIONS] [model]\n", "")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is full")
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["generate", "x", "--device", "null", "--max-tokens", "3"],
+        ["serve", "--device", "null", "--port", "0"],
+        ["bench", "engine", "--device", "null", "--rounds", "1", "--decode", "2", "--output", os.devnull],
+        ["serve", "--help"],
+        ["--version"],
+    ],
+    ids=" ".join,
+)
+def test_a_full_disk_is_told_in_one_line(argv: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*CLI, *argv], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, f"{PREFIX}cannot write: No space left on device\n")
+
+
+def test_an_output_that_is_closed_is_no_fault() -> None:
+    command = f"'{CLI[0]}' -m {CLI[2]} --version >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_empty_name_is_not_the_default_model() -> None:
+    assert one_line(pega("generate", "x", "--model-path", "")).startswith("--model-path is empty; ")
+    assert one_line(pega("serve", "")).startswith("no such model; ")
+
+
+@pytest.mark.parametrize("top_k", ["0", "-1"])
+def test_top_k_of_all_tokens(top_k: str) -> None:
+    done = pega("generate", "x", "--device", "null", "--max-tokens", "3", "--top-k", top_k)
+    assert (done.returncode, done.stdout) == (
+        0,
+        pega("generate", "x", "--device", "null", "--max-tokens", "3").stdout,
+    )
+    refused = pega("generate", "x", "--device", "null", "--top-k", "-2")
+    assert one_line(refused) == "top_k is out of range; expected 0..2147483647; got -2"
+
+
 def test_ctrl_c_ends_with_130_and_no_traceback() -> None:
     argv = [*CLI, "generate", "x", "--device", "null", "--max-tokens", "4000", "--ignore-eos"]
     # The command raises its own Ctrl-C at the first byte that it prints.

@@ -103,6 +103,38 @@ def test_a_field_of_two_rooms_is_one_flag_that_sets_both() -> None:
     assert got == [(Room(seed=5), Other(seed=5, other=2))]
 
 
+@dataclass(frozen=True)
+class Texts:
+    host: str = field(default="127.0.0.1", metadata={"help": "address"})
+    key: str = field(default="", metadata={"help": "key"})
+    system: str | None = field(default=None, metadata={"help": "message", "empty": True})
+    stop: tuple[str, ...] = field(default=(), metadata={"help": "texts"})
+
+
+def texts(*argv: str) -> Texts:
+    got: list[Texts] = []
+
+    def command(*, room: Texts) -> None:
+        got.append(room)
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(expand(command))
+    app(list(argv), standalone_mode=False)
+    return got[0]
+
+
+@pytest.mark.parametrize("argv", [["--host", ""], ["--stop", "a", "--stop", ""]])
+def test_an_empty_text_is_refused(argv: list[str]) -> None:
+    with pytest.raises(
+        ConfigError, match=f"{argv[0]} is empty; expected a value; remedy: leave {argv[0]} out"
+    ):
+        texts(*argv)
+
+
+def test_an_empty_text_where_it_is_a_value() -> None:
+    assert texts("--key", "", "--system", "") == Texts(system="")
+
+
 def test_refuse_names_the_flag_that_does_not_apply() -> None:
     expected = r"--seed does not apply; at --device null; remedy: leave --seed out"
     with pytest.raises(ConfigError, match=expected):

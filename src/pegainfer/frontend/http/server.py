@@ -108,21 +108,21 @@ async def run_server(
             await _first(serving, server.up.wait())
             if serving.done():
                 await serving  # raises why it could not start
-            on_ready(url)
-            await _first(serving, stop.wait())
-            app.drain()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(config.drain_seconds):
-                    await _first(app.idle(), abort.wait())
-            clean = app.num_live == 0
-            if not clean:
-                app.abort_all()
-                await asyncio.sleep(0)
-                server.force_exit = abort.is_set()
-            server.should_exit = True
-            await serving
         except OSError as e:
             raise _address_error(e, url) from e
+        on_ready(url)
+        await _first(serving, stop.wait())
+        app.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(config.drain_seconds):
+                await _first(app.idle(), abort.wait())
+        clean = app.num_live == 0
+        if not clean:
+            app.abort_all()
+            await asyncio.sleep(0)
+            server.force_exit = abort.is_set()
+        server.should_exit = True
+        await serving
     return 0 if clean else 1
 
 

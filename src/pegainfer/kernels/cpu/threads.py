@@ -25,7 +25,7 @@ def usable_cores(cgroup: Path = CGROUP, own: Path = OWN) -> int:
 def _groups(cgroup: Path, own: Path) -> Iterator[Path]:
     """Folders of the group that the process is in and of those around it, as far as they can be seen.
 
-    A container sees its own group as the root, whatever path the kernel names; a service on the host does not.
+    A container sees its own group as the root, whatever path the kernel names; a service does not.
     """
     yield from (cgroup, cgroup / "cpu")
     try:
