@@ -20,7 +20,7 @@ SOURCES := pyproject.toml $(NATIVE)
 CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE)) $(shell find src -name '*.cu' -o -name '*.cuh') \
   $(shell find tests -name '*.cpp')
 
-.PHONY: help run gpu test browser check neon golden bench docs-api docs-kernels clean
+.PHONY: help run gpu test browser check neon golden bench figures docs-api docs-kernels clean
 
 help:
 	@echo "make run      build, fetch the default model and let it answer a question"
@@ -32,6 +32,7 @@ help:
 	@echo "make golden   make the golden values anew with transformers and compare"
 	@echo "make bench    engine and start-up benches; results append to bench/results"
 	@echo "make docs-api   docs/api.md anew from the types of requests"
+	@echo "make figures  every figure of the CPU beside llama.cpp's, into docs (PEER=python with llama-cpp-python)"
 	@echo "make docs-kernels  docs/kernels-cpu.md anew from the kernels' ledger"
 	@echo "make clean    remove environments, builds and caches"
 
@@ -111,6 +112,11 @@ bench: $(VENV)/.stamp-run
 
 docs-api: $(VENV)/.stamp-dev
 	@$(BIN)/python -m tools.api_docs
+
+# PEER: the python of an environment with llama-cpp-python built from source.
+figures: $(VENV)/.stamp-dev
+	@test -n "$(PEER)" || { echo "make figures PEER=/path/to/python: one that has llama-cpp-python" >&2; exit 2; }
+	@$(BIN)/python bench/cpu_figures.py "$(PEER)"
 
 docs-kernels: $(VENV)/.stamp-run
 	@$(BIN)/python -m pegainfer.kernels.report

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PEER = Path(__file__).with_name("peer_llamacpp.py")
 
@@ -46,8 +47,8 @@ def peer(python: str, model: str, case: Case, threads: int) -> dict[str, float]:
     return {"prefill": found["prefill_tok_s"], "decode": found["decode_tok_s"]}
 
 
-def ours(model: str, case: Case, threads: int, extra: list[str]) -> dict[str, float]:
-    """The same of pegainfer."""
+def ours(model: str, case: Case, threads: int, extra: list[str]) -> dict[str, dict[str, Any]]:
+    """What `pegainfer bench engine` says of the same: its rows by the same keys, 'tok_s' in each."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         command = [sys.executable, "-m", "pegainfer.cli.main", "bench", "engine", model, "--no-by-op"]
@@ -56,7 +57,7 @@ def ours(model: str, case: Case, threads: int, extra: list[str]) -> dict[str, fl
         command += ["--context", str(case.prompt), "--decode", str(case.steps), *extra]
         _output(command)
         found = [json.loads(line) for line in rows.read_text().splitlines()]
-    return {row["case"]: row["tok_s"] for row in found}
+    return {row["case"]: row for row in found}
 
 
 def _output(command: list[str]) -> str:
@@ -82,7 +83,8 @@ def main() -> None:
             pairs = []
             for _ in range(args.rounds):
                 theirs = peer(args.peer_python, model, case, args.threads)
-                pairs.append((theirs, ours(model, case, args.threads, extra)))
+                rows = ours(model, case, args.threads, extra)
+                pairs.append((theirs, {kind: row["tok_s"] for kind, row in rows.items()}))
             for kind in ("prefill", "decode") if case.sequences == 1 else ("decode",):
                 a, b = (statistics.median(run[kind] for run in side) for side in zip(*pairs, strict=True))
                 label = f"{kind} {case.prompt}+{case.steps} × {case.sequences}"
