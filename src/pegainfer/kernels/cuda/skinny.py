@@ -67,43 +67,31 @@ class Shares:
     per_sm: int = 2
 
 
-# (n, k) -> shares by the most tokens that they are for; measured in the whole chain of Qwen3-4B's products.
+# (n, k) -> shares by the most rows of x that they are for. Qwen3-4B's qkv, o, gate and up, down, logits,
+# measured in the whole chain of its products on an H100.
 TUNED: dict[tuple[int, int], tuple[tuple[int, Shares], ...]] = {
-    (6144, 2560): (
-        (8, Shares(64, 1, 1, 8, True, 2)),
-        (16, Shares(64, 1, 1, 8, True, 2)),
-        (32, Shares(48, 1, 1, 8, True, 2)),
-        (64, Shares(96, 2, 1, 4, False, 2)),
-    ),
+    (6144, 2560): ((16, Shares(64)), (32, Shares(48)), (64, Shares(96, 2, depth_x=4, early=False))),
     (2560, 4096): (
-        (8, Shares(88, 4, 1, 8, True, 2)),
-        (16, Shares(112, 5, 1, 8, False, 2)),
-        (32, Shares(88, 4, 1, 4, True, 2)),
-        (64, Shares(88, 4, 1, 4, False, 2)),
+        (16, Shares(88, 4)),
+        (32, Shares(88, 4, depth_x=4)),
+        (64, Shares(88, 4, depth_x=4, early=False)),
     ),
-    (19456, 2560): (
-        (8, Shares(152, 1, 1, 12, True, 2)),
-        (16, Shares(152, 1, 1, 12, True, 2)),
-        (32, Shares(152, 1, 1, 4, True, 2)),
-        (64, Shares(152, 1, 1, 4, True, 2)),
-    ),
+    (19_456, 2560): ((16, Shares(152, depth_x=12)), (64, Shares(152, depth_x=4))),
     (2560, 9728): (
-        (8, Shares(88, 4, 1, 8, False, 2)),
-        (16, Shares(88, 4, 1, 8, True, 2)),
-        (32, Shares(88, 4, 1, 4, True, 2)),
-        (64, Shares(88, 4, 1, 4, False, 2)),
+        (8, Shares(88, 4, early=False)),
+        (16, Shares(88, 4)),
+        (32, Shares(88, 4, depth_x=4)),
+        (64, Shares(88, 4, depth_x=4, early=False)),
     ),
-    (151936, 2560): (
-        (8, Shares(128, 1, 2, 6, True, 1)),
-        (16, Shares(128, 1, 2, 6, True, 1)),
-        (32, Shares(128, 1, 2, 6, True, 1)),
-        (64, Shares(64, 1, 2, 6, True, 1)),
+    (151_936, 2560): (
+        (32, Shares(128, wide=2, depth_x=6, per_sm=1)),
+        (64, Shares(64, wide=2, depth_x=6, per_sm=1)),
     ),
 }
 # Share of the SMs that clusters of so many blocks can fill, one block an SM (GPUs lack SMs here and there).
 FILLED = {1: 1.0, 2: 1.0, 3: 0.91, 4: 0.91, 5: 0.87}
 LEAST_ROWS = 64  # of a tile: wgmma multiplies as many in any case
-LARGE = 128  # rows of a tile where each block takes many
+MANY_TILES = 6  # a block: the launch is so long that what it overlaps with matters less than its rings
 
 
 def shares(m: int, n: int, k: int, info: DeviceInfo) -> Shares:
@@ -111,14 +99,18 @@ def shares(m: int, n: int, k: int, info: DeviceInfo) -> Shares:
     for most, tuned in TUNED.get((n, k), ()):
         if m <= most:
             return tuned
+    rows, splits, depth_x = 0, 1, 8 if m <= 16 else 4
     for splits, filled in FILLED.items():
         rows = _eights(n, int(info.num_sms * filled) // splits)
         if rows >= LEAST_ROWS or k < 2 * splits * BOX:
             break
-    depth_x = 8 if m <= 32 else 4
-    if rows > MAX_BLOCKS * 64:
-        return Shares(LARGE if m <= 32 else LEAST_ROWS, wide=2, depth_x=depth_x)
-    return Shares(rows, splits, 1 if rows > LEAST_ROWS else 2, depth_x, early=m <= 16)
+    if rows <= MAX_BLOCKS * 64:
+        return Shares(rows, splits, depth_x=depth_x, early=m <= 32)
+    tiles = -(-n // (info.num_sms * (136 if m <= 32 else 64)))
+    rows = _eights(n, info.num_sms * tiles)
+    if tiles >= MANY_TILES:
+        return Shares(rows, wide=2, depth_x=6, per_sm=1)
+    return Shares(rows, depth_x=depth_x)
 
 
 def _eights(n: int, parts: int) -> int:

@@ -35,7 +35,7 @@ CONFIG = Qwen3Config(
     head_dim=64, norm_eps=1e-6, rope_theta=1e4, rope_scaling=None, max_position_embeddings=64,
     tie_word_embeddings=True,
 )  # fmt: skip
-LARGEST = {"T": 32, "R": 4, "L": 4}
+LARGEST = {"T": 96, "R": 4, "L": 4}
 WIDTH = 4
 
 
@@ -85,17 +85,36 @@ def kernels(fake: FakeCuda) -> list[str]:
 def test_decode_streams_weights_and_prefill_calls_the_library(rig: Rig) -> None:
     rig.executor.run(*rig.step(1, 1, 1))
     names = kernels(rig.fake)
-    assert names[:4] == [
-        "attention_plan", "take_rows_16", "stream_bf16_norm_store_8", "norm_rope_append_bf16_d64",
+    assert names[:5] == [
+        "attention_plan", "take_rows_16", "rms_norm_bf16", "skinny_bf16_8_1", "norm_rope_append_bf16_d64",
     ]  # fmt: skip
-    assert "stream_bf16_norm_swiglu_8" in names and names[-1] == "stream_bf16_norm_storef32_8"
+    assert names[-3:] == ["take_rows_16", "rms_norm_bf16", "skinny_bf16_8_1"]
     assert not any("prefill" in n for n in names) and not rig.lt.products
     rig.fake.launches.clear()
-    rig.executor.run(*rig.step(20, 1))
+    rig.executor.run(*rig.step(30, 30, 20))
     prefill = {"attention_prefill_tiles_bf16_d64", "rms_norm_bf16", "silu_mul_pairs_bf16"}
     assert prefill <= set(kernels(rig.fake))
-    assert [p.m for p in rig.lt.products[:4]] == [21] * 4
+    assert [p.m for p in rig.lt.products[:4]] == [80] * 4
     assert [p.accumulate for p in rig.lt.products[:4]] == [False, True, False, True]
+
+
+def test_a_residual_leaves_what_the_norm_after_it_needs(rig: Rig) -> None:
+    """So only the first norm of a step, and that of the chosen rows, are launches."""
+    rig.executor.run(*rig.step(1, 1))
+    products = [n for n in rig.fake.launches if n.kernel.startswith("skinny")]
+    assert len(products) == 4 * CONFIG.num_layers + 1
+    assert kernels(rig.fake).count("rms_norm_bf16") == 2
+
+    def pointers(launch: Launched) -> tuple[int, ...]:
+        """skinny::Args: out, squares, norm, normed, next_squares."""
+        block = (ctypes.c_void_p * 3).from_address(launch.params)[2]
+        return tuple((ctypes.c_uint64 * 5).from_address(block))
+
+    qkv, o, gate_up, down, qkv_after = map(pointers, products[:5])
+    assert o[2] and o[3] and o[4] == gate_up[1] and down[4] == qkv_after[1]
+    assert qkv[1] == 0 and qkv[2:] == (0, 0, 0) and o[1] == down[1] == 0
+    last_down = pointers(products[-2])
+    assert last_down[2:] == (0, 0, 0)  # the rows for the logits are chosen first
 
 
 def test_the_work_list_is_made_once_a_step(rig: Rig) -> None:
@@ -155,8 +174,8 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_runs(rig: Rig) -> No
         rig.executor.run({**inputs, "positions": inputs["positions"][:1]}, env)
     with pytest.raises(OpError, match=r"input slots; expected \(2,\); got nothing"):
         rig.executor.run({k: v for k, v in inputs.items() if k != "slots"}, env)
-    with pytest.raises(OpError, match="size T of a step; expected at most 32; got 33"):
-        rig.executor.run(*rig.step(33))
+    with pytest.raises(OpError, match="size T of a step; expected at most 96; got 97"):
+        rig.executor.run(*rig.step(97))
     assert not rig.fake.launches
 
 

@@ -24,7 +24,7 @@ namespace skinny {
 enum Out : int { STORE, STORE_F32, RESIDUAL, SWIGLU };  // SWIGLU: w's rows are (gate, up) pairs
 
 constexpr int MAX_TOKENS = 64;                 // of a row of sums of squares
-constexpr int CONSUMERS = 128, THREADS = 256;  // four warps multiply; weight, x, and scale have one each
+constexpr int CONSUMERS = 128, THREADS = 256;  // four warps multiply, the others fetch
 constexpr int SWIZZLE = 64;                    // elements of k in a box: 128 bytes
 constexpr int BEFORE_READY = 1, CONSUMERS_ONLY = 2, BARRIERS_MADE = 3;  // named barriers
 
@@ -204,7 +204,8 @@ __device__ __forceinline__ float load_shared4(uint32_t p) {
     return v;
 }
 
-// Finishes 8 rows of one token: v are the sums of rows n … n + 7. `at`: what fetch_before left.
+// Finishes 8 rows of one token: v are the sums of rows n … n + 7. `old`, `norm`: where fetch_before left
+// them.
 template <typename T>
 __device__ __forceinline__ void finish(const Args& a, float (&v)[8], int token, int n, bool valid,
                                        uint32_t old, uint32_t norm, float* squares) {
