@@ -11,10 +11,8 @@
 // 16 rows of that, whatever the page's own size.
 #pragma once
 #include <cuda.h>
+
 #include "../../common/attention/attention.cuh"
-
-#include <type_traits>
-
 #include "hopper.cuh"
 
 namespace attention {
@@ -28,32 +26,61 @@ struct TileShape {
     static constexpr int BARRIERS = 2 * QUERY + 2 * STAGES * TILE;  // where they lie, behind the tiles
     static constexpr int SHARED = BARRIERS + 128;
     static constexpr int LOAD_REGISTERS = 40, COMPUTE_REGISTERS = 232;
+    // Where 16-byte piece c of row r lies in a tile, and column 16k of its rows for wgmma.
+    static __device__ __forceinline__ uint32_t piece(int r, int c) {
+        return r / 8 * EIGHT + c / 8 * 1024 + (r & 7) * 128 + ((c & 7) ^ (r & 7)) * 16;
+    }
+    static constexpr __device__ __forceinline__ int column(int k) { return k / 4 * 1024 + k % 4 * 32; }
+};
+
+// Division by a number that is known early: exact while number and divisor multiply to less than 2^32.
+struct Divisor {
+    uint32_t by, magic;
+    __device__ __forceinline__ explicit Divisor(uint32_t d)
+        : by(d), magic(d == 1 ? 0 : 0xffffffffu / d + 1) {}
+    __device__ __forceinline__ int quotient(int n) const {
+        return magic ? static_cast<int>(__umulhi(n, magic)) : n;
+    }
+    __device__ __forceinline__ int rest(int n) const { return n - quotient(n) * static_cast<int>(by); }
+};
+
+// The units of a launch: an item and a KV head each.
+struct Work {
+    const Args& a;
+    Divisor kv_heads, group;
+    int total;
+    __device__ __forceinline__ explicit Work(const Args& args)
+        : a(args), kv_heads(args.g), group(args.h / args.g), total(args.plan->prefill * args.g) {}
+    // Units go to blocks there and back again: the longest come first, and no block gets the longer one each
+    // time.
+    __device__ __forceinline__ int unit(int round) const {
+        return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    }
+    __device__ __forceinline__ bool has(int round) const { return unit(round) < total; }
+    __device__ __forceinline__ Item item(int round) const {  // the last one where there is none
+        return load_item(a.items + kv_heads.quotient(min(unit(round), total - 1)));
+    }
 };
 
 // A block's share of one tile and KV head.
 struct Tile {
     Item item;
-    int kv_head, group, row0;  // row0: the tile's first (token, head) pair of the row
-    int before;                // keys that every query of the row sees
-    int full;                  // keys that the tile's first query sees
-    int b0, b1;                // blocks of keys
-    __device__ __forceinline__ Tile(const Args& a, const Item& i, int unit) : item(i) {
-        constexpr int ROWS = TileShape<64>::ROWS,
-                      KEYS = TileShape<64>::KEYS;  // the same for all sizes of heads
-        kv_head = unit % a.g, group = a.h / a.g, row0 = item.tile * ROWS;
+    int kv_head, row0;  // row0: the tile's first (token, head) pair of the row
+    int before;         // keys that every query of the row sees
+    int full;           // keys that the tile's first query sees
+    int b0, b1;         // blocks of keys, at least one
+    __device__ __forceinline__ Tile(const Work& work, const Item& i, int round) : item(i) {
+        constexpr int ROWS = TileShape<64>::ROWS, KEYS = TileShape<64>::KEYS;  // the same for all sizes
+        kv_head = work.kv_heads.rest(work.unit(round)), row0 = item.tile * ROWS;
         before = item.context - item.end;
-        full = before + row0 / group + 1;
-        const int keys = before + min(item.end - 1, (row0 + ROWS - 1) / group) + 1;
+        full = before + work.group.quotient(row0) + 1;
+        const int keys = before + min(item.end - 1, work.group.quotient(row0 + ROWS - 1)) + 1;
         const int blocks = (keys + KEYS - 1) / KEYS;
-        b0 = blocks * item.part() / item.parts(), b1 = blocks * (item.part() + 1) / item.parts();
+        b0 = 0, b1 = blocks;
+        if (item.parts() > 1)
+            b0 = blocks * item.part() / item.parts(), b1 = blocks * (item.part() + 1) / item.parts();
     }
 };
-
-// Units go to blocks there and back again: the longest come first, and no block gets the longer one each
-// time.
-__device__ __forceinline__ int unit_of(int round) {
-    return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-}
 
 // Where in shared memory tiles and barriers are. `stage`: of the queries, too.
 template <int D>
@@ -76,58 +103,66 @@ struct Places {
     __device__ __forceinline__ uint32_t query_empty(int stage) const { return query_full(stage) + 16; }
 };
 
-// One warp: keys (or values) of all tiles, block by block; a lane a page.
+// One warp: keys (or values) of all tiles, block by block; a lane a page. What the next block needs of the
+// work list and the block table is asked for a block ahead.
 template <int D>
-__device__ __forceinline__ void load_pages(const Args& a, const void* map, const Places<D>& places,
+__device__ __forceinline__ void load_pages(const Work& work, const void* map, const Places<D>& places,
                                            int values) {
     using Shape = TileShape<D>;
-    constexpr int PAGES = Shape::KEYS / Shape::BOX;
-    const int lane = threadIdx.x & 31, total = a.plan->prefill * a.g;
-    const int heads =
-        static_cast<int>(a.page_stride / (a.block_size * D));  // of a block, over layers and kinds
-    int taken = 0;
-    for (int round = 0; unit_of(round) < total; round++) {
-        const Tile tile(a, load_item(a.items + unit_of(round) / a.g), unit_of(round));
+    constexpr int PAGES = Shape::KEYS / Shape::BOX, BYTES = Shape::BOX * D * 2;
+    const Args& a = work.a;
+    const int lane = threadIdx.x & 31;
+    const int heads = static_cast<int>(a.page_stride / (a.block_size * D));  // of a block, all layers
+    auto token_of = [&](int block) { return block * Shape::KEYS + lane * Shape::BOX; };
+    auto entry_of = [&](const Tile& tile, int block) {
         const int* table = a.block_table + static_cast<int64_t>(tile.item.row) * a.table_width;
-        const int head = values * a.g + tile.kv_head, last = tile.item.context - 1;
-        auto token_of = [&](int block) { return block * Shape::KEYS + lane * Shape::BOX; };
-        auto entry_of = [&](int block) {
-            return block >= tile.b0 && lane < PAGES ? table[min(token_of(block), last) / a.block_size] : 0;
-        };
-        int entry = entry_of(tile.b1 - 1);
-        for (int block = tile.b1 - 1; block >= tile.b0; block--, taken++) {
-            const int stage = taken % Shape::STAGES, token = token_of(block), from = entry;
-            const int pages =
-                min(PAGES, (tile.item.context - block * Shape::KEYS + Shape::BOX - 1) / Shape::BOX);
-            entry = entry_of(block - 1);
-            barrier_wait(places.empty(values, stage), (taken / Shape::STAGES & 1) ^ 1);
-            if (lane == 0) barrier_arrive_expect(places.full(values, stage), pages * (Shape::BOX * D * 2));
-            __syncwarp();
-            if (lane < pages)
-                tma_load5(places.tile(values, stage) + lane * (Shape::BOX * D * 2), map, 0, 0, 0,
-                          token % a.block_size / 8, from * heads + head, places.full(values, stage));
+        return lane < PAGES ? table[min(token_of(block), tile.item.context - 1) / a.block_size] : 0;
+    };
+    if (!work.has(0)) return;
+    Tile tile(work, work.item(0), 0);
+    Item ahead = work.item(1);
+    int block = tile.b1 - 1, entry = entry_of(tile, block), round = 0;
+    pdl_wait();
+    pdl_launch();
+    for (int taken = 0; work.has(round); taken++) {
+        const int stage = taken % Shape::STAGES, token = token_of(block);
+        const int from = entry * heads + values * a.g + tile.kv_head;
+        const int pages = min(PAGES, (tile.item.context - block * Shape::KEYS + Shape::BOX - 1) / Shape::BOX);
+        if (--block < tile.b0) {
+            tile = Tile(work, ahead, ++round);
+            ahead = work.item(round + 1);
+            block = tile.b1 - 1;
         }
+        entry = entry_of(tile, block);
+        barrier_wait(places.empty(values, stage), (taken / Shape::STAGES & 1) ^ 1);
+        if (lane == 0) barrier_arrive_expect(places.full(values, stage), pages * BYTES);
+        __syncwarp();
+        if (lane < pages)
+            tma_load5(places.tile(values, stage) + lane * BYTES, map, 0, 0, 0, token % a.block_size / 8, from,
+                      places.full(values, stage));
     }
 }
 
 // Two warps: the tiles' queries.
 template <typename T, int D>
-__device__ __forceinline__ void load_queries(const Args& a, const Places<D>& places) {
+__device__ __forceinline__ void load_queries(const Work& work, const Places<D>& places) {
     using Shape = TileShape<D>;
     constexpr int PIECES = D / 8, STEP = 64 / PIECES;  // rows at a time
-    const int thread = threadIdx.x & 63, c = thread % PIECES, total = a.plan->prefill * a.g;
-    for (int round = 0; unit_of(round) < total; round++) {
-        const Tile tile(a, load_item(a.items + unit_of(round) / a.g), unit_of(round));
-        const int group = tile.group, step_tokens = STEP / group, step_heads = STEP % group;
-        int token = (tile.row0 + thread / PIECES) / group, head = (tile.row0 + thread / PIECES) % group;
-        const T* q = static_cast<const T*>(a.q) +
-                     (static_cast<int64_t>(tile.item.start) * a.h + tile.kv_head * group) * D + c * 8;
+    const Args& a = work.a;
+    const int row = (threadIdx.x & 63) / PIECES, c = threadIdx.x % PIECES, group = work.group.by;
+    const int step_tokens = work.group.quotient(STEP), step_heads = work.group.rest(STEP);
+    pdl_wait();
+    pdl_launch();
+    for (int round = 0; work.has(round); round++) {
+        const Tile tile(work, work.item(round), round);
+        int token = work.group.quotient(tile.row0 + row), head = work.group.rest(tile.row0 + row);
+        const int64_t first = static_cast<int64_t>(tile.item.start) * a.h + tile.kv_head * group;
+        const T* q = static_cast<const T*>(a.q) + first * D + c * 8;
         barrier_wait(places.query_empty(round & 1), (round >> 1 & 1) ^ 1);
-        for (int r = thread / PIECES; r < Shape::ROWS; r += STEP) {
+        for (int r = row; r < Shape::ROWS; r += STEP) {
             const bool valid = token < tile.item.end;
-            const uint32_t to = places.query(round & 1) + r / 8 * Shape::EIGHT + c / 8 * 1024 +
-                                (r & 7) * 128 + ((c & 7) ^ (r & 7)) * 16;
-            cp_async16(to, valid ? q + (token * a.h + head) * D : q, valid);
+            cp_async16(places.query(round & 1) + Shape::piece(r, c), valid ? q + (token * a.h + head) * D : q,
+                       valid);
             token += step_tokens, head += step_heads;
             if (head >= group) head -= group, token++;
         }
@@ -149,26 +184,30 @@ __device__ __forceinline__ void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
-// A thread's two rows (g and g + 8 of its warp's 16) on their way through the blocks of keys.
-template <typename T, int D>
-struct Softmax {
-    static constexpr int KEYS = TileShape<D>::KEYS;
+// A thread's two rows (of its warp's 16, eight apart) on their way through the blocks of a tile.
+template <int KEYS>
+struct Rows {
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // maximum, in powers of two; sum over this lane's keys
     float scale[2];                                  // of what was summed before the last block
-
-    // Scores of a block become weights. HIDES: keys from `limit[i]` on, counted from this lane's first, do
-    // not count for row i.
+    int sees[2];                                     // keys, less this lane's first of a block
+    __device__ __forceinline__ Rows(const Work& work, const Tile& tile, int r0) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            sees[i] = tile.before + work.group.quotient(tile.row0 + r0 + 8 * i) + 1 - 2 * (threadIdx.x & 3);
+    }
+    // Scores of a block become weights. HIDES: some rows do not see all of its keys.
     template <bool HIDES>
-    __device__ __forceinline__ void weigh(float (&s)[KEYS / 2], const int (&limit)[2], float scale_log2) {
+    __device__ __forceinline__ void weigh(float (&s)[KEYS / 2], int block, float scale_log2) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
+            const int limit = sees[i] - block * KEYS;
             float top = -INFINITY;
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float& x = s[4 * j + 2 * i + e];
-                    if (HIDES && 8 * j + e >= limit[i]) x = -INFINITY;
+                    if (HIDES && 8 * j + e >= limit) x = -INFINITY;
                     top = fmaxf(top, x);
                 }
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
@@ -209,11 +248,12 @@ __device__ __forceinline__ uint4 gather_piece(uint32_t (&w)[4]) {
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-template <typename T, int D>
-__device__ __forceinline__ void store_rows(const Args& a, const Tile& tile, Softmax<T, D>& rows,
+template <typename T, int D, int KEYS>
+__device__ __forceinline__ void store_rows(const Work& work, const Tile& tile, Rows<KEYS>& rows,
                                            float (&o)[D / 2], int r0) {
     constexpr int ROWS = TileShape<D>::ROWS;
-    const int t = threadIdx.x & 3, count = tile.item.end * tile.group - tile.row0;
+    const Args& a = work.a;
+    const int t = threadIdx.x & 3, group = work.group.by, count = tile.item.end * group - tile.row0;
     const int64_t at = (static_cast<int64_t>(tile.item.slot + tile.item.part()) * a.g + tile.kv_head) * ROWS;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -222,9 +262,9 @@ __device__ __forceinline__ void store_rows(const Args& a, const Tile& tile, Soft
         const int r = r0 + 8 * i;
         if (tile.item.slot < 0) {
             const float inverse = 1.f / rows.l[i];
-            const int pair = tile.row0 + r, token = tile.item.start + pair / tile.group;
+            const int pair = tile.row0 + r, token = tile.item.start + work.group.quotient(pair);
             T* out = static_cast<T*>(a.out) +
-                     (static_cast<int64_t>(token) * a.h + tile.kv_head * tile.group + pair % tile.group) * D;
+                     (static_cast<int64_t>(token) * a.h + tile.kv_head * group + work.group.rest(pair)) * D;
 #pragma unroll
             for (int j = 0; j < D / 32; j++) {
                 uint32_t w[4];
@@ -252,38 +292,34 @@ template <typename T, int D>
 struct Pipeline {
     using Shape = TileShape<D>;
     static constexpr int KEYS = Shape::KEYS, STAGES = Shape::STAGES, EIGHT = Shape::EIGHT;
-    const Args& a;
+    const Work& work;
     const Places<D>& places;
     const int warpgroup = (threadIdx.x >> 7) - 1, lane = threadIdx.x & 31;
-    const int r0 =
-        warpgroup * 64 + (threadIdx.x >> 5 & 3) * 16 + lane / 4;  // of the tile; the other is r0 + 8
-    int taken = 0;                                                // blocks of keys
+    const int r0 = warpgroup * 64 + (threadIdx.x >> 5 & 3) * 16 + lane / 4;  // of the tile; and r0 + 8
+    int taken = 0;                                                           // blocks of keys
     float o[D / 2], s[KEYS / 2];
     uint32_t p[KEYS / 4];
 
     __device__ __forceinline__ void ask_scores(int n, int round) {  // n: of all blocks taken
-        using Scores = Wgmma<T, KEYS>;
         const uint64_t keys = wgmma_operand(places.tile(0, n % STAGES), EIGHT);
         const uint64_t query = wgmma_operand(places.query(round & 1) + warpgroup * 8 * EIGHT, EIGHT);
         barrier_wait(places.full(0, n % STAGES), n / STAGES & 1);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            const int at = (k / 4 * 1024 + k % 4 * 32) >> 4;
-            Scores::ss(s, query + at, keys + at, k > 0);
-        }
+        for (int k = 0; k < D / 16; k++)
+            Wgmma<T, KEYS>::ss(s, query + (Shape::column(k) >> 4), keys + (Shape::column(k) >> 4), k > 0);
         wgmma_commit();
     }
     __device__ __forceinline__ void ask_outputs(int n) {
-        using Outputs = Wgmma<T, D>;
         const uint64_t values = wgmma_operand(places.tile(1, n % STAGES), EIGHT, 1024);
         barrier_wait(places.full(1, n % STAGES), n / STAGES & 1);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < KEYS / 16; k++) Outputs::rs(o, p + 4 * k, values + (k * 2 * EIGHT >> 4), true);
+        for (int k = 0; k < KEYS / 16; k++)
+            Wgmma<T, D>::rs(o, p + 4 * k, values + (k * 2 * EIGHT >> 4), true);
         wgmma_commit();
     }
-    __device__ __forceinline__ void ask_both(int round) {  // the last block's values, the next one's scores
+    __device__ __forceinline__ void ask_both(int round) {  // the next block's scores, the last one's values
         named_sync<256>(TURN + warpgroup);
         ask_scores(taken + 1, round);
         ask_outputs(taken);
@@ -303,64 +339,51 @@ struct Pipeline {
     __device__ __forceinline__ void release(uint32_t barrier) const {
         if (lane == 0) barrier_arrive(barrier);
     }
-    template <bool HIDES>
-    __device__ __forceinline__ void weigh(Softmax<T, D>& rows, const Tile& tile, int block) {
-        int limit[2] = {};
-        if (HIDES) {
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                limit[i] =
-                    tile.before + (tile.row0 + r0 + 8 * i) / tile.group + 1 - 2 * (lane & 3) - block * KEYS;
-        }
-        rows.template weigh<HIDES>(s, limit, a.scale_log2);
-    }
     __device__ __forceinline__ void keep_weights() {
 #pragma unroll
         for (int k = 0; k < KEYS / 4; k++) p[k] = pack2<T>(s[2 * k], s[2 * k + 1]);
-    }
-    // Block n of all is the last of a row: what lies behind its `held` tokens is not ours and may be NaN.
-    __device__ __forceinline__ void clear_values(int n, int held) const {
-        if (held >= KEYS) return;
-        const uint32_t values = places.tile(1, n % STAGES);
-        barrier_wait(places.full(1, n % STAGES), n / STAGES & 1);
-        for (int i = threadIdx.x & 127; i < (KEYS - held) * (D / 8); i += 128) {
-            const int r = held + i / (D / 8), c = i % (D / 8);
-            store_shared16(values + r / 8 * EIGHT + c / 8 * 1024 + (r & 7) * 128 + (c & 7) * 16,
-                           make_uint4(0, 0, 0, 0));
-        }
-        async_proxy_fence();
-        named_sync<128>(OWN + warpgroup);
-    }
-    // A block of the tile under way, behind its first.
-    template <bool HIDES>
-    __device__ __forceinline__ void step(Softmax<T, D>& rows, const Tile& tile, int block, int round) {
-        ask_both(round);
-        await_scores<1>(taken + 1);
-        if (block == tile.b0) release(places.query_empty(round & 1));
-        weigh<HIDES>(rows, tile, block);
-        await_outputs();
-#pragma unroll
-        for (int i = 0; i < D / 2; i++) o[i] *= rows.scale[i >> 1 & 1];
-        keep_weights();
-    }
-    // A tile's first block, the last of its keys: its scores have been asked for.
-    template <int PENDING>
-    __device__ __forceinline__ void begin(Softmax<T, D>& rows, const Tile& tile, int n, int round) {
-        await_scores<PENDING>(n);
-        if (tile.b1 - 1 == tile.b0) release(places.query_empty(round & 1));
-        weigh<true>(rows, tile, tile.b1 - 1);
     }
     __device__ __forceinline__ void clear_outputs() {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0;
     }
+    // Block n of all is a row's last: what lies behind its `held` tokens is not ours and may be NaN.
+    __device__ __forceinline__ void clear_values(int n, int held) const {
+        if (held >= KEYS) return;
+        barrier_wait(places.full(1, n % STAGES), n / STAGES & 1);
+        for (int i = threadIdx.x & 127; i < (KEYS - held) * (D / 8); i += 128)
+            store_shared16(places.tile(1, n % STAGES) + Shape::piece(held + i / (D / 8), i % (D / 8)),
+                           make_uint4(0, 0, 0, 0));
+        async_proxy_fence();
+        named_sync<128>(OWN + warpgroup);
+    }
+    // A tile's first block, the last of its keys: its scores have been asked for.
+    template <int PENDING>
+    __device__ __forceinline__ void begin(Rows<KEYS>& rows, const Tile& tile, int n, int round) {
+        await_scores<PENDING>(n);
+        if (tile.b1 - 1 == tile.b0) release(places.query_empty(round & 1));
+        rows.template weigh<true>(s, tile.b1 - 1, work.a.scale_log2);
+    }
+    // A later one.
+    template <bool HIDES>
+    __device__ __forceinline__ void step(Rows<KEYS>& rows, const Tile& tile, int block, int round) {
+        ask_both(round);
+        await_scores<1>(taken + 1);
+        if (block == tile.b0) release(places.query_empty(round & 1));
+        rows.template weigh<HIDES>(s, block, work.a.scale_log2);
+        await_outputs();
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) o[i] *= rows.scale[i >> 1 & 1];
+        keep_weights();
+    }
 
     __device__ __forceinline__ void run() {
-        const int total = a.plan->prefill * a.g;
-        if (unit_of(0) >= total) return;
+        if (!work.has(0)) return;
         if (warpgroup == 1) named_arrive<256>(TURN);
-        Tile tile(a, load_item(a.items + unit_of(0) / a.g), unit_of(0));
-        Softmax<T, D> rows;
+        Tile tile(work, work.item(0), 0);
+        Rows<KEYS> rows(work, tile, r0);
+        pdl_wait();
+        pdl_launch();
         barrier_wait(places.query_full(0), 0);
         ask_scores(taken, 0);
         begin<0>(rows, tile, taken, 0);
@@ -368,21 +391,19 @@ struct Pipeline {
         clear_outputs();
         keep_weights();
         for (int round = 0;; round++) {
-            const int unit = unit_of(round + 1);
-            const bool more = unit < total;
-            const Item ahead = load_item(a.items + (more ? unit : 0) / a.g);
+            const Item ahead = work.item(round + 1);
             const int shown = tile.full / KEYS;  // blocks that hide no key from any row
             int block = tile.b1 - 2;
             for (; block >= max(tile.b0, shown); block--) step<true>(rows, tile, block, round);
             for (; block >= tile.b0; block--) step<false>(rows, tile, block, round);
-            if (!more) break;
-            const Tile next(a, ahead, unit);
-            Softmax<T, D> fresh;
+            if (!work.has(round + 1)) break;
+            const Tile next(work, ahead, round + 1);
+            Rows<KEYS> fresh(work, next, r0);
             barrier_wait(places.query_full((round + 1) & 1), (round + 1) >> 1 & 1);
             ask_both(round + 1);
             begin<1>(fresh, next, taken + 1, round + 1);
             await_outputs();
-            store_rows<T, D>(a, tile, rows, o, r0);
+            store_rows<T, D>(work, tile, rows, o, r0);
             clear_values(taken, next.item.context - (next.b1 - 1) * KEYS);
             clear_outputs();
             keep_weights();
@@ -390,7 +411,7 @@ struct Pipeline {
         }
         ask_outputs(taken);
         await_outputs();
-        store_rows<T, D>(a, tile, rows, o, r0);
+        store_rows<T, D>(work, tile, rows, o, r0);
         if (warpgroup == 0) named_sync<256>(TURN);  // the other one's last arrival
     }
 };
@@ -413,18 +434,17 @@ __device__ __forceinline__ void prefill_tiles(const void* map, const Args& a) {
         barrier_init_fence();
     }
     __syncthreads();
-    pdl_wait();
-    pdl_launch();
+    const Work work(a);
     if (threadIdx.x < 128) {
         registers_drop<Shape::LOAD_REGISTERS>();
         const int warp = threadIdx.x >> 5;
         if (warp < 2)
-            load_pages<D>(a, map, places, warp);
+            load_pages<D>(work, map, places, warp);
         else
-            load_queries<T, D>(a, places);
+            load_queries<T, D>(work, places);
     } else {
         registers_raise<Shape::COMPUTE_REGISTERS>();
-        Pipeline<T, D>{a, places}.run();
+        Pipeline<T, D>{work, places}.run();
     }
 }
 
