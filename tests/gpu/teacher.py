@@ -1,18 +1,26 @@
-"""Seeded Qwen3 checkpoints of true layer sizes, and what transformers makes of them on the same GPU."""
+"""What transformers makes of texts on the same GPU: seeded Qwen3 models of true sizes, and the default model.
+
+Seeded weights are made on the GPU and handed to transformers as they are; one file of them is for us.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Tensors = Mapping[str, Any]  # torch.Tensor by Hugging Face's name
 TOP = 8
+SLICE = 512  # positions whose logits or scores are held at a time
 # Published sizes of the dense Qwen3 models.
 SIZES: dict[str, dict[str, Any]] = {
     "0.6B": {
@@ -28,6 +36,25 @@ SIZES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }  # fmt: skip
+# What makes a seeded model's answers as decided as a trained one's: in the median the best token has 0.6 and
+# leads by some nats, now and then by next to nothing. All logits are normals of this deviation, but that of
+# one token, which the embedding alone points to.
+LOGITS, POINTED = 2.0, 8.0  # nat; the pointed token's mean, in deviations
+QK_NORM = 1.25  # mean weight of the norms of queries and keys: scores of a deviation of 1.6
+BRANCH = 0.6  # mean square of a layer's two outputs together, before they are scaled down
+
+
+@dataclass(frozen=True)
+class Reference:
+    """transformers' scores of one text: after each token the best 8 in float32, and what bf16 makes of them.
+
+    ids, exact, half: [n, 8]; half_best: [n], the token that bf16 would choose.
+    """
+
+    ids: Array
+    exact: Array
+    half: Array
+    half_best: Array
 
 
 def config(size: str) -> dict[str, Any]:
@@ -39,28 +66,68 @@ def config(size: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_seeded(size: str, folder: Path, seed: int = 0) -> Path:
-    """A checkpoint in bf16: normals that keep activations of order one, logits as wide as a trained one's."""
+def seeded(fields: dict[str, Any], device: str, seed: int = 0) -> dict[str, Any]:
+    """A Qwen3 model's parameters in bf16 by name, normals that keep activations of order one."""
     import torch
-    from safetensors.torch import save_file
+
+    generator = torch.Generator(device).manual_seed(seed)
+    width = fields["hidden_size"]
+    tensors = {}
+    for name, p in empty_model(fields, "sdpa").named_parameters():
+        values = torch.randn(p.shape, generator=generator, device=device)
+        if p.ndim == 1:
+            values = 1 + values / 8
+            if "q_norm" in name or "k_norm" in name:
+                values *= QK_NORM
+            if name == "model.norm.weight":
+                values *= LOGITS / POINTED
+        elif "embed" in name:
+            values *= POINTED * width**-0.5
+        elif "lm_head" in name:  # the token before the one read is the one pointed to
+            values = tensors["model.embed_tokens.weight"].roll(-1, 0)
+        else:
+            values *= p.shape[-1] ** -0.5
+            if "o_proj" in name or "down_proj" in name:
+                values *= (BRANCH * fields["num_hidden_layers"]) ** -0.5
+        tensors[name] = values.to(torch.bfloat16)
+    return tensors
+
+
+def empty_model(fields: dict[str, Any], attention: str) -> Any:
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(size)))
+    rest = {k: v for k, v in fields.items() if k != "model_type"}
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    generator = torch.Generator("cuda").manual_seed(seed)
-    tensors = {}
-    for name, p in model.named_parameters():
-        if p.ndim == 1:
-            values = 1 + torch.randn(p.shape, generator=generator, device="cuda") / 8
-        else:
-            peak = 3.0 if "embed" in name or "lm_head" in name else 1.0
-            values = torch.randn(p.shape, generator=generator, device="cuda") * (peak * p.shape[-1] ** -0.5)
-        tensors[name] = values.to(torch.bfloat16).cpu()
-    save_file(tensors, folder / "model.safetensors")
-    del tensors, values
-    free_torch()
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(fields["model_type"], **rest), attn_implementation=attention
+        )
+
+
+def write_checkpoint(fields: dict[str, Any], tensors: Tensors, folder: Path) -> Path:
+    """The model as one safetensors file, written by several threads."""
+    header, at = {}, 0
+    for name, t in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": list(t.shape), "data_offsets": [at, at + 2 * t.numel()]}
+        at += 2 * t.numel()
+    text = json.dumps(header).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(fields))
+    with open(folder / "model.safetensors", "wb") as file, ThreadPoolExecutor(8) as pool:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.flush()
+
+        def write(name: str) -> None:
+            import torch
+
+            data = memoryview(tensors[name].cpu().view(torch.uint8).numpy().reshape(-1).data)
+            start = 8 + len(text) + header[name]["data_offsets"][0]
+            while data:
+                count = os.pwrite(file.fileno(), data, start)
+                data, start = data[count:], start + count
+
+        for _ in pool.map(write, tensors):
+            pass
     return folder
 
 
@@ -72,38 +139,75 @@ def free_torch() -> None:
 
 
 @contextmanager
-def transformers_model(folder: Path, dtype: str) -> Iterator[Any]:
-    """The checkpoint in transformers on the GPU, in 'float32' or 'bfloat16'."""
+def transformers_model(fields: dict[str, Any], tensors: Tensors, dtype: str, device: str) -> Iterator[Any]:
+    """transformers' model in 'float32', with attention in slices, or in 'bfloat16' as transformers has it."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AttentionInterface
 
-    torch.backends.cuda.matmul.allow_tf32 = False
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to("cuda").eval()
+    AttentionInterface.register("in_slices", attention_in_slices)
+    model = empty_model(fields, "in_slices" if dtype == "float32" else "sdpa")
+    state = {name: t.to(device, getattr(torch, dtype)) for name, t in tensors.items()}
+    model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to(device)
     try:
-        yield model
+        yield model.eval()
     finally:
-        del model
+        del model, state
         free_torch()
 
 
-def logprobs(model: Any, ids: Array, wanted: list[Array] | None = None) -> tuple[Array, Array, Array]:
-    """Teacher-forced: after each token, the best tokens and all that `wanted` names.
+def attention_in_slices(
+    module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **rest: Any
+) -> tuple[Any, None]:
+    """Causal attention without a matrix of all scores: [1, H, T, D] each, returns [1, T, H, D]."""
+    import torch
 
-    Returns top_ids [n, 8], their log-probabilities [n, 8], and those of `wanted` [n, k] (empty for None).
+    assert mask is None
+    _, heads, n, width = q.shape
+    groups = k.shape[1]
+    out = torch.empty(1, n, heads, width, dtype=q.dtype, device=q.device)
+    for start in range(0, n, SLICE):
+        stop = min(n, start + SLICE)
+        part = q[0, :, start:stop].reshape(groups, -1, width)
+        scores = (part @ k[0, :, :stop].transpose(1, 2)).view(groups, -1, stop - start, stop) * scaling
+        later = torch.ones(stop - start, stop, dtype=torch.bool, device=q.device).triu(start + 1)
+        weights = scores.masked_fill_(later, -torch.inf).softmax(-1)
+        mixed = weights.view(groups, -1, stop) @ v[0, :, :stop]
+        out[0, start:stop] = mixed.view(heads, stop - start, width).transpose(0, 1)
+    return out, None
+
+
+def references(models: Callable[[str], Any], texts: list[Array]) -> list[Reference]:
+    """Scores of texts by transformers. `models`: from a dtype's name to a context that yields the model."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with models("float32") as model:
+        exact = [scores(model, text) for text in texts]
+    with models("bfloat16") as model:
+        half = [scores(model, text, ids) for text, (ids, *_) in zip(texts, exact, strict=True)]
+    return [Reference(e[0], e[1], h[2], h[0][:, 0]) for e, h in zip(exact, half, strict=True)]
+
+
+def scores(model: Any, ids: Array, wanted: Array | None = None) -> tuple[Array, Array, Array]:
+    """Teacher-forced: after each token, the best tokens and all that `wanted` [n, k] names.
+
+    Returns top_ids [n, 8], their log-probabilities [n, 8], and those of `wanted` [n, k] (k 0 for None).
     """
     import torch
 
+    device = model.lm_head.weight.device
+    if wanted is None:
+        wanted = np.zeros((len(ids), 0), np.int64)
     with torch.inference_mode():
-        hidden = model.model(torch.tensor(ids[None].astype(np.int64), device="cuda")).last_hidden_state[0]
+        hidden = model.model(torch.tensor(ids[None].astype(np.int64), device=device)).last_hidden_state[0]
         tops, values, asked = [], [], []
-        for start in range(0, len(ids), 512):
-            logits = model.lm_head(hidden[start : start + 512]).float()
-            scores = torch.log_softmax(logits, -1)
-            best = scores.topk(TOP)
+        for start in range(0, len(ids), SLICE):
+            logprobs = model.lm_head(hidden[start : start + SLICE]).float().log_softmax(-1)
+            best = logprobs.topk(TOP)
             tops.append(best.indices.cpu().numpy())
             values.append(best.values.cpu().numpy())
-            if wanted is not None:
-                index = torch.tensor(np.stack(wanted[start : start + 512]).astype(np.int64), device="cuda")
-                asked.append(scores.gather(1, index).cpu().numpy())
-    more = np.concatenate(asked) if asked else np.zeros((len(ids), 0), np.float32)
-    return np.concatenate(tops), np.concatenate(values), more
+            index = torch.tensor(wanted[start : start + SLICE].astype(np.int64), device=device)
+            asked.append(logprobs.gather(1, index).cpu().numpy())
+    return np.concatenate(tops), np.concatenate(values), np.concatenate(asked)
