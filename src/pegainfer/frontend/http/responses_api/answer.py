@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pegainfer.frontend.http import logprobs as lp
@@ -28,6 +28,7 @@ from pegainfer.frontend.http.responses_api.response import (
     ResponseOutputDetails,
     ResponseUsage,
 )
+from pegainfer.frontend.http.responses_api.tools import called
 from pegainfer.frontend.http.thinking import encoded_thoughts
 
 _PREFIX = {"thinking": "rs", "text": "msg", "call": "fc"}
@@ -43,12 +44,14 @@ class ResponseAnswer:
         syntax: ReplySyntax,
         response: Response,
         *,
+        namespaces: Mapping[str, tuple[str, str]],
         logprobs: bool,
         encrypted: bool,
     ) -> None:
         """
         Args:
             response: without output yet.
+            namespaces: from `tools.namespaces`.
             logprobs: texts carry those of their tokens.
             encrypted: thoughts come in the encoded form, too.
         """
@@ -58,6 +61,7 @@ class ResponseAnswer:
         self._blocks = Blocks(syntax, front.end_of_thoughts)
         self._wants_logprobs = logprobs
         self._encrypted = encrypted
+        self._namespaces = namespaces
         self._numbers = itertools.count()
         self._items: list[JsonObject] = []  # one a block, as far as it is known
         self._logprobs: list[Any] = []  # of the text block that is open
@@ -128,7 +132,7 @@ class ResponseAnswer:
                 "type": "function_call",
                 "id": new_id(_PREFIX["call"]),
                 "call_id": block.call.id,
-                "name": block.call.name,
+                **called(block.call.name, self._namespaces),
                 "arguments": "",
                 "status": "in_progress",
             }

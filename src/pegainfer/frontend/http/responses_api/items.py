@@ -17,6 +17,7 @@ from pegainfer.frontend.http.body import convert
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import MAX_MESSAGES, HistoryCall, HistoryFunction, Message
+from pegainfer.frontend.http.responses_api.tools import model_name
 from pegainfer.frontend.http.thinking import decoded_thoughts
 from pegainfer.frontend.tools.call import read_object
 
@@ -44,6 +45,7 @@ class CallItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     call_id: str
     name: str
     arguments: str  # a JSON object
+    namespace: str | None = None
     id: str | None = None
     status: str | None = None
 
@@ -119,6 +121,8 @@ def _normalised(raw: JsonObject, where: str) -> JsonObject:
                 raise bad_value(f"{where}.name", "a name", "an empty one")
             out |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
             out["status"] = item.status or "completed"
+            if item.namespace is not None:
+                out["namespace"] = item.namespace
         case ResultItem():
             out |= {"call_id": item.call_id, "output": _text(item.output, f"{where}.output", empty=True)}
             out["status"] = item.status or "completed"
@@ -191,6 +195,7 @@ def _add_assistant(out: list[Message], item: JsonObject) -> None:
     elif kind == "message":
         last.content = item["content"][0]["text"] if item["content"] else ""
     else:
-        function = HistoryFunction(name=item["name"], arguments=item["arguments"])
+        name = model_name(item.get("namespace"), item["name"])
+        function = HistoryFunction(name=name, arguments=item["arguments"])
         call = HistoryCall(id=item["call_id"], type="function", function=function)
         last.tool_calls = [*(last.tool_calls or ()), call]

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import msgspec
 
 from pegainfer.frontend.http.conversation import ChatRequest
-from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refuse_unserved
 from pegainfer.frontend.http.formats import JsonObject, JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
@@ -17,7 +16,12 @@ from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.options import AnswerOptions, most_logprobs
 from pegainfer.frontend.http.render import TemplateValue
 from pegainfer.frontend.http.responses_api.items import chat_messages
-from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
+from pegainfer.frontend.http.responses_api.tools import (
+    ResponsesChoice,
+    ResponsesTool,
+    chat_choice,
+    chat_tools,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -38,21 +42,6 @@ NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^reasoning_effort", "reasoning.effort"),
     )
 )
-
-
-class ResponsesTool(msgspec.Struct, kw_only=True):
-    """Other fields belong to tool types that are refused by `type`."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None  # absent: the arguments are enforced only where a call is
-
-
-class ResponsesChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    type: str
-    name: str | None = None
 
 
 class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +87,7 @@ class ResponsesRequest(CommonFields, kw_only=True):
     stream_options: ResponsesStreamOptions | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    client_metadata: dict[str, Any] | None = None  # Codex's; written to the debug log
     chat_template_kwargs: dict[str, TemplateValue] | None = None
     # Known of OpenAI's API and not served, see GenerateFields.
     conversation: Any = None
@@ -169,8 +159,8 @@ def to_chat(r: ResponsesRequest, items: Sequence[JsonObject]) -> ChatRequest:
     chat = ChatRequest(
         messages=chat_messages(r.instructions, items),
         chat_template_kwargs=r.chat_template_kwargs,
-        tools=None if r.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(r.tools)],
-        tool_choice=_choice(r.tool_choice),
+        tools=chat_tools(r.tools),
+        tool_choice=chat_choice(r.tool_choice),
         parallel_tool_calls=r.parallel_tool_calls,
         max_tokens=r.max_output_tokens,
         safety_identifier=r.safety_identifier,
@@ -182,30 +172,6 @@ def to_chat(r: ResponsesRequest, items: Sequence[JsonObject]) -> ChatRequest:
     if r.reasoning is not None:
         chat.reasoning_effort = r.reasoning.effort
     return chat
-
-
-def _tool(tool: ResponsesTool, where: str) -> ToolParam:
-    if tool.type != "function":
-        raise ApiError(
-            400,
-            f"{where}.type: expected function, got {tool.type[:60]!r}: other tools are not offered",
-            param=f"{where}.type",
-            code="unsupported",
-        )
-    if tool.name is None:
-        raise bad_value(f"{where}.name", "a name", "none")
-    function = FunctionParam(
-        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-    )
-    return ToolParam(type="function", function=function)
-
-
-def _choice(choice: str | ResponsesChoice | None) -> str | NamedTool | None:
-    if choice is None or isinstance(choice, str):
-        return choice
-    if choice.type != "function" or choice.name is None:
-        raise bad_value("tool_choice", "none, auto, required, or type function with a name", choice.type[:40])
-    return NamedTool(function=NamedFunction(name=choice.name))
 
 
 def _format(wanted: TextFormat) -> ResponseFormat:

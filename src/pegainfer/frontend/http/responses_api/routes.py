@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,9 @@ from pegainfer.frontend.http.responses_api.request import (
 )
 from pegainfer.frontend.http.responses_api.response import begun
 from pegainfer.frontend.http.responses_api.store import Stored
+from pegainfer.frontend.http.responses_api.tools import namespaces
+
+log = logging.getLogger(__name__)
 
 MAX_LISTED = 100
 DEFAULT_LISTED = 20
@@ -58,12 +62,15 @@ async def create(front: Front, scope: Scope, receive: Receive, send: Send) -> No
     with renaming(NAMES):
         ready = await _prepare(front, r, [*history, *given], shape, len(body), arrival)
     generation = ready.generation
+    if r.client_metadata:
+        log.debug("request %s has client_metadata %r", generation.id, r.client_metadata)
     response = begun(front, r, "resp_" + generation.id)
     answer = ResponseAnswer(
         front,
         generation,
         ready.syntax,
         response,
+        namespaces=namespaces(r.tools),
         logprobs=shape.logprobs is not None,
         encrypted=ENCRYPTED in r.includes,
     )

@@ -185,6 +185,22 @@ def test_a_conversation_reaches_the_template() -> None:
     )
 
 
+def test_functions_of_a_namespace_keep_it() -> None:
+    mail = {
+        "type": "namespace",
+        "name": "mcp__mail",
+        "description": "Mail.",
+        "tools": [{**TOOL, "name": "now"}],
+    }
+    call = '<tool_call>\n{"name": "mcp__mail__now", "arguments": {}}\n</tool_call>'
+    response, engine = create(call, tools=[TOOL, mail], client_metadata={"session": "1"})
+    assert prompt_of(engine) == "user:hi\ntool:now\ntool:mcp__mail__now\n"
+    (made,) = response["output"]
+    assert (made["namespace"], made["name"]) == ("mcp__mail", "now")
+    _, engine = create("x", tools=[mail], input=[{"role": "user", "content": "hi"}, made])
+    assert prompt_of(engine).startswith(f"user:hi\nassistant:|call:{made['call_id']}:mcp__mail__now{{}}\n")
+
+
 def test_reasoning_effort_switches_thinking() -> None:
     for effort, end in (("none", "<think></think>"), ("minimal", "\n<think>"), ("high", "\n<think>")):
         _, engine = create("x</think>y", thinks=True, reasoning={"effort": effort, "summary": "auto"})
@@ -244,6 +260,9 @@ def test_truncation_leaves_out_the_oldest_turns() -> None:
         ({"temperature": -1}, "temperature"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{**TOOL, "colour": "red"}]}, "tools[0].colour"),
+        ({"tools": [{"type": "custom", "name": "a"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{**TOOL, "parameters": {"type": "array"}}]}, "tools[0].parameters"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
