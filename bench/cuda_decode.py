@@ -19,7 +19,7 @@ import numpy as np
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
-from pegainfer.kernels.cuda.site import Work
+from pegainfer.kernels.cuda.site import Matmul, Work
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward
@@ -171,6 +171,7 @@ def decode(
         by_op[f"{name}_{call.axes['K']}" if name == "linear_residual" else name] += work
     everything = [w for _, work in step for w in work]
     total = graph_ms(ctx, everything)
+    products = graph_ms(ctx, [w for w in everything if is_product(w)])
     kv = batch * context * c.num_layers * 2 * c.kv_size * 2
     floor = (weights + kv) / bandwidth * 1e3
     host = []
@@ -182,8 +183,17 @@ def decode(
     parts = ", ".join(f"{n} {graph_ms(ctx, w):.3f}" for n, w in by_op.items())
     print(
         f"decode {batch} x {context}: {total:.3f} ms, floor {floor:.3f}, share {floor / total:.1%}, "
-        f"{len(everything)} launches, host {statistics.median(host):.0f} us a step | alone: {parts}"
+        f"{len(everything)} launches, host {statistics.median(host):.0f} us a step | "
+        f"all products {products:.3f}, {weights / bandwidth * 1e3 / products:.1%} of the read bandwidth | "
+        f"alone: {parts}"
     )
+
+
+def is_product(work: Work) -> bool:
+    """Whether it multiplies by a weight."""
+    if isinstance(work, Launch):
+        return work.kernel.name.startswith(("skinny", "stream", "tiled"))
+    return isinstance(work, Matmul)
 
 
 def prefill(ctx: CudaContext, executor: CudaExecutor, c: Qwen3Config, length: int) -> None:

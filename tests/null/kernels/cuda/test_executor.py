@@ -108,7 +108,7 @@ def test_a_residual_leaves_what_the_norm_after_it_needs(rig: Rig) -> None:
     def pointers(launch: Launched) -> tuple[int, ...]:
         """skinny::Args: out, squares, norm, normed, next_squares."""
         block = (ctypes.c_void_p * 3).from_address(launch.params)[2]
-        return tuple((ctypes.c_uint64 * 5).from_address(block))
+        return tuple((ctypes.c_uint64 * 5).from_address(block or 0))
 
     qkv, o, gate_up, down, qkv_after = map(pointers, products[:5])
     assert o[2] and o[3] and o[4] == gate_up[1] and down[4] == qkv_after[1]
