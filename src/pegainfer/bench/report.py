@@ -6,6 +6,7 @@ from pegainfer.bench.config import LoadConfig, ReportConfig
 from pegainfer.bench.cost import ClientCost
 from pegainfer.bench.health import HealthProbe
 from pegainfer.bench.metrics import Figures
+from pegainfer.bench.server_cost import ServerCost
 
 WIDTH = 50
 NAMES = {
@@ -43,6 +44,7 @@ def lines(
     report: ReportConfig,
     cost: ClientCost,
     probe: HealthProbe | None,
+    server: ServerCost | None,
     *,
     stream: bool,
 ) -> list[str]:
@@ -72,6 +74,8 @@ def lines(
         out += [_line(f"P{percentile_name(p)} {name} (ms):", value) for p, value in values.percentiles]
     if probe is not None:
         out += _probe_lines(probe)
+    if server is not None:
+        out += _server_lines(server, figures)
     out += _client_lines(cost)
     out.append("=" * WIDTH)
     return out
@@ -86,6 +90,23 @@ def _probe_lines(probe: HealthProbe) -> list[str]:
         _line("P99 /health (ms):", probe.percentile(99)),
         _line("Max /health (ms):", probe.percentile(100)),
     ]
+
+
+def _server_lines(server: ServerCost, figures: Figures) -> list[str]:
+    """The front's stages belong to requests and tokens, the others to steps."""
+    per = {"template": figures.completed, "tokenize": figures.completed, "detokenize": figures.total_output}
+    units = {"template": "request", "tokenize": "request", "detokenize": "token"}
+    out = [
+        "Server".center(WIDTH, "-"),
+        _line("Steps:", server.steps),
+        _line("Mean step (ms):", server.step_seconds / max(1, server.steps) * 1000),
+    ]
+    if server.cached_share is not None:
+        out.append(_line("Prompt tokens from cache (%):", server.cached_share * 100))
+    for stage, seconds in server.host_seconds.items():
+        count = max(1, per.get(stage, server.steps))
+        out.append(_line(f"Host {stage} (us/{units.get(stage, 'step')}):", seconds / count * 1e6))
+    return out
 
 
 def _client_lines(cost: ClientCost) -> list[str]:

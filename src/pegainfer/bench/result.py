@@ -64,7 +64,7 @@ def result(run: Run, provenance: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_items(run: Run) -> dict[str, Any]:
-    """What other load clients do not report: /health's latency and the client's own cost."""
+    """What other load clients do not report: /health's latency, the server's and the client's own cost."""
     out: dict[str, Any] = {}
     if run.probe is not None:
         out |= {
@@ -73,6 +73,13 @@ def _own_items(run: Run) -> dict[str, Any]:
             "median_health_ms": run.probe.percentile(50),
             "p99_health_ms": run.probe.percentile(99),
             "max_health_ms": run.probe.percentile(100),
+        }
+    if run.server is not None:
+        out |= {
+            "server_steps": run.server.steps,
+            "server_step_seconds": run.server.step_seconds,
+            "server_host_seconds": run.server.host_seconds,
+            "server_cached_share": run.server.cached_share,
         }
     cost = run.cost
     return out | {

@@ -13,6 +13,7 @@ from pegainfer.bench.cost import ClientCost
 from pegainfer.bench.datasets import Sample, TextTool
 from pegainfer.bench.health import HealthProbe
 from pegainfer.bench.metrics import Figures, figures
+from pegainfer.bench.server_cost import ServerCost, scrape
 from pegainfer.bench.target import Target
 from pegainfer.bench.wire import Job, Outcome, Record, Work
 
@@ -54,6 +55,7 @@ class Run:
     figures: Figures
     cost: ClientCost
     probe: HealthProbe | None
+    server: ServerCost | None  # where the server tells
 
 
 Say = Callable[[str], None]
@@ -90,15 +92,16 @@ def run(plan: Plan, say: Say, on_progress: Callable[[int], None]) -> Run:
     probe = HealthProbe(target) if plan.load.probe_health else None
     if probe is not None:
         probe.start()
+    before = scrape(target)
     try:
         start, outcomes = processes.run(works, on_progress)
     finally:
         if probe is not None:
             probe.stop()
     scheduled = plan.self_timed or jobs[-1].at > 0
-    return _outcome(
-        plan, model, samples, start, outcomes, ClientCost.of(outcomes, scheduled=scheduled), probe
-    )
+    cost = ClientCost.of(outcomes, scheduled=scheduled)
+    server = ServerCost.between(before, scrape(target))
+    return _outcome(plan, model, samples, start, outcomes, cost, probe, server)
 
 
 def _outcome(
@@ -109,6 +112,7 @@ def _outcome(
     outcomes: Sequence[Outcome],
     cost: ClientCost,
     probe: HealthProbe | None,
+    server: ServerCost | None,
 ) -> Run:
     """What the client processes bring back, in the order of the samples."""
     records = sorted((r for o in outcomes for r in o.records), key=lambda r: r.index)
@@ -134,6 +138,7 @@ def _outcome(
         ),
         cost=cost,
         probe=probe,
+        server=server,
     )
 
 

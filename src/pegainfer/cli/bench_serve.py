@@ -93,7 +93,10 @@ def _tell(done: Any) -> None:
     plan = done.plan
     stream = plan.sampling.stream_response
     remarks = notes(done.figures, done.cost, done.mismatched)
-    print("\n".join(lines(done.figures, plan.load, plan.report, done.cost, done.probe, stream=stream)))
+    print(
+        *lines(done.figures, plan.load, plan.report, done.cost, done.probe, done.server, stream=stream),
+        sep="\n",
+    )
     for remark in remarks:
         print(remark, file=sys.stderr)
     report = plan.report

@@ -36,6 +36,10 @@ def test_random_counts_are_what_the_server_counted(server: Server, tmp_path: Pat
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (40 * 32, 40 * 8)
     assert result["model_id"] == "null"
     assert result["health_failed"] == 0
+    assert result["server_steps"] >= 8
+    assert {"schedule", "launch", "tokenize", "detokenize"} <= set(result["server_host_seconds"])
+    assert all(seconds >= 0 for seconds in result["server_host_seconds"].values())
+    assert result["server_host_seconds"]["schedule"] > 0 and result["server_cached_share"] == 0
     assert 1 <= result["max_concurrent_requests"] <= 8
     for i in range(40):
         assert 0 < result["ttfts"][i] <= result["latencies"][i]

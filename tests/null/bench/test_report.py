@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -17,6 +18,7 @@ from pegainfer.bench.report import lines, notes, shown_metrics
 from pegainfer.bench.result import result, save
 from pegainfer.bench.run import Plan, Run, file_stem
 from pegainfer.bench.series import cdf, in_flight, rate, series
+from pegainfer.bench.server_cost import ServerCost
 from pegainfer.bench.wire import Record
 from pegainfer.contract.errors import ConfigError
 
@@ -61,14 +63,41 @@ def a_run(stream: bool = True, **report: Any) -> Run:
             machine_share=0.1,
         ),
         probe=None,
+        server=None,
     )
 
 
 def told(run: Run) -> list[str]:
     plan = run.plan
     return lines(
-        run.figures, plan.load, plan.report, run.cost, run.probe, stream=plan.sampling.stream_response
+        run.figures,
+        plan.load,
+        plan.report,
+        run.cost,
+        run.probe,
+        run.server,
+        stream=plan.sampling.stream_response,
     )
+
+
+def test_the_servers_own_cost_is_told_by_step_request_and_token() -> None:
+    seconds = {"schedule": 0.002, "stage": 0.001, "tokenize": 0.004, "detokenize": 0.0005}
+    cost = ServerCost(host_seconds=seconds, steps=20, step_seconds=0.4, cached_share=0.25)
+    run = dataclasses.replace(a_run(), server=cost)
+    out = told(run)
+    at = out.index("----------------------Server----------------------")
+    assert out[at + 1 : at + 8] == [
+        "Steps:                                   20        ",
+        "Mean step (ms):                          20.00     ",
+        "Prompt tokens from cache (%):            25.00     ",
+        "Host schedule (us/step):                 100.00    ",
+        "Host stage (us/step):                    50.00     ",
+        "Host tokenize (us/request):              2000.00   ",
+        "Host detokenize (us/token):              100.00    ",
+    ]
+    saved = result(run, {})
+    assert saved["server_host_seconds"] == seconds
+    assert (saved["server_steps"], saved["server_cached_share"]) == (20, 0.25)
 
 
 def test_the_lines_are_those_users_know() -> None:
