@@ -37,7 +37,7 @@ class Difference:
     """How far one operand was off after one call.
 
     error: max |device - reference| over max |reference|; infinite where only one of them is finite, or where
-        whole numbers differ.
+        whole numbers differ. Of a GPU: |device - reference| over |reference|, each as one vector.
     """
 
     step: int
@@ -160,7 +160,7 @@ class _Comparing:
                     want = _array_of(call.tensors[o.name], arrays, env)
                     error, name = relative_error(got[o.name], want), self._device.program.name
                     self._found.append(
-                        Difference(self._steps, name, index, call.spec.name, o.name, _layer(call), error)
+                        Difference(self._steps, name, index, call.spec.name, o.name, layer_of(call), error)
                     )
             index += 1
 
@@ -180,7 +180,7 @@ def _array_of(t: Tensor, arrays: dict[str, Array], env: Sizes) -> Array:
     return found if t.kind in (Kind.WEIGHT, Kind.STATE) else found.reshape(t.sizes(env))
 
 
-def _layer(call: OpCall) -> int | None:
+def layer_of(call: OpCall) -> int | None:
     """From the call's attribute, else from a weight's name such as 'layers.3.wo'."""
     if "layer" in call.attrs:
         return int(call.attrs["layer"])

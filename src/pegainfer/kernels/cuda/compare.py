@@ -21,7 +21,7 @@ WRITTEN = (Role.OUT, Role.INOUT, Role.STATE)
 
 @dataclass(frozen=True)
 class Difference:
-    """One output of one call.
+    """One output of one call; of a state, what either side has changed.
 
     Args:
         relative: |got - want| over |want|, both as vectors; NaN where one has NaN and the other has not.
@@ -65,11 +65,16 @@ def compare_step(
             return held.astype(np.float32) if t.dtype == "f16" else held  # bf16 comes as float32
 
         arrays = {name: read(name) for name in call.tensors}
+        before = {name: arrays[name].copy() for name in call.tensors if roles[name] is Role.STATE}
         run_reference(call.spec, call.sizes(env), arrays, call.attrs)
         run()
         for name in call.tensors:
             if roles[name] in WRITTEN:
-                relative, largest = difference(read(name), arrays[name])
+                got, want = read(name), arrays[name]
+                if name in before:
+                    changed = (got != before[name]) | (want != before[name])
+                    got, want = got[changed], want[changed]
+                relative, largest = difference(got, want)
                 found.append(Difference(index, call, name, relative, largest, tuple(map(str, work))))
     return found
 

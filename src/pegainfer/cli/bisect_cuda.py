@@ -1,0 +1,125 @@
+"""Finds the op at which a GPU goes wrong: each op of a step beside its reference.
+
+A reference gets what the device has computed so far, so that errors do not add up from op to op. Weights are
+those of the file, rounded to bf16 as the device holds them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pegainfer.app.assemble import open_model, runner_info
+from pegainfer.app.gpu import DTYPE
+from pegainfer.app.registry import Model
+from pegainfer.cli.bisect import Difference, layer_of
+from pegainfer.cli.spec import EngineSpec
+from pegainfer.contract.errors import UnsupportedError
+from pegainfer.contract.step import RunnerInfo
+from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.compare import compare_step
+from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
+from pegainfer.ops.backend import to_float32
+from pegainfer.ops.rounding import rounded
+from pegainfer.ops.tensor import Kind
+from pegainfer.runner.program import only_group
+from pegainfer.runtime.cuda.tensor import DeviceTensor
+from pegainfer.runtime.weights.raw import RawWeight
+
+Array = np.ndarray[Any, Any]
+
+
+def compare(spec: EngineSpec, ids: list[int], answer: int) -> list[Difference]:
+    """Runs the forward pass of the prompt `ids` and of `answer` greedy tokens after it, op by op.
+
+    Sampling is not compared: its whole numbers are the CPU's.
+
+    Raises what loading the model raises, CudaError, KernelsError, and UnsupportedError for dummy weights,
+    which are on the device alone.
+    """
+    if spec.engine.load_format == "dummy":
+        raise UnsupportedError("dummy weights cannot be compared", expected="weights from a file")
+    model, _, file = open_model(Path(spec.path))
+    with file:
+        length = len(ids) + answer
+        engine = dataclasses.replace(spec.engine, max_model_len=length, kv_cache_memory=None)
+        info = runner_info(model, engine, spec.scheduler)
+        block_size = only_group(info.kv).block_size
+        info = msgspec.structs.replace(
+            info, num_blocks=(-(-length // block_size),), max_slots=1, max_tokens=len(ids)
+        )
+        weights = model.tensors(length)
+        ctx = CudaContext(spec.engine.device_ordinal)
+        try:
+            executor = _ready(ctx, model, info, weights)
+            constants = {name: _as_on_device(w) for name, w in weights.items()}
+            return _steps(ctx, executor, constants, ids, answer)
+        finally:
+            ctx.close()
+
+
+def _ready(
+    ctx: CudaContext, model: Model, info: RunnerInfo, weights: Mapping[str, RawWeight]
+) -> CudaExecutor:
+    """The forward pass without graphs, over a cache of one sequence."""
+    forward = model.programs(info, DTYPE, 0, activation=DTYPE, residual=DTYPE)["forward"]
+    block_size = only_group(info.kv).block_size
+    pool = DeviceTensor.empty((info.num_blocks[0], *model.block_shape(block_size)), DTYPE, "KV cache")
+    ctx.stream.fill(pool.address, 0, pool.nbytes)
+    backend = CudaBackend(ctx, weights, CudaOptions(graphs=False, tune=False))
+    executor = backend.prepare(forward, {"kv": pool}, {"T": info.max_tokens, "R": 1, "L": 1})
+    backend.load()
+    return executor
+
+
+def _as_on_device(weight: RawWeight) -> Array:
+    values = to_float32(weight)
+    return rounded(values, DTYPE) if len(weight.shape) > 1 and weight.format != "f32" else values
+
+
+def _steps(
+    ctx: CudaContext,
+    executor: CudaExecutor,
+    constants: Mapping[str, Array],
+    ids: list[int],
+    answer: int,
+) -> list[Difference]:
+    found: list[Difference] = []
+    tokens, start = list(ids), 0
+    blocks = next(t.shape[1] for t in executor.program.tensors(Kind.INPUT) if t.name == "block_table")
+    for step in range(answer):
+        inputs = _inputs(tokens, start, int(blocks))
+        env = {"T": len(tokens) - start, "R": 1, "L": 1}
+        found += [
+            Difference(
+                step,
+                executor.program.name,
+                d.index,
+                d.call.spec.name,
+                d.operand,
+                layer_of(d.call),
+                d.relative,
+            )
+            for d in compare_step(executor, ctx, constants, inputs, env)
+        ]
+        start = len(tokens)
+        tokens.append(int(executor.output("logits", env).numpy(ctx.stream)[0].argmax()))
+    return found
+
+
+def _inputs(tokens: list[int], start: int, blocks: int) -> dict[str, Array]:
+    """A step over tokens from `start` on, of one sequence whose blocks lie in order."""
+    places = np.arange(start, len(tokens), dtype=np.int32)
+    count = len(places)
+    values = {
+        "token_ids": np.array(tokens[start:]), "positions": places, "slots": places,
+        "query_starts": [0], "query_lens": [count], "context_lens": [len(tokens)],
+        "block_table": np.arange(blocks)[None], "logit_rows": [count - 1],
+    }  # fmt: skip
+    return {name: np.asarray(v, np.int32) for name, v in values.items()}
