@@ -23,6 +23,7 @@ if importlib.util.find_spec("playwright") is None:
 
 DESKTOP = (1280, 860)
 PHONE = (360, 740)
+TIMEOUT = 20_000  # milliseconds; the machine may be busy with others
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 Opener = Callable[..., "Page"]
@@ -31,8 +32,9 @@ Opener = Callable[..., "Page"]
 # Not of the session: while it lives, this thread has a running event loop, which other tests could not bear.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=TIMEOUT)
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=_chromium(playwright))
         yield launched
@@ -73,7 +75,7 @@ def opened(browser: Browser) -> Iterator[Opener]:
         context.on("request", lambda request: check(request.url))
         context.on("weberror", lambda error: problems.append(f"failed: {error.error}"))
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(TIMEOUT)
         page.on("console", lambda m: problems.append(f"said: {m.text}") if _alarming(m.text) else None)
         page.goto(url)
         return page

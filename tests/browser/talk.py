@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Locator, Page, expect
+import contextlib
+
+from playwright.sync_api import Locator, Page, TimeoutError, expect
 
 FIELD = "#composer-text"
 
@@ -29,10 +31,20 @@ def answers(page: Page) -> Locator:
     return page.locator("article.assistant")
 
 
+_SHOWN = """() => [...document.querySelectorAll("article.message")].map(message => [
+  message.classList[1], [...message.querySelectorAll(".markdown, .plain")].at(-1).innerText.trim(),
+])"""
+
+
 def shown(page: Page) -> list[tuple[str, str]]:
     """Role and text of each message on the page."""
-    out = []
-    for message in page.locator("article.message").all():
-        kind = next(k for k in ("user", "assistant", "tool") if k in (message.get_attribute("class") or ""))
-        out.append((kind, message.locator(".markdown, .plain").last.inner_text().strip()))
-    return out
+    return [(role, text) for role, text in page.evaluate(_SHOWN)]
+
+
+def shows(page: Page, *messages: tuple[str, str]) -> None:
+    """Waits until these are the messages on the page."""
+    with contextlib.suppress(TimeoutError):
+        page.wait_for_function(
+            f"expected => JSON.stringify(({_SHOWN})()) === JSON.stringify(expected)", arg=messages
+        )
+    assert shown(page) == list(messages)

@@ -7,7 +7,7 @@ import re
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Opener
-from tests.browser.talk import FIELD, answered, answers, ask, ask_and_wait, shown
+from tests.browser.talk import FIELD, answered, answers, ask, ask_and_wait, shown, shows
 from tests.support.page_server import PIECE, PageServer
 
 
@@ -62,7 +62,7 @@ def test_continue_goes_on_with_the_same_message(chat: Page, server: PageServer) 
     server.say(" the mat.")
     answer.get_by_role("button", name="Continue").click()
     answered(chat)
-    assert shown(chat) == [("user", "A rhyme"), ("assistant", "The cat sat on the mat.")]
+    shows(chat, ("user", "A rhyme"), ("assistant", "The cat sat on the mat."))
     assert server.prompts()[-1].endswith("assistant\nThe cat sat on")
 
 
@@ -99,7 +99,7 @@ def test_an_edited_question_is_a_branch_and_the_old_one_stays(chat: Page, server
     field.fill("Dogs?")
     chat.get_by_role("button", name="Send as a new branch").click()
     answered(chat)
-    assert shown(chat) == [("user", "Dogs?"), ("assistant", "About dogs.")]
+    shows(chat, ("user", "Dogs?"), ("assistant", "About dogs."))
     assert "Cats" not in server.prompts()[-1]
     chat.locator("article.user [data-action=previous]").click()
     assert [text for _, text in shown(chat)] == ["Cats?", "About cats.", "More?", "And more."]
@@ -222,7 +222,7 @@ def test_the_view_follows_the_end_until_the_reader_leaves_it(chat: Page, server:
     server.let(60)
     at_end = "s => s.scrollHeight - s.scrollTop - s.clientHeight < 48"
     scroller = chat.locator("#scroller")
-    chat.wait_for_function(f"({at_end})(scroller) && scroller.scrollTop > 100")
+    chat.wait_for_function(f"() => ({at_end})(scroller) && scroller.scrollTop > 100")
     expect(chat.locator("#to-end")).to_be_hidden()
     scroller.hover()
     chat.mouse.wheel(0, -400)
@@ -236,7 +236,7 @@ def test_the_view_follows_the_end_until_the_reader_leaves_it(chat: Page, server:
     expect(chat.locator("#to-end")).to_be_hidden()
     server.release()
     answered(chat)
-    chat.wait_for_function(f"({at_end})(scroller)")
+    chat.wait_for_function(f"() => ({at_end})(scroller)")
 
 
 def test_an_answer_goes_on_while_another_conversation_is_open(chat: Page, server: PageServer) -> None:
@@ -252,7 +252,7 @@ def test_an_answer_goes_on_while_another_conversation_is_open(chat: Page, server
     server.wait_until(lambda: not server.engine.num_live)
     chat.click("#conversation-list >> text=Slow")
     answered(chat)
-    assert shown(chat)[-1] == ("assistant", ("Slow answer. " * 10).strip())
+    shows(chat, ("user", "Slow"), ("assistant", ("Slow answer. " * 10).strip()))
 
 
 def test_a_long_answer_leaves_the_page_alive_and_whole(chat: Page, server: PageServer) -> None:

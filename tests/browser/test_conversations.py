@@ -9,7 +9,7 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Opener
-from tests.browser.talk import FIELD, answers, ask, ask_and_wait, shown
+from tests.browser.talk import FIELD, answers, ask, ask_and_wait, shown, shows
 from tests.support.page_server import PageServer
 
 ITEM = "#conversation-list .item"
@@ -72,7 +72,7 @@ def test_the_list_opens_renames_and_deletes(chat: Page, server: PageServer) -> N
     expect(chat.locator(ITEM)).to_have_text(["About dogs", "About cats"])
     expect(chat.locator(".item-open[aria-current=true]")).to_have_text("About dogs")
     chat.click(f"{ITEM} >> text=About cats")
-    assert shown(chat)[0] == ("user", "About cats")
+    shows(chat, ("user", "About cats"), ("assistant", "All right."))
     chat.get_by_role("button", name="Rename About cats").click()
     chat.get_by_label("Title").fill("<b>Cats</b>")
     chat.keyboard.press("Enter")
@@ -147,7 +147,7 @@ def test_files_that_are_none_are_refused_and_say_why(chat: Page, server: PageSer
         tree(root=root, a={**node, "__proto__": {"polluted": 1}, "onclick": "x", "content": "<b>hi</b>"}),
     )
     expect(chat.locator("#notice")).to_be_hidden()
-    assert shown(chat) == [("user", "<b>hi</b>")]
+    shows(chat, ("user", "<b>hi</b>"))
     assert chat.evaluate("({}).polluted") is None
     assert "onclick" not in export(chat, "json")[1]
 
@@ -172,5 +172,5 @@ def test_without_a_database_the_page_works_and_says_what_that_means(
     page.reload()
     expect(page.locator("#notice")).to_contain_text("keeps nothing")
     ask_and_wait(page, "Anyway?")
-    assert shown(page) == [("user", "Anyway?"), ("assistant", "All right.")]
+    shows(page, ("user", "Anyway?"), ("assistant", "All right."))
     expect(page.locator(ITEM)).to_have_text(["Anyway?"])

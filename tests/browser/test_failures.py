@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from pegainfer.contract.errors import QueueFullError, RequestError
 from pegainfer.contract.event import FinishReason, TokenEvent
 from tests.browser.conftest import Opener
-from tests.browser.talk import answered, answers, ask, ask_and_wait, shown
+from tests.browser.talk import answered, answers, ask, ask_and_wait, shown, shows
 from tests.support.page_server import PageServer, page_server
 
 
@@ -24,7 +24,7 @@ def test_a_refused_request_says_why_and_can_be_sent_again(chat: Page, server: Pa
     server.say("Here I am.")
     failure.get_by_role("button", name="Try again").click()
     answered(chat)
-    assert shown(chat) == [("user", "Now?"), ("assistant", "Here I am.")]
+    shows(chat, ("user", "Now?"), ("assistant", "Here I am."))
     expect(chat.locator(".branch-place")).to_have_text("2/2")
 
 

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import DESKTOP, PHONE, Opener
-from tests.browser.talk import FIELD, answered, answers, ask_and_wait, shown
+from tests.browser.talk import FIELD, answered, answers, ask_and_wait, shown, shows
 from tests.support.page_server import PageServer
 
 FOCUS = """() => {
@@ -82,7 +82,7 @@ def test_a_conversation_without_a_pointer(opened: Opener, server: PageServer, si
     page.keyboard.type("second line")
     page.keyboard.press("Enter")
     answered(page)
-    assert shown(page) == [("user", "First line\nsecond line"), ("assistant", "One.")]
+    shows(page, ("user", "First line\nsecond line"), ("assistant", "One."))
     expect(page.locator(FIELD)).to_be_focused()
     page.keyboard.press("ArrowUp")  # edits what was asked last
     expect(page.get_by_label("Your message", exact=True)).to_be_focused()
@@ -93,7 +93,7 @@ def test_a_conversation_without_a_pointer(opened: Opener, server: PageServer, si
     page.keyboard.type("!")
     page.keyboard.press("Control+Enter")
     answered(page)
-    assert shown(page) == [("user", "First line\nsecond line!"), ("assistant", "Two.")]
+    shows(page, ("user", "First line\nsecond line!"), ("assistant", "Two."))
     expect(page.locator(FIELD)).to_be_focused()
     page.keyboard.press("Shift+Tab")
     expect(page.locator("article.assistant [data-action=again]")).to_be_focused()
@@ -129,7 +129,7 @@ def test_enter_while_a_word_is_composed_does_not_send(chat: Page) -> None:
     event = "new KeyboardEvent('keydown', {key: 'Enter', isComposing: true, bubbles: true, cancelable: true})"
     assert chat.evaluate(f"document.querySelector('{FIELD}').dispatchEvent({event})")
     expect(chat.locator(FIELD)).to_have_value("にほん")
-    assert shown(chat) == []
+    shows(chat)
 
 
 def test_the_list_on_a_phone_takes_the_focus_and_gives_it_back(opened: Opener, server: PageServer) -> None:
@@ -157,7 +157,7 @@ def test_a_screen_reader_is_told_each_block_once(chat: Page, server: PageServer)
     for end in ("paragraph.", "last on", "cut"):
         server.let(1)
         expect(answers(chat).locator(".markdown")).to_contain_text(end)
-    chat.wait_for_function("document.querySelectorAll('#announcer p').length === 2")
+    chat.wait_for_function("() => document.querySelectorAll('#announcer p').length === 2")
     assert chat.evaluate(told) == ["Answering.", "The first paragraph."]
     server.release()
     answered(chat)

@@ -27,7 +27,7 @@ export class MarkdownView {
 
   #settled;
   #text = "";
-  #tops = []; // {start, node, code}: the top-level blocks and where their source begins
+  #tops = []; // {start, view}: the top-level blocks and where their source begins
   #told = 0; // so many of them were reported settled
 
   /**
@@ -51,10 +51,10 @@ export class MarkdownView {
     this.#tops.length = Math.min(this.#tops.length, keep);
     blocks.forEach((block, i) => {
       const start = starts[block.line];
-      const reused = i === 0 && old?.start === start && block.type === "code" && old.code?.grow(block, done);
-      this.#tops.push(reused ? old : { start, ...renderTop(block, done) });
+      const grown = i === 0 && old?.start === start && old.view.grow?.(block, done);
+      this.#tops.push(grown ? old : { start, view: viewOf(block, done) });
     });
-    const nodes = this.#tops.map((top) => top.node);
+    const nodes = this.#tops.map((top) => top.view.node);
     while (this.node.childNodes.length > nodes.length) this.node.lastChild.remove();
     for (let i = Math.min(keep, nodes.length); i < nodes.length; i++) {
       const present = this.node.childNodes[i];
@@ -62,14 +62,15 @@ export class MarkdownView {
       else if (present !== nodes[i]) present.replaceWith(nodes[i]);
     }
     const sure = done ? this.#tops.length : keep;
-    for (; this.#told < sure; this.#told++) this.#settled(this.#tops[this.#told].node);
+    for (; this.#told < sure; this.#told++) this.#settled(this.#tops[this.#told].view.node);
   }
 }
 
-function renderTop(block, done) {
-  if (block.type !== "code") return { node: renderBlock(block), code: null };
-  const code = new CodeView(block, done);
-  return { node: code.node, code };
+/** {node} and, of what grows long, `grow(block, done)`: whether it could become that block as it stands. */
+function viewOf(block, done) {
+  if (block.type === "code") return new CodeView(block, done);
+  if (block.type === "table") return new TableView(block);
+  return { node: renderBlock(block) };
 }
 
 /** A code block; while it is open, its text grows in place. Colours come when it is complete. */
@@ -97,7 +98,7 @@ class CodeView {
   /** Takes more text; false where what was shown is not its beginning. */
   grow(block, done) {
     const shown = this.#text?.data;
-    if (shown === undefined || block.info !== this.#info || !block.text.startsWith(shown)) return false;
+    if (block.type !== "code" || shown === undefined || block.info !== this.#info || !block.text.startsWith(shown)) return false;
     this.#text.appendData(block.text.slice(shown.length));
     if (block.closed || done) this.#finish();
     return true;
@@ -107,6 +108,39 @@ class CodeView {
     const text = this.#text.data;
     this.#text = null;
     this.#code.replaceChildren(highlight(text, this.#language));
+  }
+}
+
+/** A table; rows are added to it while it grows. */
+class TableView {
+  constructor(block) {
+    this.#block = block;
+    const head = block.head.map((text, i) => this.#cell("th", text, i, "col"));
+    this.#body = el("tbody", {}, ...block.rows.map((row) => this.#row(row)));
+    const table = el("table", {}, el("thead", {}, el("tr", {}, ...head)), this.#body);
+    this.node = el("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" }, table);
+  }
+
+  #block;
+  #body;
+
+  grow(block) {
+    const old = this.#block;
+    const same = block.type === "table" && String(block.head) === String(old.head) && String(block.align) === String(old.align);
+    if (!same || block.rows.length < old.rows.length) return false;
+    this.#block = block;
+    this.#body.lastChild?.remove(); // it may have been half a row
+    for (const row of block.rows.slice(this.#body.childNodes.length)) this.#body.append(this.#row(row));
+    return true;
+  }
+
+  #row(row) {
+    return el("tr", {}, ...row.map((text, i) => this.#cell("td", text, i)));
+  }
+
+  #cell(tag, text, i, scope) {
+    const align = this.#block.align[i];
+    return el(tag, { class: align ? `to-${align}` : null, scope }, inline(text));
   }
 }
 
@@ -123,7 +157,7 @@ function renderBlock(block) {
     case "list":
       return renderList(block);
     case "table":
-      return renderTable(block);
+      return new TableView(block).node;
     case "rule":
       return el("hr");
     default:
@@ -142,14 +176,6 @@ function renderList(list) {
   });
   if (!list.ordered) return el("ul", {}, ...items);
   return el("ol", { start: list.start === 1 ? null : list.start }, ...items);
-}
-
-function renderTable({ align, head, rows }) {
-  const cell = (tag, text, i, scope) => el(tag, { class: align[i] ? `to-${align[i]}` : null, scope }, inline(text));
-  const body = rows.map((row) => el("tr", {}, ...row.map((text, i) => cell("td", text, i))));
-  const top = el("tr", {}, ...head.map((text, i) => cell("th", text, i, "col")));
-  const table = el("table", {}, el("thead", {}, top), el("tbody", {}, ...body));
-  return el("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" }, table);
 }
 
 function inline(text) {
