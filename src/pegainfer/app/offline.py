@@ -239,7 +239,8 @@ def _configs(options: Mapping[str, Any]) -> tuple[EngineConfig, SchedulerConfig]
     fields: dict[type, set[str]] = {
         c: {f.name for f in dataclasses.fields(c)} for c in (EngineConfig, SchedulerConfig)
     }
-    parts: dict[type, dict[str, Any]] = {EngineConfig: {}, SchedulerConfig: {}}
+    # Here nobody waits for the next token: a step takes as much of the prompts as it can.
+    parts: dict[type, dict[str, Any]] = {EngineConfig: {}, SchedulerConfig: {"target_itl_ms": 0.0}}
     for name, value in options.items():
         field = ALIASES.get(name, name)
         owner = next((c for c, names in fields.items() if field in names), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 import signal
@@ -85,6 +86,8 @@ def run_batch(
     if output.exists() and input.exists() and output.samefile(input):
         raise ConfigError("the output would overwrite the input", got=output)
     total = count_lines(input)
+    if "--target-itl-ms" not in given:  # nobody waits for the next token
+        scheduler = dataclasses.replace(scheduler, target_itl_ms=0.0)
     target = choose(model, flags, engine, scheduler, given)
     answers, done = open_output(output)
     with answers, open_input(input) as requests:

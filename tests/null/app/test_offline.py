@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pegainfer.app import offline
 from pegainfer.app.offline import LLM
 from pegainfer.app.outputs import Logprob
+from pegainfer.app.resolve import ModelRef
 from pegainfer.app.sampling_params import SamplingParams
 from pegainfer.app.text import TextSide
 from pegainfer.contract.errors import ConfigError, EngineDeadError, InvariantError, PegaError, RequestError
@@ -252,6 +255,24 @@ def test_options_are_known_or_refused() -> None:
         LLM("no-such-model", max_model_len=0)
     with pytest.raises(ConfigError, match="no such model"):
         LLM("no-such-model", max_num_seqs=3, enable_prefix_caching=False)
+
+
+@pytest.mark.parametrize(("options", "target"), [({}, 0.0), ({"target_itl_ms": 40.0}, 40.0)])
+def test_prompts_take_what_a_step_has_unless_a_latency_is_asked_for(
+    options: dict[str, Any], target: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def build(path: Any, name: str, config: Any, scheduler: SchedulerConfig) -> Any:
+        seen.append(scheduler.target_itl_ms)
+        raise ConfigError("not in this test")
+
+    monkeypatch.setattr(offline, "resolve", lambda model, revision: ModelRef("gguf", Path("m.gguf"), "m"))
+    monkeypatch.setattr(offline, "load_text", lambda ref: None)
+    monkeypatch.setattr(offline, "build_engine", build)
+    with pytest.raises(ConfigError, match="not in this test"):
+        LLM("m", **options)
+    assert seen == [target]
 
 
 @pytest.mark.parametrize(
