@@ -18,34 +18,42 @@ struct Args {
     float eps;
 };
 
-// A lane holds N neighbours of the head's first half and the N that they are paired with.
+// A lane holds N neighbours of the head's first half and the N that they are paired with. All but the
+// projection itself was there before the kernel ahead of this one began, and is fetched before that one ends.
 template <typename T, int D>
 __device__ __forceinline__ void norm_rope_append(const Args& a) {
     constexpr int N = D / 64, HALF = D / 2;
+    const int lane = threadIdx.x & 31, heads = a.h + 2 * a.g, at = lane * N;
+    const uint32_t unit = (static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
+    const bool mine = unit < static_cast<uint32_t>(a.tokens) * heads;
+    const int token = unit / heads, head = unit % heads;
+    const bool is_q = head < a.h, is_v = head >= a.h + a.g;
+    const float* weight = is_q ? a.q_norm : a.k_norm;
+    Vec<float, N> c = {}, s = {}, w0 = {}, w1 = {};
+    int slot = -1;
+    if (mine && !is_v) {
+        const float* table = a.cos_sin + static_cast<int64_t>(a.positions[token]) * D + at;
+        c = load<float, N>(table), s = load<float, N>(table + HALF);
+        if (weight) w0 = load<float, N>(weight + at), w1 = load<float, N>(weight + HALF + at);
+    }
+    if (mine && !is_q) slot = a.slots[token];
     pdl_wait();
     pdl_launch();
-    const int lane = threadIdx.x & 31, heads = a.h + 2 * a.g;
-    const int64_t unit = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
-    if (unit >= static_cast<int64_t>(a.tokens) * heads) return;
-    const int token = unit / heads, head = unit % heads, at = lane * N;
-    const T* from = static_cast<const T*>(a.qkv) + unit * D;
+    if (!mine) return;
+    const T* from = static_cast<const T*>(a.qkv) + static_cast<int64_t>(unit) * D;
     auto lo = load<T, N>(from + at), hi = load<T, N>(from + HALF + at);
-    const bool is_q = head < a.h, is_v = head >= a.h + a.g;
     if (!is_v) {
-        float x[N], y[N], scale = 1;
-        const float* weight = is_q ? a.q_norm : a.k_norm;
+        float x[N], y[N];
 #pragma unroll
         for (int i = 0; i < N; i++) x[i] = to_f32(lo.v[i]), y[i] = to_f32(hi.v[i]);
         if (weight) {
             float sum = 0;
 #pragma unroll
             for (int i = 0; i < N; i++) sum += x[i] * x[i] + y[i] * y[i];
-            scale = rsqrtf(warp_sum(sum) / D + a.eps);
+            const float scale = rsqrtf(warp_sum(sum) / D + a.eps);
 #pragma unroll
-            for (int i = 0; i < N; i++) x[i] *= scale * weight[at + i], y[i] *= scale * weight[HALF + at + i];
+            for (int i = 0; i < N; i++) x[i] *= scale * w0.v[i], y[i] *= scale * w1.v[i];
         }
-        const float* table = a.cos_sin + static_cast<int64_t>(a.positions[token]) * D + at;
-        auto c = load<float, N>(table), s = load<float, N>(table + HALF);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             lo.v[i] = from_f32<T>(x[i] * c.v[i] - y[i] * s.v[i]);
@@ -56,7 +64,6 @@ __device__ __forceinline__ void norm_rope_append(const Args& a) {
     if (is_q) {
         to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;
     } else {
-        const int slot = a.slots[token];
         if (slot < 0) return;
         const int plane = head - a.h;  // key heads, then value heads: the order within a page
         to = static_cast<T*>(a.kv) + slot / a.block_size * a.page_stride +
