@@ -200,4 +200,5 @@ def _read(
     order = None
     if row_order is not None and entry.heads:
         order = row_order(shape[0], getattr(config, entry.heads))
-    return RawWeight(form, shape, file.raw(name), order, partial(file.release, name))
+    release = partial(file.release, name)
+    return RawWeight(form, shape, file.raw(name), order, release, file.origin(name))

@@ -27,6 +27,7 @@ class Slots:
     def __init__(self, info: RunnerInfo, max_logprobs: int) -> None:
         slots, length = info.max_slots, info.max_model_len
         self.vocab_size = info.vocab_size
+        self.pool_blocks = info.num_blocks
         self.block_sizes = tuple(g.block_size if isinstance(g, PageGroup) else 0 for g in info.kv.groups)
         # One more than max_model_len: the last token drawn is known but never computed.
         self.history = np.zeros((slots, length + 1), np.int32)
@@ -50,6 +51,8 @@ class Slots:
             self._enter(plan.step, new)
         for change in plan.blocks:
             self._extend(plan.step, change)
+        for copy in (*plan.copies, *plan.snapshots):
+            self._check_blocks(plan.step, copy.group, (copy.src, copy.dst))
 
     def advance(self, slots: Array) -> None:
         """Counts one drawn token, already in the history, for each of these distinct slots: [n] integers."""
@@ -79,5 +82,14 @@ class Slots:
         stop = start + len(change.blocks)
         if stop > table.shape[1]:
             raise InvariantError(f"step {step}: slot {change.slot} gets {stop} blocks of {table.shape[1]}")
+        self._check_blocks(step, change.group, change.blocks)
         table[change.slot, start:stop] = change.blocks
         self.num_blocks[change.group, change.slot] = stop
+
+    def _check_blocks(self, step: int, group: int, blocks: tuple[int, ...]) -> None:
+        """What lies outside the pool is someone else's memory: kernels and copies take ids on trust."""
+        count = self.pool_blocks[group]
+        if blocks and not (min(blocks) >= 0 and max(blocks) < count):
+            raise InvariantError(
+                f"step {step} names blocks {min(blocks)} … {max(blocks)} of group {group}, which has {count}"
+            )

@@ -141,6 +141,10 @@ class ShardedSafetensors(Closing):
         """See TensorFile."""
         return self._shard_of(name).raw(name)
 
+    def origin(self, name: str) -> tuple[str, int]:
+        """See TensorFile."""
+        return self._shard_of(name).origin(name)
+
     def release(self, name: str | None = None) -> None:
         if name is not None:
             self._shard_of(name).release(name)

@@ -48,6 +48,12 @@ class TensorFile(Protocol):
         Raises ModelFileError where there is no such tensor.
         """
 
+    def origin(self, name: str) -> tuple[str, int]:
+        """(path, offset) of the tensor's bytes, for those who would rather read than map them.
+
+        Raises ModelFileError where there is no such tensor.
+        """
+
     def release(self, name: str | None = None) -> None:
         """Tells the kernel that the pages (of one tensor or of all) may go; a later read maps them anew."""
 
@@ -109,6 +115,10 @@ class MappedFile(Closing):
         import numpy as np
 
         return np.frombuffer(self._map, np.uint8, count=info.nbytes, offset=info.offset)
+
+    def origin(self, name: str) -> tuple[str, int]:
+        """See TensorFile."""
+        return str(self._path), self._info(name).offset
 
     def release(self, name: str | None = None) -> None:
         if self._closed:

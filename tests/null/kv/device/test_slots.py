@@ -151,6 +151,10 @@ def test_an_empty_plan_stages_nothing() -> None:
         lambda b: b.run(news=(new(0, [1000]),)),  # outside the vocabulary
         lambda b: b.run(news=(new(0, [-1]),)),
         lambda b: b.run(blocks=(SlotBlocks(1, 0, tuple(range(8))),)),  # one block is there already
+        lambda b: b.run(blocks=(SlotBlocks(1, 0, (64,)),)),  # outside the pool
+        lambda b: b.run(blocks=(SlotBlocks(1, 0, (5, -1)),)),
+        lambda b: b.run(copies=(BlockCopy(0, 3, 64),)),
+        lambda b: b.run(snapshots=(BlockCopy(0, -1, 3),)),
         lambda b: b.run(rows=(Row(1, 0, 4, False),)),  # three tokens are known
         lambda b: b.run(rows=(Row(1, 0, 0, False),)),
         lambda b: b.run(rows=(Row(1, -1, 2, False),)),
