@@ -219,4 +219,4 @@ def test_serving_starts_no_compiler(fake: FakeCuda, folders: Path, monkeypatch: 
     runner.sample(runner.forward(prefill(0, asks))).wait()
     runner.sample(runner.forward(StepPlan(step=2, rows=(Row(0, 5, 1, True, True),)))).wait()
     runner.close()
-    assert not any("nvrtc" in name or "triton" in name for name in sys.modules)
+    assert not any("nvrtc" in name or name.split(".")[0] == "triton" for name in sys.modules)
