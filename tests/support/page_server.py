@@ -94,6 +94,7 @@ class PageServer:
         assert self._up.wait(30)
 
     def stop(self) -> None:
+        self.release()  # nothing is left to wait for
         self._server.should_exit = True
         self._thread.join(30)
         self._socket.close()
