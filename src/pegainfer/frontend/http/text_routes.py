@@ -13,7 +13,16 @@ from pegainfer.frontend.http.logprobs import token_name
 from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.render import TemplateValue, rendered
 from pegainfer.frontend.http.responses import send_json
+from pegainfer.frontend.http.thinking import effort_variables
 from pegainfer.frontend.http.tools import ToolParam, shown_tools
+
+_OF_MESSAGES = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "tools",
+    "reasoning_effort",
+)
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +36,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
     tools: list[ToolParam] | None = None
+    reasoning_effort: str | None = None
     return_token_strs: bool | None = None
 
 
@@ -49,6 +59,7 @@ class TemplateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
     tools: list[ToolParam] | None = None
+    reasoning_effort: str | None = None
 
 
 async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,8 +83,9 @@ async def _text(front: Front, r: TokenizeRequest, size: int) -> str:
     if (r.prompt is None) == (r.messages is None):
         raise bad_value("prompt", "either prompt or messages", "neither" if r.prompt is None else "both")
     if r.prompt is None:
-        return await rendered(front, r, size, shown_tools(r.tools))
-    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"):
+        extra = effort_variables(front, r.reasoning_effort)
+        return await rendered(front, r, size, shown_tools(r.tools), extra)
+    for name in _OF_MESSAGES:
         if getattr(r, name) is not None:
             raise bad_value(name, "messages beside it", "a prompt")
     return r.prompt
@@ -94,5 +106,5 @@ async def apply_template(front: Front, scope: Scope, receive: Receive, send: Sen
     body = await read_body(scope, receive, front.config)
     request = await parse(body, TemplateRequest, front.config)
     front.check_model(request.model)
-    tools = shown_tools(request.tools)
-    await send_json(send, {"prompt": await rendered(front, request, len(body), tools)})
+    tools, extra = shown_tools(request.tools), effort_variables(front, request.reasoning_effort)
+    await send_json(send, {"prompt": await rendered(front, request, len(body), tools, extra)})

@@ -34,7 +34,7 @@ async def messages(front: Front, scope: Scope, receive: Receive, send: Send) -> 
     request = await parse(body, MessagesRequest, front.config)
     front.check_model(request.model)
     with renaming(NAMES):
-        chat = to_chat(front, request)
+        chat = await front.text_work(len(body), lambda: to_chat(front, request))
         options = AnswerOptions(max_tokens=request.max_tokens)
         ready = await prepare(front, chat, options, len(body), arrival)
     generation = ready.generation
@@ -53,7 +53,7 @@ async def count_tokens(front: Front, scope: Scope, receive: Receive, send: Send)
     request = await parse(body, PromptFields, front.config)
     front.check_model(request.model)
     with renaming(NAMES):
-        chat = to_chat(front, request)
+        chat = await front.text_work(len(body), lambda: to_chat(front, request))
         text = await prompt_text(front, chat, tool_plan(chat), len(body))
     ids = await front.text_work(len(text), lambda: encode_prompt(front, text))
     await send_json(send, TokenCount(len(ids)))

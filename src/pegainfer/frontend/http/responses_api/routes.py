@@ -58,7 +58,8 @@ async def create(front: Front, scope: Scope, receive: Receive, send: Send) -> No
     check(front, r)
     shape = options(front, r)
     owner = key_digest(scope)
-    given, history = normalised(r.input), _history(front, r, owner)
+    history = _history(front, r, owner)
+    given = await front.text_work(len(body), lambda: normalised(r.input))
     with renaming(NAMES):
         ready = await _prepare(front, r, [*history, *given], shape, len(body), arrival)
     generation = ready.generation
@@ -111,7 +112,8 @@ async def _prepare(
     """With truncation 'auto', as few of the oldest turns are left out as make the rest fit."""
 
     async def attempt(some: Sequence[JsonObject]) -> Conversation:
-        return await prepare(front, to_chat(r, some), shape, size, arrival)
+        chat = await front.text_work(size, lambda: to_chat(r, some))
+        return await prepare(front, chat, shape, size, arrival)
 
     try:
         return await attempt(items)
