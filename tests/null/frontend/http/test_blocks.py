@@ -43,7 +43,7 @@ def run(pieces: list[str], finish: str, end: int | None) -> tuple[list[tuple[str
     added: dict[int, str] = {}
     position = 0
     text = "".join(pieces)
-    after = text.find("</think>") + len("</think>")
+    after = text.find("</think>") + len("</think>") if "</think>" in text else -1
     for i, piece in enumerate(pieces):
         tokens = [END if position + j + 1 == after else 1 for j in range(len(piece))]
         position += len(piece)
