@@ -154,9 +154,9 @@ def startup() -> Iterator[str]:
     row = json.loads(rows.read_text())
     yield "## Ready, and how large\n"
     runs = row["ready_runs"]
-    yield f"Ready after {row['ready_s']:.2f} s ({min(runs):.2f} to {max(runs):.2f}; bar 1.5, goal 0.8), the"
-    yield f"model in the page cache; PSS of all processes after one answer {row['pss_mb']:.0f} MB (bar 350,"
-    yield "goal 260).\n"
+    yield f"- ready after {row['ready_s']:.2f} s ({min(runs):.2f} to {max(runs):.2f}) with the model in the"
+    yield "  page cache (bar 1.5, goal 0.8)"
+    yield f"- PSS of all processes after one answer: {row['pss_mb']:.0f} MB (bar 350, goal 260)\n"
 
 
 def steps(models: dict[str, Path]) -> Iterator[str]:
@@ -234,10 +234,11 @@ def head(load: float) -> Iterator[str]:
     where = provenance(2)
     yield "# CPU figures\n"
     yield "Made by `make figures PEER=…` (`bench/cpu_figures.py`); do not edit.\n"
+    now = os.getloadavg()[0]
     yield (
-        f"{where['cpu']}, {where['cores']} cores, 2 threads, {where['read_gb_s']} GB/s read; commit "
-        f"{where['commit']}, {where['time']}; load average {load:.1f} before, {os.getloadavg()[0]:.1f} at the "
-        "end (two threads that compute are 2).\n"
+        f"{where['cpu']}, {where['cores']} cores, 2 threads, reads {where['read_gb_s']} GB/s; commit "
+        f"{where['commit']}, {where['time']}; load average {load:.1f} before, {now:.1f} at the end (two "
+        "threads that compute are 2).\n"
     )
 
 
