@@ -5,6 +5,7 @@ Engine counters are read from the engine's own snapshot, so a name is exported o
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import itertools
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,8 @@ LONG = (
     240.0,
     480.0,
 )
+LAG_PERIOD = 0.05  # seconds
+LAG = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
@@ -74,6 +77,7 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "request_decode_time_seconds": ("From the first token to the last.", LONG),
     "request_prompt_tokens": ("Tokens of a prompt.", TOKENS),
     "request_generation_tokens": ("Tokens of a continuation.", TOKENS),
+    "event_loop_lag_seconds": ("How late the HTTP front's event loop wakes, seen 20 times a second.", LAG),
 }
 
 # Fields of EngineStats that only grow: name without _total, help.
@@ -120,6 +124,14 @@ class FrontMetrics:
         self.finished: dict[str, int] = {reason.value: 0 for reason in FinishReason}
         self.rejected: dict[str, int] = {}
         self.host_seconds: dict[str, float] = {"tokenize": 0.0, "template": 0.0, "detokenize": 0.0}
+
+    async def watch_loop(self) -> None:
+        """Notes how late a sleep ends, until cancelled."""
+        lag, loop = self.histograms["event_loop_lag_seconds"], asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_PERIOD
+            await asyncio.sleep(LAG_PERIOD)
+            lag.observe(max(0.0, loop.time() - due))
 
     def reject(self, reason: str) -> None:
         self.rejected[reason] = self.rejected.get(reason, 0) + 1

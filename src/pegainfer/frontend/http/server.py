@@ -101,7 +101,7 @@ async def run_server(
     """
     server = _make_server(app, config)
     stop, abort = asyncio.Event(), asyncio.Event()
-    with _signals(stop, abort):
+    with _signals(stop, abort), _beside(app.front.metrics.watch_loop()):
         url = address_of(sockets[0], tls=bool(config.ssl_certfile))
         serving = asyncio.create_task(server.serve(list(sockets)))
         try:
@@ -135,6 +135,16 @@ async def _first(*waits: Any) -> None:
         for wait, task in zip(waits, tasks, strict=True):
             if wait is not task:
                 task.cancel()
+
+
+@contextlib.contextmanager
+def _beside(work: Coroutine[Any, Any, None]) -> Generator[None]:
+    """Runs it until the context ends."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 @contextlib.contextmanager
