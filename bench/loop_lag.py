@@ -2,7 +2,7 @@
 
     python bench/loop_lag.py [--seconds 20] [--tokens 16000] [--clients 16] [--schemas 5]
 
-On the null device, clients on the same cores. Every prompt and every schema is new: nothing comes from a cache.
+On the null device, clients on the same cores. Every prompt and schema is new: nothing comes from a cache.
 Percentiles are upper bounds of the metric's buckets.
 """
 
