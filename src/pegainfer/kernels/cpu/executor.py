@@ -21,7 +21,10 @@ from pegainfer.ops.tensor import Kind, Sizes, Tensor
 
 Array = np.ndarray[Any, Any]
 Watch = Callable[[OpCall, Mapping[str, Array]], None]
-NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "u32": np.uint32, "u64": np.uint64}
+NUMPY: dict[str, np.dtype[Any]] = {
+    name: np.dtype(kind)
+    for name, kind in (("f32", "f4"), ("f16", "f2"), ("i32", "i4"), ("u32", "u4"), ("u64", "u8"))
+}
 SMALL_BYTES = 1 << 14  # an input below this is copied; finding its address would take as long
 
 
@@ -58,6 +61,7 @@ class CpuExecutor:
         self._pool = pool
         self._lib = library()
         self._memory: dict[Tensor, Array] = {}  # buffers, outputs and inputs, flat, at their largest
+        self._views: dict[Tensor, Array] = {}  # of that memory, as the last step shaped it
         self._place: dict[Tensor, int] = {t: i for i, t in enumerate(program.tensors())}
         self._table = np.zeros(len(self._place) + 1, np.uint64)  # addresses; C++ reads it in each step
         self._keep: list[object] = [pool, *constants.values()]  # what C++ points into
@@ -122,15 +126,16 @@ class CpuExecutor:
         t = self._inputs.get(name)
         if t is None:
             raise OpError(f"program {self.program.name}: no input {name}", expected=" ".join(self._inputs))
-        shape, dtype = t.sizes(env), NUMPY[t.dtype]
-        if array.shape != shape or array.dtype != dtype:
+        shape = t.sizes(env)
+        if array.shape != shape or array.dtype != NUMPY[t.dtype]:
             raise OpError(
                 f"program {self.program.name}: input {t}",
                 expected=f"{t.dtype} {shape}", got=f"{array.dtype} {array.shape}",
             )  # fmt: skip
         if t in self._memory and (array.nbytes < SMALL_BYTES or not array.flags.c_contiguous):
-            self._set(t, _address(self._memory[t]))
-            self._view(t, env)[...] = array
+            if self._borrowed.pop(t, None) is not None:
+                self._set(t, _address(self._memory[t]))
+            self._shaped(t, shape)[...] = array
             return
         held = array if array.flags.c_contiguous else np.ascontiguousarray(array)
         self._keep_input(t, held)
@@ -219,8 +224,14 @@ class CpuExecutor:
         return self._view(t, env)
 
     def _view(self, t: Tensor, env: Sizes) -> Array:
-        shape = t.sizes(env)
-        return self._memory[t.storage][: prod(shape)].reshape(shape)
+        return self._shaped(t, t.sizes(env))
+
+    def _shaped(self, t: Tensor, shape: tuple[int, ...]) -> Array:
+        """The tensor's memory in this shape; made once for steps of one size after another."""
+        known = self._views.get(t)
+        if known is None or known.shape != shape:
+            known = self._views[t] = self._memory[t.storage][: prod(shape)].reshape(shape)
+        return known
 
 
 def _address(array: Array) -> int:
