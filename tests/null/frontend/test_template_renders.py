@@ -26,12 +26,17 @@ STYLE_OF = {
     "llama3_1": "llama3_json",
     "llama3_2": "llama3_json",
     "mistral_v3_tekken": "mistral",
+    "kimi_k2": "kimi_k2",
+    "kimi_k2_thinking": "kimi_k2",
     # These show no tools, so they are told of them in Hermes' form.
     "deepseekv3": "hermes",
     "gemma3": "hermes",
     "llama3": "hermes",
 }
-THINK = {"qwen3", "qwen3_training", "qwen3_5_think", "qwen3_5_nothink", "deepseekv3", "deepseek_r1_distill"}
+THINK = {
+    "qwen3", "qwen3_training", "qwen3_5_think", "qwen3_5_nothink", "deepseekv3", "deepseek_r1_distill",
+    "kimi_k2_thinking",
+}  # fmt: skip
 
 
 @functools.cache
