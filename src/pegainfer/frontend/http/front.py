@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pegainfer.contract.errors import RequestError
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.frontend.block_hashes import BlockHashes
 from pegainfer.frontend.chat_template import ChatTemplate
@@ -95,6 +97,19 @@ class Front:
     def end_of_thoughts(self) -> int | None:
         """The id of the token that ends the model's reasoning, where it is one token."""
         return None if self.reasoning is None else self.tokenizer.token_id(self.reasoning.end)
+
+    @functools.cached_property
+    def late_systems(self) -> bool:
+        """Whether the template shows what a system says after the beginning of a conversation."""
+        if self.template is None:
+            return True
+        said = "said-by-the-system"
+        roles = ("user", "system", "assistant", "user", "system", "user")
+        turns = [{"role": r, "content": said if r == "system" else "something"} for r in roles]
+        try:
+            return self.template.render(turns).count(said) == roles.count("system")
+        except RequestError:
+            return False
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not served. None means the one that is."""

@@ -21,7 +21,7 @@ from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refus
 from pegainfer.frontend.http.formats import JsonObject, JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.http.messages import Message
+from pegainfer.frontend.http.messages import Message, systems_as_users
 from pegainfer.frontend.http.render import TemplateValue
 from pegainfer.frontend.http.thinking import EFFORTS, knows_levels, thinking_switch
 from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
@@ -121,6 +121,8 @@ def to_chat(front: Front, r: PromptFields) -> ChatRequest:
     system = system_text(r.system)
     if system:
         messages.insert(0, Message(role="system", content=system))
+    if not front.late_systems:
+        messages = systems_as_users(messages)
     chat = ChatRequest(
         messages=messages,
         continue_final_message=prefilled(r.messages) or None,

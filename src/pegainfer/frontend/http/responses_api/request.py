@@ -13,6 +13,7 @@ from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refus
 from pegainfer.frontend.http.formats import JsonObject, JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import at_most, bad_value
+from pegainfer.frontend.http.messages import systems_as_users
 from pegainfer.frontend.http.options import AnswerOptions, most_logprobs
 from pegainfer.frontend.http.render import TemplateValue
 from pegainfer.frontend.http.responses_api.items import chat_messages
@@ -148,7 +149,7 @@ def options(front: Front, r: ResponsesRequest) -> AnswerOptions:
     return AnswerOptions(max_tokens=r.max_output_tokens, logprobs=logprobs)
 
 
-def to_chat(r: ResponsesRequest, items: Sequence[JsonObject]) -> ChatRequest:
+def to_chat(front: Front, r: ResponsesRequest, items: Sequence[JsonObject]) -> ChatRequest:
     """The chat that a request stands for. Raises ApiError (400) that speaks of the request's own fields.
 
     Args:
@@ -156,8 +157,9 @@ def to_chat(r: ResponsesRequest, items: Sequence[JsonObject]) -> ChatRequest:
     """
     if not items:
         raise bad_value("input", "a text or at least one item", "none")
+    messages = chat_messages(r.instructions, items)
     chat = ChatRequest(
-        messages=chat_messages(r.instructions, items),
+        messages=messages if front.late_systems else systems_as_users(messages),
         chat_template_kwargs=r.chat_template_kwargs,
         tools=chat_tools(r.tools),
         tool_choice=chat_choice(r.tool_choice),

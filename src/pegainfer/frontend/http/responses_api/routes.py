@@ -112,7 +112,7 @@ async def _prepare(
     """With truncation 'auto', as few of the oldest turns are left out as make the rest fit."""
 
     async def attempt(some: Sequence[JsonObject]) -> Conversation:
-        chat = await front.text_work(size, lambda: to_chat(r, some))
+        chat = await front.text_work(size, lambda: to_chat(front, r, some))
         return await prepare(front, chat, shape, size, arrival)
 
     try:

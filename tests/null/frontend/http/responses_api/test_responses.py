@@ -201,6 +201,28 @@ def test_functions_of_a_namespace_keep_it() -> None:
     assert prompt_of(engine).startswith(f"user:hi\nassistant:|call:{made['call_id']}:mcp__mail__now{{}}\n")
 
 
+def test_a_request_as_coding_agents_send_it() -> None:
+    mail = {"type": "namespace", "name": "mail", "description": "Mail.", "tools": [{**TOOL, "strict": False}]}
+    items = [
+        {"type": "message", "id": f"msg_{i}", "role": role, "content": [part(text)]}
+        for i, (role, text) in enumerate([("developer", "one"), ("developer", "two"), ("user", "hi")])
+    ]
+    _, engine = create(
+        "x",
+        thinks=True,
+        input=items,
+        tools=[{**TOOL, "strict": False}, mail],
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        reasoning={"summary": "auto"},
+        store=False,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="01a2",
+        client_metadata={"x-turn": "{}"},
+    )
+    assert prompt_of(engine) == "system:one\n\ntwo\nuser:hi\ntool:now\ntool:mail__now\n<think></think>"
+
+
 def test_reasoning_effort_switches_thinking() -> None:
     for effort, end in (("none", "<think></think>"), ("minimal", "\n<think>"), ("high", "\n<think>")):
         _, engine = create("x</think>y", thinks=True, reasoning={"effort": effort, "summary": "auto"})
