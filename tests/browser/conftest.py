@@ -30,7 +30,7 @@ Opener = Callable[..., "Page"]
 
 
 # Not of the session: while it lives, this thread has a running event loop, which other tests could not bear.
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     from playwright.sync_api import expect, sync_playwright
 

@@ -3,9 +3,15 @@
 export function figureLines(node) {
   const f = node.figures ?? {};
   const lines = [];
-  if (f.ttft !== undefined) lines.push([`${seconds(f.ttft)} to first token`, "From sending the request to the first token"]);
-  if (f.rate !== undefined) lines.push([`${f.rate < 10 ? f.rate.toFixed(1) : count(Math.round(f.rate))} tokens/s`, "Tokens a second after the first one"]);
-  if (f.tokens !== undefined) lines.push([`${count(f.tokens)} ${f.tokens === 1 ? "token" : "tokens"}`, "Tokens of the answer"]);
+  if (f.ttft !== undefined)
+    lines.push([`${seconds(f.ttft)} to first token`, "From sending the request to the first token"]);
+  if (f.rate !== undefined)
+    lines.push([
+      `${f.rate < 10 ? f.rate.toFixed(1) : count(Math.round(f.rate))} tokens/s`,
+      "Tokens a second after the first one",
+    ]);
+  if (f.tokens !== undefined)
+    lines.push([`${count(f.tokens)} ${f.tokens === 1 ? "token" : "tokens"}`, "Tokens of the answer"]);
   if (f.prompt !== undefined) {
     lines.push([`${count(f.prompt)} prompt tokens`, "Tokens of everything that was sent"]);
     lines.push([`${count(f.cached ?? 0)} cached`, "Prompt tokens that the prefix cache had"]);

@@ -46,7 +46,10 @@ export class Generation {
     node.model = this.#model;
     this.#sent = performance.now();
     try {
-      const response = await request("/v1/chat/completions", { body: this.#body(), signal: this.#abort.signal });
+      const response = await request("/v1/chat/completions", {
+        body: this.#body(),
+        signal: this.#abort.signal,
+      });
       for await (const event of events(response)) {
         this.#take(event);
         this.#changed();

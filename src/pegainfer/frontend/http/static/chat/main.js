@@ -53,7 +53,11 @@ const sidebar = new Sidebar({
 });
 
 wireButtons();
-if (!store.keeps) notice("store", "This browser keeps nothing for this page: conversations end with it. Export what you need.");
+if (!store.keeps)
+  notice(
+    "store",
+    "This browser keeps nothing for this page: conversations end with it. Export what you need.",
+  );
 if (!(await session.open(location.hash.slice(1)))) session.start();
 await listConversations();
 await listModels();
@@ -128,7 +132,11 @@ async function listModels() {
 function showWelcome(model) {
   const facts = model ? `${model.id}, with room for ${count(model.max_model_len)} tokens` : "";
   const starters = STARTERS.map((text) =>
-    el("li", {}, el("button", { type: "button", class: "starter", on: { click: () => composer.fill(text) } }, text)),
+    el(
+      "li",
+      {},
+      el("button", { type: "button", class: "starter", on: { click: () => composer.fill(text) } }, text),
+    ),
   );
   byId("welcome").replaceChildren(
     el("p", { class: "welcome-line" }, "What shall we look at?"),
@@ -141,7 +149,12 @@ function showWelcome(model) {
 function notice(subject, text, retry = null) {
   const box = byId("notice");
   box.querySelector(`[data-subject=${subject}]`)?.remove();
-  const away = { type: "button", class: "icon-button", "aria-label": "Put this line away", on: { click: () => notice(subject, null) } };
+  const away = {
+    type: "button",
+    class: "icon-button",
+    "aria-label": "Put this line away",
+    on: { click: () => notice(subject, null) },
+  };
   const button = retry
     ? el("button", { type: "button", class: "text-button", on: { click: retry } }, "Try again")
     : el("button", away, icon("close"));
@@ -189,8 +202,15 @@ async function exportOne() {
     (close) =>
       el(
         "div",
-        { class: "dialog-body", on: { click: (event) => event.target.dataset.kind && close(event.target.dataset.kind) } },
-        el("p", { class: "quiet" }, "JSON holds every branch and can be imported again; Markdown holds the branch that is shown."),
+        {
+          class: "dialog-body",
+          on: { click: (event) => event.target.dataset.kind && close(event.target.dataset.kind) },
+        },
+        el(
+          "p",
+          { class: "quiet" },
+          "JSON holds every branch and can be imported again; Markdown holds the branch that is shown.",
+        ),
         button("json", "JSON"),
         button("md", "Markdown"),
       ),

@@ -1,4 +1,4 @@
-// One message on the page: its text, its thoughts and calls, its figures in the margin, what can be done with it.
+// One message on the page: its text, thoughts and calls, its figures in the margin, what can be done with it.
 
 import { remedy } from "../lib/api.js";
 import { copyButton, el, iconButton } from "../lib/dom.js";
@@ -6,7 +6,11 @@ import { MarkdownView } from "../markdown/view.js";
 import { figureLines } from "./figures.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result" };
-const ACTIONS_ON = { user: "Actions on your message", assistant: "Actions on this answer", tool: "Actions on this result" };
+const ACTIONS_ON = {
+  user: "Actions on your message",
+  assistant: "Actions on this answer",
+  tool: "Actions on this result",
+};
 const NOTES = {
   length: "Cut off: “Max tokens” or the context’s end was reached.",
   stopped: "Stopped.",
@@ -28,8 +32,19 @@ export class MessageView {
     this.#content = node.role === "assistant" ? new MarkdownView({ settled }) : null;
     this.#extras = el("div", { class: "extras" });
     this.#tools = el("div", { class: "actions", role: "group", "aria-label": ACTIONS_ON[node.role] });
-    this.#body = el("div", { class: "body" }, this.#content?.node ?? this.#plain(), this.#extras, this.#tools);
-    this.node = el("article", { class: `message ${node.role}`, "aria-label": NAMES[node.role], data: { id: node.id } }, this.#margin, this.#body);
+    this.#body = el(
+      "div",
+      { class: "body" },
+      this.#content?.node ?? this.#plain(),
+      this.#extras,
+      this.#tools,
+    );
+    this.node = el(
+      "article",
+      { class: `message ${node.role}`, "aria-label": NAMES[node.role], data: { id: node.id } },
+      this.#margin,
+      this.#body,
+    );
   }
 
   #actions;
@@ -51,7 +66,8 @@ export class MessageView {
     this.node.classList.toggle("silent", live && !data.content && !data.reasoning);
     this.node.setAttribute("aria-busy", String(live));
     this.#writeMargin();
-    if (live && data.calls?.length !== this.#extras.childNodes.length) this.#extras.replaceChildren(...this.#calls());
+    if (live && data.calls?.length !== this.#extras.childNodes.length)
+      this.#extras.replaceChildren(...this.#calls());
   }
 
   /** Shows the whole message as it stands, with what can be done with it. */
@@ -64,7 +80,11 @@ export class MessageView {
   /** Puts a field in place of the text. */
   edit() {
     const { data } = this;
-    const area = el("textarea", { class: "input edit", "aria-label": data.role === "user" ? "Your message" : "The answer", rows: 3 });
+    const area = el("textarea", {
+      class: "input edit",
+      "aria-label": data.role === "user" ? "Your message" : "The answer",
+      rows: 3,
+    });
     area.value = data.content;
     const shown = [...this.#body.childNodes];
     const close = () => {
@@ -79,7 +99,11 @@ export class MessageView {
         "div",
         { class: "dialog-actions" },
         el("button", { type: "button", class: "button", on: { click: close } }, "Cancel"),
-        el("button", { type: "submit", class: "button primary" }, data.role === "user" ? "Send as a new branch" : "Keep as a new branch"),
+        el(
+          "button",
+          { type: "submit", class: "button primary" },
+          data.role === "user" ? "Send as a new branch" : "Keep as a new branch",
+        ),
       ),
     );
     form.addEventListener("submit", (event) => {
@@ -109,7 +133,11 @@ export class MessageView {
       const label = el("span");
       const details = el("details", { class: "thoughts" }, el("summary", {}, label), view.node);
       this.#thoughts = { details, view, label, shown: false };
-      details.addEventListener("toggle", () => details.open && view.update(this.data.reasoning, { done: !this.node.classList.contains("live") }));
+      details.addEventListener(
+        "toggle",
+        () =>
+          details.open && view.update(this.data.reasoning, { done: !this.node.classList.contains("live") }),
+      );
       this.#body.prepend(details);
     }
     const { details, view, label } = this.#thoughts;
@@ -126,7 +154,11 @@ export class MessageView {
         "details",
         { class: "call", open: true },
         el("summary", {}, "Calls ", el("code", {}, call.name)),
-        el("pre", { tabindex: "0", role: "group", "aria-label": `Arguments of ${call.name}` }, el("code", {}, pretty(call.arguments))),
+        el(
+          "pre",
+          { tabindex: "0", role: "group", "aria-label": `Arguments of ${call.name}` },
+          el("code", {}, pretty(call.arguments)),
+        ),
       ),
     );
   }
@@ -135,12 +167,20 @@ export class MessageView {
     const { data } = this;
     if (!data.calls?.length || !this.#actions.isLeaf(data)) return [];
     const areas = data.calls.map((call, i) => {
-      const area = el("textarea", { id: `result-${data.id}-${i}`, class: "input mono", rows: 2, spellcheck: "false" });
+      const area = el("textarea", {
+        id: `result-${data.id}-${i}`,
+        class: "input mono",
+        rows: 2,
+        spellcheck: "false",
+      });
       return [el("label", { for: area.id }, `Result of ${call.name}`), area];
     });
     const submit = (event) => {
       event.preventDefault();
-      this.#actions.results(data, areas.map(([, area]) => area.value));
+      this.#actions.results(
+        data,
+        areas.map(([, area]) => area.value),
+      );
     };
     const button = el("button", { type: "submit", class: "button primary" }, "Send results");
     return [el("form", { class: "results needs-idle", on: { submit } }, ...areas.flat(), button)];
@@ -150,7 +190,11 @@ export class MessageView {
     const { data } = this;
     if (data.role !== "assistant") return [];
     if (data.error) {
-      const retry = el("button", { type: "button", class: "button needs-idle", on: { click: () => this.#actions.again(data) } }, "Try again");
+      const retry = el(
+        "button",
+        { type: "button", class: "button needs-idle", on: { click: () => this.#actions.again(data) } },
+        "Try again",
+      );
       return [
         el(
           "div",
@@ -164,7 +208,11 @@ export class MessageView {
     const note = NOTES[data.finish] ?? (data.finish ? null : "Interrupted.");
     if (!note) return [];
     const goOn = data.content && !data.calls?.length && this.#actions.isLeaf(data);
-    const button = el("button", { type: "button", class: "text-button needs-idle", on: { click: () => this.#actions.goOn(data) } }, "Continue");
+    const button = el(
+      "button",
+      { type: "button", class: "text-button needs-idle", on: { click: () => this.#actions.goOn(data) } },
+      "Continue",
+    );
     return [el("p", { class: "ending" }, note, goOn ? button : null)];
   }
 
@@ -176,7 +224,12 @@ export class MessageView {
       buttons.push(iconButton("edit", "Edit", () => this.edit(), { ...idle, "data-action": "edit" }));
     }
     if (data.role === "assistant") {
-      buttons.push(iconButton("again", "Answer again", () => this.#actions.again(data), { ...idle, "data-action": "again" }));
+      buttons.push(
+        iconButton("again", "Answer again", () => this.#actions.again(data), {
+          ...idle,
+          "data-action": "again",
+        }),
+      );
     }
     const { ids, index } = this.#actions.siblings(data);
     if (ids.length > 1) {
@@ -185,9 +238,17 @@ export class MessageView {
         el(
           "span",
           { class: "branches", role: "group", "aria-label": "Branches" },
-          iconButton("previous", "Previous branch", to(-1), { ...idle, "data-action": "previous", disabled: index === 0 }),
+          iconButton("previous", "Previous branch", to(-1), {
+            ...idle,
+            "data-action": "previous",
+            disabled: index === 0,
+          }),
           el("span", { class: "branch-place" }, `${index + 1}/${ids.length}`),
-          iconButton("next", "Next branch", to(1), { ...idle, "data-action": "next", disabled: index === ids.length - 1 }),
+          iconButton("next", "Next branch", to(1), {
+            ...idle,
+            "data-action": "next",
+            disabled: index === ids.length - 1,
+          }),
         ),
       );
     }
@@ -196,7 +257,11 @@ export class MessageView {
 
   #writeMargin() {
     const { data } = this;
-    const name = el("p", { class: "who" }, data.role === "tool" ? `Result of ${data.name}` : NAMES[data.role]);
+    const name = el(
+      "p",
+      { class: "who" },
+      data.role === "tool" ? `Result of ${data.name}` : NAMES[data.role],
+    );
     const lines = figureLines(data).map(([text, title]) => el("span", { title }, text));
     this.#margin.replaceChildren(name, ...(lines.length ? [el("p", { class: "figures" }, ...lines)] : []));
   }

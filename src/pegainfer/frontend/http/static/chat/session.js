@@ -76,7 +76,8 @@ export class Session {
 
   /** A changed message beside the old one; a user's is answered. */
   edit(node, text) {
-    const fields = node.role === "user" ? {} : { model: node.model, finish: "edited", reasoning: node.reasoning };
+    const fields =
+      node.role === "user" ? {} : { model: node.model, finish: "edited", reasoning: node.reasoning };
     const added = addNode(this.conversation, node.parent, { role: node.role, content: text, ...fields });
     if (node.role === "user") return this.#answer(added.id);
     this.#hooks.shown();
@@ -133,7 +134,10 @@ export class Session {
   }
 
   #answer(parentId) {
-    this.#generate(addNode(this.conversation, parentId, { role: "assistant", content: "", finish: null }), false);
+    this.#generate(
+      addNode(this.conversation, parentId, { role: "assistant", content: "", finish: null }),
+      false,
+    );
   }
 
   async #generate(node, goesOn) {

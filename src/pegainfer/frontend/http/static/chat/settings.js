@@ -8,12 +8,50 @@ const KEPT = "settings"; // in localStorage: what new conversations start with
 
 /** Numbers that a request may carry. Left empty, the server's own default holds. */
 const NUMBERS = [
-  { name: "temperature", label: "Temperature", low: 0, high: 2, step: 0.05, slider: true, note: "0 always takes the likeliest token" },
-  { name: "top_p", label: "Top p", low: 0.01, high: 1, step: 0.01, slider: true, note: "the likeliest tokens up to this share" },
-  { name: "top_k", label: "Top k", low: 0, high: 2147483647, step: 1, note: "so many tokens at most; 0 is no limit" },
-  { name: "min_p", label: "Min p", low: 0, high: 1, step: 0.01, slider: true, note: "relative to the likeliest token" },
+  {
+    name: "temperature",
+    label: "Temperature",
+    low: 0,
+    high: 2,
+    step: 0.05,
+    slider: true,
+    note: "0 always takes the likeliest token",
+  },
+  {
+    name: "top_p",
+    label: "Top p",
+    low: 0.01,
+    high: 1,
+    step: 0.01,
+    slider: true,
+    note: "the likeliest tokens up to this share",
+  },
+  {
+    name: "top_k",
+    label: "Top k",
+    low: 0,
+    high: 2147483647,
+    step: 1,
+    note: "so many tokens at most; 0 is no limit",
+  },
+  {
+    name: "min_p",
+    label: "Min p",
+    low: 0,
+    high: 1,
+    step: 0.01,
+    slider: true,
+    note: "relative to the likeliest token",
+  },
   { name: "max_tokens", label: "Max tokens", low: 1, high: 2147483647, step: 1, note: "of an answer" },
-  { name: "seed", label: "Seed", low: Number.MIN_SAFE_INTEGER, high: Number.MAX_SAFE_INTEGER, step: 1, note: "the same seed gives the same answer" },
+  {
+    name: "seed",
+    label: "Seed",
+    low: Number.MIN_SAFE_INTEGER,
+    high: Number.MAX_SAFE_INTEGER,
+    step: 1,
+    note: "the same seed gives the same answer",
+  },
 ];
 
 export function startSettings() {
@@ -65,7 +103,9 @@ export function readTools(text) {
   }
   if (!Array.isArray(tools)) throw new Error("Tools: expected a JSON array of tools.");
   // The bare function is what people copy from a schema.
-  return tools.map((tool) => (tool?.type === undefined && tool?.name ? { type: "function", function: tool } : tool));
+  return tools.map((tool) =>
+    tool?.type === undefined && tool?.name ? { type: "function", function: tool } : tool,
+  );
 }
 
 /** Lets the user change settings; resolves to the new ones, or to null. */
@@ -76,7 +116,13 @@ export function editSettings(settings) {
 function settingsForm(settings, close) {
   const fields = new Map(); // name → function that reads its value
   const area = (name, label, note, rows, className = "") => {
-    const node = el("textarea", { id: `set-${name}`, rows, class: `input ${className}`, spellcheck: className ? "false" : null, "aria-describedby": `note-${name}` });
+    const node = el("textarea", {
+      id: `set-${name}`,
+      rows,
+      class: `input ${className}`,
+      spellcheck: className ? "false" : null,
+      "aria-describedby": `note-${name}`,
+    });
     node.value = settings[name] ?? "";
     fields.set(name, () => node.value);
     return row(name, label, note, node);
@@ -84,7 +130,11 @@ function settingsForm(settings, close) {
   const system = area("system", "System prompt", "Sent before the first message.", 4);
   system.querySelector("textarea").dataset.focus = "";
   const thinking = el("select", { id: "set-thinking", class: "input", "aria-describedby": "note-thinking" });
-  for (const [value, text] of [["", "As the model does"], ["on", "On"], ["off", "Off"]]) {
+  for (const [value, text] of [
+    ["", "As the model does"],
+    ["on", "On"],
+    ["off", "Off"],
+  ]) {
     thinking.append(el("option", { value, selected: (settings.thinking ?? "") === value }, text));
   }
   fields.set("thinking", () => thinking.value);
@@ -101,7 +151,13 @@ function settingsForm(settings, close) {
     area("stop", "Stop", "One text a line; \\n is a line’s end.", 2, "mono"),
     el("h3", {}, "Thinking and tools"),
     row("thinking", "Thinking", "For models whose template knows the choice.", thinking),
-    area("tools", "Tools", "A JSON array, as the API takes it. Calls are shown; you give their results.", 4, "mono"),
+    area(
+      "tools",
+      "Tools",
+      "A JSON array, as the API takes it. Calls are shown; you give their results.",
+      4,
+      "mono",
+    ),
     error,
     el(
       "div",
@@ -126,7 +182,11 @@ function settingsForm(settings, close) {
   return form;
 
   async function reset() {
-    const sure = await confirmLoss("Use defaults?", "Empties every field here, the system prompt and the tools too.", "Use defaults");
+    const sure = await confirmLoss(
+      "Use defaults?",
+      "Empties every field here, the system prompt and the tools too.",
+      "Use defaults",
+    );
     if (!sure) return;
     keepAsStart({});
     close({});
@@ -154,8 +214,15 @@ function row(name, label, note, input) {
 
 function numberRow({ name, label, low, high, step, slider, note }, value, fields) {
   const input = el("input", {
-    id: `set-${name}`, type: "number", class: "input number", min: low, max: high, step: step < 1 ? "any" : step,
-    inputmode: step < 1 ? "decimal" : "numeric", placeholder: "default", "aria-describedby": `note-${name}`,
+    id: `set-${name}`,
+    type: "number",
+    class: "input number",
+    min: low,
+    max: high,
+    step: step < 1 ? "any" : step,
+    inputmode: step < 1 ? "decimal" : "numeric",
+    placeholder: "default",
+    "aria-describedby": `note-${name}`,
   });
   if (typeof value === "number") input.value = value;
   fields.set(name, () => {
@@ -171,7 +238,14 @@ function numberRow({ name, label, low, high, step, slider, note }, value, fields
   });
   let range = null;
   if (slider) {
-    range = el("input", { type: "range", min: low, max: high, step, "aria-label": `${label}, slider`, class: "range" });
+    range = el("input", {
+      type: "range",
+      min: low,
+      max: high,
+      step,
+      "aria-label": `${label}, slider`,
+      class: "range",
+    });
     range.value = input.value || (name === "min_p" ? 0 : 1); // what servers usually take
     const mark = () => range.classList.toggle("unset", input.value === "");
     range.addEventListener("input", () => {

@@ -38,7 +38,10 @@ export class Sidebar {
   /** Shows the list. `current`: the id of the open conversation. Keeps the focus where it is. */
   show(conversations, current) {
     const focused = document.activeElement?.closest?.("[data-item]");
-    const key = focused && [focused.dataset.item, [...focused.querySelectorAll("button")].indexOf(document.activeElement)];
+    const key = focused && [
+      focused.dataset.item,
+      [...focused.querySelectorAll("button")].indexOf(document.activeElement),
+    ];
     byId("no-conversations").hidden = conversations.length > 0;
     byId("conversation-list").replaceChildren(...conversations.map((c) => this.#item(c, c.id === current)));
     if (key) {
@@ -50,17 +53,34 @@ export class Sidebar {
   #item({ id, title }, current) {
     const name = title || "Conversation";
     const rename = async () => {
-      const text = await askText("Rename the conversation", { label: "Title", value: name, action: "Rename" });
+      const text = await askText("Rename the conversation", {
+        label: "Title",
+        value: name,
+        action: "Rename",
+      });
       if (text) this.#actions.rename(id, text);
     };
     const remove = async () => {
-      const sure = await confirmLoss("Delete the conversation?", `“${name}” is kept in this browser only and cannot be brought back.`, "Delete");
+      const sure = await confirmLoss(
+        "Delete the conversation?",
+        `“${name}” is kept in this browser only and cannot be brought back.`,
+        "Delete",
+      );
       if (sure) this.#actions.remove(id);
     };
     return el(
       "li",
       { class: current ? "item current" : "item", data: { item: id } },
-      el("button", { type: "button", class: "item-open", "aria-current": current ? "true" : null, on: { click: () => this.#actions.open(id) } }, name),
+      el(
+        "button",
+        {
+          type: "button",
+          class: "item-open",
+          "aria-current": current ? "true" : null,
+          on: { click: () => this.#actions.open(id) },
+        },
+        name,
+      ),
       iconButton("edit", `Rename ${name}`, rename),
       iconButton("trash", `Delete ${name}`, remove),
     );

@@ -32,7 +32,9 @@ export class Store {
 
   /** All conversations, the last used first. */
   async all() {
-    const found = this.#database ? await settled(this.#objects("readonly").getAll()) : [...this.#memory.values()];
+    const found = this.#database
+      ? await settled(this.#objects("readonly").getAll())
+      : [...this.#memory.values()];
     return found.sort((a, b) => b.updated - a.updated);
   }
 

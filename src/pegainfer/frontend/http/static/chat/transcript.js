@@ -23,7 +23,7 @@ export class Transcript {
   #painted = 0; // when the last paint ended
   #cost = 0; // milliseconds that it took
 
-  /** Shows a conversation's branch; `live` is the node of it that is being answered. Keeps what did not change. */
+  /** Shows a conversation's branch, keeping what did not change. `live`: the node that is being answered. */
   show(conversation, live = null) {
     const path = shownPath(conversation);
     let same = 0;
@@ -31,7 +31,11 @@ export class Transcript {
     for (const view of this.#views.splice(same)) view.node.remove();
     this.#live = live;
     for (const node of path.slice(same)) {
-      const view = new MessageView(node, this.#actions, (block) => this.#live === node && announceBlock(block));
+      const view = new MessageView(
+        node,
+        this.#actions,
+        (block) => this.#live === node && announceBlock(block),
+      );
       this.#views.push(view);
       this.#root.append(view.node);
       if (node === live) view.update(true);

@@ -20,7 +20,8 @@ export function toMarkdown(conversation) {
     parts.push(`## ${{ user: "User", assistant: "Assistant", tool: `Result of ${node.name}` }[node.role]}`);
     if (node.reasoning) parts.push(node.reasoning.trim().replace(/^/gm, "> "));
     if (node.content) parts.push(node.role === "tool" ? fenced(node.content, "") : node.content);
-    for (const call of node.calls ?? []) parts.push(`Calls \`${call.name}\`:`, fenced(call.arguments, "json"));
+    for (const call of node.calls ?? [])
+      parts.push(`Calls \`${call.name}\`:`, fenced(call.arguments, "json"));
   }
   return parts.join("\n\n") + "\n";
 }
@@ -33,7 +34,11 @@ function fenced(text, language) {
 
 /** A file's name from a title. */
 export function fileName(title, ending) {
-  const stem = title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60);
+  const stem = title
+    .toLowerCase()
+    .replace(/[^\p{L}\p{N}]+/gu, "-")
+    .replace(/^-|-$/g, "")
+    .slice(0, 60);
   return `${stem || "conversation"}.${ending}`;
 }
 
@@ -56,7 +61,11 @@ export function fromJson(text) {
 }
 
 function readConversation(c, where) {
-  expect(isObject(c) && isObject(c.nodes) && isObject(c.nodes[ROOT]), where, "a conversation with nodes and a root");
+  expect(
+    isObject(c) && isObject(c.nodes) && isObject(c.nodes[ROOT]),
+    where,
+    "a conversation with nodes and a root",
+  );
   const count = Object.keys(c.nodes).length;
   expect(count <= MAX_NODES, where, `at most ${MAX_NODES} messages`);
   const nodes = {};
@@ -64,7 +73,11 @@ function readConversation(c, where) {
   while (stack.length) {
     const id = stack.pop();
     const raw = Object.hasOwn(c.nodes, id) ? c.nodes[id] : null;
-    expect(isObject(raw) && !Object.hasOwn(nodes, id), `${where}.nodes.${id}`, "one message that is there once");
+    expect(
+      isObject(raw) && !Object.hasOwn(nodes, id),
+      `${where}.nodes.${id}`,
+      "one message that is there once",
+    );
     const node = readNode(raw, id, `${where}.nodes.${id}`);
     for (const child of node.children) {
       expect(c.nodes[child]?.parent === id, `${where}.nodes.${child}`, `parent ${id}`);
@@ -84,12 +97,20 @@ function readConversation(c, where) {
 
 function readNode(raw, id, where) {
   const children = Array.isArray(raw.children) ? raw.children : [];
-  expect(children.every((child) => typeof child === "string" && child !== "__proto__"), where, "ids of messages as children");
+  expect(
+    children.every((child) => typeof child === "string" && child !== "__proto__"),
+    where,
+    "ids of messages as children",
+  );
   const chosen = children.includes(raw.chosen) ? raw.chosen : (children[0] ?? null);
   const node = { id, parent: id === ROOT ? null : raw.parent, children, chosen };
   if (id === ROOT) return node;
   expect(ROLES.has(raw.role), where, `a role among ${[...ROLES].join(", ")}`);
-  Object.assign(node, { role: raw.role, content: text(raw.content), created: number(raw.created) ?? Date.now() });
+  Object.assign(node, {
+    role: raw.role,
+    content: text(raw.content),
+    created: number(raw.created) ?? Date.now(),
+  });
   for (const name of ["reasoning", "finish", "model", "callId", "name"]) {
     if (typeof raw[name] === "string") node[name] = raw[name];
   }

@@ -3,8 +3,8 @@
 //   {id, title, created, updated, settings, nodes: {root: {id: "root", parent: null, children, chosen}, …}}
 //
 // A node: {id, parent, children: [id], chosen: id | null, role, content, created} and, of an assistant,
-// {reasoning, calls: [{id, name, arguments}], figures, finish, error, model}, of a tool's result {callId, name}.
-// `chosen` is the child on the path that is shown. These functions are pure but for what they say they change.
+// {reasoning, calls: [{id, name, arguments}], figures, finish, error, model}, of a tool's result {callId,
+// name}. `chosen` is the child on the path that is shown. These functions change nothing but what they say.
 
 import { newId } from "../lib/dom.js";
 
@@ -13,7 +13,14 @@ export const ROOT = "root";
 export function newConversation(settings) {
   const now = Date.now();
   const root = { id: ROOT, parent: null, children: [], chosen: null };
-  return { id: newId(), title: "", created: now, updated: now, settings: { ...settings }, nodes: { [ROOT]: root } };
+  return {
+    id: newId(),
+    title: "",
+    created: now,
+    updated: now,
+    settings: { ...settings },
+    nodes: { [ROOT]: root },
+  };
 }
 
 /** Adds a child and shows it. Changes the conversation; returns the node. */
@@ -41,7 +48,8 @@ export function shownPath(conversation) {
 /** The messages up to and including a node. */
 export function pathTo(conversation, id) {
   const path = [];
-  for (let node = conversation.nodes[id]; node.id !== ROOT; node = conversation.nodes[node.parent]) path.push(node);
+  for (let node = conversation.nodes[id]; node.id !== ROOT; node = conversation.nodes[node.parent])
+    path.push(node);
   return path.reverse();
 }
 
@@ -88,7 +96,11 @@ function toMessage(node) {
 
 /** A title from what was asked first: one line, at most 60 characters. */
 export function titleOf(text) {
-  const line = text.trim().split("\n", 1)[0].replace(/\s+/g, " ").replace(/^[#>*\-\s]+/, "");
+  const line = text
+    .trim()
+    .split("\n", 1)[0]
+    .replace(/\s+/g, " ")
+    .replace(/^[#>*\-\s]+/, "");
   const letters = Array.from(line);
   return letters.length <= 60 ? line : letters.slice(0, 59).join("") + "…";
 }

@@ -18,15 +18,37 @@ export class Chart {
     this.#points = points;
     this.#lines = series.map((_, i) => svg("path", { class: `line series-${i + 1}` }));
     this.#cursor = svg("line", { class: "cursor", y1: 0, y2: HEIGHT, x1: 0, x2: 0, visibility: "hidden" });
-    const grid = [0, 0.5, 1].map((part) => svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part }));
+    const grid = [0, 0.5, 1].map((part) =>
+      svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part }),
+    );
     const box = { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" };
     const drawing = svg("svg", box, ...grid, ...this.#lines, this.#cursor);
     this.#scale = el("span", { class: "scale" });
     this.#when = el("span", { class: "when" });
     this.#values = series.map(() => el("span", { class: "value" }));
-    const legend = series.map(({ label }, i) => el("span", { class: `key series-${i + 1}` }, el("span", {}, label), this.#values[i]));
-    this.#plot = el("div", { class: "plot", tabindex: "0", role: "slider", "aria-label": `${title}, time`, "aria-valuemin": 1 - points, "aria-valuemax": 0 }, this.#scale, drawing);
-    this.node = el("figure", { class: "chart" }, el("figcaption", {}, el("h3", {}, title), this.#when), this.#plot, el("div", { class: "legend" }, ...legend));
+    const legend = series.map(({ label }, i) =>
+      el("span", { class: `key series-${i + 1}` }, el("span", {}, label), this.#values[i]),
+    );
+    this.#plot = el(
+      "div",
+      {
+        class: "plot",
+        tabindex: "0",
+        role: "slider",
+        "aria-label": `${title}, time`,
+        "aria-valuemin": 1 - points,
+        "aria-valuemax": 0,
+      },
+      this.#scale,
+      drawing,
+    );
+    this.node = el(
+      "figure",
+      { class: "chart" },
+      el("figcaption", {}, el("h3", {}, title), this.#when),
+      this.#plot,
+      el("div", { class: "legend" }, ...legend),
+    );
     this.#listen();
     this.#draw();
   }
@@ -57,7 +79,9 @@ export class Chart {
   ranges() {
     return this.series.map((_, i) => {
       const values = this.#rows.map((row) => row.values[i]).filter((value) => value !== null);
-      return values.length ? [this.#rows.at(-1).values[i], Math.min(...values), Math.max(...values)] : [null, null, null];
+      return values.length
+        ? [this.#rows.at(-1).values[i], Math.min(...values), Math.max(...values)]
+        : [null, null, null];
     });
   }
 
@@ -70,7 +94,9 @@ export class Chart {
     plot.addEventListener("pointerleave", () => this.#read(null));
     plot.addEventListener("blur", () => this.#read(null));
     plot.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: 1, ArrowDown: 1, ArrowRight: -1, ArrowUp: -1, PageUp: -15, PageDown: 15 }[event.key];
+      const step = { ArrowLeft: 1, ArrowDown: 1, ArrowRight: -1, ArrowUp: -1, PageUp: -15, PageDown: 15 }[
+        event.key
+      ];
       const ends = { Home: this.#rows.length - 1, End: 0 }[event.key];
       if (step === undefined && ends === undefined) return;
       event.preventDefault();
@@ -89,12 +115,14 @@ export class Chart {
     const top = this.top ?? niceAbove(highest);
     this.#scale.textContent = this.format(top);
     const x = (back) => WIDTH * (1 - back / (this.#points - 1));
+    const y = (value) => HEIGHT * (1 - Math.min(1, value / top));
     this.#lines.forEach((line, i) => {
       let path = "";
       let drawing = false;
       rows.forEach((row, k) => {
         const value = row.values[i];
-        if (value !== null) path += `${drawing ? "L" : "M"}${x(rows.length - 1 - k).toFixed(1)} ${(HEIGHT * (1 - Math.min(1, value / top))).toFixed(1)}`;
+        if (value !== null)
+          path += `${drawing ? "L" : "M"}${x(rows.length - 1 - k).toFixed(1)} ${y(value).toFixed(1)}`;
         drawing = value !== null;
       });
       line.setAttribute("d", path);
@@ -111,7 +139,9 @@ export class Chart {
     this.#cursor.setAttribute("visibility", this.#at === null ? "hidden" : "visible");
     this.#cursor.setAttribute("x1", x(this.#at ?? 0));
     this.#cursor.setAttribute("x2", x(this.#at ?? 0));
-    const said = this.series.map(({ label }, i) => `${label} ${this.format(row?.values[i] ?? null)}`).join(", ");
+    const said = this.series
+      .map(({ label }, i) => `${label} ${this.format(row?.values[i] ?? null)}`)
+      .join(", ");
     this.#plot.setAttribute("aria-valuenow", String(-(this.#at ?? 0)));
     this.#plot.setAttribute("aria-valuetext", `${clock || "No data yet"}: ${said}`);
   }

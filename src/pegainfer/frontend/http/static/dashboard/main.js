@@ -12,8 +12,10 @@ const RATE_OVER = 10;
 const LATENCY_OVER = 60;
 
 const NONE = "–";
-const number = (value) => (value === null ? NONE : value.toLocaleString("en-US", { maximumFractionDigits: value < 10 ? 1 : 0 }));
-const percent = (value) => (value === null ? NONE : `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0)}%`);
+const number = (value) =>
+  value === null ? NONE : value.toLocaleString("en-US", { maximumFractionDigits: value < 10 ? 1 : 0 });
+const percent = (value) =>
+  value === null ? NONE : `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0)}%`;
 const time = (value) => {
   if (value === null) return NONE;
   if (value < 1) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
@@ -26,13 +28,19 @@ const LATENCIES = [
   ["Whole answer", "e2e_request_latency_seconds"],
   ["In the queue", "request_queue_time_seconds"],
 ];
-const QUANTILES = [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]];
+const QUANTILES = [
+  ["p50", 0.5],
+  ["p90", 0.9],
+  ["p99", 0.99],
+];
 
 const hitRate = (h) => h.share("prefix_cache_hits_total", "prefix_cache_queries_total", LATENCY_OVER);
 const stepTime = (h) => h.share("step_seconds_sum", "step_seconds_count", RATE_OVER);
 
 // Nothing is exported before the first refusal.
-const refusals = (h) => h.rate("admission_rejections_total", RATE_OVER) ?? (h.rate("request_success_total", RATE_OVER) === null ? null : 0);
+const refusals = (h) =>
+  h.rate("admission_rejections_total", RATE_OVER) ??
+  (h.rate("request_success_total", RATE_OVER) === null ? null : 0);
 
 const TILES = [
   ["Running", (h) => number(h.value("num_requests_running"))],
@@ -100,7 +108,9 @@ const history = new History(KEPT);
 const tiles = TILES.map(([label, value]) => ({ node: el("dd", {}, NONE), label, value }));
 let paused = false;
 
-byId("tiles").append(...tiles.map(({ label, node }) => el("div", { class: "tile" }, el("dt", {}, label), node)));
+byId("tiles").append(
+  ...tiles.map(({ label, node }) => el("div", { class: "tile" }, el("dt", {}, label), node)),
+);
 byId("charts").append(...charts.map((chart) => chart.node));
 themeButton(byId("theme"));
 byId("pause").addEventListener("click", () => {
@@ -145,32 +155,67 @@ function say(text) {
 }
 
 function drawTables() {
-  fillTable("latency", ["", "p50", "p90", "p99", "p50", "p90", "p99"], LATENCIES.map(([label, name]) => [
-    label,
-    ...[LATENCY_OVER, null].flatMap((seconds) => QUANTILES.map(([, q]) => time(history.quantile(name, q, seconds)))),
-  ]), [["", 1], ["last minute", 3], ["since the start", 3]]);
-  fillTable("ranges", ["", "now", "lowest", "highest"], charts.flatMap((chart) =>
-    chart.ranges().map((values, i) => [`${chart.title}: ${chart.series[i].label}`, ...values.map(chart.format)]),
-  ));
-  fillTable("counts", ["", ""], [
-    ...history.byLabel("request_success_total", "finished_reason").map(([reason, value]) => [`Answers ended: ${reason}`, number(value)]),
-    ...history.byLabel("admission_rejections_total", "reason").map(([reason, value]) => [`Refused: ${reason}`, number(value)]),
-    ["Preemptions", number(history.value("num_preemptions_total"))],
-    ["Prompt tokens", number(history.value("prompt_tokens_total"))],
-    ["of them cached", number(history.value("prompt_tokens_cached_total"))],
-    ["Tokens generated", number(history.value("generation_tokens_total"))],
-    ["Seconds to start", time(history.value("startup_seconds"))],
-  ]);
+  fillTable(
+    "latency",
+    ["", "p50", "p90", "p99", "p50", "p90", "p99"],
+    LATENCIES.map(([label, name]) => [
+      label,
+      ...[LATENCY_OVER, null].flatMap((seconds) =>
+        QUANTILES.map(([, q]) => time(history.quantile(name, q, seconds))),
+      ),
+    ]),
+    [
+      ["", 1],
+      ["last minute", 3],
+      ["since the start", 3],
+    ],
+  );
+  fillTable(
+    "ranges",
+    ["", "now", "lowest", "highest"],
+    charts.flatMap((chart) =>
+      chart
+        .ranges()
+        .map((values, i) => [`${chart.title}: ${chart.series[i].label}`, ...values.map(chart.format)]),
+    ),
+  );
+  fillTable(
+    "counts",
+    ["", ""],
+    [
+      ...history
+        .byLabel("request_success_total", "finished_reason")
+        .map(([reason, value]) => [`Answers ended: ${reason}`, number(value)]),
+      ...history
+        .byLabel("admission_rejections_total", "reason")
+        .map(([reason, value]) => [`Refused: ${reason}`, number(value)]),
+      ["Preemptions", number(history.value("num_preemptions_total"))],
+      ["Prompt tokens", number(history.value("prompt_tokens_total"))],
+      ["of them cached", number(history.value("prompt_tokens_cached_total"))],
+      ["Tokens generated", number(history.value("generation_tokens_total"))],
+      ["Seconds to start", time(history.value("startup_seconds"))],
+    ],
+  );
 }
 
 /** Writes a table anew; `groups` stand above its head: [[text, columns]]. */
 function fillTable(id, head, rows, groups = []) {
   const top = groups.length
-    ? [el("tr", {}, ...groups.map(([text, columns]) => (text ? el("th", { colspan: columns, scope: "colgroup" }, text) : el("td"))))]
+    ? [
+        el(
+          "tr",
+          {},
+          ...groups.map(([text, columns]) =>
+            text ? el("th", { colspan: columns, scope: "colgroup" }, text) : el("td"),
+          ),
+        ),
+      ]
     : [];
   const names = head.some(Boolean)
     ? [el("tr", {}, ...head.map((text) => (text ? el("th", { scope: "col" }, text) : el("td"))))]
     : [];
-  const body = rows.map(([label, ...cells]) => el("tr", {}, el("th", { scope: "row" }, label), ...cells.map((cell) => el("td", {}, cell))));
+  const body = rows.map(([label, ...cells]) =>
+    el("tr", {}, el("th", { scope: "row" }, label), ...cells.map((cell) => el("td", {}, cell))),
+  );
   byId(id).replaceChildren(el("thead", {}, ...top, ...names), el("tbody", {}, ...body));
 }

@@ -11,17 +11,23 @@ export function parseMetrics(text) {
     const match = line.startsWith("#") ? null : LINE.exec(line);
     if (!match) continue;
     const labels = {};
-    for (const [, name, value] of (match[2] ?? "").matchAll(LABEL)) labels[name] = value.replace(/\\(.)/g, "$1");
+    for (const [, name, value] of (match[2] ?? "").matchAll(LABEL))
+      labels[name] = value.replace(/\\(.)/g, "$1");
     const samples = found.get(match[1]) ?? [];
     samples.push({ labels, value: match[3] === "+Inf" ? Infinity : Number(match[3]) });
     found.set(match[1], samples);
   }
   const anchor = [...found.keys()].find((name) => name.endsWith(ANCHOR));
   const prefix = anchor?.slice(0, -ANCHOR.length) ?? "";
-  return new Map([...found].map(([name, samples]) => [name.startsWith(prefix) ? name.slice(prefix.length) : name, samples]));
+  return new Map(
+    [...found].map(([name, samples]) => [
+      name.startsWith(prefix) ? name.slice(prefix.length) : name,
+      samples,
+    ]),
+  );
 }
 
-/** Scrapes of the last minutes. Times are in seconds; null: the server exports no such name, or too few scrapes. */
+/** Scrapes of the last minutes. Times are in seconds; null: no such name is exported, or too few scrapes. */
 export class History {
   constructor(seconds) {
     this.#seconds = seconds;
@@ -30,7 +36,7 @@ export class History {
   #seconds;
   #scrapes = []; // {time, metrics}, oldest first
 
-  /** Takes a scrape. Counters that went back mean a new server: what came before is forgotten, and true returned. */
+  /** Takes a scrape. True: counters went back, so the server is a new one; what came before is forgotten. */
   push(time, metrics) {
     const last = this.#scrapes.at(-1);
     const restarted = last && COUNTED.some((name) => sum(metrics, name) < sum(last.metrics, name));
@@ -47,7 +53,10 @@ export class History {
 
   /** The latest values by one label. */
   byLabel(name, label) {
-    return (this.#scrapes.at(-1)?.metrics.get(name) ?? []).map(({ labels, value }) => [labels[label] ?? "", value]);
+    return (this.#scrapes.at(-1)?.metrics.get(name) ?? []).map(({ labels, value }) => [
+      labels[label] ?? "",
+      value,
+    ]);
   }
 
   /** What a counter gained in the last seconds. */

@@ -88,11 +88,15 @@ async function errorOf(response) {
   } catch {
     // Something between this page and the server answered in its own words; the status has to do.
   }
-  return new ApiError(response.status, String(detail.message ?? `The answer was status ${response.status}.`), {
-    code: detail.code,
-    param: detail.param,
-    retryAfter: wait > 0 ? wait : null,
-  });
+  return new ApiError(
+    response.status,
+    String(detail.message ?? `The answer was status ${response.status}.`),
+    {
+      code: detail.code,
+      param: detail.param,
+      retryAfter: wait > 0 ? wait : null,
+    },
+  );
 }
 
 /** The served models: [{id, root, max_model_len}]. */
@@ -141,7 +145,8 @@ export function remedy(error) {
   if (error.status === 0) return "Check that the server runs and try again.";
   if (error.status === 401) return "Give a key that the server knows: Settings, then API key.";
   if (error.status === 404 && error.code === "model_not_found") return "Choose a model below.";
-  if (error.status === 413) return "Start a new conversation, or shorten this one by editing an earlier message.";
+  if (error.status === 413)
+    return "Start a new conversation, or shorten this one by editing an earlier message.";
   if (error.status === 504) return "The server was busy for too long; try again.";
   if (error.status === 503) {
     const wait = error.retryAfter ? ` in ${error.retryAfter} s` : " in a moment";

@@ -18,7 +18,11 @@ export function openDialog(title, build, { className = "" } = {}) {
     "header",
     { class: "dialog-head" },
     el("h2", {}, title),
-    el("button", { type: "button", class: "icon-button", "aria-label": "Close", on: { click: () => close() } }, icon("close")),
+    el(
+      "button",
+      { type: "button", class: "icon-button", "aria-label": "Close", on: { click: () => close() } },
+      icon("close"),
+    ),
   );
   const dialog = el("dialog", { class: `dialog ${className}`, "aria-label": title }, head, build(close));
   dialog.addEventListener("click", (event) => {
@@ -46,7 +50,11 @@ export function confirmLoss(title, text, action) {
         el(
           "div",
           { class: "dialog-actions" },
-          el("button", { type: "button", class: "button", data: { focus: "" }, on: { click: () => close() } }, "Keep"),
+          el(
+            "button",
+            { type: "button", class: "button", data: { focus: "" }, on: { click: () => close() } },
+            "Keep",
+          ),
           el("button", { type: "button", class: "button danger", on: { click: () => close(true) } }, action),
         ),
       ),
@@ -59,7 +67,14 @@ export function askText(title, { label, value = "", type = "text", action, note 
   return openDialog(
     title,
     (close) => {
-      const input = el("input", { id: "asked", type, class: "input", autocomplete: "off", spellcheck: "false", data: { focus: "" } });
+      const input = el("input", {
+        id: "asked",
+        type,
+        class: "input",
+        autocomplete: "off",
+        spellcheck: "false",
+        data: { focus: "" },
+      });
       input.value = value;
       const submit = (event) => {
         event.preventDefault();
@@ -73,7 +88,11 @@ export function askText(title, { label, value = "", type = "text", action, note 
         note ? el("p", { class: "quiet" }, note) : null,
         el("label", { for: "asked" }, label),
         input,
-        el("div", { class: "dialog-actions" }, el("button", { type: "submit", class: "button primary" }, action)),
+        el(
+          "div",
+          { class: "dialog-actions" },
+          el("button", { type: "submit", class: "button primary" }, action),
+        ),
       );
     },
     { className: "small" },

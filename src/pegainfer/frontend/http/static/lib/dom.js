@@ -49,7 +49,9 @@ const ICONS = {
   previous: "M12 5l-5 5 5 5",
   next: "M8 5l5 5-5 5",
   onward: "M4 10h11m-4-4 4 4-4 4",
-  sun: "M10 6.8a3.2 3.2 0 1 0 0 6.4 3.2 3.2 0 0 0 0-6.4M10 2v1.6M10 16.4V18M2 10h1.6M16.4 10H18M4.3 4.3l1.2 1.2M14.5 14.5l1.2 1.2M15.7 4.3l-1.2 1.2M5.5 14.5l-1.2 1.2",
+  sun:
+    "M10 6.8a3.2 3.2 0 1 0 0 6.4 3.2 3.2 0 0 0 0-6.4M10 2v1.6M10 16.4V18M2 10h1.6M16.4 10H18" +
+    "M4.3 4.3l1.2 1.2M14.5 14.5l1.2 1.2M15.7 4.3l-1.2 1.2M5.5 14.5l-1.2 1.2",
   moon: "M15.8 12.2A6.6 6.6 0 0 1 7.8 4.2a6.6 6.6 0 1 0 8 8z",
 };
 
@@ -60,7 +62,13 @@ export function icon(name) {
 
 /** A button with an icon and a name for those who do not see it. */
 export function iconButton(name, label, listener, properties = {}) {
-  const attributes = { type: "button", class: "icon-button", "aria-label": label, title: label, ...properties };
+  const attributes = {
+    type: "button",
+    class: "icon-button",
+    "aria-label": label,
+    title: label,
+    ...properties,
+  };
   return el("button", { ...attributes, on: { click: listener } }, icon(name));
 }
 

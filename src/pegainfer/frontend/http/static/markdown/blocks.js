@@ -15,9 +15,9 @@ const FENCE = /^( {0,3})(?:(`{3,})([^`]*)|(~{3,})(.*))$/;
 const QUOTE = /^ {0,3}>[ ]?/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const ITEM = /^( {0,3})([-*+]|(\d{1,9})[.)])( +|$)/;
-const NESTED_ITEM = /^ {2,}(?:[-*+]|\d{1,9}[.)]) /; // models indent sublists by two, whatever the marker's width
+const NESTED_ITEM = /^ {2,}(?:[-*+]|\d{1,9}[.)]) /; // models indent sublists by two, whatever the marker
 const UNDERLINE = /^ {0,3}(=+|-+)[ \t]*$/;
-const DELIMITERS = /^\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?$/; // of a line without its ends' blanks
+const DELIMITERS = /^\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?$/; // of a trimmed line
 const TASK = /^\[([ xX])\][ \t]+/;
 
 /** The blocks of some lines. */
@@ -43,7 +43,8 @@ function readBlock(lines, i, depth) {
   const fence = FENCE.exec(line);
   if (fence) return readCode(lines, i, fence);
   const heading = HEADING.exec(line);
-  if (heading) return [{ type: "heading", level: heading[1].length, text: headingText(line, heading) }, i + 1];
+  if (heading)
+    return [{ type: "heading", level: heading[1].length, text: headingText(line, heading) }, i + 1];
   if (RULE.test(line)) return [{ type: "rule" }, i + 1];
   if (depth < MAX_DEPTH && QUOTE.test(line)) return readQuote(lines, i, depth);
   if (depth < MAX_DEPTH && ITEM.test(line)) return readList(lines, i, depth);
@@ -85,7 +86,13 @@ function readQuote(lines, i, depth) {
 
 function readList(lines, i, depth) {
   const kind = kindOf(ITEM.exec(lines[i]));
-  const list = { type: "list", ordered: kind !== "-" && kind !== "*" && kind !== "+", start: 1, loose: false, items: [] };
+  const list = {
+    type: "list",
+    ordered: kind !== "-" && kind !== "*" && kind !== "+",
+    start: 1,
+    loose: false,
+    items: [],
+  };
   if (list.ordered) list.start = Number(ITEM.exec(lines[i])[3]);
   let blankBefore = false;
   while (i < lines.length) {
@@ -151,7 +158,10 @@ function readTable(lines, i) {
 }
 
 function cells(line) {
-  const trimmed = line.trim().replace(/^\|/, "").replace(/(^|[^\\])\|$/, "$1");
+  const trimmed = line
+    .trim()
+    .replace(/^\|/, "")
+    .replace(/(^|[^\\])\|$/, "$1");
   const out = [""];
   for (let k = 0; k < trimmed.length; k++) {
     if (trimmed[k] === "\\" && trimmed[k + 1] === "|") out[out.length - 1] += trimmed[++k];
@@ -166,7 +176,10 @@ function readParagraph(lines, i) {
   for (i++; i < lines.length && !BLANK.test(lines[i]); i++) {
     const underline = UNDERLINE.exec(lines[i]);
     if (underline) {
-      return [{ type: "heading", level: underline[1][0] === "=" ? 1 : 2, text: text.join("\n").trim() }, i + 1];
+      return [
+        { type: "heading", level: underline[1][0] === "=" ? 1 : 2, text: text.join("\n").trim() },
+        i + 1,
+      ];
     }
     if (interrupts(lines, i)) break;
     text.push(lines[i].trimStart());
@@ -174,7 +187,7 @@ function readParagraph(lines, i) {
   return [{ type: "paragraph", text: text.join("\n").trimEnd() }, i];
 }
 
-/** Whether a line ends the paragraph before it. Numbers do so at 1 only: a sentence may wrap before "2024.". */
+/** Whether a line ends the paragraph before it. Of numbers only 1 does: a line may begin with "2024.". */
 function interrupts(lines, i) {
   const line = lines[i];
   if (FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line)) return true;

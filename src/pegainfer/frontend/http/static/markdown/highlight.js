@@ -1,20 +1,44 @@
-// Light highlighting: comments, strings, numbers and keywords, by family of languages. One pass, one expression.
+// Light highlighting: comments, strings, numbers and keywords, by family of languages, in one pass.
 
 const MAX_LENGTH = 100_000; // characters; longer code is shown plain
 
 const WORDS = {
-  python:
-    "and as assert async await break class continue def del elif else except finally for from global if import in is lambda match nonlocal not or pass raise return try while with yield None True False self",
-  script:
-    "async await break case catch class const continue default delete do else enum export extends finally for from function if implements import in instanceof interface let new of private public readonly return static super switch this throw try type typeof var void while yield null undefined true false",
-  c: "auto bool break case catch char class const constexpr continue default delete do double else enum explicit extern false float for friend fn func go goto if impl import in inline int interface let long match mod mut namespace new nil null nullptr operator override package private protected pub public return self short signed sizeof static std string struct super switch template this throw trait true try type typedef typename union unsigned use using virtual void volatile where while chan defer fallthrough map range select var final extends implements instanceof synchronized throws async await dyn crate unsafe",
-  shell:
-    "if then else elif fi for in do done while until case esac function return exit export local readonly set unset source alias echo cd sudo true false",
-  sql: "select from where and or not null is in insert into values update set delete create table drop alter add primary key foreign references index join left right inner outer on group by order having limit offset as distinct union all case when then else end exists between like default unique constraint view with",
-  data: "true false null yes no on off",
+  python: `
+    and as assert async await break class continue def del elif else except finally for from global if
+    import in is lambda match nonlocal not or pass raise return try while with yield None True False
+    self
+  `,
+  script: `
+    async await break case catch class const continue default delete do else enum export extends
+    finally for from function if implements import in instanceof interface let new of private public
+    readonly return static super switch this throw try type typeof var void while yield null undefined
+    true false
+  `,
+  c: `
+    auto bool break case catch char class const constexpr continue default delete do double else enum
+    explicit extern false float for friend fn func go goto if impl import in inline int interface let
+    long match mod mut namespace new nil null nullptr operator override package private protected pub
+    public return self short signed sizeof static std string struct super switch template this throw
+    trait true try type typedef typename union unsigned use using virtual void volatile where while
+    chan defer fallthrough map range select var final extends implements instanceof synchronized
+    throws async await dyn crate unsafe
+  `,
+  shell: `
+    if then else elif fi for in do done while until case esac function return exit export local
+    readonly set unset source alias echo cd sudo true false
+  `,
+  sql: `
+    select from where and or not null is in insert into values update set delete create table drop
+    alter add primary key foreign references index join left right inner outer on group by order
+    having limit offset as distinct union all case when then else end exists between like default
+    unique constraint view with
+  `,
+  data: `
+    true false null yes no on off
+  `,
 };
 
-const STRING = `"(?:[^"\\\\\\n]|\\\\.)*"?|'(?:[^'\\\\\\n]|\\\\.)*'?`;
+const STRING = `"(?:[^"\\\\\\n]|\\\\.)*"|'(?:[^'\\\\\\n]|\\\\.)*'`; // closed on its line
 const TRIPLE = `"""[^]*?(?:"""|$)|'''[^]*?(?:'''|$)`;
 const TEMPLATE = "`(?:[^`\\\\]|\\\\.)*`?";
 const NUMBER = "\\b(?:0[xXbBoO][\\da-fA-F_]+|\\d[\\d_]*(?:\\.\\d+)?(?:[eE][+-]?\\d+)?)\\b";
@@ -30,28 +54,37 @@ const FAMILIES = {
   data: { comment: HASH, string: STRING, words: WORDS.data },
   css: { comment: "\\/\\*[^]*?(?:\\*\\/|$)", string: STRING, words: "important" },
   markup: { comment: "<!--[^]*?(?:-->|$)", string: STRING, keyword: "<\\/?[A-Za-z][\\w:-]*|\\/?>" },
-  diff: { comment: "^(?:@@|diff|index|---|\\+\\+\\+)[^\\n]*", string: "^\\+[^\\n]*", keyword: "^-[^\\n]*", flags: "m" },
+  diff: {
+    comment: "^(?:@@|diff|index|---|\\+\\+\\+)[^\\n]*",
+    string: "^\\+[^\\n]*",
+    keyword: "^-[^\\n]*",
+    flags: "m",
+  },
 };
 
-const LANGUAGES = {
-  python: "python", py: "python",
-  javascript: "script", js: "script", jsx: "script", typescript: "script", ts: "script", tsx: "script",
-  c: "c", h: "c", cpp: "c", "c++": "c", cc: "c", cuda: "c", cu: "c", csharp: "c", cs: "c", java: "c", kotlin: "c",
-  go: "c", rust: "c", rs: "c", swift: "c", scala: "c", zig: "c", php: "c", dart: "c",
-  sh: "shell", bash: "shell", shell: "shell", zsh: "shell", console: "shell", dockerfile: "shell", makefile: "shell",
+/** Family → the names that fences give its languages. */
+const NAMES = {
+  python: "python py",
+  script: "javascript js jsx typescript ts tsx",
+  c: "c h cpp c++ cc cuda cu csharp cs java kotlin go rust rs swift scala zig php dart",
+  shell: "sh bash shell zsh console dockerfile makefile",
   sql: "sql",
-  json: "data", jsonc: "data", yaml: "data", yml: "data", toml: "data", ini: "data",
-  css: "css", scss: "css",
-  html: "markup", xml: "markup", svg: "markup", vue: "markup",
-  diff: "diff", patch: "diff",
+  data: "json jsonc yaml yml toml ini",
+  css: "css scss",
+  markup: "html xml svg vue",
+  diff: "diff patch",
 };
+
+const LANGUAGES = new Map(
+  Object.entries(NAMES).flatMap(([family, names]) => names.split(" ").map((name) => [name, family])),
+);
 
 const compiled = new Map();
 
 function expressionOf(family) {
   if (!compiled.has(family)) {
     const { comment, string, words, keyword, flags = "" } = FAMILIES[family];
-    const known = keyword ?? `\\b(?:${words.split(" ").join("|")})\\b`;
+    const known = keyword ?? `\\b(?:${words.trim().split(/\s+/).join("|")})\\b`;
     const source = `(?<comment>${comment})|(?<string>${string})|(?<number>${NUMBER})|(?<keyword>${known})`;
     compiled.set(family, new RegExp(source, `g${flags}`));
   }
@@ -63,7 +96,7 @@ function expressionOf(family) {
  * A language that is not known gives one text node.
  */
 export function highlight(code, language) {
-  const family = LANGUAGES[language.toLowerCase()];
+  const family = LANGUAGES.get(language.toLowerCase());
   const out = document.createDocumentFragment();
   let done = 0;
   if (family && code.length <= MAX_LENGTH) {

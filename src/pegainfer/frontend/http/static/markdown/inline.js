@@ -4,13 +4,27 @@
 // Nodes: {type: "text" | "code" | "math", text}, {type: "break"},
 //        {type: "strong" | "emphasis" | "strike" | "link" | "image", children | text, href}
 
+import { resolve } from "./emphasis.js";
+
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const BARE = /^https?:\/\/[^\s<>"`]+/i;
 const ANGLED = /^<(https?:\/\/[^\s<>]*)>/i;
 const ENTITY = /^&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-zA-Z]{2,8}));/;
 const ENTITIES = {
-  amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", hellip: "…", mdash: "—", ndash: "–",
-  times: "×", rarr: "→", larr: "←", copy: "©", deg: "°",
+  amp: "&",
+  lt: "<",
+  gt: ">",
+  quot: '"',
+  apos: "'",
+  nbsp: "\u00a0",
+  hellip: "…",
+  mdash: "—",
+  ndash: "–",
+  times: "×",
+  rarr: "→",
+  larr: "←",
+  copy: "©",
+  deg: "°",
 };
 const SPECIAL = /[\\`*_~[\]!<&\n$hH]/g;
 const MAX_DEPTH = 40; // of brackets in brackets; deeper ones are text
@@ -38,18 +52,33 @@ class Parser {
   step() {
     const { text, at } = this;
     switch (text[at]) {
-      case "\\": return this.escape();
-      case "`": return this.code();
-      case "*": case "_": case "~": return this.delimiters();
-      case "[": return this.open(1, false);
-      case "!": return text[at + 1] === "[" ? this.open(2, true) : this.literal(1);
-      case "]": return this.close();
-      case "<": return this.angle();
-      case "&": return this.entity();
-      case "\n": return this.newline();
-      case "$": return text[at + 1] === "$" ? this.math("$$", "$$") : this.literal(1);
-      case "h": case "H": return this.bare();
-      default: return this.plain();
+      case "\\":
+        return this.escape();
+      case "`":
+        return this.code();
+      case "*":
+      case "_":
+      case "~":
+        return this.delimiters();
+      case "[":
+        return this.open(1, false);
+      case "!":
+        return text[at + 1] === "[" ? this.open(2, true) : this.literal(1);
+      case "]":
+        return this.close();
+      case "<":
+        return this.angle();
+      case "&":
+        return this.entity();
+      case "\n":
+        return this.newline();
+      case "$":
+        return text[at + 1] === "$" ? this.math("$$", "$$") : this.literal(1);
+      case "h":
+      case "H":
+        return this.bare();
+      default:
+        return this.plain();
     }
   }
 
@@ -226,70 +255,10 @@ function isPunctuation(char) {
 /** `(address "title")` at a position: {href, end}, or null. */
 function linkTarget(text, from) {
   if (text[from] !== "(") return null;
-  const match = /^\(\s{0,3}(?:<([^<>\n]*)>|((?:[^\s()\\]|\\.|\([^\s()]*\))*))(?:\s{1,3}(?:"[^"]*"|'[^']*'))?\s{0,3}\)/.exec(
-    text.slice(from, from + 4096),
-  );
+  const match =
+    /^\(\s{0,3}(?:<([^<>\n]*)>|((?:[^\s()\\]|\\.|\([^\s()]*\))*))(?:\s{1,3}(?:"[^"]*"|'[^']*'))?\s{0,3}\)/.exec(
+      text.slice(from, from + 4096),
+    );
   if (!match) return null;
   return { href: (match[1] ?? match[2]).replace(/\\([!-/:-@[-`{-~])/g, "$1"), end: from + match[0].length };
-}
-
-/** Delimiter runs become emphasis (CommonMark's algorithm), what is left of them text. */
-function resolve(items) {
-  const stack = [{ children: [], run: null }]; // open runs: {run, opener, children}
-  const open = { "*": 0, _: 0, "~": 0 }; // how many of each are on the stack
-  for (const item of items) {
-    if (item.run) closeRuns(stack, item, open);
-    else append(stack.at(-1).children, item);
-    if (item.run && item.count > 0) {
-      if (item.opens && stack.length < 100) {
-        stack.push({ run: item.run, opener: item, children: [] });
-        open[item.run]++;
-      } else append(stack.at(-1).children, { type: "text", text: item.run.repeat(item.count) });
-    }
-  }
-  while (stack.length > 1) unwind(stack, open);
-  return stack[0].children;
-}
-
-function closeRuns(stack, item, open) {
-  while (item.closes && item.count > 0 && open[item.run] > 0) {
-    let i = stack.length - 1;
-    while (i > 0 && !matches(stack[i].opener, item)) i--;
-    if (i === 0) return;
-    while (stack.length - 1 > i) unwind(stack, open);
-    const level = stack.pop();
-    const used = Math.min(2, level.opener.count, item.count);
-    const type = item.run === "~" ? "strike" : used === 2 ? "strong" : "emphasis";
-    const node = { type, children: level.children };
-    level.opener.count -= used;
-    item.count -= used;
-    if (level.opener.count > 0) stack.push({ run: level.run, opener: level.opener, children: [node] });
-    else {
-      open[level.run]--;
-      append(stack.at(-1).children, node);
-    }
-  }
-}
-
-function matches(opener, closer) {
-  if (opener.run !== closer.run || opener.count === 0) return false;
-  // "A run that can both open and close does not match where the lengths add up to a multiple of three."
-  const both = opener.closes || closer.opens;
-  return !(both && (opener.length + closer.length) % 3 === 0 && (opener.length % 3 || closer.length % 3));
-}
-
-/** The innermost open run was none: its characters are text. */
-function unwind(stack, open) {
-  const level = stack.pop();
-  open[level.run]--;
-  const into = stack.at(-1).children;
-  append(into, { type: "text", text: level.run.repeat(level.opener.count) });
-  for (const child of level.children) append(into, child);
-}
-
-function append(list, node) {
-  const last = list.at(-1);
-  if (node.type === "text" && node.text === "") return;
-  if (node.type === "text" && last?.type === "text") last.text += node.text;
-  else list.push(node);
 }

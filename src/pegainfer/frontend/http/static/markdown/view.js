@@ -40,7 +40,10 @@ export class MarkdownView {
     if (!text.startsWith(this.#text)) this.#tops.length = this.#told = 0;
     const written = this.#text.lastIndexOf("\n");
     const unsure = written < 0 ? 0 : this.#text.lastIndexOf("\n", written - 1) + 1;
-    const keep = Math.max(0, this.#tops.findLastIndex((top) => top.start < unsure));
+    const keep = Math.max(
+      0,
+      this.#tops.findLastIndex((top) => top.start < unsure),
+    );
     this.#text = text;
     const from = this.#tops[keep]?.start ?? 0;
     const lines = text.slice(from).split("\n");
@@ -84,7 +87,12 @@ class CodeView {
     this.node = el(
       "figure",
       { class: "code" },
-      el("figcaption", {}, el("span", {}, this.#language), copyButton(() => this.#code.textContent, "Copy the code")),
+      el(
+        "figcaption",
+        {},
+        el("span", {}, this.#language),
+        copyButton(() => this.#code.textContent, "Copy the code"),
+      ),
       el("pre", { tabindex: "0", role: "group", "aria-label": name }, this.#code),
     );
     if (block.closed || done) this.#finish();
@@ -98,7 +106,13 @@ class CodeView {
   /** Takes more text; false where what was shown is not its beginning. */
   grow(block, done) {
     const shown = this.#text?.data;
-    if (block.type !== "code" || shown === undefined || block.info !== this.#info || !block.text.startsWith(shown)) return false;
+    if (
+      block.type !== "code" ||
+      shown === undefined ||
+      block.info !== this.#info ||
+      !block.text.startsWith(shown)
+    )
+      return false;
     this.#text.appendData(block.text.slice(shown.length));
     if (block.closed || done) this.#finish();
     return true;
@@ -126,7 +140,10 @@ class TableView {
 
   grow(block) {
     const old = this.#block;
-    const same = block.type === "table" && String(block.head) === String(old.head) && String(block.align) === String(old.align);
+    const same =
+      block.type === "table" &&
+      String(block.head) === String(old.head) &&
+      String(block.align) === String(old.align);
     if (!same || block.rows.length < old.rows.length) return false;
     this.#block = block;
     this.#body.lastChild?.remove(); // it may have been half a row
@@ -171,7 +188,12 @@ function renderList(list) {
       block.type === "paragraph" && !list.loose ? inline(block.text) : renderBlock(block),
     );
     if (item.task === null) return el("li", {}, ...parts);
-    const mark = el("input", { type: "checkbox", disabled: true, checked: item.task, "aria-label": item.task ? "Done" : "To do" });
+    const mark = el("input", {
+      type: "checkbox",
+      disabled: true,
+      checked: item.task,
+      "aria-label": item.task ? "Done" : "To do",
+    });
     return el("li", { class: "task" }, mark, el("div", {}, ...parts));
   });
   if (!list.ordered) return el("ul", {}, ...items);
@@ -208,10 +230,16 @@ function renderInline(node) {
 function renderLink(node, children, kind) {
   const label = kind ? [el("span", { class: "link-kind" }, `${kind} `), ...children] : children;
   const url = safeAddress(node.href);
-  if (!url) return el("span", { title: "This page does not follow such links", class: "dead-link" }, ...label);
-  const link = el("a", { href: url.href, title: url.href, target: "_blank", rel: "noopener noreferrer" }, ...label);
+  if (!url)
+    return el("span", { title: "This page does not follow such links", class: "dead-link" }, ...label);
+  const link = el(
+    "a",
+    { href: url.href, title: url.href, target: "_blank", rel: "noopener noreferrer" },
+    ...label,
+  );
   // Text that reads like an address is not to hide another one.
   const said = /^\s*(?:https?:\/\/)?([\w-]+(?:\.[\w-]+)+)/i.exec(link.textContent)?.[1];
-  if (said && said.toLowerCase() !== url.hostname) link.append(el("span", { class: "link-kind" }, ` (${url.hostname})`));
+  if (said && said.toLowerCase() !== url.hostname)
+    link.append(el("span", { class: "link-kind" }, ` (${url.hostname})`));
   return link;
 }
