@@ -33,7 +33,7 @@ from pegainfer.frontend.http.responses_api.request import (
 )
 from pegainfer.frontend.http.responses_api.response import begun
 from pegainfer.frontend.http.responses_api.store import Stored
-from pegainfer.frontend.http.responses_api.tools import namespaces
+from pegainfer.frontend.http.responses_api.tools import explaining_tools, namespaces
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,8 @@ async def create(front: Front, scope: Scope, receive: Receive, send: Send) -> No
     """POST /v1/responses. Raises what the checks and `send_body` raise."""
     arrival = time.monotonic()
     body = await read_body(scope, receive, front.config)
-    r = await parse(body, ResponsesRequest, front.config)
+    with explaining_tools():
+        r = await parse(body, ResponsesRequest, front.config)
     front.check_model(r.model)
     check(front, r)
     shape = options(front, r)

@@ -5,17 +5,21 @@ The model knows a function of a namespace as `namespace__name`; answers and hist
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import refuse_unserved
 from pegainfer.frontend.http.formats import JsonObject
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
 
 SEPARATOR = "__"
+_TYPE = re.compile(r"tools\[\d+\](\.tools\[\d+\])?\.type")
 
 
 class FunctionTool(
@@ -45,6 +49,21 @@ ResponsesTool = FunctionTool | NamespaceTool
 class ResponsesChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     name: str | None = None
+
+
+@contextlib.contextmanager
+def explaining_tools() -> Iterator[None]:
+    """An error about a tool's type says what there is: agents offer what runs on others' servers unasked."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param is None or not _TYPE.fullmatch(error.param):
+            raise
+        got = error.message.removeprefix(error.param + ": ")
+        expected = "function or namespace (no other tools are offered here; leave it out)"
+        raise ApiError(
+            400, f"{error.param}: expected {expected}; {got}", param=error.param, code="unsupported"
+        ) from None
 
 
 def model_name(namespace: str | None, name: str) -> str:

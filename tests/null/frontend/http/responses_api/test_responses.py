@@ -322,6 +322,11 @@ def test_faults_are_named_as_the_route_calls_them(fields: dict[str, Any], param:
     assert error["message"].startswith(param)
 
 
+def test_a_tool_of_others_is_refused_with_what_there_is() -> None:
+    message = refuse(tools=[TOOL, {"type": "web_search", "external_web_access": False}])["message"]
+    assert message.startswith("tools[1].type: expected function or namespace") and "web_search" in message
+
+
 def test_an_unknown_predecessor_is_a_404() -> None:
     response = ask_app(app_of(scripted("x")), PATH, {"input": "hi", "previous_response_id": "resp_x"})
     assert response.status_code == 404
