@@ -181,7 +181,8 @@ def test_a_second_signal_does_not_wait() -> None:
 
 
 def test_a_killed_engine_ends_what_ran_and_the_server() -> None:
-    with serving(*NULL, "--engine-restarts", "0") as server, httpx.Client(base_url=server.url, timeout=30) as http:
+    flags = (*NULL, "--engine-restarts", "0")
+    with serving(*flags) as server, httpx.Client(base_url=server.url, timeout=30) as http:
         with frozen_engine(server) as engine, httpx.Client(base_url=server.url, timeout=30) as other:
             request = other.build_request("POST", "/v1/completions", json=LONG)
             with contextlib.closing(_Background(other, request)) as running:

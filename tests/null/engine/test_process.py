@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +17,9 @@ from pegainfer.contract import codec
 from pegainfer.contract.errors import ConfigError, EngineDeadError, ModelFileError
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.handle import EngineInfo
-from pegainfer.contract.step import Runner
+from pegainfer.contract.step import Runner, StepResult
 from pegainfer.engine.channel import listen
-from pegainfer.engine.null import NullRunner
+from pegainfer.engine.null import NullPending, NullRunner
 from pegainfer.engine.process import FAILED, OK, USER_ERROR, serve_engine
 from pegainfer.engine.scheduler import SchedulerConfig
 from tests.null.engine.harness import EOS, MODEL, null_config, request
@@ -146,6 +148,50 @@ def test_a_refusal_names_exception_and_field(served: Served) -> None:
     assert isinstance(message, codec.Refused)
     assert (message.request_id, message.kind, message.param) == ("r", "RequestError", "prompt")
     assert "expected 0..31" in message.message
+
+
+class Stuck(NullRunner):
+    """Its steps end when they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(null_config())
+        self.let_go = threading.Event()
+
+    def sample(self, handle: Any, masks: dict[int, bytes] | None = None) -> NullPending:
+        pending = super().sample(handle, masks)
+        end = pending.wait
+
+        def wait() -> StepResult:
+            assert self.let_go.wait(PATIENCE)
+            return end()
+
+        pending.wait = wait  # type: ignore[method-assign]
+        return pending
+
+
+def test_an_engine_that_stands_still_is_reported(folder: Path) -> None:
+    runner, said, told = Stuck(), list[str](), threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            told.set()
+
+    listener = Listener()
+    logger = logging.getLogger("pegainfer.engine.watchdog")
+    logger.addHandler(listener)
+    try:
+        engine = Served(folder, lambda: (runner, INFO), SchedulerConfig(watchdog_seconds=0.05))
+        engine.front.send(codec.Submit(request("r", [1, 2, 3], max_tokens=2, eos=())))
+        assert told.wait(PATIENCE)
+        runner.let_go.set()
+        assert engine.front.events_of("r")[-1].finish is FinishReason.LENGTH
+        engine.front.send(codec.Shutdown())
+        assert engine.end() == OK
+    finally:
+        logger.removeHandler(listener)
+    assert "its last plan: step 1, 1 rows, 3 tokens" in said[0] or "its last plan: step 2" in said[0]
+    assert "thread engine:" in said[0] and "in wait" in said[0]
 
 
 def test_cancel_over_the_socket(folder: Path) -> None:
