@@ -134,7 +134,7 @@ def label(bar: Bar) -> str:
 def comparison(figures: dict[Bar, Figure]) -> Iterator[str]:
     yield "## Beside llama.cpp\n"
     yield "Two threads, medians of alternating runs in one go, tokens a second. *Roof*: what a decode would"
-    yield "reach if reading its weights and keys at the bandwidth measured in the same run were all.\n"
+    yield "reach if reading its weights at the bandwidth measured in the same run were all.\n"
     yield "| file, case | llama.cpp | pegainfer | ratio | bar | goal | of the roof |"
     yield "|---|---|---|---|---|---|---|"
     for bar, f in figures.items():
