@@ -128,6 +128,7 @@ async def _run(job: Job, target: Target, supervisor: Supervisor) -> int:
     client = await connecting
     app = create_app(client, side.tokenizer, side.template, job.batch.http())
     with counted_progress(job.total) as progress:
+        progress(_share(0, job.total))
         step = itertools.count(1)
         run = BatchRun(
             app,
@@ -149,4 +150,4 @@ async def _run(job: Job, target: Target, supervisor: Supervisor) -> int:
 
 def _share(done: int, total: int) -> str:
     """What the progress shows; elsewhere than on a terminal, a line each time it changes."""
-    return f"answering ({done * PROGRESS_STEPS // total * 100 // PROGRESS_STEPS} %)"
+    return f"answering ({done * PROGRESS_STEPS // max(1, total) * 100 // PROGRESS_STEPS} %)"
