@@ -61,6 +61,7 @@ class CpuExecutor:
         self._pool = pool
         self._lib = library()
         self._memory: dict[Tensor, Array] = {}  # buffers, outputs and inputs, flat, at their largest
+        self._shapes: dict[Tensor, tuple[int, ...]] = {}  # of inputs and outputs at the last step's sizes
         self._views: dict[Tensor, Array] = {}  # of that memory, as the last step shaped it
         self._place: dict[Tensor, int] = {t: i for i, t in enumerate(program.tensors())}
         self._table = np.zeros(len(self._place) + 1, np.uint64)  # addresses; C++ reads it in each step
@@ -88,9 +89,9 @@ class CpuExecutor:
         Raises OpError where an input is missing or has another shape, a size exceeds the largest, or an index
         points outside of what it indexes; nothing has been computed then.
         """
+        self._set_sizes(env)
         for name, array in inputs.items():
             self._stage(name, array, env)
-        self._set_sizes(env)
         if watch is None:
             self._run(0, len(self.program.calls))
         else:
@@ -99,7 +100,7 @@ class CpuExecutor:
                 watch(
                     call, {k: self._seen(t, env, inputs) for k, t in call.tensors.items() if self._plain(t)}
                 )
-        return {name: self.view(name, env) for name in self._outputs}
+        return {name: self._shaped(t, self._shape(t, env)) for name, t in self._outputs.items()}
 
     def view(self, name: str, env: Sizes) -> Array:
         """An input or output in place, in the shape of `env`."""
@@ -126,7 +127,7 @@ class CpuExecutor:
         t = self._inputs.get(name)
         if t is None:
             raise OpError(f"program {self.program.name}: no input {name}", expected=" ".join(self._inputs))
-        shape = t.sizes(env)
+        shape = self._shape(t, env)
         if array.shape != shape or array.dtype != NUMPY[t.dtype]:
             raise OpError(
                 f"program {self.program.name}: input {t}",
@@ -152,7 +153,9 @@ class CpuExecutor:
                     f"program {self.program.name}: size {name} of a step",
                     expected=f"0 to {self.largest.get(name, 'any')}", got=env.get(name),
                 )  # fmt: skip
-            self._env[i] = size
+            if self._env[i] != size:
+                self._env[i] = size
+                self._shapes.clear()
 
     def _run(self, first: int, last: int) -> None:
         timers = None if self._nanoseconds is None else self._nanoseconds.ctypes.data
@@ -222,6 +225,15 @@ class CpuExecutor:
         if t.name in inputs and t.kind is Kind.INPUT:
             return inputs[t.name].reshape(t.sizes(env))
         return self._view(t, env)
+
+    def _shape(self, t: Tensor, env: Sizes) -> tuple[int, ...]:
+        """The tensor's shape in this step; worked out once for steps of one size after another."""
+        known = self._shapes.get(t)
+        if known is None:
+            known = t.sizes(env)
+            if all(isinstance(d, int) or d in self._sizes for d in t.shape):
+                self._shapes[t] = known
+        return known
 
     def _view(self, t: Tensor, env: Sizes) -> Array:
         return self._shaped(t, t.sizes(env))
