@@ -58,7 +58,8 @@ def test_a_wrong_weight_is_found_at_its_layer(
     def tampered(ctx: CudaContext, weights: Mapping[str, RawWeight], options: CudaOptions) -> CudaBackend:
         right = weights[weight]
         wrong = raw(to_float32(right) * np.float32(1.5), right.format)
-        return CudaBackend(ctx, {**weights, weight: dataclasses.replace(right, data=wrong.data)}, options)
+        wrong = dataclasses.replace(right, data=wrong.data, origin=None)
+        return CudaBackend(ctx, {**weights, weight: wrong}, options)
 
     monkeypatch.setattr("pegainfer.cli.bisect_cuda.CudaBackend", tampered)
     wrong = first_wrong(compare(spec(write_checkpoint(MODEL, tmp_path)), PROMPT, 1))

@@ -26,7 +26,8 @@ def server() -> Iterator[Server]:
     if (reason := probe()) is not None:
         pytest.skip(reason)
     names = ("--served-model-name", "smol", "--served-model-name", "m")
-    with serving(str(default_model()), "--device", "cuda", *names) as process:
+    share = ("--gpu-memory-utilization", "0.2")
+    with serving(str(default_model()), "--device", "cuda", *share, *names) as process:
         yield process
 
 
