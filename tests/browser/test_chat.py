@@ -31,6 +31,7 @@ def test_an_answer_is_shown_as_it_comes_with_its_figures(chat: Page, server: Pag
     prompt = len("<|im_start|>user\nQuestion?<|im_end|>\n<|im_start|>assistant\n") - 2 * 11 - 9
     assert f"{len(text) + 1} tokens" in figures  # with the one that ends it
     assert f"{prompt} prompt tokens" in figures and "16 cached" in figures
+    expect(chat.locator("#context")).to_have_text(f"{prompt + len(text) + 1} of 4,194,304 tokens")
 
 
 def test_stop_keeps_what_there_is_and_the_engine_is_told(chat: Page, server: PageServer) -> None:

@@ -13,7 +13,7 @@ import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 import { Transcript } from "./transcript.js";
 import { fileName, fromJson, toJson, toMarkdown } from "./transfer.js";
-import { ROOT } from "./tree.js";
+import { ROOT, shownPath } from "./tree.js";
 
 const STARTERS = [
   "Explain how a prefix cache makes the first token come sooner.",
@@ -22,6 +22,7 @@ const STARTERS = [
 ];
 
 const store = await Store.open();
+const rooms = new Map(); // model → tokens that it can hold
 const follower = new Follower(byId("scroller"), byId("transcript"), byId("to-end"));
 const session = new Session(store, {
   model: () => byId("model").value || undefined,
@@ -30,6 +31,7 @@ const session = new Session(store, {
   finished: () => {
     transcript.finish();
     composer.busy = false;
+    showContext();
   },
   listed: listConversations,
 });
@@ -104,6 +106,15 @@ function showConversation() {
   transcript.show(conversation, live);
   history.replaceState(null, "", empty ? location.pathname : `#${conversation.id}`);
   showTitle();
+  showContext();
+}
+
+/** How full the model's context is with the shown branch, as far as the last answer told. */
+function showContext() {
+  const figures = shownPath(session.conversation).findLast((node) => node.figures?.prompt)?.figures;
+  const room = rooms.get(byId("model").value);
+  const used = figures && figures.prompt + (figures.tokens ?? 0);
+  byId("context").textContent = used && room ? `${count(used)} of ${count(room)} tokens` : "";
 }
 
 function showTitle() {
@@ -120,8 +131,10 @@ async function listModels() {
   const select = byId("model");
   try {
     const served = await models();
+    for (const model of served) rooms.set(model.id, model.max_model_len);
     select.replaceChildren(...served.map((model) => el("option", { value: model.id }, model.id)));
     showWelcome(served[0]);
+    showContext();
     notice("models", null);
   } catch (error) {
     showWelcome(null);
@@ -166,6 +179,7 @@ function wireButtons() {
   byId("settings-button").append(icon("settings"));
   byId("export").append(icon("download"));
   themeButton(byId("theme"));
+  byId("model").addEventListener("change", showContext);
   byId("new-chat").addEventListener("click", () => {
     session.start();
     listConversations();
