@@ -87,6 +87,14 @@ def test_a_call_and_its_result(client: Anthropic) -> None:
     assert second.stop_reason in ("end_turn", "max_tokens")
 
 
+def test_models(client: Anthropic) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.display_name) == ("m", "model", "m")
+    assert client.models.retrieve("m") == model
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("claude")
+
+
 def test_an_answer_that_has_begun_and_a_stop_sequence(client: Anthropic) -> None:
     begun = [*ASK, {"role": "assistant", "content": "The weather is"}]
     answer = client.messages.create(model="m", messages=begun, max_tokens=30, stop_sequences=["a", "e", " "])

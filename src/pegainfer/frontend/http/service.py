@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from typing import Any
 
@@ -20,17 +21,27 @@ METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class Model(msgspec.Struct, kw_only=True):
+    """What OpenAI's clients read of a model, and what Anthropic's do."""
+
     id: str
     object: str = "model"
-    created: int
+    created: int  # seconds of the wall clock, when the server started
     owned_by: str = "pegainfer"
     root: str  # the model's own name
     max_model_len: int
+    type: str = "model"
+    display_name: str
+    created_at: str  # RFC 3339
+    max_input_tokens: int
+    lifecycle: str = "active"
 
 
-class ModelList(msgspec.Struct):
-    data: list[Model]
+class ModelList(msgspec.Struct, kw_only=True):
     object: str = "list"
+    data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: bool = False
 
 
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +99,8 @@ async def metrics(front: Front, scope: Scope, receive: Receive, send: Send) -> N
 
 
 async def models(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_json(send, ModelList([_model(front, name) for name in front.names]))
+    listed = [_model(front, name) for name in front.names]
+    await send_json(send, ModelList(data=listed, first_id=listed[0].id, last_id=listed[-1].id))
 
 
 async def model(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,7 +111,16 @@ async def model(front: Front, scope: Scope, receive: Receive, send: Send) -> Non
 
 def _model(front: Front, name: str) -> Model:
     info = front.engine.info
-    return Model(id=name, created=front.created, root=info.model, max_model_len=info.max_model_len)
+    at = datetime.datetime.fromtimestamp(front.created, datetime.UTC)
+    return Model(
+        id=name,
+        created=front.created,
+        root=info.model,
+        max_model_len=info.max_model_len,
+        display_name=name,
+        created_at=at.isoformat().replace("+00:00", "Z"),
+        max_input_tokens=info.max_model_len - 1,
+    )
 
 
 async def abort(front: Front, scope: Scope, receive: Receive, send: Send) -> None:

@@ -204,7 +204,7 @@ def _template_variables(front: Front, r: PromptFields) -> dict[str, TemplateValu
     """The template's variables, with the one that `thinking` stands for."""
     given = r.chat_template_kwargs
     if r.thinking is None:
-        return given
+        return {**thinking_switch(front, on=False), **(given or {})}
     if r.thinking.type not in THINKING:
         raise bad_value("thinking.type", "one of " + ", ".join(THINKING), repr(r.thinking.type[:40]))
     on = r.thinking.type != "disabled"

@@ -130,6 +130,13 @@ def test_thinking_is_switched() -> None:
     for thinking, end in (({"type": "disabled"}, "<think></think>"), ({"type": "adaptive"}, "\n<think>")):
         _, engine = send("x</think>y", thinks=True, thinking=thinking)
         assert prompt_of(engine).endswith(end)
+    _, engine = send("x", thinks=True, chat_template_kwargs={"enable_thinking": True})
+    assert prompt_of(engine).endswith("\n<think>")
+    # Only who asks for thoughts has them: models that can do without are told so.
+    engine = scripted("x")
+    template = ChatTemplate("{{ enable_thinking }}{# </think> #}", {})
+    ask_app(create_app(engine, TOKENIZER, template, HttpConfig()), PATH, {"messages": [USER]})
+    assert prompt_of(engine) == "False"
     # A model that never thinks stays below every budget.
     send("x", thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2000)
 
