@@ -110,23 +110,6 @@ def _call(call: HistoryCall, where: str) -> dict[str, Any]:
     return {"id": call.id or "", "type": "function", "function": function}
 
 
-def systems_as_users(messages: list[Message]) -> list[Message]:
-    """The same chat for templates that let a system speak at the beginning only.
-
-    What it says later belongs to the user's turn beside it. Contents are texts.
-    """
-    out = messages[:1]
-    moved = False
-    for message in messages[1:]:
-        late = message.role in ("system", "developer")
-        if (late or moved) and out[-1].role == "user" and (late or message.role == "user"):
-            out[-1] = Message(role="user", content=f"{out[-1].content}\n{message.content}")
-        else:
-            out.append(Message(role="user", content=message.content) if late else message)
-        moved = late
-    return out
-
-
 def with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same with each call's arguments as JSON text: some templates take no object."""
     return [_text_arguments(message) for message in messages]

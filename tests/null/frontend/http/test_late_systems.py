@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pegainfer.frontend.chat_template import ChatTemplate
+from pegainfer.frontend.http.anthropic.content import chat_drafts
+from pegainfer.frontend.http.anthropic.request import MessagesRequest
 from pegainfer.frontend.http.app import create_app
 from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.messages import Message, systems_as_users
+from pegainfer.frontend.http.turns import Draft, systems_as_users
 from tests.support.asgi import TOKENIZER
 from tests.support.scripted import ask_app, prompt_of, scripted
 
@@ -41,12 +44,25 @@ def test_every_template_shows_it(name: str, path: str, field: str) -> None:
 
 
 def test_it_becomes_a_part_of_the_users_turn() -> None:
-    turns = [
-        Message(role=t["role"], content=t["content"]) for t in [{"role": "system", "content": "s"}, *TURNS]
-    ]
-    assert [(m.role, m.content) for m in systems_as_users(turns)] == [
+    drafts = [Draft("system", ["s"]), *(Draft(t["role"], [t["content"]]) for t in TURNS)]
+    messages = [draft.message() for draft in systems_as_users(drafts)]
+    assert [(m.role, m.content) for m in messages] == [
         ("system", "s"),
         ("user", "first\nlisten\nsecond"),
         ("assistant", "answer"),
         ("user", "again\nthird"),
     ]
+
+
+def test_a_turn_of_very_many_pieces_takes_no_longer_than_its_length() -> None:
+    """Copying what was joined so far for each piece would take 100 GB through memory here, and minutes."""
+    piece = {"type": "text", "text": "x" * 20}
+    called = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    turns = [
+        {"role": "user", "content": [piece] * 100_000},
+        {"role": "assistant", "content": [piece, called] * 50_000},
+    ]
+    request = msgspec.convert({"messages": turns}, MessagesRequest)
+    user, assistant = (draft.message() for draft in chat_drafts(request.messages))
+    assert isinstance(user.content, str) and len(user.content) == 21 * 100_000 - 1
+    assert len(assistant.tool_calls or ()) == 50_000

@@ -14,8 +14,9 @@ import msgspec
 from pegainfer.frontend.http.body import convert
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.http.messages import MAX_MESSAGES, HistoryCall, HistoryFunction, Message
+from pegainfer.frontend.http.messages import MAX_MESSAGES
 from pegainfer.frontend.http.thinking import decoded_thoughts
+from pegainfer.frontend.http.turns import Draft
 
 # A line that Claude Code puts before its prompt to say who pays: it differs from request to request, is
 # nothing for the model, and would keep all that follows from being found in the prefix cache.
@@ -99,13 +100,13 @@ def prefilled(turns: list[Turn]) -> bool:
     return isinstance(content, str) or not any(block.get("type") == "tool_use" for block in content)
 
 
-def chat_messages(turns: list[Turn]) -> list[Message]:
+def chat_drafts(turns: list[Turn]) -> list[Draft]:
     """Raises ApiError (400)."""
     if not turns:
         raise bad_value("messages", "at least one message", "none")
     if len(turns) > MAX_MESSAGES:
         raise bad_value("messages", f"≤ {MAX_MESSAGES} messages", len(turns))
-    out: list[Message] = []
+    out: list[Draft] = []
     for i, turn in enumerate(turns):
         if turn.role not in _OF_ROLE:
             raise bad_value(f"messages[{i}].role", "user, assistant or system", repr(turn.role[:40]))
@@ -154,15 +155,14 @@ def _check_cache(control: CacheControl | None, where: str) -> None:
         raise bad_value(f"{where}.cache_control", "type ephemeral, ttl 5m or 1h", repr(control.type[:40]))
 
 
-def _add(out: list[Message], role: str, block: ContentBlock, where: str) -> None:
+def _add(out: list[Draft], role: str, block: ContentBlock, where: str) -> None:
     """A block of a user's or a system's turn."""
     if block.type == "tool_result":
-        text = _result(block, where)
-        out.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
-    elif out and out[-1].role == role:
-        out[-1].content = f"{out[-1].content}\n{block.text}"
-    else:
-        out.append(Message(role=role, content=block.text or ""))
+        out.append(Draft("tool", [_result(block, where)], tool_call_id=block.tool_use_id))
+        return
+    if not out or out[-1].role != role:
+        out.append(Draft(role))
+    out[-1].texts.append(block.text or "")
 
 
 def _result(block: ContentBlock, where: str) -> str:
@@ -184,25 +184,16 @@ def _result(block: ContentBlock, where: str) -> str:
     return content
 
 
-def _add_assistant(out: list[Message], blocks: list[tuple[ContentBlock, str]]) -> None:
+def _add_assistant(out: list[Draft], blocks: list[tuple[ContentBlock, str]]) -> None:
     """The blocks of an assistant's turn, in one message with a turn before it that is the assistant's."""
     if not out or out[-1].role != "assistant":
-        out.append(Message(role="assistant", content=""))
+        out.append(Draft("assistant"))
+    draft = out[-1]
     for block, _ in blocks:
-        message = out[-1]
-        if block.type == "thinking":
-            thought = block.thinking or decoded_thoughts(block.signature or "")
-            message.reasoning_content = _joined(message.reasoning_content, thought)
-        elif block.type == "tool_use":
-            function = HistoryFunction(name=block.name or "", arguments=json.dumps(block.input))
-            message.tool_calls = [
-                *(message.tool_calls or ()),
-                HistoryCall(id=block.id, type="function", function=function),
-            ]
-        else:
-            assert isinstance(message.content, str)
-            message.content = _joined(message.content, block.text)
-
-
-def _joined(before: str | None, text: str | None) -> str:
-    return f"{before}\n{text}" if before else text or ""
+        match block.type:
+            case "thinking":
+                draft.thoughts.append(block.thinking or decoded_thoughts(block.signature or "") or "")
+            case "tool_use":
+                draft.call(block.id, block.name or "", json.dumps(block.input))
+            case _:
+                draft.texts.append(block.text or "")

@@ -11,7 +11,7 @@ from pegainfer.frontend.http.anthropic.content import (
     CacheControl,
     SystemBlock,
     Turn,
-    chat_messages,
+    chat_drafts,
     prefilled,
     system_text,
 )
@@ -21,10 +21,10 @@ from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refus
 from pegainfer.frontend.http.formats import JsonObject, JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.http.messages import Message, systems_as_users
 from pegainfer.frontend.http.render import TemplateValue
 from pegainfer.frontend.http.thinking import EFFORTS, knows_levels, thinking_switch
 from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
+from pegainfer.frontend.http.turns import Draft, systems_as_users
 
 MIN_BUDGET = 1024  # tokens, Anthropic's own bound
 THINKING = ("enabled", "disabled", "adaptive")
@@ -117,14 +117,14 @@ class MessagesRequest(PromptFields, kw_only=True):
 def to_chat(front: Front, r: PromptFields) -> ChatRequest:
     """The chat that a request stands for. Raises ApiError (400) that speaks of the request's own fields."""
     refuse_unserved(r)
-    messages = chat_messages(r.messages)
+    drafts = chat_drafts(r.messages)
     system = system_text(r.system)
     if system:
-        messages.insert(0, Message(role="system", content=system))
+        drafts.insert(0, Draft("system", [system]))
     if not front.late_systems:
-        messages = systems_as_users(messages)
+        drafts = systems_as_users(drafts)
     chat = ChatRequest(
-        messages=messages,
+        messages=[draft.message() for draft in drafts],
         continue_final_message=prefilled(r.messages) or None,
         chat_template_kwargs=_template_variables(front, r),
         tools=None if r.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(r.tools)],

@@ -16,12 +16,14 @@ import msgspec
 from pegainfer.frontend.http.body import convert
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.http.messages import MAX_MESSAGES, HistoryCall, HistoryFunction, Message
+from pegainfer.frontend.http.messages import MAX_MESSAGES
 from pegainfer.frontend.http.responses_api.tools import model_name
 from pegainfer.frontend.http.thinking import decoded_thoughts
+from pegainfer.frontend.http.turns import SYSTEMS, Draft
 from pegainfer.frontend.tools.call import read_object
 
 JsonObject = dict[str, Any]
+PARAGRAPH = "\n\n"  # between what several systems say
 ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -157,15 +159,15 @@ def _thoughts(item: ReasoningItem, where: str) -> str:
     return found
 
 
-def chat_messages(instructions: str | None, items: Sequence[JsonObject]) -> list[Message]:
+def chat_drafts(instructions: str | None, items: Sequence[JsonObject]) -> list[Draft]:
     """The chat of normalised items. What systems say at the beginning stands in one message."""
-    out: list[Message] = []
+    out: list[Draft] = []
     if instructions:
-        out.append(Message(role="system", content=instructions))
+        out.append(Draft("system", [instructions], between=PARAGRAPH))
     for item in items:
         match item["type"]:
             case "function_call_output":
-                out.append(Message(role="tool", content=item["output"], tool_call_id=item["call_id"]))
+                out.append(Draft("tool", [item["output"]], tool_call_id=item["call_id"]))
             case "message" if item["role"] != "assistant":
                 _add_message(out, item)
             case _:
@@ -173,29 +175,22 @@ def chat_messages(instructions: str | None, items: Sequence[JsonObject]) -> list
     return out
 
 
-def _add_message(out: list[Message], item: JsonObject) -> None:
+def _add_message(out: list[Draft], item: JsonObject) -> None:
     role, text = item["role"], item["content"][0]["text"]
-    if role != "user" and len(out) == 1 and out[0].role in ("system", "developer"):
-        out[0].content = f"{out[0].content}\n\n{text}"
+    if role in SYSTEMS and len(out) == 1 and out[0].role in SYSTEMS:
+        out[0].texts.append(text)
     else:
-        out.append(Message(role=role, content=text))
+        out.append(Draft(role, [text], between=PARAGRAPH))
 
 
-def _add_assistant(out: list[Message], item: JsonObject) -> None:
+def _add_assistant(out: list[Draft], item: JsonObject) -> None:
     """Thoughts begin a message, and so does text after text or after a call."""
     kind = item["type"]
-    last = out[-1] if out and out[-1].role == "assistant" else None
-    begun = last is not None and (last.tool_calls or last.content)
-    if last is None or (kind == "reasoning" and begun) or (kind == "message" and begun):
-        last = Message(role="assistant", content="")
-        out.append(last)
-    if kind == "reasoning":
-        text = item["content"][0]["text"] if item["content"] else ""
-        last.reasoning_content = f"{last.reasoning_content}\n{text}" if last.reasoning_content else text
-    elif kind == "message":
-        last.content = item["content"][0]["text"] if item["content"] else ""
-    else:
-        name = model_name(item.get("namespace"), item["name"])
-        function = HistoryFunction(name=name, arguments=item["arguments"])
-        call = HistoryCall(id=item["call_id"], type="function", function=function)
-        last.tool_calls = [*(last.tool_calls or ()), call]
+    if not out or out[-1].role != "assistant" or (kind != "function_call" and out[-1].begun):
+        out.append(Draft("assistant"))
+    draft = out[-1]
+    if kind == "function_call":
+        draft.call(item["call_id"], model_name(item.get("namespace"), item["name"]), item["arguments"])
+        return
+    text = item["content"][0]["text"] if item["content"] else ""
+    (draft.thoughts if kind == "reasoning" else draft.texts).append(text)

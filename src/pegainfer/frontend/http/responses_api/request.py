@@ -13,16 +13,16 @@ from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refus
 from pegainfer.frontend.http.formats import JsonObject, JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import at_most, bad_value
-from pegainfer.frontend.http.messages import systems_as_users
 from pegainfer.frontend.http.options import AnswerOptions, most_logprobs
 from pegainfer.frontend.http.render import TemplateValue
-from pegainfer.frontend.http.responses_api.items import chat_messages
+from pegainfer.frontend.http.responses_api.items import chat_drafts
 from pegainfer.frontend.http.responses_api.tools import (
     ResponsesChoice,
     ResponsesTool,
     chat_choice,
     chat_tools,
 )
+from pegainfer.frontend.http.turns import systems_as_users
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -157,9 +157,11 @@ def to_chat(front: Front, r: ResponsesRequest, items: Sequence[JsonObject]) -> C
     """
     if not items:
         raise bad_value("input", "a text or at least one item", "none")
-    messages = chat_messages(r.instructions, items)
+    drafts = chat_drafts(r.instructions, items)
+    if not front.late_systems:
+        drafts = systems_as_users(drafts)
     chat = ChatRequest(
-        messages=messages if front.late_systems else systems_as_users(messages),
+        messages=[draft.message() for draft in drafts],
         chat_template_kwargs=r.chat_template_kwargs,
         tools=chat_tools(r.tools),
         tool_choice=chat_choice(r.tool_choice),
