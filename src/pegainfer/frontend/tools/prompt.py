@@ -27,10 +27,10 @@ def plain_messages(messages: Sequence[Message], tools: Sequence[Message] | None)
     for message in messages:
         if message["role"] == "tool":
             text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if out and out[-1].get("of_tools"):  # the results of one turn stand together
-                out[-1]["content"] += "\n" + text
+            if out and "results" in out[-1]:  # those of one turn stand together
+                out[-1]["results"].append(text)
             else:
-                out.append({"role": "user", "content": text, "of_tools": True})
+                out.append({"role": "user", "results": [text]})
         elif message.get("tool_calls"):
             calls = [_spelt(call["function"]) for call in message["tool_calls"]]
             parts = [message.get("content") or "", *calls]
@@ -38,7 +38,8 @@ def plain_messages(messages: Sequence[Message], tools: Sequence[Message] | None)
         else:
             out.append(dict(message))
     for message in out:
-        message.pop("of_tools", None)
+        if "results" in message:
+            message["content"] = "\n".join(message.pop("results"))
     if tools:
         text = _INTRODUCTION.format(tools="\n".join(json.dumps(t, ensure_ascii=False) for t in tools))
         if out and out[0]["role"] == "system":
