@@ -54,6 +54,7 @@ def test_every_route_answers(output: Path) -> None:
             line("text", "/v1/completions", {"prompt": "a", "max_tokens": 2}),
             line("response", "/v1/responses", {"input": "hi", "max_output_tokens": 2}),
             line("message", "/v1/messages", CHAT),
+            line("vector", "/v1/embeddings", {"input": "ab", "normalize": False}),
         ],
         output,
         on_line=lambda: steps.append(None),
@@ -65,9 +66,10 @@ def test_every_route_answers(output: Path) -> None:
     assert bodies["chat"]["choices"][0]["message"]["content"] == "hel"
     assert bodies["text"]["choices"][0]["text"] == "he"
     assert bodies["response"]["output"][0]["content"][0]["text"] == "he"
+    assert bodies["vector"]["data"][0]["embedding"] == [97, 98, 2]
     assert bodies["message"]["content"][0]["text"] == "hel"
     assert by_id["chat"]["response"]["request_id"] == bodies["chat"]["id"].removeprefix("chatcmpl-")
-    assert (ran.counts.answered, ran.counts.failed, ran.counts.kept, len(steps)) == (4, 0, 0, 4)
+    assert (ran.counts.answered, ran.counts.failed, ran.counts.kept, len(steps)) == (5, 0, 0, 5)
 
 
 def test_what_fails_says_so_in_its_own_line(output: Path) -> None:
