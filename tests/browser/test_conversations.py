@@ -174,3 +174,31 @@ def test_without_a_database_the_page_works_and_says_what_that_means(
     ask_and_wait(page, "Anyway?")
     shows(page, ("user", "Anyway?"), ("assistant", "All right."))
     expect(page.locator(ITEM)).to_have_text(["Anyway?"])
+
+
+def test_a_full_disk_is_told_and_does_not_stop_the_talk(opened: Opener, server: PageServer) -> None:
+    page = opened(server.url)
+    page.add_init_script(
+        "IDBObjectStore.prototype.put = () => { throw new DOMException('No room.', 'QuotaExceededError'); }"
+    )
+    page.reload()
+    ask_and_wait(page, "Anyway?")
+    shows(page, ("user", "Anyway?"), ("assistant", "All right."))
+    expect(page.locator("#notice")).to_contain_text("did not keep the conversation: No room.")
+    assert "All right." in export(page, "json")[1]
+
+
+def test_what_is_deleted_while_it_is_answered_stays_deleted(chat: Page, server: PageServer) -> None:
+    server.hold()
+    server.say("An answer that nobody waits for any more.")
+    ask(chat, "Never mind")
+    server.let(1)
+    expect(answers(chat).locator(".markdown")).to_have_text("An answer that nobody wa")
+    chat.get_by_role("button", name="Delete Never mind").click()
+    chat.locator("dialog").get_by_role("button", name="Delete", exact=True).click()
+    server.wait_until(lambda: server.engine.cancelled and not server.engine.num_live)
+    server.release()
+    ask_and_wait(chat, "Another thing")
+    expect(chat.locator(ITEM)).to_have_text(["Another thing"])
+    chat.reload()
+    expect(chat.locator(ITEM)).to_have_text(["Another thing"])

@@ -34,6 +34,8 @@ const session = new Session(store, {
     showContext();
   },
   listed: listConversations,
+  unsaved: (error) =>
+    notice("store", `This browser did not keep the conversation: ${error.message} Export it.`),
 });
 const transcript = new Transcript(byId("transcript"), messageActions(), follower);
 const composer = new Composer({

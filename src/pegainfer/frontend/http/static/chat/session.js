@@ -10,8 +10,8 @@ const SAVE_EVERY = 2000; // milliseconds, while an answer grows
 export class Session {
   /**
    * @param store where conversations are kept
-   * @param hooks {model() → name, shown(), grew(), finished(), listed()}: what the page does about changes of
-   *   the open conversation (shown: its branch; grew, finished: its live answer) and of the list
+   * @param hooks {model() → name, shown(), grew(), finished(), listed(), unsaved(error)}: what the page does
+   *   about changes of the open conversation (shown: its branch; grew, finished: its live answer) and of the list
    */
   constructor(store, hooks) {
     this.#store = store;
@@ -124,7 +124,7 @@ export class Session {
   leave() {
     for (const generation of this.#running.values()) {
       generation.leave();
-      this.#store.put(generation.conversation);
+      this.#keep(generation.conversation);
     }
   }
 
@@ -145,19 +145,19 @@ export class Session {
     const isOpen = () => this.conversation.id === conversation.id;
     let saved = performance.now();
     const changed = () => {
+      if (this.#running.get(conversation.id) !== generation) return; // removed meanwhile
       if (isOpen()) this.#hooks.grew();
       if (performance.now() - saved > SAVE_EVERY) {
         saved = performance.now();
-        this.#store.put(conversation);
+        this.#keep(conversation);
       }
     };
     const generation = new Generation(conversation, node, this.#hooks.model(), { changed, goesOn });
     this.#running.set(conversation.id, generation);
     this.#hooks.shown();
-    const kept = this.#save(conversation);
+    this.#save(conversation); // nothing here waits for the disk
     announce("Answering.");
     await generation.run();
-    await kept;
     if (this.#running.get(conversation.id) !== generation) return; // removed meanwhile
     this.#running.delete(conversation.id);
     if (isOpen()) {
@@ -169,7 +169,15 @@ export class Session {
 
   async #save(conversation) {
     conversation.updated = Date.now();
-    await this.#store.put(conversation);
+    await this.#keep(conversation);
     this.#hooks.listed();
+  }
+
+  async #keep(conversation) {
+    try {
+      await this.#store.put(conversation);
+    } catch (error) {
+      this.#hooks.unsaved(error);
+    }
   }
 }
