@@ -12,9 +12,8 @@ from tests.support.asgi import Call, named_events, run
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "Here is the English alphabet: ABC"}
-ALPHABET = NullModel(
-    next_token=lambda tokens, n, seed: ord("D") if len(tokens) == n else alphabet(tokens, n, seed)
-)
+LETTERS = "DEFGHIJKLMNOPQRSTUVWXYZ"  # what the null model answers with
+ALPHABET = NullModel(next_token=lambda t, n, seed: ord("D") if len(t) == n else alphabet(t, n, seed))
 BODIES: dict[str, dict[str, Any]] = {MESSAGES: {"messages": [USER]}, RESPONSES: {"input": [USER]}}
 LIMITS = {MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}
 
@@ -40,12 +39,7 @@ def test_no_token_asked_for_is_a_fault_every_time(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("stops", "shown"),
-    [
-        (["GHI"], "DEF"),
-        (["GHX", "XYZ"], "DEFGHIJKLMNOPQRSTUVW"),
-        (["D"], ""),
-        (["ZZ"], "DEFGHIJKLMNOPQRSTUVWXYZ"),
-    ],
+    [(["GHI"], LETTERS[:3]), (["GHX", "XYZ"], LETTERS[:-3]), (["D"], ""), (["ZZ"], LETTERS)],
 )
 def test_no_piece_of_a_stop_sequence_is_shown(stops: list[str], shown: str) -> None:
     async def main() -> None:
