@@ -17,9 +17,10 @@ from tests.support.page_server import PageServer, page_server
 def test_a_refused_request_says_why_and_can_be_sent_again(chat: Page, server: PageServer) -> None:
     server.engine.refuse = QueueFullError("the queue is full", retry_after=3.0)
     answer = ask_and_wait(chat, "Now?")
-    failure = answer.get_by_role("alert")
+    failure = answer.locator(".failure")
     expect(failure).to_contain_text("the queue is full")
     expect(failure).to_contain_text("try again in 3 s")
+    expect(chat.locator("#announcer p").last).to_have_text("No answer: the queue is full")
     server.engine.refuse = None
     server.say("Here I am.")
     failure.get_by_role("button", name="Try again").click()
@@ -30,8 +31,8 @@ def test_a_refused_request_says_why_and_can_be_sent_again(chat: Page, server: Pa
 
 def test_a_bad_setting_is_named(chat: Page, server: PageServer) -> None:
     server.engine.refuse = RequestError("seed: too odd <b>", param="seed")
-    expect(ask_and_wait(chat, "Go").get_by_role("alert")).to_contain_text("seed: too odd <b>")
-    expect(answers(chat).get_by_role("alert")).to_contain_text("Change the setting")
+    expect(ask_and_wait(chat, "Go").locator(".failure")).to_contain_text("seed: too odd <b>")
+    expect(answers(chat).locator(".failure")).to_contain_text("Change the setting")
 
 
 def test_an_error_within_the_stream_keeps_what_came(chat: Page, server: PageServer) -> None:
@@ -43,13 +44,13 @@ def test_an_error_within_the_stream_keeps_what_came(chat: Page, server: PageServ
     (request,) = server.engine.requests
     failed = TokenEvent(request_id=request.id, index=0, finish=FinishReason.ERROR, error="it broke")
     server.call(lambda: server.engine.fail(request.id, failed))
-    expect(answers(chat).get_by_role("alert")).to_contain_text("it broke")
+    expect(answers(chat).locator(".failure")).to_contain_text("it broke")
     expect(answers(chat).locator(".markdown")).to_have_text("This came before the err")
 
 
 def test_a_server_that_is_gone(chat: Page) -> None:
     chat.context.set_offline(True)
-    expect(ask_and_wait(chat, "There?").get_by_role("alert")).to_contain_text("The server did not answer.")
+    expect(ask_and_wait(chat, "There?").locator(".failure")).to_contain_text("The server did not answer.")
     chat.context.set_offline(False)
     answers(chat).get_by_role("button", name="Try again").click()
     answered(chat)

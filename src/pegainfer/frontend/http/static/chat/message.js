@@ -50,7 +50,7 @@ export class MessageView {
   #actions;
   #margin;
   #body;
-  #thoughts; // {details, view}: there once the model thought
+  #thoughts; // {details, view, label}: there once the model thought
   #content;
   #extras; // calls, errors, notes
   #tools;
@@ -132,7 +132,7 @@ export class MessageView {
       const view = new MarkdownView();
       const label = el("span");
       const details = el("details", { class: "thoughts" }, el("summary", {}, label), view.node);
-      this.#thoughts = { details, view, label, shown: false };
+      this.#thoughts = { details, view, label };
       details.addEventListener(
         "toggle",
         () =>
@@ -198,7 +198,7 @@ export class MessageView {
       return [
         el(
           "div",
-          { class: "failure", role: "alert" },
+          { class: "failure" },
           el("p", { class: "failure-what" }, data.error.message),
           el("p", {}, remedy(data.error)),
           retry,

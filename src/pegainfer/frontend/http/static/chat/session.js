@@ -162,7 +162,7 @@ export class Session {
     this.#running.delete(conversation.id);
     if (isOpen()) {
       this.#hooks.finished();
-      if (!node.error) announce(node.finish === "stopped" ? "Stopped." : "The answer is complete.");
+      announce(endingOf(node));
     }
     await this.#save(conversation);
   }
@@ -180,4 +180,10 @@ export class Session {
       this.#hooks.unsaved(error);
     }
   }
+}
+
+/** How an answer ended, for those who do not see it. */
+function endingOf(node) {
+  if (node.error) return `No answer: ${node.error.message}`;
+  return node.finish === "stopped" ? "Stopped." : "The answer is complete.";
 }
