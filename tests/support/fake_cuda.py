@@ -98,6 +98,7 @@ class FakeCuda:
 
     Args:
         fail: function name -> result to give instead of doing it.
+        broken: a kernel whose launches fail, by the beginning of its name.
     """
 
     capability: tuple[int, int] = (9, 0)
@@ -107,6 +108,7 @@ class FakeCuda:
     memory: int = 1 << 34
     l2: int = 50 << 20
     fail: dict[str, Code] = field(default_factory=dict)
+    broken: str | None = None
     launches: list[Launched] = field(default_factory=list)
     graph_launches: int = 0
     used: int = 0
@@ -200,6 +202,8 @@ class FakeCuda:
         return OK, max(1, min(2048 // threads, (228 << 10) // max(1, shared)))
 
     def cuLaunchKernelEx(self, config: Any, function: str, params: int, extra: int) -> tuple[Any, ...]:
+        if self.broken is not None and function.startswith(self.broken):
+            return (ILLEGAL_ADDRESS,)
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         pdl = any("PROGRAMMATIC_STREAM" in a.id.name for a in config.attrs)
         self.launches.append(

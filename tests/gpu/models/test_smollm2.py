@@ -33,11 +33,10 @@ def test_greedy_answers_are_the_cpu_s_or_a_tie_explains_it() -> None:
         pytest.skip(reason)
     exact = answers(activation="f32", kv_dtype="f32", max_model_len=1024)
     gpu = {"backend": "cuda", "max_model_len": 1024, "max_num_seqs": 8, "gpu_memory_utilization": 0.2}
-    got, again = answers(**gpu), answers(**gpu)
+    got = answers(**gpu)
     parted = []
-    for a, b, c in zip(exact, got, again, strict=True):
+    for a, b in zip(exact, got, strict=True):
         want, ids = list(a.outputs[0].token_ids), list(b.outputs[0].token_ids)
-        assert list(c.outputs[0].token_ids) == ids
         at = next((i for i, (w, g) in enumerate(zip(want, ids, strict=True)) if w != g), None)
         if at is not None:
             top = {i: entry.logprob for i, entry in a.outputs[0].logprobs[at].items()}

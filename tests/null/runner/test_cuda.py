@@ -18,13 +18,15 @@ from pegainfer.contract.errors import ConfigError, InvariantError
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StepPlan
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.kernels.manifest import KernelsError
 from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.driver import CudaError
-from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeCuda, fake_cuda
+from tests.support.fake_cuda import ILLEGAL_ADDRESS, Code, FakeCuda, fake_cuda
 from tests.support.fake_kernels import FakeLt, write_kernels
 from tests.support.tinyqwen3 import TinyQwen3
 
 MODEL = TinyQwen3("gpu", seed=5, dtype="bf16", config={"head_dim": 64})
+NO_BINARY = Code(209, "CUDA_ERROR_NO_BINARY_FOR_GPU")
 PROMPT = [5, 17, 3, 99, 42]
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -183,6 +185,39 @@ def test_a_failure_names_the_step(fake: FakeCuda, runner: CudaRunner) -> None:
     with pytest.raises(CudaError, match=r"cuEventSynchronize failed.*step 1, sizes .*'T': 5"):
         pending.wait()
     fake.fail.clear()
+
+
+def test_a_launch_that_fails_names_call_op_sizes_and_step(fake: FakeCuda, folders: Path) -> None:
+    runner = built(folders, cuda_graph=False)
+    runner.sample(runner.forward(prefill())).wait()
+    fake.broken = "attention_prefill"
+    with pytest.raises(
+        CudaError,
+        match=r"^step 2: .*cuLaunchKernelEx failed; got CUDA_ERROR_ILLEGAL_ADDRESS.*; at attention T=\d+ H=4 "
+        r".*: attention_prefill\w* grid .*; remedy: find the op: pegainfer doctor .*--bisect$",
+    ):
+        runner.forward(prefill(1, step=2))
+    fake.broken = None
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "error", "words"),
+    [
+        (FakeCuda(devices=0), CudaError, "no usable NVIDIA GPU; .* remedy: check CUDA_VISIBLE_DEVICES"),
+        (FakeCuda(version=12080), CudaError, "driver is too old; .* remedy: install NVIDIA driver 580"),
+        (FakeCuda(capability=(7, 5)), CudaError, r"compute capability 7\.5; .* remedy: use one of these"),
+        (FakeCuda(capability=(8, 9)), KernelsError, r"no kernels were built for Fake GPU \(sm_89\); .*"
+         "remedy: run: pegainfer kernels build --arch 89"),
+        (FakeCuda(fail={"cuModuleLoadData": NO_BINARY}), CudaError, "cubin; remedy: run: pegainfer kernels"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_cannot_serve_says_so_in_one_line(
+    gpu: FakeCuda, error: type[Exception], words: str, folders: Path
+) -> None:
+    with fake_cuda(gpu), pytest.raises(error, match=words) as e:
+        built(folders)
+    assert "\n" not in str(e.value)
 
 
 def test_all_that_fits_becomes_cache(fake: FakeCuda, folders: Path) -> None:

@@ -108,5 +108,5 @@ def _remedy(code: Any) -> str | None:
         "CUDA_ERROR_NO_DEVICE": "check CUDA_VISIBLE_DEVICES and that nvidia-smi lists a GPU",
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart after the driver's update",
         "CUDA_ERROR_NO_BINARY_FOR_GPU": "run: pegainfer kernels build --arch <this GPU's>",
-        "CUDA_ERROR_ILLEGAL_ADDRESS": "rerun with --no-cuda-graph and op checks to find the op",
+        "CUDA_ERROR_ILLEGAL_ADDRESS": "find the op: pegainfer doctor MODEL --device cuda --bisect",
     }.get(getattr(code, "name", ""))
