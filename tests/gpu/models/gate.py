@@ -50,12 +50,12 @@ class Row:
     def missed(self) -> list[str]:
         """The bars that this row misses."""
         found = ["rerun"] if self.same is False else []
-        if self.regret > max(REGRET, self.their_regret):
+        if self.regret > REGRET:
             found.append("regret")
         if self.positions >= MANY:
             found += ["ratio"] if self.ratio > RATIO else []
             found += ["mean"] if self.mean > MEAN else []
-            found += ["p99"] if self.p99 > max(P99, self.their_p99) else []
+            found += ["p99"] if self.p99 > P99 else []
         return found
 
     def __str__(self) -> str:
