@@ -36,9 +36,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }  # fmt: skip
-# What makes a seeded model as decided as a trained one: the best token leads by some nats, now and then by next
-# to nothing (in the median it has 0.84 to 0.98 here, 0.34 with SmolLM2-135M on prose). All logits are normals
-# of this deviation, but that of one token, which the embedding alone points to.
+# What makes a seeded model as decided as a trained one: the best token leads by some nats, now and then by
+# next to nothing (in the median it has 0.84 to 0.98 here, 0.34 with SmolLM2-135M on prose). All logits are
+# normals of this deviation, but that of one token, which the embedding alone points to.
 LOGITS, POINTED = 2.0, 8.0  # nat; the pointed token's mean, in deviations
 QK_NORM = 1.25  # mean weight of the norms of queries and keys: scores of a deviation of 1.6
 BRANCH = 0.6  # mean square of a layer's two outputs together, before they are scaled down
