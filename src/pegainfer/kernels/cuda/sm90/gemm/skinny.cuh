@@ -205,7 +205,7 @@ __device__ __forceinline__ float load_shared4(uint32_t p) {
 }
 
 // Finishes 8 rows of one token: v are the sums of rows n … n + 7. `old`, `norm`: where fetch_before left
-// them.
+// them, or is about to: only valid rows read there.
 template <typename T>
 __device__ __forceinline__ void finish(const Args& a, float (&v)[8], int token, int n, bool valid,
                                        uint32_t old, uint32_t norm, float* squares) {
@@ -218,7 +218,7 @@ __device__ __forceinline__ void finish(const Args& a, float (&v)[8], int token, 
         return;
     }
     if (a.kind == RESIDUAL) {
-        const uint4 x = load_shared16(old);
+        const uint4 x = valid ? load_shared16(old) : make_uint4(0, 0, 0, 0);
         const uint32_t* xs = &x.x;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -247,7 +247,8 @@ __device__ __forceinline__ void finish(const Args& a, float (&v)[8], int token, 
         for (int i = 0; i < 4; i++) {
             const float2 f = unpack2<T>(words[i]);
             sum += f.x * f.x, sum += f.y * f.y;
-            words[i] = pack2<T>(f.x * load_shared4(norm + 8 * i), f.y * load_shared4(norm + 8 * i + 4));
+            if (valid)
+                words[i] = pack2<T>(f.x * load_shared4(norm + 8 * i), f.y * load_shared4(norm + 8 * i + 4));
         }
         if (valid)
             *reinterpret_cast<uint4*>(static_cast<T*>(a.normed) + static_cast<int64_t>(token) * a.n + n) =
@@ -367,7 +368,7 @@ __device__ __forceinline__ void finish_tile(const Args& a, const Block<NT>& b, i
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] += load_shared4(from + i * 64);
         }
-        if (a.squares) {
+        if (a.squares && !dry) {
             const float s = scale[token];
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] *= s;
