@@ -107,9 +107,7 @@ def prepare(model: Model, info: RunnerInfo, backend: CudaBackend, max_logprobs: 
     programs = model.programs(info, DTYPE, max_logprobs, activation=DTYPE, residual=DTYPE)
     ctx, block_size = backend.ctx, only_group(info.kv).block_size
     blocks = -(-info.max_model_len // block_size)
-    state = ResidentState(
-        ctx, info.max_slots, info.max_model_len + 1, blocks, info.max_tokens, block_size
-    )
+    state = ResidentState(ctx, info.max_slots, info.max_model_len + 1, blocks, info.max_tokens, block_size)
     pool = DeviceTensor.empty((info.num_blocks[0], *model.block_shape(block_size)), DTYPE, "KV cache")
     largest = {"T": info.max_tokens, "R": info.max_slots, "L": info.max_slots}
     bound = {"token_ids": state.token_ids, "block_table": state.block_table}

@@ -1,4 +1,4 @@
-"""The portable product in Triton, called by itself: every ending, rows and columns off the tiles, parts of k."""
+"""The portable product in Triton, by itself: every ending, rows and columns off the tiles, parts of k."""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ def test_shards_read_as_one(tmp_path: Path) -> None:
             assert sorted(f.tensors) == ["a", "b"]
             assert f.raw("b").tobytes() == b"xyz"
             path, offset = f.origin("b")
-            assert Path(path).name == "x-2.safetensors" and Path(path).read_bytes()[offset : offset + 3] == b"xyz"
+            assert Path(path).name == "x-2.safetensors"
+            assert Path(path).read_bytes()[offset : offset + 3] == b"xyz"
             f.release("a")
             f.release()
             assert f.raw("a").view("<f4").tolist() == A.tolist()
