@@ -15,28 +15,36 @@ from pegainfer.ops.compose import one_call
 from tests.gpu.harness import rounded, run_once
 
 Array = np.ndarray[Any, Any]
-# (context, query tokens): one part, two parts, all parts; queries alone, in tiles, after long prefixes
-ROWS = ((1, 1), (129, 1), (4096, 1), (9001, 1), (300, 300), (5000, 33), (2049, 2), (1030, 517), (0, 0))
-BLOCK = 16
+Row = tuple[int, int]  # context, query tokens
+# One part, two parts, all parts; queries alone, in tiles, after long prefixes; no row at all.
+ROWS: tuple[Row, ...] = (
+    (1, 1), (129, 1), (4096, 1), (9001, 1), (300, 300), (5000, 33), (2049, 2), (1030, 517), (0, 0),
+)  # fmt: skip
+# Where a decoded row gets more blocks, or more turns, and one beside it.
+EDGES = (16, 17, 128, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2048, 4095, 4096, 4097, 6145, 8193)
+SHAPES = [(2, 4, 128), (1, 8, 64), (3, 3, 64), (2, 1, 256), (1, 12, 128)]  # KV heads, group, head size
 
 
-def case(rng: np.random.Generator, kv_heads: int, group: int, d: int, dtype: str) -> dict[str, Array]:
+def case(
+    rng: np.random.Generator, rows: tuple[Row, ...], shape: tuple[int, int, int], dtype: str, block: int = 16
+) -> dict[str, Array]:
     """Arrays of one call; blocks in no order, NaN wherever no row may look."""
-    counts = [-(-context // BLOCK) for context, _ in ROWS]
+    kv_heads, group, d = shape
+    counts = [-(-context // block) for context, _ in rows]
     ids = rng.permutation(sum(counts) + 2)
-    table = np.full((len(ROWS), max(counts) + 1), ids[-1], np.int32)
-    kv = np.full((len(ids), 1, 2, kv_heads, BLOCK, d), np.nan, np.float32)
+    table = np.full((len(rows), max(counts) + 1), ids[-1], np.int32)
+    kv = np.full((len(ids), 1, 2, kv_heads, block, d), np.nan, np.float32)
     used = iter(ids)
-    for row, (context, _) in enumerate(ROWS):
+    for row, (context, _) in enumerate(rows):
         for i in range(counts[row]):
-            table[row, i] = block = next(used)
-            held = min(BLOCK, context - i * BLOCK)
-            kv[block, 0, :, :, :held] = rounded(rng.standard_normal((2, kv_heads, held, d)), dtype)
-    lens = np.array([q for _, q in ROWS], np.int32)
+            table[row, i] = here = next(used)
+            held = min(block, context - i * block)
+            kv[here, 0, :, :, :held] = rounded(rng.standard_normal((2, kv_heads, held, d)), dtype)
+    lens = np.array([q for _, q in rows], np.int32)
     q = rounded(rng.standard_normal((int(lens.sum()), kv_heads * group, d)) * 2, dtype)
     return {
         "q": q, "kv": kv, "query_starts": (np.cumsum(lens) - lens).astype(np.int32), "query_lens": lens,
-        "context_lens": np.array([c for c, _ in ROWS], np.int32), "block_table": table,
+        "context_lens": np.array([c for c, _ in rows], np.int32), "block_table": table,
     }  # fmt: skip
 
 
@@ -44,9 +52,9 @@ def attend(a: dict[str, Array], scale: float) -> Array:
     """The same in float32, a row and a KV head at a time."""
     q, kv = a["q"], a["kv"][:, 0]
     out = np.zeros_like(q)
-    group = q.shape[1] // kv.shape[2]
-    for row, (context, count) in enumerate(ROWS):
-        blocks = a["block_table"][row, : -(-context // BLOCK)]
+    group, block = q.shape[1] // kv.shape[2], kv.shape[3]
+    for row, (context, count) in enumerate(zip(a["context_lens"], a["query_lens"], strict=True)):
+        blocks = a["block_table"][row, : -(-context // block)]
         pages = kv[blocks].transpose(1, 2, 0, 3, 4).reshape(2, kv.shape[2], -1, kv.shape[4])[:, :, :context]
         first = a["query_starts"][row]
         sees = context - count + 1 + np.arange(count)
@@ -60,27 +68,68 @@ def attend(a: dict[str, Array], scale: float) -> Array:
     return out
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-@pytest.mark.parametrize("shape", [(2, 4, 128), (1, 8, 64), (3, 3, 64), (2, 1, 256), (1, 12, 128)], ids=str)
-def test_long_rows(shape: tuple[int, int, int], dtype: str, ctx: CudaContext) -> None:
-    kv_heads, group, d = shape
-    arrays = case(np.random.default_rng(d + group), kv_heads, group, d, dtype)
-    kv = arrays["kv"]
+def run(ctx: CudaContext, a: dict[str, Array], dtype: str) -> Array:
+    """The GPU's output, twice the same bit by bit."""
+    kv, d = a["kv"], a["q"].shape[2]
     sizes = {
-        "T": len(arrays["q"]), "H": kv_heads * group, "D": d, "R": len(ROWS), "N": kv.shape[0], "Y": 1,
-        "G": kv_heads, "S": BLOCK, "W": arrays["block_table"].shape[1],
+        "T": len(a["q"]), "H": a["q"].shape[1], "D": d, "R": len(a["query_lens"]), "N": kv.shape[0], "Y": 1,
+        "G": kv.shape[3], "S": kv.shape[4], "W": a["block_table"].shape[1],
     }  # fmt: skip
-    dtypes = {k: "i32" for k in arrays} | {"q": dtype, "kv": dtype, "out": dtype}
+    dtypes = {k: "i32" for k in a} | {"q": dtype, "kv": dtype, "out": dtype}
     program = one_call(ATTENTION, sizes, dtypes, {"layer": 0, "scale": d**-0.5})
-    inputs = {k: v for k, v in arrays.items() if k != "kv"}
-    got = run_once(ctx, program, {}, {"kv": kv}, inputs, sizes)["out"]
-    want = attend(arrays, d**-0.5)
-    error = np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1)
-    assert error.max() < (1e-2 if dtype == "bf16" else 2e-3)
+    inputs = {k: v for k, v in a.items() if k != "kv"}
+    return run_once(ctx, program, {}, {"kv": kv}, inputs, sizes)["out"]
+
+
+def worst(got: Array, want: Array) -> float:
+    """The largest relative error of a head's output; NaN if there is one."""
+    return float((np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1)).max())
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_long_rows(shape: tuple[int, int, int], dtype: str, ctx: CudaContext) -> None:
+    a = case(np.random.default_rng(sum(shape[1:])), ROWS, shape, dtype)
+    assert worst(run(ctx, a, dtype), attend(a, shape[2] ** -0.5)) < (1e-2 if dtype == "bf16" else 2e-3)
+
+
+@pytest.mark.parametrize("block", [32, 48, 256])
+def test_blocks_of_every_size(block: int, ctx: CudaContext) -> None:
+    a = case(np.random.default_rng(block), ROWS, (2, 4, 128), "bf16", block)
+    assert worst(run(ctx, a, "bf16"), attend(a, 128**-0.5)) < 1e-2
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_decoded_rows_of_every_length_together(shape: tuple[int, int, int], ctx: CudaContext) -> None:
+    rng = np.random.default_rng(7)
+    lengths = [*EDGES, *rng.integers(1, 700, 120).tolist(), 0, 0]
+    rng.shuffle(lengths)
+    a = case(rng, tuple((n, min(n, 1)) for n in lengths), shape, "bf16")
+    assert worst(run(ctx, a, "bf16"), attend(a, shape[2] ** -0.5)) < 1e-2
+
+
+def test_chunks_at_every_edge_of_a_tile(ctx: CudaContext) -> None:
+    rows = tuple(
+        (before + count, count) for before in (0, 1, 127, 128, 3000) for count in (2, 31, 32, 33, 129)
+    )
+    a = case(np.random.default_rng(3), rows, (2, 4, 128), "bf16")
+    assert worst(run(ctx, a, "bf16"), attend(a, 128**-0.5)) < 1e-2
+
+
+def test_a_decoded_row_has_the_same_bits_in_any_company(ctx: CudaContext) -> None:
+    rng = np.random.default_rng(5)
+    together = case(rng, tuple((n, 1) for n in EDGES), (2, 4, 128), "bf16")
+    got = run(ctx, together, "bf16")
+    for row in (0, 5, 8, 11, 17):
+        alone = dict(together)
+        for name in ("query_lens", "context_lens", "block_table", "q"):
+            alone[name] = together[name][row : row + 1]
+        alone["query_starts"] = np.zeros(1, np.int32)
+        assert run(ctx, alone, "bf16").tobytes() == got[row : row + 1].tobytes(), EDGES[row]
 
 
 def test_the_choice_can_be_read(ctx: CudaContext) -> None:
     p = AttentionProblem(8, 8, 32, 8, 128, 16, 64, "bf16", True)
     choice = choose_attention(p, ctx.device.info)
-    assert str(choice) == f"{choice.decode} in parts of 128 keys or more"
+    assert str(choice).startswith(f"{choice.decode} in parts of 128 keys or more")
     assert ctx.library.variant(choice.decode) is not None
