@@ -1,6 +1,5 @@
-"""An EngineHandle over a Unix socket: the front's side of the two processes.
-
-Everything runs on the event loop that made the connection, sinks included. The life of a request:
+"""An EngineHandle over a Unix socket: the front's side of the two processes. Everything runs on the event loop
+that made the connection, sinks included. The life of a request:
 
     submit ──────► live (its sink gets events) ──────► last index finished: forgotten
                      │ Refused             → one ERROR event an open index, error_kind names the exception
@@ -25,7 +24,7 @@ from pegainfer.contract.handle import EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
 
 log = logging.getLogger(__name__)
-
+Explain = Callable[[], Awaitable[EngineDeadError]]
 CONNECT_RETRY = 0.01  # seconds between attempts while the engine has not bound its socket yet
 
 
@@ -42,7 +41,7 @@ class _Live:
 class EngineClient(asyncio.Protocol):
     """Implements contract.handle.EngineHandle. Call its methods from its event loop only."""
 
-    def __init__(self, explain: Callable[[], Awaitable[EngineDeadError]] | None = None) -> None:
+    def __init__(self, explain: Explain | None = None) -> None:
         """`explain`: called when the connection is lost; says at once, or after a moment, why."""
         self._explain = explain
         self._explaining: asyncio.Task[None] | None = None
@@ -61,11 +60,7 @@ class EngineClient(asyncio.Protocol):
 
     @classmethod
     async def connect(
-        cls,
-        path: str,
-        *,
-        timeout: float = 60.0,
-        explain: Callable[[], Awaitable[EngineDeadError]] | None = None,
+        cls, path: str, *, timeout: float = 60.0, explain: Explain | None = None
     ) -> EngineClient:
         """Connects to the socket at `path`, waiting for it to appear, and waits until the engine is ready.
 
@@ -90,9 +85,7 @@ class EngineClient(asyncio.Protocol):
         return client
 
     @classmethod
-    async def attach(
-        cls, sock: socket.socket, explain: Callable[[], Awaitable[EngineDeadError]] | None = None
-    ) -> EngineClient:
+    async def attach(cls, sock: socket.socket, explain: Explain | None = None) -> EngineClient:
         """The same over a connected socket, e.g. one half of a socketpair."""
         client = cls(explain)
         await asyncio.get_running_loop().create_unix_connection(lambda: client, sock=sock)
