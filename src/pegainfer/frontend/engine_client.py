@@ -1,5 +1,6 @@
-"""An EngineHandle over a Unix socket: the front's side of the two processes. Everything runs on the event loop
-that made the connection, sinks included. The life of a request:
+"""An EngineHandle over a Unix socket: the front's side of the two processes.
+
+Everything runs on the event loop that made the connection, sinks included. The life of a request:
 
     submit ──────► live (its sink gets events) ──────► last index finished: forgotten
                      │ Refused             → one ERROR event an open index, error_kind names the exception
