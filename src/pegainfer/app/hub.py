@@ -61,6 +61,7 @@ def fetch(name: HubName, *, revision: str | None = None, offline: bool = False, 
     """
     # Read when the library is imported.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # what fails is told in one line, its retries are not
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import constants, errors

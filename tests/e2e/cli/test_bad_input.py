@@ -270,7 +270,7 @@ def test_a_wrong_model_in_the_engine_process(make: Callable[[Path], Path], tmp_p
         (["serve", "a.gguf", "--model-path", "b.gguf", "--port", "0"], "a.gguf and b.gguf"),
         (["serve", "--port", "70000"], "70000"),
         (["serve", "--host", "no.such.host.invalid", "--port", "0"], "no.such.host.invalid"),
-        (["serve", "org/name", "--port", "0"], "org/name"),
+        (["serve", "org/name", "--offline", "--port", "0"], "org/name"),
         (["bench", "engine", "--rounds", "0", "--device", "null"], "0"),
         (["doctor", "--plan", "--device", "null"], "null device"),
         (["doctor", "--plan", "--tokens", "1", "--rows", "2"], "rows"),
