@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,7 +71,7 @@ def stream(
     from pegainfer.frontend.detokenize import Detokenizer, StopStrings
 
     pieces, stops = Detokenizer(tokenizer), StopStrings(stop)
-    events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+    events: queue.SimpleQueue[TokenEvent | None] = queue.SimpleQueue()  # None: Ctrl-C
     texts: list[str] = []
     count, stopped, interrupted = 0, False, False
 
@@ -78,31 +80,41 @@ def stream(
             texts.append(text)
             put(text)
 
-    engine.submit(request, events.put)
-    while True:
-        try:
+    with _interrupts_to(events) if interruptible else contextlib.nullcontext():
+        engine.submit(request, events.put)
+        while True:
             event = events.get()
-        except KeyboardInterrupt:
-            if not interruptible or interrupted:
-                raise
-            interrupted = True
-            engine.cancel(request.id)
-            continue
-        if event.error is not None:
-            raise _error_of(event)
-        count += len(event.tokens)
-        for token in event.tokens:
-            if not (stopped or interrupted):
-                text, found = stops.push(pieces.push(token))
-                stopped = found is not None
-                add(text)
-        if stopped:
-            engine.cancel(request.id)
-        if event.finish is not None:
-            break
+            if event is None:
+                if interrupted:
+                    raise KeyboardInterrupt
+                interrupted = True
+                engine.cancel(request.id)
+                continue
+            if event.error is not None:
+                raise _error_of(event)
+            count += len(event.tokens)
+            for token in event.tokens:
+                if not (stopped or interrupted):
+                    text, found = stops.push(pieces.push(token))
+                    stopped = found is not None
+                    add(text)
+            if stopped:
+                engine.cancel(request.id)
+            if event.finish is not None:
+                break
     if not stopped:
         add(stops.push(pieces.flush())[0] + stops.flush())
     return Answer("".join(texts), count, event, interrupted)
+
+
+@contextlib.contextmanager
+def _interrupts_to(events: queue.SimpleQueue[TokenEvent | None]) -> Iterator[None]:
+    """Ctrl-C becomes an entry of the queue: as an exception it could strike between any two lines."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: events.put(None))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def show(text: str) -> None:

@@ -114,7 +114,13 @@ class Conversation:
                 if not self._obey(text):
                     return
             elif text.strip():
-                self._answer(text, terminal)
+                try:
+                    self._answer(text, terminal)
+                except KeyboardInterrupt:  # before the answer began, or twice
+                    if not terminal:
+                        raise
+                    del self._turns[-1:]
+                    print(file=sys.stderr)
 
     def _obey(self, text: str) -> bool:
         """One command. Returns whether the conversation goes on."""
