@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# A background job of a shell inherits an ignored SIGINT, and so would every process that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, and no time limit on one: machines that run the tests are shared.
 settings.register_profile("steady", derandomize=True, deadline=None)
