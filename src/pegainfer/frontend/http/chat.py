@@ -13,7 +13,7 @@ from pegainfer.frontend.http.body import parse, read_body
 from pegainfer.frontend.http.choice import Delta
 from pegainfer.frontend.http.conversation import ChatRequest, prepare
 from pegainfer.frontend.http.fields import INT32_MAX, count, refuse_unserved
-from pegainfer.frontend.http.flow import ChunkStream, Collected, Usage, send_body, send_stream, usage_of
+from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.limits import bad_value
@@ -87,11 +87,7 @@ async def chat_completions(front: Front, scope: Scope, receive: Receive, send: S
     chat = await prepare(front, request, options, len(body), arrival)
     generation = chat.generation
     shape = ChatAnswer(front, generation, options, chat.syntax, streamed=stream is not None)
-    if stream is None:
-        body_of = Collected(generation.num_choices, shape.whole)
-        await send_body(front, generation, body_of, receive, send)
-    else:
-        await send_stream(front, generation, ChunkStream(shape, stream), receive, send)
+    await send_chunked(front, generation, shape, stream, receive, send)
 
 
 def _options(r: ChatRequest, front: Front) -> AnswerOptions:

@@ -15,7 +15,7 @@ from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.body import parse, read_body
 from pegainfer.frontend.http.choice import Delta
 from pegainfer.frontend.http.fields import INT32_MAX, GenerateFields, count, refuse_unserved
-from pegainfer.frontend.http.flow import ChunkStream, Collected, Usage, send_body, send_stream, usage_of
+from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
 from pegainfer.frontend.http.formats import requested_grammar
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
@@ -68,11 +68,7 @@ async def completions(front: Front, scope: Scope, receive: Receive, send: Send) 
     prompts = await front.text_work(len(body), lambda: _prompts(front, request, shared, options))
     generation = front.generation(shared.id, prompts, arrival)
     shape = CompletionAnswer(front, generation, options)
-    if stream is None:
-        body_of = Collected(generation.num_choices, shape.whole)
-        await send_body(front, generation, body_of, receive, send)
-    else:
-        await send_stream(front, generation, ChunkStream(shape, stream), receive, send)
+    await send_chunked(front, generation, shape, stream, receive, send)
 
 
 def _options(r: CompletionRequest, front: Front) -> AnswerOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -21,6 +21,8 @@ from pegainfer.contract.event import TokenEvent
 
 log = logging.getLogger(__name__)
 
+# Patterns of a field's beginning, and what a route calls it.
+Names = tuple[tuple[re.Pattern[str], str], ...]
 INTERNAL = "internal error; the server's log has the details"
 MAX_MESSAGE = 1000  # characters: a message may quote the request, which can be megabytes
 RETRY_DEAD_ENGINE = 10.0  # seconds: about what a supervisor needs to start a new one
@@ -96,7 +98,7 @@ class ApiError(Exception):
         route, below = ANTHROPIC_PATHS
         return self.anthropic_body if path == route or path.startswith(below) else self.body
 
-    def renamed(self, names: Sequence[tuple[re.Pattern[str], str]]) -> ApiError:
+    def renamed(self, names: Names) -> ApiError:
         """The same error where a route calls its fields otherwise.
 
         Args:
@@ -135,8 +137,13 @@ _ANTHROPIC_TYPES = {
 }
 
 
+def field_names(names: Mapping[str, str]) -> Names:
+    """From patterns as text; the first that fits counts."""
+    return tuple((re.compile(old), new) for old, new in names.items())
+
+
 @contextlib.contextmanager
-def renaming(names: Sequence[tuple[re.Pattern[str], str]]) -> Iterator[None]:
+def renaming(names: Names) -> Iterator[None]:
     """Errors of the context speak of a route's own fields."""
     try:
         yield

@@ -161,6 +161,22 @@ def _for_all(generation: Generation, error: ApiError) -> bool:
     return error.code == "engine_dead" or generation.num_choices == 1
 
 
+async def send_chunked(
+    front: Front,
+    generation: Generation,
+    shape: Chunked,
+    options: StreamOptions | None,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Answers as completions and chat do; `options` None: in one piece. Raises what the senders raise."""
+    if options is None:
+        body = Collected(generation.num_choices, shape.whole)
+        await send_body(front, generation, body, receive, send)
+    else:
+        await send_stream(front, generation, ChunkStream(shape, options), receive, send)
+
+
 class Collected:
     """A Body that is made of each choice's sum of deltas, in order."""
 
@@ -183,7 +199,10 @@ class Collected:
 
 
 class Chunked(Protocol):
-    """The chunks of completions and chat."""
+    """The answers of completions and chat, whole and in chunks."""
+
+    def whole(self, deltas: list[Delta]) -> Any:
+        """The answer in one piece, from each choice's sum."""
 
     def chunk(self, delta: Delta, usage: Usage | msgspec.UnsetType | None) -> Any | None:
         """One streamed event, None where there is nothing to show yet."""

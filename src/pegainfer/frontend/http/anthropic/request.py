@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from pegainfer.frontend.http.anthropic.content import (
     system_text,
 )
 from pegainfer.frontend.http.conversation import ChatRequest
-from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.errors import ApiError, field_names
 from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refuse_unserved
 from pegainfer.frontend.http.formats import JsonObject, JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
@@ -31,18 +30,17 @@ THINKING = ("enabled", "disabled", "adaptive")
 DEFAULT_EFFORT = "high"
 
 # What the chat's checks call a field → what it is called here.
-NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(old), new)
-    for old, new in (
-        (r"^tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
-        (r"^tools\[(\d+)\]\.function", r"tools[\1]"),
-        (r"^tool_choice\.function", "tool_choice"),
-        (r"^stop\b(?!_)", "stop_sequences"),
-        (r"^response_format\.json_schema\.schema", "output_config.format.schema"),
-        (r"^response_format", "output_config.format"),
-        (r"^reasoning_effort", "output_config.effort"),
-        (r"^user\b", "metadata.user_id"),
-    )
+NAMES = field_names(
+    {
+        r"^tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
+        r"^tools\[(\d+)\]\.function": r"tools[\1]",
+        r"^tool_choice\.function": "tool_choice",
+        r"^stop\b(?!_)": "stop_sequences",
+        r"^response_format\.json_schema\.schema": "output_config.format.schema",
+        r"^response_format": "output_config.format",
+        r"^reasoning_effort": "output_config.effort",
+        r"^user\b": "metadata.user_id",
+    }
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 
@@ -12,6 +13,7 @@ from pegainfer.frontend.http.api_docs.markdown import to_markdown
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.responses import send_bytes, send_json
 
+# The document is made anew for each request, off the event loop: few ask for it.
 HTML = b"text/html; charset=utf-8"
 # The page is text and tables: nothing of it needs a script.
 POLICY = (
@@ -30,12 +32,12 @@ code { font-family: ui-monospace, monospace; font-size: .95em; }
 
 
 async def document(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_json(send, openapi(front))
+    await send_json(send, await asyncio.to_thread(openapi, front))
 
 
 async def page(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """The document as one page, readable without a script."""
-    body = await front.text_work(1 << 20, lambda: to_html(to_markdown(openapi(front))))
+    body = await asyncio.to_thread(lambda: to_html(to_markdown(openapi(front))))
     await send_bytes(send, body.encode(), content_type=HTML, headers=POLICY)
 
 

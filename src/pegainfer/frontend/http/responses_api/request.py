@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from pegainfer.frontend.http.conversation import ChatRequest
+from pegainfer.frontend.http.errors import field_names
 from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refuse_unserved
 from pegainfer.frontend.http.formats import JsonObject, JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
@@ -31,17 +31,16 @@ MAX_METADATA = 16
 MAX_METADATA_CHARS = (64, 512)  # of a key, of a value
 
 # What the chat's checks call a field → what it is called here.
-NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(old), new)
-    for old, new in (
-        (r"^tools\[(\d+)\]\.function", r"tools[\1]"),
-        (r"^tool_choice\.function", "tool_choice"),
-        (r"^max_tokens\b", "max_output_tokens"),
-        (r"^messages", "input"),
-        (r"^response_format\.json_schema", "text.format"),
-        (r"^response_format", "text.format"),
-        (r"^reasoning_effort", "reasoning.effort"),
-    )
+NAMES = field_names(
+    {
+        r"^tools\[(\d+)\]\.function": r"tools[\1]",
+        r"^tool_choice\.function": "tool_choice",
+        r"^max_tokens\b": "max_output_tokens",
+        r"^messages": "input",
+        r"^response_format\.json_schema": "text.format",
+        r"^response_format": "text.format",
+        r"^reasoning_effort": "reasoning.effort",
+    }
 )
 
 
