@@ -8,15 +8,74 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pegainfer.contract.errors import EngineDeadError, RequestError
 
 if TYPE_CHECKING:
+    from pegainfer.cli.target import Target
     from pegainfer.contract.event import TokenEvent
+    from pegainfer.contract.handle import EngineInfo
     from pegainfer.contract.request import GenerateRequest
     from pegainfer.engine.inprocess import InProcessEngine
     from pegainfer.frontend.tokenizer import Tokenizer
+
+
+class Draw(Protocol):
+    """The flags that say how an answer is drawn."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def top_p(self) -> float: ...
+
+
+@contextlib.contextmanager
+def running(target: Target) -> Iterator[tuple[InProcessEngine, EngineInfo]]:
+    """The target's engine in this process, until the context ends. Raises what `build` raises."""
+    from pegainfer.cli.spec import build
+    from pegainfer.engine.inprocess import InProcessEngine
+
+    built = build(target.spec)
+    engine = InProcessEngine(built.runner, built.info, target.spec.scheduler)
+    try:
+        yield engine, built.info
+    finally:
+        engine.close()
+
+
+def request_for(
+    id: str,
+    ids: list[int],
+    tokenizer: Tokenizer,
+    draw: Draw,
+    seed: int | None,
+    max_tokens: int,
+    *,
+    ignore_eos: bool = False,
+) -> GenerateRequest:
+    """What the engine is asked.
+
+    Args:
+        ids: of the prompt.
+    """
+    from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
+
+    sampling = SamplingParams(
+        temperature=draw.temperature,
+        top_k=0 if draw.top_k == -1 else draw.top_k,
+        top_p=draw.top_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+    )
+    return GenerateRequest(
+        id=id, prompt=pack_tokens(ids), sampling=sampling, eos_token_ids=tokenizer.eos_token_ids
+    )
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pegainfer.app.config import EngineConfig
-from pegainfer.cli.answer import show, stream
+from pegainfer.cli.answer import request_for, running, show, stream
 from pegainfer.cli.flags import Given
-from pegainfer.cli.spec import build
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose, load_text_side
 from pegainfer.contract.errors import ConfigError, RequestError
 from pegainfer.engine.config import SchedulerConfig
@@ -78,17 +77,11 @@ def chat(
         raise ConfigError(
             "the model has no chat template", got=target.spec.name, remedy="use `pegainfer generate --raw`"
         )
-    built = build(target.spec)
-    from pegainfer.engine.inprocess import InProcessEngine
-
-    running = InProcessEngine(built.runner, built.info, target.spec.scheduler)
     terminal = sys.stdin.isatty()
-    try:
+    with running(target) as (engine_here, info):
         if terminal:
-            print(f"{target.spec.name} on {built.info.device}. /help lists commands.", file=sys.stderr)
-        Conversation(running, side, ask, scheduler.seed, built.info.max_model_len).talk(terminal)
-    finally:
-        running.close()
+            print(f"{target.spec.name} on {info.device}. /help lists commands.", file=sys.stderr)
+        Conversation(engine_here, side, ask, scheduler.seed, info.max_model_len).talk(terminal)
     return 0
 
 
@@ -157,8 +150,6 @@ class Conversation:
 
     def _request(self) -> tuple[GenerateRequest, int]:
         """What is asked next, and its prompt's length in tokens. Raises RequestError where it is too long."""
-        from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
-
         template, tokenizer = self._side.template, self._side.tokenizer
         assert template is not None
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
@@ -170,17 +161,9 @@ class Conversation:
                 got=len(ids),
             )  # fmt: skip
         number = next(self._numbers)
-        sampling = SamplingParams(
-            temperature=self._ask.temperature,
-            top_k=0 if self._ask.top_k == -1 else self._ask.top_k,
-            top_p=self._ask.top_p,
-            seed=None if self._seed is None else self._seed + number,
-            max_tokens=min(self._ask.max_tokens or room, room),
-        )
-        request = GenerateRequest(
-            id=f"chat-{number}", prompt=pack_tokens(ids), sampling=sampling,
-            eos_token_ids=tokenizer.eos_token_ids,
-        )  # fmt: skip
+        seed = None if self._seed is None else self._seed + number
+        longest = min(self._ask.max_tokens or room, room)
+        request = request_for(f"chat-{number}", ids, tokenizer, self._ask, seed, longest)
         return request, len(ids)
 
 

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pegainfer.app.config import EngineConfig
-from pegainfer.cli.answer import show, stream
+from pegainfer.cli.answer import request_for, running, show, stream
 from pegainfer.cli.flags import Given
-from pegainfer.cli.spec import build
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose, load_text_side
 from pegainfer.contract.errors import ConfigError, RequestError
 from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
     from pegainfer.app.text import TextSide
-    from pegainfer.contract.request import GenerateRequest
 
 ONE_SEQUENCE = 1  # slots: the command answers one prompt
 
@@ -67,33 +65,14 @@ def generate(
     target = choose(ask.model, flags, engine, scheduler, given)
     side = load_text_side(target)
     ids = _prompt_ids(text, ask, side)
-    built = build(target.spec)
-    from pegainfer.engine.inprocess import InProcessEngine
-
-    running = InProcessEngine(built.runner, built.info, target.spec.scheduler)
-    try:
-        answer = stream(running, _request(ids, ask, scheduler.seed, side), side.tokenizer, ask.stop, show)
-    finally:
-        running.close()
+    request = request_for(
+        "generate", ids, side.tokenizer, ask, scheduler.seed, ask.max_tokens, ignore_eos=ask.ignore_eos
+    )
+    with running(target) as (engine_here, _):
+        answer = stream(engine_here, request, side.tokenizer, ask.stop, show)
     print(flush=True)
     print(answer.speed(len(ids)), file=sys.stderr)
     return 0
-
-
-def _request(ids: list[int], ask: GenerateFlags, seed: int | None, side: TextSide) -> GenerateRequest:
-    from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
-
-    sampling = SamplingParams(
-        temperature=ask.temperature,
-        top_k=0 if ask.top_k == -1 else ask.top_k,
-        top_p=ask.top_p,
-        seed=seed,
-        max_tokens=ask.max_tokens,
-        ignore_eos=ask.ignore_eos,
-    )
-    return GenerateRequest(
-        id="generate", prompt=pack_tokens(ids), sampling=sampling, eos_token_ids=side.tokenizer.eos_token_ids
-    )
 
 
 def _prompt_ids(text: str, ask: GenerateFlags, side: TextSide) -> list[int]:

@@ -95,5 +95,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
     user.wait_for("> ")
     user.type("What is the capital of France?\n")
     user.wait_for("tokens/s]")
+    user.wait_for("> ")  # from here on the terminal hands every key to the program
     user.type("\x04")
     assert user.exit_code() == 0

@@ -20,12 +20,6 @@ def server() -> Iterator[Server]:
         yield process
 
 
-@pytest.fixture
-def client(server: Server) -> Iterator[OpenAI]:
-    with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def test_a_completion(client: OpenAI) -> None:
     answer = client.completions.create(
         model="null-model", prompt="abc", max_tokens=12, temperature=0, extra_body={"ignore_eos": True}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 from pydantic import BaseModel, Field
-
-from tests.support.default_model import default_model
-from tests.support.server import Server, serving
 
 ASK = "How is the weather in Paris?"
 TOOL: Any = {
@@ -31,19 +27,6 @@ TOOL: Any = {
 class Weather(BaseModel):
     city: str = Field(max_length=20)
     days: int = Field(ge=0, le=9)
-
-
-@pytest.fixture(scope="module", params=["null", "smollm2"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    model = ["--device", "null"] if request.param == "null" else [str(default_model())]
-    with serving(*model, "--served-model-name", "m") as process:
-        yield process
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[OpenAI]:
-    with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_a_stream_is_the_whole_response(client: OpenAI) -> None:

@@ -21,12 +21,6 @@ def server() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
-def client(server: Server) -> Iterator[OpenAI]:
-    with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def test_a_chat_names_paris_and_streams_the_same(client: OpenAI) -> None:
     body = {"model": "smol", "messages": CAPITAL, "temperature": 0, "max_tokens": 40}
     whole = client.chat.completions.create(**body)  # type: ignore[call-overload]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import jsonschema
@@ -12,9 +11,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
-from tests.support.default_model import default_model
 from tests.support.schemas import SCHEMAS
-from tests.support.server import Server, serving
 
 ASK: list[Any] = [{"role": "user", "content": "How is the weather in Paris, over the next 3 days?"}]
 
@@ -28,19 +25,6 @@ class Weather(BaseModel):
 
 TOOL: Any = openai.pydantic_function_tool(Weather, name="get_weather")
 NOW: Any = {"type": "function", "function": {"name": "now", "description": "The time."}}
-
-
-@pytest.fixture(scope="module", params=["null", "smollm2"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    model = ["--device", "null"] if request.param == "null" else [str(default_model())]
-    with serving(*model, "--served-model-name", "m") as process:
-        yield process
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[OpenAI]:
-    with OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_a_parsed_answer(client: OpenAI) -> None:
