@@ -44,7 +44,7 @@ def test_a_turn_sees_what_was_said_and_what_was_taken_back_is_forgotten() -> Non
 
 def test_what_cannot_be_answered_is_told_and_the_talk_goes_on() -> None:
     flags = ("--device", "null", "--max-model-len", "64", "--max-tokens", "4", "--temperature", "0")
-    done = through_a_pipe(f"{'x' * 200}\n/nonsense\nhi\n/exit\nnever\n", *flags)
+    done = through_a_pipe(f"{'x' * 200}\n/nonsense\nseven\n/exit\nnever\n", *flags)
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == 1
     told = done.stderr.splitlines()
