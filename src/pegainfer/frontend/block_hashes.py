@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 
 from pegainfer.contract.request import HASH_BYTES, hash_blocks
+from pegainfer.frontend.recent import Recent
 
 CHUNK_BLOCKS = 64  # hashed and found together: one look-up instead of 64 SHA-256
 MAX_BYTES = 16 << 20  # of chunks and hashes in memory: some 40,000 blocks
@@ -20,10 +20,8 @@ class BlockHashes:
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._chunks: OrderedDict[tuple[bytes, bytes], bytes] = OrderedDict()
-        self._bytes = 0
+        self._chunks: Recent[tuple[bytes, bytes], bytes] = Recent(max_bytes, _size)
 
     def of(self, tokens: bytes, block_size: int, root: bytes) -> bytes:
         """The joined hashes of all full blocks.
@@ -49,16 +47,11 @@ class BlockHashes:
         key = (parent, chunk)
         with self._lock:
             found = self._chunks.get(key)
-            if found is not None:
-                self._chunks.move_to_end(key)
-                return found
+        if found is not None:
+            return found
         hashes = b"".join(hash_blocks(chunk, block_size, parent=parent))
         with self._lock:
-            if key not in self._chunks:
-                self._chunks[key] = hashes
-                self._bytes += _size(key, hashes)
-                while self._bytes > self._max_bytes:
-                    self._bytes -= _size(*self._chunks.popitem(last=False))
+            self._chunks.put(key, hashes)
         return hashes
 
 

@@ -17,10 +17,11 @@ import re
 import sys
 import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import tokenizers
+
+from pegainfer.frontend.recent import Recent
 
 MAX_BYTES = 64 << 20  # of all pieces and their ids in memory
 MIN_CHARS = 256  # a shorter text is encoded quicker than it is cut
@@ -55,8 +56,7 @@ class PieceCache:
         self._cutter = cutter
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._pieces: OrderedDict[str, array[int]] = OrderedDict()
-        self._bytes = 0
+        self._pieces: Recent[str, array[int]] = Recent(max_bytes, _size)
         self.chars = 0  # that came in, since the start
         self.known_chars = 0  # of them, those that were not encoded again
 
@@ -67,13 +67,8 @@ class PieceCache:
             encode_batch: gives the ids of new pieces.
         """
         pieces = self._cutter.cut(text)
-        found: list[array[int] | None] = []
         with self._lock:
-            for piece in pieces:
-                ids = self._pieces.get(piece)
-                if ids is not None:
-                    self._pieces.move_to_end(piece)
-                found.append(ids)
+            found = [self._pieces.get(piece) for piece in pieces]
         missing = list(dict.fromkeys(p for p, ids in zip(pieces, found, strict=True) if ids is None))
         new = dict(zip(missing, encode_batch(missing) if missing else (), strict=True))
         out: list[int] = []
@@ -87,13 +82,8 @@ class PieceCache:
         return out
 
     def _keep(self, piece: str, ids: array[int]) -> None:
-        size = _size(piece, ids)
-        if piece in self._pieces or size > self._max_bytes // 4:
-            return
-        self._pieces[piece] = ids
-        self._bytes += size
-        while self._bytes > self._max_bytes:
-            self._bytes -= _size(*self._pieces.popitem(last=False))
+        if _size(piece, ids) <= self._max_bytes // 4:
+            self._pieces.put(piece, ids)
 
 
 def _size(piece: str, ids: array[int]) -> int:

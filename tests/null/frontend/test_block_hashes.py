@@ -53,4 +53,4 @@ def test_the_memory_is_bounded() -> None:
     r = random.Random(2)
     for _ in range(50):
         hashes.of(pack_tokens(r.choices(range(50_000), k=CHUNK)), SIZE, b"root")
-    assert 0 < hashes._bytes <= 20_000
+    assert 0 < hashes._chunks.num_bytes <= 20_000

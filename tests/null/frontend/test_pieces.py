@@ -161,7 +161,7 @@ def test_the_oldest_pieces_make_room() -> None:
     for i in range(40):
         cache.encode(f"<|im_start|>{i:03}" + "x" * 100, encode)
         cache.encode("<|im_start|>kept", encode)
-    assert cache._bytes <= 20_000
+    assert cache._pieces.num_bytes <= 20_000
     assert counts == [1, 1] + [1] * 39  # what is used stays
     cache.encode("<|im_start|>000" + "x" * 100, encode)
     assert counts[-1] == 1 and len(counts) == 42  # what was not used for long is gone
@@ -172,7 +172,7 @@ def test_a_piece_that_would_fill_the_cache_is_not_kept() -> None:
     cache = PieceCache(PieceCutter(list(own._added.values())), max_bytes=1000)
     encode = partial(own.encode_batch, add_special_tokens=False)
     assert cache.encode("y" * 4000, encode) == [ord("y")] * 4000
-    assert cache._bytes == 0
+    assert cache._pieces.num_bytes == 0
 
 
 def test_threads_may_share_it() -> None:
