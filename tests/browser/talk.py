@@ -48,3 +48,12 @@ def shows(page: Page, *messages: tuple[str, str]) -> None:
             f"expected => JSON.stringify(({_SHOWN})()) === JSON.stringify(expected)", arg=messages
         )
     assert shown(page) == list(messages)
+
+
+def ends(page: Page, role: str, text: str) -> None:
+    """Waits until the last message on the page is this."""
+    with contextlib.suppress(TimeoutError):
+        page.wait_for_function(
+            f"expected => JSON.stringify(({_SHOWN})().at(-1)) === JSON.stringify(expected)", arg=[role, text]
+        )
+    assert shown(page)[-1] == (role, text)

@@ -7,7 +7,7 @@ import re
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Opener
-from tests.browser.talk import FIELD, answered, answers, ask, ask_and_wait, shown, shows
+from tests.browser.talk import FIELD, answered, answers, ask, ask_and_wait, ends, shown, shows
 from tests.support.page_server import PIECE, PageServer
 
 
@@ -75,7 +75,7 @@ def test_asking_again_makes_a_branch_and_one_can_go_back(chat: Page, server: Pag
         answered(chat)
     place = chat.locator(".branch-place")
     expect(place).to_have_text("3/3")
-    assert shown(chat)[-1] == ("assistant", "Third answer.")
+    ends(chat, "assistant", "Third answer.")
     chat.click("[data-action=previous]")
     expect(place).to_have_text("2/3")
     expect(chat.locator("[data-action=previous]")).to_be_focused()
@@ -83,7 +83,7 @@ def test_asking_again_makes_a_branch_and_one_can_go_back(chat: Page, server: Pag
     expect(place).to_have_text("1/3")
     expect(chat.locator("[data-action=previous]")).to_be_disabled()
     expect(chat.locator("[data-action=next]")).to_be_focused()
-    assert shown(chat)[-1] == ("assistant", "First answer.")
+    ends(chat, "assistant", "First answer.")
     server.say("More on the first.")
     ask_and_wait(chat, "Go on")
     assert "First answer." in server.prompts()[-1] and "Third answer." not in server.prompts()[-1]
@@ -103,7 +103,9 @@ def test_an_edited_question_is_a_branch_and_the_old_one_stays(chat: Page, server
     shows(chat, ("user", "Dogs?"), ("assistant", "About dogs."))
     assert "Cats" not in server.prompts()[-1]
     chat.locator("article.user [data-action=previous]").click()
-    assert [text for _, text in shown(chat)] == ["Cats?", "About cats.", "More?", "And more."]
+    shows(
+        chat, ("user", "Cats?"), ("assistant", "About cats."), ("user", "More?"), ("assistant", "And more.")
+    )
 
 
 def test_an_edited_answer_is_what_the_model_sees_from_then_on(chat: Page, server: PageServer) -> None:
@@ -112,7 +114,7 @@ def test_an_edited_answer_is_what_the_model_sees_from_then_on(chat: Page, server
     answers(chat).locator("[data-action=edit]").click()
     chat.get_by_label("The answer", exact=True).fill("**Red.**")
     chat.get_by_role("button", name="Keep as a new branch").click()
-    assert shown(chat)[-1] == ("assistant", "Red.")
+    ends(chat, "assistant", "Red.")
     ask_and_wait(chat, "Why?")
     assert "**Red.**" in server.prompts()[-1] and "Blue" not in server.prompts()[-1]
 
@@ -182,7 +184,7 @@ def test_thoughts_are_folded_and_go_back_to_the_model(chat: Page, server: PageSe
     expect(thoughts.locator("em")).to_have_count(0)  # not even rendered
     thoughts.locator("summary").click()
     expect(thoughts.locator("em")).to_have_text("see")
-    assert shown(chat)[-1] == ("assistant", "It is four.")
+    ends(chat, "assistant", "It is four.")
     with chat.expect_request("**/v1/chat/completions") as sent:
         ask_and_wait(chat, "Sure?")
     assert sent.value.post_data_json["messages"][1]["reasoning_content"] == "Let me *see*."
@@ -212,7 +214,7 @@ def test_calls_are_shown_and_their_results_sent(chat: Page, server: PageServer) 
         "content": '{"sun": true}',
         "tool_call_id": called["tool_calls"][0]["id"],
     }
-    assert shown(chat)[-1] == ("assistant", "It is sunny.")
+    ends(chat, "assistant", "It is sunny.")
     assert sent.value.post_data_json["tools"][0]["type"] == "function"
 
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from pegainfer.contract.errors import QueueFullError, RequestError
 from pegainfer.contract.event import FinishReason, TokenEvent
 from tests.browser.conftest import Opener
-from tests.browser.talk import answered, answers, ask, ask_and_wait, shown, shows
+from tests.browser.talk import answered, answers, ask, ask_and_wait, ends, shows
 from tests.support.page_server import PageServer, page_server
 
 
@@ -54,7 +54,7 @@ def test_a_server_that_is_gone(chat: Page) -> None:
     chat.context.set_offline(False)
     answers(chat).get_by_role("button", name="Try again").click()
     answered(chat)
-    assert shown(chat)[-1] == ("assistant", "All right.")
+    ends(chat, "assistant", "All right.")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_asked_for_again(opened: Opener, 
     page.keyboard.press("Enter")
     expect(page.locator("#model option")).to_have_count(2)
     ask_and_wait(page, "In?")
-    assert shown(page)[-1] == ("assistant", "All right.")
+    ends(page, "assistant", "All right.")
     assert page.evaluate(
         "[sessionStorage.getItem('api-key'), JSON.stringify(localStorage).includes('secret')]"
     ) == [

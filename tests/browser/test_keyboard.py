@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import DESKTOP, PHONE, Opener
-from tests.browser.talk import FIELD, answered, answers, ask_and_wait, shown, shows
+from tests.browser.talk import FIELD, answered, answers, ask_and_wait, ends, shows
 from tests.support.page_server import PageServer
 
 FOCUS = """() => {
@@ -99,7 +99,7 @@ def test_a_conversation_without_a_pointer(opened: Opener, server: PageServer, si
     expect(page.locator("article.assistant [data-action=again]")).to_be_focused()
     page.keyboard.press("Enter")
     answered(page)
-    assert shown(page)[-1] == ("assistant", "Three.")
+    ends(page, "assistant", "Three.")
 
 
 def test_escape_stops_an_answer_from_anywhere_but_closes_a_dialog_first(

@@ -60,7 +60,9 @@ def test_no_piece_of_a_stop_sequence_is_shown(stops: list[str], shown: str) -> N
 @pytest.mark.parametrize("path", BODIES)
 def test_clients_that_leave_after_the_first_event(path: str) -> None:
     async def main() -> None:
-        async with server() as (app, _, _):
+        # Steps that take time: engine and server share this process, and no answer may end before its client
+        # has left.
+        async with server(step_seconds=0.001) as (app, _, _):
             for _ in range(60):
                 call = Call(app, path, {**BODIES[path], "stream": True, "ignore_eos": True})
                 await call.until(lambda call=call: bool(call.writes))
