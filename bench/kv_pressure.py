@@ -3,9 +3,10 @@
     python bench/kv_pressure.py [MODEL] [--requests 200] [--tokens 2000] [--pool 10000]
 
 Runs the requests once with as many at a time as the pool holds and no pressure, then with 64 slots in the
-small pool. Prints preemptions, both times, and the longest wait in fair shares: request k of n, when it has
-k / n of the unpressured run behind it, should be done but for its own time. Exits with 1 where tokens differ
-or a wait is longer than three shares.
+small pool. Prints preemptions, both times, and the longest wait in fair shares. A wait is the time from the
+submit to the last token less the request's own time, which is what it took from its first step on where
+nothing was pressed. The fair share of request k of n is k / n of the unpressured run, and that of the pool's
+first fill for those in it. Exits with 1 where tokens differ or a wait is longer than three shares.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.app.resolve import resolve
 from pegainfer.cli.spec import EngineSpec, build
 from pegainfer.contract.event import TokenEvent
+from pegainfer.contract.handle import EventSink
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
@@ -32,12 +34,12 @@ MOST_SHARES = 3.0
 class _Answer:
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.end = self.own = 0.0  # seconds: when it was answered; how long from its first step on
+        self.end = self.own = 0.0  # seconds: its last token after the first submit; and after its first step
         self.error: str | None = None
 
 
-def run(model: str, args: argparse.Namespace, pool: int, slots: int) -> tuple[list[_Answer], int, float]:
-    """The answers, preemptions, and seconds from the first submit to the last finish."""
+def run(model: str, args: argparse.Namespace, pool: int, slots: int) -> tuple[list[_Answer], int]:
+    """The answers, in the order of their requests, and the preemptions."""
     path = resolve(model, fetch=True).path
     engine = EngineConfig(max_model_len=args.tokens + BLOCK, kv_cache_memory=pool, threads=args.threads)
     spec = EngineSpec(name="model", path=str(path), engine=engine, scheduler=SchedulerConfig(max_slots=slots))
@@ -53,19 +55,19 @@ def run(model: str, args: argparse.Namespace, pool: int, slots: int) -> tuple[li
             prompt = r.choices(range(built.info.vocab_size), k=args.tokens - count)
             sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
             request = GenerateRequest(id=f"r{i}", prompt=pack_tokens(prompt), sampling=sampling)
-            running.submit(request, _sink(answer, left))
+            running.submit(request, _sink(answer, left, begin))
         for _ in answers:
             left.acquire()
-        return answers, running.stats().preemptions, begin
+        return answers, running.stats().preemptions
     finally:
         running.close()
 
 
-def _sink(answer: _Answer, left: threading.Semaphore):  # type: ignore[no-untyped-def]
+def _sink(answer: _Answer, left: threading.Semaphore, begin: float) -> EventSink:
     def sink(event: TokenEvent) -> None:
         answer.tokens += event.tokens
         if event.finish is not None:
-            answer.end = time.perf_counter()
+            answer.end = time.perf_counter() - begin
             answer.error = event.error
             if event.timings is not None:
                 answer.own = event.timings.finished - event.timings.scheduled
@@ -87,16 +89,22 @@ def main() -> int:
     args = parser.parse_args()
     token_bytes = block_bytes(args.model) // BLOCK
     together = args.pool // args.tokens
-    calm, none, began = run(args.model, args, (together + 1) * (args.tokens + BLOCK) * token_bytes, together)
-    total = max(a.end for a in calm) - began
-    pressed, preemptions, began = run(args.model, args, args.pool * token_bytes, 64)
-    waits = [(a.end - began) / (total * max(k + 1, together) / args.requests) for k, a in enumerate(pressed)]
+    calm, none = run(args.model, args, (together + 1) * (args.tokens + BLOCK) * token_bytes, together)
+    total = max(a.end for a in calm)
+    pressed, preemptions = run(args.model, args, args.pool * token_bytes, 64)
+    shares = [total * max(k + 1, together) / args.requests for k in range(args.requests)]
+    waits = [(p.end - c.own) / share for p, c, share in zip(pressed, calm, shares, strict=True)]
+    ends = [p.end / share for p, share in zip(pressed, shares, strict=True)]
     same = sum(a.tokens == b.tokens for a, b in zip(calm, pressed, strict=True))
     print(
         f"unpressured {total:.1f} s ({none} preemptions), in the small pool "
-        f"{max(a.end for a in pressed) - began:.1f} s ({preemptions} preemptions)"
+        f"{max(a.end for a in pressed):.1f} s ({preemptions} preemptions)"
     )
-    print(f"same tokens {same} of {args.requests}; longest wait {max(waits):.2f} fair shares")
+    worst = max(range(args.requests), key=waits.__getitem__)
+    print(
+        f"same tokens {same} of {args.requests}; longest wait {waits[worst]:.2f} fair shares "
+        f"(request {worst}); own times included {max(ends):.2f}"
+    )
     failed = [a.error for a in (*calm, *pressed) if a.error]
     for error in failed[:3]:
         print(f"failed: {error}")
