@@ -34,7 +34,7 @@ from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.program import Program
 from pegainfer.runner.pooling import Pools, hidden_parts
 from pegainfer.runner.program import only_group
-from pegainfer.runner.sampling import prompt_parts, sampler_call, step_result, token_logprobs
+from pegainfer.runner.sampling import SamplerCalls, prompt_parts, step_result, token_logprobs
 from pegainfer.runtime.worker import Task, Worker
 
 Array = np.ndarray[Any, Any]
@@ -85,6 +85,7 @@ class HostRunner:
         self._pool = pool
         self._programs = programs
         self._staging = Staging(slots, info)
+        self._sampler_calls = SamplerCalls(slots)
         self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
         self._pools = Pools()
         self._worker = Worker("runner")
@@ -155,14 +156,14 @@ class HostRunner:
                 f"step {step.plan.step} is sampled after step {self._last_forward} has overwritten its logits"
             )
         prompt_logprobs = self._prompt_logprobs(step)
-        pooled = self._pooled(step) if self._slots.sampling.pooling.any() else None
+        pooled = self._pooled(step) if self._slots.sampling.pooled else None
         drawn = self._draw(step, masks) if len(step.rows.sampling) else None
         seconds = step.seconds + time.perf_counter() - started
         return step_result(step.plan, step.rows, drawn, prompt_logprobs, seconds, step.stage_seconds, pooled)
 
     def _draw(self, step: _Step, masks: dict[int, bytes]) -> Mapping[str, Array]:
         """Runs the sampler for the sampling rows; what was drawn is in the history and known."""
-        call = sampler_call(self._slots, step.rows, masks)
+        call = self._sampler_calls.call(step.rows, masks)
         drawn = self._programs.sampler.run({**call.inputs, "logits": step.outputs["logits"]}, call.env)
         self._slots.advance(step.rows.slots[step.rows.sampling][drawn["status"] == 0])
         return drawn

@@ -64,12 +64,43 @@ def sampler_call(state: Slots, rows: StagedRows, masks: Mapping[int, bytes]) -> 
     return Call(inputs, env)
 
 
+class SamplerCalls:
+    """`sampler_call` of step after step: where a batch goes on, only draws and lengths are written anew.
+
+    A call's arrays are valid until the next one's, and the same objects where the batch goes on.
+    """
+
+    def __init__(self, state: Slots) -> None:
+        self._state = state
+        self._last: Call | None = None  # one that another step may take up
+        self._slots = b""
+        self._changes = -1
+
+    def call(self, rows: StagedRows, masks: Mapping[int, bytes]) -> Call:
+        """See `sampler_call`."""
+        state, slots = self._state, rows.slots[rows.sampling]
+        if self._last is not None and not masks and self._goes_on(slots):
+            inputs, known = self._last.inputs, state.known[slots]
+            inputs["history_lens"][:] = known
+            inputs["draws"][:] = known - state.num_prompt[slots]
+            return self._last
+        call = sampler_call(state, rows, masks)
+        self._last = call if state.sampling.plain and not masks else None
+        self._slots, self._changes = slots.tobytes(), state.sampling.changes
+        return call
+
+    def _goes_on(self, slots: Array) -> bool:
+        return self._changes == self._state.sampling.changes and slots.tobytes() == self._slots
+
+
 def prompt_parts(state: Slots, rows: StagedRows, largest: int) -> Iterator[PromptPart]:
     """Prompt tokens that follow each computed position, in rows whose requests ask for them; `x` is missing.
 
     Args:
         largest: tokens a part.
     """
+    if not state.sampling.scored:
+        return
     asked = state.sampling.prompt_logprobs[rows.slots]
     firsts = np.cumsum(rows.counts) - rows.counts
     # The token after a row's last position is drawn, not given, where the prompt ends.

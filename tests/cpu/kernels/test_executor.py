@@ -81,12 +81,30 @@ def test_inputs_and_sizes_are_checked(model: Model) -> None:
         model.executor.run({"tokens": inputs["token_ids"]}, env)
 
 
-def test_inputs_written_in_place_need_no_copy(model: Model) -> None:
-    want = model.logits([span()])
+def test_an_input_passed_again_is_read_where_it_lies(model: Model) -> None:
+    other = span()
+    other.ids[:] = other.ids[::-1].copy()
+    want = model.logits([other])
     inputs, env = stage([span()])
-    for name, array in inputs.items():
-        model.executor.view(name, env)[...] = array
-    assert model.executor.run({}, env)["logits"].tobytes() == want.tobytes()
+    model.executor.run(inputs, env)
+    inputs["token_ids"][:] = other.ids
+    assert model.executor.run(inputs, env)["logits"].tobytes() == want.tobytes()
+
+
+def test_an_input_of_another_size_is_looked_at_again(model: Model) -> None:
+    """The same array under new sizes."""
+    inputs, env = stage([span()])
+    model.executor.run(inputs, env)
+    with pytest.raises(OpError, match=r"input token_ids.*expected i32 \(4,\); got int32 \(5,\)"):
+        model.executor.run(inputs, {**env, "T": 4})
+
+
+def test_every_input_must_be_given(model: Model) -> None:
+    inputs, env = stage([span()])
+    model.executor.run(inputs, env)
+    del inputs["positions"]
+    with pytest.raises(OpError, match="no input positions"):
+        model.executor.run(inputs, env)
 
 
 def test_strided_inputs_are_read_right() -> None:
@@ -189,7 +207,7 @@ def test_what_has_no_kernel_is_refused_with_the_reason() -> None:
 
 
 def test_an_empty_step_runs(model: Model) -> None:
-    inputs = {"token_ids": np.zeros(0, np.int32)}
+    inputs = {name: array[:0] for name, array in stage([span()])[0].items()}
     out = model.executor.run(inputs, {"T": 0, "R": 0, "L": 0})
     assert out["logits"].shape == (0, CONFIG.vocab_size)
 

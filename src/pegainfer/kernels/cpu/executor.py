@@ -25,7 +25,6 @@ NUMPY: dict[str, np.dtype[Any]] = {
     name: np.dtype(kind)
     for name, kind in (("f32", "f4"), ("f16", "f2"), ("i32", "i4"), ("u32", "u4"), ("u64", "u8"))
 }
-SMALL_BYTES = 1 << 14  # an input below this is copied; finding its address would take as long
 
 
 class CpuExecutor:
@@ -35,8 +34,7 @@ class CpuExecutor:
         program: lowered to ops that have kernels.
         constants: a PackedWeight for each matrix, float32 arrays for the rest.
         states: arrays by name, C-contiguous, of the declared shape and dtype.
-        largest: the greatest value of each symbolic size of a buffer or output. An input with another
-            symbolic size has no memory here and is used where the caller has it.
+        largest: the greatest value of each symbolic size of a buffer or output.
         pool, kernels, int8, bf16, timing: see CpuOptions.
 
     Raises OpError where states or sizes do not fit.
@@ -60,9 +58,9 @@ class CpuExecutor:
         self.arena_bytes = 0
         self._pool = pool
         self._lib = library()
-        self._memory: dict[Tensor, Array] = {}  # buffers, outputs and inputs, flat, at their largest
-        self._shapes: dict[Tensor, tuple[int, ...]] = {}  # of inputs and outputs at the last step's sizes
-        self._views: dict[Tensor, Array] = {}  # of that memory, as the last step shaped it
+        self._memory: dict[Tensor, Array] = {}  # buffers and outputs, flat, at their largest
+        self._given: dict[str, Array] = {}  # the last step's inputs, which C++ reads where they lie
+        self._results: dict[str, Array] = {}  # the outputs in the shapes of the last step's sizes
         self._place: dict[Tensor, int] = {t: i for i, t in enumerate(program.tensors())}
         self._table = np.zeros(len(self._place) + 1, np.uint64)  # addresses; C++ reads it in each step
         self._keep: list[object] = [pool, *constants.values()]  # what C++ points into
@@ -81,8 +79,8 @@ class CpuExecutor:
         """One step. Writes states in place; returns views of the outputs, valid until the next step.
 
         Args:
-            inputs: of the declared dtype. Those filled through `view` beforehand may be left out; a large
-                one is read where it lies.
+            inputs: all of them, of the declared dtype. They are read where they lie, so that an array passed
+                again, with whatever it holds by then, costs nothing; one that is not contiguous is copied.
             env: this step's sizes.
             watch: called after every call with those of its arrays that are not packed weights or states.
 
@@ -91,26 +89,18 @@ class CpuExecutor:
         """
         self._set_sizes(env)
         for name, array in inputs.items():
-            self._stage(name, array, env)
+            if self._given.get(name) is not array:
+                self._stage(name, array, env)
+        if len(inputs) != len(self._inputs):
+            missing = [name for name in self._inputs if name not in inputs]
+            raise OpError(f"program {self.program.name}: no input {' '.join(missing)}", got=" ".join(inputs))
         if watch is None:
             self._run(0, len(self.program.calls))
         else:
             for i, call in enumerate(self.program.calls):
                 self._run(i, i + 1)
-                watch(
-                    call, {k: self._seen(t, env, inputs) for k, t in call.tensors.items() if self._plain(t)}
-                )
-        return {name: self._shaped(t, self._shape(t, env)) for name, t in self._outputs.items()}
-
-    def view(self, name: str, env: Sizes) -> Array:
-        """An input or output in place, in the shape of `env`."""
-        t = self._inputs.get(name) or self._outputs.get(name)
-        if t is None or t not in self._memory:
-            raise OpError(
-                f"program {self.program.name}: no input or output {name} with memory of its own",
-                expected=" ".join(t.name for t in self._memory if t.kind is not Kind.BUFFER),
-            )
-        return self._view(t, env)
+                watch(call, {k: self._seen(t, env) for k, t in call.tensors.items() if self._plain(t)})
+        return self._results
 
     def timings(self) -> list[tuple[OpCall, int]]:
         """Nanoseconds that each call has taken so far, summed over steps; needs CpuOptions.timing."""
@@ -123,29 +113,22 @@ class CpuExecutor:
             self._nanoseconds[:] = 0
 
     def _stage(self, name: str, array: Array, env: Sizes) -> None:
-        """Copies a small input into place; points the program at a large one."""
+        """Points the program at an input."""
         t = self._inputs.get(name)
         if t is None:
             raise OpError(f"program {self.program.name}: no input {name}", expected=" ".join(self._inputs))
-        shape = self._shape(t, env)
+        shape = t.sizes(env)
         if array.shape != shape or array.dtype != NUMPY[t.dtype]:
             raise OpError(
                 f"program {self.program.name}: input {t}",
                 expected=f"{t.dtype} {shape}", got=f"{array.dtype} {array.shape}",
             )  # fmt: skip
-        if t in self._memory and (array.nbytes < SMALL_BYTES or not array.flags.c_contiguous):
-            if self._borrowed.pop(t, None) is not None:
-                self._set(t, _address(self._memory[t]))
-            self._shaped(t, shape)[...] = array
-            return
         held = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        self._keep_input(t, held)
-
-    def _keep_input(self, t: Tensor, array: Array) -> None:
-        self._borrowed[t] = array
-        self._set(t, _address(array))
+        self._given[name] = held
+        self._set(t, _address(held))
 
     def _set_sizes(self, env: Sizes) -> None:
+        """Where they differ from the last step's, inputs are looked at anew and outputs shaped anew."""
         for i, name in enumerate(self._sizes):
             size = env.get(name, -1)
             if size < 0 or size > self.largest.get(name, size):
@@ -155,7 +138,10 @@ class CpuExecutor:
                 )  # fmt: skip
             if self._env[i] != size:
                 self._env[i] = size
-                self._shapes.clear()
+                self._results = {}
+        if not self._results:
+            self._given.clear()
+            self._results = {name: self._view(t, env) for name, t in self._outputs.items()}
 
     def _run(self, first: int, last: int) -> None:
         timers = None if self._nanoseconds is None else self._nanoseconds.ctypes.data
@@ -179,17 +165,12 @@ class CpuExecutor:
             self._set(t, _address(state))
 
     def _allocate(self) -> None:
-        """Gives buffers their place in one arena, and inputs of bounded size memory of their own."""
+        """Gives buffers their place in one arena."""
         plan = self.program.plan_arena(self.largest)
         self.arena_bytes = plan.size
         arena = _mapped(plan.size)
         for t, offset in plan.offsets.items():
             self._keep_flat(t, arena[offset : offset + t.nbytes(self.largest)])
-        self._borrowed: dict[Tensor, Array] = {}
-        for t in self._inputs.values():
-            if all(isinstance(d, int) or d in self.largest for d in t.shape):
-                nbytes = t.nbytes(self.largest)
-                self._keep_flat(t, _mapped(nbytes)[:nbytes])
 
     def _create(self, kernels: int, int8: bool, bf16: bool) -> None:
         calls = self.program.calls
@@ -219,31 +200,15 @@ class CpuExecutor:
         self._table[self._place[t]] = address
 
     def _plain(self, t: Tensor) -> bool:
-        return t.storage in self._memory or t.storage in self._borrowed
+        return t.storage in self._memory or t.kind is Kind.INPUT
 
-    def _seen(self, t: Tensor, env: Sizes, inputs: Mapping[str, Array]) -> Array:
-        if t.name in inputs and t.kind is Kind.INPUT:
-            return inputs[t.name].reshape(t.sizes(env))
-        return self._view(t, env)
-
-    def _shape(self, t: Tensor, env: Sizes) -> tuple[int, ...]:
-        """The tensor's shape in this step; worked out once for steps of one size after another."""
-        known = self._shapes.get(t)
-        if known is None:
-            known = t.sizes(env)
-            if all(isinstance(d, int) or d in self._sizes for d in t.shape):
-                self._shapes[t] = known
-        return known
+    def _seen(self, t: Tensor, env: Sizes) -> Array:
+        return self._given[t.name].reshape(t.sizes(env)) if t.kind is Kind.INPUT else self._view(t, env)
 
     def _view(self, t: Tensor, env: Sizes) -> Array:
-        return self._shaped(t, t.sizes(env))
-
-    def _shaped(self, t: Tensor, shape: tuple[int, ...]) -> Array:
-        """The tensor's memory in this shape; made once for steps of one size after another."""
-        known = self._views.get(t)
-        if known is None or known.shape != shape:
-            known = self._views[t] = self._memory[t.storage][: prod(shape)].reshape(shape)
-        return known
+        """A buffer or output in the shape of `env`."""
+        shape = t.sizes(env)
+        return self._memory[t.storage][: prod(shape)].reshape(shape)
 
 
 def _address(array: Array) -> int:

@@ -54,10 +54,14 @@ class SamplingState:
         self.logprobs = np.full(max_slots, NO_LOGPROBS, np.int32)
         self.prompt_logprobs = np.full(max_slots, NO_LOGPROBS, np.int32)
         self.pooling = np.zeros(max_slots, np.int8)
+        self.changes = 0  # of any slot's parameters so far
+        self.scored: set[int] = set()  # slots whose prompt's log-probabilities are asked for
+        self.pooled: set[int] = set()  # slots whose prompt's vector is asked for
         self._extras: dict[int, _Extras] = {}
         self._no_mask = np.zeros((0, -(-vocab_size // 32)), np.uint32)
 
     def enter(self, new: NewSlot) -> None:
+        self.changes += 1
         s = new.sampling
         self.floats[:, new.slot] = [getattr(s, name) for name in FLOATS]
         self.top_k[new.slot] = min(s.top_k, self.vocab_size)
@@ -65,6 +69,10 @@ class SamplingState:
         self.logprobs[new.slot] = self._count(s.logprobs)
         self.prompt_logprobs[new.slot] = self._count(s.prompt_logprobs)
         self.pooling[new.slot] = _POOLING[s.pooling]
+        if s.prompt_logprobs is not None:
+            self.scored.add(new.slot)
+        if s.pooling is not None:
+            self.pooled.add(new.slot)
         extras = self._extras_of(s, new.mask_tokens)
         if extras is None:
             self._extras.pop(new.slot, None)
@@ -72,7 +80,10 @@ class SamplingState:
             self._extras[new.slot] = extras
 
     def leave(self, slot: int) -> None:
+        self.changes += 1
         self.pooling[slot] = POOL_NONE
+        self.scored.discard(slot)
+        self.pooled.discard(slot)
         self._extras.pop(slot, None)
 
     @property

@@ -61,6 +61,8 @@ class Staging:
         tokens, rows = info.max_tokens, info.max_slots
         self._slots = slots
         self._max_tokens = tokens
+        self._sizes = (-1, -1, -1)  # T, R and L of the views
+        self._views: dict[str, Array] = {}
         self._by_token = {n: np.zeros(tokens, np.int32) for n in ("token_ids", "positions")}
         self._by_row = {
             n: np.zeros(rows, np.int32) for n in ("query_starts", "query_lens", "context_lens", "logit_rows")
@@ -82,45 +84,62 @@ class Staging:
         # A followed row's token exists by now, unless its draw failed: then the last one is computed again.
         starts = np.where(follow, np.minimum(starts, known - counts), starts)
         context = starts + counts
-        num_tokens, num_rows = int(counts.sum()), len(plan.rows)
-        if (
-            num_tokens > self._max_tokens
-            or (context > known).any()
-            or (counts < 1).any()
-            or (starts < 0).any()
-        ):
+        # Reductions and products of few numbers, without the wrappers of ndarray's methods, whose code is
+        # far from the processor when a large model has just passed through its caches.
+        num_tokens = int(np.add.reduce(counts))
+        least = np.minimum(np.minimum(known - context, starts), counts - 1)
+        if num_tokens > self._max_tokens or np.minimum.reduce(least, initial=0) < 0:
             raise InvariantError(f"step {plan.step} has impossible rows: {plan.rows}, known {known.tolist()}")
-        sampling = np.flatnonzero(sample)
-        pairs = int((counts * context - counts * (counts - 1) // 2).sum())
-        env = {"T": num_tokens, "R": num_rows, "L": len(sampling), "C": int(context.sum()), "Q": pairs}
+        sampling = sample.nonzero()[0]
+        # Of a row with n tokens the last one meets `context` keys, each one before it one fewer.
+        pairs = int(counts @ context) - (int(counts @ counts) - num_tokens) // 2
+        env = {"T": num_tokens, "R": len(plan.rows), "L": len(sampling)}
+        env |= {"C": int(np.add.reduce(context)), "Q": pairs}
         return StagedRows(slots, starts, counts, sampling, env)
 
     def inputs(self, rows: StagedRows) -> dict[str, Array]:
-        """The program's step inputs by name, int32; views that are valid until the next call."""
-        slots_of, history = self._slots, self._slots.history
-        slots, starts, counts, sampling = rows.slots, rows.starts, rows.counts, rows.sampling
-        context = starts + counts
-        num_tokens, num_rows = rows.env["T"], rows.env["R"]
-        first = np.cumsum(counts) - counts
-        row_of = np.repeat(np.arange(num_rows), counts)
-        positions = np.arange(num_tokens) + (starts - first)[row_of]
-        slot_of = slots[row_of]
+        """The program's step inputs by name, int32; views that are valid until the next call.
 
-        inputs = {n: a[:num_tokens] for n, a in self._by_token.items()}
-        inputs |= {n: a[:num_rows] for n, a in self._by_row.items()}
-        inputs["logit_rows"] = inputs["logit_rows"][: len(sampling)]
-        inputs["token_ids"][:] = history[slot_of, positions]
+        They are the same objects as long as a step's sizes are the same.
+        """
+        inputs = self._shaped(rows)
+        if rows.decode:
+            positions, slot_of = rows.starts, rows.slots
+            inputs["logit_rows"][:] = rows.sampling
+        else:
+            first = np.cumsum(rows.counts) - rows.counts
+            row_of = np.repeat(np.arange(len(rows.slots)), rows.counts)
+            positions = np.arange(rows.env["T"]) + (rows.starts - first)[row_of]
+            slot_of = rows.slots[row_of]
+            inputs["query_starts"][:] = first
+            inputs["query_lens"][:] = rows.counts
+            inputs["logit_rows"][:] = (first + rows.counts - 1)[rows.sampling]
+        context = rows.starts + rows.counts
+        inputs["token_ids"][:] = self._slots.history[slot_of, positions]
         inputs["positions"][:] = positions
-        inputs["query_starts"][:] = first
-        inputs["query_lens"][:] = counts
         inputs["context_lens"][:] = context
-        inputs["logit_rows"][:] = (first + counts - 1)[sampling]
-        for g, block_size, suffix, places, blocks in self._pages:
-            resident = slots_of.tables[g]
+        longest = int(np.maximum.reduce(context, initial=0))
+        for g, block_size, suffix, _, _ in self._pages:
+            resident = self._slots.tables[g]
             block, offset = np.divmod(positions, block_size)
-            places[:num_tokens] = resident[slot_of, block] * block_size + offset
-            reach = -(-int(context.max(initial=0)) // block_size)
-            blocks[:num_rows, :reach] = resident[slots, :reach]
-            inputs["slots" + suffix] = places[:num_tokens]
-            inputs["block_table" + suffix] = blocks[:num_rows]
+            inputs["slots" + suffix][:] = resident[slot_of, block] * block_size + offset
+            reach = -(-longest // block_size)
+            inputs["block_table" + suffix][:, :reach] = resident[rows.slots, :reach]
         return inputs
+
+    def _shaped(self, rows: StagedRows) -> dict[str, Array]:
+        """Views for the step's sizes; of rows with one token each, with what then is always the same."""
+        num_tokens, num_rows, num_sampling = rows.env["T"], rows.env["R"], rows.env["L"]
+        sizes = (num_tokens, num_rows, num_sampling)
+        if sizes != self._sizes:
+            self._sizes = sizes
+            views = {n: a[:num_tokens] for n, a in self._by_token.items()}
+            views |= {n: a[:num_rows] for n, a in self._by_row.items()}
+            views["logit_rows"] = views["logit_rows"][:num_sampling]
+            for _, _, suffix, places, blocks in self._pages:
+                views |= {"slots" + suffix: places[:num_tokens], "block_table" + suffix: blocks[:num_rows]}
+            if rows.decode:
+                views["query_starts"][:] = np.arange(num_rows)
+                views["query_lens"][:] = 1
+            self._views = views
+        return self._views
