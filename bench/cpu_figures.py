@@ -187,7 +187,7 @@ def measure_ops(models: dict[str, Path]) -> None:
     rows = FILES / "ledger.jsonl"
     rows.unlink(missing_ok=True)
     wide = write_gguf(SUPERBLOCKS, FILES / f"{SUPERBLOCKS.name}.gguf", mixed)
-    append = ["--append", "--ledger", str(rows)]
+    append = ["--append", "--ledger", str(rows.relative_to(ROOT))]  # the rows bear their command
     products = [text for op in PRODUCTS for text in ("--op", op)]
     say("ledger: the default model")
     pega("bench", "ops", NAME, *append)
