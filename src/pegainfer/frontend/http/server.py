@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pegainfer.frontend.http.app import App
 
 CLOSE_SECONDS = 5  # for connections to close once nothing is generated any more
+# Objects until the garbage collector looks at the young, and how many looks until it takes the older ones in.
+COLLECT_AFTER = (20_000, 20, 50)
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -110,6 +113,7 @@ async def run_server(
                 await serving  # raises why it could not start
         except OSError as e:
             raise _address_error(e, url) from e
+        spare_the_collector()
         on_ready(url)
         await _first(serving, stop.wait())
         app.drain()
@@ -124,6 +128,16 @@ async def run_server(
         server.should_exit = True
         await serving
     return 0 if clean else 1
+
+
+def spare_the_collector() -> None:
+    """Keeps pauses of the garbage collector off the event loop.
+
+    What was made until now stays for good and is not looked at again, which took 10 to 50 ms each time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 async def _first(*waits: Any) -> None:
