@@ -46,9 +46,8 @@ def sampler_call(state: Slots, rows: StagedRows, masks: Mapping[int, bytes]) -> 
     """
     slots = rows.slots[rows.sampling]
     known, prompt = state.known[slots], state.num_prompt[slots]
-    places = {row: place for place, row in enumerate(rows.sampling.tolist())}
     draws = (known - prompt).astype(np.int32)
-    inputs = state.sampling.stage(slots, draws, {places[row]: mask for row, mask in masks.items()})
+    inputs = state.sampling.stage(slots, draws, _by_place(rows, masks))
     inputs |= {
         "slots": slots.astype(np.int32),
         "history_lens": known.astype(np.int32),
@@ -65,7 +64,7 @@ def sampler_call(state: Slots, rows: StagedRows, masks: Mapping[int, bytes]) -> 
 
 
 class SamplerCalls:
-    """`sampler_call` of step after step: where a batch goes on, only draws and lengths are written anew.
+    """`sampler_call` of step after step: where a batch goes on, only draws, lengths and masks are made anew.
 
     A call's arrays are valid until the next one's, and the same objects where the batch goes on.
     """
@@ -79,18 +78,29 @@ class SamplerCalls:
     def call(self, rows: StagedRows, masks: Mapping[int, bytes]) -> Call:
         """See `sampler_call`."""
         state, slots = self._state, rows.slots[rows.sampling]
-        if self._last is not None and not masks and self._goes_on(slots):
-            inputs, known = self._last.inputs, state.known[slots]
-            inputs["history_lens"][:] = known
-            inputs["draws"][:] = known - state.num_prompt[slots]
-            return self._last
-        call = sampler_call(state, rows, masks)
-        self._last = call if state.sampling.plain and not masks else None
-        self._slots, self._changes = slots.tobytes(), state.sampling.changes
-        return call
+        if self._last is None or not self._goes_on(slots):
+            call = sampler_call(state, rows, masks)
+            self._last = call if state.sampling.plain else None
+            self._slots, self._changes = slots.tobytes(), state.sampling.changes
+            return call
+        inputs, known = self._last.inputs, state.known[slots]
+        inputs["history_lens"][:] = known
+        inputs["draws"][:] = known - state.num_prompt[slots]
+        if masks or self._last.env["E"]:
+            inputs |= state.sampling.stage_masks(len(slots), _by_place(rows, masks))
+            self._last.env["E"] = len(inputs["masks"])
+        return self._last
 
     def _goes_on(self, slots: Array) -> bool:
         return self._changes == self._state.sampling.changes and slots.tobytes() == self._slots
+
+
+def _by_place(rows: StagedRows, masks: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Masks by place among the sampling rows, in place of the plan's row."""
+    if not masks:
+        return {}
+    places = {row: place for place, row in enumerate(rows.sampling.tolist())}
+    return {places[row]: mask for row, mask in masks.items()}
 
 
 def prompt_parts(state: Slots, rows: StagedRows, largest: int) -> Iterator[PromptPart]:

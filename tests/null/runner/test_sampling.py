@@ -71,7 +71,8 @@ def test_kept_inputs_are_those_made_anew() -> None:
             cut = (slice(None), slice(reach)) if name == "block_table" else slice(None)
             np.testing.assert_array_equal(inputs[name][cut], array[cut], err_msg=name)
 
-        masks = {0: bytes(16)} if rng.random() < 0.05 else {}
+        masks = {row: rng.randbytes(16) for row in range(len(rows)) if rng.random() < 0.3}
+        masks = masks if step % 40 < 20 else {}
         call, want = calls.call(staged, masks), sampler_call(slots, staged, masks)
         assert call.env == want.env
         assert call.inputs.keys() == want.inputs.keys()

@@ -114,6 +114,15 @@ class SamplingState:
         inputs.update(self._stage_masks(extras, masks))
         return inputs
 
+    def stage_masks(self, count: int, masks: Mapping[int, bytes]) -> dict[str, Array]:
+        """Of `count` rows those in `masks` have one; see `stage`."""
+        rows = np.full(count, -1, np.int32)
+        if not masks:
+            return {"masks": self._no_mask, "mask_rows": rows}
+        rows[list(masks)] = np.arange(len(masks))
+        words = np.frombuffer(b"".join(masks.values()), np.uint32)
+        return {"masks": words.reshape(len(masks), -1), "mask_rows": rows}
+
     def _count(self, wanted: int | None) -> int:
         return NO_LOGPROBS if wanted is None else min(wanted, self.max_logprobs)
 
@@ -148,16 +157,12 @@ class SamplingState:
 
     def _stage_masks(self, extras: list[_Extras | None], masks: Mapping[int, bytes]) -> dict[str, Array]:
         """A row's grammar mask and its allowed_token_ids must both hold."""
-        rows = np.full(len(extras), -1, np.int32)
-        stacked: list[Array] = []
+        both = dict(masks)
         for row, e in enumerate(extras):
-            given = masks.get(row)
-            words = [np.frombuffer(given, "<u4").astype(np.uint32)] if given is not None else []
-            words += [e.mask] if e is not None and e.mask is not None else []
-            if words:
-                rows[row] = len(stacked)
-                stacked.append(words[0] if len(words) == 1 else words[0] & words[1])
-        return {"masks": np.stack(stacked) if stacked else self._no_mask, "mask_rows": rows}
+            if e is not None and e.mask is not None:
+                given = masks.get(row)
+                both[row] = (e.mask if given is None else e.mask & np.frombuffer(given, "<u4")).tobytes()
+        return self.stage_masks(len(extras), both)
 
 
 def _stage_banned(extras: list[_Extras | None], draws: Array) -> dict[str, Array]:
