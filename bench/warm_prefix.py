@@ -23,9 +23,9 @@ import os
 import random
 import re
 import statistics
-import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from http_path import CLI, serving
@@ -68,7 +68,8 @@ class Conversation:
         body = {"messages": self.messages, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         begin = time.perf_counter()
-        first, usage = 0.0, {}
+        first = 0.0
+        usage: dict[str, Any] = {}
         with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != 200:
                 raise SystemExit(f"{answer.status_code}: {answer.read()[:300]!r}")
@@ -146,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
