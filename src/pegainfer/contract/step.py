@@ -7,7 +7,7 @@ any time, so a row may start from a token that the host has not seen yet (`Row.f
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -156,6 +156,17 @@ class Runner(Protocol):
         """Starts sampling. `masks`: row -> bits of allowed tokens, lowest first, in ceil(V/32) words."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A runner with more to make ready than its start takes time for."""
+
+    def prepare(self) -> bool:
+        """Makes one thing more ready, within some 0.1 s, while no step is in flight; False: nothing is left.
+
+        What was not made ready is made when a step first needs it.
+        """
 
 
 class Constraint(NamedTuple):

@@ -27,7 +27,7 @@ from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
 from pegainfer.contract.grammar import GrammarFactory, Matcher
 from pegainfer.contract.request import GenerateRequest
-from pegainfer.contract.step import PendingStep, Runner, StepPlan, StepPolicy, StepResult, Tracer
+from pegainfer.contract.step import PendingStep, Preparing, Runner, StepPlan, StepPolicy, StepResult, Tracer
 from pegainfer.engine.grammars import Compiled, Grammars
 from pegainfer.engine.sink import EngineSink
 from pegainfer.engine.watchdog import Progress
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 STATS_PERIOD = 0.05  # seconds between two snapshots while steps go on; finishes and idleness bring their own
 MAX_FAILURES = 3  # steps in a row that may fail before the runner counts as unusable
+CALM_SECONDS = 0.2  # without a request until the runner may make more ready: a client may ask one by one
 DRAIN_RETRY = 5.0  # Retry-After in seconds while draining: another server will have taken over
 
 Clock = Callable[[], float]
@@ -93,6 +94,7 @@ class EngineLoop:
         self._stats = EngineStats()
         self._stats_at = 0.0
         self._quiet = False  # idle, and the last snapshot says so
+        self._preparing = runner if isinstance(runner, Preparing) else None  # None too when all is ready
         self._drained = threading.Event()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -346,8 +348,22 @@ class EngineLoop:
             self._sink.drained()
         if not self._closing:
             self._resting = True
-            self._wake.wait()
+            self._sleep()
             self._resting = False
+
+    def _sleep(self) -> None:
+        """Until something comes in; meanwhile the runner makes ready what its start had no time for."""
+        calm = CALM_SECONDS
+        while self._preparing is not None and not self._wake.wait(calm):
+            calm = 0.0
+            try:
+                more = self._preparing.prepare()
+            except PegaError:
+                log.exception("the runner could not make more ready; steps will ask for it")
+                more = False
+            if not more:
+                self._preparing = None
+        self._wake.wait()
 
     def _snapshot(self, now: float) -> EngineStats:
         stats = self._policy.stats()

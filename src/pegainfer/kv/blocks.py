@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 
 from pegainfer.contract.errors import InvariantError
 
@@ -59,6 +60,22 @@ class BlockPool:
         """The block that holds `key`, used or cached. Takes no reference."""
         return self._index.get(key)
 
+    def lookup_run(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of `keys` up to the first that no block holds. Takes no reference."""
+        found: list[int] = []
+        index = self._index
+        for key in keys:
+            block = index.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_idle(self, blocks: Iterable[int]) -> int:
+        """How many of these cached or used blocks nobody holds."""
+        refs = self._refs
+        return len([block for block in blocks if not refs[block]])
+
     def allocate(self) -> int:
         """A block with one reference and no key; evicts the cached block released longest ago if it must."""
         if self._free:
@@ -71,21 +88,25 @@ class BlockPool:
         self._refs[block] = 1
         return block
 
-    def acquire(self, block: int) -> None:
-        """One more reference to a block that is used or cached."""
-        if self._refs[block] == 0:
-            if block not in self._cached:
-                raise InvariantError(f"KV group '{self.name}': block {block} is free and cannot be shared")
-            del self._cached[block]
-        self._refs[block] += 1
+    def acquire(self, *blocks: int) -> None:
+        """One more reference to each of these blocks, which are used or cached."""
+        refs, cached = self._refs, self._cached
+        for block in blocks:
+            if not refs[block]:
+                if block not in cached:
+                    raise InvariantError(
+                        f"KV group '{self.name}': block {block} is free and cannot be shared"
+                    )
+                del cached[block]
+            refs[block] += 1
 
-    def release(self, block: int, after: int) -> None:
-        """Drops one reference once step `after` is retired; at once if it is already."""
+    def release(self, *blocks: int, after: int) -> None:
+        """Drops one reference to each once step `after` is retired; at once if it is already."""
         if after <= self._retired:
-            self._drop(block)
+            self._drop(blocks)
             return
-        self._deferred.setdefault(after, []).append(block)
-        self.num_deferred += 1
+        self._deferred.setdefault(after, []).extend(blocks)
+        self.num_deferred += len(blocks)
 
     def retire(self, step: int) -> None:
         """Step `step` is committed, and so are all before it: references that waited for it are dropped."""
@@ -93,8 +114,7 @@ class BlockPool:
         blocks = self._deferred.pop(step, None)
         if blocks is not None:
             self.num_deferred -= len(blocks)
-            for block in blocks:
-                self._drop(block)
+            self._drop(blocks)
 
     def publish(self, block: int, key: bytes) -> None:
         """Lets `key` find a used block. The first block of a key stays; a second copy remains private."""
@@ -117,16 +137,20 @@ class BlockPool:
             self._free.append(block)
         return count
 
-    def _drop(self, block: int) -> None:
-        refs = self._refs[block]
-        if refs <= 0:
-            raise InvariantError(f"KV group '{self.name}': block {block} released more often than acquired")
-        self._refs[block] = refs - 1
-        if refs == 1:
-            if self._keys[block] is None:
-                self._free.append(block)
-            else:
-                self._cached[block] = None
+    def _drop(self, blocks: Iterable[int]) -> None:
+        refs, keys, free, cached = self._refs, self._keys, self._free, self._cached
+        for block in blocks:
+            left = refs[block] - 1
+            if left < 0:
+                raise InvariantError(
+                    f"KV group '{self.name}': block {block} released more often than acquired"
+                )
+            refs[block] = left
+            if not left:
+                if keys[block] is None:
+                    free.append(block)
+                else:
+                    cached[block] = None
 
     def _forget(self, block: int) -> None:
         key = self._keys[block]

@@ -109,7 +109,7 @@ class KVManager:
     def _left_by(self, hit: PrefixHit, g: int) -> int:
         """Available blocks of a group once the hit's cached blocks are revived."""
         pool = self.pools[g]
-        return pool.available - sum(1 for b in hit.blocks[g] if b != NO_BLOCK and pool.refs(b) == 0)
+        return pool.available - pool.num_idle(_held(hit.blocks[g]))
 
     def begin(
         self, root: bytes, hashes: Sequence[bytes], hit: PrefixHit, positions: int, *, step: int
@@ -122,9 +122,7 @@ class KVManager:
         copies: list[BlockCopy] = []
         # All hits are acquired first: an allocation may evict what nobody holds.
         for pool, kept in zip(self.pools, hit.blocks, strict=True):
-            for block in kept:
-                if block != NO_BLOCK:
-                    pool.acquire(block)
+            pool.acquire(*_held(kept))
         for g, group in enumerate(self.groups):
             pool, kept, table = self.pools[g], hit.blocks[g], seq.tables[g]
             if isinstance(group, StateGroup):
@@ -135,7 +133,7 @@ class KVManager:
                 continue
             table.extend(kept)
             table.extend(pool.allocate() for _ in range(-(-positions // group.block_size) - len(kept)))
-            seq.firsts[g] = sum(1 for b in kept if b == NO_BLOCK)
+            seq.firsts[g] = len(kept) - len(_held(kept))
         seq.published = hit.num_tokens // self.unit
         self._set_capacity(seq)
         self._live.add(seq)
@@ -177,10 +175,8 @@ class KVManager:
                 continue
             full = computed // group.block_size
             child.firsts[g] = parent.firsts[g]
-            for block in source[:full]:
-                if block != NO_BLOCK:
-                    pool.acquire(block)
-                table.append(block)
+            pool.acquire(*_held(source[:full]))
+            table.extend(source[:full])
             if computed % group.block_size:
                 self._copy(g, source[full], table, step, copies)
             table.extend(pool.allocate() for _ in range(-(-positions // group.block_size) - len(table)))
@@ -193,9 +189,7 @@ class KVManager:
         self._live.remove(seq)
         for pool, table in zip(self.pools, seq.tables, strict=True):
             # The tail goes first, so that the head of a prefix is evicted last.
-            for block in reversed(table):
-                if block != NO_BLOCK:
-                    pool.release(block, after)
+            pool.release(*_held(table)[::-1], after=after)
 
     def trim(self, seq: SequenceBlocks, computed: int, after: int) -> None:
         """Releases window blocks that no row from position `computed` on can read."""
@@ -203,7 +197,7 @@ class KVManager:
             first = first_in_window(group, computed)
             table = seq.tables[g]
             for i in range(seq.firsts[g], min(first, len(table))):
-                pool.release(table[i], after)
+                pool.release(table[i], after=after)
                 table[i] = NO_BLOCK
             seq.firsts[g] = max(seq.firsts[g], min(first, len(table)))
 
@@ -292,3 +286,8 @@ class KVManager:
         for seq in self._live:
             if seq.published > len(seq.hashes):
                 raise InvariantError("more units are published than hashed")
+
+
+def _held(table: Sequence[int]) -> Sequence[int]:
+    """A table's blocks without what lies before a window."""
+    return table if not table or table[0] != NO_BLOCK else [b for b in table if b != NO_BLOCK]

@@ -89,13 +89,7 @@ def _run_of_hits(
 ) -> list[int]:
     """Blocks from the start of the prompt up to the first miss."""
     ratio = group.block_size // unit
-    out: list[int] = []
-    for i in range(longest // group.block_size):
-        block = pool.lookup(hashes[(i + 1) * ratio - 1])
-        if block is None:
-            break
-        out.append(block)
-    return out
+    return pool.lookup_run(hashes[ratio - 1 : longest // group.block_size * ratio : ratio])
 
 
 def _runs(group: PageGroup, pool: BlockPool, unit: int, hashes: Sequence[bytes], longest: int) -> list[int]:

@@ -38,9 +38,7 @@ class Buckets:
             slots, [1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16), *range(320, slots, 64)]
         )
         self.rows = _up_to(slots, [FEW_ROWS, 64])
-        self.tokens = _up_to(
-            tokens, [16, 32, 64, *range(128, 1025, 128), *range(1280, 2049, 256), *range(2560, tokens, 512)]
-        )
+        self.tokens = _up_to(tokens, [16, 32, 64, *range(128, 2560, 128), *range(2560, tokens, 512)])
 
     def of(self, tokens: int, rows: int, decode: bool) -> Bucket:
         """The smallest that a step fits into; it must be within the runner's bounds."""
@@ -53,8 +51,8 @@ class Buckets:
         """Rows that a sampling step is padded to."""
         return _fitting(self.batches, rows)
 
-    def usual(self) -> Iterator[Bucket]:
-        """All decodes, and prefills of few sequences: what is made ready at start, the likeliest first.
+    def all(self) -> Iterator[Bucket]:
+        """The likeliest first: decodes, prefills of few sequences, then prefills beside many rows.
 
         Powers of two come before the sizes between them, which save padding.
         """
@@ -65,6 +63,10 @@ class Buckets:
             for n in self.tokens:
                 if _between(n) is between:
                     yield Bucket(n, self.rows[0], False)
+        for fewer, rows in zip(self.rows, self.rows[1:], strict=False):
+            for n in self.tokens:
+                if n > fewer:
+                    yield Bucket(n, rows, False)
 
 
 def _up_to(most: int, sizes: Sequence[int]) -> list[int]:

@@ -32,6 +32,7 @@ from pegainfer.runner.sampling import PromptPart, prompt_parts, sampler_call, st
 from pegainfer.runtime.cuda.driver import errors_at
 
 Array = np.ndarray[Any, Any]
+NOBODY = np.zeros(0, np.int64)
 PLAIN = {"J": 0, "E": 0, "U": 0, "O": 0}  # sampling without biases, masks and banned tokens
 
 
@@ -90,7 +91,10 @@ class PendingDraw:
 
 
 class CudaRunner:
-    """Implements contract.step.Runner. Call `start` when the weights are loaded; one thread at a time."""
+    """Implements contract.step.Runner and Preparing; one thread at a time.
+
+    Call `start` when the weights are loaded.
+    """
 
     def __init__(self, info: RunnerInfo, parts: Parts, max_logprobs: int) -> None:
         """`max_logprobs`: as the programs were made for."""
@@ -100,6 +104,7 @@ class CudaRunner:
         self._slots = Slots(info, max_logprobs)
         self._staging = Staging(self._slots, info)
         self._buckets = Buckets(info)
+        self._coming = self._buckets.all()  # those that are still to be made ready, and some that are
         self._ready: set[Bucket | int] = set()  # an int is a batch of the sampler's
         self._max_logprobs = max_logprobs
         self._spare: list[ResultBuffer] = []
@@ -110,18 +115,27 @@ class CudaRunner:
         self._thread = threading.get_ident()
 
     def start(self, seconds: float) -> int:
-        """Makes the usual sizes ready for as long as there is time, the others when they first come.
+        """Makes the likeliest sizes ready for as long as there is time, the others by `prepare` or when they
+        first come.
 
         Returns how many there are.
         """
         end = time.perf_counter() + seconds
-        for bucket in self._buckets.usual():
-            if time.perf_counter() > end:
-                break
-            self._make_ready(bucket)
+        while time.perf_counter() < end and self.prepare():
+            pass
         self._spare = [self._results() for _ in range(3)]
         self._stream.synchronize("start")
         return len(self._ready)
+
+    def prepare(self) -> bool:
+        """Makes one more size ready; False where all are. See contract.step.Preparing."""
+        self._enter_thread()
+        self._last = None
+        for bucket in self._coming:
+            if bucket not in self._ready:
+                self._make_ready(bucket)
+                return True
+        return False
 
     @property
     def info(self) -> RunnerInfo:
@@ -201,9 +215,9 @@ class CudaRunner:
             self._stream.copy(pool.address + c.dst * nbytes, pool.address + c.src * nbytes, nbytes, c)
 
     def _run_decode(self, rows: StagedRows, continues: bool) -> None:
+        self._make_ready(self._buckets.of(rows.env["T"], rows.env["R"], True))
         if not continues:
             self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling)
-        self._make_ready(self._buckets.of(rows.env["T"], rows.env["R"], True))
         self._parts.forward.replay(rows.env, True)
 
     def _run_forward(self, rows: StagedRows) -> None:
@@ -219,6 +233,8 @@ class CudaRunner:
             return
         make_inputs = None
         if bucket.decode:
+            # It runs once, on the batch that is there: that one would be counted on and its cache written.
+            self._parts.state.enter_batch(NOBODY, NOBODY, NOBODY)
             self._make_sampler_ready(bucket.rows)
             sampling = {"L": bucket.rows, **PLAIN}
             counters = [self._parts.sampler.input_address(n, sampling) for n in ("history_lens", "draws")]

@@ -441,3 +441,51 @@ def test_the_tracer_sees_every_step() -> None:
     sink.finished("r")
     assert loop.close(PATIENCE)
     assert steps == [(i, i) for i in range(1, 5)]
+
+
+class Preparing:
+    """A null runner with three things to make ready; each waits for the test."""
+
+    def __init__(self, inner: NullRunner) -> None:
+        self.inner = inner
+        self.info = inner.info
+        self.begun = threading.Semaphore(0)
+        self.permits = threading.Semaphore(0)
+        self.order: list[str] = []
+
+    def prepare(self) -> bool:
+        self.order.append("prepare")
+        self.begun.release()
+        assert self.permits.acquire(timeout=PATIENCE)
+        return self.order.count("prepare") < 3
+
+    def forward(self, plan: StepPlan) -> Any:
+        self.order.append("step")
+        return self.inner.forward(plan)
+
+    def sample(self, handle: Any, masks: dict[int, bytes] | None = None) -> PendingStep:
+        return self.inner.sample(handle, masks)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_an_idle_engine_makes_more_ready_and_a_request_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pegainfer.engine.loop.CALM_SECONDS", 0.0)
+    runner = Preparing(NullRunner(null_config()))
+    sink = Recorder()
+    loop = EngineLoop(runner, Scheduler(runner.info), sink)
+    loop.start()
+    assert runner.begun.acquire(timeout=PATIENCE)
+    loop.submit(request("a", [1, 2, 3, 4], max_tokens=2))
+    runner.permits.release()
+    sink.finished("a")
+    for _ in range(2):
+        assert runner.begun.acquire(timeout=PATIENCE)
+        runner.permits.release()
+    loop.submit(request("b", [1, 2, 3, 4], max_tokens=2))
+    sink.finished("b")
+    assert loop.close(PATIENCE)
+    steps = [name for name in runner.order if name == "step"]
+    assert runner.order[0] == "prepare" and runner.order[1] == "step"
+    assert runner.order.count("prepare") == 3 and runner.order[-1] == "step" and len(steps) >= 4

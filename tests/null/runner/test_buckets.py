@@ -32,10 +32,14 @@ def test_every_step_has_the_smallest_bucket(slots: int, tokens: int) -> None:
         assert found.graph is (found.tokens <= GRAPH_TOKENS)
 
 
-def test_the_likeliest_sizes_come_first_at_start() -> None:
+def test_the_likeliest_sizes_come_first_and_all_come() -> None:
     b = buckets(24, 280)
-    usual = list(b.usual())
-    assert [x.rows for x in usual if x.decode] == [1, 2, 4, 8, 16, 24]
-    assert [x.tokens for x in usual if not x.decode] == [16, 32, 64, 128, 256, 280]
-    assert usual[0].env == {"T": 1, "R": 1, "L": 1} and usual[-1].tokens == 280
-    assert len(set(usual)) == len(b.batches) + len(b.tokens)
+    order = list(b.all())
+    few, many = order[: len(b.batches) + len(b.tokens)], order[len(b.batches) + len(b.tokens) :]
+    assert [x.rows for x in few if x.decode] == [1, 2, 4, 8, 16, 24]
+    assert [x.tokens for x in few if not x.decode] == [16, 32, 64, 128, 256, 280]
+    assert few[0].env == {"T": 1, "R": 1, "L": 1} and few[-1].tokens == 280
+    assert [(x.tokens, x.rows, x.decode) for x in many] == [(n, 24, False) for n in b.tokens]
+    assert len(set(order)) == len(order)
+    for tokens, rows in ((9, 9), (17, 3), (280, 24)):
+        assert b.of(tokens, rows, False) in order

@@ -128,6 +128,35 @@ def test_a_batch_that_goes_on_sends_nothing(fake: FakeCuda, runner: CudaRunner) 
     assert runner._slots.known[:2].tolist() == [12, 11]
 
 
+def test_sizes_made_ready_late_touch_no_batch(
+    fake: FakeCuda, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pegainfer.app.gpu.CAPTURE_SECONDS", 0.0)
+    runner = built(folders)
+    state, forward = runner._parts.state, runner._parts.forward
+    capture = forward.capture
+    seen: list[tuple[bool, int]] = []  # of each capture, which runs once: decoding, rows in the batch
+
+    def watched(env: dict[str, int], decode_only: bool, **more: Any) -> None:
+        seen.append((decode_only, words(state.batch.address, 1)[0]))
+        capture(env, decode_only, **more)
+
+    monkeypatch.setattr(forward, "capture", watched)
+    for slot in (0, 1):
+        runner.sample(runner.forward(prefill(slot, step=slot + 1))).wait()
+    runner.sample(runner.forward(decode(3, (1, 5), (0, 5)))).wait()
+    assert seen == [(False, 0), (True, 0)]
+    assert words(state.batch.address, 7) == [2, 1, 5, 0, 0, 5, 1]
+    runner.sample(runner.forward(decode(4, (0, 6)))).wait()
+    assert seen[2:] == [(True, 0)]
+    while runner.prepare():
+        pass
+    assert len(seen) == len(set(runner._buckets.all())) == len(runner._ready - {1, 2, 3})
+    assert all(rows == 0 for decoding, rows in seen if decoding)
+    assert not runner.prepare()
+    runner.close()
+
+
 def test_what_needs_the_host_is_sent_again(fake: FakeCuda, runner: CudaRunner) -> None:
     biased = SamplingParams(temperature=0.0, logit_bias=((3, 1.0),))
     runner.sample(runner.forward(prefill(0))).wait()

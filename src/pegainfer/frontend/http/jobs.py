@@ -105,10 +105,10 @@ def prompt_sources(
         return [given]
     if not given:
         raise bad_value(param, "a text, token ids, or a list of these", "an empty list")
-    kind = type(given[0])
-    if any(type(item) is not kind for item in given):
+    kinds = set(map(type, given))
+    if len(kinds) > 1:
         raise bad_value(param, "all texts, all token ids, or all lists of token ids", "a mixture")
-    if kind is int:
+    if kinds == {int}:
         return [given]  # type: ignore[list-item]
     at_most(param, len(given), front.config.max_prompts, "prompts")
     return given  # type: ignore[return-value]
