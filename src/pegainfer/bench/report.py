@@ -101,6 +101,12 @@ def _server_lines(server: ServerCost, figures: Figures) -> list[str]:
         _line("Steps:", server.steps),
         _line("Mean step (ms):", server.step_seconds / max(1, server.steps) * 1000),
     ]
+    if len(server.kinds) > 1:
+        for kind, (count, seconds) in server.kinds.items():
+            out.append(_line(f"Steps, {kind}:", count))
+            out.append(_line(f"Mean step, {kind} (ms):", seconds / count * 1000))
+    if figures.duration:
+        out.append(_line("Device in steps (%):", server.step_seconds / figures.duration * 100))
     if server.cached_share is not None:
         out.append(_line("Prompt tokens from cache (%):", server.cached_share * 100))
     for stage, seconds in server.host_seconds.items():

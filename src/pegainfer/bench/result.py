@@ -78,6 +78,7 @@ def _own_items(run: Run) -> dict[str, Any]:
         out |= {
             "server_steps": run.server.steps,
             "server_step_seconds": run.server.step_seconds,
+            "server_kinds": run.server.kinds,
             "server_host_seconds": run.server.host_seconds,
             "server_cached_share": run.server.cached_share,
         }

@@ -30,6 +30,7 @@ class ServerCost:
     host_seconds: dict[str, float]  # by stage
     steps: int
     step_seconds: float
+    kinds: dict[str, tuple[int, float]]  # steps of a kind (decode, prefill, mixed) and their seconds
     cached_share: float | None  # of the prompt tokens that were looked up; None where none was
 
     @classmethod
@@ -43,11 +44,17 @@ class ServerCost:
         def total(name: str) -> float:
             return sum(gain for (found, _), gain in gained.items() if found == name)
 
+        kinds = {
+            kind: (round(count), gained.get(("step_seconds_sum", kind), 0.0))
+            for (name, kind), count in gained.items()
+            if name == "step_seconds_count" and count
+        }
         queries = total("prefix_cache_queries_total")
         return cls(
             host_seconds=seconds,
             steps=round(total("step_seconds_count")),
             step_seconds=total("step_seconds_sum"),
+            kinds=kinds,
             cached_share=total("prefix_cache_hits_total") / queries if queries else None,
         )
 

@@ -81,14 +81,20 @@ def told(run: Run) -> list[str]:
 
 
 def test_the_servers_own_cost_is_told_by_step_request_and_token() -> None:
+    kinds = {"decode": (15, 0.1), "mixed": (5, 0.3)}
     seconds = {"schedule": 0.002, "stage": 0.001, "tokenize": 0.004, "detokenize": 0.0005}
-    cost = ServerCost(host_seconds=seconds, steps=20, step_seconds=0.4, cached_share=0.25)
+    cost = ServerCost(host_seconds=seconds, steps=20, step_seconds=0.4, kinds=kinds, cached_share=0.25)
     run = dataclasses.replace(a_run(), server=cost)
     out = told(run)
     at = out.index("----------------------Server----------------------")
-    assert out[at + 1 : at + 8] == [
+    assert out[at + 1 : at + 13] == [
         "Steps:                                   20        ",
         "Mean step (ms):                          20.00     ",
+        "Steps, decode:                           15        ",
+        "Mean step, decode (ms):                  6.67      ",
+        "Steps, mixed:                            5         ",
+        "Mean step, mixed (ms):                   60.00     ",
+        "Device in steps (%):                     80.00     ",
         "Prompt tokens from cache (%):            25.00     ",
         "Host schedule (us/step):                 100.00    ",
         "Host stage (us/step):                    50.00     ",

@@ -28,6 +28,7 @@ def test_what_a_run_added() -> None:
     assert cost is not None
     assert cost.host_seconds == {"schedule": 0.25, "tokenize": 0.0}
     assert (cost.steps, cost.step_seconds, cost.cached_share) == (6, 0.5, 0.25)
+    assert cost.kinds == {"decode": (4, 0.25), "mixed": (2, 0.25)}
 
 
 @pytest.mark.parametrize(
