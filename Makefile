@@ -1,4 +1,4 @@
-# make run, gpu, test, browser, check, neon, golden, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
+# make run, gpu, test, browser, check, kernels, neon, golden, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
 # Needs python3 (3.11 or newer) with venv and headers, g++ and make; cmake and ninja come from pip.
 
 SHELL := /bin/bash
@@ -12,6 +12,7 @@ GOLDEN_VENV := .venv-golden
 BIN := $(VENV)/bin
 QUESTION ?= What is the capital of France?
 PYTEST_ARGS ?=
+KERNEL_ARCHS ?= 90a 120a
 
 # pip says nothing but errors; the lines below say what is going on and how long it may take.
 PIP_FLAGS := -qq --disable-pip-version-check --no-input
@@ -20,7 +21,7 @@ SOURCES := pyproject.toml $(NATIVE)
 CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE)) $(shell find src -name '*.cu' -o -name '*.cuh') \
   $(shell find tests -name '*.cpp')
 
-.PHONY: help run gpu test browser check neon golden bench figures docs-api docs-kernels clean
+.PHONY: help run gpu test browser check kernels neon golden bench figures docs-api docs-kernels clean
 
 help:
 	@echo "make run      build, fetch the default model and let it answer a question"
@@ -28,12 +29,13 @@ help:
 	@echo "make test     every test that needs no GPU"
 	@echo "make browser  the chat page and the dashboard in Chromium"
 	@echo "make check    ruff, mypy --strict, clang-format, import law"
+	@echo "make kernels  compile the CUDA kernels for $(KERNEL_ARCHS) and check what came out; needs no GPU"
 	@echo "make neon     cross-compile the kernels for 64-bit Arm and test them under qemu-user"
 	@echo "make golden   make the golden values anew with transformers and compare"
 	@echo "make bench    engine and start-up benches; results append to bench/results"
 	@echo "make docs-api   docs/api.md anew from the types of requests"
 	@echo "make figures  every figure of the CPU beside llama.cpp's, into docs (PEER=python with llama-cpp-python)"
-	@echo "make docs-kernels  docs/kernels-cpu.md anew from the kernels' ledger"
+	@echo "make docs-kernels  docs/kernels.md and docs/kernels-cpu.md anew from the kernels' ledger"
 	@echo "make clean    remove environments, builds and caches"
 
 $(BIN)/python:
@@ -75,7 +77,7 @@ gpu: $(VENV)/.stamp-gpu
 
 test: $(VENV)/.stamp-dev
 	@$(BIN)/pegainfer pull >/dev/null
-	@$(BIN)/python -m pytest -m "not gpu and not multi and not neon and not browser" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not multi and not cubins and not neon and not browser" $(PYTEST_ARGS)
 
 # Without a Chromium its tests are skipped, and say so.
 browser: $(VENV)/.stamp-dev
@@ -91,6 +93,16 @@ check: $(VENV)/.stamp-dev
 	@$(if $(CXX_FILES),$(BIN)/clang-format --dry-run -Werror $(CXX_FILES),true)
 	@echo "== import law"
 	@$(BIN)/python -m pytest -q tests/null/test_import_law.py
+
+# nvcc of the system where there is one, else of the extra; Triton is the extra's.
+$(VENV)/.stamp-kernels: $(VENV)/.stamp-dev
+	@echo "== installing nvcc and Triton into $(VENV) (half a gigabyte the first time)"
+	@$(BIN)/pip install $(PIP_FLAGS) -e '.[dev,kernels]'
+	@touch $(VENV)/.stamp-run $(VENV)/.stamp-dev $@
+
+kernels: $(VENV)/.stamp-kernels
+	@$(BIN)/pegainfer kernels build --folder build/cubins $(addprefix --arch ,$(KERNEL_ARCHS))
+	@$(BIN)/python -m pytest tests/cubins $(PYTEST_ARGS)
 
 neon: $(VENV)/.stamp-dev
 	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || { \

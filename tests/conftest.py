@@ -17,7 +17,9 @@ settings.load_profile("steady")
 
 TESTS = Path(__file__).parent
 # Directory -> seconds that one of its tests may take; the machine may be busy with others.
-KINDS = {"null": 120, "cpu": 300, "neon": 300, "gpu": 300, "multi": 300, "e2e": 300, "browser": 120}
+KINDS = {
+    "null": 120, "cpu": 300, "cubins": 120, "neon": 300, "gpu": 300, "multi": 300, "e2e": 300, "browser": 120,
+}  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

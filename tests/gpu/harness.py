@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,14 @@ from pegainfer.runtime.weights.raw import RawWeight
 Array = np.ndarray[Any, Any]
 POISON = 0xFF  # as floats of any width: NaN
 EAGER = CudaOptions(graphs=False, tune=False)
+# Set it where every access is watched (compute-sanitizer): all kernels, at sizes that end in minutes.
+SMALL = "PEGAINFER_SMALL_SHAPES"
+T = TypeVar("T")
+
+
+def sized(true: T, small: T) -> T:
+    """True sizes, or small ones where the environment has SMALL."""
+    return small if os.environ.get(SMALL) else true
 
 
 def poison(ctx: CudaContext, executor: CudaExecutor) -> None:

@@ -28,9 +28,10 @@ def test_the_dashboard_draws_metrics_that_are_exported() -> None:
 
 def test_files_for_servers_name_flags_and_variables_that_exist() -> None:
     flags = {flag_of(f) for f in dataclasses.fields(HttpConfig)}
-    # Of docker, apt, pip and useradd; and --arch of `pegainfer kernels build`.
-    foreign = {"--arch", "--build-arg", "--create-home", "--from", "--gpus", "--interval", "--no-cache-dir"}
-    foreign |= {"--no-install-recommends", "--now", "--rm", "--start-period", "--time", "--uid"}
+    # Of docker, apt, pip and useradd; and --arch and --folder of `pegainfer kernels build`.
+    foreign = {"--arch", "--build-arg", "--create-home", "--folder", "--from", "--gpus", "--interval"}
+    foreign |= {"--no-cache-dir", "--no-install-recommends", "--now", "--rm", "--start-period", "--time"}
+    foreign |= {"--uid"}
     text = "\n".join(p.read_text() for p in DEPLOY.iterdir() if p.is_file())
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     assert {"--host", "--port", "--access-log", "--drain-seconds", "--max-body-bytes"} <= named

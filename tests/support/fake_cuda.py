@@ -107,6 +107,7 @@ class FakeCuda:
     version: int = 13000
     memory: int = 1 << 34
     l2: int = 50 << 20
+    shared: int = 227 << 10  # bytes of shared memory that a block may have
     fail: dict[str, Code] = field(default_factory=dict)
     broken: str | None = None
     launches: list[Launched] = field(default_factory=list)
@@ -124,8 +125,8 @@ class FakeCuda:
             "COMPUTE_CAPABILITY_MINOR": self.capability[1],
             "MULTIPROCESSOR_COUNT": self.num_sms,
             "L2_CACHE_SIZE": self.l2,
-            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
-            "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 << 10,
+            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": self.shared,
+            "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": self.shared + (1 << 10),
         }
 
     # Calls that do something
@@ -200,6 +201,9 @@ class FakeCuda:
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, f: str, threads: int, shared: int) -> Any:
         return OK, max(1, min(2048 // threads, (228 << 10) // max(1, shared)))
+
+    def cuOccupancyMaxActiveClusters(self, f: str, config: Any) -> tuple[Any, ...]:
+        return OK, max(1, 2 * self.num_sms // max(1, config.gridDimX))
 
     def cuLaunchKernelEx(self, config: Any, function: str, params: int, extra: int) -> tuple[Any, ...]:
         if self.broken is not None and function.startswith(self.broken):

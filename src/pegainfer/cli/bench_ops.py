@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from pegainfer.app.config import EngineConfig
@@ -20,8 +21,9 @@ from pegainfer.engine.config import SchedulerConfig
 if TYPE_CHECKING:
     from pegainfer.cli.spec import EngineSpec
     from pegainfer.kernels.ledger import Roofline, Row
-    from pegainfer.kernels.opbench import Identity, OpDevice, Timing
-    from pegainfer.kernels.workload import Family, StepShape
+    from pegainfer.kernels.loads import StepShape
+    from pegainfer.kernels.opbench import Identity, InStep, OpDevice, StepTimes, Timing
+    from pegainfer.kernels.workload import Family
     from pegainfer.ops.check import Report
 
 # Of EngineConfig, those that matter here, by device.
@@ -55,7 +57,8 @@ def ops(
     """Time each op at the shapes of decode and prefill, beside what the machine could do at the most.
 
     Medians of many calls, weights and KV pages cold, inputs warm, as a step finds them; the error is against
-    the op's reference. Weights are seeded; of the model, only the sizes and formats count.
+    the op's reference. On a GPU, also what the op adds to a whole step, where it overlaps with
+    others. Weights are seeded; of the model, only the sizes and formats count.
     """
     from pegainfer.kernels import ledger
 
@@ -66,11 +69,15 @@ def ops(
     given.refuse(EngineConfig, f"bench ops --device {backend}", but=FLAGS[backend])
     device = _open(target.spec.engine)
     try:
-        measured, roofline = _measure(_plan(target.spec, device, bench.op), device)
+        plan = _plan(target.spec, device, bench.op)
+        measured, roofline = _measure(plan, device)
+        steps = _steps(target.spec, device, plan)
         origin = _Origin.here(target.spec.name, device)
     finally:
         device.close()
-    rows = [origin.row(m, roofline) for m in measured]
+    rows = [origin.row(m, roofline, _in_step(m, steps)) for m in measured]
+    if not bench.op:
+        rows += [origin.forward(rows[0], shape, times) for shape, times in steps.items()]
     _print(rows, roofline)
     faults = [f"{m.report.label}: {fault}" for m in measured for fault in m.report.faults]
     for fault in faults:
@@ -118,6 +125,7 @@ class _Measured:
     """One op at one shape under one option."""
 
     family: Family
+    shape: StepShape
     case: str
     timing: Timing
     report: Report
@@ -139,10 +147,24 @@ def _measure(plan: Plan, device: OpDevice) -> tuple[list[_Measured], Roofline]:
                         progress(family.spec.name)
                         report = bench.check(shape, values)
                         timing = bench.time(shape, values)
-                        measured.append(_Measured(family, name, timing, report, bench.identity(shape)))
+                        measured.append(_Measured(family, shape, name, timing, report, bench.identity(shape)))
             finally:
                 bench.close()
     return measured, before.best_of(device.roofline())
+
+
+def _steps(spec: EngineSpec, device: OpDevice, plan: Plan) -> dict[StepShape, StepTimes]:
+    """Whole forward passes of the model on this device, with the planned ops' parts of them."""
+    from pegainfer.cli.plan import step_programs
+
+    longest = step_programs(spec).info.max_model_len
+    wanted = frozenset(family.key for family, _ in plan)
+    return device.steps(lambda blocks: step_programs(spec, blocks).forward, longest, wanted)
+
+
+def _in_step(m: _Measured, steps: dict[StepShape, StepTimes]) -> InStep | None:
+    times = steps.get(m.shape)
+    return None if times is None else times.calls.get(m.family.key)
 
 
 @dataclass(frozen=True)
@@ -169,7 +191,7 @@ class _Origin:
             date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
 
-    def row(self, m: _Measured, roofline: Roofline) -> Row:
+    def row(self, m: _Measured, roofline: Roofline, in_step: InStep | None) -> Row:
         from pegainfer.kernels.ledger import Row, shape_of
 
         spec, timing, ran = m.family.spec, m.timing, m.identity
@@ -197,10 +219,21 @@ class _Origin:
             roofline=roofline,
             model=self.model,
             calls=m.family.calls,
+            step_us=None if in_step is None else round(in_step.us, 3),
+            step_kernels=() if in_step is None else in_step.kernels,
             commit=self.commit,
             command=self.command,
             date=self.date,
         )
+
+    def forward(self, like: Row, shape: StepShape, times: StepTimes) -> Row:
+        """A whole forward pass as a row of its own; `like` is any row of the run."""
+        us, sizes = round(times.us, 3), dict(sorted(shape.env.items()))
+        return msgspec.structs.replace(
+            like, op="forward", kernels=(), case="", shape=sizes, formats={}, source="", error=0.0,
+            tolerance_share=0.0, us=us, us_p10=us, us_p90=us, samples=1, bytes=times.cost.bytes,
+            flops=times.cost.flops, memory="dram", calls=1, step_us=None, step_kernels=(),
+        )  # fmt: skip
 
 
 def _print(rows: list[Row], roofline: Roofline) -> None:
@@ -212,12 +245,13 @@ def _print(rows: list[Row], roofline: Roofline) -> None:
     print(f"{rows[0].device}{threads}: {reads}; {peaks}")
     print(
         f"{'op':22} {'variant':22} {'shape':44} {'µs':>9} {'p10':>9} {'p90':>9} {'GB/s':>7} {'GFLOP/s':>8} "
-        f"{'share':>6} {'error':>6}"
+        f"{'share':>6} {'error':>6} {'in a step, µs':>13} {'share':>6}"
     )
     for r in rows:
         print(
             f"{r.op:22} {r.variant:22} {shape_text(r):44} {r.us:9.1f} {r.us_p10:9.1f} {r.us_p90:9.1f} "
             f"{r.gb_s:7.1f} {r.gflop_s:8.1f} {r.share:6.1%} {r.tolerance_share:6.1%}"
+            + ("" if r.step_us is None else f" {r.step_us:13.1f} {r.floor_us / max(r.step_us, 1e-3):6.1%}")
         )
         if r.kernels:
             print(f"{'':22} {' '.join(r.kernels)}")

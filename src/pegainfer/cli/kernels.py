@@ -15,11 +15,12 @@ class KernelBuildFlags:
     arch: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "Architecture such as 90a; may be repeated; default: those of this machine's GPUs."
+            "help": "Architectures such as 90a,120a; may be repeated; default: those of this machine's GPUs."
         },
     )
     ops: tuple[str, ...] = field(
-        default=(), metadata={"help": "Only kernels of this op; may be repeated; default: all."}
+        default=(),
+        metadata={"help": "Only kernels of these ops, with commas; may be repeated; default: all."},
     )
     jobs: int = field(default=0, metadata={"help": "Compilers at a time; 0: one a core."})
     folder: str = field(
@@ -37,11 +38,17 @@ def build(*, ask: KernelBuildFlags) -> int:
     from pegainfer.kernels.build import build_kernels
 
     folder = Path(ask.folder) if ask.folder else default_folder()
-    manifests = build_kernels(ask.arch or own_archs(), ask.ops or None, folder, ask.jobs, _progress)
+    archs, ops = listed(ask.arch), listed(ask.ops)
+    manifests = build_kernels(archs or own_archs(), ops or None, folder, ask.jobs, _progress)
     for m in manifests:
         count = sum(len(u.variants) for u in m.units)
         print(f"sm_{m.arch}: {count} kernels in {len(m.units)} units, {folder / m.arch}")
     return 0
+
+
+def listed(given: tuple[str, ...]) -> list[str]:
+    """'90a,120a' and repeated options as one list, each once."""
+    return list(dict.fromkeys(part.strip() for text in given for part in text.split(",") if part.strip()))
 
 
 def own_archs() -> list[str]:

@@ -41,8 +41,12 @@ def step_sizes(tokens: int, rows: int) -> dict[str, int]:
     return {"T": tokens, "R": rows, "L": rows}
 
 
-def step_programs(spec: EngineSpec) -> StepPrograms:
-    """Reads the model's header only. Raises what opening a model raises, and UnsupportedError without one."""
+def step_programs(spec: EngineSpec, num_blocks: int = 0) -> StepPrograms:
+    """Reads the model's header only. Raises what opening a model raises, and UnsupportedError without one.
+
+    Args:
+        num_blocks: of the KV cache, for a GPU; 0: as told, or one where its memory decides.
+    """
     if spec.is_null:
         raise UnsupportedError("the null device runs no program", remedy="name a model, leave --device out")
     with contextlib.ExitStack() as files:
@@ -54,7 +58,7 @@ def step_programs(spec: EngineSpec) -> StepPrograms:
         info = runner_info(model, spec.engine, spec.scheduler)
         formats = {}
         if spec.engine.backend == "cuda":
-            info = msgspec.structs.replace(info, num_blocks=(info.num_blocks[0] or 1,))
+            info = msgspec.structs.replace(info, num_blocks=(num_blocks or info.num_blocks[0] or 1,))
             formats = {"activation": "bf16", "residual": "bf16"}
         programs = model.programs(info, spec.engine.kv_format, spec.scheduler.max_logprobs, **formats)
     return StepPrograms(info, programs["forward"], programs["sampler"])

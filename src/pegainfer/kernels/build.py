@@ -161,6 +161,13 @@ def source_hash(source: Source, arch: str, compiler: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def stale_units(manifest: Manifest) -> list[str]:
+    """Compiled sources that have changed since, themselves or a header of theirs."""
+    units = {u.source: u.hash for u in manifest.units}
+    found = [s for s in find_sources() if s.name in units]
+    return [s.name for s in found if units[s.name] != source_hash(s, manifest.arch, manifest.compiler)]
+
+
 def build_kernels(
     archs: Sequence[str],
     ops: Iterable[str] | None,

@@ -43,23 +43,26 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
         read_gb_s: reading an array that no cache holds, 10⁹ bytes a second.
         cache_gb_s: reading what the step has just written: from the caches of the cores that compute.
         peaks: 10⁹ multiplications and additions a second, by arithmetic: 'f32', 'int8', 'bf16'.
+        launch_us: one of many launches that follow each other and do nothing; 0 where a call costs nothing.
     """
 
     read_gb_s: float
     cache_gb_s: float
     peaks: dict[str, float]
+    launch_us: float = 0.0
 
     def floor_us(self, cost: Cost, memory: Memory, arithmetic: str) -> float:
-        """Least microseconds of a call: its bytes over the bandwidth or its arithmetic over the peak."""
+        """Least microseconds of a call: bytes over the bandwidth, arithmetic over the peak, or a launch."""
         bandwidth = self.read_gb_s if memory == "dram" else self.cache_gb_s
-        return max(cost.bytes / bandwidth, cost.flops / self.peaks[arithmetic]) / 1e3
+        return max(cost.bytes / bandwidth / 1e3, cost.flops / self.peaks[arithmetic] / 1e3, self.launch_us)
 
     def best_of(self, other: Roofline) -> Roofline:
-        """The higher of each: what else runs on a machine can only lower them."""
+        """The better of each: what else runs on a machine can only make them worse."""
         return Roofline(
             read_gb_s=max(self.read_gb_s, other.read_gb_s),
             cache_gb_s=max(self.cache_gb_s, other.cache_gb_s),
             peaks={name: max(peak, other.peaks[name]) for name, peak in self.peaks.items()},
+            launch_us=min(self.launch_us, other.launch_us),
         )
 
 
@@ -82,6 +85,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         memory: where the op's bytes come from in a step.
         arithmetic: a key of the roofline's peaks.
         calls: of this op in one step of `model`.
+        step_us, step_kernels: what a call adds to a whole step of these sizes, and launches there, where its
+            neighbours overlap with it; None where it takes what it takes by itself. The op 'forward' is all
+            of a step up to the logits.
         date: UTC, ISO 8601.
     """
 
@@ -107,6 +113,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     roofline: Roofline
     model: str
     calls: int
+    step_us: float | None = None
+    step_kernels: tuple[str, ...] = ()
     commit: str | None
     command: str
     date: str
@@ -133,6 +141,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def share(self) -> float:
         """Of the roofline: 1 is as fast as the machine allows."""
         return self.floor_us / max(self.us, CLOCK_US)
+
+    @property
+    def cost_us(self) -> float:
+        """Of a call in a step, where that was measured, else by itself."""
+        return self.us if self.step_us is None else self.step_us
 
 
 def memory_of(spec: OpSpec) -> Memory:

@@ -4,19 +4,19 @@ weights and pages cold; timings; and what a device must offer to be benched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from pegainfer.kernels.ledger import Memory, Roofline
+from pegainfer.kernels.loads import Loads, StepShape
 from pegainfer.kernels.workload import (
     Family,
-    Loads,
+    FamilyKey,
     Options,
     Pages,
-    StepShape,
     blocks_of,
     case,
     largest_of,
@@ -68,6 +68,28 @@ class Identity:
     arithmetic: str
 
 
+@dataclass(frozen=True)
+class InStep:
+    """What one call of an op adds to a whole step of the model.
+
+    Args:
+        us: microseconds.
+        kernels: that it launches there.
+    """
+
+    us: float
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """One step: the forward pass in microseconds, what it must move and compute, and ops by Family.key."""
+
+    us: float
+    cost: Cost
+    calls: Mapping[FamilyKey, InStep]
+
+
 class FamilyBench(Protocol):
     """One family on one device, made for a set of shapes."""
 
@@ -103,6 +125,18 @@ class OpDevice(Protocol):
         ...
 
     def bench(self, family: Family, shapes: tuple[StepShape, ...]) -> FamilyBench: ...
+
+    def steps(
+        self, record: Callable[[int], Program], longest: int, wanted: Collection[FamilyKey]
+    ) -> dict[StepShape, StepTimes]:
+        """Whole forward passes of the model; none where an op takes in a step what it takes by itself.
+
+        Args:
+            record: the forward pass over a KV cache of so many blocks.
+            longest: tokens of a sequence.
+            wanted: ops whose part is measured.
+        """
+        ...
 
     def roofline(self) -> Roofline: ...
 

@@ -1,15 +1,19 @@
-"""Makes docs/kernels-cpu.md from the ledger: `python -m pegainfer.kernels.report [FILE]`."""
+"""Makes docs/kernels-cpu.md and kernels.md from the ledger: `python -m pegainfer.kernels.report [FOLDER]`.
+
+The CPU's page is here, what both share too; the GPU's is in report_gpu.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pegainfer.kernels.ledger import LEDGER, Row, newest, read, shape_text
 from pegainfer.ops.spec import Cost
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "kernels-cpu.md"  # of a checkout
+DOCS = Path(__file__).resolve().parents[3] / "docs"  # of a checkout
+PAGE, GPU_PAGE = "kernels-cpu.md", "kernels.md"
 WORST = 15  # rows in the list of what is farthest from its floor
 FELT_US = 100  # of a step, below which no user would notice
 # A step at batch 1 with this context, or a prompt of so many tokens: where calls add up.
@@ -32,11 +36,8 @@ roof. *Error* is against the op's reference, of what its tolerance allows. Lette
 
 def report(rows: Iterable[Row]) -> str:
     """The page: for each machine and model its ceilings, what is farthest from its floor, and every shape."""
-    groups: dict[tuple[str, int, str], list[Row]] = {}
-    for row in newest(rows):
-        if row.variant.startswith("cpu."):
-            groups.setdefault((row.device, row.threads, row.model), []).append(row)
     parts = [HEAD]
+    groups = groups_of(rows, "cpu.")
     if not groups:
         parts.append("The ledger has no rows yet.\n")
     for (device, threads, model), group in groups.items():
@@ -45,6 +46,29 @@ def report(rows: Iterable[Row]) -> str:
             parts += _step(title, [r for r in group if _matches(r, sizes)])
         parts += [_farthest(group), _shapes(group)]
     return "\n".join(parts)
+
+
+def groups_of(rows: Iterable[Row], backend: str) -> dict[tuple[str, int, str], list[Row]]:
+    """The newest rows by device, threads and model; `backend` begins their variants."""
+    groups: dict[tuple[str, int, str], list[Row]] = {}
+    for row in newest(rows):
+        if row.variant.startswith(backend):
+            groups.setdefault((row.device, row.threads, row.model), []).append(row)
+    return groups
+
+
+def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    rows = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([f"| {' | '.join(columns)} |", "|" + "---|" * len(columns), *rows]) + "\n"
+
+
+def bound_of(r: Row) -> str:
+    """Which of its roofs a row is under."""
+    bytes_us = r.roofline.floor_us(Cost(r.bytes, 0), r.memory, r.arithmetic)
+    if 0 < r.roofline.launch_us >= r.floor_us:
+        return "launch"
+    return {"dram": "memory", "cache": "caches"}[r.memory] if bytes_us >= r.floor_us else r.arithmetic
 
 
 def _origins(rows: list[Row]) -> str:
@@ -115,19 +139,20 @@ def _shapes(rows: list[Row]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
-        bytes_us = r.roofline.floor_us(Cost(r.bytes, 0), r.memory, r.arithmetic)
-        bound = {"dram": "memory", "cache": "caches"}[r.memory] if bytes_us >= r.floor_us else r.arithmetic
         lines.append(
             f"| {r.op} | {r.variant} | {shape_text(r)} | {r.us:.1f} ({r.us_p10:.1f} – {r.us_p90:.1f}) | "
-            f"{r.gb_s:.1f} | {r.gflop_s:.1f} | {bound} | {r.share:.0%} | {r.tolerance_share:.0%} |"
+            f"{r.gb_s:.1f} | {r.gflop_s:.1f} | {bound_of(r)} | {r.share:.0%} | {r.tolerance_share:.0%} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def main(argv: list[str]) -> None:
-    target = Path(argv[0]) if argv else PAGE
-    target.write_text(report(read(LEDGER)))
-    print(target)
+    from pegainfer.kernels import report_gpu
+
+    folder, rows = Path(argv[0]) if argv else DOCS, read(LEDGER)
+    for name, text in ((PAGE, report(rows)), (GPU_PAGE, report_gpu.report(rows))):
+        (folder / name).write_text(text)
+        print(folder / name)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.kernels.ledger import IDLE_AXES
+from pegainfer.kernels.ledger import IDLE_AXES, shape_of
+from pegainfer.kernels.loads import Loads, StepShape
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.cases.pointwise import rotation_table
 from pegainfer.ops.program import OpCall, Program
@@ -23,64 +24,6 @@ Array = np.ndarray[Any, Any]
 ROPE_THETA = 1e4
 VALUES = {"u32": np.uint32, "u64": np.uint64, "i32": np.int32}
 
-
-@dataclass(frozen=True)
-class StepShape:
-    """Rows of one step: each computes `count` tokens and has `context` cached ones then; all sample."""
-
-    rows: int
-    count: int
-    context: int
-
-    @property
-    def env(self) -> dict[str, int]:
-        """T, R, L, and C and Q for costs."""
-        pairs = self.count * self.context - self.count * (self.count - 1) // 2
-        tokens = {"T": self.rows * self.count, "R": self.rows, "L": self.rows}
-        return tokens | {"C": self.rows * self.context, "Q": self.rows * pairs}
-
-
-@dataclass(frozen=True)
-class Loads:
-    """The steps that a device's ops are measured at.
-
-    Args:
-        decodes: rows with one token each, for products and attention.
-        others: the same for all other ops.
-        prefills: seen by ops that work on all tokens of a step, not by those of the rows that sample.
-        long: more contexts, for attention.
-    """
-
-    decodes: tuple[StepShape, ...]
-    others: tuple[StepShape, ...]
-    prefills: tuple[StepShape, ...]
-    long: tuple[StepShape, ...]
-
-
-def _decodes(batches: Iterable[int], context: int) -> tuple[StepShape, ...]:
-    return tuple(StepShape(rows, 1, context) for rows in batches)
-
-
-def _prefills(*counts: int) -> tuple[StepShape, ...]:
-    return tuple(StepShape(1, count, count) for count in counts)
-
-
-CPU_LOADS = Loads(
-    decodes=_decodes((1, 2, 4, 8, 16), 128),
-    others=_decodes((1, 2, 4, 8, 16), 128),
-    prefills=_prefills(128, 512),
-    long=(
-        *(StepShape(1, 1, context) for context in (1024, 4096, 8192)),
-        *_decodes((2, 4, 8, 16), 1024),
-        StepShape(1, 128, 4096),
-    ),
-)
-GPU_LOADS = Loads(
-    decodes=_decodes((1, 8, 16, 32, 64, 128, 256), 1024),
-    others=_decodes((1, 8, 64, 256), 1024),
-    prefills=_prefills(128, 512, 1024, 2048),
-    long=(StepShape(1, 1, 8192), StepShape(8, 1, 8192), StepShape(1, 2048, 8192)),
-)
 
 # What users ask of sampling, by op: name -> values of operands that are not the neutral ones.
 Options = Mapping[str, float]
@@ -103,6 +46,10 @@ NEUTRAL: Options = {"repetition_penalty": 1.0, "top_p": 1.0, "mask_rows": -1, "t
 # Parameters of a row that are off where no option names them.
 SCALARS = frozenset({"temperature", "min_p", "frequency_penalty", "presence_penalty", "bias_values"})
 LOGITS_SPREAD = 4.0  # standard deviation of a trained model's logits, about
+
+
+# Op and sizes that no step changes: what calls that differ in layer and weights alone share.
+FamilyKey = tuple[str, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -137,13 +84,24 @@ class Family:
         """Storage of what may be stored in several ways: matrices and the KV cache."""
         return {n: d for n, d in self.dtypes.items() if n in self.weights or n == "kv"}
 
+    @property
+    def key(self) -> FamilyKey:
+        return _family_key(self.spec, self.axes)
+
     def step_shapes(self, longest: int, loads: Loads) -> tuple[StepShape, ...]:
-        """At which a bench measures it; no context is longer than `longest` tokens."""
+        """At which a bench measures it; no context is longer than `longest` tokens.
+
+        Of steps that are the same to it, such as one row of 128 tokens and 128 rows of one, the first.
+        """
         letters = {a for o in self.spec.operands for a in o.axes} - set(IDLE_AXES.get(self.spec.name, ""))
         shapes = loads.decodes if self.weights or self.spec.name == "attention" else loads.others
         if "T" in letters:  # else it sees only the rows that sample
             shapes += loads.prefills + (loads.long if self.spec.name == "attention" else ())
-        return tuple(s for s in shapes if s.context <= longest)
+        distinct: dict[tuple[object, ...], StepShape] = {}
+        for s in shapes:
+            if s.context <= longest:
+                distinct.setdefault(tuple(shape_of(self.spec, self.axes | s.env).items()), s)
+        return tuple(distinct.values())
 
     def options(self) -> Mapping[str, Options]:
         return SAMPLING.get(self.spec.name, {"": {}})
@@ -160,6 +118,16 @@ def families(programs: Iterable[Program]) -> list[Family]:
         seen = found.get(key, Family(call.spec, axes, dtypes, attrs, 0))
         found[key] = replace(seen, calls=seen.calls + 1)
     return list(found.values())
+
+
+def family_key(call: OpCall) -> FamilyKey:
+    """As Family.key, of one of its calls in any program of the model."""
+    return _family_key(call.spec, {a: n for a, n in call.axes.items() if isinstance(n, int)})
+
+
+def _family_key(spec: OpSpec, axes: Mapping[str, int]) -> FamilyKey:
+    idle = IDLE_AXES.get(spec.name, "")
+    return spec.name, tuple(sorted((a, n) for a, n in axes.items() if a not in idle))
 
 
 def _held_dtype(call: OpCall, name: str) -> str:

@@ -15,8 +15,9 @@ from pegainfer.kernels.cpu.opbench import FamilyBench
 from pegainfer.kernels.cpu.roofline import measure_roofline
 from pegainfer.kernels.cpu.variant import activation_on, arithmetic_of, variant_of
 from pegainfer.kernels.ledger import append, newest, read, shape_of
+from pegainfer.kernels.loads import StepShape
 from pegainfer.kernels.opbench import CALLS
-from pegainfer.kernels.workload import Family, StepShape, families
+from pegainfer.kernels.workload import Family, families
 from pegainfer.ops.program import Program
 from pegainfer.ops.sampler import sampler
 from tests.cpu.kernels.harness import ISAS

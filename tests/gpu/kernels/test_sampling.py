@@ -14,10 +14,10 @@ from pegainfer.ops.sample import SAMPLE
 from pegainfer.ops.sampler import sampler
 from pegainfer.ops.spec import Role
 from pegainfer.runtime.cuda.tensor import DeviceTensor
-from tests.gpu.harness import EAGER
+from tests.gpu.harness import EAGER, sized
 
 Array = np.ndarray[Any, Any]
-V, SLOTS, WIDTH, K = 151_936, 40, 300, 20
+V, SLOTS, WIDTH, K = sized(151_936, 9_216), 40, 300, 20
 ROWS = 32
 
 

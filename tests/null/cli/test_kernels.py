@@ -30,8 +30,9 @@ def test_flags_reach_the_build(
         return [Manifest("120a", "V13.0.0")]
 
     monkeypatch.setattr("pegainfer.kernels.build.build_kernels", fake_build)
-    assert build(ask=KernelBuildFlags(arch=("120a",), ops=("rope",), jobs=2, folder=str(tmp_path))) == 0
-    assert asked == [(("120a",), ("rope",), tmp_path, 2)]
+    ask = KernelBuildFlags(arch=("120a, 90a", "120a"), ops=("rope",), jobs=2, folder=str(tmp_path))
+    assert build(ask=ask) == 0
+    assert asked == [(["120a", "90a"], ["rope"], tmp_path, 2)]
     assert capsys.readouterr().out == f"sm_120a: 0 kernels in 0 units, {tmp_path / '120a'}\n"
 
 

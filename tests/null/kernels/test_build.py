@@ -99,6 +99,14 @@ def test_only_what_changed_is_compiled_again(tree: Tree) -> None:
     assert tree.build("90a") == ["scale.cu", "sort.cu"]
 
 
+def test_what_has_changed_since_is_told_without_a_compiler(tree: Tree) -> None:
+    tree.build("90a", ops=("scale",))
+    manifest = read_manifest(tree.out / "90a")
+    assert manifest is not None and build.stale_units(manifest) == []
+    (tree.root / "include/deep.cuh").write_text("// something\n")
+    assert build.stale_units(manifest) == ["common/rows/scale.cu"]
+
+
 def test_ops_choose_sources_and_others_stay(tree: Tree) -> None:
     assert tree.build("90a", ops=("sort",)) == ["sort.cu"]
     assert tree.build("90a", ops=("shift",)) == ["scale.cu"]

@@ -54,6 +54,20 @@ def test_rates_and_floor_follow_from_the_measurement() -> None:
     assert row(arithmetic="f32").floor_us == 100.0
 
 
+def test_no_call_is_shorter_than_a_launch() -> None:
+    launched = msgspec.structs.replace(ROOF, launch_us=60.0)
+    assert row(roofline=launched).floor_us == 60.0
+    assert row(roofline=launched, memory="cache").floor_us == 60.0
+    assert row(roofline=launched, bytes=2_000_000).floor_us == 100.0
+    assert launched.best_of(msgspec.structs.replace(launched, launch_us=50.0)).launch_us == 50.0
+
+
+def test_what_a_step_pays_for_a_call() -> None:
+    assert row().cost_us == 100.0
+    assert row(step_us=70.0).cost_us == 70.0
+    assert row(step_us=0.0).cost_us == 0.0
+
+
 def test_a_time_below_the_clock_gives_finite_rates() -> None:
     assert math.isfinite(row(us=0.0).gb_s)
     assert math.isfinite(row(us=0.0).share)

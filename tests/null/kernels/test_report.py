@@ -1,4 +1,4 @@
-"""The page made from the ledger."""
+"""The pages made from the ledger."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from pegainfer.kernels import report as page
+from pegainfer.kernels import report_gpu
 from pegainfer.kernels.ledger import LEDGER, read
-from pegainfer.kernels.report import FELT_US, PAGE, report
+from pegainfer.kernels.report import DOCS, FELT_US, GPU_PAGE, PAGE, report
 from tests.null.kernels.test_ledger import row
 
 ATTENTION = {"C": 128, "D": 64, "G": 3, "H": 9, "Q": 128, "R": 1, "S": 16, "T": 1}
@@ -23,7 +24,9 @@ def section(text: str, title: str) -> str:
 
 
 def test_the_committed_page_is_what_the_committed_ledger_gives() -> None:
-    assert PAGE.read_text() == report(read(LEDGER)), "run `make docs-kernels`"
+    rows = read(LEDGER)
+    assert (DOCS / PAGE).read_text() == report(rows), "run `make docs-kernels`"
+    assert (DOCS / GPU_PAGE).read_text() == report_gpu.report(rows), "run `make docs-kernels`"
 
 
 def test_no_rows() -> None:
@@ -86,7 +89,7 @@ def test_farthest_first_and_only_what_a_step_feels() -> None:
 
 
 def test_main_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = tmp_path / "page.md"
-    page.main([str(target)])
-    assert target.read_text() == PAGE.read_text()
-    assert capsys.readouterr().out == f"{target}\n"
+    page.main([str(tmp_path)])
+    for name in (PAGE, GPU_PAGE):
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text()
+    assert capsys.readouterr().out == f"{tmp_path / PAGE}\n{tmp_path / GPU_PAGE}\n"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pegainfer.kernels.loads import CPU_LOADS, StepShape
 from pegainfer.kernels.workload import (
-    CPU_LOADS,
     SAMPLING,
     Family,
     Pages,
-    StepShape,
     blocks_of,
     case,
     families,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from pegainfer.kernels.cpu.lower import lowered
 from pegainfer.kernels.cpu.roofline import last_level_cache, measure_roofline
 from pegainfer.kernels.cpu.variant import activation_on, arithmetic_of, variant_of
 from pegainfer.kernels.ledger import Roofline, memory_of
-from pegainfer.kernels.opbench import MOST_IDS, SEED, Identity, Repeated, Timing
-from pegainfer.kernels.workload import CPU_LOADS, Family, Options, StepShape, case, families
+from pegainfer.kernels.loads import CPU_LOADS, StepShape
+from pegainfer.kernels.opbench import MOST_IDS, SEED, Identity, Repeated, StepTimes, Timing
+from pegainfer.kernels.workload import Family, FamilyKey, Options, case, families
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.check import Report, check_case, through_program
 from pegainfer.ops.program import Program
@@ -49,6 +50,12 @@ class CpuOps:
 
     def bench(self, family: Family, shapes: tuple[StepShape, ...]) -> FamilyBench:
         return FamilyBench(family, shapes, self._options)
+
+    def steps(
+        self, record: Callable[[int], Program], longest: int, wanted: Collection[FamilyKey]
+    ) -> dict[StepShape, StepTimes]:
+        """None: calls follow each other here, and `bench engine --profile` times them in a step."""
+        return {}
 
     def roofline(self) -> Roofline:
         return measure_roofline(self._options.threads, self._options.isa)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,13 @@ from pegainfer.kernels.cuda.executor import CudaOptions
 from pegainfer.kernels.cuda.roofline import measure_roofline
 from pegainfer.kernels.cuda.sampled import SampledCall
 from pegainfer.kernels.cuda.site import Matmul, Work, keeps_whole
+from pegainfer.kernels.cuda.stepbench import CudaSteps
 from pegainfer.kernels.cuda.store import Dummy, fill_normal
 from pegainfer.kernels.cuda.timing import graph_times
 from pegainfer.kernels.ledger import Roofline, memory_of
-from pegainfer.kernels.opbench import MOST_IDS, Identity, Repeated, Timing, paged_calls
-from pegainfer.kernels.workload import GPU_LOADS, Family, Options, StepShape, families
+from pegainfer.kernels.loads import GPU_LOADS, StepShape
+from pegainfer.kernels.opbench import MOST_IDS, Identity, Repeated, StepTimes, Timing, paged_calls
+from pegainfer.kernels.workload import Family, FamilyKey, Options, blocks_of, families
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.check import Report
 from pegainfer.ops.program import OpCall, Program
@@ -37,6 +39,7 @@ LEAST, PLAIN = 8, 64  # calls of a program: with large weights, and without weig
 REPLAYS = 20  # of a shape's graph
 COLUMN_AXES, COLUMNS = "VNF", 512  # of a result that a check compares, where columns are a matrix's rows
 LIBRARY = "cublaslt"
+KV_BLOCK = 16  # tokens, at the least
 PERIOD = (1 << 20) + 7  # elements after which drawn weights repeat: no matrix has rows of this length
 
 
@@ -58,6 +61,18 @@ class CudaOps:
 
     def bench(self, family: Family, shapes: tuple[StepShape, ...]) -> CudaFamilyBench:
         return CudaFamilyBench(family, shapes, self._ctx)
+
+    def steps(
+        self, record: Callable[[int], Program], longest: int, wanted: Collection[FamilyKey]
+    ) -> dict[StepShape, StepTimes]:
+        loads = self.loads
+        shapes = tuple(s for s in (*loads.decodes, *loads.prefills, *loads.long) if s.context <= longest)
+        blocks = max(s.rows * blocks_of(s, KV_BLOCK) for s in shapes)
+        bench = CudaSteps(self._ctx, record(blocks), shapes)
+        try:
+            return {s: bench.time(s, wanted, launched) for s in shapes}
+        finally:
+            bench.close()
 
     def roofline(self) -> Roofline:
         return measure_roofline(self._ctx)
@@ -120,12 +135,12 @@ class CudaFamilyBench:
 
     def identity(self, shape: StepShape) -> Identity:
         _, work = self._calls(shape)[0]
-        kernels = tuple(dict.fromkeys(kernel_name(w) for w in work))
+        kernels = launched(work, shape.count == 1)
         call = self._repeated.last
         moved = call.cost(self._repeated.env(shape)).bytes
         fits = moved <= self._ctx.device.info.l2_bytes // 2
         return Identity(
-            f"cuda.sm{self._ctx.device.info.arch}.{self._arithmetic}",
+            f"cuda.sm{self._ctx.device.info.arch}.{self._format}",
             kernels,
             self._source(kernels),
             "cache" if memory_of(call.spec) == "cache" and fits else "dram",
@@ -133,8 +148,15 @@ class CudaFamilyBench:
         )
 
     @property
+    def _format(self) -> str:
+        """What the op computes with; ids alone are whole numbers."""
+        used = self.family.dtypes.values()
+        return next((dtype for dtype in (DTYPE, "f32") if dtype in used), "i32")
+
+    @property
     def _arithmetic(self) -> str:
-        return DTYPE if DTYPE in self.family.dtypes.values() else "f32"
+        """A key of the peaks."""
+        return DTYPE if self._format == DTYPE else "f32"
 
     def _source(self, kernels: tuple[str, ...]) -> str:
         """Of the units that these kernels are in; the library has no source of ours."""
@@ -195,6 +217,15 @@ class CudaFamilyBench:
         pool = DeviceTensor.empty(t.sizes({}), t.dtype, t.name)
         fill_normal(self._ctx, pool, seed=1)
         return pool
+
+
+def launched(work: Iterable[Work], decodes: bool) -> tuple[str, ...]:
+    """Each kernel once, in order.
+
+    Without those of decoded rows where each row has several tokens: such a step launches them in vain.
+    """
+    names = dict.fromkeys(kernel_name(w) for w in work)
+    return tuple(n for n in names if decodes or "_decode_" not in n)
 
 
 def kernel_name(work: Work) -> str:

@@ -16,6 +16,7 @@ BYTES = 1 << 30  # many times any cache
 BLOCKS_PER_SM = (2, 4, 8)
 RUNS = 5
 SWEEPS = 16  # of the part that the L2 cache holds, one launch each
+LAUNCHES = 256  # that do nothing
 PEAKS = {"bf16": 8192, "f32": 4096}  # dtype -> rows, columns and depth of the product that is timed
 
 
@@ -47,10 +48,18 @@ def gflop_s(ctx: CudaContext, dtype: str, size: int) -> float:
     return float(2 * size**3 / min(graph_times(ctx, [work], RUNS, f"peak of {dtype}")) / 1e3)
 
 
+def launch_us(ctx: CudaContext) -> float:
+    """Least microseconds of a launch among others in a graph, each let in while the one before it ends."""
+    kernel = ctx.library.kernel("launch_nothing")
+    launch = Launch(kernel, (1, 1, 1), 32, (), pdl=ctx.device.info.pdl, label="launch_nothing")
+    return min(graph_times(ctx, [launch] * LAUNCHES, RUNS, "launches of nothing")) / LAUNCHES
+
+
 def measure_roofline(ctx: CudaContext) -> Roofline:
-    """Bandwidths of memory and L2 cache, peaks of the tensor cores in bf16 and of float32 (about 0.1 s)."""
+    """Bandwidths of memory and L2 cache, peaks of the tensor cores in bf16 and f32, a launch (0.1 s)."""
     return Roofline(
         read_gb_s=read_gb_s(ctx),
         cache_gb_s=read_gb_s(ctx, ctx.device.info.l2_bytes // 32 * 16, SWEEPS),
         peaks={dtype: gflop_s(ctx, dtype, size) for dtype, size in PEAKS.items()},
+        launch_us=launch_us(ctx),
     )

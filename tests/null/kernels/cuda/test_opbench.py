@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.opbench import LEAST, CudaFamilyBench, CudaOps
+from pegainfer.kernels.cuda.opbench import LEAST, CudaFamilyBench, CudaOps, launched
 from pegainfer.kernels.cuda.sampled import SampledCall
-from pegainfer.kernels.workload import Family, StepShape
+from pegainfer.kernels.cuda.stepbench import CudaSteps
+from pegainfer.kernels.loads import StepShape
+from pegainfer.kernels.workload import Family
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward
 from pegainfer.models.qwen3.weights import TABLE
@@ -39,10 +41,11 @@ OPS = {
 }  # fmt: skip
 
 
-def programs() -> list[Program]:
+def programs(blocks: int = 8) -> list[Program]:
     formats = {n: "q4_1" if len(shape) == 2 else "bf16" for n, shape in TABLE.shapes(CONFIG).items()}
     steps = Formats("bf16", "bf16", "bf16")
-    return [forward(CONFIG, formats, Sizes(8, 16, 16, 256), steps), sampler(CONFIG.vocab_size, 8, 257, 20)]
+    sizes = Sizes(blocks, 16, 16, 256)
+    return [forward(CONFIG, formats, sizes, steps), sampler(CONFIG.vocab_size, 8, 257, 20)]
 
 
 @pytest.fixture(scope="module")
@@ -132,4 +135,48 @@ def test_a_row_names_kernels_and_their_sources(device: CudaOps, families: list[F
     assert few.variant == many.variant == "cuda.sm90a.bf16"
     assert few.kernels[-1].startswith("skinny_bf16") and few.memory == "dram"
     assert "cublaslt" in many.kernels and many.source != few.source
+    bench.close()
+
+
+def test_prefilling_kernels_are_told_from_those_without_work(device: CudaOps, families: list[Family]) -> None:
+    family = next(f for f in families if f.spec.name == "attention")
+    bench = device.bench(family, SHAPES)
+    one, many = bench.identity(SHAPES[0]).kernels, bench.identity(SHAPES[2]).kernels
+    assert one and all(k.startswith("attention_") and "_decode_" in k for k in one)
+    assert many == ("attention_prefill_tiles_bf16_d64", "attention_merge_prefill_bf16_d64")
+    bench.close()
+
+
+def test_ids_alone_are_no_floats(device: CudaOps, families: list[Family]) -> None:
+    family = next(f for f in families if f.spec.name == "append_tokens")
+    bench = device.bench(family, SHAPES)
+    assert bench.identity(SHAPES[0]).variant == "cuda.sm90a.i32"
+    bench.close()
+
+
+def test_each_op_of_a_step_is_charged_with_what_it_adds(
+    device: CudaOps, families: list[Family], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that says a microsecond a launch."""
+
+    def count(ctx: CudaContext, work: list[Any], repeats: int, where: str) -> list[float]:
+        return [float(len(work))] * repeats
+
+    monkeypatch.setattr("pegainfer.kernels.cuda.stepbench.graph_times", count)
+    shapes = (StepShape(3, 1, 40), StepShape(1, 70, 100))
+    forward = programs(blocks=21)[0]
+    bench = CudaSteps(device._ctx, forward, shapes)
+    wanted = {f.key for f in families if f.spec.name != "embedding"}
+    few, many = (bench.time(s, wanted, launched) for s in shapes)
+    assert {key[0] for key in few.calls} == {
+        "qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "lm_head",
+    }  # fmt: skip
+    layers = {"lm_head": 1}
+    assert few.us == 1 + sum(t.us * layers.get(k[0], 2) for k, t in few.calls.items())  # 1: the embedding
+    assert few.cost == forward.cost(shapes[0].env)
+    gate = next(t for k, t in few.calls.items() if k[0] == "gate_up_swiglu")
+    (kernel,) = gate.kernels  # the norm's sums come from the product before it
+    assert kernel.startswith("skinny_bf16_8_")
+    (attend,) = (t for k, t in many.calls.items() if k[0] == "attention")
+    assert attend.kernels == ("attention_prefill_tiles_bf16_d64", "attention_merge_prefill_bf16_d64")
     bench.close()

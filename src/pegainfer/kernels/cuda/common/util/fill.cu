@@ -1,5 +1,4 @@
-// op fill_normal, convert, resolve_tokens: weights made or converted on the device; tokens that the host has
-// not seen yet.
+// op fill_normal, convert: weights made or converted on the device.
 #include "ptx.cuh"
 
 // Philox4x32-10 (Salmon et al., SC 2011) with key `seed` and counter `index`.
@@ -70,13 +69,3 @@ CONVERT(f16, f16, bf16, bf16)
 CONVERT(f32, float, bf16, bf16)
 // variant convert_f16_f32: from=f16 dtype=f32
 CONVERT(f32, float, f16, f16)
-
-// ids[t] = tokens[from[t]] where from[t] ≥ 0: rows that follow a step whose tokens are still on the device.
-// variant resolve_tokens: block=256
-extern "C" __global__ void __launch_bounds__(256)
-    resolve_tokens(int* ids, const int* tokens, const int* from, int n) {
-    pdl_wait();
-    pdl_launch();
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n && from[i] >= 0) ids[i] = tokens[from[i]];
-}

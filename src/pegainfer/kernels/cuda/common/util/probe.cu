@@ -1,4 +1,5 @@
-// op read_bandwidth: how fast this card's memory can be read; the roofline that shares are measured against.
+// op probe: how fast this card's memory can be read, and launches follow each other; the roofs that shares are
+// measured against.
 #include "ptx.cuh"
 
 // variant read_bandwidth: block=512
@@ -19,4 +20,10 @@ extern "C" __global__ void __launch_bounds__(512)
     }
     for (; i < n; i += step) sum ^= data[i].x;
     if (sum == 0x9e3779b9u) *out = sum;  // keeps the loads alive
+}
+
+// variant launch_nothing: block=32
+extern "C" __global__ void __launch_bounds__(32) launch_nothing() {
+    pdl_wait();
+    pdl_launch();
 }

@@ -1,0 +1,170 @@
+"""The page of the CUDA kernels: where steps spend their time, what is worst, which kernel runs where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pegainfer.kernels.build import Source, find_sources
+from pegainfer.kernels.ledger import Row, shape_text
+from pegainfer.kernels.report import PLAIN_CASES, bound_of, groups_of, table
+
+WORST = 25  # rows in the work list
+# Steps whose time is laid out op by op, by their rows, tokens and context.
+STEPS = (
+    ("Decoding, 1 row at a context of 1,024", 1, 1, 1024),
+    ("Decoding, 64 rows at a context of 1,024", 64, 64, 65_536),
+    ("Decoding, 256 rows at a context of 1,024", 256, 256, 262_144),
+    ("A prompt of 1,024 tokens", 1, 1024, 1024),
+    ("2,048 tokens over 6,144 cached ones", 1, 2048, 8192),
+)
+
+HEAD = """# CUDA kernels
+
+Made from `src/pegainfer/kernels/ledger.jsonl` and the kernels' declarations by `make docs-kernels`; do not
+edit. `pegainfer bench ops MODEL --device cuda --append` adds measurements; the newest of each op, variant and
+shape stands here.
+
+*Alone*: medians of many calls of one op after each other in a graph, weights and KV pages cold. *In a
+step*: what the op adds to a whole forward pass of these sizes, a call: the time of the pass less its time
+without the op's launches. The two differ. Alone, an op follows its own kind: nothing is handed to it, so that
+a product starts with its norm's launch, and a launch of 5 µs has only another like it to fetch its weights
+behind. In a step a product gets its norm's sums from the product before it, and its weights are on their way
+while attention or a longer product still runs, so a short one may be nearer to its floor there, or beyond it:
+what overlaps is charged to the op that the rest cannot hide. These parts need not add up to the step.
+Sampling is timed alone; it runs after the forward pass.
+
+The *floor* of a call is the largest of its bytes over the bandwidth, its arithmetic over the peak, and the
+time between two launches that do nothing, all measured in the same run. *Share* is the floor over the time;
+*lost* is time above the floor, of all calls in a step. An op with weights or KV pages reads from memory; the
+others read what the step has just written, from the L2 cache while it fits. *Error* is against the op's
+reference, of what its tolerance or bf16's rounding allows. Letters are those of `GLOSSARY.md`.
+"""
+
+
+def report(rows: Iterable[Row], sources: Iterable[Source] | None = None) -> str:
+    """For each card and model its steps, its work list and every shape; then the kernels by op."""
+    parts = [HEAD]
+    groups = groups_of(rows, "cuda.")
+    if not groups:
+        parts.append("The ledger has no rows yet.\n")
+    for (device, _, model), group in groups.items():
+        parts += [f"## {device}, {model}\n", _origins(group)]
+        for title, *sizes in STEPS:
+            parts += _step(title, group, *sizes)
+        parts += [_worst(group), _shapes(group)]
+    parts.append(_kernels(find_sources() if sources is None else sources))
+    return "\n".join(parts)
+
+
+def _origins(rows: list[Row]) -> str:
+    """Each run's ceilings and how to repeat it."""
+    columns = ("run", "commit", "reads", "caches", "peaks", "a launch", "command")
+    lines = []
+    for row in {r.date: r for r in rows}.values():
+        roof = row.roofline
+        peaks = ", ".join(f"{name} {peak / 1e3:.0f}" for name, peak in roof.peaks.items())
+        lines.append((
+            row.date, row.commit or "–", f"{roof.read_gb_s / 1e3:.2f} TB/s",
+            f"{roof.cache_gb_s / 1e3:.2f} TB/s", f"{peaks} TFLOP/s", f"{roof.launch_us:.2f} µs",
+            f"`{row.command}`",
+        ))  # fmt: skip
+    return table(columns, lines)
+
+
+def _matches(row: Row, rows: int, tokens: int, context: int) -> bool:
+    """Whether the row is part of such a step; most ops see only its tokens, or only its sampled rows."""
+    sizes = {"T": tokens, "R": rows, "L": rows, "C": context}
+    shared = [a for a in row.shape if a in sizes]
+    return bool(shared) and all(row.shape[a] == sizes[a] for a in shared) and row.case in PLAIN_CASES
+
+
+def _step(title: str, group: list[Row], rows: int, tokens: int, context: int) -> Iterator[str]:
+    """Where one step's time goes, most time lost first."""
+    found = [r for r in group if _matches(r, rows, tokens, context)]
+    whole = next((r for r in found if r.op == "forward"), None)
+    if whole is None:
+        return
+    ops = [r for r in found if r.op != "forward"]
+    floor = sum(r.calls * r.floor_us for r in ops if r.step_us is not None)
+    yield f"### {title}\n"
+    yield (
+        f"Forward pass {whole.us / 1e3:.2f} ms, its ops' floors {floor / 1e3:.2f} ms "
+        f"({floor / whole.us:.0%}); then sampling.\n"
+    )
+    lines = [
+        (
+            r.op, kernels_text(r), shape_text(r), str(r.calls), f"{r.cost_us:.1f}", f"{r.floor_us:.1f}",
+            f"{lost_us(r):.0f}", percent(r, r.cost_us), percent(r, r.us),
+        )
+        for r in sorted(ops, key=lost_us, reverse=True)
+    ]  # fmt: skip
+    columns = (
+        "op", "kernels", "shape", "calls", "µs in a step", "floor, µs", "lost in a step, µs", "share",
+        "alone",
+    )  # fmt: skip
+    yield table(columns, lines)
+
+
+def _worst(rows: list[Row]) -> str:
+    """The work list: what steps lose the most on, of all shapes."""
+    ops = sorted((r for r in rows if r.op != "forward"), key=lost_us, reverse=True)[:WORST]
+    lines = [
+        (r.op, kernels_text(r), shape_text(r), f"{lost_us(r):.0f}", percent(r, r.cost_us)) for r in ops
+    ]  # fmt: skip
+    head = f"### Worst first\n\nThe {WORST} shapes on which a step loses the most to its floor.\n\n"
+    return head + table(("op", "kernels", "shape", "lost in a step, µs", "share"), lines)
+
+
+def _shapes(rows: list[Row]) -> str:
+    """Every row, op by op."""
+    columns = (
+        "op", "kernels", "shape", "alone, µs (p10 – p90)", "in a step, µs", "floor, µs", "GB/s", "TFLOP/s",
+        "bound", "share in a step", "alone", "error",
+    )  # fmt: skip
+    lines = [
+        (
+            r.op, kernels_text(r), shape_text(r), f"{r.us:.1f} ({r.us_p10:.1f} – {r.us_p90:.1f})",
+            "–" if r.step_us is None else f"{r.step_us:.1f}", f"{r.floor_us:.1f}", f"{r.gb_s:.0f}",
+            f"{r.gflop_s / 1e3:.1f}", bound_of(r), "–" if r.step_us is None else percent(r, r.step_us),
+            percent(r, r.us), f"{r.tolerance_share:.0%}",
+        )
+        for r in rows
+    ]  # fmt: skip
+    return "### Every shape\n\n" + table(columns, lines)
+
+
+def lost_us(r: Row) -> float:
+    """Above the floor, of all calls in a step."""
+    return r.calls * max(0.0, r.cost_us - r.floor_us)
+
+
+def percent(r: Row, us: float) -> str:
+    """Of the floor; what overlaps wholly with others costs nothing."""
+    return "hidden" if us <= 0 else f"{r.floor_us / us:.0%}"
+
+
+def kernels_text(r: Row) -> str:
+    """As a step launches them, where that was seen."""
+    return " ".join(f"`{k}`" for k in r.step_kernels or r.kernels) or "–"
+
+
+def _kernels(sources: Iterable[Source]) -> str:
+    """What there is to choose from, as the sources declare it."""
+    declared: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {}
+    for s in sources:
+        declared.setdefault(s.name.split(":")[0], (s.ops, {}))[1].update(s.variants)
+    lines = [(f"`{file}`", ", ".join(ops), _features(variants)) for file, (ops, variants) in declared.items()]
+    head = "Sources under `common/` serve all architectures, `sm90/` the H100 and H200."
+    return f"## Kernels\n\n{head}\n\n" + table(("source", "ops", "kernels, and what they are for"), lines)
+
+
+def _features(variants: dict[str, dict[str, str]]) -> str:
+    """'`rms_norm_bf16`: dtype bf16' of one; of several, how many and every value that a feature takes."""
+    values: dict[str, dict[str, None]] = {}
+    for features in variants.values():
+        for key, value in features.items():
+            values.setdefault(key, {})[value] = None
+    said = ", ".join(f"{key} {' '.join(found)}" for key, found in values.items())
+    first = next(iter(variants))
+    who = f"`{first}`" if len(variants) == 1 else f"{len(variants)}, `{first}` and others"
+    return f"{who}: {said}" if said else who

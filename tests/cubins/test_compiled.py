@@ -1,0 +1,155 @@
+"""What `make kernels` has compiled, seen without a GPU: every kernel of every served line, by architecture.
+
+The programs themselves run in tests/gpu.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegainfer.app.assemble import build_engine
+from pegainfer.app.config import EngineConfig
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.kernels.build import find_sources, stale_units
+from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.manifest import Manifest, Unit, Variant, read_manifest
+from pegainfer.runner.cuda import CudaRunner
+from pegainfer.runtime.cuda.launch import Launch
+from tests.support.fake_cuda import FakeCuda, FakeLt, fake_cuda
+
+FOLDER = Path(__file__).parents[2] / "build" / "cubins"  # Makefile: kernels
+# A card of each: compute capability, multiprocessors, shared memory of a block.
+CARDS = {
+    "80": ((8, 0), 108, 163 << 10),
+    "86": ((8, 6), 84, 99 << 10),
+    "89": ((8, 9), 142, 99 << 10),
+    "90a": ((9, 0), 132, 227 << 10),
+    "100a": ((10, 0), 148, 227 << 10),
+    "120a": ((12, 0), 188, 99 << 10),
+}
+ARCHS = ("90a", "120a")  # that must be there; others are looked at where they are
+# Bytes that a kernel may spill, stores and loads; none where it is not named. Tiles of heads of 256 want more
+# registers than a thread has, and no line that is served has such heads; sample_pick spills once a row.
+SPILLS = {
+    "attention_prefill_bf16_d256": 108,
+    "attention_prefill_f16_d256": 108,
+    "sample_pick": 28,
+}
+REGISTERS, STATIC = 64 << 10, 48 << 10  # of a multiprocessor; bytes that a kernel may declare
+EM_CUDA = 190  # e_machine of an ELF file
+OSABI_13 = 65  # of CUDA 13, where e_flags have the architecture in their second byte; Triton's, in the first
+LINES: dict[str, dict[str, Any]] = {  # widths are the models' own, layers and vocabulary are not
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 4096, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6, "max_position_embeddings": 4096, "hidden_act": "silu",
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    },
+    "llama": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576,
+        "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 4096, "rms_norm_eps": 1e-5, "rope_theta": 1e5,
+        "max_position_embeddings": 4096, "hidden_act": "silu", "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    },
+}  # fmt: skip
+DECODES, PREFILLS = (1, 8, 9, 16, 17, 64, 65, 256), ((1, 16), (1, 512), (8, 2048))  # rows; rows and tokens
+
+
+@dataclass(frozen=True)
+class Compiled:
+    folder: Path
+    manifest: Manifest
+
+    def read(self, unit: Unit) -> bytes:
+        return (self.folder / unit.cubin).read_bytes()
+
+    @property
+    def kernels(self) -> dict[str, Variant]:
+        return {v.name: v for u in self.manifest.units for v in u.variants}
+
+
+@pytest.fixture(scope="module", params=[a for a in CARDS if a in ARCHS or (FOLDER / a).is_dir()])
+def arch(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if not FOLDER.is_dir():
+        pytest.skip(f"nothing is compiled in {FOLDER}: make kernels")
+    return name
+
+
+@pytest.fixture(scope="module")
+def compiled(arch: str) -> Compiled:
+    manifest = read_manifest(FOLDER / arch)
+    assert manifest is not None and manifest.arch == arch
+    return Compiled(FOLDER / arch, manifest)
+
+
+def test_every_source_was_compiled_as_it_stands(arch: str, compiled: Compiled) -> None:
+    assert stale_units(compiled.manifest) == []
+    declared = {name for s in find_sources() if s.serves(arch) for name in s.variants}
+    assert set(compiled.kernels) == declared
+
+
+def test_each_file_holds_its_kernels_for_its_architecture(arch: str, compiled: Compiled) -> None:
+    for unit in compiled.manifest.units:
+        data = compiled.read(unit)
+        assert data[:4] == b"\x7fELF" and struct.unpack_from("<H", data, 18)[0] == EM_CUDA, unit.cubin
+        flags = struct.unpack_from("<I", data, 48)[0]
+        assert flags >> (8 if data[7] == OSABI_13 else 0) & 0xFF == int(arch.rstrip("a")), unit.cubin
+        missing = [v.name for v in unit.variants if v.name.encode() + b"\0" not in data]
+        assert not missing, unit.cubin
+
+
+def test_no_kernel_needs_more_than_declared(compiled: Compiled) -> None:
+    spills = {v.name: v.spills for v in compiled.kernels.values() if v.spills > SPILLS.get(v.name, 0)}
+    large = {v.name: v.shared for v in compiled.kernels.values() if v.shared > STATIC}
+    assert (spills, large) == ({}, {})
+
+
+@pytest.fixture(scope="module")
+def card(arch: str) -> Iterator[FakeCuda]:
+    """A driver that computes nothing and shows a card of this architecture."""
+    capability, sms, shared = CARDS[arch]
+    with fake_cuda(FakeCuda(capability, sms, shared=shared, memory=1 << 36)) as fake:
+        yield fake
+
+
+@pytest.mark.parametrize("line", list(LINES))
+def test_all_of_a_lines_steps_have_kernels(
+    line: str, arch: str, compiled: Compiled, card: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lowers steps of every size to launches: what was not compiled, or does not fit the card, is refused."""
+    monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (FOLDER,))
+    monkeypatch.setattr("pegainfer.kernels.cuda.context.CublasLt", FakeLt)
+    (tmp_path / "config.json").write_text(json.dumps(LINES[line]))
+    config = EngineConfig(backend="cuda", load_format="dummy", max_model_len=4096, kv_cache_memory=1 << 28)
+    runner = build_engine(tmp_path, line, config, SchedulerConfig(max_slots=256)).runner
+    assert isinstance(runner, CudaRunner)
+    seen: set[str] = set()
+    for executor in (runner._parts.forward, runner._parts.sampler, runner._parts.prompt_logprobs):
+        for launch in launches(executor):
+            kernel = compiled.kernels[launch.kernel.name]
+            assert launch.shared + kernel.shared <= CARDS[arch][2], launch
+            assert launch.block * -(-kernel.registers // 8) * 8 <= REGISTERS, launch
+            seen.add(kernel.name)
+    runner.close()
+    assert {name for name in seen if name.startswith("attention_decode_bf16")}
+    assert {"take_rows_16", "append_tokens", "sample_pick"} <= seen
+
+
+def launches(executor: CudaExecutor) -> Iterator[Launch]:
+    """Of steps of all sizes; products by cuBLASLt have none."""
+    none = dict.fromkeys("JEUO", 1)
+    steps = [({"T": n, "R": n, "L": n} | none, True) for n in DECODES]
+    steps += [({"T": tokens, "R": rows, "L": rows} | none, False) for rows, tokens in PREFILLS]
+    for env, decode_only in steps:
+        for _, work in executor.work(env, decode_only):
+            yield from (w for w in work if isinstance(w, Launch))
