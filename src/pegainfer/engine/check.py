@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from array import array
 
+import numpy as np
+
 from pegainfer.contract.errors import RequestError
 from pegainfer.contract.request import HASH_BYTES, GenerateRequest, SamplingParams, token_array
 from pegainfer.contract.step import RunnerInfo
@@ -71,8 +73,9 @@ def _prompt(request: GenerateRequest, info: RunnerInfo, block_size: int) -> arra
             param="prompt",
         )
     tokens = token_array(request.prompt)
-    low, high = min(tokens), max(tokens)
-    if low < 0 or high >= info.vocab_size:
+    # One pass for both bounds: a negative id read as unsigned is above every vocabulary.
+    if max(memoryview(tokens).cast("B").cast("I")) >= info.vocab_size:
+        low, high = min(tokens), max(tokens)
         raise RequestError(
             "token id out of the vocabulary",
             expected=f"0..{info.vocab_size - 1}",
