@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import hashlib
+import struct
 import sys
 from collections.abc import Sequence
 from typing import Literal
@@ -73,10 +74,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 def pack_tokens(ids: Sequence[int]) -> bytes:
     """int32 little-endian bytes of token ids."""
-    a = array.array("i", ids)
-    if sys.byteorder == "big":
-        a.byteswap()
-    return a.tobytes()
+    if isinstance(ids, array.array) and ids.typecode == "i" and sys.byteorder == "little":
+        return ids.tobytes()
+    return struct.pack(f"<{len(ids)}i", *ids)
 
 
 def token_array(data: bytes) -> array.array[int]:

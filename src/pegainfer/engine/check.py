@@ -74,7 +74,7 @@ def _prompt(request: GenerateRequest, info: RunnerInfo, block_size: int) -> arra
         )
     tokens = token_array(request.prompt)
     # One pass for both bounds: a negative id read as unsigned is above every vocabulary.
-    if max(memoryview(tokens).cast("B").cast("I")) >= info.vocab_size:
+    if int(np.frombuffer(request.prompt, "<u4").max()) >= info.vocab_size:
         low, high = min(tokens), max(tokens)
         raise RequestError(
             "token id out of the vocabulary",
