@@ -35,7 +35,7 @@ def make_app(
 
 def client(app: App, **headers: str) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=app)
-    return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -5,6 +5,9 @@ A request that carries a W3C trace context becomes part of that trace.
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from typing import TYPE_CHECKING
 
 from pegainfer import __version__
@@ -14,6 +17,8 @@ from pegainfer.contract.observation import RequestRecord
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanProcessor  # type: ignore[attr-defined]
 
+log = logging.getLogger(__name__)
+
 # Route -> gen_ai.operation.name; other routes have plain HTTP spans.
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -22,6 +27,8 @@ OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
+CLOSE_SECONDS = 5.0  # that the end of the server waits for a collector
+COMPLAIN_SECONDS = 60.0  # between two complaints about it
 QUIET = frozenset({"/health", "/ready", "/metrics", "/load"})  # asked every second by machines
 
 
@@ -36,7 +43,7 @@ class Tracer:
 
         # What OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say wins over the second.
         own = Resource({SERVICE_NAME: "pegainfer", SERVICE_VERSION: __version__})
-        self._provider = TracerProvider(resource=own.merge(Resource.create()))
+        self._provider = TracerProvider(resource=own.merge(Resource.create()), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("pegainfer", __version__)
         self._context = TraceContextTextMapPropagator()
@@ -64,8 +71,10 @@ class Tracer:
         span.end(begin + int(record.seconds * 1e9))
 
     def close(self) -> None:
-        """Sends what waits."""
-        self._provider.shutdown()
+        """Sends what waits, to a collector that takes it within a few seconds."""
+        sending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        sending.start()
+        sending.join(CLOSE_SECONDS)
 
 
 def to_endpoint(url: str) -> Tracer:
@@ -86,7 +95,25 @@ def to_endpoint(url: str) -> Tracer:
             "OpenTelemetry is not installed", got=e, where="--otlp-traces-endpoint",
             remedy="pip install 'pegainfer[otel]'",
         ) from None  # fmt: skip
+    _complain_seldom()
     return Tracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+
+
+def _complain_seldom() -> None:
+    """The library speaks of every span without room and of every try that fails: a line a minute will do."""
+
+    class Seldom(logging.Handler):
+        last = -COMPLAIN_SECONDS
+
+        def emit(self, record: logging.LogRecord) -> None:
+            now = time.monotonic()
+            if now - self.last >= COMPLAIN_SECONDS:
+                self.last = now
+                log.warning("traces are not sent: %s", record.getMessage()[:500])
+
+    library = logging.getLogger("opentelemetry")
+    library.propagate = False
+    library.handlers = [Seldom(logging.WARNING)]
 
 
 def _attributes(record: RequestRecord, operation: str | None) -> dict[str, str | int | float | list[str]]:

@@ -70,13 +70,13 @@ def test_a_silent_engine_keeps_health_green_and_streams_alive(server: Server) ->
 
 
 def test_headers_are_bounded(server: Server) -> None:
-    line = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    line = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     assert raw(server, line + b"X: " + b"a" * 3500 + b"\r\n\r\n").startswith(b"HTTP/1.1 200")
     for flood in (
         line + b"X: " + b"a" * 5000 + b"\r\n\r\n",
         line + b"X: y\r\n" * 1000 + b"\r\n",
         line + b"X: " + b"a" * 3_000_000,  # never ends
-        b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ):
         answer = raw(server, flood)
         assert answer.startswith(b"HTTP/1.1 431"), answer[:100]
@@ -100,16 +100,16 @@ def test_what_is_not_http_is_a_400(server: Server, data: bytes) -> None:
     assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("data", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\nX: "])
+@pytest.mark.parametrize("data", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_a_header_that_never_ends_is_given_up(server: Server, data: bytes) -> None:
     assert raw(server, data) == b""
 
 
 def test_a_body_too_large_is_a_413_before_it_is_sent(server: Server) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n"
     assert raw(server, head).startswith(b"HTTP/1.1 413")
     chunks = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         + (b"4000\r\n" + b" " * 0x4000 + b"\r\n") * 7
     )
     assert raw(server, chunks).startswith(b"HTTP/1.1 413")

@@ -19,6 +19,7 @@ from pegainfer.frontend.http.anthropic import routes as anthropic_routes
 from pegainfer.frontend.http.api_docs import routes as api_docs
 from pegainfer.frontend.http.auth import OPEN_PATHS, KeyAuth
 from pegainfer.frontend.http.body import ClientGoneError
+from pegainfer.frontend.http.browsers import BrowserGuard
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError, to_api_error
 from pegainfer.frontend.http.fields import CHAT_DEFAULTS, SamplingDefaults
@@ -79,6 +80,7 @@ class App:
         if keys or admin_keys:
             opened = page.page_paths() if front.config.open_page else frozenset()
             self._app = KeyAuth(starlette, keys, admin_keys, OPEN_PATHS | opened)
+        self._app = BrowserGuard(self._app, front.config)
         if observers:
             self._app = Observed(self._app, observers, front.names[0])
 

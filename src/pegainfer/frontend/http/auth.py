@@ -80,9 +80,9 @@ def _among(digest: bytes, known: tuple[bytes, ...]) -> bool:
     return found
 
 
-def may_end(scope: Scope, owner: str) -> bool:
-    """Whether a request may end a generation of this tenant's: its own, or any with an admin key."""
-    return owner == tenant() or bool(scope.get(_ADMIN))
+def is_admin(scope: Scope) -> bool:
+    """Whether the request has shown an admin key: it may end others' requests."""
+    return bool(scope.get(_ADMIN))
 
 
 def key_digest(scope: Scope) -> bytes | None:
@@ -97,9 +97,9 @@ def tenant() -> str:
 
 
 def _shown_key(scope: Scope) -> bytes | None:
-    """The bearer token; without one, the header by which Anthropic's clients send their key."""
-    value = header(scope, b"authorization")
-    if value is None:
-        return header(scope, b"x-api-key")
-    scheme, _, token = value.partition(b" ")
-    return token.strip() if scheme.lower() == b"bearer" else None
+    """The bearer token; without one, the header by which Anthropic's clients send their key.
+
+    Authorization of another scheme was meant for a proxy before this server.
+    """
+    scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else header(scope, b"x-api-key")

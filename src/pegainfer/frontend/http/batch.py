@@ -9,6 +9,7 @@ Answers are written as they come, so that a run that was interrupted goes on whe
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from pegainfer.frontend.http.responses import encode
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
 RETRY_SECONDS = 0.2  # when the queue is full
+MAX_FRAME = 64 << 10  # bytes of a line beside its body
+MAX_READ = 1 << 20  # bytes of a line that are read at once where they are not kept
 
 
 class BatchError(msgspec.Struct):
@@ -76,31 +79,59 @@ class Counts:
     failed: int = 0
 
 
+def read_lines(file: IO[bytes], most: int) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank with their numbers; of one longer than `most` bytes only its beginning."""
+    number = 0
+    while line := file.readline(most + 1):
+        number += 1
+        rest = line
+        while not rest.endswith(b"\n") and (rest := file.readline(MAX_READ)):
+            pass
+        if line.strip():
+            yield number, line
+
+
 def count_lines(path: Path) -> int:
     """Lines of the input that are not blank. Raises ConfigError where it cannot be read."""
     with open_input(path) as file:
-        return sum(1 for line in file if line.strip())
+        return sum(1 for _ in read_lines(file, MAX_READ))
 
 
 def open_input(path: Path) -> IO[bytes]:
-    """Raises ConfigError."""
+    """Raises ConfigError, also for what cannot be read twice: the lines are counted first."""
     try:
+        _check_file(path, "input", "write it to a file first")
         return path.open("rb")
     except OSError as e:
         raise ConfigError("cannot read the input", got=e.strerror, where=path) from e
 
 
+def _check_file(path: Path, what: str, remedy: str) -> None:
+    """Raises ConfigError for a pipe, a folder or a device, whose lines may never end."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"the {what} is no file", got=path, remedy=remedy)
+
+
 def open_output(path: Path) -> tuple[IO[bytes], set[str]]:
     """The output, ready for further lines, and the keys of those that it holds.
 
-    A last line without its end, as an interrupted run leaves it, is cut off.
+    A last line without its end, as an interrupted run leaves it, is cut off. The file is this run's alone
+    until it is closed.
 
-    Raises ConfigError for a file that cannot be written, or that is no output of a batch.
+    Raises ConfigError for a file that cannot be written, that is no output of a batch, or another run's.
     """
     try:
+        _check_file(path, "output", "choose another --output")
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
     except OSError as e:
         raise ConfigError("cannot write the output", got=e.strerror, where=path) from e
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError("another run writes this output", got=path, remedy="wait for its end") from None
+    except OSError:  # a file system without locks
+        pass
     keys: set[str] = set()
     end = 0
     for number, line in enumerate(file, 1):
@@ -150,7 +181,7 @@ class BatchRun:
 
         Raises EngineDeadError where the engine has ended; lines without an answer are then left out.
         """
-        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        lines = read_lines(file, self._app.front.config.max_body_bytes + MAX_FRAME)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._concurrency):
@@ -180,8 +211,11 @@ class BatchRun:
     def _read(self, number: int, line: bytes) -> BatchRequest | BatchAnswer:
         """The request of a line, or the answer to a line that is none."""
         custom_id: str | None = None
+        config = self._app.front.config
         try:
-            value = load_json(line, self._app.front.config.max_json_depth)
+            if len(line) > (most := config.max_body_bytes + MAX_FRAME):
+                raise ApiError(400, f"too long; expected ≤ {most} bytes")
+            value = load_json(line, config.max_json_depth + 1)
             if isinstance(value, dict) and isinstance(value.get("custom_id"), str):
                 custom_id = value["custom_id"]
             request = _request(value)

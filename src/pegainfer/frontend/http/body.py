@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 import re
+import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +22,9 @@ from pegainfer.frontend.http.errors import ApiError
 T = TypeVar("T", bound=msgspec.Struct)
 
 THREAD_BYTES = 64 << 10  # a longer body is parsed off the event loop (about 1 ms a 100 KiB)
+MIN_RATE = 1024  # bytes a second: a body that trickles in more slowly is given up
+# What curl says of the data that it is given, where nobody tells it otherwise.
+_FORM = b"application/x-www-form-urlencoded"
 
 
 class ClientGoneError(Exception):
@@ -35,21 +39,45 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
+def from_browser(scope: Scope) -> bool:
+    """Whether a browser sent it for a page: no page can leave all of these headers out."""
+    return any(header(scope, name) is not None for name in (b"origin", b"sec-fetch-site", b"sec-fetch-mode"))
+
+
+def _check_type(scope: Scope) -> None:
+    """Raises ApiError (415) for a body that does not say that it is JSON.
+
+    A page of another site can send text and forms unasked, and JSON only after a question that it gets no yes
+    to. Other clients may leave the type out, or send what curl makes of it.
+    """
+    given = header(scope, b"content-type") or b""
+    kind = given.split(b";")[0].strip().lower()
+    if kind in (b"", b"application/json") or kind.endswith(b"+json"):
+        return
+    if kind != _FORM or from_browser(scope):
+        got = kind.decode("latin-1")[:60]
+        raise ApiError(415, f"Content-Type: expected application/json, got {got!r}", param="Content-Type")
+
+
 async def read_body(scope: Scope, receive: Receive, config: HttpConfig) -> bytes:
     """The whole body.
 
     Raises:
-        ApiError: 413 beyond `max_body_bytes`, 408 on silence, 400 for a compressed body.
+        ApiError: 413 beyond `max_body_bytes`, 408 on silence and for what trickles in, 415 for what is no
+            JSON, 400 for a compressed body.
         ClientGoneError: the client hung up before its end.
     """
-    encoding = header(scope, b"content-encoding")
-    if encoding not in (None, b"", b"identity"):
-        raise ApiError(400, "Content-Encoding: expected none, got a compressed body; send it as it is")
+    _check_type(scope)
+    for name in (b"content-encoding", b"transfer-encoding"):
+        if header(scope, name) not in (None, b"", b"identity", b"chunked"):
+            raise ApiError(
+                400, f"{name.decode().title()}: expected none, got a compressed body; send it as it is"
+            )
     declared = header(scope, b"content-length")
     if declared is not None and int(declared) > config.max_body_bytes:
         raise _too_large(config, int(declared))
-    chunks: list[bytes] = []
-    size = 0
+    body = bytearray()
+    began = time.monotonic()
     while True:
         try:
             async with asyncio.timeout(config.body_seconds):
@@ -58,13 +86,13 @@ async def read_body(scope: Scope, receive: Receive, config: HttpConfig) -> bytes
             raise ApiError(408, f"the request body stopped for {config.body_seconds:g} s") from None
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > config.max_body_bytes:
-            raise _too_large(config, size)
-        chunks.append(chunk)
+        body += message.get("body", b"")
+        if len(body) > config.max_body_bytes:
+            raise _too_large(config, len(body))
         if not message.get("more_body", False):
-            return b"".join(chunks) if len(chunks) > 1 else chunk
+            return bytes(body)
+        if time.monotonic() - began > config.body_seconds + len(body) / MIN_RATE:
+            raise ApiError(408, f"the request body came too slowly; expected ≥ {MIN_RATE} bytes a second")
 
 
 def _too_large(config: HttpConfig, size: int) -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,6 +12,8 @@ from pegainfer.contract.errors import ConfigError
 
 KEY_VARIABLE = "PEGAINFER_API_KEY"
 ADMIN_KEY_VARIABLE = "PEGAINFER_ADMIN_KEY"
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+")
+_HOST = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -42,6 +45,12 @@ class HttpConfig:
             "help": f"Keys that besides end any request and change the server; also ${ADMIN_KEY_VARIABLE}."
         },
     )
+    allowed_origin: tuple[str, ...] = _flag(
+        (), "Pages of other sites that may use this server, as https://chat.example.org; * allows all."
+    )
+    allowed_host: tuple[str, ...] = _flag(
+        (), "Names by which this server may be reached beside localhost and addresses; * allows all."
+    )
     page: bool = _flag(True, "Serve the chat page at / and the dashboard at /dashboard.")
     open_page: bool = _flag(False, "Serve the page's files without a key; what it asks for still needs one.")
     access_log: str = _flag("", "File for one JSON line a request; - is standard output.")
@@ -53,6 +62,7 @@ class HttpConfig:
     chat_template_kwargs: tuple[str, ...] = _flag(
         ("enable_thinking",), "Template variables that requests may set."
     )
+    request_chat_template: bool = _flag(False, "Let requests bring a chat template of their own.")
     tool_call_parser: str = _flag("auto", "How the model writes tool calls; auto: by its chat template.")
     reasoning_parser: str = _flag("auto", "How it marks its thoughts: think, none; auto: by its template.")
     pooling: Literal["mean", "last"] = _flag(
@@ -107,6 +117,7 @@ class HttpConfig:
             )  # fmt: skip
         # Imported here: it loads the tokenizer's library, which `--help` should not wait for.
         from pegainfer.frontend.detokenize import MAX_STOP_BYTES, MAX_STOP_STRINGS
+        from pegainfer.frontend.http.keys import digests
         from pegainfer.frontend.tools.styles import choose_reasoning, choose_style
 
         choose_style(self.tool_call_parser, None)
@@ -128,9 +139,22 @@ class HttpConfig:
             raise ConfigError("a private key without a certificate", remedy="add --ssl-certfile")
         if self.open_page and not self.page:
             raise ConfigError("there is no page to open", got="--open-page beside --no-page")
+        for origin in self.allowed_origin:
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    "no origin of pages", expected="scheme://host or scheme://host:port, without a path",
+                    got=origin, where="--allowed-origin",
+                )  # fmt: skip
+        for host in self.allowed_host:
+            if host != "*" and not _HOST.fullmatch(host):
+                raise ConfigError(
+                    "no host name", expected="a name without scheme and port", got=host,
+                    where="--allowed-host",
+                )  # fmt: skip
         for flag, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
             if any(not key or key != key.strip() for key in keys):
                 raise ConfigError("a key is empty or has blanks around it", where=flag)
+            digests(keys)
 
     def with_environment(self, environ: Mapping[str, str]) -> HttpConfig:
         """The same with the keys of the environment and of the key file: others can read a command line.

@@ -31,6 +31,7 @@ class ChatRequest(GenerateFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
+    chat_template: str | None = None  # in place of the model's, where the server allows it
     tools: list[ToolParam] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -40,7 +41,6 @@ class ChatRequest(GenerateFields, kw_only=True):
     # Not served yet, see GenerateFields.
     functions: Any = None
     function_call: Any = None
-    chat_template: Any = None
     modalities: Any = None
     audio: Any = None
     prediction: Any = None

@@ -17,7 +17,7 @@ from pegainfer.frontend.http.fields import StreamOptions
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.observed import note
-from pegainfer.frontend.http.responses import DONE, KEEP_ALIVE, EventStream, Headers, send_json, sse
+from pegainfer.frontend.http.responses import DONE, KEEP_ALIVE, EventStream, Headers, encode, send_bytes, sse
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -88,7 +88,9 @@ async def send_body(
     """
     async with _followed(front, generation, receive):
         await collect(generation, answer)
-        await send_json(send, answer.body(), headers=[*_id_header(generation), *headers])
+        # Thousands of logprobs or of a vector's numbers would hold up everybody else's answers.
+        body = await front.text_work(generation.bulk, lambda: encode(answer.body()), "detokenize")
+        await send_bytes(send, body, headers=[*_id_header(generation), *headers])
 
 
 async def send_stream(

@@ -10,6 +10,7 @@ import msgspec
 from pegainfer.contract.errors import RequestError
 from pegainfer.contract.request import GrammarSpec
 from pegainfer.frontend.grammar.compiler import GrammarJob
+from pegainfer.frontend.http.body import load_json
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import at_most, bad_value
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pegainfer.frontend.http.front import Front
 
 MAX_CHOICES = 4096
+MAX_TEXT_DEPTH = 64  # of JSON within a string
 JsonObject = dict[str, Any]
 
 
@@ -134,9 +136,9 @@ def _schema(schema: JsonObject, param: str) -> str:
 def _object(value: JsonObject | str, param: str) -> JsonObject:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise bad_value(param, "JSON", "a text that is none") from None
+            value = load_json(value.encode(), MAX_TEXT_DEPTH)
+        except ApiError as error:
+            raise bad_value(param, "JSON", "a text that is none: " + error.message) from None
     if not isinstance(value, dict):
         raise bad_value(param, "a JSON object", type(value).__name__)
     return value

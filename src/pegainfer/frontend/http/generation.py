@@ -249,3 +249,12 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         return sum(c.num_tokens for p in self.prompts for c in p.choices)
+
+    @property
+    def bulk(self) -> int:
+        """About how many values its answer holds."""
+        sampling = self.prompts[0].request.sampling
+        values = self.completion_tokens * (1 + (sampling.logprobs or 0))
+        if sampling.prompt_logprobs is not None:
+            values += self.prompt_tokens * (1 + sampling.prompt_logprobs)
+        return values + sum(len(p.embedding or b"") // 4 for p in self.prompts)

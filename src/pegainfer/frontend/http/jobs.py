@@ -160,8 +160,9 @@ def build_prompt(
     info = front.engine.info
     packed = pack_tokens(ids)
     root = root_hash(None, shared.cache_salt)
+    id = f"{shared.tenant}:{shared.id}" if shared.tenant else shared.id  # tenants may choose the same
     engine_request = GenerateRequest(
-        id=shared.id if alone else f"{shared.id}-{number}",
+        id=id if alone else f"{id}-{number}",
         prompt=packed,
         sampling=params,
         n=shared.n,

@@ -10,12 +10,15 @@ from pathlib import Path
 from pegainfer.contract.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
-_DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_DIGEST = re.compile(r"(?i:sha256:)([0-9a-fA-F]{64})")
 
 
 def digests(keys: Iterable[str]) -> tuple[bytes, ...]:
-    """SHA-256 of each key. 'sha256:' and 64 hexadecimal digits stand for the key with that digest."""
-    return tuple(_digest(key) for key in keys)
+    """SHA-256 of each key, each once. 'sha256:' and 64 hexadecimal digits stand for the key with that digest.
+
+    Raises ConfigError for 'sha256:' and anything else: taken for a key, it would never fit.
+    """
+    return tuple(dict.fromkeys(_digest(key) for key in keys))
 
 
 def read_keys(path: str) -> tuple[str, ...]:
@@ -25,8 +28,9 @@ def read_keys(path: str) -> tuple[str, ...]:
     """
     where = f"--api-key-file {path}"
     try:
-        data = Path(path).expanduser().read_bytes()[: MAX_FILE_BYTES + 1]
-        lines = [line.strip() for line in data.decode().splitlines()]
+        with Path(path).expanduser().open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        lines = [line.strip() for line in data.decode("utf-8-sig").splitlines()]
     except OSError as e:
         raise ConfigError(f"cannot read the keys: {e.strerror}", where=where) from None
     except UnicodeDecodeError:
@@ -41,5 +45,10 @@ def read_keys(path: str) -> tuple[str, ...]:
 
 
 def _digest(key: str) -> bytes:
+    if not key.lower().startswith("sha256:"):
+        return hashlib.sha256(key.encode()).digest()
     match = _DIGEST.fullmatch(key)
-    return bytes.fromhex(match[1]) if match else hashlib.sha256(key.encode()).digest()
+    if match is None:
+        # The faulty digest itself is not shown: it may be a key, after all.
+        raise ConfigError("no digest of a key", expected="sha256: and 64 hexadecimal digits", where="a key")
+    return bytes.fromhex(match[1])

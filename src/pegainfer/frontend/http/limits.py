@@ -5,6 +5,7 @@ from __future__ import annotations
 from pegainfer.contract.errors import QueueFullError
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.keys import digests
 
 RETRY_SECONDS = 1.0  # a full queue is usually shorter a second later
 
@@ -36,7 +37,7 @@ class Gate:
     def __init__(self, config: HttpConfig) -> None:
         self._max_requests = config.max_queued_requests
         self._max_tokens = config.max_queued_tokens
-        self._several_keys = len(config.api_key) > 1
+        self._several_keys = len(digests(config.api_key)) > 1
         self._shares: dict[str, tuple[int, int]] = {}  # requests and tokens that wait, by tenant
         self.waiting_requests = 0
         self.waiting_tokens = 0

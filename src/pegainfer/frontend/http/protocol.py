@@ -1,16 +1,26 @@
-"""uvicorn's HTTP/1.1 protocol with the bounds that it lacks: header size and header time."""
+"""uvicorn's HTTP/1.1 protocol with what it lacks.
+
+Bounds: on a header's size and time, on trailers, on requests sent ahead of their answers, on answers that are
+not fetched. Answers without a length in HTTP/1.0, which knows no chunks. The bodies of requests that ask for
+another protocol, as Java's client and curl do by themselves: the parser takes them for that protocol's bytes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.responses import encode, send_error
+
+MAX_PIPELINED = 64  # requests of one connection that wait for the answers before theirs
+UNKNOWN_LENGTH = 1 << 62
 
 
 def bounded_protocol(config: HttpConfig) -> type[HttpToolsProtocol]:
@@ -26,8 +36,10 @@ def bounded_protocol(config: HttpConfig) -> type[HttpToolsProtocol]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._in_header = False
+            self._repeating = False  # a header that was read before is told to a new parser
             self._header_bytes = 0  # of an unfinished header, its first read not counted
             self._header_timer: asyncio.TimerHandle | None = None
+            self._flush_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -35,36 +47,95 @@ def bounded_protocol(config: HttpConfig) -> type[HttpToolsProtocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
+            if self._flush_timer is not None:
+                self._flush_timer.cancel()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             began_before = self._in_header
-            super().data_received(data)
+            self._unset_keepalive_if_required()
+            try:
+                self._feed(data)
+            except httptools.HttpParserError:
+                self._send_error(b"400 Bad Request", "not an HTTP/1.1 request")
             if began_before and self._in_header:
                 self._header_bytes += len(data)
                 if self._header_bytes > limit and not self.transport.is_closing():
                     self._send_error(b"431 Request Header Fields Too Large", sentence)
+            answered = self.cycle is None or self.cycle.response_complete
+            if answered and self._header_timer is None and not self.transport.is_closing():
+                self._arm()  # blank lines, or the rest of a body that nobody waits for: a request must follow
+
+        def _feed(self, data: bytes) -> None:
+            """Raises HttpParserError."""
+            while True:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    data = data[upgrade.args[0] :]
+                    self._read_on()
+
+        def _read_on(self) -> None:
+            """A new parser, told of the framing of the request whose header the old one has read."""
+            framing = [h for h in self.headers if h[0] in (b"content-length", b"transfer-encoding")]
+            lines = [b"POST / HTTP/1.1", *(name + b": " + value for name, value in framing), b"", b""]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._repeating = True
+            self.parser.feed_data(b"\r\n".join(lines))
+            self._repeating = False
 
         def on_message_begin(self) -> None:
+            if self._repeating:
+                return
             super().on_message_begin()
             self._in_header = True
             self._header_bytes = 0
             if self._header_timer is None:
                 self._arm()
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._in_header:
+                super().on_header(name, value)
+            # A trailer, which nothing here reads, is forgotten.
+
+        def on_message_complete(self) -> None:
+            if not self.parser.should_upgrade():
+                super().on_message_complete()
+
         def on_headers_complete(self) -> None:
+            if self._repeating:
+                return
             self._in_header = False
             self._disarm()
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if size <= limit:
-                super().on_headers_complete()
+            if len(self.pipeline) >= MAX_PIPELINED:
+                self.transport.close()
+            if self.transport.is_closing():
                 return
-            app, self.app = self.app, refuse
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            app = self.app
+            if size > limit:
+                self.app = refuse
             super().on_headers_complete()
             self.app = app
+            if self.parser.get_http_version() == "1.0":
+                cycle: Any = self.cycle
+                cycle.send = functools.partial(_send_unchunked, cycle, cycle.send)
 
-        def send_400_response(self, msg: str) -> None:
-            self._send_error(b"400 Bad Request", "not an HTTP/1.1 request")
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._watch_flush(UNKNOWN_LENGTH)
+
+        def _watch_flush(self, before: int) -> None:
+            """Drops a connection of whose answer, written whole, nothing was fetched for long."""
+            waiting = self.transport.get_write_buffer_size()
+            if waiting >= before:
+                self.transport.abort()
+            elif waiting:
+                if self._flush_timer is not None:
+                    self._flush_timer.cancel()
+                self._flush_timer = self.loop.call_later(config.write_seconds, self._watch_flush, waiting)
 
         def _send_error(self, status: bytes, message: str) -> None:
             body = encode(ApiError(int(status[:3]), message).body)
@@ -89,3 +160,13 @@ def bounded_protocol(config: HttpConfig) -> type[HttpToolsProtocol]:
                 self.transport.close()
 
     return BoundedProtocol
+
+
+async def _send_unchunked(cycle: RequestResponseCycle, send: Send, message: Message) -> None:
+    """`cycle.send` where an answer without a length ends with its connection."""
+    if message["type"] == "http.response.start":
+        if all(name.lower() != b"content-length" for name, _ in message["headers"]):
+            cycle.chunked_encoding, cycle.expected_content_length = False, UNKNOWN_LENGTH
+    elif not message.get("more_body", False) and cycle.expected_content_length > UNKNOWN_LENGTH >> 1:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)

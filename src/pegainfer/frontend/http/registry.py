@@ -15,25 +15,33 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Registry:
-    """Every generation that is not closed, by its public id."""
+    """Every generation that is not closed, by its tenant and public id."""
 
-    live: dict[str, Generation] = field(default_factory=dict)
+    live: dict[tuple[str, str], Generation] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     busy_since: float = 0.0  # CLOCK_MONOTONIC seconds when it last became non-empty
 
     def add(self, generation: Generation) -> None:
-        """Raises RequestError where the id is taken."""
-        if generation.id in self.live:
+        """Raises RequestError where its tenant has one with this id."""
+        key = generation.tenant, generation.id
+        if key in self.live:
             raise RequestError("a request with this id is running", param="request_id", got=generation.id)
         if not self.live:
             self.busy_since = time.monotonic()
-        self.live[generation.id] = generation
+        self.live[key] = generation
         self.idle.clear()
 
     def remove(self, generation: Generation) -> None:
-        self.live.pop(generation.id, None)
+        self.live.pop((generation.tenant, generation.id), None)
         if not self.live:
             self.idle.set()
+
+    def find(self, id: str, tenant: str, *, others: bool) -> Generation | None:
+        """The tenant's generation of this id; with `others`, anybody's where the tenant has none."""
+        own = self.live.get((tenant, id))
+        if own is not None or not others:
+            return own
+        return next((g for g in self.live.values() if g.id == id), None)
 
 
 class KeepAlive:

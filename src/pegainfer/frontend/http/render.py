@@ -32,6 +32,8 @@ class Rendered(Protocol):
     def continue_final_message(self) -> bool | None: ...
     @property
     def chat_template_kwargs(self) -> dict[str, TemplateValue] | None: ...
+    @property
+    def chat_template(self) -> str | None: ...
 
 
 async def rendered(
@@ -48,23 +50,30 @@ async def rendered(
         tools: in OpenAI's form.
         extra: the template's variables that other fields of the request stand for.
     """
+    source = r.chat_template
+    if source is not None and not front.config.request_chat_template:
+        raise bad_value("chat_template", "none: this server runs without --request-chat-template", "one")
     variables, cut = await front.text_work(size, lambda: _variables(front, r, tools, extra), "template")
     try:
-        text = await _run(front, variables, size)
+        text = await _run(front, variables, size, source)
     except RequestError:
         if not any("tool_calls" in m for m in variables["messages"]):
             raise
         # Templates differ in whether a call's arguments are an object or text.
-        text = await _run(front, {**variables, "messages": with_text_arguments(variables["messages"])}, size)
+        as_text = {**variables, "messages": with_text_arguments(variables["messages"])}
+        text = await _run(front, as_text, size, source)
     return cut_at_mark(text) if cut else text
 
 
-async def _run(front: Front, variables: dict[str, Any], size: int) -> str:
+async def _run(front: Front, variables: dict[str, Any], size: int, source: str | None) -> str:
+    """`source`: a template of the request's own, which is trusted with nothing."""
     template = front.template
     assert template is not None
-    if size <= INLINE_BYTES:
+    if size <= INLINE_BYTES and source is None:
         return await front.text_work(size, lambda: template.render_variables(variables), "template")
-    job = front.workers.run(TemplateJob(variables), front.config.template_seconds, "the chat template")
+    job = front.workers.run(
+        TemplateJob(variables, source), front.config.template_seconds, "the chat template"
+    )
     return await front.timed("template", job)
 
 
@@ -90,7 +99,7 @@ def _variables(
     if going_on and messages[-1]["role"] != "assistant":
         raise bad_value("continue_final_message", "an assistant message at the end", messages[-1]["role"])
     shown: Sequence[Any] = messages
-    if front.style.name == "hermes" and not knows_tools(front.template.source):
+    if front.style.name == "hermes" and not knows_tools(r.chat_template or front.template.source):
         shown, tools = plain_messages(messages, tools), ()
     prepared = front.template.prepare(
         shown,

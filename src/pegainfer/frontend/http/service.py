@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from pegainfer import __version__
-from pegainfer.frontend.http.auth import may_end
+from pegainfer.frontend.http.auth import is_admin, tenant
 from pegainfer.frontend.http.body import parse, read_body
 from pegainfer.frontend.http.errors import RETRY_DEAD_ENGINE, ApiError
 from pegainfer.frontend.http.front import Front
@@ -127,8 +127,8 @@ async def abort(front: Front, scope: Scope, receive: Receive, send: Send) -> Non
     """Ends a running request; its client gets what there is, with finish_reason 'abort'."""
     body = await read_body(scope, receive, front.config)
     request = await parse(body, AbortRequest, front.config)
-    generation = front.registry.live.get(_plain_id(request.request_id))
-    if generation is None or not may_end(scope, generation.tenant):
+    generation = front.registry.find(_plain_id(request.request_id), tenant(), others=is_admin(scope))
+    if generation is None:
         raise ApiError(404, "request_id: no such request of yours is running", param="request_id")
     generation.abort()
     out: dict[str, Any] = {"request_id": generation.id, "aborted": True}

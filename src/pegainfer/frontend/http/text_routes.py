@@ -12,7 +12,7 @@ from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.logprobs import token_name
 from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.render import TemplateValue, rendered
-from pegainfer.frontend.http.responses import send_json
+from pegainfer.frontend.http.responses import encode, send_bytes, send_json
 from pegainfer.frontend.http.thinking import effort_variables
 from pegainfer.frontend.http.tools import ToolParam, shown_tools
 
@@ -20,6 +20,7 @@ _OF_MESSAGES = (
     "add_generation_prompt",
     "continue_final_message",
     "chat_template_kwargs",
+    "chat_template",
     "tools",
     "reasoning_effort",
 )
@@ -35,6 +36,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
+    chat_template: str | None = None
     tools: list[ToolParam] | None = None
     reasoning_effort: str | None = None
     return_token_strs: bool | None = None
@@ -58,6 +60,7 @@ class TemplateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
+    chat_template: str | None = None
     tools: list[ToolParam] | None = None
     reasoning_effort: str | None = None
 
@@ -70,12 +73,14 @@ async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> 
     special = request.add_special_tokens
     if special is None:
         special = request.messages is None
-    ids = await front.text_work(
-        len(text), lambda: front.tokenizer.encode(text, add_special_tokens=bool(special))
-    )
-    names = [token_name(front.tokenizer, t) for t in ids] if request.return_token_strs else None
-    out = Tokens(count=len(ids), max_model_len=front.engine.info.max_model_len, tokens=ids, token_strs=names)
-    await send_json(send, out)
+
+    def answer() -> bytes:
+        ids = front.tokenizer.encode(text, add_special_tokens=bool(special))
+        names = [token_name(front.tokenizer, t) for t in ids] if request.return_token_strs else None
+        most = front.engine.info.max_model_len
+        return encode(Tokens(count=len(ids), max_model_len=most, tokens=ids, token_strs=names))
+
+    await send_bytes(send, await front.text_work(len(text), answer))
 
 
 async def _text(front: Front, r: TokenizeRequest, size: int) -> str:
@@ -95,11 +100,12 @@ async def detokenize(front: Front, scope: Scope, receive: Receive, send: Send) -
     body = await read_body(scope, receive, front.config)
     request = await parse(body, DetokenizeRequest, front.config)
     front.check_model(request.model)
-    check_token_ids("tokens", request.tokens, front.engine.info.vocab_size)
-    text = await front.text_work(
-        len(body), lambda: front.tokenizer.decode(request.tokens, skip_special_tokens=False)
-    )
-    await send_json(send, {"prompt": text})
+
+    def text() -> str:
+        check_token_ids("tokens", request.tokens, front.engine.info.vocab_size)
+        return front.tokenizer.decode(request.tokens, skip_special_tokens=False)
+
+    await send_json(send, {"prompt": await front.text_work(len(body), text)})
 
 
 async def apply_template(front: Front, scope: Scope, receive: Receive, send: Send) -> None:

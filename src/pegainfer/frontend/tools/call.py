@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 JsonObject = dict[str, Any]
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # A function without parameters takes none, as OpenAI has it.
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -42,20 +45,33 @@ def new_call_id() -> str:
 
 
 def read_object(text: str) -> JsonObject | None:
-    """A JSON object, None for anything else."""
+    """A JSON object, None for anything else. Half a UTF-16 pair, which no text can hold, becomes U+FFFD."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        if isinstance(value, dict) and _SURROGATE.search(text):
+            value = json.loads(_whole_characters(json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def write_object(value: Mapping[str, Any]) -> str | None:
-    """Its JSON; None where a number is beyond what JSON has."""
+    """Its JSON; None where a number is beyond what JSON has, or it is nested too deeply."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError:
+        return _whole_characters(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except (ValueError, RecursionError):
         return None
+
+
+def _whole_characters(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def call_of(value: object, arguments_key: tuple[str, ...] = ("arguments", "parameters")) -> ToolCall | None:
@@ -68,7 +84,7 @@ def call_of(value: object, arguments_key: tuple[str, ...] = ("arguments", "param
     if not isinstance(arguments, dict):
         return None
     text = write_object(arguments)
-    return None if text is None else ToolCall(value["name"], text)
+    return None if text is None else ToolCall(_whole_characters(value["name"]), text)
 
 
 def _refuse(constant: str) -> None:

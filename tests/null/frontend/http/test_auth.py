@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import hash_blocks, root_hash
 from pegainfer.frontend.http.config import HttpConfig
-from tests.support.asgi import client, make_app, run, spin
+from tests.support.asgi import Call, client, make_app, run, spin
 from tests.support.fake_engine import FakeEngine
 
 KEYS = ("first-key", "second-key")
@@ -68,12 +70,38 @@ def test_health_is_open() -> None:
         ("Basic first-key", 401),
         ("Bearer first-key,second-key", 401),
         ("Bearer \xff", 401),
+        ("Bearer\tfirst-key", 401),
+        ("Bearer first-key extra", 401),
+        ("Token first-key", 401),
+        ("", 401),
+        ("Bearer " + "x" * 60_000, 401),
     ],
 )
 def test_keys_are_compared_whole(value: str, status: int) -> None:
     async def main() -> None:
         async with client(make_app(FakeEngine(), api_key=KEYS)) as http:
             headers = {"authorization": value.encode("latin-1")}
+            assert (await http.get("/v1/models", headers=headers)).status_code == status
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("x-api-key", "first-key")], 200),
+        ([("x-api-key", "wrong")], 401),
+        ([("x-api-key", "")], 401),
+        # Authorization of another scheme was meant for a proxy.
+        ([("authorization", "Basic dTpw"), ("x-api-key", "first-key")], 200),
+        ([("authorization", "Bearer wrong"), ("x-api-key", "first-key")], 401),
+        ([("authorization", "Bearer wrong"), ("authorization", "Bearer first-key")], 401),
+        ([("authorization", "Bearer first-key"), ("authorization", "Bearer wrong")], 200),
+    ],
+)
+def test_one_header_counts(headers: list[tuple[str, str]], status: int) -> None:
+    async def main() -> None:
+        async with client(make_app(FakeEngine(), api_key=KEYS)) as http:
             assert (await http.get("/v1/models", headers=headers)).status_code == status
 
     run(main)
@@ -102,6 +130,83 @@ def test_keys_may_come_from_a_file(tmp_path: Path) -> None:
     path.write_text("# of the team\n\n  one \ntwo\n")
     given = HttpConfig(api_key=("flag",), api_key_file=str(path)).with_environment({})
     assert given.api_key == ("flag", "one", "two")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"one\r\ntwo\r\n",
+        b"\xef\xbb\xbfone\n\n\ntwo",
+        b"\xef\xbb\xbf# of the team\r\n one\r\n\r\n\ttwo \r\n\r\n",
+    ],
+)
+def test_a_file_of_keys_may_come_from_any_editor(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(content)
+    assert HttpConfig(api_key_file=str(path)).with_environment({}).api_key == ("one", "two")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/full"])
+def test_a_file_of_keys_that_never_ends_is_a_fault(path: str) -> None:
+    with pytest.raises(ConfigError, match="too large"):
+        HttpConfig(api_key_file=path).with_environment({})
+
+
+@pytest.mark.parametrize("mode", ["folder", "unreadable"])
+def test_a_file_of_keys_that_cannot_be_read_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    def refuse(*of: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    if mode == "unreadable":  # root can read every file
+        monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigError, match="cannot read the keys"):
+        HttpConfig(api_key_file=str(tmp_path)).with_environment({})
+
+
+def test_a_key_given_twice_is_one_key() -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine, api_key=("one", "one"), max_queued_requests=4, max_prompts=4)
+        headers = {"authorization": "Bearer one"}
+        calls = []
+        for _ in range(4):  # a single key has the whole queue
+            calls.append(Call(app, "/v1/completions", {"prompt": "x", "max_tokens": 1}, headers=headers))
+            await spin()
+        assert [call.status for call in calls] == [None] * 4
+        engine.resume()
+        for call in calls:
+            await call.task
+
+    run(main)
+
+
+@pytest.mark.parametrize("digest", ["sha256:", "sha256:abc", "SHA256:" + "g" * 64, "sha256:" + "0" * 63])
+def test_a_digest_that_is_none_is_a_fault_and_not_a_key(digest: str) -> None:
+    for field in ("api_key", "admin_key"):
+        with pytest.raises(ConfigError, match="64 hexadecimal digits") as e:
+            HttpConfig(**{field: (digest,)})
+        assert digest.partition(":")[2][:4] not in str(e.value) or len(digest) < 9
+
+
+def test_an_admin_alone_ends_others_requests_and_nobody_without_keys_is_an_admin() -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine, admin_key=("admin",))
+        call = Call(app, "/v1/completions", {"prompt": "x", "request_id": "r", "max_tokens": 9})
+        await spin()
+        for headers, status in (({"authorization": "Bearer wrong"}, 200), ({}, 404)):
+            # Without keys there is one tenant: what it sent, anybody may end.
+            end = Call(app, "/v1/abort", {"request_id": "r"}, headers=headers)
+            await end.task
+            assert end.status == status
+            engine.resume()
+            await call.task
+
+    run(main)
 
 
 @pytest.mark.parametrize(
@@ -217,3 +322,28 @@ def test_without_keys_there_is_one_tenant() -> None:
 
     run(main)
     assert (engine.requests[0].tenant, engine.requests[0].cache_salt) == ("", "")
+
+
+def test_two_keys_may_choose_the_same_id() -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine, api_key=KEYS, admin_key=("admin",))
+        calls = {}
+        for key in KEYS:
+            body = {"prompt": "x", "request_id": "r", "max_tokens": 9}
+            calls[key] = Call(app, "/v1/completions", body, headers={"authorization": f"Bearer {key}"})
+            await spin()
+        assert len({request.id for request in engine.requests}) == 2
+        for key in (KEYS[1], "admin"):  # each ends its own, and an admin what is left
+            end = Call(app, "/v1/abort", {"request_id": "r"}, headers={"authorization": f"Bearer {key}"})
+            await end.task
+            assert end.status == 200
+            engine.step()
+            if key == KEYS[1]:
+                await calls[KEYS[1]].task
+                assert not calls[KEYS[0]].ended
+        await calls[KEYS[0]].task
+        assert all('"finish_reason":"abort"' in call.body.decode() for call in calls.values())
+
+    run(main)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pegainfer.contract.errors import ConfigError, EngineDeadError
+from pegainfer.frontend.http import batch
+from pegainfer.frontend.http.app import create_app
 from pegainfer.frontend.http.batch import BatchRun, count_lines, open_output
-from tests.support.asgi import run, spin
+from pegainfer.frontend.http.config import HttpConfig
+from tests.support.asgi import TEMPLATE, TOKENIZER, run, spin
 from tests.support.fake_engine import FakeEngine
 from tests.support.scripted import app_of, scripted
 
@@ -160,3 +165,98 @@ def test_a_dead_engine_ends_the_run_and_its_lines_stay_open(output: Path) -> Non
         engine.refuse = EngineDeadError("gone")
         go([line("a"), line("b")], output, engine)
     assert len(output.read_text().splitlines()) == 1
+
+
+def test_a_line_too_long_is_told_and_not_kept_in_memory(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "MAX_FRAME", 100)
+    reads: list[int] = []
+
+    class Noting(io.BytesIO):
+        def readline(self, size: int | None = -1) -> bytes:
+            assert size is not None
+            reads.append(size)
+            return super().readline(size)
+
+    config = HttpConfig(max_body_bytes=500)
+    long = json.dumps(line("long", body={**CHAT, "user": "x" * 3_000_000}))
+    given = "\n".join([json.dumps(line("a")), long, json.dumps(line("b")), long])
+    app = create_app(scripted("hello"), TOKENIZER, TEMPLATE, config)
+
+    async def main() -> None:
+        file, done = open_output(output)
+        with file:
+            await BatchRun(app, file, done, concurrency=1).run(Noting(given.encode()))
+
+    run(main)
+    answers = [json.loads(x) for x in output.read_text().splitlines()]
+    faults = [a["error"]["message"] for a in answers if a["error"]]
+    assert faults == [f"line {n}: too long; expected ≤ 600 bytes" for n in (2, 4)]
+    assert [a["custom_id"] for a in answers if not a["error"]] == ["a", "b"]
+    assert max(reads) <= batch.MAX_READ
+
+
+def test_a_body_may_be_as_deep_and_as_long_as_over_http(output: Path) -> None:
+    deep: Any = 1
+    for _ in range(62):  # the body itself is one level, its field another
+        deep = [deep]
+    _, answers = go([line("x", body={**CHAT, "nothing": deep})], output)
+    assert answers[0]["response"]["body"]["error"]["message"].startswith("nothing: unknown field")
+
+
+def test_an_output_is_one_runs_alone(output: Path) -> None:
+    file, _ = open_output(output)
+    with file, pytest.raises(ConfigError, match="another run"):
+        open_output(output)
+    open_output(output)[0].close()
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "device"])
+def test_what_is_no_file_is_neither_read_nor_written(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "x"
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="input is no file"):
+        count_lines(path)
+    with pytest.raises(ConfigError, match="output is no file"):
+        open_output(path)
+
+
+def test_a_full_disk_ends_the_run_and_the_next_goes_on(output: Path) -> None:
+    """The line that did not fit is answered again."""
+    lines = [line(str(i)) for i in range(6)]
+    go(lines[:3], output)
+    kept = output.read_bytes()
+
+    class Full(io.BufferedRandom):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def main() -> None:
+        file, done = open_output(output)
+        os.write(file.fileno(), b'{"id": "batch_')  # as much of it as found room
+        full = Full(io.FileIO(os.dup(file.fileno()), "r+"))
+        with file, full, pytest.raises(OSError, match="No space"):
+            raw = "\n".join(json.dumps(x) for x in lines).encode()
+            await BatchRun(app_of(scripted("hello")), full, done, concurrency=2).run(io.BytesIO(raw))
+
+    run(main)
+    assert output.read_bytes().startswith(kept)
+    ran, answers = go(lines, output)
+    assert sorted(a["custom_id"] for a in answers) == list("012345")
+    assert (ran.counts.kept, ran.counts.answered) == (3, 3)
+
+
+def test_what_has_its_answer_is_not_asked_again_whatever_it_says_now(output: Path) -> None:
+    go([line("a"), line("a"), b"{"], output)
+    engine = scripted("other")
+    changed = [b"{", line("b"), line("a", body={**CHAT, "max_tokens": 1})]
+    ran, answers = go(changed, output, engine)
+    assert len(engine.requests) == 1
+    assert (ran.counts.kept, ran.counts.answered, ran.counts.failed) == (1, 1, 1)
+    assert [a["custom_id"] for a in answers if a["response"]] == ["a", "b"]

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
 import pytest
 
+from pegainfer.frontend.http.api_docs.operations import OPERATIONS
+from pegainfer.frontend.http.app import _ROUTES
 from pegainfer.frontend.http.body import load_json
 from pegainfer.frontend.http.errors import ApiError
-from tests.support.asgi import ask
+from tests.support.asgi import ask, client, make_app, run
 from tests.support.fake_engine import FakeEngine
 
 DEEP = 64
-ROUTES = (
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/tokenize",
-    "/detokenize",
-    "/apply_template",
-    "/v1/abort",
-)
+TEXT = "(a text of JSON)"
+ROUTES = tuple(op.path for op in OPERATIONS if op.request is not None)
 
 BROKEN: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "nothing"),
@@ -69,6 +66,12 @@ def test_a_broken_body_is_a_400_with_a_reason(path: str, name: str) -> None:
     assert error["type"] == "invalid_request_error"
     assert len(response.content) < 2000
     assert not engine.requests
+
+
+def test_these_are_all_routes_that_take_a_body() -> None:
+    assert len(ROUTES) == 10
+    taken = {path for method, path, _ in _ROUTES if method == "POST"}
+    assert taken - set(ROUTES) == {"/v1/responses/{id}/cancel"}
 
 
 @pytest.mark.parametrize("depth", [1, DEEP - 1, DEEP, DEEP + 1])
@@ -149,7 +152,7 @@ def test_an_unknown_field_is_named(path: str) -> None:
     engine = FakeEngine()
     response = ask(engine, path, {"no_such_field": None})
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "no_such_field"
+    assert response.json()["error"]["message"].startswith("no_such_field: unknown field")
     assert not engine.requests
 
 
@@ -169,23 +172,101 @@ def test_a_large_body_is_parsed_off_the_loop_with_the_same_checks() -> None:
     assert len(engine.requests) == 1
 
 
-def test_a_compressed_body_is_refused() -> None:
-    import gzip
-
-    import httpx
-
-    from tests.support.asgi import client, make_app, run
-
+def sent(path: str, body: bytes, **headers: str) -> tuple[int, str]:
+    """Status and the error's message of one request, which must not reach the engine where it is refused."""
     engine = FakeEngine()
+    out: list[tuple[int, str]] = []
 
     async def main() -> None:
         async with client(make_app(engine)) as http:
-            raw = gzip.compress(b'{"prompt": "a"}')
-            response: httpx.Response = await http.post(
-                "/v1/completions", content=raw, headers={"content-encoding": "gzip"}
-            )
-            assert response.status_code == 400
-            assert "Content-Encoding" in response.json()["error"]["message"]
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            answer = await http.post(path, content=body, headers=named)
+            message = answer.json()["error"]["message"] if answer.status_code != 200 else ""
+            out.append((answer.status_code, message))
 
     run(main)
-    assert not engine.requests
+    assert len(engine.requests) == (out[0][0] == 200)
+    return out[0]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("name", ["content_encoding", "transfer_encoding"])
+def test_a_compressed_body_is_refused(path: str, name: str) -> None:
+    status, message = sent(path, gzip.compress(b"{}"), **{name: "gzip"})
+    assert status == 400 and name.replace("_", "-") in message.lower()
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "text/plain;charset=UTF-8", "multipart/form-data; boundary=x", "x"]
+)
+def test_a_body_that_says_it_is_no_json_is_refused(path: str, kind: str) -> None:
+    status, message = sent(path, b"{}", content_type=kind)
+    assert status == 415 and message.startswith("Content-Type: expected application/json")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"content_type": ""}, 200),
+        ({"content_type": "application/json"}, 200),
+        ({"content_type": "Application/JSON; charset=utf-8"}, 200),
+        ({"content_type": "application/vnd.api+json"}, 200),
+        ({"content_type": "application/x-www-form-urlencoded"}, 200),  # curl -d
+        ({"content_type": "application/x-www-form-urlencoded", "sec_fetch_mode": "no-cors"}, 415),
+        ({"content_type": "application/x-www-form-urlencoded", "origin": "http://localhost"}, 415),
+    ],
+)
+def test_what_may_be_said_of_json(headers: dict[str, str], status: int) -> None:
+    assert sent("/v1/completions", b'{"prompt": "a", "max_tokens": 1}', **headers)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": TEXT}}]}
+                ]
+            },
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": TEXT}]},
+        ),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"json": TEXT}}),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"structural_tag": TEXT}}),
+    ],
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        '{"a":' * 5000 + "1" + "}" * 5000,
+        "[" * 100_000,
+        '{"a": 1' + "0" * 5000 + "}",
+    ],
+)
+def test_json_within_a_string_is_read_as_strictly(path: str, body: dict[str, Any], text: str) -> None:
+    raw = json.dumps(body).replace(json.dumps(TEXT), json.dumps(text)).encode()
+    status, message = sent(path, raw)
+    assert status == 400 and message
+
+
+@pytest.mark.parametrize("field", ["json", "structural_tag"])
+def test_a_schema_as_text_gives_no_key_twice_and_no_half_characters(field: str) -> None:
+    for text in ('{"a": 1, "a": 2}', '{"a": "\\ud800"}'):
+        body = {"prompt": "a", "structured_outputs": {field: text}}
+        assert sent("/v1/completions", json.dumps(body).encode())[0] == 400
+
+
+def test_half_a_character_within_the_arguments_of_a_call_harms_nobody() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": "\\ud83d"}'}}
+    body = {"messages": [{"role": "assistant", "content": "x", "tool_calls": [call]}], "max_tokens": 1}
+    assert sent("/v1/chat/completions", json.dumps(body).encode())[0] == 200

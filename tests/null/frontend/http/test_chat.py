@@ -156,7 +156,6 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
 UNSERVED = {
     "functions": [{"name": "f"}],
     "function_call": "auto",
-    "chat_template": "{{ 1 }}",
     "modalities": ["audio"],
     "audio": {"voice": "x"},
     "prediction": {"type": "content", "content": "a"},
@@ -176,6 +175,46 @@ def test_what_is_not_served_is_refused_by_name(field: str) -> None:
     error = refuse(**{field: UNSERVED[field]})
     assert error["param"] == field
     assert error["message"] == f"{field}: not supported yet by this server"
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{{ raise }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/apply_template"])
+def test_a_template_of_the_requests_own_needs_a_flag(path: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "chat_template": TEMPLATE}
+    answer = ask(FakeEngine(), path, body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("chat_template: expected none")
+    engine = FakeEngine()
+    answer = ask(engine, path, body, request_chat_template=True)
+    assert answer.status_code == 200, answer.text
+    if path == "/v1/chat/completions":
+        assert TOKENIZER.decode(unpack_tokens(engine.requests[0].prompt), skip_special_tokens=False) == "<hi>"
+    elif path == "/tokenize":
+        assert answer.json()["tokens"] == list(b"<hi>")
+    else:
+        assert answer.json() == {"prompt": "<hi>"}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for",
+        "{{ 1/0 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception('no') }}",
+        ENDLESS,
+    ],
+)
+def test_a_hostile_template_is_its_requests_fault(template: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "chat_template": template}
+    config = {"request_chat_template": True, "template_seconds": 1.0}
+    answer = ask(FakeEngine(), "/apply_template", body, **config)
+    assert answer.status_code == 400, answer.text
+    assert "chat template" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

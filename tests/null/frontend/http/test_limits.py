@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
 from pegainfer.contract.errors import ConfigError
+from pegainfer.frontend.http.api_docs.operations import OPERATIONS
 from pegainfer.frontend.http.config import HttpConfig
 from tests.support.asgi import Call, ask, make_app, run, spin
 from tests.support.fake_engine import INFO, FakeEngine
@@ -148,23 +150,49 @@ def test_a_body_in_pieces_is_bounded_as_it_comes() -> None:
     run(main)
 
 
-def test_a_body_that_stops_is_given_up() -> None:
-    import asyncio
+BODIES = [op.path for op in OPERATIONS if op.request is not None]
+
+
+async def status_of(path: str, receive: Any, **config: Any) -> int:
+    """Of one request whose body comes from `receive`."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": []}
+    await make_app(FakeEngine(), **config)(scope, receive, send)
+    status: int = sent[0]["status"]
+    return status
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_that_stops_is_given_up(path: str) -> None:
+    async def never() -> Any:
+        await asyncio.Event().wait()
 
     async def main() -> None:
-        sent = []
-
-        async def receive() -> Any:
-            await asyncio.Event().wait()
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "headers": []}
-        await make_app(FakeEngine(), body_seconds=0.01)(scope, receive, send)
-        assert sent[0]["status"] == 408
+        assert await status_of(path, never, body_seconds=0.01) == 408
 
     run(main)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_that_trickles_in_is_given_up(path: str) -> None:
+    async def trickle() -> Any:
+        await asyncio.sleep(0.002)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def main() -> None:
+        assert await status_of(path, trickle, body_seconds=0.02) == 408
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_body_limit_holds_on_every_route(path: str) -> None:
+    response = ask(FakeEngine(), path, b" " * 101, max_body_bytes=100)
+    assert response.status_code == 413 and response.headers["connection"] == "close"
 
 
 def test_the_queue_of_requests_is_bounded() -> None:

@@ -84,7 +84,7 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PromptFields(CommonFields, kw_only=True):
-    """What decides the prompt; count_tokens takes only these."""
+    """What decides the prompt, beside fields that do not."""
 
     messages: list[Turn]
     system: str | list[SystemBlock] | None = None
@@ -100,6 +100,20 @@ class PromptFields(CommonFields, kw_only=True):
     workspace_id: Any = None
     mcp_servers: Any = None
     context_management: Any = None
+
+
+CountRequest = msgspec.defstruct(
+    "CountRequest",
+    [
+        (f.name, f.type) if f.required else (f.name, f.type, f.default)
+        for f in msgspec.structs.fields(PromptFields)
+        if f.name == "model" or f.name not in CommonFields.__struct_fields__
+    ],
+    kw_only=True,
+    forbid_unknown_fields=True,
+    module=__name__,
+    namespace={"__doc__": "What count_tokens takes: nothing is drawn there."},
+)
 
 
 class MessagesRequest(PromptFields, kw_only=True):

@@ -8,7 +8,13 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from pegainfer.frontend.http.anthropic.answer import MessageAnswer
-from pegainfer.frontend.http.anthropic.request import NAMES, MessagesRequest, PromptFields, to_chat
+from pegainfer.frontend.http.anthropic.request import (
+    NAMES,
+    CountRequest,
+    MessagesRequest,
+    PromptFields,
+    to_chat,
+)
 from pegainfer.frontend.http.body import header, parse, read_body
 from pegainfer.frontend.http.conversation import encode_prompt, prepare, prompt_text
 from pegainfer.frontend.http.errors import renaming
@@ -50,7 +56,8 @@ async def count_tokens(front: Front, scope: Scope, receive: Receive, send: Send)
     """POST /v1/messages/count_tokens: the prompt's length as the model would get it."""
     _check_version(scope)
     body = await read_body(scope, receive, front.config)
-    request = await parse(body, PromptFields, front.config)
+    given = await parse(body, CountRequest, front.config)
+    request = PromptFields(**{name: getattr(given, name) for name in given.__struct_fields__})
     front.check_model(request.model)
     with renaming(NAMES):
         chat = await front.text_work(len(body), lambda: to_chat(front, request))

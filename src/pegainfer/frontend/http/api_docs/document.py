@@ -23,9 +23,12 @@ DESCRIPTION = (
 REFUSED = {
     400: "the request is wrong; the message says where",
     401: "no known key",
+    403: "not for this key, or sent by a page of another site",
     404: "no such model, request or response",
-    408: "the body stopped coming",
+    408: "the body stopped coming, or came too slowly",
     413: "the body is too large",
+    415: "the body does not say that it is JSON",
+    429: "this key's share of the queue is full: Retry-After says when",
     431: "the header is too large",
     500: "a fault of the server's",
     503: "not now: Retry-After says when",

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pegainfer.frontend.http.anthropic.answer import AnthropicMessage
-from pegainfer.frontend.http.anthropic.request import MessagesRequest, PromptFields
+from pegainfer.frontend.http.anthropic.request import CountRequest, MessagesRequest
 from pegainfer.frontend.http.anthropic.routes import VERSIONS, TokenCount
 from pegainfer.frontend.http.chat import ChatCompletion
 from pegainfer.frontend.http.completions import Completion, CompletionRequest
@@ -24,10 +24,10 @@ from pegainfer.frontend.http.text_routes import DetokenizeRequest, TemplateReque
 Schema = dict[str, Any]
 
 # Statuses that any request may be answered with, and those of requests with a body.
-ALWAYS = (400, 401, 431, 500)
-WITH_BODY = (404, 408, 413)
+ALWAYS = (400, 401, 403, 431, 500)
+WITH_BODY = (404, 408, 413, 415, 503)
 # Of what runs in the engine: the queue is full or the server is going, or the deadline has passed.
-GENERATING = (503, 504)
+GENERATING = (429, 503, 504)
 
 
 def _object(**properties: Schema) -> Schema:
@@ -147,7 +147,7 @@ OPERATIONS = (
     ),
     Operation(
         method="POST", path="/v1/messages/count_tokens", tag="Anthropic", summary="A conversation's length",
-        request=PromptFields, answer=TokenCount, parameters=(VERSION,),
+        request=CountRequest, answer=TokenCount, parameters=(VERSION,),
     ),
     Operation(
         method="GET", path="/v1/models", tag="Models", summary="The served names", answer=ModelList,

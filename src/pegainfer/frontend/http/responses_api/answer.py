@@ -103,6 +103,9 @@ class ResponseAnswer:
 
     def fail(self, error: ApiError) -> None:
         """The response ends with what there is."""
+        if self.response.status == "cancelled":
+            self._end("cancelled")
+            return
         code = "rate_limit_exceeded" if error.code == "overloaded" else "server_error"
         self._end("failed")
         self.response.error = ResponseError(code, error.message)
@@ -191,7 +194,8 @@ class ResponseAnswer:
         return "response.output_item.done", {"output_index": block.index, "item": item}
 
     def _finish(self) -> None:
-        match self._blocks.finish:
+        # What was cancelled stays so, even if its last token was on the way already.
+        match "abort" if self.response.status == "cancelled" else self._blocks.finish:
             case "length":
                 self.response.incomplete_details = IncompleteDetails("max_output_tokens")
                 self._end("incomplete")

@@ -28,6 +28,7 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 INCLUDES = (LOGPROBS, ENCRYPTED)
 MAX_METADATA = 16
+_OF_PATHS = "/?#%"
 MAX_METADATA_CHARS = (64, 512)  # of a key, of a value
 
 # What the chat's checks call a field → what it is called here.
@@ -108,6 +109,10 @@ def check(front: Front, r: ResponsesRequest) -> None:
     """Fields that are not the chat's affair. Raises ApiError (400)."""
     refuse_unserved(r)
     count("max_output_tokens", r.max_output_tokens, 1, 1, INT32_MAX)
+    if r.request_id is not None and set(r.request_id) & set(_OF_PATHS):
+        raise bad_value(
+            "request_id", f"none of {_OF_PATHS}: it becomes part of a path", repr(r.request_id[:80])
+        )
     for name in r.include or ():
         if name not in INCLUDES:
             raise bad_value("include", "any of " + ", ".join(INCLUDES), repr(name[:60]))

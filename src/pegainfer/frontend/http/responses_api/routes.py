@@ -59,10 +59,14 @@ async def create(front: Front, scope: Scope, receive: Receive, send: Send) -> No
     check(front, r)
     shape = options(front, r)
     owner = key_digest(scope)
-    history = _history(front, r, owner)
+    history, size = _history(front, r, owner)
+    size += len(body)
+    if size > front.config.max_body_bytes:
+        most = front.config.max_body_bytes
+        raise bad_value("previous_response_id", f"≤ {most} bytes of conversation with this request", size)
     given = await front.text_work(len(body), lambda: normalised(r.input))
     with renaming(NAMES):
-        ready = await _prepare(front, r, [*history, *given], shape, len(body), arrival)
+        ready = await _prepare(front, r, [*history, *given], shape, size, arrival)
     generation = ready.generation
     if r.client_metadata:
         log.debug("request %s has client_metadata %r", generation.id, r.client_metadata)
@@ -76,7 +80,7 @@ async def create(front: Front, scope: Scope, receive: Receive, send: Send) -> No
         logprobs=shape.logprobs is not None,
         encrypted=ENCRYPTED in r.includes,
     )
-    entry = front.responses.put(response, history, given, owner) if response.store else None
+    entry = front.responses.put(response, history, given, owner, size) if response.store else None
     try:
         with renaming(NAMES):
             if entry is not None and r.background:
@@ -86,20 +90,20 @@ async def create(front: Front, scope: Scope, receive: Receive, send: Send) -> No
                 await sender(front, generation, answer, receive, send)
     except BaseException:
         if entry is not None and response.status == "in_progress":
-            front.responses.drop(response.id)  # nothing was answered, or nobody has read it to its end
+            front.responses.drop(entry)  # nothing was answered, or nobody has read it to its end
         raise
     if entry is not None:
         front.responses.resize(entry)
 
 
-def _history(front: Front, r: ResponsesRequest, owner: bytes | None) -> list[JsonObject]:
-    """The items of the conversation that a request goes on with."""
+def _history(front: Front, r: ResponsesRequest, owner: bytes | None) -> tuple[list[JsonObject], int]:
+    """The items of the conversation that a request goes on with, and about how many bytes they are."""
     if r.previous_response_id is None:
-        return []
+        return [], 0
     before = front.responses.get(r.previous_response_id, owner, "previous_response_id")
     if before.response.status == "in_progress":
         raise bad_value("previous_response_id", "a response that has ended", "one in progress")
-    return before.items
+    return before.items, before.size
 
 
 async def _prepare(
@@ -110,7 +114,11 @@ async def _prepare(
     size: int,
     arrival: float,
 ) -> Conversation:
-    """With truncation 'auto', as few of the oldest turns are left out as make the rest fit."""
+    """With truncation 'auto', as few of the oldest turns are left out as make the rest fit.
+
+    Args:
+        size: of all items, in bytes.
+    """
 
     async def attempt(some: Sequence[JsonObject]) -> Conversation:
         chat = await front.text_work(size, lambda: to_chat(front, r, some))
@@ -184,9 +192,9 @@ async def retrieve(front: Front, scope: Scope, receive: Receive, send: Send) -> 
 
 async def delete(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """DELETE /v1/responses/{id}: forgotten; one in the background is ended."""
-    id = _stored(front, scope).response.id
-    front.responses.drop(id)
-    await send_json(send, {"id": id, "object": "response", "deleted": True})
+    entry = _stored(front, scope)
+    front.responses.drop(entry)
+    await send_json(send, {"id": entry.response.id, "object": "response", "deleted": True})
 
 
 async def cancel(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
@@ -198,7 +206,7 @@ async def cancel(front: Front, scope: Scope, receive: Receive, send: Send) -> No
         )
     if entry.generation is not None:
         entry.generation.abort()
-        entry.response.status = "cancelled"
+        entry.response.status = "cancelled"  # for good: what was on its way meanwhile changes it no more
     if entry.response.status != "cancelled":
         raise ApiError(
             400, f"response_id: expected a response in progress, got one that is {entry.response.status}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from pegainfer.frontend.http.app import App
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.responses_api.request import ResponsesRequest
 from pegainfer.frontend.http.responses_api.response import Response, begun
-from pegainfer.frontend.http.responses_api.store import ResponseStore
+from pegainfer.frontend.http.responses_api.store import ResponseStore, Stored
 from tests.support.asgi import Call, run, spin
 from tests.support.fake_engine import FakeEngine
 from tests.support.scripted import app_of, ask_app, prompt_of, scripted
@@ -182,22 +183,25 @@ def response(id: str) -> Response:
     return begun(front, ResponsesRequest(input="x"), id)
 
 
-def ids(store: ResponseStore, among: str) -> str:
+def ids(store: ResponseStore, among: str, owner: bytes | None = None) -> str:
     found = ""
     for id in among:
         try:
-            store.get(id, None)
+            store.get(id, owner)
             found += id
         except ApiError:
             continue
     return found
 
 
-def put(store: ResponseStore, id: str, text: str = "") -> None:
+def put(store: ResponseStore, id: str, size: int = 0, owner: bytes | None = None) -> Stored:
+    out: list[Stored] = []
+
     async def main() -> None:
-        store.put(response(id), [], [{"text": text}], None)
+        out.append(store.put(response(id), [], [], owner, size))
 
     run(main)
+    return out[0]
 
 
 @pytest.fixture
@@ -217,9 +221,9 @@ def test_the_one_used_longest_ago_goes_first(clock: Clock) -> None:
 def test_the_size_is_bounded(clock: Clock) -> None:
     store = ResponseStore(most=10, most_bytes=1000, seconds=10, clock=clock)
     for id in "abc":
-        put(store, id, "x" * 400)
+        put(store, id, 400)
     assert ids(store, "abc") == "bc"
-    put(store, "d", "x" * 2000)  # the newest stays, however large
+    put(store, "d", 2000)  # the newest stays, however large
     assert ids(store, "abcd") == "d"
 
 
@@ -234,3 +238,118 @@ def test_the_age_is_bounded(clock: Clock) -> None:
     put(store, "a")
     with pytest.raises(RequestError):
         put(store, "a")
+
+
+def test_what_runs_is_never_too_old(clock: Clock) -> None:
+    store = ResponseStore(most=10, most_bytes=1 << 20, seconds=10, clock=clock)
+    entry = put(store, "a")
+    entry.generation = object()  # type: ignore[assignment]
+    put(store, "b")
+    clock.now = 10.0
+    assert ids(store, "ab") == "a"
+    entry.generation = None
+    clock.now = 19.9
+    assert ids(store, "a") == "a"
+    clock.now = 20.0
+    assert ids(store, "a") == ""
+
+
+@pytest.mark.parametrize("bound", [{"most": 4, "most_bytes": 1 << 20}, {"most": 99, "most_bytes": 500}])
+def test_one_key_cannot_push_out_what_another_keeps(clock: Clock, bound: dict[str, int]) -> None:
+    store = ResponseStore(seconds=10, clock=clock, **bound)
+    put(store, "m", 100, b"mine")
+    put(store, "n", 100, b"mine")
+    for id in "abcdefgh":
+        put(store, id, 100, b"flood")
+    assert ids(store, "mn", b"mine") == "mn"
+    assert ids(store, "abcdefgh", b"flood")[-2:] == "gh"
+    assert ids(store, "mn", b"flood") == ids(store, "abcdefgh", b"mine") == ""
+    put(store, "m", 100, b"flood")  # ids are a key's own as well
+    for id in "mnabcdefgh":
+        for owner in (b"mine", b"flood"):
+            with contextlib.suppress(ApiError):
+                store.drop(store.get(id, owner))
+    assert len(store) == 0 and not store._shelves and store._bytes == 0
+
+
+# ---------------------------------------------------------------------- conversations
+
+
+def test_a_conversation_is_no_longer_than_a_body_may_be() -> None:
+    app = app_of(scripted("one"), max_body_bytes=3000)
+    id = None
+    for _ in range(3):
+        body = {"input": "x" * 800, "previous_response_id": id}
+        answer = ask_app(app, PATH, body)
+        assert answer.status_code == 200, answer.text
+        id = answer.json()["id"]
+    body = {"input": "x" * 800, "previous_response_id": id, "truncation": "auto"}
+    error = ask_app(app, PATH, body).json()["error"]
+    assert error["param"] == "previous_response_id" and "≤ 3000 bytes" in error["message"]
+
+
+def test_a_long_conversation_is_rendered_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = app_of(scripted("one"))
+    sizes: list[int] = []
+    work = app.front.text_work
+
+    def noting(size: int, do: Any, stage: str = "tokenize") -> Any:
+        sizes.append(size)
+        return work(size, do, stage)
+
+    monkeypatch.setattr(app.front, "text_work", noting)
+    first = ask_app(app, PATH, {"input": "x" * 5000}).json()
+    sizes.clear()
+    ask_app(app, PATH, {"input": "y", "previous_response_id": first["id"]})
+    # The input itself is short; all that deals with the whole conversation knows its length.
+    assert [size for size in sizes if size < 5000] == sizes[:1] + sizes[-1:]
+
+
+def test_a_name_in_a_path_holds_nothing_that_ends_it() -> None:
+    for id in ("a/b", "a?b", "a#b", "a%2fb"):
+        error = ask_app(app_of(scripted("x")), PATH, {"input": "hi", "request_id": id}).json()["error"]
+        assert error["param"] == "request_id"
+
+
+@pytest.mark.parametrize("ends", ["stop", "length", "error"])
+def test_what_was_cancelled_stays_so(ends: str) -> None:
+    """Its last token was on the way already when the client was told."""
+    engine = scripted("hello", paused=True)
+
+    async def main() -> None:
+        app = app_of(engine)
+        body = {"input": "hi", "background": True, "request_id": "a", "max_output_tokens": 2}
+        await Call(app, PATH, body if ends == "length" else {**body, "max_output_tokens": 9}).task
+        await spin()
+        engine.cancel = lambda *of: None  # type: ignore[method-assign]  # it comes too late
+        cancelled = Call(app, f"{PATH}/resp_a/cancel")
+        await cancelled.task
+        assert json.loads(cancelled.body)["status"] == "cancelled"
+        if ends == "error":
+            engine.die()
+        else:
+            engine.resume()
+        await app.idle()
+        await spin()
+        call = Call(app, f"{PATH}/resp_a", method="GET")
+        await call.task
+        body = json.loads(call.body)
+        assert body["status"] == "cancelled"
+        assert body["incomplete_details"] is body["error"] is body["completed_at"] is None
+
+    run(main)
+
+
+def test_a_running_response_that_is_forgotten_is_ended() -> None:
+    engine = scripted("hello", paused=True)
+
+    async def main() -> None:
+        app = app_of(engine)
+        await Call(app, PATH, {"input": "hi", "background": True, "request_id": "a"}).task
+        await spin()
+        await Call(app, f"{PATH}/resp_a", method="DELETE").task
+        engine.step()
+        await app.idle()
+        assert app.num_live == 0 and len(app.front.responses) == 0
+
+    run(main)
