@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from pegainfer.contract.errors import EngineDeadError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
@@ -12,7 +13,7 @@ from pegainfer.contract.handle import EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Runner, StepPolicy, Tracer
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.engine.loop import EngineLoop
+from pegainfer.engine.loop import Clock, EngineLoop
 from pegainfer.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -30,18 +31,20 @@ class InProcessEngine:
         policy: StepPolicy | None = None,
         tracer: Tracer | None = None,
         grammars: GrammarFactory | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         """Starts the engine's thread, which closes `runner` at the end.
 
         Args:
             policy: replaces the scheduler.
             grammars: None: requests with a grammar are refused.
+            clock: seconds, of all timings.
         """
         self._info = info
         self._lock = threading.Lock()
         self._live: dict[str, tuple[EventSink, set[int]]] = {}  # sink, and the indices without a finish
         policy = policy or Scheduler(runner.info, config)
-        self._loop = EngineLoop(runner, policy, self, tracer=tracer, grammars=grammars)
+        self._loop = EngineLoop(runner, policy, self, tracer=tracer, grammars=grammars, clock=clock)
         self._loop.start()
 
     @property
