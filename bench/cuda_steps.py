@@ -1,6 +1,8 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
-python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy]
+python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
+
+--drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pegainfer.contract.step import NewSlot, Row, Runner, SlotBlocks, StepPlan
 from pegainfer.engine.config import SchedulerConfig
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20)
+DRAWN = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, max_tokens=1 << 20)
 STEPS = 100
 
 
@@ -38,11 +41,11 @@ class Bench:
     def start(self, **parts: Any) -> Any:
         return self.runner.sample(self.runner.forward(StepPlan(step=next(self._steps), **parts)))
 
-    def prefill(self, slot: int, tokens: int, seed: int) -> float:
+    def prefill(self, slot: int, tokens: int, seed: int, sampling: SamplingParams = GREEDY) -> float:
         """Seconds of the device; the slot is taken then."""
         ids = [(seed * 7919 + i * 104729) % 100_000 for i in range(tokens)]
         new = NewSlot(
-            slot=slot, seq=seed, tokens=pack_tokens(ids), num_prompt=tokens, sampling=GREEDY, seed=seed
+            slot=slot, seq=seed, tokens=pack_tokens(ids), num_prompt=tokens, sampling=sampling, seed=seed
         )
         first = slot * self._each
         count = max(self._each, -(-(tokens + 1) // 16))  # a long prefill is alone
@@ -64,7 +67,7 @@ class Bench:
         for i in range(STEPS):
             rows = tuple(Row(s, context + i, 1, True, True) for s in range(batch))
             began = time.perf_counter()
-            flight.append(self.start(rows=rows))
+            flight.append(self.start(rows=rows, repeats=i > 1))  # as the scheduler says it
             host.append(time.perf_counter() - began)
             if len(flight) == 2:
                 device.append(flight.popleft().wait().seconds)
@@ -87,6 +90,7 @@ def main() -> None:
     p.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     p.add_argument("--prefill", type=int, nargs="+", default=[1024])
     p.add_argument("--dummy", action="store_true")
+    p.add_argument("--drawn", action="store_true")
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
     a = p.parse_args()
@@ -111,12 +115,12 @@ def main() -> None:
             times.append(1e3 * bench.prefill(0, tokens, seed + 1))
             bench.start(frees=(0,)).wait()
         rows.append({"case": "prefill", "tokens": tokens, "device_ms": statistics.median(times[1:])})
-    for batch in a.batch:
+    kinds = {"greedy": GREEDY, "top_k 40, top_p 0.9": DRAWN} if a.drawn else {"greedy": GREEDY}
+    for batch, (name, sampling) in itertools.product(a.batch, kinds.items()):
         for slot in range(batch):
-            bench.prefill(slot, a.context, 100 + slot)
-        rows.append(
-            {"case": "decode", "batch": batch, "context": a.context, **bench.decode(batch, a.context)}
-        )
+            bench.prefill(slot, a.context, 100 + slot, sampling)
+        row = {"case": "decode", "batch": batch, "context": a.context, "sampling": name}
+        rows.append(row | bench.decode(batch, a.context))
         bench.start(frees=tuple(range(batch))).wait()
     engine.runner.close()
     a.output.parent.mkdir(parents=True, exist_ok=True)

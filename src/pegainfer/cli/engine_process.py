@@ -6,16 +6,19 @@ failed, 2 where the user can cure it; why is told through the socket.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from pegainfer.cli.spec import LOG_FORMAT, EngineSpec, build, make_grammars
+from pegainfer.contract.errors import PegaError
 
 if TYPE_CHECKING:
     from pegainfer.contract.handle import EngineInfo
@@ -28,11 +31,27 @@ def main(socket_path: str, spec_json: str) -> int:
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     faulthandler.enable()  # a crash in a kernel leaves the stack of every thread on standard error
     spec = msgspec.json.decode(spec_json, type=EngineSpec)
+    if spec.engine.backend == "cuda":
+        threading.Thread(target=_warm_up, args=(spec.engine.device_ordinal,), daemon=True).start()
     from pegainfer.engine.process import serve_engine
 
     return serve_engine(
         lambda: _build(spec), socket_path, spec.scheduler, grammars=lambda info: make_grammars(spec, info)
     )
+
+
+def _warm_up(ordinal: int) -> None:
+    """Beside the imports, what the driver and cuBLASLt do once in a process; it waits, so it costs nothing.
+
+    What is wrong shows when the GPU is opened for use.
+    """
+    with contextlib.suppress(PegaError):
+        from pegainfer.runtime.cuda.device import Device
+
+        Device.open(ordinal)  # stays open: the next one finds the context there
+        from pegainfer.runtime.cuda.cublaslt import warm_up
+
+        warm_up()
 
 
 def _build(spec: EngineSpec) -> tuple[Runner, EngineInfo]:

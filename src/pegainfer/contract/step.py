@@ -114,6 +114,9 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[BlockCopy, ...] = ()
     rows: tuple[Row, ...] = ()
     snapshots: tuple[BlockCopy, ...] = ()  # copied after the rows ran: states kept at a boundary
+    # The rows of the step before in the same order, each one token on; all sample, none obeys a grammar.
+    # Says what the rows say too, so that a runner need not find out.
+    repeats: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -95,8 +95,8 @@ class Batch:
             return None
         return StepLoad(self.prefill_tokens, len(self.decodes), self.placed_context(), self.pairs)
 
-    def build(self, frees: list[int]) -> tuple[StepPlan, list[Sequence]]:
-        """The frozen plan, decodes first, and the sequences of its rows."""
+    def build(self, frees: list[int], repeats: bool = False) -> tuple[StepPlan, list[Sequence]]:
+        """The frozen plan, decodes first, and the sequences of its rows. `repeats`: see StepPlan."""
         plan = StepPlan(
             step=self.step,
             frees=tuple(frees),
@@ -105,5 +105,6 @@ class Batch:
             copies=tuple(self.copies),
             rows=tuple(self.decodes + self.prefills),
             snapshots=tuple(self.snapshots),
+            repeats=repeats,
         )
         return plan, self.decode_seqs + self.prefill_seqs

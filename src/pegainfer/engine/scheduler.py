@@ -91,6 +91,7 @@ class Scheduler:
         self._instant: list[str] = []  # requests that ask for no token
         self._deadlines: list[tuple[float, str]] = []  # a heap; entries of ended requests are dropped late
         self._flight: deque[_Flight] = deque()
+        self._decoding: list[Sequence] = []  # of the last plan's rows, if each was a token that follows
         self._step = 0
         self._next_number = 0
 
@@ -226,13 +227,19 @@ class Scheduler:
                 raise InvariantError("no sequence can make progress and no plan is in flight")
             return None, events
         self._step = batch.step
-        plan, seqs = batch.build(residents.frees)
+        plan, seqs = batch.build(residents.frees, self._repeats(batch))
+        self._decoding = [] if batch.prefills else seqs
         residents.frees.clear()
         flight = _Flight(plan, seqs, batch.load(), batch.prefill_tokens, len(batch.decodes), now)
         self._flight.append(flight)
         if batch.news:
             self._note_admissions(plan, seqs, now)
         return plan, events
+
+    def _repeats(self, batch: Batch) -> bool:
+        """Whether the batch is the last plan's, a token on: each decode row has sampled one."""
+        alone = not (batch.prefills or batch.news or self._outcomes.num_constrained)
+        return alone and self.info.max_commit == 1 and batch.decode_seqs == self._decoding
 
     def constrained(self) -> dict[int, Constraint]:
         """Rows of the newest uncommitted plan whose tokens a grammar bounds; see StepPolicy."""

@@ -5,7 +5,7 @@
     wait()        ─► waits for that event; two steps may be on the stream meanwhile
 
 Steps of one token a row make their inputs on the device. While the same rows go on, each a token further,
-nothing is sent at all: two graphs are launched and two arrays fetched.
+nothing is sent at all: one graph is launched, forward pass and sampler together, and what was drawn fetched.
 
 What it shares with the host's runner: kv/device keeps the counts, runner/sampling.py the sampler's inputs.
 """
@@ -14,80 +14,26 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pegainfer.contract.errors import InvariantError
-from pegainfer.contract.event import TokenLogprob
-from pegainfer.contract.step import BlockCopy, RunnerInfo, StepPlan, StepResult
+from pegainfer.contract.step import BlockCopy, RunnerInfo, StepPlan
 from pegainfer.kv.device.slots import Slots
 from pegainfer.kv.device.stage import StagedRows, Staging
 from pegainfer.runner.buckets import Bucket, Buckets
 from pegainfer.runner.parts import Parts
+from pegainfer.runner.pending import Part, PendingDraw, Step
 from pegainfer.runner.results import ASKED, DRAWN, ResultBuffer
-from pegainfer.runner.sampling import PromptPart, prompt_parts, sampler_call, step_result, token_logprobs
+from pegainfer.runner.sampling import PromptPart, prompt_parts, sampler_call
 from pegainfer.runtime.cuda.driver import errors_at
+from pegainfer.runtime.cuda.graph import Graph
 
 Array = np.ndarray[Any, Any]
 NOBODY = np.zeros(0, np.int64)
 PLAIN = {"J": 0, "E": 0, "U": 0, "O": 0}  # sampling without biases, masks and banned tokens
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A forward pass on the stream, to be sampled before the next one."""
-
-    plan: StepPlan
-    rows: StagedRows
-    results: ResultBuffer
-    continues: bool  # the rows of the step before, each a token on
-    stage_seconds: float
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Prompt log-probabilities on their way."""
-
-    asked: PromptPart
-    results: ResultBuffer
-
-
-class PendingDraw:
-    """Implements contract.step.PendingStep."""
-
-    def __init__(self, runner: CudaRunner, step: _Step, parts: list[_Part], asked: bool) -> None:
-        self._runner = runner
-        self._step = step
-        self._parts = parts
-        self._asked = asked
-        self._result: StepResult | None = None
-
-    def done(self) -> bool:
-        return self._result is not None or self._step.results.ended.done()
-
-    def wait(self) -> StepResult:
-        if self._result is None:
-            step = self._step
-            step.results.ended.wait(f"step {step.plan.step}, sizes {step.rows.env}")
-            self._result = self._read()
-            self._runner.give_back(step.results, *(p.results for p in self._parts))
-        return self._result
-
-    def _read(self) -> StepResult:
-        rows, results = self._step.rows, self._step.results
-        count = len(rows.sampling)
-        drawn = results.arrays(count, self._asked) if count else None
-        prompt: dict[int, list[TokenLogprob]] = {}
-        for part in self._parts:
-            targets = part.asked.targets
-            entries = token_logprobs(part.results.arrays(len(targets), True), targets)
-            prompt.setdefault(part.asked.row, []).extend(e for e in entries if e is not None)
-        seconds = results.ended.milliseconds_since(results.began) / 1e3
-        logprobs = {row: tuple(entries) for row, entries in prompt.items()}
-        return step_result(self._step.plan, rows, drawn, logprobs, seconds, self._step.stage_seconds)
 
 
 class CudaRunner:
@@ -109,6 +55,7 @@ class CudaRunner:
         self._max_logprobs = max_logprobs
         self._spare: list[ResultBuffer] = []
         self._counts = [0] * info.max_slots  # blocks in each slot's table
+        self._whole: dict[Bucket, Graph] = {}  # decode steps with their sampling
         self._last: StagedRows | None = None  # of the last forward pass, if another could continue it
         self._sent: bool | None = None  # whether the sampler's inputs, if still there, ask for logprobs
         self._last_forward = 0
@@ -141,42 +88,45 @@ class CudaRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
-    def forward(self, plan: StepPlan) -> _Step:
+    def forward(self, plan: StepPlan) -> Step:
         self._enter_thread()
         started = time.perf_counter()
-        with errors_at(f"step {plan.step}"):
+        drawn = False
+        with errors_at("step", plan.step):
             self._slots.apply(plan)
             self._send_deltas(plan)
             self._copy(plan.copies)
-            rows = self._staging.rows(plan)
+            last = self._last if not (plan.news or plan.frees) else None
+            if plan.repeats and last is not None and last.decode and len(last.sampling) == len(plan.rows):
+                rows, continues = last.advanced(), True
+            else:
+                rows = self._staging.rows(plan)
+                continues = last is not None and rows.continues(last)
             staged = time.perf_counter()
             results = self._spare.pop() if self._spare else self._results()
             results.began.record(self._stream)
-            last = self._last if not (plan.news or plan.frees) else None
-            continues = last is not None and rows.continues(last)
             if rows.decode and plan.rows:
-                self._run_decode(rows, continues)
+                drawn = plan.repeats and continues and self._can_draw()
+                self._run_decode(rows, continues, drawn)
             elif plan.rows:
                 self._run_forward(rows)
             self._copy(plan.snapshots)
         self._last, self._last_forward = rows if plan.rows else None, plan.step
-        return _Step(plan, rows, results, continues, staged - started)
+        return Step(plan, rows, results, continues, drawn, staged - started)
 
-    def sample(self, handle: _Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
+    def sample(self, handle: Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
         self._enter_thread()
         step = handle
         if step.plan.step != self._last_forward:
             raise InvariantError(
                 f"step {step.plan.step} is sampled after step {self._last_forward} has overwritten its logits"
             )
-        with errors_at(f"step {step.plan.step}"):
+        with errors_at("step", step.plan.step):
             parts = [self._run_prompt(p) for p in self._prompt_parts(step.rows)]
-            asked = len(step.rows.sampling) > 0 and self._draw(step, masks or {})
+            if len(step.rows.sampling):
+                self._draw(step, masks or {})
             step.results.ended.record(self._stream)
-        return PendingDraw(self, step, parts, asked)
-
-    def give_back(self, *buffers: ResultBuffer) -> None:
-        self._spare.extend(buffers)
+        return PendingDraw(step, parts, self._spare.append)
 
     def close(self) -> None:
         """Returns when all work has ended."""
@@ -209,16 +159,40 @@ class CudaRunner:
 
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
         """Whole blocks, in order."""
+        if not copies:
+            return
         pool = self._parts.pool
         nbytes = pool.nbytes // pool.shape[0]
         for c in copies:
             self._stream.copy(pool.address + c.dst * nbytes, pool.address + c.src * nbytes, nbytes, c)
 
-    def _run_decode(self, rows: StagedRows, continues: bool) -> None:
-        self._make_ready(self._buckets.of(rows.env["T"], rows.env["R"], True))
+    def _run_decode(self, rows: StagedRows, continues: bool, draw: bool) -> None:
+        """`draw`: with the sampler, whose inputs are on the device."""
+        bucket = self._buckets.of(rows.env["T"], rows.env["R"], True)
+        self._make_ready(bucket)
         if not continues:
             self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling)
-        self._parts.forward.replay(rows.env, True)
+        if not draw:
+            self._parts.forward.replay(rows.env, True)
+            return
+        if bucket not in self._whole:
+            self._whole[bucket] = self._join(bucket)
+        self._whole[bucket].launch(self._stream)
+
+    def _can_draw(self) -> bool:
+        """Whether a step that goes on can be drawn at once: the sampler's inputs are on the device."""
+        return self._parts.graphs and self._sent is not None and self._slots.sampling.plain
+
+    def _join(self, bucket: Bucket) -> Graph:
+        """A decode step and its sampling in one graph: milliseconds, when a batch first goes on."""
+        sampling = self._parts.sampler.launches({"L": bucket.rows, **PLAIN})
+        work = [*self._parts.forward.launches(bucket.env, True), *sampling]
+
+        def body() -> None:
+            for launch in work:
+                launch(self._stream)
+
+        return Graph(self._stream, body, f"decode and sampling of {bucket.rows} rows")
 
     def _run_forward(self, rows: StagedRows) -> None:
         inputs = self._staging.inputs(rows)
@@ -247,11 +221,16 @@ class CudaRunner:
             self._parts.sampler.capture({"L": batch, **PLAIN}, False)
             self._ready.add(batch)
 
-    def _draw(self, step: _Step, masks: dict[int, bytes]) -> bool:
-        """Whether any row asks for log-probabilities. No host knows yet whether a draw fails."""
+    def _draw(self, step: Step, masks: dict[int, bytes]) -> None:
+        """No host knows yet whether a draw fails."""
         rows = step.rows
         plain = self._slots.sampling.plain and not masks
-        if plain and step.continues and self._sent is not None:
+        if step.drawn:
+            if masks:
+                raise InvariantError(f"step {step.plan.step} repeats the one before, but has masks")
+            asked = bool(self._sent)
+            outputs = self._parts.sampler.outputs({"L": rows.env["L"], **PLAIN})
+        elif plain and step.continues and self._sent is not None:
             asked = self._sent  # the forward pass has counted the sampler's inputs on
             outputs = self._parts.sampler.replay({"L": rows.env["L"], **PLAIN}, False)
         else:
@@ -261,8 +240,7 @@ class CudaRunner:
             asked = bool((call.inputs["top_lens"] >= 0).any())
             self._sent = asked if plain else None
         self._slots.advance(rows.slots[rows.sampling])
-        step.results.fetch(outputs, (*DRAWN, *ASKED) if asked else DRAWN, self._stream)
-        return asked
+        step.results.fetch(outputs, (*DRAWN, *ASKED) if asked else (*DRAWN,), self._stream)
 
     def _prompt_parts(self, rows: StagedRows) -> list[PromptPart]:
         # A decode step whose rows all sample is past every prompt.
@@ -270,7 +248,7 @@ class CudaRunner:
             return []
         return list(prompt_parts(self._slots, rows, self._info.max_slots))
 
-    def _run_prompt(self, part: PromptPart) -> _Part:
+    def _run_prompt(self, part: PromptPart) -> Part:
         """One program over all rows that a part can have: its launches are packed once."""
         env = {"T": self._info.max_tokens, "L": self._info.max_slots}
         if -1 not in self._ready:
@@ -278,5 +256,5 @@ class CudaRunner:
             self._ready.add(-1)
         outputs = self._parts.prompt_logprobs.run(part.call.inputs, {**env, "L": part.call.env["L"]})
         results = self._spare.pop() if self._spare else self._results()
-        results.fetch(outputs, ASKED, self._stream)
-        return _Part(part, results)
+        results.fetch(outputs, (*ASKED,), self._stream)
+        return Part(part, results)

@@ -25,6 +25,10 @@ class Executor(Protocol):
 
     def replay(self, env: Sizes, decode_only: bool) -> Mapping[str, DeviceTensor]: ...
 
+    def launches(self, env: Sizes, decode_only: bool = False) -> Sequence[Work]: ...
+
+    def outputs(self, env: Sizes) -> Mapping[str, DeviceTensor]: ...
+
     def input_address(self, name: str, env: Sizes) -> int: ...
 
     def capture(
@@ -56,6 +60,7 @@ class Parts:
         forward, sampler, prompt_logprobs: the programs of runner/model.py, bound to `state`, `pool` and each
             other.
         pool: the KV cache, [N, …].
+        graphs: whether captured steps are graphs.
         close: waits for the device and releases everything.
     """
 
@@ -66,4 +71,5 @@ class Parts:
     prompt_logprobs: Executor
     state: State
     pool: DeviceTensor
+    graphs: bool
     close: Callable[[], None]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse  # noqa: F401
-from pegainfer.kernels.cuda.attention import AttentionProblem, choose_attention
+from pegainfer.kernels.cuda.attention import OWN_PARTS_ROWS, AttentionProblem, choose_attention
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.compose import one_call
@@ -119,16 +119,37 @@ def test_chunks_at_every_edge_of_a_tile(ctx: CudaContext) -> None:
     assert worst(run(ctx, a, "bf16"), attend(a, 128**-0.5)) < 1e-2
 
 
-def test_a_decoded_row_has_the_same_bits_in_any_company(ctx: CudaContext) -> None:
-    rng = np.random.default_rng(5)
-    together = case(rng, tuple((n, 1) for n in EDGES), (2, 4, 128), "bf16")
+def some(a: dict[str, Array], rows: list[int]) -> dict[str, Array]:
+    """These rows of a call, which has one query token a row."""
+    picked = {n: a[n][rows] for n in ("query_lens", "context_lens", "block_table", "q")}
+    return a | picked | {"query_starts": np.arange(len(rows), dtype=np.int32)}
+
+
+def test_a_decoded_row_has_the_same_bits_in_any_small_company(ctx: CudaContext) -> None:
+    lengths = EDGES[-OWN_PARTS_ROWS:]
+    together = case(np.random.default_rng(5), tuple((n, 1) for n in lengths), (2, 4, 128), "bf16")
     got = run(ctx, together, "bf16")
-    for row in (0, 5, len(EDGES) // 2, len(EDGES) - 1):
-        alone = dict(together)
-        for name in ("query_lens", "context_lens", "block_table", "q"):
-            alone[name] = together[name][row : row + 1]
-        alone["query_starts"] = np.zeros(1, np.int32)
-        assert run(ctx, alone, "bf16").tobytes() == got[row : row + 1].tobytes(), EDGES[row]
+    for row in (0, len(lengths) // 2, len(lengths) - 1):
+        pair = run(ctx, some(together, [row, 1]), "bf16")
+        assert pair[0].tobytes() == got[row].tobytes(), lengths[row]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_alone(shape: tuple[int, int, int], dtype: str, ctx: CudaContext) -> None:
+    together = case(np.random.default_rng(6), tuple((n, 1) for n in (*EDGES, 9001)), shape, dtype)
+    want = attend(together, shape[2] ** -0.5)
+    for row in range(len(EDGES) + 1):
+        got = run(ctx, some(together, [row]), dtype)
+        assert worst(got, want[row : row + 1]) < (1e-2 if dtype == "bf16" else 2e-3), row
+
+
+@pytest.mark.parametrize("lengths", [(1,), (64,), (65, 700), (9001, 16), (200,)], ids=str)
+def test_rows_cut_into_even_shares(lengths: tuple[int, ...], ctx: CudaContext) -> None:
+    """Fewer keys than shares, one row across many of them, ends of shares within and between rows."""
+    rows = tuple((n, 1) for n in (*lengths, *[33] * OWN_PARTS_ROWS))
+    a = case(np.random.default_rng(8), rows, (2, 4, 128), "bf16")
+    assert worst(run(ctx, a, "bf16"), attend(a, 128**-0.5)) < 1e-2
 
 
 def test_the_choice_can_be_read(ctx: CudaContext) -> None:

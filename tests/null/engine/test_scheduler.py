@@ -96,6 +96,19 @@ def test_depth_two_follows_uncommitted_tokens() -> None:
     assert [len(p.rows) for p in d.plans] == [1, 1, 1]  # the end by length is known in advance
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_plans_say_where_they_repeat_the_one_before(depth: int) -> None:
+    d = driver(depth, max_tokens=64)
+    d.add(request("a", ids(20), max_tokens=8, eos=()))
+    d.add(request("b", ids(10, 5), max_tokens=4, eos=()))
+    d.run()
+    assert sum(plan.repeats for plan in d.plans) > 4
+    for before, plan in zip(d.plans, d.plans[1:], strict=False):
+        goes_on = [(r.slot, r.start + 1, 1) for r in before.rows]
+        alike = [(r.slot, r.start, r.count) for r in plan.rows] == goes_on
+        assert plan.repeats == (alike and all(r.count == 1 for r in before.rows))
+
+
 def test_depth_one_never_follows() -> None:
     d = driver(depth=1)
     d.add(request("r", ids(4), max_tokens=8, eos=()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,6 +127,29 @@ def test_a_batch_that_goes_on_sends_nothing(fake: FakeCuda, runner: CudaRunner) 
     assert runner._slots.known[:2].tolist() == [12, 11]
 
 
+def test_a_plan_that_repeats_is_one_graph(fake: FakeCuda, runner: CudaRunner) -> None:
+    runner.sample(runner.forward(prefill())).wait()
+    runner.sample(runner.forward(decode(2, (0, 5), repeats=True))).wait()  # after another plan: as it stands
+    runner.sample(runner.forward(decode(3, (0, 6), repeats=True))).wait()
+    graphs, copies = fake.graph_launches, fake.calls["cuMemcpyDtoHAsync"]
+    assert uploads(fake, runner, decode(4, (0, 7), repeats=True)) == 0
+    assert (fake.graph_launches - graphs, fake.calls["cuMemcpyDtoHAsync"] - copies) == (1, 1)
+    assert runner._slots.known[0] == 9
+    assert runner._last is not None and runner._last.starts.tolist() == [7]
+    assert runner._last.env == {"T": 1, "R": 1, "L": 1, "C": 8, "Q": 8}
+    handle = runner.forward(decode(5, (0, 8), repeats=True))
+    with pytest.raises(InvariantError, match="has masks"):
+        runner.sample(handle, {0: b""})
+
+
+def test_a_repeated_plan_with_biases_is_drawn_on_its_own(fake: FakeCuda, runner: CudaRunner) -> None:
+    runner.sample(runner.forward(prefill(0, SamplingParams(logit_bias=((3, 1.0),))))).wait()
+    for step in (2, 3, 4):
+        graphs = fake.graph_launches
+        runner.sample(runner.forward(decode(step, (0, 3 + step), repeats=True))).wait()
+        assert fake.graph_launches == graphs + 1  # the sampler's sizes have no graph
+
+
 def test_sizes_made_ready_late_touch_no_batch(
     fake: FakeCuda, folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +217,7 @@ def test_logprobs_come_back_where_asked(runner: CudaRunner) -> None:
     asks = SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=2)
     handle = runner.forward(prefill(0, asks))
     pending = runner.sample(handle)
-    assert pending._asked
+    assert "top_ids" in pending._step.results.arrays(1)
     assert [i for p in pending._parts for i in p.asked.targets.tolist()] == PROMPT[1:]
     assert pending.wait() is pending.wait()
 
@@ -268,19 +290,3 @@ def test_a_length_nobody_asked_for_is_lowered(fake: FakeCuda, folders: Path) -> 
 def test_too_little_memory_is_told_before_anything_is_loaded(folders: Path) -> None:
     with fake_cuda(FakeCuda(memory=1 << 30)), pytest.raises(ConfigError, match="--max-model-len"):
         built(folders, kv_cache_memory=None)
-
-
-def test_serving_starts_no_compiler(fake: FakeCuda, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **options: Any) -> None:
-        raise AssertionError(f"a process was started: {args}")
-
-    for name in ("Popen", "run", "call", "check_call", "check_output"):
-        monkeypatch.setattr(f"subprocess.{name}", refuse)
-    monkeypatch.setattr("os.system", refuse)
-    monkeypatch.setattr("os.posix_spawn", refuse)
-    runner = built(folders)
-    asks = SamplingParams(temperature=0.7, logprobs=2, logit_bias=((3, 1.0),), bad_words=((4, 5),))
-    runner.sample(runner.forward(prefill(0, asks))).wait()
-    runner.sample(runner.forward(StepPlan(step=2, rows=(Row(0, 5, 1, True, True),)))).wait()
-    runner.close()
-    assert not any("nvrtc" in name or name.split(".")[0] == "triton" for name in sys.modules)

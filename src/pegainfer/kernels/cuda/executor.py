@@ -14,7 +14,7 @@ from pegainfer.contract.errors import OpError
 from pegainfer.kernels.cuda import attention, pointwise, sampling  # noqa: F401  (they register their ops)
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.inputs import InputStage, Layout
-from pegainfer.kernels.cuda.lowered import LoweredStep
+from pegainfer.kernels.cuda.lowered import CapturedSteps, LoweredStep
 from pegainfer.kernels.cuda.site import Memory, Site, Work, keeps_whole, listing, lower
 from pegainfer.kernels.cuda.store import WeightStore
 from pegainfer.ops.program import OpCall, Program
@@ -87,7 +87,7 @@ class CudaExecutor:
         self._stage = InputStage(program.name, staged, options.padding)
         self._kept: dict[str, DeviceBuffer] = {}
         self._steps: OrderedDict[tuple[int, ...], LoweredStep] = OrderedDict()
-        self._graphs: dict[bool, list[LoweredStep]] = {False: [], True: []}  # by whether only decoding
+        self._captured = CapturedSteps(program.name, self._symbols)
         self._views: OrderedDict[tuple[int, ...], dict[str, DeviceTensor]] = OrderedDict()
         self._step_number = 0
         self._lower({s: self.largest.get(s, 1) for s in self._symbols}, False, tune=False)  # asks for weights
@@ -108,35 +108,36 @@ class CudaExecutor:
         if step.made:
             raise OpError(f"program {self.program.name} makes the inputs of such a step itself", got=env)
         self._launch(step, inputs, env)
-        return self._results(env)
+        return self.outputs(env)
 
     def replay(self, env: Sizes, decode_only: bool) -> dict[str, DeviceTensor]:
         """As `run`, on inputs that are on the device: those that the step makes itself, or the last run's.
 
         Raises OpError for sizes that were not captured.
         """
-        step = self._captured(env, decode_only)
-        if step is None:
-            raise OpError(f"program {self.program.name}: only captured steps are replayed", got=env)
-        self._launch(step, None, env)
+        self._launch(self._captured.must_find(env, decode_only), None, env)
+        return self.outputs(env)
+
+    def launches(self, env: Sizes, decode_only: bool = False) -> list[Work]:
+        """What `replay` puts on the stream, for a graph that does more. Raises OpError as it does."""
+        return self._captured.must_find(env, decode_only).work
+
+    def outputs(self, env: Sizes) -> dict[str, DeviceTensor]:
+        """All outputs in the shape of `env`; the same objects for the same sizes."""
         key = tuple(env[s] for s in self._symbols)
-        views = self._views.get(key)
-        if views is None:
-            views = self._views[key] = self._results(env)
-            if len(self._views) > KEPT_VIEWS:
+        if key not in self._views:
+            if len(self._views) == KEPT_VIEWS:
                 self._views.popitem(last=False)
-        return views
+            self._views[key] = {name: self.output(name, env) for name in self._outputs}
+        return self._views[key]
 
     def _launch(self, step: LoweredStep, inputs: Mapping[str, Array] | None, env: Sizes) -> None:
         stream = self._ctx.stream
         self._step_number += 1
-        with errors_at(f"{self.program.name} step {self._step_number}"):
+        with errors_at(self.program.name, "step", self._step_number):
             if inputs is not None:
                 self._stage.send(step.inputs, inputs, env, stream)
             step(stream)
-
-    def _results(self, env: Sizes) -> dict[str, DeviceTensor]:
-        return {name: self.output(name, env) for name in self._outputs}
 
     def output(self, name: str, env: Sizes) -> DeviceTensor:
         """An output in the shape of `env`."""
@@ -173,8 +174,7 @@ class CudaExecutor:
             }
             self._stage.send(step.inputs, padding, nothing, self._ctx.stream)
             step.capture(self._ctx.stream, what)
-        self._graphs[decode_only].append(step)
-        self._graphs[decode_only].sort(key=lambda s: sum(s.env.values()))
+        self._captured.add(step, decode_only)
 
     def explain(self, env: Sizes, decode_only: bool = False) -> str:
         """The launches of a step of these sizes, one a line."""
@@ -234,15 +234,8 @@ class CudaExecutor:
                     f"program {self.program.name}: size {s} of a step",
                     expected=f"at most {self.largest[s]}", got=env[s],
                 )  # fmt: skip
-        return self._captured(env, decode_only) or self._lowered(
-            {s: env[s] for s in self._symbols}, decode_only
-        )
-
-    def _captured(self, env: Sizes, decode_only: bool) -> LoweredStep | None:
-        for step in self._graphs[decode_only]:
-            if all(env[s] <= step.env[s] for s in self._symbols):
-                return step
-        return None
+        found = self._captured.find(env, decode_only)
+        return found or self._lowered({s: env[s] for s in self._symbols}, decode_only)
 
     def _lowered(self, env: dict[str, int], decode_only: bool) -> LoweredStep:
         key = (int(decode_only), *env.values())

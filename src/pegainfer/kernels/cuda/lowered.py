@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pegainfer.contract.errors import OpError
 from pegainfer.kernels.cuda.inputs import Layout
 from pegainfer.kernels.cuda.site import Work
 from pegainfer.runtime.cuda.graph import Graph
@@ -53,3 +55,37 @@ class LoweredStep:
     def _launch(self, stream: Stream) -> None:
         for work in self.work:
             work(stream)
+
+
+class CapturedSteps:
+    """Steps of some sizes, and for each step to come the smallest that it fits into."""
+
+    KEPT = 1024  # sizes for which the answer is kept
+
+    def __init__(self, name: str, symbols: list[str]) -> None:
+        """`name`: of the program; `symbols`: its sizes."""
+        self._name = name
+        self._symbols = symbols
+        self._steps: dict[bool, list[LoweredStep]] = {False: [], True: []}  # by whether only decoding
+        self._nearest: dict[tuple[object, ...], LoweredStep | None] = {}
+
+    def add(self, step: LoweredStep, decode_only: bool) -> None:
+        self._nearest.clear()
+        self._steps[decode_only].append(step)
+        self._steps[decode_only].sort(key=lambda s: sum(s.env.values()))
+
+    def find(self, env: Mapping[str, int], decode_only: bool) -> LoweredStep | None:
+        key = (decode_only, *[env[s] for s in self._symbols])
+        if key not in self._nearest:
+            if len(self._nearest) == self.KEPT:
+                self._nearest.clear()
+            fitting = (g for g in self._steps[decode_only] if all(env[s] <= g.env[s] for s in self._symbols))
+            self._nearest[key] = next(fitting, None)
+        return self._nearest[key]
+
+    def must_find(self, env: Mapping[str, int], decode_only: bool) -> LoweredStep:
+        """Raises OpError for sizes that no step was captured for."""
+        step = self.find(env, decode_only)
+        if step is None:
+            raise OpError(f"program {self._name}: only captured steps are replayed", got=env)
+        return step

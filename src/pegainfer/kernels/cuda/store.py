@@ -74,13 +74,18 @@ class WeightStore:
         return sum(t.nbytes for t in self._held.values())
 
     def load(self, progress: Progress | None = None) -> None:
-        """Fills what was handed out since the last call; returns when all is on the device."""
+        """Fills what was handed out since the last call; returns when all is on the device.
+
+        Works on a stream of its own, so that another thread may capture graphs meanwhile.
+        """
+        self._ctx.device.make_current()
+        stream = Stream()
         pieces, self._pieces = self._pieces, []
         fills, self._fills = self._fills, []
         for seed, (tensor, _, mean, scale) in enumerate(fills):
-            self._fill(tensor, seed, mean, scale)
-        upload(pieces, self._ctx.stream, progress)
-        self._ctx.stream.synchronize("weights")
+            self._fill(tensor, seed, mean, scale, stream)
+        upload(pieces, stream, progress)
+        stream.synchronize("weights")
         self._temporary = None
         for raw in self._raw.values():
             if raw.release is not None:
@@ -125,9 +130,9 @@ class WeightStore:
             return name, 1.0, 0.0
         return name, 0.0, shape[-1] ** -0.5 * (self._dummy.peak if name in self._dummy.heads else 1.0)
 
-    def _fill(self, t: DeviceTensor, index: int, mean: float, scale: float) -> None:
+    def _fill(self, t: DeviceTensor, index: int, mean: float, scale: float, stream: Stream) -> None:
         assert self._dummy is not None
-        fill_normal(self._ctx, t, self._dummy.seed * 1_000_003 + index, mean, scale)
+        fill_normal(self._ctx, t, self._dummy.seed * 1_000_003 + index, mean, scale, stream)
 
     def _read(self, t: Tensor, dtype: str, address: int, pitch: int) -> list[Piece]:
         """A weight's way to the device, in pieces of whole rows that fit a slot of the ring."""
@@ -170,11 +175,18 @@ class WeightStore:
         return direct if source == dtype else converted
 
 
-def fill_normal(ctx: CudaContext, t: DeviceTensor, seed: int, mean: float = 0.0, scale: float = 1.0) -> None:
-    """Fills a contiguous tensor of floats with seeded normals, on the stream."""
+def fill_normal(
+    ctx: CudaContext,
+    t: DeviceTensor,
+    seed: int,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    stream: Stream | None = None,
+) -> None:
+    """Fills a contiguous tensor of floats with seeded normals, on the context's stream if none is given."""
     args = (ptr(t.address), i64(prod(t.shape)), i64(seed), f32(mean), f32(scale))
     kernel = ctx.library.kernel(f"fill_normal_{t.dtype}")
-    Launch(kernel, (FILL_BLOCKS, 1, 1), 256, args, label="fill_normal")(ctx.stream)
+    Launch(kernel, (FILL_BLOCKS, 1, 1), 256, args, label="fill_normal")(stream or ctx.stream)
 
 
 def _reader(raw: RawWeight, rows: int, k: int, first: int, count: int) -> Callable[[Array], None]:

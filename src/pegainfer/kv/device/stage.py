@@ -6,6 +6,7 @@ Arrays are allocated once at their largest and handed out as views, so one step 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from pegainfer.contract.step import PageGroup, RunnerInfo, StepPlan
 from pegainfer.kv.device.slots import Slots
 
 Array = np.ndarray[Any, Any]
+_COLUMNS = tuple(attrgetter(name) for name in ("slot", "start", "count", "sample", "follow"))
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ class StagedRows:
             and bool((self.slots == last.slots).all() and (self.starts == last.starts + 1).all())
         )
 
+    def advanced(self) -> StagedRows:
+        """These rows, which all are one token that is sampled, one token on."""
+        rows = self.env["R"]
+        env = self.env | {"C": self.env["C"] + rows, "Q": self.env["Q"] + rows}
+        return StagedRows(self.slots, self.starts + 1, self.counts, self.sampling, env)
+
 
 class Staging:
     """Fills the step inputs of a line whose groups are pages.
@@ -78,8 +86,9 @@ class Staging:
 
         Raises InvariantError for a plan that computes what no one knows or more than a step may.
         """
-        table = np.array([(r.slot, r.start, r.count, r.sample, r.follow) for r in plan.rows], np.int64)
-        slots, starts, counts, sample, follow = table.reshape(-1, 5).T
+        num_rows = len(plan.rows)
+        columns = (np.fromiter(map(get, plan.rows), np.int64, num_rows) for get in _COLUMNS)
+        slots, starts, counts, sample, follow = columns
         known = self._slots.known[slots]
         # A followed row's token exists by now, unless its draw failed: then the last one is computed again.
         starts = np.where(follow, np.minimum(starts, known - counts), starts)
@@ -93,7 +102,7 @@ class Staging:
         sampling = sample.nonzero()[0]
         # Of a row with n tokens the last one meets `context` keys, each one before it one fewer.
         pairs = int(counts @ context) - (int(counts @ counts) - num_tokens) // 2
-        env = {"T": num_tokens, "R": len(plan.rows), "L": len(sampling)}
+        env = {"T": num_tokens, "R": num_rows, "L": len(sampling)}
         env |= {"C": int(np.add.reduce(context)), "Q": pairs}
         return StagedRows(slots, starts, counts, sampling, env)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegainfer.contract.errors import OpError
-from pegainfer.runtime.cuda.driver import bindings, fail
+from pegainfer.runtime.cuda.driver import bindings, call, fail
 from pegainfer.runtime.cuda.module import Kernel
 from pegainfer.runtime.cuda.stream import Stream
 
@@ -159,3 +159,15 @@ def _attributes(pdl: bool, cluster: int) -> list[Any]:
         attribute.id, attribute.value = kind, value
         attributes.append(attribute)
     return attributes
+
+
+def active_clusters(kernel: Kernel, cluster: int, block: int, shared: int) -> int:
+    """How many clusters of `cluster` blocks the device holds at once."""
+    kernel.allow_shared(shared)
+    config = bindings().CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+    config.sharedMemBytes = shared
+    attributes = _attributes(False, cluster)
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return int(call("cuOccupancyMaxActiveClusters", kernel.handle, config, where=kernel.name))

@@ -120,7 +120,7 @@ def test_a_residual_leaves_what_the_norm_after_it_needs(rig: Rig) -> None:
 def test_the_work_list_is_made_once_a_step(rig: Rig) -> None:
     rig.executor.run(*rig.step(1))
     assert kernels(rig.fake).count("attention_plan") == 1
-    assert kernels(rig.fake).count("attention_decode_bf16_d64") == CONFIG.num_layers
+    assert kernels(rig.fake).count("attention_decode_cluster_bf16_d64") == CONFIG.num_layers
 
 
 def test_all_but_the_first_kernels_may_start_early(rig: Rig) -> None:
@@ -147,7 +147,7 @@ def test_a_graph_serves_every_step_that_fits_and_padding_is_inert(rig: Rig) -> N
     outputs = rig.executor.run(*rig.step(1, 1, 1))
     assert (rig.fake.graph_launches, rig.fake.launches) == (1, [])
     assert outputs["logits"].shape == (3, CONFIG.vocab_size)
-    step = rig.executor._graphs[True][0]
+    step = rig.executor._captured._steps[True][0]
     staged = {t.name: (step.inputs.address(t), t.sizes(step.env)) for t in step.inputs.offsets}
     for name, last in (("slots", -1), ("token_ids", 0), ("query_lens", 0), ("context_lens", 0)):
         address, (count,) = staged[name]
@@ -159,7 +159,7 @@ def test_a_graph_serves_every_step_that_fits_and_padding_is_inert(rig: Rig) -> N
 def test_the_smallest_graph_is_taken(rig: Rig) -> None:
     for n in (4, 2):
         rig.executor.capture({"T": n, "R": n, "L": n}, decode_only=True)
-    assert [s.env["T"] for s in rig.executor._graphs[True]] == [2, 4]
+    assert [s.env["T"] for s in rig.executor._captured._steps[True]] == [2, 4]
     assert rig.executor._find({"T": 1, "R": 1, "L": 1}, True).env["T"] == 2
 
 

@@ -26,6 +26,25 @@ __device__ __forceinline__ int channel_at(int head, int d) {
     return d ^ (head >> 1 & 3) << 3;
 }
 
+// Which parts a block takes, one a unit: unit u is KV head (and eight of its query heads) u % heads of an
+// item. The items of a share follow each other, and `heads` blocks take them; else any block takes any.
+struct Schedule {
+    const Item* items;
+    int heads, first, step, total;
+    __device__ __forceinline__ Schedule(const Args& a)
+        : items(a.items), heads(a.g * ((a.h / a.g + 7) / 8)) {
+        if (a.firsts) {
+            const int* share = a.firsts + blockIdx.x / heads;
+            first = share[0] * heads + blockIdx.x % heads, step = heads, total = share[1] * heads;
+        } else {
+            first = blockIdx.x, step = gridDim.x, total = a.plan->decode * heads;
+        }
+    }
+    __device__ __forceinline__ Item item(int unit) const {
+        return unit < total ? load_item(items + unit / heads) : Item{};
+    }
+};
+
 // One block's work on one part, as one streaming warp sees it. Pages of a part go round the warps.
 struct Part {
     Item item;
@@ -51,16 +70,17 @@ struct Place {
 // again.
 constexpr int FULL = 1, FREE = 2;
 template <int THREADS>
-__device__ __forceinline__ void barrier_wait(int id) {
+__device__ __forceinline__ void named_wait(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 template <int THREADS>
-__device__ __forceinline__ void barrier_arrive(int id) {
+__device__ __forceinline__ void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
-template <typename T, int D, int STAGES>
-__device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, float2 (*ends)[8], int total) {
+template <typename T, int D, int STAGES, typename Order>
+__device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, float2 (*ends)[8],
+                                             const Order& schedule) {
     using Shape = DecodeShape<D, STAGES>;
     constexpr int WARPS = Shape::WARPS, STAGE = Shape::STAGE, PIECES = D / 8;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -74,7 +94,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, flo
         const int* table = a.block_table + static_cast<int64_t>(item.row) * a.table_width;
         return token < item.end ? table[token / a.block_size] : 0;
     };
-    auto item_of = [&](int unit) { return unit < total ? load_item(a.items + unit / units) : Item{}; };
+    const int total = schedule.total, step = schedule.step;
     auto begin_part = [&](const Item& item, int unit) {
         Part p = {};
         if (unit < total) {
@@ -131,7 +151,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, flo
                 qf[k][i] = valid ? *reinterpret_cast<const uint32_t*>(q + 16 * k + 8 * i) : 0;
     };
 
-    Part part = begin_part(item_of(blockIdx.x), blockIdx.x);
+    Part part = begin_part(schedule.item(schedule.first), schedule.first);
     while (asked < STAGES && fetch(part, true)) {
     }
     pdl_wait();
@@ -139,13 +159,13 @@ __device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, flo
     while (asked < STAGES && fetch(part, false)) {
     }
     uint32_t qf[D / 16][2];
-    if (blockIdx.x < total) load_q(part, qf);
-    Item ahead = item_of(blockIdx.x + gridDim.x);
+    if (schedule.first < total) load_q(part, qf);
+    Item ahead = schedule.item(schedule.first + step);
 
-    for (int unit = blockIdx.x; unit < total; unit += gridDim.x) {
+    for (int unit = schedule.first; unit < total; unit += step) {
         // What the next part needs is asked for now and used a page later.
-        Part next = begin_part(ahead, unit + gridDim.x);
-        ahead = item_of(unit + 2 * gridDim.x);
+        Part next = begin_part(ahead, unit + step);
+        ahead = schedule.item(unit + 2 * step);
         const Item& item = part.item;
         float o[D / 16][4] = {};
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // of heads 2t and 2t + 1; l of this lane's tokens
@@ -194,13 +214,13 @@ __device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, flo
         }
         while (asked - taken < STAGES && fetch(next, false)) {
         }
-        if (unit + gridDim.x < total) load_q(next, qf);
+        if (unit + step < total) load_q(next, qf);
 
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int shift = 4; shift < 32; shift <<= 1) l[i] += __shfl_xor_sync(~0u, l[i], shift);
-        if (unit != blockIdx.x) barrier_wait<Shape::THREADS>(FREE);
+        if (unit != schedule.first) named_wait<Shape::THREADS>(FREE);
         if (g == 0)
             ends[warp][2 * t] = make_float2(m[0], l[0]), ends[warp][2 * t + 1] = make_float2(m[1], l[1]);
 #pragma unroll
@@ -211,52 +231,67 @@ __device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, flo
 #pragma unroll
                 for (int d = 0; d < D / 16; d++) to[channel_at(head, 16 * d + g + (i >> 1) * 8)] = o[d][i];
         }
-        barrier_arrive<Shape::THREADS>(FULL);
+        named_arrive<Shape::THREADS>(FULL);
         part = next;
     }
 }
 
+// What the streaming warps left of four channels of a head: a sum of values, and what it is relative to.
+template <int D, int WARPS>
+__device__ __forceinline__ float4 add_warps(const float* shares, const float2 (*ends)[8], int most, int head,
+                                            int d, float& top, float& weight) {
+    top = -INFINITY, weight = 0;
+    float4 sum = {};
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) top = fmaxf(top, ends[w][head].x);
+    const float base = top == -INFINITY ? 0.f : top;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        const float share = exp2_fast(ends[w][head].x - base);
+        const float* from = shares + (w * most + head) * D + channel_at(head, 4 * d);
+        const float4 v = *reinterpret_cast<const float4*>(from);
+        sum.x += share * v.x, sum.y += share * v.y, sum.z += share * v.z, sum.w += share * v.w;
+        weight += share * ends[w][head].y;
+    }
+    return sum;
+}
+template <typename T>
+__device__ __forceinline__ void store_quad(T* out, float4 sum, float weight) {
+    const float inverse = 1.f / weight;
+    const uint2 packed = {pack2<T>(sum.x * inverse, sum.y * inverse),
+                          pack2<T>(sum.z * inverse, sum.w * inverse)};
+    *reinterpret_cast<uint2*>(out) = packed;
+}
+
 // The warp that adds up the streaming warps' outputs, part after part.
 template <typename T, int D, int STAGES>
-__device__ __forceinline__ void sum_parts(const Args& a, uint8_t* shared, float2 (*ends)[8], int total) {
+__device__ __forceinline__ void sum_parts(const Args& a, uint8_t* shared, float2 (*ends)[8],
+                                          const Schedule& schedule) {
     using Shape = DecodeShape<D, STAGES>;
-    constexpr int WARPS = Shape::WARPS, QUADS = D / 4;
+    constexpr int QUADS = D / 4;
     const int lane = threadIdx.x & 31;
     const float* shares = reinterpret_cast<const float*>(shared + Shape::RING);
-    const int group = a.h / a.g, subgroups = (group + 7) / 8, units = a.g * subgroups, most = min(8, group);
+    const int group = a.h / a.g, subgroups = (group + 7) / 8, most = min(8, group);
     float4* sums = reinterpret_cast<float4*>(a.sums);
     pdl_wait();
     pdl_launch();
-    for (int unit = blockIdx.x; unit < total; unit += gridDim.x) {
-        const Item item = load_item(a.items + unit / units);
-        const Place p(a, item, unit, units, subgroups);
-        barrier_wait<Shape::THREADS>(FULL);
+    for (int unit = schedule.first; unit < schedule.total; unit += schedule.step) {
+        const Item item = schedule.item(unit);
+        const Place p(a, item, unit, schedule.heads, subgroups);
+        named_wait<Shape::THREADS>(FULL);
         for (int i = lane; i < p.heads * QUADS; i += 32) {
             const int head = i / QUADS, d = i % QUADS;
-            float top = -INFINITY, weight = 0;
-            float4 sum = {};
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) top = fmaxf(top, ends[w][head].x);
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) {
-                const float share = exp2_fast(ends[w][head].x - top);
-                const float* from = shares + (w * most + head) * D + channel_at(head, 4 * d);
-                const float4 v = *reinterpret_cast<const float4*>(from);
-                sum.x += share * v.x, sum.y += share * v.y, sum.z += share * v.z, sum.w += share * v.w;
-                weight += share * ends[w][head].y;
-            }
+            float top, weight;
+            const float4 sum = add_warps<D, Shape::WARPS>(shares, ends, most, head, d, top, weight);
             if (item.slot < 0) {
-                const float inverse = 1.f / weight;
-                const uint2 packed = {pack2<T>(sum.x * inverse, sum.y * inverse),
-                                      pack2<T>(sum.z * inverse, sum.w * inverse)};
-                *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + p.row * D + 4 * i) = packed;
+                store_quad(static_cast<T*>(a.out) + p.row * D + 4 * i, sum, weight);
             } else {
                 const int64_t at = p.place + static_cast<int64_t>(item.part()) * a.h + head;
                 sums[at * QUADS + d] = sum;
                 if (d == 0) a.heads[at] = make_float2(top, weight);
             }
         }
-        if (unit + gridDim.x < total) barrier_arrive<Shape::THREADS>(FREE);
+        if (unit + schedule.step < schedule.total) named_arrive<Shape::THREADS>(FREE);
     }
 }
 
@@ -265,11 +300,11 @@ __device__ __forceinline__ void decode(const Args& a) {
     using Shape = DecodeShape<D, STAGES>;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float2 ends[Shape::WARPS][8];
-    const int group = a.h / a.g, total = a.plan->decode * a.g * ((group + 7) / 8);
+    const Schedule schedule(a);
     if (threadIdx.x < Shape::WARPS * 32)
-        stream_parts<T, D, STAGES>(a, shared, ends, total);
+        stream_parts<T, D, STAGES>(a, shared, ends, schedule);
     else
-        sum_parts<T, D, STAGES>(a, shared, ends, total);
+        sum_parts<T, D, STAGES>(a, shared, ends, schedule);
 }
 
 }  // namespace attention

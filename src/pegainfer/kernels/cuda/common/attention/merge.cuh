@@ -7,11 +7,10 @@ namespace attention {
 struct MergeArgs {
     void* out;  // [T, H, D]
     const Plan* plan;
-    const int2* row_parts;    // [R], of decoded rows: first slot, parts
-    const int* query_starts;  // [R]
-    const Item* merges;       // prefilled tiles
-    const float4* sums;       // [slots, ...]
-    const float2* heads;      // [slots, ...]
+    const Cut* cuts;      // decoded rows
+    const Item* merges;   // prefilled tiles
+    const float4* sums;   // [slots, ...]
+    const float2* heads;  // [slots, ...]
     int h, g, tile_rows;
 };
 
@@ -54,26 +53,24 @@ __device__ __forceinline__ void add_parts(Sum& sum, const MergeArgs& a, int64_t 
     }
 }
 
-// Grid (H, R): a head of a decoded row; four groups of D / 4 threads share its parts.
+// Grid (H, cuts): a head of a decoded row; four groups of D / 4 threads share its parts.
 template <typename T, int D>
 __device__ __forceinline__ void merge_decode(const MergeArgs& a) {
     constexpr int QUADS = D / 4, GROUPS = 4;
     __shared__ Sum shared[GROUPS][QUADS];
-    const int2 row =
-        a.row_parts[blockIdx.y];  // of the step's work list: older than the kernel before this one
+    const Cut cut = a.cuts[blockIdx.y];  // of the step's work list: older than the kernel before this one
     const int head = blockIdx.x, quad = threadIdx.x % QUADS, group = threadIdx.x / QUADS;
     pdl_wait();
     pdl_launch();
-    if (row.y == 0) return;
+    if (cut.parts == 0) return;
     Sum sum;
-    add_parts<D>(sum, a, static_cast<int64_t>(row.x) * a.h + head, quad, group, GROUPS, row.y, a.h);
+    add_parts<D>(sum, a, static_cast<int64_t>(cut.slot) * a.h + head, quad, group, GROUPS, cut.parts, a.h);
     shared[group][quad] = sum;
     __syncthreads();
     if (group) return;
 #pragma unroll
     for (int i = 1; i < GROUPS; i++) sum.add(shared[i][quad].top, shared[i][quad].weight, shared[i][quad].v);
-    const int64_t token = a.query_starts[blockIdx.y];
-    sum.store(static_cast<T*>(a.out) + (token * a.h + head) * D + 4 * quad);
+    sum.store(static_cast<T*>(a.out) + (static_cast<int64_t>(cut.token) * a.h + head) * D + 4 * quad);
 }
 
 // Four rows of a prefilled tile a block and round.

@@ -5,7 +5,8 @@ using namespace attention;
 
 struct PlanArgs {
     Plan* plan;
-    int2* row_parts;  // [R]: a decoded row's first slot and its parts; 0 parts where one block has it all
+    Cut* cuts;        // [R], of each row, or of the rows that shares cut; 0 parts: no such
+    int* firsts;      // [shares + 1]: the first decoded item of each, and the end
     Item* merges;     // prefilled tiles in several parts
     Item* decode;     // room for all
     Item* prefill;    // likewise
@@ -17,6 +18,8 @@ struct PlanArgs {
     int kv_heads;
     int tile_rows;                    // of the prefill kernel: (token, head of the group) pairs
     int decode_slots, prefill_slots;  // room for the sums of parts
+    int shares;                       // of decoded rows; 0: rows are cut by their own length
+    int cluster;                      // whether blocks of a cluster share decoded rows
 };
 
 // Prefilled tiles go out by how many keys they see, the longest first, so that short ones fill the gaps at
@@ -64,29 +67,111 @@ __device__ __forceinline__ void cut_tiles(const PlanArgs& a, int* scratch, int& 
     }
 }
 
+// Rows of one token each, one after the other, cut where one share ends and the next begins. Returns the
+// number of items.
+__device__ __forceinline__ int share_rows(const PlanArgs& a, int* scratch) {
+    int total, sum = 0;
+    auto length = [&](int row) { return row < a.rows && a.query_lens[row] == 1 ? a.context_lens[row] : 0; };
+    auto steps_of = [&](int row) { return (length(row) + SHARE_KEYS - 1) / SHARE_KEYS; };
+    for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
+        block_exclusive_scan(steps_of(r0 + threadIdx.x), scratch, total);
+        sum += total;
+    }
+    const int share = max(1, (sum + a.shares - 1) / a.shares);
+    int before = 0, items = 0, slots = 0, cuts = 0;
+    for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
+        const int row = r0 + threadIdx.x, context = length(row), steps = steps_of(row);
+        const int start = before + block_exclusive_scan(steps, scratch, total);
+        before += total;
+        const int first = start / share, parts = steps ? (start + steps - 1) / share - first + 1 : 0;
+        const int item = items + block_exclusive_scan(parts, scratch, total);
+        items += total;
+        const int slot = slots + block_exclusive_scan(parts > 1 ? parts : 0, scratch, total);
+        slots += total;
+        const int cut = cuts + block_exclusive_scan(parts > 1 ? 1 : 0, scratch, total);
+        cuts += total;
+        const int token = parts ? a.query_starts[row] : 0;
+        if (parts > 1) a.cuts[cut] = {slot, parts, token, 0};
+        for (int i = 0; i < parts; i++) {
+            const int from = max(start, (first + i) * share), to = min(start + steps, (first + i + 1) * share);
+            const int begin = (from - start) * SHARE_KEYS, end = min(context, (to - start) * SHARE_KEYS);
+            a.decode[item + i] = {row, 0, i | parts << 16, parts > 1 ? slot : -1, context, token, begin, end};
+            if (from == (first + i) * share) a.firsts[first + i] = item + i;
+        }
+    }
+    for (int i = (sum + share - 1) / share + threadIdx.x; i <= a.shares; i += blockDim.x) a.firsts[i] = items;
+    for (int i = cuts + threadIdx.x; i < min(a.rows, a.shares); i += blockDim.x) a.cuts[i] = {};
+    return items;
+}
+
+// How many blocks of a cluster share a row's keys.
+__device__ __forceinline__ int blocks_of(int context) {
+    return context <= CLUSTER_ONE ? 1 : context <= CLUSTER_TWO ? 2 : CLUSTER;
+}
+
+// And in how many turns: one lasts long enough for the sums that others leave in memory.
+__device__ __forceinline__ int turns_of(int context) {
+    return context <= CLUSTER_LONG ? 1 : min(CLUSTER_TURNS, (context + CLUSTER_TURN - 1) / CLUSTER_TURN);
+}
+
+// Gives rows of one token to clusters: eight items in a row are one cluster's, a row's items follow each
+// other, and rows with more of them come first, so that no row lies across two clusters.
+__device__ __forceinline__ int cluster_rows(const PlanArgs& a, int* scratch) {
+    int end = 0, slots = 0;
+    for (int blocks = CLUSTER; blocks > 0; blocks /= 2)
+        for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
+            const int row = r0 + threadIdx.x;
+            const int len = row < a.rows ? a.query_lens[row] : 0,
+                      context = row < a.rows ? a.context_lens[row] : 0;
+            const bool mine = len == 1 && context > 0 && blocks_of(context) == blocks;
+            const int turns = turns_of(context);
+            const int items = mine ? turns * blocks : 0;
+            int total;
+            const int at = end + block_exclusive_scan(items, scratch, total);
+            end += total;
+            const int slot = slots + block_exclusive_scan(mine && turns > 1 ? turns : 0, scratch, total);
+            slots += total;
+            const int pages = (context + 15) / 16;
+            for (int i = 0; i < items; i++) {
+                const int begin = pages * i / items * 16, stop = min(context, pages * (i + 1) / items * 16);
+                const int part = i / blocks | turns << 16, place = turns > 1 ? slot : -1;
+                a.decode[at + i] = {row, blocks, part, place, context, a.query_starts[row], begin, stop};
+            }
+        }
+    return end;
+}
+
+// Cuts rows of one token by their own length.
+__device__ __forceinline__ int cut_rows(const PlanArgs& a, int* scratch) {
+    int items = 0, slots = 0;
+    for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
+        const int row = r0 + threadIdx.x;
+        const bool real = row < a.rows;
+        const int len = real ? a.query_lens[row] : 0, context = real ? a.context_lens[row] : 0;
+        const int token = real ? a.query_starts[row] : 0, chunk = decode_chunk(context);
+        const int parts = len == 1 && context > 0 ? (context + chunk - 1) / chunk : 0;
+        int total;
+        const int at = items + block_exclusive_scan(parts, scratch, total);
+        items += total;
+        const int slot = slots + block_exclusive_scan(parts > 1 ? parts : 0, scratch, total);
+        slots += total;
+        if (real) a.cuts[row] = {slot, parts > 1 ? parts : 0, token, 0};
+        for (int i = 0; i < parts; i++) {
+            const int begin = i * chunk, end = min(context, begin + chunk);
+            a.decode[at + i] = {row, 0, i | parts << 16, parts > 1 ? slot : -1, context, token, begin, end};
+        }
+    }
+    return items;
+}
+
 // variant attention_plan: block=256
 extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
     __shared__ int scratch[32], places[CLASSES];
     pdl_wait();
     pdl_launch();
-    int decode = 0, decode_slots = 0;
-    for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
-        const int row = r0 + threadIdx.x;
-        const bool real = row < a.rows;
-        const int len = real ? a.query_lens[row] : 0, context = real ? a.context_lens[row] : 0;
-        const int first = real ? a.query_starts[row] : 0, chunk = decode_chunk(context);
-        const int parts = len == 1 && context > 0 ? (context + chunk - 1) / chunk : 0;
-        int total;
-        const int at = decode + block_exclusive_scan(parts, scratch, total);
-        decode += total;
-        const int slot = decode_slots + block_exclusive_scan(parts > 1 ? parts : 0, scratch, total);
-        decode_slots += total;
-        if (real) a.row_parts[row] = make_int2(slot, parts > 1 ? parts : 0);
-        for (int i = 0; i < parts; i++) {
-            const int begin = i * chunk, end = min(context, begin + chunk);
-            a.decode[at + i] = {row, 0, i | parts << 16, parts > 1 ? slot : -1, context, first, begin, end};
-        }
-    }
+    const int decode = a.cluster  ? cluster_rows(a, scratch)
+                       : a.shares ? share_rows(a, scratch)
+                                  : cut_rows(a, scratch);
     int prefill = 0, merges = 0;
     if (a.prefill_slots > 0) {  // none: the step decodes only
         for (int i = threadIdx.x; i < CLASSES; i += blockDim.x) places[i] = 0;
