@@ -88,7 +88,7 @@ class Traffic:
     async def open(self, body: Any, path: str = "/v1/completions", limit: int = 1 << 16) -> Connection:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=limit)
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
         writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
         await writer.drain()
         return Connection(reader, writer)
@@ -206,18 +206,22 @@ async def _leave(t: Traffic) -> str:
     """Hangs up after some pieces of a stream, or before any."""
     connection = await t.open(t.body(stream=True, n=t._random.choice((1, 2)), logprobs=1))
     wanted = t._random.choice((0, 0, 1, 2))
-    if wanted:
-        if await connection.status() != 200:
-            wanted = 0
+    try:
+        status = await connection.status() if wanted else 200
+        if status != 200:
+            return check_answer(t, "leave", status, await connection.rest(), 1)
         for _ in range(wanted):
             await connection.piece()
-    await connection.close()
+    finally:
+        await connection.close()
     return "left"
 
 
 async def _leave_in_body(t: Traffic) -> str:
     reader, writer = await asyncio.open_connection(t.host, t.port)
-    writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"prompt": ')
+    writer.write(
+        b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"prompt": '
+    )
     await writer.drain()
     await Connection(reader, writer).close()
     return "left"
