@@ -7,6 +7,9 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
+import pytest
+
 from tests.support.server import CLI, pega
 
 
@@ -19,7 +22,10 @@ def write_input(path: Path, count: int, tokens: int) -> None:
     path.write_text("".join(json.dumps(r) + "\n" for r in requests))
 
 
-def test_a_batch_that_is_interrupted_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_a_batch_that_is_interrupted_goes_on(tmp_path: Path, number: int, code: int) -> None:
     given, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_input(given, 150, 100)
     command = ["run-batch", "--device", "null", "-i", str(given), "-o", str(answers), "--concurrency", "4"]
@@ -27,10 +33,12 @@ def test_a_batch_that_is_interrupted_goes_on(tmp_path: Path) -> None:
     assert process.stderr is not None
     for text in process.stderr:
         if text.startswith("answering (5 %)"):
-            process.send_signal(signal.SIGINT)
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(number)
             break
     process.stderr.read()
-    assert process.wait(60) == 130
+    assert process.wait(60) == code
+    assert psutil.wait_procs(children, timeout=60)[1] == []  # the engine goes with it, however it went
     kept = len(answers.read_text().splitlines())
     assert 0 < kept < 150
     again = pega(*command)

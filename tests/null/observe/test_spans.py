@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.observation import RequestRecord
+from pegainfer.observe import spans as spans_module
 from pegainfer.observe.spans import Tracer, to_endpoint
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -93,3 +96,34 @@ def test_what_machines_ask_every_second_makes_no_span(spans: tuple[Tracer, InMem
 def test_what_is_no_endpoint() -> None:
     with pytest.raises(ConfigError, match=r"expected an http\(s\) URL.*got localhost:4318"):
         to_endpoint("localhost:4318")
+
+
+def test_a_collector_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, ended = threading.Event(), threading.Event()
+
+    class Stuck(SimpleSpanProcessor):
+        def shutdown(self) -> None:
+            stuck.wait()
+            ended.set()
+
+    monkeypatch.setattr(spans_module, "CLOSE_SECONDS", 0.01)
+    Tracer(Stuck(InMemorySpanExporter())).close()  # returns
+    assert not ended.is_set()
+    stuck.set()
+    assert ended.wait(30)
+
+
+def test_the_library_complains_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = logging.getLogger("opentelemetry")
+    monkeypatch.setattr(library, "handlers", [])
+    monkeypatch.setattr(library, "propagate", True)
+    now = [1000.0]
+    monkeypatch.setattr(spans_module.time, "monotonic", lambda: now[0])
+    spans_module._complain_seldom()
+    lines = logging.getLogger("opentelemetry.some.exporter")
+    for second in (0, 1, 59, 60):
+        now[0] = 1000.0 + second
+        lines.warning("Queue full, dropping %s.", "Span")
+    assert [r.getMessage() for r in caplog.records] == ["traces are not sent: Queue full, dropping Span."] * 2

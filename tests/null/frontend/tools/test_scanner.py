@@ -121,3 +121,27 @@ def test_a_call_that_never_ends_is_read_a_bounded_number_of_times() -> None:
     text = '<tool_call>{"name": "now", "arguments": {"a": "' + "</tool_call>" * 500
     shown, calls = scan("hermes", [text])
     assert shown.startswith(text[:60]) and not calls
+
+
+HOSTILE = {
+    "half a character": '"\\ud83d"',
+    "half a character as a key": '{"\\udc00": "\\ud83d\\ud83d"}',
+    "nested deeply": "[" * 900 + "]" * 900,
+    "nested too deeply": "[" * 5000 + "]" * 5000,
+    "a number of many digits": "1" + "0" * 5000,
+    "a number beyond JSON": "1e999",
+    "no number of JSON": "NaN",
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_whatever_a_model_writes_can_be_sent(name: str, hostile: str) -> None:
+    """As a call, or as the text that it is where it cannot be read as one."""
+    example = EXAMPLES[name]
+    for written in (HOSTILE[hostile], HOSTILE[hostile].strip('"')):
+        text = example.text.replace('"Paris"', written).replace("Paris", written)
+        shown, calls = scan(example.style, [text])
+        assert shown.encode() or calls
+        for call in calls:
+            assert call.name.encode() and isinstance(json.loads(call.arguments.encode()), dict)
