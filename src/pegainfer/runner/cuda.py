@@ -5,7 +5,8 @@
     wait()        ─► waits for that event; two steps may be on the stream meanwhile
 
 Steps of one token a row make their inputs on the device. While the same rows go on, each a token further,
-nothing is sent at all: one graph is launched, forward pass and sampler together, and what was drawn fetched.
+nothing is sent at all, and nothing fetched: one graph, forward pass and sampler together, leaves what it
+draws in the host's memory.
 
 What it shares with the host's runner: kv/device keeps the counts, runner/sampling.py the sampler's inputs.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -26,13 +28,15 @@ from pegainfer.kv.device.stage import StagedRows, Staging
 from pegainfer.runner.buckets import Bucket, Buckets
 from pegainfer.runner.parts import Parts
 from pegainfer.runner.pending import Part, PendingDraw, Step
-from pegainfer.runner.results import ASKED, DRAWN, ResultBuffer
+from pegainfer.runner.results import ASKED, DRAWN, DrawnRing, ResultBuffer
 from pegainfer.runner.sampling import PromptPart, prompt_parts, sampler_call
 from pegainfer.runtime.cuda.driver import errors_at
 from pegainfer.runtime.cuda.graph import Graph
+from pegainfer.runtime.cuda.stream import Event
 
 Array = np.ndarray[Any, Any]
 NOBODY = np.zeros(0, np.int64)
+BUFFERS = 4  # of results: two steps in flight, the end of the one before them, one to spare
 PLAIN = {"J": 0, "E": 0, "U": 0, "O": 0}  # sampling without biases, masks and banned tokens
 
 
@@ -53,7 +57,9 @@ class CudaRunner:
         self._coming = self._buckets.all()  # those that are still to be made ready, and some that are
         self._ready: set[Bucket | int] = set()  # an int is a batch of the sampler's
         self._max_logprobs = max_logprobs
-        self._spare: list[ResultBuffer] = []
+        self._spare: deque[ResultBuffer] = deque()
+        self._drawn = DrawnRing(info.max_slots)
+        self._ahead: Event | None = None  # the end of the step launched last
         self._counts = [0] * info.max_slots  # blocks in each slot's table
         self._whole: dict[Bucket, Graph] = {}  # decode steps with their sampling
         self._last: StagedRows | None = None  # of the last forward pass, if another could continue it
@@ -70,7 +76,7 @@ class CudaRunner:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end and self.prepare():
             pass
-        self._spare = [self._results() for _ in range(3)]
+        self._spare.extend(self._results() for _ in range(BUFFERS))
         self._stream.synchronize("start")
         return len(self._ready)
 
@@ -91,7 +97,7 @@ class CudaRunner:
     def forward(self, plan: StepPlan) -> Step:
         self._enter_thread()
         started = time.perf_counter()
-        drawn = False
+        drawn = None
         with errors_at("step", plan.step):
             self._slots.apply(plan)
             self._send_deltas(plan)
@@ -103,16 +109,16 @@ class CudaRunner:
                 rows = self._staging.rows(plan)
                 continues = last is not None and rows.continues(last)
             staged = time.perf_counter()
-            results = self._spare.pop() if self._spare else self._results()
-            results.began.record(self._stream)
+            results = self._take_buffer()
+            began = self._begin(results)
             if rows.decode and plan.rows:
-                drawn = plan.repeats and continues and self._can_draw()
-                self._run_decode(rows, continues, drawn)
+                draws = plan.repeats and continues and self._can_draw()
+                drawn = self._run_decode(rows, continues, draws)
             elif plan.rows:
                 self._run_forward(rows)
             self._copy(plan.snapshots)
         self._last, self._last_forward = rows if plan.rows else None, plan.step
-        return Step(plan, rows, results, continues, drawn, staged - started)
+        return Step(plan, rows, results, continues, began, drawn, staged - started)
 
     def sample(self, handle: Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
         self._enter_thread()
@@ -126,7 +132,8 @@ class CudaRunner:
             if len(step.rows.sampling):
                 self._draw(step, masks or {})
             step.results.ended.record(self._stream)
-        return PendingDraw(step, parts, self._spare.append)
+            self._ahead = step.results.ended
+        return PendingDraw(step, parts, self._drawn, self._spare.append)
 
     def close(self) -> None:
         """Returns when all work has ended."""
@@ -140,6 +147,18 @@ class CudaRunner:
 
     def _results(self) -> ResultBuffer:
         return ResultBuffer(self._info.max_slots, self._max_logprobs)
+
+    def _take_buffer(self) -> ResultBuffer:
+        """The one given back first: its events are still asked for when the step after the next is begun."""
+        return self._spare.popleft() if self._spare else self._results()
+
+    def _begin(self, results: ResultBuffer) -> Event:
+        """An event at the step's start; none is recorded where the step before runs up to it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and not ahead.done():
+            return ahead
+        results.began.record(self._stream)
+        return results.began
 
     def _send_deltas(self, plan: StepPlan) -> None:
         for new in plan.news:
@@ -166,27 +185,37 @@ class CudaRunner:
         for c in copies:
             self._stream.copy(pool.address + c.dst * nbytes, pool.address + c.src * nbytes, nbytes, c)
 
-    def _run_decode(self, rows: StagedRows, continues: bool, draw: bool) -> None:
-        """`draw`: with the sampler, whose inputs are on the device."""
+    def _run_decode(self, rows: StagedRows, continues: bool, draw: bool) -> int | None:
+        """`draw`: with the sampler, whose inputs are on the device; returns the slot of what is drawn."""
         bucket = self._buckets.of(rows.env["T"], rows.env["R"], True)
         self._make_ready(bucket)
         if not continues:
             self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling)
         if not draw:
             self._parts.forward.replay(rows.env, True)
-            return
+            return None
         if bucket not in self._whole:
             self._whole[bucket] = self._join(bucket)
         self._whole[bucket].launch(self._stream)
+        return self._drawn.take()
 
     def _can_draw(self) -> bool:
-        """Whether a step that goes on can be drawn at once: the sampler's inputs are on the device."""
-        return self._parts.graphs and self._sent is not None and self._slots.sampling.plain
+        """Whether a step that goes on can be drawn at once.
+
+        The sampler's inputs must be on the device, and nobody want more than the token.
+        """
+        return self._parts.graphs and self._sent is False and self._slots.sampling.plain
 
     def _join(self, bucket: Bucket) -> Graph:
         """A decode step and its sampling in one graph: milliseconds, when a batch first goes on."""
-        sampling = self._parts.sampler.launches({"L": bucket.rows, **PLAIN})
-        work = [*self._parts.forward.launches(bucket.env, True), *sampling]
+        sampling = {"L": bucket.rows, **PLAIN}
+        drawn = self._parts.sampler.outputs(sampling)
+        addresses = drawn["tokens"].address, drawn["status"].address
+        work = [
+            *self._parts.forward.launches(bucket.env, True),
+            *self._parts.sampler.launches(sampling),
+            self._parts.state.publish(*addresses, bucket.rows, self._drawn.place),
+        ]
 
         def body() -> None:
             for launch in work:
@@ -225,12 +254,12 @@ class CudaRunner:
         """No host knows yet whether a draw fails."""
         rows = step.rows
         plain = self._slots.sampling.plain and not masks
-        if step.drawn:
+        if step.drawn is not None:
             if masks:
                 raise InvariantError(f"step {step.plan.step} repeats the one before, but has masks")
-            asked = bool(self._sent)
-            outputs = self._parts.sampler.outputs({"L": rows.env["L"], **PLAIN})
-        elif plain and step.continues and self._sent is not None:
+            self._slots.advance(rows.slots)
+            return
+        if plain and step.continues and self._sent is not None:
             asked = self._sent  # the forward pass has counted the sampler's inputs on
             outputs = self._parts.sampler.replay({"L": rows.env["L"], **PLAIN}, False)
         else:
@@ -255,6 +284,6 @@ class CudaRunner:
             self._parts.prompt_logprobs.capture(env, False, graph=False)
             self._ready.add(-1)
         outputs = self._parts.prompt_logprobs.run(part.call.inputs, {**env, "L": part.call.env["L"]})
-        results = self._spare.pop() if self._spare else self._results()
+        results = self._take_buffer()
         results.fetch(outputs, (*ASKED,), self._stream)
         return Part(part, results)

@@ -17,6 +17,29 @@ ASKED = {"ranks": "i32", "logprobs": "f32", "top_ids": "i32", "top_logprobs": "f
 WIDE = ("top_ids", "top_logprobs")
 
 
+RING = 4  # steps whose draws lie in a DrawnRing: two in flight, one being read, one to spare
+
+
+class DrawnRing:
+    """Pinned memory that captured steps write what they draw to, slot after slot."""
+
+    def __init__(self, rows: int) -> None:
+        self._memory = PinnedBuffer(RING * 2 * 4 * rows, "drawn tokens")
+        self._slots = self._memory.bytes.view(np.int32).reshape(RING, 2, rows)
+        self.place = self._memory.address, RING, rows  # as ResidentState.publish takes it
+        self._next = 0
+
+    def take(self) -> int:
+        """The slot of the next step that is launched."""
+        slot, self._next = self._next, (self._next + 1) % RING
+        return slot
+
+    def arrays(self, slot: int, rows: int) -> dict[str, Array]:
+        """As ResultBuffer.arrays, of a step that has ended and that asked for nothing."""
+        tokens, status = self._slots[slot, :, :rows].copy()
+        return {"tokens": tokens, "status": status, "ranks": np.zeros(rows, np.int32)}
+
+
 class ResultBuffer:
     """Pinned memory for the results of at most `rows` rows, and the events around them."""
 

@@ -50,7 +50,8 @@ class ResidentState:
         self.token_ids = DeviceTensor.empty((tokens,), "i32", "token ids")
         self.block_table = DeviceTensor.empty((slots, blocks), "i32", "a step's block table")
         self.batch = DeviceTensor.empty((1 + 3 * slots,), "i32", "a decode step's batch")
-        for t in (self.history, self.tables, self.token_ids, self.block_table, self.batch):
+        self._ticket = DeviceTensor.empty((1,), "u32", "steps published")
+        for t in (self.history, self.tables, self.token_ids, self.block_table, self.batch, self._ticket):
             ctx.stream.fill(t.address, 0, t.nbytes)
         self._places = DeviceTensor.empty((slots + tokens,), "i32", "places of a step's rows and tokens")
         self._changes = DeviceTensor.empty((3, CHANGES), "i32", "changes of block tables")
@@ -137,6 +138,21 @@ class ResidentState:
         args = struct(*outputs, *map(ptr, counters), *states, *widths, i32(self._block_size))
         kernel = self._ctx.library.kernel("decode_inputs")
         return Launch(kernel, (rows, 1, 1), 128, [args], label=f"decode inputs {rows}")
+
+    def publish(self, tokens: int, status: int, rows: int, ring: tuple[int, int, int]) -> Launch:
+        """Writes a step's tokens and status to the next slot of the host's ring.
+
+        Args:
+            tokens, status: addresses of [rows] i32.
+            ring: address, slots, and rows that a slot has room for.
+        """
+        address, slots, width = ring
+        args = struct(
+            ptr(tokens), ptr(status), ptr(address), ptr(self._ticket.address), i32(rows), i32(width),
+            i32(slots),
+        )  # fmt: skip
+        kernel, pdl = self._ctx.library.kernel("publish_drawn"), self._ctx.device.info.pdl
+        return Launch(kernel, (1, 1, 1), 256, [args], pdl=pdl, label=f"publish {rows}")
 
     def _launch(self, what: str, count: int) -> None:
         launch = self._launches.get((what, count))

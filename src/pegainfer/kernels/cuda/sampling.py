@@ -25,7 +25,15 @@ def _adjust_logits(site: Site) -> None:
         "slots", "history_lens", "prompt_lens", "repetition_penalty", "frequency_penalty",
         "presence_penalty",
     )  # fmt: skip
-    args = struct(*(ptr(site.address(n)) for n in names), i32(s["V"]), i32(s["I"]), i32(s["X"]))
+    plain = 0
+    following = site.following
+    if following is not None and following.spec.name == "sample_tokens":
+        # Rows with nothing to adjust are not copied: the draw reads their logits.
+        plain = site.memory.kept("plain rows", 4 * s["L"])
+        site.shared["plain rows", site.address("scores")] = plain
+        site.shared["logits of", site.address("scores")] = site.address("logits")
+    addresses = [ptr(site.address(n)) for n in names]
+    args = struct(*addresses, ptr(plain), i32(s["V"]), i32(s["I"]), i32(s["X"]))
     site.launch("adjust_logits", (_chunks(site, s["V"]), s["L"], 1), 256, [args])
 
 
@@ -33,11 +41,14 @@ def _adjust_logits(site: Site) -> None:
 def _sample_tokens(site: Site) -> None:
     s = site.sizes()
     rows, chunks = s["L"], _chunks(site, s["V"])
-    names = (
-        "tokens", "status", "scores", "temperature", "top_k", "top_p", "min_p", "seeds", "draws",
-    )  # fmt: skip
+    names = ("temperature", "top_k", "top_p", "min_p", "seeds", "draws")
+    scores = site.address("scores")
+    plain = site.shared.get(("plain rows", scores), 0)
+    sources = scores, site.shared.get(("logits of", scores), scores), plain
     scratch = [site.scratch(rows * n) for n in (8 * chunks, 8 * chunks, 8 * BINS, 4 * BINS)]
-    args = struct(*(ptr(site.address(n)) for n in names), *map(ptr, scratch), i32(s["V"]), i32(chunks))
+    outputs = [site.address(n) for n in ("tokens", "status")]
+    inputs = [site.address(n) for n in names]
+    args = struct(*map(ptr, (*outputs, *sources, *inputs, *scratch)), i32(s["V"]), i32(chunks))
     site.launch("sample_peaks", (chunks, rows, 1), 256, [args])
     site.launch("sample_weigh", (chunks, rows, 1), 256, [args])
     site.launch("sample_pick", (rows, 1, 1), PICK_THREADS, [args], PICK_SHARED)

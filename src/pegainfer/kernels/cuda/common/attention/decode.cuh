@@ -31,8 +31,7 @@ __device__ __forceinline__ int channel_at(int head, int d) {
 struct Schedule {
     const Item* items;
     int heads, first, step, total;
-    __device__ __forceinline__ Schedule(const Args& a)
-        : items(a.items), heads(a.g * ((a.h / a.g + 7) / 8)) {
+    __device__ __forceinline__ Schedule(const Args& a) : items(a.items), heads(a.g * ((a.h / a.g + 7) / 8)) {
         if (a.firsts) {
             const int* share = a.firsts + blockIdx.x / heads;
             first = share[0] * heads + blockIdx.x % heads, step = heads, total = share[1] * heads;

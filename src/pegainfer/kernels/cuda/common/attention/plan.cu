@@ -5,11 +5,11 @@ using namespace attention;
 
 struct PlanArgs {
     Plan* plan;
-    Cut* cuts;        // [R], of each row, or of the rows that shares cut; 0 parts: no such
-    int* firsts;      // [shares + 1]: the first decoded item of each, and the end
-    Item* merges;     // prefilled tiles in several parts
-    Item* decode;     // room for all
-    Item* prefill;    // likewise
+    Cut* cuts;      // [R], of each row, or of the rows that shares cut; 0 parts: no such
+    int* firsts;    // [shares + 1]: the first decoded item of each, and the end
+    Item* merges;   // prefilled tiles in several parts
+    Item* decode;   // room for all
+    Item* prefill;  // likewise
     const int* query_starts;
     const int* query_lens;
     const int* context_lens;
@@ -93,7 +93,8 @@ __device__ __forceinline__ int share_rows(const PlanArgs& a, int* scratch) {
         const int token = parts ? a.query_starts[row] : 0;
         if (parts > 1) a.cuts[cut] = {slot, parts, token, 0};
         for (int i = 0; i < parts; i++) {
-            const int from = max(start, (first + i) * share), to = min(start + steps, (first + i + 1) * share);
+            const int from = max(start, (first + i) * share),
+                      to = min(start + steps, (first + i + 1) * share);
             const int begin = (from - start) * SHARE_KEYS, end = min(context, (to - start) * SHARE_KEYS);
             a.decode[item + i] = {row, 0, i | parts << 16, parts > 1 ? slot : -1, context, token, begin, end};
             if (from == (first + i) * share) a.firsts[first + i] = item + i;

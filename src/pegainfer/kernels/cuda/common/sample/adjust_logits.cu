@@ -24,8 +24,15 @@ struct AdjustArgs {
     const float* repetition;
     const float* frequency;
     const float* presence;
+    int* plain;  // [L]: 1 where nothing is to be done, and `scores` is left alone; null: it never is
     int vocab, mask_words, width;
 };
+
+// Whether the draw may read the logits themselves.
+__device__ __forceinline__ bool is_plain(const AdjustArgs& a, int row) {
+    return !a.bias_lens[row] && !a.banned_lens[row] && a.mask_rows[row] < 0 && a.repetition[row] == 1.f &&
+           a.frequency[row] == 0.f && a.presence[row] == 0.f;
+}
 
 constexpr uint32_t SEEN = 1u << 30, BANNED = 1u << 31, COUNT = SEEN - 1;
 
@@ -37,6 +44,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(AdjustArgs a
     pdl_launch();
     const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, n = min(CHUNK, a.vocab - v0);
     const int64_t at = static_cast<int64_t>(row) * a.vocab + v0;
+    if (a.plain) {
+        const bool plain = is_plain(a, row);
+        if (blockIdx.x == 0 && threadIdx.x == 0) a.plain[row] = plain;
+        if (plain) return;
+    }
     for (int i = threadIdx.x; i < n; i += THREADS) s[i] = a.logits[at + i], info[i] = 0;
     __syncthreads();
     for (int j = threadIdx.x; j < a.bias_lens[row]; j += THREADS) {

@@ -8,6 +8,8 @@ struct SampleArgs {
     int* tokens;          // [L]
     int* status;          // [L]
     const float* scores;  // [L, V]
+    const float* logits;  // [L, V], of rows that are `plain`
+    const int* plain;     // [L]; null: no row is
     const float* temperature;
     const int* top_k;
     const float* top_p;
@@ -23,6 +25,9 @@ struct SampleArgs {
 
 __device__ __forceinline__ bool is_cut(const SampleArgs& a, int row) {
     return (a.top_k[row] > 0 && a.top_k[row] < a.vocab) || a.top_p[row] < 1.f;
+}
+__device__ __forceinline__ const float* scores_of(const SampleArgs& a, int row) {
+    return (a.plain && a.plain[row] ? a.logits : a.scores) + static_cast<int64_t>(row) * a.vocab;
 }
 __device__ __forceinline__ u64 least_weight(const SampleArgs& a, int row) {
     return static_cast<u64>(static_cast<double>(a.min_p[row]) * 1099511627776.0);
@@ -43,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_peaks(SampleArgs a)
     pdl_wait();
     pdl_launch();
     const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, n = min(CHUNK, a.vocab - v0);
-    const float* s = a.scores + static_cast<int64_t>(row) * a.vocab + v0;
+    const float* s = scores_of(a, row) + v0;
     u64 best = 0;
     for (int i = threadIdx.x; i < n; i += THREADS) {
         const float v = s[i];
@@ -70,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_weigh(SampleArgs a)
     if (peak == NOT_A_NUMBER) return;
     const float best = place_value(peak), cold = coldness(temperature);
     if (isinf(best)) return;
-    const float* s = a.scores + static_cast<int64_t>(row) * a.vocab + v0;
+    const float* s = scores_of(a, row) + v0;
     if (!is_cut(a, row)) {
         const u64 least = least_weight(a, row);
         u64 sum = 0;
@@ -262,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(PICK) sample_pick(SampleArgs a) {
         if (tid == 0) a.tokens[index] = status ? 0 : place_id(peak), a.status[index] = status;
         return;
     }
-    const Row row = {a.scores + static_cast<int64_t>(index) * a.vocab, best, coldness(temperature), a.vocab};
+    const Row row = {scores_of(a, index), best, coldness(temperature), a.vocab};
     const u64 least = least_weight(a, index);
     u64 cut = 0;  // the last place that is kept
     if (is_cut(a, index)) {

@@ -1,0 +1,24 @@
+// op append_tokens: what a step drew, written to memory that the host reads: no copy engine takes turns with
+// the kernels, and the host asks for nothing.
+#include "ptx.cuh"
+
+struct Publish {
+    const int *tokens, *status;  // [rows]
+    int* ring;                   // of the host: [slots, 2, width], tokens and status of one step each
+    unsigned* ticket;            // steps published so far: which slot is next
+    int rows, width, slots;
+};
+
+// One block. The event after it makes the writes visible to the host.
+// variant publish_drawn: block=256
+extern "C" __global__ void __launch_bounds__(256) publish_drawn(const __grid_constant__ Publish a) {
+    pdl_wait();
+    pdl_launch();
+    int* const to = a.ring + static_cast<int64_t>(*a.ticket % a.slots) * 2 * a.width;
+    for (int i = threadIdx.x; i < a.rows; i += blockDim.x) {
+        to[i] = a.tokens[i];
+        to[a.width + i] = a.status[i];
+    }
+    __syncthreads();  // every thread has read the ticket
+    if (threadIdx.x == 0) *a.ticket += 1;
+}
