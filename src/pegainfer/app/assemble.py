@@ -202,14 +202,17 @@ def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) 
 
 
 def _gpu_info(model: Model, kv: KVSpec, length: int, blocks: int, scheduler: SchedulerConfig) -> RunnerInfo:
-    from pegainfer.app.gpu import PREFILL_TOKENS, SLOTS
+    from pegainfer.app.gpu import FILL_TOKENS, PREFILL_TOKENS, SLOTS
 
     slots = scheduler.max_slots or SLOTS
+    asked = scheduler.max_prefill_tokens
+    max_tokens = min(asked or PREFILL_TOKENS, length) + slots
     return RunnerInfo(
         kv=kv,
         num_blocks=(blocks,),
         max_slots=slots,
-        max_tokens=min(scheduler.max_prefill_tokens or PREFILL_TOKENS, length) + slots,
+        max_tokens=max_tokens,
+        fill_tokens=() if asked else tuple(n for n in FILL_TOKENS if n <= max_tokens),
         max_model_len=length,
         vocab_size=model.vocab_size,
     )

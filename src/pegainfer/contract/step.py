@@ -48,6 +48,9 @@ class RunnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: tuple[int, ...]  # blocks (or states) a group, ids 0..n-1
     max_slots: int  # sequences with resident state
     max_tokens: int  # rows' counts summed over a step
+    # Totals that a step with a prompt in it is best filled up to, ascending: the first beside decodes while
+    # little waits, the last otherwise; (): max_tokens.
+    fill_tokens: tuple[int, ...] = ()
     max_model_len: int  # tokens of a sequence, prompt and output
     vocab_size: int
     max_commit: int = 1  # tokens that one row may commit (above 1 with speculation)

@@ -10,6 +10,8 @@ from pegainfer.engine.cost import StepCost
 from pegainfer.engine.residents import Residents
 from pegainfer.engine.sequence import Sequence, Status
 
+# Short steps' worth of waiting tokens from which on steps are long: the queue then costs more than it saves.
+BACKLOG = 16
 # Of the latency target, what prefill gets even where decoding alone takes all of it: who waits must come on.
 LEAST_SHARE = 0.25
 
@@ -23,6 +25,7 @@ class Planner:
         """`target_seconds`: that a step with decode rows should take at most."""
         self._residents = residents
         self._cost = cost
+        self._fill_tokens = info.fill_tokens
         self._target_seconds = target_seconds
         self._kv = residents.kv
         self._max_commit = info.max_commit
@@ -80,10 +83,11 @@ class Planner:
                     self._fork(seq, batch)
                 continue
             self._count_decodes(i, batch)
+            affordable = self._affordable(batch, seq.planned)
             room = batch.prefill_room
             if room <= 0 and i == 1:
                 room = min(1, batch.left)  # the best-ranked always progresses
-            room = min(room, self._affordable(batch, seq.planned))
+            room = min(room, affordable)
             if room > 0:
                 self._prefill(seq, room, batch)
         batch.later_decodes = batch.context = 0
@@ -99,11 +103,14 @@ class Planner:
     def _affordable(self, batch: Batch, start: int) -> int:
         """Tokens after position `start` that fit into the latency target beside the step's decode rows.
 
-        The first chunk of a step is never shorter than a block, so that each step brings somebody on.
+        The first chunk of a step is never shorter than a block, so that each step brings somebody on. Also
+        bounds what the step takes in all, once.
         """
         if not batch.priced:
             batch.priced = True
             rows = len(batch.decodes) + batch.later_decodes
+            if self._fill_tokens:
+                batch.prefill_left = min(batch.prefill_left, max(self._fill(rows) - rows, self._unit))
             if rows and self._target_seconds is not None:
                 decoding = self._cost.decodes(rows, batch.placed_context() + batch.context)
                 least = LEAST_SHARE * self._target_seconds
@@ -118,6 +125,11 @@ class Planner:
         if not tokens:
             batch.prefill_left = 0
         return tokens
+
+    def _fill(self, rows: int) -> int:
+        """Tokens that a step with these decode rows and a prompt is filled up to."""
+        short, long = self._fill_tokens[0], self._fill_tokens[-1]
+        return short if rows and self._residents.waiting.num_tokens <= BACKLOG * short else long
 
     def _prefill(self, seq: Sequence, room: int, batch: Batch) -> None:
         """A chunk of a running sequence, as large as room and blocks allow."""
@@ -235,7 +247,8 @@ class Planner:
         target = seq.target
         hit = kv.find(seq.hashes, target if seq.may_use_prefix else 0)
         start = hit.num_tokens
-        room = min(batch.prefill_room, self._affordable(batch, start))
+        affordable = self._affordable(batch, start)
+        room = min(batch.prefill_room, affordable)
         if room <= 0:
             return False
         end = self._cut(seq, start, min(target, start + room))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from pegainfer.contract.errors import InvariantError
@@ -58,6 +59,27 @@ def test_decodes_come_first_and_prefill_takes_the_rest() -> None:
     d.add(request("c", ids(30, 7), max_tokens=1))
     d.step()
     assert [(r.count, r.sample) for r in d.plans[-1].rows] == [(1, True), (1, True), (6, False)]
+
+
+def test_steps_are_filled_to_the_runners_sizes() -> None:
+    d = driver(depth=1, max_tokens=24, num_blocks=(256,))
+    d.scheduler = Scheduler(msgspec.structs.replace(d.runner.info, fill_tokens=(8, 12)), d.config)
+
+    def totals(steps: int) -> list[int]:
+        first = len(d.plans)
+        for _ in range(steps):
+            d.step()
+        return [plan.num_tokens for plan in d.plans[first:]]
+
+    d.add(request("long", list(range(14)), max_tokens=50, eos=()))
+    assert totals(3) == [12, 2, 1]  # nobody decodes: the large one
+    d.add(request("short", [3] * 15, max_tokens=2, eos=()))
+    assert totals(3) == [8, 8, 2]  # beside a row that decodes: the small one
+    for i in range(4):
+        d.add(request(f"queue{i}", [i] * 45, max_tokens=1, eos=()))
+    assert totals(6) == [12, 12, 12, 12, 12, 8]  # until little enough waits
+    d.run()
+    d.judge()
 
 
 def test_several_prompts_share_a_step() -> None:
