@@ -13,6 +13,7 @@ from typing import Any
 
 FINISHES = {"stop", "length", "abort", "error", "timeout"}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+HOST = "Host: localhost\r\n"
 WORDS = ("river", "stone", "seven", "why", "¿qué?", "雨")
 # Refusals that a client under load and faults may get; all others must not happen.
 BUSY = {503, 504}
@@ -88,7 +89,7 @@ class Traffic:
     async def open(self, body: Any, path: str = "/v1/completions", limit: int = 1 << 16) -> Connection:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=limit)
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        head = f"POST {path} HTTP/1.1\r\n{HOST}Content-Type: application/json\r\nConnection: close\r\n"
         writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
         await writer.drain()
         return Connection(reader, writer)
@@ -219,9 +220,7 @@ async def _leave(t: Traffic) -> str:
 
 async def _leave_in_body(t: Traffic) -> str:
     reader, writer = await asyncio.open_connection(t.host, t.port)
-    writer.write(
-        b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"prompt": '
-    )
+    writer.write(f'POST /v1/completions HTTP/1.1\r\n{HOST}Content-Length: 500\r\n\r\n{{"prompt": '.encode())
     await writer.drain()
     await Connection(reader, writer).close()
     return "left"

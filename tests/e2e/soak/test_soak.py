@@ -1,6 +1,7 @@
 """The real server under random traffic and faults: everything ends once, nothing is lost, nothing grows.
 
 PEGAINFER_SOAK_SECONDS=3600 makes it an hour for each device, PEGAINFER_ENGINE_KILLS=100 kills 100 engines.
+With --junitxml the figures are kept: memory before and after, outcomes, how late clients were told.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -33,6 +35,7 @@ DEVICES = {
     "cpu": ("--max-model-len", "2048", "--kv-cache-memory", "96MiB"),
 }
 
+Note = Callable[[str, object], None]  # pytest's record_property: figures for --junitxml
 LIMITS = ("--max-num-seqs", "8", "--max-queued-requests", "64", "--max-prompts", "64")
 
 
@@ -81,7 +84,7 @@ def jumping_clock(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.timeout(SECONDS * 2 + 300)
 @pytest.mark.parametrize("device", DEVICES)
-def test_soak(device: str, jumping_clock: str) -> None:
+def test_soak(device: str, jumping_clock: str, record_property: Note) -> None:
     """Random traffic beside a full disk for the log and a wall clock that jumps."""
     if device == "cpu":
         default_model()
@@ -94,6 +97,8 @@ def test_soak(device: str, jumping_clock: str) -> None:
         asyncio.run(main.run(SECONDS, 12))
         wait_until_empty(server)
         after = resident(server)
+        record_property("resident bytes before and after", (before, after))
+        record_property("outcomes", dict(main.outcomes))
         assert warm.faults + main.faults == []
         assert httpx.get(f"{server.url}/ready").status_code == 200
         ends = Counter(outcome.split(": ")[1] for outcome in main.outcomes.elements())
@@ -120,7 +125,7 @@ def test_a_thousand_clients_leave() -> None:
 
 
 @pytest.mark.timeout(60 + 10 * KILLS)
-def test_clients_of_killed_engines_are_told_within_five_seconds() -> None:
+def test_clients_of_killed_engines_are_told_within_five_seconds(record_property: Note) -> None:
     with serving("--device", "null", "--max-model-len", "65536", "--engine-restarts", str(KILLS)) as server:
         told: list[float] = []
         outcomes: Counter[str] = Counter()
@@ -154,6 +159,8 @@ def test_clients_of_killed_engines_are_told_within_five_seconds() -> None:
                 await ready_again(server)
 
         asyncio.run(main())
+        record_property("clients told, seconds until the last one was", (len(told), max(told)))
+        record_property("outcomes", dict(outcomes))
         assert len(told) + outcomes["answered"] >= 8 * KILLS and max(told) < 5
         assert outcomes["error told"] >= KILLS
         body = {"prompt": "hello", "max_tokens": 3}
