@@ -2,13 +2,12 @@
 
     python bench/serving_table.py FOLDER [--rows 8 32 poisson ttft] [--serve=--target-itl-ms=50]
 
-Starts `pegainfer serve FOLDER --device cuda --load-format dummy` on a loopback port and asks it with `pegainfer
-bench serve`: prompts are token ids drawn fresh for each row, answers greedy and of full length. A warm prompt
-is one that the server has answered before. Rows are for Qwen3-4B's sizes in bf16: floors, the peer's figures
-(vLLM 0.26.0, FlashAttention 3, CUDA graphs, prefix cache; medians but for throughput) and aims are those of an
-H100 that reads 3.08 TB/s.
-Prints the table last; every row is appended to bench/results/serving.jsonl with card, read bandwidth, commit
-and command.
+Starts `pegainfer serve FOLDER --device cuda --load-format dummy` on a loopback port and asks it with
+`pegainfer bench serve`: prompts are token ids drawn fresh for each row, answers greedy and of full length. A
+warm prompt is one that the server has answered before. Rows are for Qwen3-4B's sizes in bf16: floors, the
+peer's figures (vLLM 0.26.0, FlashAttention 3, CUDA graphs, prefix cache; medians but for throughput) and aims
+are those of an H100 that reads 3.08 TB/s. Prints the table last; every row is appended to
+bench/results/serving.jsonl with card, read bandwidth, commit and command.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def clients(n: int, prompts: int, aims: tuple[Aim, ...]) -> Row:
 def first_tokens(
     length: int, floor: float, cold: tuple[float, float], warm: tuple[float, float]
 ) -> list[Row]:
-    """The same prompts twice. `cold`, `warm`: the peer's median and the goal, in ms; no peer: the same bar."""
+    """The same prompts twice. `cold`, `warm`: the peer's median (the bar) and the goal, in ms."""
     flags = {
         "num-prompts": 7, "max-concurrency": 1, "num-warmups": 2, "seed": length,
         "random-input-len": length, "random-output-len": 1,
@@ -146,7 +145,8 @@ def _card() -> dict[str, Any]:
 def measure(row: Row, port: int, pid: int) -> dict[str, Any]:
     """One run of the client: its figures, and CPU seconds of the front (`pid`) and of the engine."""
     flags = {
-        "port": port, "vocab-size": VOCABULARY, "random-input-len": IN, "random-output-len": OUT, "temperature": 0,
+        "port": port, "vocab-size": VOCABULARY, "random-input-len": IN, "random-output-len": OUT,
+        "temperature": 0,
         "percentile-metrics": "ttft,tpot,itl,e2el", "metric-percentiles": "50,99",
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -191,13 +191,15 @@ def _told(row: Row, r: dict[str, Any]) -> str:
         for name in ("ttft", "tpot", "itl")
     )
     lines = [
-        f"{row.name}: {r['output_throughput']:.0f} tok/s in {r['duration']:.2f} s; ms mean/median/P99: {latencies}",
+        f"{row.name}: {r['output_throughput']:.0f} tok/s in {r['duration']:.2f} s; ms mean/median/P99: "
+        f"{latencies}",
         f"  device in steps {r['server_step_seconds'] / r['duration']:.1%}: {kinds}; "
         f"cached {100 * (r['server_cached_share'] or 0):.0f}%",
         f"  host µs a step: {stages}",
-        f"  CPU s, warm-ups included: front {r['front_cpu_seconds']:.2f}, engine {r['engine_cpu_seconds']:.2f}, "
-        f"client {r['client_cpu_seconds']:.2f} in {r['client_processes']} (busiest "
-        f"{r['client_busiest_core_share']:.0%}, lag {r['client_p99_lag_ms']:.1f} ms) of {os.cpu_count()} cores",
+        f"  CPU s, warm-ups included: front {r['front_cpu_seconds']:.2f}, engine "
+        f"{r['engine_cpu_seconds']:.2f}; client {r['client_cpu_seconds']:.2f} in {r['client_processes']} "
+        f"(busiest {r['client_busiest_core_share']:.0%}, lag {r['client_p99_lag_ms']:.1f} ms) of "
+        f"{os.cpu_count()} cores",
     ]
     return "\n".join(lines + [f"  {note}" for note in r["notes"].splitlines()])
 
