@@ -85,9 +85,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         memory: where the op's bytes come from in a step.
         arithmetic: a key of the roofline's peaks.
         calls: of this op in one step of `model`.
-        step_us, step_kernels: what a call adds to a whole step of these sizes, and launches there, where its
-            neighbours overlap with it; None where it takes what it takes by itself. The op 'forward' is all
-            of a step up to the logits.
+        step_us, step_kernels: what a call adds to a whole step of these sizes, and launches there, where it
+            overlaps with the one before it; None where it takes what it takes by itself. The op 'forward' is
+            all of a step up to the logits.
         date: UTC, ISO 8601.
     """
 

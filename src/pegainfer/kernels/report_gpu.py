@@ -25,13 +25,13 @@ edit. `pegainfer bench ops MODEL --device cuda --append` adds measurements; the 
 shape stands here.
 
 *Alone*: medians of many calls of one op after each other in a graph, weights and KV pages cold. *In a
-step*: what the op adds to a whole forward pass of these sizes, a call: the time of the pass less its time
-without the op's launches. The two differ. Alone, an op follows its own kind: nothing is handed to it, so that
-a product starts with its norm's launch, and a launch of 5 µs has only another like it to fetch its weights
-behind. In a step a product gets its norm's sums from the product before it, and its weights are on their way
-while attention or a longer product still runs, so a short one may be nearer to its floor there, or beyond it:
-what overlaps is charged to the op that the rest cannot hide. These parts need not add up to the step.
-Sampling is timed alone; it runs after the forward pass.
+step*: what a call adds to a forward pass of these sizes: the time of all layers up to this op in each, less
+the time of those before it; these parts add up to the pass. The two differ. Alone, an op follows its own
+kind: nothing is handed to it, so that a product starts with its norm's launch, and a launch of 5 µs has only
+another like it to fetch its weights behind. In a step a product gets its norm's sums from the product before
+it, and its weights are on their way while attention or a longer product still runs, so a short one may be
+nearer to its floor there, or beyond it. Long prompts heat the card: their parts, timed among all others, may
+be slower than alone. Sampling is timed alone; it runs after the forward pass.
 
 The *floor* of a call is the largest of its bytes over the bandwidth, its arithmetic over the peak, and the
 time between two launches that do nothing, all measured in the same run. *Share* is the floor over the time;

@@ -1,9 +1,10 @@
-"""What each op adds to a whole step: graphs of a model's forward pass with and without the op's launches."""
+"""What each op adds to a whole step: graphs of a model's forward pass, op by op more of it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 Array = np.ndarray[Any, Any]
 NameWork = Callable[[list[Work], bool], tuple[str, ...]]
-REPLAYS = 10  # of each graph
+ROUNDS, REPLAYS = 3, 6  # of each graph
 SEED = 7
 
 
@@ -33,8 +34,10 @@ class CudaSteps:
 
     In a step, a launch starts while the one before it ends, weights are fetched ahead of that, and a product
     may hand its rows to the next one's norm. None of this can be seen in an op by itself, so its price in a
-    step is a difference: the time of all launches less the time without the op's. These differences need not
-    add up to the step: where two ops overlap, each is charged for what the other could not hide.
+    step is a difference: the time of the launches of all layers up to this op in each, less the time of those
+    before it. What an op overlaps with the one before is won by itself, and all parts add up to the step.
+    (Leaving one op out of the whole does not do: a short one's neighbours then meet differently, and cost
+    more by as much as it took.)
 
     Args:
         program: of a KV cache with blocks enough for every shape that will be timed.
@@ -65,24 +68,30 @@ class CudaSteps:
             run()
         step = self._executor.work(env, decode)
         groups = grouped(step)
-        before = self._us(step, None)
-        without = {key: self._us(step, key) for key in groups if key in wanted}
-        whole = (before + self._us(step, None)) / 2
+        times = self._times(step, list(groups))
         calls = {
-            key: InStep(max(0.0, whole - us) / len(groups[key]), name(groups[key][-1][1], decode))
-            for key, us in without.items()
+            key: InStep(max(0.0, after - before) / len(calls), name(calls[-1][1], decode))
+            for (key, calls), (before, after) in zip(groups.items(), pairwise([0.0, *times]), strict=True)
+            if key in wanted
         }
-        return StepTimes(whole, self._executor.program.cost(env), calls)
+        return StepTimes(times[-1], self._executor.program.cost(env), calls)
 
     def close(self) -> None:
         """Device memory goes with this object."""
         self._ctx.stream.synchronize("step bench")
         del self._executor
 
-    def _us(self, step: list[tuple[OpCall, list[Work]]], leave_out: FamilyKey | None) -> float:
-        """Median microseconds of a graph of a step's launches."""
-        work = [w for call, launches in step if family_key(call) != leave_out for w in launches]
-        return statistics.median(graph_times(self._ctx, work, REPLAYS, "step bench"))
+    def _times(self, step: list[tuple[OpCall, list[Work]]], order: list[FamilyKey]) -> list[float]:
+        """Median microseconds of the launches of the first op, the first two, and so on.
+
+        In rounds, for the card's clock follows its load.
+        """
+        samples: list[list[float]] = [[] for _ in order]
+        for _ in range(ROUNDS):
+            for i, found in enumerate(samples):
+                work = [w for call, launches in step if family_key(call) in order[: i + 1] for w in launches]
+                found += graph_times(self._ctx, work, REPLAYS, "step bench")
+        return [statistics.median(found) for found in samples]
 
 
 def grouped(
