@@ -15,6 +15,7 @@ from pegainfer.engine.scheduler import SchedulerConfig
 from tests.null.engine.harness import Driver, null_config, request
 
 REQUESTS, TOKENS, POOL = 200, 2_000, 10_000
+MOST_SHARES = 1.5  # found: 1.02 with one tenant, 1.15 with four
 MODEL = NullModel(vocab_size=32, letters=tuple(range(20)), eos_id=30, eos_every=0)
 
 
@@ -78,7 +79,7 @@ def test_two_hundred_requests_in_a_pool_for_five(tenants: int) -> None:
         # Waited in the queue, or after a preemption; the first five need not wait for a share.
         waited = time.finished - (own.finished - own.scheduled)
         share = calm_total * max(place + 1, POOL // TOKENS) / REQUESTS
-        assert waited <= 3 * share, f"request {place} waited too long"
+        assert waited <= MOST_SHARES * share, f"request {place} waited too long"
     # Recomputing what was preempted costs little of the whole.
     assert max(t.finished for t in times) <= 1.25 * calm_total
     pressed.check_empty()
