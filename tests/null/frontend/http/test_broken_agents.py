@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pegainfer.engine.null_model import NullModel
-from tests.null.frontend.http.test_broken_requests import alphabet, server
-from tests.support.asgi import Call, named_events, run
+from tests.null.frontend.http.test_broken_requests import CHAT, alphabet, server
+from tests.support.asgi import Call, events, named_events, run, stream_text
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "Here is the English alphabet: ABC"}
@@ -33,6 +33,23 @@ def test_no_token_asked_for_is_a_fault_every_time(path: str) -> None:
             for _ in range(2):
                 answer = await http.post(path, json={**BODIES[path], LIMITS[path]: 0})
                 assert answer.status_code == 400 and LIMITS[path] in answer.text
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("stops", "shown"),
+    [(["GHI"], LETTERS[:3]), (["GHX", "XYZ"], LETTERS[:-3]), (["D"], ""), (["ZZ"], LETTERS)],
+)
+def test_no_piece_of_a_stop_sequence_is_shown_in_a_chat(stops: list[str], shown: str) -> None:
+    async def main() -> None:
+        async with server(model=ALPHABET) as (app, _, http):
+            body = {"messages": [USER], "temperature": 0, "stop": stops, "max_tokens": 50}
+            call = Call(app, CHAT, {**body, "stream": True})
+            await call.task
+            (choice,) = (await http.post(CHAT, json=body)).json()["choices"]
+            assert stream_text(events(call.body)) == choice["message"]["content"] == shown
+            assert choice["finish_reason"] == "stop"
 
     run(main)
 

@@ -20,7 +20,15 @@ from tests.support.asgi import Call, client, events, make_app, run, stream_text
 from tests.support.null_engine import null_engine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES, EMBEDDINGS = "/v1/responses", "/v1/messages", "/v1/embeddings"
+COUNT = "/v1/messages/count_tokens"
 USER = {"role": "user", "content": "hi"}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "a"},
+    CHAT: {"messages": [USER]},
+    RESPONSES: {"input": "hi"},
+    MESSAGES: {"messages": [USER]},
+}
 
 
 def alphabet(tokens: Sequence[int], num_prompt: int, seed: int) -> int:
@@ -97,19 +105,43 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex"),
     (COMPLETIONS, {"suffix": "end"}, "suffix"),
     (COMPLETIONS, {"best_of": 2}, "best_of"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "not-a-type"}}}},
+     "text.format.schema"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"$ref": "#"}}}},
+     "text.format.schema"),
+    (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": {"type": "not-a-type"}}}},
+     "output_config.format.schema"),
+    (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#"}}}},
+     "output_config.format.schema"),
+    (COMPLETIONS, {"response_format": schema({"type": "not-a-type"})}, SCHEMA),
+    (COMPLETIONS, {"response_format": schema({"$ref": "#"})}, SCHEMA),
+    (COMPLETIONS, {"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
     # 3
+    (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
+    (MESSAGES, {"max_tokens": 0}, "max_tokens"),
     (CHAT, {"max_tokens": 0}, "max_tokens"),
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
     (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
     # 5
     (COMPLETIONS, {"logit_bias": {"99999999": 5}}, "logit_bias"),
     (CHAT, {"logit_bias": {"99999999": 5}}, "logit_bias"),
+    (MESSAGES, {"logit_bias": {"99999999": 5}}, "logit_bias"),
+    (RESPONSES, {"logit_bias": {"99999999": 5}}, "logit_bias"),
+    (COMPLETIONS, {"stop_token_ids": [99999999]}, "stop_token_ids[0]"),
+    (COMPLETIONS, {"allowed_token_ids": list(range(2000))}, "allowed_token_ids"),
     (CHAT, {"logit_bias": {"258": 5}}, "logit_bias"),
     (CHAT, {"stop_token_ids": [99999999]}, "stop_token_ids[0]"),
     (CHAT, {"allowed_token_ids": list(range(2000))}, "allowed_token_ids"),
     (CHAT, {"allowed_token_ids": [1, 258]}, "allowed_token_ids[1]"),
     (CHAT, {"allowed_token_ids": []}, "allowed_token_ids"),
     # 6
+    ("/tokenize", {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": CALL}]}]}, ARGUMENTS),
+    ("/apply_template", {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": CALL}]}]},
+     ARGUMENTS),
+    (RESPONSES, {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
+     "input[0].arguments"),
+    (MESSAGES, {"messages": [USER, {"role": "assistant", "content": [
+        {"type": "tool_use", "id": "c", "name": "f", "input": "{"}]}]}, "messages[1].content[0].input"),
     (
         CHAT,
         {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "1", "function": CALL}]}]},
@@ -136,7 +168,25 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
     ("/detokenize", {"tokens": [258]}, "tokens[0]"),
     ("/detokenize", {"tokens": [2**63]}, "tokens[0]"),
+    ("/apply_template", {"messages": []}, "messages"),
+    ("/apply_template", {"messages": None}, "messages"),
+    (COUNT, {"messages": []}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (MESSAGES, {"messages": []}, "messages"),
+    (RESPONSES, {"input": []}, "input"),
+    (EMBEDDINGS, {"input": []}, "input"),
+    (EMBEDDINGS, {"input": ""}, "input"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    *((path, {field: tokens}, where) for path, field in ((COMPLETIONS, "prompt"), (EMBEDDINGS, "input"))
+      for tokens, where in (
+          ([-1], f"{field}[0]"), ([1, 258], f"{field}[1]"), ([[1], [2**63]], f"{field}[1][0]"),
+          ([[]], field), ([1, "a"], field), ([["a"]], f"{field}[0][0]"), ([True], f"{field}[0]"),
+      )),
     # 10
+    (MESSAGES, {"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
+    (RESPONSES, {"input": "x" * 5000}, "input"),
+    (EMBEDDINGS, {"input": "x" * 5000}, "input"),
+    (EMBEDDINGS, {"input": ["a", [1] * 4096]}, "input"),
     (COMPLETIONS, {"prompt": "x" * 5000}, "prompt"),
     (COMPLETIONS, {"prompt": [1] * 4096}, "prompt"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
@@ -147,15 +197,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_each_is_refused_twice_alike_by_the_name_of_the_field(
     path: str, fields: dict[str, Any], param: str
 ) -> None:
-    defaults: dict[str, Any] = {COMPLETIONS: {"prompt": "a"}, CHAT: {"messages": [USER]}}.get(path, {})
-
     async def main() -> None:
         async with server() as (_, _engine, http):
-            answers = [await http.post(path, json={**defaults, **fields}) for _ in range(2)]
+            answers = [await http.post(path, json={**DEFAULTS.get(path, {}), **fields}) for _ in range(2)]
             for answer in answers:
                 assert answer.status_code == 400
                 error = answer.json()["error"]
-                assert error["param"] == param
+                assert error.get("param", param) == param  # Anthropic's shape has none
                 assert error["message"].startswith(param)
             assert answers[0].content == answers[1].content
 
@@ -177,12 +225,15 @@ def test_an_over_long_prompt_tells_both_lengths() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("path", DEFAULTS)
 @pytest.mark.parametrize("top_k", [-1, 0])
-def test_top_k_can_be_off(top_k: int) -> None:
+def test_top_k_can_be_off(top_k: int, path: str) -> None:
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+
     async def main() -> None:
         async with server() as (_, _engine, http):
-            body = {"prompt": "a", "top_k": top_k, "temperature": 1.0, "max_tokens": 2, "ignore_eos": True}
-            assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+            body = {**DEFAULTS[path], "top_k": top_k, "temperature": 1.0, limit: 2, "ignore_eos": True}
+            assert (await http.post(path, json=body)).status_code == 200
 
     run(main)
 
