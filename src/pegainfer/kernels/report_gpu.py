@@ -9,6 +9,7 @@ from pegainfer.kernels.ledger import Row, shape_text
 from pegainfer.kernels.report import PLAIN_CASES, bound_of, groups_of, table
 
 WORST = 25  # rows in the work list
+AFTERWARDS = frozenset({"adjust_logits", "sample_tokens", "token_logprobs", "append_tokens"})  # the sampler's
 # Steps whose time is laid out op by op, by their rows, tokens and context.
 STEPS = (
     ("Decoding, 1 row at a context of 1,024", 1, 1, 1024),
@@ -35,9 +36,10 @@ be slower than alone. Sampling is timed alone; it runs after the forward pass.
 
 The *floor* of a call is the largest of its bytes over the bandwidth, its arithmetic over the peak, and the
 time between two launches that do nothing, all measured in the same run. *Share* is the floor over the time;
-*lost* is time above the floor, of all calls in a step. An op with weights or KV pages reads from memory; the
-others read what the step has just written, from the L2 cache while it fits. *Error* is against the op's
-reference, of what its tolerance or bf16's rounding allows. Letters are those of `GLOSSARY.md`.
+*lost* is time above the floor, of all calls in a step, as it was there where that was taken, else alone. An
+op with weights or KV pages reads from memory; the others read what the step has just written, from the L2
+cache while it fits. *Error* is against the op's reference, of what its tolerance or bf16's rounding allows.
+Letters are those of `GLOSSARY.md`.
 """
 
 
@@ -85,7 +87,7 @@ def _step(title: str, group: list[Row], rows: int, tokens: int, context: int) ->
     if whole is None:
         return
     ops = [r for r in found if r.op != "forward"]
-    floor = sum(r.calls * r.floor_us for r in ops if r.step_us is not None)
+    floor = sum(r.calls * r.floor_us for r in ops if r.op not in AFTERWARDS)
     yield f"### {title}\n"
     yield (
         f"Forward pass {whole.us / 1e3:.2f} ms, its ops' floors {floor / 1e3:.2f} ms "
@@ -93,14 +95,14 @@ def _step(title: str, group: list[Row], rows: int, tokens: int, context: int) ->
     )
     lines = [
         (
-            r.op, kernels_text(r), shape_text(r), str(r.calls), f"{r.cost_us:.1f}", f"{r.floor_us:.1f}",
-            f"{lost_us(r):.0f}", percent(r, r.cost_us), percent(r, r.us),
+            r.op, kernels_text(r), shape_text(r), str(r.calls), f"{r.floor_us:.1f}", f"{r.us:.1f}",
+            *in_step(r), f"{lost_us(r):.0f}", percent(r, r.us),
         )
         for r in sorted(ops, key=lost_us, reverse=True)
     ]  # fmt: skip
     columns = (
-        "op", "kernels", "shape", "calls", "µs in a step", "floor, µs", "lost in a step, µs", "share",
-        "alone",
+        "op", "kernels", "shape", "calls", "floor, µs", "alone, µs", "in a step, µs", "share there",
+        "lost in a step, µs", "share alone",
     )  # fmt: skip
     yield table(columns, lines)
 
@@ -118,15 +120,14 @@ def _worst(rows: list[Row]) -> str:
 def _shapes(rows: list[Row]) -> str:
     """Every row, op by op."""
     columns = (
-        "op", "kernels", "shape", "alone, µs (p10 – p90)", "in a step, µs", "floor, µs", "GB/s", "TFLOP/s",
-        "bound", "share in a step", "alone", "error",
+        "op", "kernels", "shape", "floor, µs", "alone, µs (p10 – p90)", "GB/s", "TFLOP/s", "bound",
+        "share alone", "in a step, µs", "share there", "error",
     )  # fmt: skip
     lines = [
         (
-            r.op, kernels_text(r), shape_text(r), f"{r.us:.1f} ({r.us_p10:.1f} – {r.us_p90:.1f})",
-            "–" if r.step_us is None else f"{r.step_us:.1f}", f"{r.floor_us:.1f}", f"{r.gb_s:.0f}",
-            f"{r.gflop_s / 1e3:.1f}", bound_of(r), "–" if r.step_us is None else percent(r, r.step_us),
-            percent(r, r.us), f"{r.tolerance_share:.0%}",
+            r.op, kernels_text(r), shape_text(r), f"{r.floor_us:.1f}",
+            f"{r.us:.1f} ({r.us_p10:.1f} – {r.us_p90:.1f})", f"{r.gb_s:.0f}", f"{r.gflop_s / 1e3:.1f}",
+            bound_of(r), percent(r, r.us), *in_step(r), f"{r.tolerance_share:.0%}",
         )
         for r in rows
     ]  # fmt: skip
@@ -136,6 +137,11 @@ def _shapes(rows: list[Row]) -> str:
 def lost_us(r: Row) -> float:
     """Above the floor, of all calls in a step."""
     return r.calls * max(0.0, r.cost_us - r.floor_us)
+
+
+def in_step(r: Row) -> tuple[str, str]:
+    """Microseconds and share in a step."""
+    return ("–", "–") if r.step_us is None else (f"{r.step_us:.1f}", percent(r, r.step_us))
 
 
 def percent(r: Row, us: float) -> str:

@@ -48,9 +48,10 @@ def test_a_step_lists_its_ops_by_the_time_that_they_lose() -> None:
     found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines(text, "| ")[1:]]
     assert [cells[0] for cells in found] == ["attention", "linear", "sample_tokens"]
     assert found[1][1:] == [
-        "`skinny_bf16_8_1`", "T=1 · N=576 K=1536", "30", "2.0", "1.0", "30", "50%", "25%",
+        "`skinny_bf16_8_1`", "T=1 · N=576 K=1536", "30", "1.0", "4.0", "2.0", "50%", "30", "25%",
     ]  # fmt: skip
     assert found[2][1] == "`rms_norm_bf16` `skinny_bf16_8_1`"  # where it was not seen in a step: alone
+    assert found[2][6:] == ["–", "–", "3", "25%"]
 
 
 def test_a_step_that_was_not_timed_has_no_part() -> None:
@@ -67,8 +68,8 @@ def test_the_work_list_begins_with_what_loses_most() -> None:
 def test_what_others_hide_and_what_only_a_launch_bounds() -> None:
     text = section(report([gpu(step_us=0.0), gpu(op="small", bytes=10, step_us=1.5)]), "Every shape")
     hidden, small = lines(text, "| linear")[0], lines(text, "| small")[0]
-    assert " | hidden | 25% | " in hidden
-    assert " | launch | 50% | " in small  # floor 0.75 µs
+    assert " | memory | 25% | 0.0 | hidden | " in hidden
+    assert " | launch | 19% | 1.5 | 50% | " in small  # floor 0.75 µs
 
 
 def test_kernels_stand_by_source_with_their_ops_and_what_they_take() -> None:
