@@ -13,6 +13,8 @@ from pegainfer.contract.errors import ConfigError
 KEY_VARIABLE = "PEGAINFER_API_KEY"
 ADMIN_KEY_VARIABLE = "PEGAINFER_ADMIN_KEY"
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+")
+_METRICS_PREFIX = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?")
+MAX_SECONDS = 1e9  # of a flag: timers take no infinity
 _HOST = re.compile(r"[A-Za-z0-9._:-]+")
 
 
@@ -106,23 +108,37 @@ class HttpConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError("no such port", expected="0 to 65535", got=self.port, where="--port")
-        for name in _POSITIVE:
-            if getattr(self, name) <= 0:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError("a limit must be above 0", got=getattr(self, name), where=flag)
         if self.engine_restarts < 0:
             raise ConfigError(
                 "no such number of restarts", expected="0 or more", got=self.engine_restarts,
                 where="--engine-restarts",
             )  # fmt: skip
+        if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
+            raise ConfigError(
+                "no prefix of metrics", expected="letters, digits, _ and :, no digit first",
+                got=self.metrics_prefix, where="--metrics-prefix",
+            )  # fmt: skip
         # Imported here: it loads the tokenizer's library, which `--help` should not wait for.
-        from pegainfer.frontend.detokenize import MAX_STOP_BYTES, MAX_STOP_STRINGS
-        from pegainfer.frontend.http.keys import digests
         from pegainfer.frontend.tools.styles import choose_reasoning, choose_style
 
         choose_style(self.tool_call_parser, None)
         choose_reasoning(self.reasoning_parser, None)
+        self._check_limits()
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("a private key without a certificate", remedy="add --ssl-certfile")
+        if self.open_page and not self.page:
+            raise ConfigError("there is no page to open", got="--open-page beside --no-page")
+        self._check_access()
 
+    def _check_limits(self) -> None:
+        from pegainfer.frontend.detokenize import MAX_STOP_BYTES, MAX_STOP_STRINGS
+
+        for name in (*_POSITIVE, "drain_seconds"):
+            value, flag = getattr(self, name), "--" + name.replace("_", "-")
+            if value <= 0 and (name in _POSITIVE or value < 0):
+                raise ConfigError("a limit must be above 0", got=value, where=flag)
+            if name.endswith("_seconds") and not value <= MAX_SECONDS:  # NaN is none, either
+                raise ConfigError("no such time", expected=f"≤ {MAX_SECONDS:g} s", got=value, where=flag)
         for name, top in (("max_stop_strings", MAX_STOP_STRINGS), ("max_stop_bytes", MAX_STOP_BYTES)):
             if not 0 <= getattr(self, name) <= top:
                 flag = "--" + name.replace("_", "-")
@@ -135,10 +151,10 @@ class HttpConfig:
                 expected=f"max_prompts ≤ max_queued_requests = {self.max_queued_requests}",
                 got=self.max_prompts,
             )
-        if self.ssl_keyfile and not self.ssl_certfile:
-            raise ConfigError("a private key without a certificate", remedy="add --ssl-certfile")
-        if self.open_page and not self.page:
-            raise ConfigError("there is no page to open", got="--open-page beside --no-page")
+
+    def _check_access(self) -> None:
+        from pegainfer.frontend.http.keys import digests
+
         for origin in self.allowed_origin:
             if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
