@@ -22,7 +22,7 @@ PAGE = 16  # tokens that a decoding warp takes at a time; a block is whole pages
 TILE_HEADS = (64, 128)  # that sm90/attention/prefill.cuh is compiled for
 PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in a step
 # Up to so many rows are cut by their own length: products of as many are the same bit by bit whoever shares
-# the batch, and so is attention. More are cut into even shares (adr/0009).
+# the batch, and so is attention. More are cut into even shares (adr/0010).
 OWN_PARTS_ROWS = 16
 # On Hopper up to so many rows go to clusters: a step of four is slower than with a launch that merges,
 # though by itself attention is quicker (docs/log.md).
