@@ -33,6 +33,7 @@ IDLE_AXES = {
 COST_AXES = {"attention": "CQ"}
 STEP_AXES = frozenset("TRLCQJEUO")
 CLOCK_US = 0.02  # what a clock can tell
+FORWARD = "forward"  # the op of a row that is a whole step up to the logits
 NEIGHBOURS = 4  # rows that a price is interpolated from
 
 
@@ -86,8 +87,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         arithmetic: a key of the roofline's peaks.
         calls: of this op in one step of `model`.
         step_us, step_kernels: what a call adds to a whole step of these sizes, and launches there, where it
-            overlaps with the one before it; None where it takes what it takes by itself. The op 'forward' is
-            all of a step up to the logits.
+            overlaps with the one before it; None where it takes what it takes by itself.
         date: UTC, ISO 8601.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pegainfer.kernels.build import Source, find_sources
-from pegainfer.kernels.ledger import Row, shape_text
+from pegainfer.kernels.ledger import FORWARD, Row, shape_text
 from pegainfer.kernels.report import PLAIN_CASES, bound_of, groups_of, table
 
 WORST = 25  # rows in the work list
@@ -83,10 +83,10 @@ def _matches(row: Row, rows: int, tokens: int, context: int) -> bool:
 def _step(title: str, group: list[Row], rows: int, tokens: int, context: int) -> Iterator[str]:
     """Where one step's time goes, most time lost first."""
     found = [r for r in group if _matches(r, rows, tokens, context)]
-    whole = next((r for r in found if r.op == "forward"), None)
+    whole = next((r for r in found if r.op == FORWARD), None)
     if whole is None:
         return
-    ops = [r for r in found if r.op != "forward"]
+    ops = [r for r in found if r.op != FORWARD]
     floor = sum(r.calls * r.floor_us for r in ops if r.op not in AFTERWARDS)
     yield f"### {title}\n"
     yield (
@@ -109,7 +109,7 @@ def _step(title: str, group: list[Row], rows: int, tokens: int, context: int) ->
 
 def _worst(rows: list[Row]) -> str:
     """The work list: what steps lose the most on, of all shapes."""
-    ops = sorted((r for r in rows if r.op != "forward"), key=lost_us, reverse=True)[:WORST]
+    ops = sorted((r for r in rows if r.op != FORWARD), key=lost_us, reverse=True)[:WORST]
     lines = [
         (r.op, kernels_text(r), shape_text(r), f"{lost_us(r):.0f}", percent(r, r.cost_us)) for r in ops
     ]  # fmt: skip
