@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 DTYPE = "bf16"  # of weights, activations and the cache
 SLOTS = 256
 PREFILL_TOKENS = 2048  # in one step
-# What a step is filled up to (RunnerInfo.fill_tokens). Qwen3-4B's sizes on an H100, ms for 1,024 tokens in steps
-# of so many: 512 15.4, 1,024 13.2, 1,152 13.6, 2,048 12.7, 2,176 13.6, 2,304 13.3, 3,072 13.1, 4,096 13.1. Beside
-# 31 decode rows a token costs 10.3 µs in a step of 1,024 and 12.0 in one of 2,176.
+# What a step is filled up to (RunnerInfo.fill_tokens). Qwen3-4B's sizes on an H100, ms for 1,024 tokens in
+# steps of so many: 512 15.4, 1,024 13.2, 1,152 13.6, 2,048 12.7, 2,176 13.6, 2,304 13.3, 3,072 13.1, 4,096
+# 13.1. Beside 31 decode rows a token costs 10.3 µs in a step of 1,024 and 12.0 in one of 2,176.
 FILL_TOKENS = (1024, 2048)
 MAX_BLOCKS = 1 << 17  # of the default: two million tokens; each costs the host some hundred bytes
 RESERVE = 1 << 30  # bytes: scratch of kernels, cuBLASLt's workspace, graphs, staged inputs
