@@ -1,5 +1,5 @@
-// op probe: how fast this card's memory can be read, and launches follow each other; the roofs that shares are
-// measured against.
+// op probe: how fast this card's memory can be read, and launches follow each other; the roofs that shares
+// are measured against.
 #include "ptx.cuh"
 
 // variant read_bandwidth: block=512
