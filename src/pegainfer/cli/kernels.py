@@ -59,8 +59,8 @@ def own_archs() -> list[str]:
 
     if (reason := probe()) is not None:
         raise ConfigError(
-            "no GPU says which architecture is wanted", expected=" ".join(ARCHS), got=reason,
-            remedy="name one, as in --arch 90a",
+            "no GPU to compile kernels for", expected=" ".join(ARCHS), got=reason,
+            remedy="or name one, to compile for another machine: --arch 90a",
         )  # fmt: skip
     found = []
     for ordinal in range(call("cuDeviceGetCount")):

@@ -27,12 +27,12 @@ shape stands here.
 
 *Alone*: medians of many calls of one op after each other in a graph, weights and KV pages cold. *In a
 step*: what a call adds to a forward pass of these sizes: the time of all layers up to this op in each, less
-the time of those before it; these parts add up to the pass. The two differ. Alone, an op follows its own
-kind: nothing is handed to it, so that a product starts with its norm's launch, and a launch of 5 µs has only
-another like it to fetch its weights behind. In a step a product gets its norm's sums from the product before
-it, and its weights are on their way while attention or a longer product still runs, so a short one may be
-nearer to its floor there, or beyond it. Long prompts heat the card: their parts, timed among all others, may
-be slower than alone. Sampling is timed alone; it runs after the forward pass.
+the time of those before it; these parts add up to the pass. `–` where only the pass as a whole was timed. The
+two differ. Alone, an op follows its own kind: nothing is handed to it, so that a product starts with its
+norm's launch, and a launch of 5 µs has only another like it to fetch its weights behind. In a step a product
+gets its norm's sums from the product before it, and its weights are on their way while attention or a longer
+product still runs: decoding takes less than its ops alone add up to. Long prompts heat the card, so that a
+pass may take more than its ops alone. Sampling is timed alone; it runs after the forward pass.
 
 The *floor* of a call is the largest of its bytes over the bandwidth, its arithmetic over the peak, and the
 time between two launches that do nothing, all measured in the same run. *Share* is the floor over the time;
@@ -87,11 +87,12 @@ def _step(title: str, group: list[Row], rows: int, tokens: int, context: int) ->
     if whole is None:
         return
     ops = [r for r in found if r.op != FORWARD]
-    floor = sum(r.calls * r.floor_us for r in ops if r.op not in AFTERWARDS)
+    within = [r for r in ops if r.op not in AFTERWARDS]
+    floor, alone = sum(r.calls * r.floor_us for r in within), sum(r.calls * r.us for r in within)
     yield f"### {title}\n"
     yield (
-        f"Forward pass {whole.us / 1e3:.2f} ms, its ops' floors {floor / 1e3:.2f} ms "
-        f"({floor / whole.us:.0%}); then sampling.\n"
+        f"Forward pass {whole.us / 1e3:.2f} ms; its ops alone add up to {alone / 1e3:.2f} ms, their floors "
+        f"to {floor / 1e3:.2f} ms ({floor / whole.us:.0%} of the pass). Then sampling.\n"
     )
     lines = [
         (
