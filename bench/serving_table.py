@@ -139,7 +139,10 @@ def _card() -> dict[str, Any]:
     from pegainfer.app.gpu import describe, read_bandwidth
 
     config = EngineConfig(backend="cuda")
-    return {"device": describe(config).split(", ")[0], "read_gb_s": round(read_bandwidth(config))}
+    return {
+        "device": describe(config).split(", ")[0].removeprefix("cuda ("),
+        "read_gb_s": round(read_bandwidth(config)),
+    }
 
 
 def measure(row: Row, port: int, pid: int) -> dict[str, Any]:
