@@ -10,7 +10,7 @@ import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,6 +31,7 @@ PROGRESS_STEPS = 20  # lines on standard error where it is no terminal
 _OF_HTTP = (
     "served_model_name",
     "openai_defaults",
+    "generation_config",
     "chat_template_kwargs",
     "tool_call_parser",
     "reasoning_parser",
@@ -49,6 +50,7 @@ class BatchFlags:
     concurrency: int = field(default=64, metadata={"help": "Requests under way at a time."})
     served_model_name: tuple[str, ...] = field(default=(), metadata=_flag("served_model_name"))
     openai_defaults: bool = field(default=False, metadata=_flag("openai_defaults"))
+    generation_config: Literal["none", "auto"] = field(default="none", metadata=_flag("generation_config"))
     chat_template_kwargs: tuple[str, ...] = field(
         default=HttpConfig.chat_template_kwargs, metadata=_flag("chat_template_kwargs")
     )
@@ -126,7 +128,7 @@ async def _run(job: Job, target: Target, supervisor: Supervisor) -> int:
     connecting = asyncio.ensure_future(supervisor.connect())
     side = await asyncio.to_thread(load_text_side, target)
     client = await connecting
-    app = create_app(client, side.tokenizer, side.template, job.batch.http())
+    app = create_app(client, side.tokenizer, side.template, job.batch.http(), generation=side.generation)
     with counted_progress(job.total) as progress:
         progress(_share(0, job.total))
         step = itertools.count(1)

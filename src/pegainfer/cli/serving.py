@@ -64,7 +64,9 @@ async def _run(
 
     client, (side, text_seconds) = await _both(asyncio.ensure_future(supervisor.connect()), text)
     engine = SupervisedEngine(client)
-    app = create_app(engine, side.tokenizer, side.template, http, observers=observers)
+    app = create_app(
+        engine, side.tokenizer, side.template, http, generation=side.generation, observers=observers
+    )
     watching = asyncio.ensure_future(supervisor.keep_alive(engine))
     lines = _startup_lines(client.info, text_seconds)
     code = await run_server(

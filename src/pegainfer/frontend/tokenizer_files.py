@@ -29,7 +29,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as e:  # the library raises Exception itself
         raise ModelFileError("tokenizer.json cannot be read", got=f"{e!s:.200}", where=path) from None
-    settings = _read_json(folder / "tokenizer_config.json")
+    settings = read_json(folder / "tokenizer_config.json")
     special = _special_tokens(settings)
     _apply_llama_settings(backend, settings, special)
     template, named = _templates(folder, settings)
@@ -58,7 +58,7 @@ def _check(path: Path) -> None:
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; empty where there is no such file."""
     try:
         size = path.stat().st_size
@@ -121,7 +121,7 @@ def add_ends(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) ->
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
     """From generation_config.json, else config.json, else the tokenizer's own EOS."""
     for name in ("generation_config.json", "config.json"):
-        value = _read_json(folder / name).get("eos_token_id")
+        value = read_json(folder / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
         if ids and all(type(i) is int and i >= 0 for i in ids):
             return tuple(ids)

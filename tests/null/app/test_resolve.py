@@ -8,7 +8,9 @@ import pytest
 
 from pegainfer.app import cache, resolve
 from pegainfer.app.resolve import ModelRef
+from pegainfer.app.text import load_text
 from pegainfer.contract.errors import ConfigError
+from tests.support.smalltokenizers import bpe_json
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +98,11 @@ def test_another_file(tmp_path: Path) -> None:
     file.write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"not a weights file that can be served.*give the folder"):
         resolve.resolve(str(file))
+
+
+def test_what_a_model_says_of_sampling_comes_with_its_text_side(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(bpe_json())
+    model = ModelRef("folder", tmp_path, "m")
+    assert load_text(model).generation == {}
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
+    assert load_text(model).generation == {"temperature": 0.6}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,8 +24,8 @@ from pegainfer.frontend.http.body import ClientGoneError
 from pegainfer.frontend.http.browsers import BrowserGuard
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError, to_api_error
-from pegainfer.frontend.http.fields import CHAT_DEFAULTS, SamplingDefaults
 from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.generation_config import generation_defaults
 from pegainfer.frontend.http.observed import Observed
 from pegainfer.frontend.http.responses import encode, error_headers, send_error
 from pegainfer.frontend.http.responses_api import routes as responses_routes
@@ -114,7 +116,7 @@ def create_app(
     config: HttpConfig,
     *,
     names: Sequence[str] = (),
-    chat_defaults: SamplingDefaults = CHAT_DEFAULTS,
+    generation: Mapping[str, Any] = MappingProxyType({}),
     observers: Sequence[Observer] = (),
 ) -> App:
     """Assembles the application over an engine that is ready.
@@ -123,7 +125,7 @@ def create_app(
         template: None where the model has none; chat then answers 400.
         names: the model's names for requests; `config.served_model_name` goes first, the engine's own is
             what remains where neither says anything.
-        chat_defaults: e.g. from the model's generation config.
+        generation: what the model says of sampling; obeyed with `--generation-config auto`.
         observers: each is told of every request once it is answered.
     """
     served = config.served_model_name or tuple(names) or (engine.info.model,)
@@ -134,7 +136,7 @@ def create_app(
             template=template,
             config=config,
             names=tuple(dict.fromkeys(served)),
-            chat_defaults=chat_defaults,
+            chat_defaults=generation_defaults(generation if config.generation_config == "auto" else {}),
         ),
         observers,
     )

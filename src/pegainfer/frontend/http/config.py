@@ -44,7 +44,7 @@ class HttpConfig:
         default=(),
         repr=False,
         metadata={
-            "help": f"Keys that besides end any request and change the server; also ${ADMIN_KEY_VARIABLE}."
+            "help": f"Keys that may do what any key may, and end others' requests and change the server; also ${ADMIN_KEY_VARIABLE}."
         },
     )
     allowed_origin: tuple[str, ...] = _flag(
@@ -61,6 +61,9 @@ class HttpConfig:
     )
     cache_salt_per_key: bool = _flag(True, "Requests of different keys share no cached prefixes.")
     openai_defaults: bool = _flag(False, "Completions default to OpenAI's max_tokens 16 and temperature 1.")
+    generation_config: Literal["none", "auto"] = _flag(
+        "none", "auto: chats default to what the model itself says of sampling (generation_config.json)."
+    )
     chat_template_kwargs: tuple[str, ...] = _flag(
         ("enable_thinking",), "Template variables that requests may set."
     )

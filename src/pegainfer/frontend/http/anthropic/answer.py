@@ -63,7 +63,7 @@ class MessageAnswer:
     ) -> None:
         """
         Args:
-            max_tokens: as the request has it.
+            max_tokens: of the request, or the default; None: up to the context's end.
             hide_thoughts: they are sent in their signature alone.
         """
         self._generation = generation

@@ -45,7 +45,8 @@ async def messages(front: Front, scope: Scope, receive: Receive, send: Send) -> 
         ready = await prepare(front, chat, options, len(body), arrival)
     generation = ready.generation
     hidden = request.thinking is not None and request.thinking.display == "omitted"
-    answer = MessageAnswer(front, generation, ready.syntax, request.max_tokens, hide_thoughts=hidden)
+    limit = front.chat_defaults.max_tokens if request.max_tokens is None else request.max_tokens
+    answer = MessageAnswer(front, generation, ready.syntax, limit, hide_thoughts=hidden)
     headers = [(b"request-id", generation.id.encode())]
     sender = send_stream if request.stream else send_body
     with renaming(NAMES):

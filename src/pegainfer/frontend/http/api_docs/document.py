@@ -10,7 +10,6 @@ from pegainfer import __version__
 from pegainfer.frontend.http.api_docs.fields import ABOUT, bounds
 from pegainfer.frontend.http.api_docs.operations import OPERATIONS, Operation, Schema
 from pegainfer.frontend.http.completions import CompletionRequest
-from pegainfer.frontend.http.conversation import ChatRequest
 from pegainfer.frontend.http.errors import ANTHROPIC_PATHS, AnthropicError, ErrorBody
 from pegainfer.frontend.http.fields import NEUTRAL, CommonFields, SamplingDefaults
 from pegainfer.frontend.http.front import Front
@@ -132,9 +131,10 @@ def _defaults(kind: type[msgspec.Struct], front: Front) -> dict[str, Any]:
     found: SamplingDefaults | None = None
     if issubclass(kind, CompletionRequest):
         found = front.completion_defaults
-    elif issubclass(kind, ChatRequest):
+    elif issubclass(kind, CommonFields):
         found = front.chat_defaults
     if found is None:
         return {}
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    return {n: v for n in names if (v := getattr(found, n)) is not None}
+    values = {n: v for n in names if (v := getattr(found, n)) is not None}
+    return {**values, "max_output_tokens": values["max_tokens"]} if "max_tokens" in values else values
