@@ -44,10 +44,12 @@ def build_app() -> typer.Typer:
     ):
         app.command(name)(expand(command))
     bench = _group("Measure this machine, or a server.", _nothing)
-    bench.command("engine")(expand(bench_engine.engine))
-    bench.command("ops")(expand(bench_ops.ops))
-    bench.command("serve")(expand(bench_serve.serve))
-    bench.command("startup")(expand(bench_startup.startup))
+    bench.command("engine", short_help="Prefill and decode alone, in tokens a second.")(
+        expand(bench_engine.engine)
+    )
+    bench.command("ops", short_help="Each op alone, beside its floor.")(expand(bench_ops.ops))
+    bench.command("serve", short_help="An OpenAI-compatible server under load.")(expand(bench_serve.serve))
+    bench.command("startup", short_help="Time until ready, and memory.")(expand(bench_startup.startup))
     app.add_typer(bench, name="bench")
     compiled = _group("The CUDA kernels, compiled ahead of time.", _nothing)
     compiled.command("build")(expand(kernels.build))
@@ -63,6 +65,7 @@ def _group(about: str, callback: object) -> typer.Typer:
         rich_markup_mode=None,
         add_completion=False,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
     )
     group.callback(help=about)(callback)  # type: ignore[type-var]
     return group

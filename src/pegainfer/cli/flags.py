@@ -131,7 +131,10 @@ def _parameters(config: type) -> list[inspect.Parameter]:
         if kind is bool:
             names = f"{names}/--no-{names.removeprefix('--')}"
         parser = _PARSERS[field.metadata["parse"]] if "parse" in field.metadata else None
-        option = typer.Option(names, help=_help(field), show_default=False, parser=parser)
+        metavar = None  # typer's own, which would be Python's spelling of a list
+        if typing.get_origin(kind) is list and parser is None:
+            metavar = f"<{typing.get_args(kind)[0].__name__}>"
+        option = typer.Option(names, help=_help(field), show_default=False, parser=parser, metavar=metavar)
         hint: Any = Annotated[kind | None, option]
         out.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
@@ -154,10 +157,14 @@ def _kind_of_flag(hint: Any) -> Any:
 def _help(field: dataclasses.Field[Any]) -> str:
     text: str = field.metadata.get("help", "")
     default = field.default
+    if isinstance(default, tuple) and "may be repeated" not in text:
+        text += " May be repeated."
     if default is None or default is dataclasses.MISSING or default == () or default == "":
         return text
     if isinstance(default, bool):
         default = "on" if default else "off"
+    elif isinstance(default, tuple):
+        default = ", ".join(map(str, default))
     elif field.metadata.get("parse") == "bytes":
         default = f"{default >> 20} MiB"
     return f"{text} [default: {default}]"

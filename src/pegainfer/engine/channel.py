@@ -91,7 +91,10 @@ class Writer:
             try:
                 self._sock.sendall(codec.encode_frame(message))
             except (OSError, PegaError) as error:
-                log.warning("the front cannot be reached: %s", error)
+                # A front that is done hangs up: nothing to tell.
+                hung_up = isinstance(error, (BrokenPipeError, ConnectionResetError))
+                level = logging.DEBUG if hung_up else logging.WARNING
+                log.log(level, "the front cannot be reached: %s", error)
                 gone = True  # the reader sees it too and ends the process
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)

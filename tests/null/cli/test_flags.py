@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from pegainfer.cli.commands import build_app
 from pegainfer.cli.flags import Given, expand, parse_bytes
 from pegainfer.contract.errors import ConfigError
 
@@ -26,6 +28,12 @@ class Room:
     def __post_init__(self) -> None:
         if self.port < 0:
             raise ConfigError("no such port", got=self.port)
+
+
+@dataclass(frozen=True)
+class Lists:
+    names: tuple[str, ...] = field(default=("a", "b"), metadata={"help": "Names."})
+    sizes: tuple[int, ...] = field(default=(), metadata={"help": "Sizes; may be repeated."})
 
 
 def run(*argv: str) -> tuple[str | None, Room, Given]:
@@ -162,3 +170,22 @@ def test_sizes(text: str, value: int) -> None:
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(ConfigError, match="not a size"):
         parse_bytes(text)
+
+
+def test_help_names_lists_and_their_defaults_as_one_types_them() -> None:
+    def command(*, lists: Lists) -> None:
+        """Nothing."""
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(expand(command))
+    help_text = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
+    assert "--names <str> Names. May be repeated. [default: a, b]" in help_text
+    assert "--sizes <int> Sizes; may be repeated." in help_text
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["bench"], ["bench", "engine"], ["kernels", "build"]])
+def test_every_command_has_the_short_form_of_help(command: list[str]) -> None:
+    run_command = CliRunner().invoke
+    short, long = (run_command(build_app(), [*command, flag]) for flag in ("-h", "--help"))
+    assert (short.exit_code, short.output) == (0, long.output)
+    assert "Usage:" in short.output

@@ -95,7 +95,9 @@ class CpuBackend:
 
     def describe(self) -> str:
         """One line for `doctor` and logs."""
-        return f"cpu ({self.isa}, {self.pool.threads} threads, {self.options.activation} activations)"
+        # bf16 is beside bf16 weights alone: beside quantised ones it is int8 as well.
+        activation = "int8/bf16" if self.options.activation == "bf16" else self.options.activation
+        return f"cpu ({self.isa}, {self.pool.threads} threads, {activation} activations)"
 
     @property
     def packed_bytes(self) -> int:
