@@ -37,9 +37,10 @@ class BrowserGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        origin = (header(scope, b"origin") or b"").decode("latin-1").lower()
+        given = header(scope, b"origin") or b""
+        origin = given.decode("latin-1").lower()
         allowed = bool(origin) and ("*" in self._origins or origin in self._origins)
-        shown = _shown_to(origin) if allowed else ()
+        shown = _shown_to(given) if allowed else ()
         if allowed and scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method"):
             await send(
                 {"type": "http.response.start", "status": 204, "headers": [*shown, *_preflight(scope)]}
@@ -92,9 +93,9 @@ class BrowserGuard:
         )
 
 
-def _shown_to(origin: str) -> Headers:
+def _shown_to(origin: bytes) -> Headers:
     return [
-        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-allow-origin", origin),
         (b"access-control-expose-headers", b"*"),
         (b"vary", b"origin"),
     ]

@@ -176,6 +176,8 @@ def test_an_allowed_page_is_served_and_may_read(config: dict[str, Any]) -> None:
 def test_all_pages_may_be_allowed() -> None:
     status, answered, _ = send(JSON | {"origin": "null"}, allowed_origin=("*",))
     assert (status, answered["access-control-allow-origin"]) == (200, "null")
+    status, answered, _ = send(JSON | {"origin": "App://Own"}, allowed_origin=("app://own",))
+    assert (status, answered["access-control-allow-origin"]) == (200, "App://Own")  # as the browser wrote it
 
 
 @pytest.mark.parametrize(
