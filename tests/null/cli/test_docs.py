@@ -1,0 +1,35 @@
+"""Flags that pages of the docs name are flags of `pegainfer serve`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pegainfer.cli.commands import build_app
+
+DOCS = Path(__file__).parents[3] / "docs"
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+OTHERS = {  # of docker, systemctl, useradd and run-batch
+    "deploying.md": {"--build-arg", "--now", "--system"},
+    "agent-routes.md": {"--concurrency"},
+}
+
+
+def text_of(page: str) -> str:
+    """The page; of a table that compares engines only the first column, which is ours."""
+    text, _, compared = (DOCS / page).read_text().partition("## Coming from another engine")
+    return text + "\n".join(line.split("|")[1] for line in compared.splitlines() if line.startswith("|"))
+
+
+@pytest.mark.parametrize(
+    "page", ["agent-routes.md", "agents.md", "deploying.md", "http.md", "security.md", "structured-output.md",
+             "tools.md"],
+)  # fmt: skip
+def test_every_flag_that_a_page_names_exists(page: str) -> None:
+    known = set(FLAG.findall(CliRunner().invoke(build_app(), ["serve", "--help"]).output))
+    named = set(FLAG.findall(text_of(page)))
+    assert named
+    assert named - known - OTHERS.get(page, set()) == set()
