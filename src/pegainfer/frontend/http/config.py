@@ -44,7 +44,8 @@ class HttpConfig:
         default=(),
         repr=False,
         metadata={
-            "help": f"Keys that may do what any key may, and end others' requests and change the server; also ${ADMIN_KEY_VARIABLE}."
+            "help": "Keys that may do what any key may, and end others' requests and change the server; also "
+            f"${ADMIN_KEY_VARIABLE}."
         },
     )
     allowed_origin: tuple[str, ...] = _flag(
