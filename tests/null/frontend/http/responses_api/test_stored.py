@@ -353,3 +353,21 @@ def test_a_running_response_that_is_forgotten_is_ended() -> None:
         assert app.num_live == 0 and len(app.front.responses) == 0
 
     run(main)
+
+
+def test_a_chain_is_as_long_as_its_conversation_and_never_a_ring() -> None:
+    engine = scripted("r")
+    app = app_of(engine)
+    for i in range(100):
+        body = {"input": f"q{i}", "request_id": f"n{i}"}
+        if i:
+            body["previous_response_id"] = f"resp_n{i - 1}"
+        assert ask_app(app, PATH, body).status_code == 200
+        if i:  # what is forgotten takes nothing from what follows it
+            assert ask_app(app, f"{PATH}/resp_n{i - 1}", method="DELETE").status_code == 200
+    assert prompt_of(engine).split("assistant:r\n") == [f"user:q{i}\n" for i in range(100)]
+    ring = {"input": "x", "request_id": "n99", "previous_response_id": "resp_n99"}
+    assert ask_app(app, PATH, ring).json()["error"]["param"] == "request_id"
+    itself = {"input": "x", "request_id": "new", "previous_response_id": "resp_new"}
+    assert ask_app(app, PATH, itself).status_code == 404
+    assert len(app.front.responses) == 1
