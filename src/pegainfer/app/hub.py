@@ -166,9 +166,13 @@ def _told(name: HubName, revision: str | None, offline: bool) -> Iterator[None]:
             remedy="check the name (there is no such folder here either); a private one needs HF_TOKEN",
         ) from None  # fmt: skip
     except errors.LocalEntryNotFoundError as e:
-        what = "the model was not fetched before" if offline else "the hub cannot be reached"
-        remedy = "leave --offline out" if offline else NETWORK
-        raise ConfigError(what, where=where, got=f"{e!s:.120}", remedy=remedy) from None
+        if offline:
+            raise ConfigError(
+                "the model was not fetched before", where=where, remedy="leave --offline out"
+            ) from None
+        raise ConfigError(
+            "the hub cannot be reached", where=where, got=f"{e!s:.120}", remedy=NETWORK
+        ) from None
     except errors.HfHubHTTPError as e:
         raise ConfigError("the hub refuses", got=f"{e!s:.200}", where=where) from None
     except (OSError, ValueError, RuntimeError) as e:

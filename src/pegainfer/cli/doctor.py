@@ -62,6 +62,13 @@ def doctor(
     Exits with 1 if something that serving needs is missing. With --plan or --bisect, looks into one model.
     """
     if not (ask.plan or ask.bisect):
+        ignored = [model] if model is not None else sorted(given - {"--plan", "--bisect"})
+        if ignored:
+            raise ConfigError(
+                "the machine's check takes no model and no flags",
+                got=" ".join(ignored),
+                remedy="add --plan or --bisect to look into a model, or leave it out",
+            )
         lines = list(_machine())
         for name, state, _ in lines:
             print(f"{name:14} {state}")

@@ -272,6 +272,8 @@ def test_a_wrong_model_in_the_engine_process(make: Callable[[Path], Path], tmp_p
         (["serve", "--host", "no.such.host.invalid", "--port", "0"], "no.such.host.invalid"),
         (["serve", "org/name", "--offline", "--port", "0"], "org/name"),
         (["bench", "engine", "--rounds", "0", "--device", "null"], "0"),
+        (["doctor", "some-model"], "add --plan or --bisect"),
+        (["doctor", "--threads", "1"], "got --threads"),
         (["doctor", "--plan", "--device", "null"], "null device"),
         (["doctor", "--plan", "--tokens", "1", "--rows", "2"], "rows"),
     ],
