@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.contract.observation import Observer
@@ -150,8 +150,18 @@ class _Endpoint:
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        held, own = self._front.held, 0
+
+        async def counting() -> Message:
+            nonlocal own
+            message = await receive()
+            size = len(message.get("body", b""))
+            own += size
+            held.add(size)
+            return message
+
         try:
-            await self._handler(self._front, scope, receive, send)
+            await self._handler(self._front, scope, counting, send)
         except ClientGoneError:
             return
         except Exception as e:
@@ -159,6 +169,8 @@ class _Endpoint:
             if error.code in ("overloaded", "rate_limited", "engine_dead", "timeout"):
                 self._front.metrics.reject(error.code)
             await send_error(send, error, scope["path"])
+        finally:
+            held.num_bytes -= own
 
 
 async def _no_route(request: Request, exc: Exception) -> Response:

@@ -88,6 +88,7 @@ class HttpConfig:
     drain_seconds: float = _flag(600.0, "At shutdown, running requests get this long to finish.")
 
     max_body_bytes: int = _flag(16 << 20, "Longest request body.")
+    max_held_bytes: int = _flag(1 << 30, "Bytes of the bodies of all requests that are being answered.")
     max_header_bytes: int = _flag(64 << 10, "Longest request header, request line included.")
     max_json_depth: int = _flag(64, "Deepest nesting of a request body.")
     max_queued_requests: int = _flag(1024, "Prompts waiting for their first token.")
@@ -149,6 +150,11 @@ class HttpConfig:
                 raise ConfigError(
                     "no such limit", expected=f"0 to {top}", got=getattr(self, name), where=flag
                 )
+        if self.max_body_bytes > self.max_held_bytes:
+            raise ConfigError(
+                "one request could hold more than all may", got=self.max_body_bytes,
+                expected=f"max_body_bytes ≤ max_held_bytes = {self.max_held_bytes}",
+            )  # fmt: skip
         if self.max_prompts > self.max_queued_requests:
             raise ConfigError(
                 "one request could fill more than the queue",
@@ -197,6 +203,7 @@ _POSITIVE = (
     "write_seconds",
     "ready_seconds",
     "max_body_bytes",
+    "max_held_bytes",
     "max_header_bytes",
     "max_json_depth",
     "max_queued_requests",

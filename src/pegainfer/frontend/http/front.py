@@ -24,7 +24,7 @@ from pegainfer.frontend.http.fields import (
     SamplingDefaults,
 )
 from pegainfer.frontend.http.generation import Generation, Prompt
-from pegainfer.frontend.http.limits import Gate
+from pegainfer.frontend.http.limits import Gate, Held
 from pegainfer.frontend.http.metrics import FrontMetrics, MetricsPage
 from pegainfer.frontend.http.registry import KeepAlive, Registry
 from pegainfer.frontend.http.responses_api.store import ResponseStore
@@ -58,6 +58,7 @@ class Front:
         self.workers = WorkerPool(self._worker_setup, self.config.worker_processes)
         self.grammars = GrammarCache(self.workers, self.config.grammar_seconds)
         self.gate = Gate(self.config)
+        self.held = Held(self.config)
         self.responses = ResponseStore(
             most=self.config.max_stored_responses,
             most_bytes=self.config.max_stored_bytes,

@@ -25,6 +25,26 @@ def at_most(param: str, items: int, limit: int, what: str) -> None:
         raise bad_value(param, f"≤ {limit} {what}", items)
 
 
+class Held:
+    """Counts the bytes of the bodies of all requests that are being answered."""
+
+    def __init__(self, config: HttpConfig) -> None:
+        self._most = config.max_held_bytes
+        self.num_bytes = 0
+
+    def add(self, size: int) -> None:
+        """Raises QueueFullError where it is too much; it counts all the same."""
+        self.num_bytes += size
+        if self.num_bytes > self._most:
+            raise QueueFullError(
+                "the requests under way are too large together",
+                expected=f"≤ {self._most} bytes",
+                got=self.num_bytes,
+                remedy="retry later",
+                retry_after=RETRY_SECONDS,
+            )
+
+
 class Gate:
     """Counts the prompts that wait for their first token, and refuses what would be too many.
 

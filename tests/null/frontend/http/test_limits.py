@@ -195,6 +195,30 @@ def test_the_body_limit_holds_on_every_route(path: str) -> None:
     assert response.status_code == 413 and response.headers["connection"] == "close"
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_all_bodies_together_are_bounded(path: str) -> None:
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine, max_body_bytes=100, max_held_bytes=150)
+        first = Call(app, PATH, b'{"prompt": "a", "max_tokens": 1}'.ljust(100))
+        await spin()
+        assert len(engine.requests) == 1
+        for size, status in ((51, 503), (50, None)):
+            second = Call(app, path, b"{}".ljust(size))
+            await second.task
+            assert second.status == status or (status is None and second.status == 400)
+            assert app.front.held.num_bytes == 100
+            if status == 503:
+                assert second.headers["retry-after"] == "1"
+                assert b"too large together" in second.body
+        engine.resume()
+        await first.task
+        assert first.status == 200 and app.front.held.num_bytes == 0
+
+    run(main)
+
+
 def test_the_queue_of_requests_is_bounded() -> None:
     engine = FakeEngine(paused=True)
 
@@ -323,6 +347,7 @@ def test_two_live_requests_cannot_share_an_id() -> None:
         {"max_n": 0},
         {"keep_alive_seconds": 0.0},
         {"max_body_bytes": -1},
+        {"max_body_bytes": 101, "max_held_bytes": 100},
         {"max_prompts": 11, "max_queued_requests": 10},
         {"api_key": ("",)},
         {"api_key": (" key",)},
