@@ -36,8 +36,8 @@ CARDS = {
 }
 ARCHS = ("90a", "120a")  # that must be there; others are looked at where they are
 # Bytes that a kernel may spill, stores and loads; none where it is not named. Tiles of heads of 256 want more
-# registers than a thread has, and no line that is served has such heads; sample_pick's blocks of 1,024 threads
-# have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not).
+# registers than a thread has, and no line that is served has such heads; sample_pick's blocks of 1,024
+# threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not).
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
