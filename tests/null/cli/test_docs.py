@@ -1,4 +1,4 @@
-"""Flags that pages of the docs name are flags of `pegainfer serve`."""
+"""What pages of the docs name: flags are those of `pegainfer serve`, fields those of the routes."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ def test_every_flag_that_a_page_names_exists(page: str) -> None:
     named = set(FLAG.findall(text_of(page)))
     assert named
     assert named - known - OTHERS.get(page, set()) == set()
+
+
+def test_the_list_of_fields_is_that_of_the_routes() -> None:
+    listed = (DOCS / "http.md").read_text().split("## Fields\n\n")[1].split("\n\n")[0]
+    names = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]*)`", listed))))
+    routes = dict(re.findall(r"^## POST (\S+)$(.*?)(?=^## )", (DOCS / "api.md").read_text(), re.M | re.S))
+    rows = re.findall(
+        r"^\| `([a-z_]+)` \| (?!not served)", routes["/v1/chat/completions"] + routes["/v1/completions"], re.M
+    )
+    assert len(rows) > 50
+    assert names == set(rows)
