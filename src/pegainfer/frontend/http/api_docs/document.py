@@ -19,6 +19,12 @@ DESCRIPTION = (
     "Nothing is accepted and ignored: a field that is unknown, or known and not served, is a 400 that names "
     "it. Null is the same as absent."
 )
+EVENT: Schema = {
+    "type": "object",
+    "description": "of each event; its data is JSON, or [DONE]",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 REFUSED = {
     400: "the request is wrong; the message says where",
     401: "no known key",
@@ -75,7 +81,7 @@ def _operation(op: Operation, names: dict[Any, str], front: Front) -> Schema:
         schema = {"$ref": REF.format(name=names[op.answer])}
     content = {media: {"schema": schema}}
     if op.events:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": EVENT}
     route, below = ANTHROPIC_PATHS
     error = AnthropicError if op.path == route or op.path.startswith(below) else ErrorBody
     refusal = {"application/json": {"schema": {"$ref": REF.format(name=names[error])}}}
