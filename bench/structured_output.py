@@ -38,7 +38,7 @@ from tests.support.schemas import SCHEMAS, Schema
 
 MAX_TOKENS = 1500
 COST_TOKENS = 64
-COST_RUNS = 15
+COST_RUNS = 31
 
 
 class Runner:
@@ -123,7 +123,7 @@ def check(runner: Runner, count: int, batch: int, only: str | None) -> Counter[s
 
 
 def cost(runner: Runner, batch: int) -> None:
-    """Prints the time a step with and without a grammar: the best of alternating runs, for a busy machine."""
+    """Prints the time a step with and without a grammar: medians of alternating runs and of their ratios."""
     job = GrammarJob("regex", r'"([^"\\\n]|\\["n])*')
     spec = GrammarSpec("regex", compile_grammar(job, runner.ll))
     times: dict[bool, list[float]] = {False: [], True: []}
@@ -144,9 +144,9 @@ def cost(runner: Runner, batch: int) -> None:
             if run:  # the first warms up
                 times[with_grammar].append(seconds / steps)
             mean = statistics.mean(len(t) for t, _ in answers.values())
-    plain, masked = (min(times[k]) * 1e3 for k in (False, True))
+    plain, masked = (statistics.median(times[k]) * 1e3 for k in (False, True))
     stats = runner.engine.stats()
-    more = masked / plain - 1
+    more = statistics.median(b / a for a, b in zip(times[False], times[True], strict=True)) - 1
     print(f"batch {batch}: {plain:.3f} ms a step without, {masked:.3f} ms with a grammar: {more:+.1%}")
     print(f"  (answers under the grammar had {mean:.0f} tokens; host seconds: {stats.host_seconds})")
 

@@ -55,7 +55,7 @@ class LLGuidanceGrammars:
         """
         self._load = load
         self._num_bytes = -(-vocab_size // 32) * 4
-        self._eos = np.zeros(self._num_bytes, np.uint8)
+        self._no_end = np.full(self._num_bytes, 0xFF, np.uint8)  # a mask of all but the end's tokens
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._executor: LLExecutor | None = None
@@ -75,7 +75,7 @@ class LLGuidanceGrammars:
         if self._tokenizer is None:
             vocabulary = self._load()
             for token in vocabulary.eos_ids:
-                self._eos[token >> 3] |= 1 << (token & 7)
+                self._no_end[token >> 3] &= ~(1 << (token & 7)) & 0xFF
             self._tokenizer = ll_tokenizer(vocabulary)
             threads = len(os.sched_getaffinity(0)) // CORES_PER_THREAD
             if threads > 1:
@@ -95,16 +95,20 @@ class LLGuidanceGrammars:
         width = -(-self._tokenizer.vocab_size // 32) * 4
         out = np.zeros((len(inners), max(width, self._num_bytes)), np.uint8)
         if self._executor is None or len(inners) < PARALLEL_FROM:
-            for row, inner in zip(out, inners, strict=True):
-                inner.unsafe_compute_mask_ptr(row.ctypes.data, width)
+            first, stride = out.ctypes.data, out.shape[1]
+            for i, inner in enumerate(inners):
+                inner.unsafe_compute_mask_ptr(first + i * stride, width)
         else:
             numbered = [(inner, i) for i, inner in enumerate(inners)]
             part = np.empty((len(inners), width), np.uint8)
             self._executor.unsafe_compute_mask_ptr(numbered, part.ctypes.data, width, len(part))
             out[:, :width] = part
-        masks: list[bytes | None] = []
-        for row, inner, may_end in zip(out[:, : self._num_bytes], inners, ends, strict=True):
+        rows = out[:, : self._num_bytes]
+        for row, may_end in zip(rows, ends, strict=True):
             if not may_end:
-                row &= ~self._eos
-            masks.append(None if inner.is_error() or not row.any() else row.tobytes())
-        return masks
+                row &= self._no_end
+        some = list(rows.any(axis=1))
+        return [
+            row.tobytes() if any_allowed and not inner.is_error() else None
+            for row, inner, any_allowed in zip(rows, inners, some, strict=True)
+        ]

@@ -58,6 +58,8 @@ class SamplingState:
         self.scored: set[int] = set()  # slots whose prompt's log-probabilities are asked for
         self.pooled: set[int] = set()  # slots whose prompt's vector is asked for
         self._extras: dict[int, _Extras] = {}
+        self._masked: tuple[int, ...] = ()  # rows, and those with a mask, of `_mask_rows`
+        self._mask_rows = np.zeros(0, np.int32)
         self._no_mask = np.zeros((0, -(-vocab_size // 32)), np.uint32)
 
     def enter(self, new: NewSlot) -> None:
@@ -115,13 +117,16 @@ class SamplingState:
         return inputs
 
     def stage_masks(self, count: int, masks: Mapping[int, bytes]) -> dict[str, Array]:
-        """Of `count` rows those in `masks` have one; see `stage`."""
-        rows = np.full(count, -1, np.int32)
+        """Of `count` rows those in `masks` have one; see `stage`. The same rows are the same object again."""
+        whose = (count, *masks)
+        if whose != self._masked:
+            self._masked = whose
+            self._mask_rows = np.full(count, -1, np.int32)
+            self._mask_rows[list(masks)] = np.arange(len(masks))
         if not masks:
-            return {"masks": self._no_mask, "mask_rows": rows}
-        rows[list(masks)] = np.arange(len(masks))
+            return {"masks": self._no_mask, "mask_rows": self._mask_rows}
         words = np.frombuffer(b"".join(masks.values()), np.uint32)
-        return {"masks": words.reshape(len(masks), -1), "mask_rows": rows}
+        return {"masks": words.reshape(len(masks), -1), "mask_rows": self._mask_rows}
 
     def _count(self, wanted: int | None) -> int:
         return NO_LOGPROBS if wanted is None else min(wanted, self.max_logprobs)
