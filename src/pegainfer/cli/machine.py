@@ -84,12 +84,19 @@ def provenance(threads: int) -> dict[str, Any]:
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit(),
-        "command": shlex.join(["pegainfer", *sys.argv[1:]]),
+        "command": _command(),
         "cpu": cpu_model(),
         "cores": num_cores(),
         "threads": threads,
         "read_gb_s": round(read_bandwidth(threads), 1),
     }
+
+
+def _command() -> str:
+    """What was typed, but for where the checkout lies."""
+    program = Path(sys.argv[0])
+    name = ["python", f"bench/{program.name}"] if program.parent.name == "bench" else ["pegainfer"]
+    return shlex.join([*name, *sys.argv[1:]])
 
 
 def append_result(path: Path, row: dict[str, Any]) -> None:

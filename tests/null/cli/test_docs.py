@@ -12,9 +12,10 @@ from pegainfer.cli.commands import build_app
 
 DOCS = Path(__file__).parents[3] / "docs"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
-OTHERS = {  # of docker, systemctl, useradd and run-batch
+OTHERS = {  # of docker, systemctl, useradd, run-batch and benches
     "deploying.md": {"--build-arg", "--now", "--system"},
     "agent-routes.md": {"--concurrency"},
+    "structured-output.md": {"--cost"},
 }
 
 
