@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pegainfer.kernels.build import Source, find_sources
 from pegainfer.kernels.ledger import FORWARD, Row, shape_text
-from pegainfer.kernels.report import PLAIN_CASES, bound_of, groups_of, table
+from pegainfer.kernels.report_text import PLAIN_CASES, bound_of, groups_of, table
 
 WORST = 25  # rows in the work list
 AFTERWARDS = frozenset({"adjust_logits", "sample_tokens", "token_logprobs", "append_tokens"})  # the sampler's

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegainfer.contract.errors import OpError
-from pegainfer.ops.spec import Cost, OpSpec, Role, emit_lowered
+from pegainfer.ops.spec import Cost, OpSpec, Role
 from pegainfer.ops.tensor import Dim, Kind, Sizes, Tensor
 
 ARENA_ALIGN = 64  # bytes: a cache line, and the widest vector
@@ -85,7 +85,7 @@ class Program:
                 calls.append(call)
                 continue
             inside = Builder(self.name, prefix=f"{i}.{call.spec.name}.")
-            emit_lowered(call.spec, inside, call.tensors, call.attrs)
+            _emit_lowered(call.spec, inside, call.tensors, call.attrs)
             calls += Program(self.name, tuple(inside.calls)).lowered(keep).calls
         return Program(self.name, tuple(calls))
 
@@ -198,3 +198,11 @@ class Builder:
                     raise OpError(f"program {self.name}: {call} reads {t.name} before anything wrote it")
             written.update(t.storage for t in call.tensors.values())
         return Program(self.name, tuple(self.calls))
+
+
+def _emit_lowered(
+    spec: OpSpec, b: Builder, tensors: Mapping[str, Tensor | None], attrs: Mapping[str, Any]
+) -> None:
+    """Emits the finer ops of a coarse call into `b`."""
+    assert spec.lower is not None
+    spec.lower(b, **{o.name: tensors.get(o.name) for o in spec.operands}, **attrs)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pegainfer.contract.errors import OpError
 from pegainfer.ops.tensor import FLOATS, FORMATS, WEIGHTS, Dim, Sizes, Tensor
-
-if TYPE_CHECKING:
-    from pegainfer.ops.program import Builder
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 INTS = ("i32",)
@@ -178,11 +175,3 @@ def declare(spec: OpSpec) -> OpSpec:
         raise OpError(f"op {spec.name} is declared twice")
     REGISTRY[spec.name] = spec
     return spec
-
-
-def emit_lowered(
-    spec: OpSpec, b: Builder, tensors: Mapping[str, Tensor | None], attrs: Mapping[str, Any]
-) -> None:
-    """Emits the finer ops of a coarse call into `b`."""
-    assert spec.lower is not None
-    spec.lower(b, **{o.name: tensors.get(o.name) for o in spec.operands}, **attrs)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pegainfer.kernels import report as page
-from pegainfer.kernels import report_gpu
 from pegainfer.kernels.ledger import LEDGER, read
-from pegainfer.kernels.report import DOCS, FELT_US, GPU_PAGE, PAGE, report
+from pegainfer.kernels.report import DOCS, PAGES, main
+from pegainfer.kernels.report_cpu import FELT_US, report
 from tests.null.kernels.test_ledger import row
 
 ATTENTION = {"C": 128, "D": 64, "G": 3, "H": 9, "Q": 128, "R": 1, "S": 16, "T": 1}
@@ -25,8 +24,8 @@ def section(text: str, title: str) -> str:
 
 def test_the_committed_page_is_what_the_committed_ledger_gives() -> None:
     rows = read(LEDGER)
-    assert (DOCS / PAGE).read_text() == report(rows), "run `make docs-kernels`"
-    assert (DOCS / GPU_PAGE).read_text() == report_gpu.report(rows), "run `make docs-kernels`"
+    for name, text in PAGES.items():
+        assert (DOCS / name).read_text() == text(rows), "run `make docs-kernels`"
 
 
 def test_no_rows() -> None:
@@ -89,7 +88,7 @@ def test_farthest_first_and_only_what_a_step_feels() -> None:
 
 
 def test_main_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page.main([str(tmp_path)])
-    for name in (PAGE, GPU_PAGE):
+    main([str(tmp_path)])
+    for name in PAGES:
         assert (tmp_path / name).read_text() == (DOCS / name).read_text()
-    assert capsys.readouterr().out == f"{tmp_path / PAGE}\n{tmp_path / GPU_PAGE}\n"
+    assert capsys.readouterr().out == "".join(f"{tmp_path / name}\n" for name in PAGES)

@@ -16,9 +16,9 @@ from pegainfer.frontend.http.body import parse, read_body
 from pegainfer.frontend.http.choice import Delta
 from pegainfer.frontend.http.fields import INT32_MAX, GenerateFields, count, refuse_unserved
 from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
-from pegainfer.frontend.http.formats import requested_grammar
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
+from pegainfer.frontend.http.grammars import requested_grammar
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit, prompt_sources, sampling
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegainfer.frontend.http.fields import GenerateFields
-from pegainfer.frontend.http.formats import checked
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
+from pegainfer.frontend.http.grammars import checked_grammar
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit, sampling
 from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.options import AnswerOptions
@@ -76,7 +76,7 @@ async def prepare(
     job = output_job(front, request, plan, syntax.state)
     shared = dataclasses.replace(
         shared,
-        grammar=None if job is None else await checked(front, *job),
+        grammar=None if job is None else await checked_grammar(front, *job),
         shown_ids=front.marker_ids(tools=bool(plan.tools)),
     )
     prompt = await front.text_work(len(text), lambda: _prompt(front, request, shared, options, text))

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from pegainfer.contract.errors import RequestError
-from pegainfer.contract.request import GrammarSpec
 from pegainfer.frontend.grammar.compiler import GrammarJob
 from pegainfer.frontend.http.body import load_json
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import at_most, bad_value
-
-if TYPE_CHECKING:
-    from pegainfer.frontend.http.front import Front
 
 MAX_CHOICES = 4096
 MAX_TEXT_DEPTH = 64  # of JSON within a string
@@ -66,20 +61,6 @@ def grammar_job(r: Formatted, max_bytes: int) -> tuple[str, GrammarJob] | None:
     if found is not None:
         at_most(found[0], len(found[1].text.encode()), max_bytes, "bytes")
     return found
-
-
-async def requested_grammar(front: Front, r: Formatted) -> GrammarSpec | None:
-    """The grammar that a request's output must obey, checked in a worker process. Raises ApiError (400)."""
-    found = grammar_job(r, front.config.max_grammar_bytes)
-    return None if found is None else await checked(front, *found)
-
-
-async def checked(front: Front, param: str, job: GrammarJob) -> GrammarSpec:
-    """Raises ApiError (400) that blames `param`, QueueFullError."""
-    try:
-        return await front.grammars.get(job)
-    except RequestError as error:
-        raise ApiError(400, f"{param}: {error}", param=param) from None
 
 
 def _of_format(wanted: ResponseFormat | None) -> tuple[str, GrammarJob] | None:
