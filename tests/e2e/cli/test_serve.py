@@ -8,11 +8,12 @@ import os
 import select
 import signal
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.server import Server, pega, serving
+from tests.support.server import END_SECONDS, Server, pega, serving
 
 
 def ended(pid: int) -> bool:
@@ -148,13 +149,28 @@ def test_a_taken_port_is_an_error_at_once() -> None:
     )
 
 
+def runs_engine(pid: int) -> bool:
+    """Whether a child has become an engine: before, it shares its parent's memory and must not be stopped."""
+    return b"pegainfer.cli.engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.split("ShdPnd:")[1].split()[0], 16) >> (number - 1) & 1)
+
+
 def test_a_signal_while_a_new_engine_loads_ends_the_server_at_once() -> None:
     with serving("--device", "null") as server:
         (engine,) = server.children()
         response = open_stream(server, max_tokens=4000)
         os.kill(engine, signal.SIGKILL)
         assert b"signal 9" in response.read()
-        while engine in server.children():  # reaped, right before a new one is started
+        while not (loading := [pid for pid in server.children() if runs_engine(pid) and pid != engine]):
             pass
-        assert server.stop() == 0
+        os.kill(loading[0], signal.SIGSTOP)  # it gets ready no sooner than it is told to end
+        server.process.send_signal(signal.SIGTERM)
+        while not is_pending(loading[0], signal.SIGTERM):
+            pass
+        os.kill(loading[0], signal.SIGCONT)
+        assert server.process.wait(END_SECONDS) == 0
         assert "new engine is ready" not in server.errors.read_text()
