@@ -107,7 +107,7 @@ class LLGuidanceGrammars:
         for row, may_end in zip(rows, ends, strict=True):
             if not may_end:
                 row &= self._no_end
-        some = list(rows.any(axis=1))
+        some = np.asarray(rows.any(axis=1)).tolist()
         return [
             row.tobytes() if any_allowed and not inner.is_error() else None
             for row, inner, any_allowed in zip(rows, inners, some, strict=True)

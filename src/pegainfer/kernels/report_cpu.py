@@ -1,4 +1,4 @@
-"""The page of the CPU's kernels: where a step spends its time, what is farthest from its floor, all shapes."""
+"""The page of the CPU's kernels: where a step spends its time, what is farthest from its floor, shapes."""
 
 from __future__ import annotations
 
