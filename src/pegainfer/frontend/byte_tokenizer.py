@@ -21,7 +21,8 @@ CHATML = (
 def byte_tokenizer() -> Tokenizer:
     """Every text round-trips; <|im_end|> ends a sequence; chats are written as ChatML."""
     vocabulary = {char: byte for char, byte in BYTE_OF_CHAR.items()}
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges=[]))
+    # Without words, a whole text would be an entry of the library's cache of words, and hold 10,000 texts.
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges=[], cache_capacity=0))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(SPECIAL_TOKENS))
