@@ -31,9 +31,13 @@ def answers(page: Page) -> Locator:
     return page.locator("article.assistant")
 
 
-_SHOWN = """() => [...document.querySelectorAll("article.message")].map(message => [
-  message.classList[1], [...message.querySelectorAll(".markdown, .plain")].at(-1).innerText.trim(),
-])"""
+# The browser skips what is far from the window, as a message is until the page has followed it: no innerText.
+_SHOWN = """() => [...document.querySelectorAll("article.message")].map(message => {
+  message.style.contentVisibility = "visible";
+  const text = [...message.querySelectorAll(".markdown, .plain")].at(-1).innerText.trim();
+  message.style.contentVisibility = "";
+  return [message.classList[1], text];
+})"""
 
 
 def shown(page: Page) -> list[tuple[str, str]]:
