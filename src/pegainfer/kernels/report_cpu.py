@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pegainfer.kernels.ledger import Row, shape_text
-from pegainfer.kernels.report_text import PLAIN_CASES, bound_of, groups_of
+from pegainfer.kernels.report_text import bound_of, groups_of, matches, table
 
 WORST = 15  # rows in the list of what is farthest from its floor
 FELT_US = 100  # of a step, below which no user would notice
@@ -35,30 +35,21 @@ def report(rows: Iterable[Row]) -> str:
     for (device, threads, model), group in groups.items():
         parts += [f"## {device}, {threads} threads, {model}\n", _origins(group)]
         for title, sizes in (("a decode step at batch 1", DECODE), ("a prefill of 512 tokens", PREFILL)):
-            parts += _step(title, [r for r in group if _matches(r, sizes)])
+            parts += _step(title, [r for r in group if matches(r, sizes)])
         parts += [_farthest(group), _shapes(group)]
     return "\n".join(parts)
 
 
 def _origins(rows: list[Row]) -> str:
     """Each run's ceilings and how to repeat it."""
-    lines = [
-        "| run | commit | reads | caches | peaks | command |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for row in {r.date: r for r in rows}.values():
         peaks = ", ".join(f"{name} {peak:g}" for name, peak in row.roofline.peaks.items())
-        lines.append(
-            f"| {row.date} | {row.commit or '–'} | {row.roofline.read_gb_s:g} GB/s | "
-            f"{row.roofline.cache_gb_s:g} GB/s | {peaks} GFLOP/s | `{row.command}` |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _matches(row: Row, sizes: dict[str, int]) -> bool:
-    """Whether the row is part of a step of these sizes; an op of sampling rows has no T."""
-    shared = [a for a in row.shape if a in sizes]
-    return bool(shared) and all(row.shape[a] == sizes[a] for a in shared) and row.case in PLAIN_CASES
+        lines.append((
+            row.date, row.commit or "–", f"{row.roofline.read_gb_s:g} GB/s",
+            f"{row.roofline.cache_gb_s:g} GB/s", f"{peaks} GFLOP/s", f"`{row.command}`",
+        ))  # fmt: skip
+    return table(("run", "commit", "reads", "caches", "peaks", "command"), lines)
 
 
 def _step(title: str, rows: list[Row]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pegainfer.kernels.build import Source, find_sources
 from pegainfer.kernels.ledger import FORWARD, Row, shape_text
-from pegainfer.kernels.report_text import PLAIN_CASES, bound_of, groups_of, table
+from pegainfer.kernels.report_text import bound_of, groups_of, matches, table
 
 WORST = 25  # rows in the work list
 AFTERWARDS = frozenset({"adjust_logits", "sample_tokens", "token_logprobs", "append_tokens"})  # the sampler's
@@ -73,16 +73,10 @@ def _origins(rows: list[Row]) -> str:
     return table(columns, lines)
 
 
-def _matches(row: Row, rows: int, tokens: int, context: int) -> bool:
-    """Whether the row is part of such a step; most ops see only its tokens, or only its sampled rows."""
-    sizes = {"T": tokens, "R": rows, "L": rows, "C": context}
-    shared = [a for a in row.shape if a in sizes]
-    return bool(shared) and all(row.shape[a] == sizes[a] for a in shared) and row.case in PLAIN_CASES
-
-
 def _step(title: str, group: list[Row], rows: int, tokens: int, context: int) -> Iterator[str]:
     """Where one step's time goes, most time lost first."""
-    found = [r for r in group if _matches(r, rows, tokens, context)]
+    sizes = {"T": tokens, "R": rows, "L": rows, "C": context}
+    found = [r for r in group if matches(r, sizes)]
     whole = next((r for r in found if r.op == FORWARD), None)
     if whole is None:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pegainfer.kernels.ledger import Row, newest
 from pegainfer.ops.spec import Cost
@@ -17,6 +17,12 @@ def groups_of(rows: Iterable[Row], backend: str) -> dict[tuple[str, int, str], l
         if row.variant.startswith(backend):
             groups.setdefault((row.device, row.threads, row.model), []).append(row)
     return groups
+
+
+def matches(row: Row, sizes: Mapping[str, int]) -> bool:
+    """Whether the row is part of a step of these sizes; most ops see only its tokens, or its sampled rows."""
+    shared = [a for a in row.shape if a in sizes]
+    return bool(shared) and all(row.shape[a] == sizes[a] for a in shared) and row.case in PLAIN_CASES
 
 
 def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
