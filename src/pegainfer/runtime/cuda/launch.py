@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import struct as c_struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from pegainfer.contract.errors import OpError
 from pegainfer.runtime.cuda.driver import bindings, call, fail
@@ -21,8 +23,11 @@ _KINDS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Arg:
+# The same in the letters of Python's struct, which places each field on a multiple of its size as C does.
+_LETTERS = {"ptr": "Q", "i32": "i", "u32": "I", "i64": "q", "f32": "f"}
+
+
+class Arg(NamedTuple):
     """One kernel parameter: `kind` is ptr, i32, u32, i64, f32, or block (an object with an `address`, whose
     bytes the driver copies: a TensorMap, a struct).
     """
@@ -61,15 +66,9 @@ class Block:
 
 def struct(*fields: Arg) -> Arg:
     """A struct passed by value, laid out as C does: each field on a multiple of its own size."""
-    data = bytearray()
-    widest = 1
-    for f in fields:
-        cell = _KINDS[f.kind](f.value)
-        size = ctypes.sizeof(cell)
-        data += bytes(-len(data) % size) + bytes(cell)
-        widest = max(widest, size)
-    data += bytes(-len(data) % widest)
-    return Arg("block", Block(bytes(data)))
+    letters = "".join([_LETTERS[f.kind] for f in fields])
+    widest = "Q" if "Q" in letters or "q" in letters else "I"
+    return Arg("block", Block(c_struct.pack(f"@{letters}0{widest}", *[f.value for f in fields])))
 
 
 def pack(args: Sequence[Arg]) -> tuple[Any, list[Any]]:
@@ -120,7 +119,7 @@ class Launch:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes = shared
-        attributes = _attributes(pdl, cluster)
+        attributes = _attributes(d, pdl, cluster)
         config.attrs, config.numAttrs = attributes, len(attributes)
         self._config = config
         self._stream: Stream | None = None
@@ -142,8 +141,9 @@ class Launch:
         return f"{self.label}: {self.kernel.name} grid {self.grid} block {self.block} shared {self.shared}"
 
 
-def _attributes(pdl: bool, cluster: int) -> list[Any]:
-    d = bindings()
+@functools.cache
+def _attributes(d: ModuleType, pdl: bool, cluster: int) -> list[Any]:
+    """Made once for each kind of launch: a configuration copies them."""
     out = []
     if pdl:
         value = d.CUlaunchAttributeValue()
@@ -168,6 +168,6 @@ def active_clusters(kernel: Kernel, cluster: int, block: int, shared: int) -> in
     config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
     config.sharedMemBytes = shared
-    attributes = _attributes(False, cluster)
+    attributes = _attributes(bindings(), False, cluster)
     config.attrs, config.numAttrs = attributes, len(attributes)
     return int(call("cuOccupancyMaxActiveClusters", kernel.handle, config, where=kernel.name))
