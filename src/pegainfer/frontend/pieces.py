@@ -60,6 +60,12 @@ class PieceCache:
         self.chars = 0  # that came in, since the start
         self.known_chars = 0  # of them, those that were not encoded again
 
+    def limit(self, max_bytes: int) -> None:
+        """Changes how many bytes of pieces and their ids are kept."""
+        with self._lock:
+            self._max_bytes = max_bytes
+            self._pieces.limit(max_bytes)
+
     def encode(self, text: str, encode_batch: Callable[[list[str]], list[list[int]]]) -> list[int]:
         """The ids of a text, special tokens parsed and none added.
 

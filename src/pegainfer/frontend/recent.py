@@ -33,5 +33,13 @@ class Recent(Generic[K, V]):
             return
         self._entries[key] = value
         self.num_bytes += self._size(key, value)
+        self._drop()
+
+    def limit(self, max_bytes: int) -> None:
+        """Changes how many bytes it may hold."""
+        self._max_bytes = max_bytes
+        self._drop()
+
+    def _drop(self) -> None:
         while self.num_bytes > self._max_bytes:
             self.num_bytes -= self._size(*self._entries.popitem(last=False))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,8 @@ DEVICES = {
 
 Note = Callable[[str, object], None]  # pytest's record_property: figures for --junitxml
 LIMITS = ("--max-num-seqs", "8", "--max-queued-requests", "64", "--max-prompts", "64")
+# Little enough to be full long before the first look: a cache that still fills would hide what leaks.
+KEPT = ("--max-kept-prompt-bytes", str(1 << 20), "--max-stored-bytes", str(1 << 20))
 
 
 def traffic_to(server: Server, seed: int, **more: int) -> Traffic:
@@ -64,6 +67,21 @@ def wait_until_empty(server: Server) -> None:
         time.sleep(0.05)  # between two looks at counts that only the server changes
 
 
+def trims(server: Server) -> int:
+    """How often the front has given back what traffic left."""
+    page = httpx.get(f"{server.url}/metrics").text
+    (count,) = re.findall(r"^pegainfer:memory_trims_total\{.*\} (\S+)$", page, re.MULTILINE)
+    return int(float(count))
+
+
+def wait_until_trimmed(server: Server, before: int) -> None:
+    """Idle for so long that memory is given back once more than `before`."""
+    end = time.monotonic() + 30
+    while trims(server) <= before:
+        assert time.monotonic() < end
+        time.sleep(0.05)  # as above
+
+
 def unhandled(server: Server) -> list[str]:
     """Lines of the log that tell of an exception nobody took care of."""
     words = ("Traceback", "never retrieved", "Task was destroyed", "Exception ignored", "ERROR")
@@ -88,14 +106,16 @@ def test_soak(device: str, jumping_clock: str, record_property: Note) -> None:
     """Random traffic beside a full disk for the log and a wall clock that jumps."""
     if device == "cpu":
         default_model()
-    flags = (*DEVICES[device], *LIMITS, "--access-log", "/dev/full")
+    flags = (*DEVICES[device], *LIMITS, *KEPT, "--access-log", "/dev/full")
     with serving(*flags, LD_PRELOAD=jumping_clock) as server:
         warm, main = traffic_to(server, 1), traffic_to(server, 2)
         asyncio.run(warm.run(SECONDS / 4, 12))
         wait_until_empty(server)
-        before = resident(server)
+        wait_until_trimmed(server, 0)
+        trimmed, before = trims(server), resident(server)
         asyncio.run(main.run(SECONDS, 12))
         wait_until_empty(server)
+        wait_until_trimmed(server, trimmed)
         after = resident(server)
         record_property("resident bytes before and after", (before, after))
         record_property("outcomes", dict(main.outcomes))

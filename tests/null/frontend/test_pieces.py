@@ -167,6 +167,21 @@ def test_the_oldest_pieces_make_room() -> None:
     assert counts[-1] == 1 and len(counts) == 42  # what was not used for long is gone
 
 
+def test_a_lower_limit_drops_what_was_used_longest_ago() -> None:
+    own = byte_tokenizer()
+    cache = PieceCache(PieceCutter(list(own._added.values())), max_bytes=20_000)
+    encode = partial(own.encode_batch, add_special_tokens=False)
+    for i in range(10):
+        cache.encode(f"<|im_start|>{i:03}" + "x" * 100, encode)
+    cache.limit(2000)
+    assert 0 < cache._pieces.num_bytes <= 2000
+    known = cache.known_chars
+    cache.encode("<|im_start|>009" + "x" * 100, encode)
+    assert cache.known_chars > known
+    cache.encode("<|im_start|>000" + "x" * 100, encode)
+    assert cache.known_chars == known + len("<|im_start|>009" + "x" * 100)
+
+
 def test_a_piece_that_would_fill_the_cache_is_not_kept() -> None:
     own = byte_tokenizer()
     cache = PieceCache(PieceCutter(list(own._added.values())), max_bytes=1000)

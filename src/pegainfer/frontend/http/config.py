@@ -105,6 +105,9 @@ class HttpConfig:
     worker_processes: int = _flag(
         2, "Processes that compile grammars and render long chats; started when needed."
     )
+    max_kept_prompt_bytes: int = _flag(
+        80 << 20, "Most memory for what prompts were tokenised to, so that it is not done again."
+    )
     max_stored_responses: int = _flag(1000, "Most answers of /v1/responses that are kept in memory.")
     max_stored_bytes: int = _flag(256 << 20, "Most memory for them, as JSON.")
     stored_seconds: float = _flag(3600.0, "How long each of them is kept.")
@@ -216,6 +219,7 @@ _POSITIVE = (
     "grammar_seconds",
     "template_seconds",
     "worker_processes",
+    "max_kept_prompt_bytes",
     "max_stored_responses",
     "max_stored_bytes",
     "stored_seconds",

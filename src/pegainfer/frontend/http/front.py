@@ -64,7 +64,9 @@ class Front:
             most_bytes=self.config.max_stored_bytes,
             seconds=self.config.stored_seconds,
         )
-        self.block_hashes = BlockHashes()
+        kept = self.config.max_kept_prompt_bytes
+        self.tokenizer.pieces.limit(kept // 5 * 4)  # some 1,000 bytes a prompt's piece, 250 of hashes
+        self.block_hashes = BlockHashes(kept // 5)
         self.registry = Registry()
         self.registry.idle.set()
         self.keep_alive = KeepAlive(self.registry, self.config.keep_alive_seconds)

@@ -123,6 +123,7 @@ class FrontMetrics:
         self.inter_token = self.histograms["inter_token_latency_seconds"]
         self.finished: dict[str, int] = {reason.value: 0 for reason in FinishReason}
         self.rejected: dict[str, int] = {}
+        self.memory_trims = 0
         self.host_seconds: dict[str, float] = {"tokenize": 0.0, "template": 0.0, "detokenize": 0.0}
 
     async def watch_loop(self) -> None:
@@ -215,11 +216,12 @@ class MetricsPage:
 
         for field, (name, text) in _COUNTERS.items():
             yield self._one(CounterMetricFamily, name, text, getattr(stats, field))
-        for name, text, chars in (
+        for name, text, count in (
             ("tokenizer_cache_queries", "Characters of long texts to tokenise.", self._pieces.chars),
             ("tokenizer_cache_hits", "Of them, those known from earlier texts.", self._pieces.known_chars),
+            ("memory_trims", "Times that idle memory was given back.", self._front.memory_trims),
         ):
-            yield self._one(CounterMetricFamily, name, text, chars)
+            yield self._one(CounterMetricFamily, name, text, count)
         host = {**stats.host_seconds, **self._front.host_seconds}
         for name, label, text, values in (
             ("request_success", "finished_reason", "Continuations that ended.", self._front.finished),

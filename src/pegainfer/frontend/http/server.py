@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -17,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.memory import give_back_when_idle, limit_arenas, spare_the_collector
 
 if TYPE_CHECKING:
     from pegainfer.frontend.http.app import App
 
 CLOSE_SECONDS = 5  # for connections to close once nothing is generated any more
-# Objects until the garbage collector looks at the young, and how many looks until it takes the older ones in.
-COLLECT_AFTER = (20_000, 20, 50)
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -102,9 +100,12 @@ async def run_server(
     Raises:
         ConfigError: another process took the port after it was bound.
     """
+    limit_arenas()
     server = _make_server(app, config)
     stop, abort = asyncio.Event(), asyncio.Event()
-    with _signals(stop, abort), _beside(app.front.metrics.watch_loop()):
+    front = app.front
+    tidying = give_back_when_idle(front.registry, front.metrics)
+    with _signals(stop, abort), _beside(front.metrics.watch_loop()), _beside(tidying):
         url = address_of(sockets[0], tls=bool(config.ssl_certfile))
         serving = asyncio.create_task(server.serve(list(sockets)))
         try:
@@ -128,16 +129,6 @@ async def run_server(
         server.should_exit = True
         await serving
     return 0 if clean else 1
-
-
-def spare_the_collector() -> None:
-    """Keeps pauses of the garbage collector off the event loop.
-
-    What was made until now stays for good and is not looked at again, which took 10 to 50 ms each time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
 
 
 async def _first(*waits: Any) -> None:
