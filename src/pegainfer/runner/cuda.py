@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,10 @@ from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.step import BlockCopy, RunnerInfo, StepPlan
 from pegainfer.kv.device.slots import Slots
 from pegainfer.kv.device.stage import StagedRows, Staging
-from pegainfer.runner.buckets import Bucket, Buckets
+from pegainfer.runner.buckets import Buckets
 from pegainfer.runner.parts import Parts
 from pegainfer.runner.pending import Part, PendingDraw, Step
+from pegainfer.runner.ready import PLAIN, ReadySizes
 from pegainfer.runner.results import ASKED, DRAWN, DrawnRing, ResultBuffer
 from pegainfer.runner.sampling import PromptPart, prompt_parts, sampler_call
 from pegainfer.runtime.cuda.driver import errors_at
@@ -35,9 +35,7 @@ from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.stream import Event
 
 Array = np.ndarray[Any, Any]
-NOBODY = np.zeros(0, np.int64)
 BUFFERS = 4  # of results: two steps in flight, the end of the one before them, one to spare
-PLAIN = {"J": 0, "E": 0, "U": 0, "O": 0}  # sampling without biases, masks and banned tokens
 
 
 class CudaRunner:
@@ -53,17 +51,17 @@ class CudaRunner:
         self._stream = parts.stream
         self._slots = Slots(info, max_logprobs)
         self._staging = Staging(self._slots, info)
-        self._buckets = Buckets(info)
-        self._coming = self._buckets.all()  # those that are still to be made ready, and some that are
-        self._ready: set[Bucket | int] = set()  # an int is a batch of the sampler's
+        self._sizes = ReadySizes(parts, Buckets(info))
         self._max_logprobs = max_logprobs
         self._spare: deque[ResultBuffer] = deque()
         self._drawn = DrawnRing(info.max_slots)
         self._ahead: Event | None = None  # the end of the step launched last
         self._counts = [0] * info.max_slots  # blocks in each slot's table
-        self._whole: dict[Bucket, Graph] = {}  # decode steps with their sampling
-        self._last: StagedRows | None = None  # of the last forward pass, if another could continue it
+        self._last: StagedRows | None = None  # of the last step, if all rows are one token and are drawn
+        self._going: Graph | None = None  # what steps that repeat that one launch
+        self._repeated = 0  # such steps that the counts of `_last` and of `_slots` do not have yet
         self._sent: bool | None = None  # whether the sampler's inputs, if still there, ask for logprobs
+        self._scores = False  # whether prompt log-probabilities are ready
         self._last_forward = 0
         self._thread = threading.get_ident()
 
@@ -78,17 +76,13 @@ class CudaRunner:
             pass
         self._spare.extend(self._results() for _ in range(BUFFERS))
         self._stream.synchronize("start")
-        return len(self._ready)
+        return len(self._sizes)
 
     def prepare(self) -> bool:
         """Makes one more size ready; False where all are. See contract.step.Preparing."""
         self._enter_thread()
-        self._last = None
-        for bucket in self._coming:
-            if bucket not in self._ready:
-                self._make_ready(bucket)
-                return True
-        return False
+        self._end_repeats()  # what is made ready runs once, and overwrites the batch on the device
+        return self._sizes.make_next()
 
     @property
     def info(self) -> RunnerInfo:
@@ -97,28 +91,66 @@ class CudaRunner:
     def forward(self, plan: StepPlan) -> Step:
         self._enter_thread()
         started = time.perf_counter()
-        drawn = None
         with errors_at("step", plan.step):
+            if plan.repeats and not (plan.news or plan.frees or plan.copies or plan.snapshots):
+                graph = self._going or self._begin_repeats()
+                if graph is not None:
+                    return self._repeat(plan, graph, started)
+            return self._forward(plan, started)
+
+    def _repeat(self, plan: StepPlan, graph: Graph, started: float) -> Step:
+        """The step before once more, a token on: as little as can be on the host."""
+        if plan.blocks:
             self._slots.apply(plan)
             self._send_deltas(plan)
-            self._copy(plan.copies)
-            last = self._last if not (plan.news or plan.frees) else None
-            if plan.repeats and last is not None and last.decode and len(last.sampling) == len(plan.rows):
-                rows, continues = last.advanced(), True
-            else:
-                rows = self._staging.rows(plan)
-                continues = last is not None and rows.continues(last)
-            staged = time.perf_counter()
-            results = self._take_buffer()
-            began = self._begin(results)
-            if rows.decode and plan.rows:
-                draws = plan.repeats and continues and self._can_draw()
-                drawn = self._run_decode(rows, continues, draws)
-            elif plan.rows:
-                self._run_forward(rows)
-            self._copy(plan.snapshots)
-        self._last, self._last_forward = rows if plan.rows else None, plan.step
-        return Step(plan, rows, results, continues, began, drawn, staged - started)
+        results = self._take_buffer()
+        began = self._begin(results)
+        staged = time.perf_counter() - started
+        graph.launch(self._stream)
+        self._repeated += 1
+        self._last_forward = plan.step
+        assert self._last is not None
+        return Step(plan, self._last, results, True, began, self._drawn.take(), staged)
+
+    def _begin_repeats(self) -> Graph | None:
+        """The graph of steps that repeat the last one; None where they take more than a graph.
+
+        The sampler's inputs must be on the device, and nobody want more than the token.
+        """
+        last = self._last
+        if last is None or not (self._parts.graphs and self._sent is False and self._slots.sampling.plain):
+            return None
+        self._going = self._sizes.joined(last.env["R"], self._drawn.place)
+        return self._going
+
+    def _end_repeats(self) -> StagedRows | None:
+        """Counts what was repeated, and returns the last step's rows, which are forgotten."""
+        last, self._last, self._going = self._last, None, None
+        if last is not None and self._repeated:
+            self._slots.advance(last.slots, self._repeated)
+            last = last.advanced(self._repeated)
+        self._repeated = 0
+        return last
+
+    def _forward(self, plan: StepPlan, started: float) -> Step:
+        last = self._end_repeats()
+        self._slots.apply(plan)
+        self._send_deltas(plan)
+        self._copy(plan.copies)
+        continues = plan.repeats and last is not None and not (plan.news or plan.frees)
+        rows = last.advanced(1) if last is not None and continues else self._staging.rows(plan)
+        staged = time.perf_counter() - started
+        results = self._take_buffer()
+        began = self._begin(results)
+        if rows.decode and plan.rows:
+            self._run_decode(rows, continues)
+        elif plan.rows:
+            self._run_forward(rows)
+        self._copy(plan.snapshots)
+        if rows.decode and 0 < len(plan.rows) == len(rows.sampling):
+            self._last = rows
+        self._last_forward = plan.step
+        return Step(plan, rows, results, continues, began, None, staged)
 
     def sample(self, handle: Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
         self._enter_thread()
@@ -127,13 +159,17 @@ class CudaRunner:
             raise InvariantError(
                 f"step {step.plan.step} is sampled after step {self._last_forward} has overwritten its logits"
             )
+        parts: list[Part] = []
         with errors_at("step", step.plan.step):
-            parts = [self._run_prompt(p) for p in self._prompt_parts(step.rows)]
-            if len(step.rows.sampling):
-                self._draw(step, masks or {})
+            if step.drawn is None:
+                parts = [self._run_prompt(p) for p in self._prompt_parts(step.rows)]
+                if len(step.rows.sampling):
+                    self._draw(step, masks or {})
+            elif masks:
+                raise InvariantError(f"step {step.plan.step} repeats the one before, but has masks")
             step.results.ended.record(self._stream)
-            self._ahead = step.results.ended
-        return PendingDraw(step, parts, self._drawn, self._spare.append)
+        self._ahead = step.results.ended
+        return PendingDraw(step, parts, self._drawn, self._spare)
 
     def close(self) -> None:
         """Returns when all work has ended."""
@@ -185,86 +221,30 @@ class CudaRunner:
         for c in copies:
             self._stream.copy(pool.address + c.dst * nbytes, pool.address + c.src * nbytes, nbytes, c)
 
-    def _run_decode(self, rows: StagedRows, continues: bool, draw: bool) -> int | None:
-        """`draw`: with the sampler, whose inputs are on the device; returns the slot of what is drawn."""
-        bucket = self._buckets.of(rows.env["T"], rows.env["R"], True)
-        self._make_ready(bucket)
+    def _run_decode(self, rows: StagedRows, continues: bool) -> None:
+        self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], True))
         if not continues:
             self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling)
-        if not draw:
-            self._parts.forward.replay(rows.env, True)
-            return None
-        if bucket not in self._whole:
-            self._whole[bucket] = self._join(bucket)
-        self._whole[bucket].launch(self._stream)
-        return self._drawn.take()
-
-    def _can_draw(self) -> bool:
-        """Whether a step that goes on can be drawn at once.
-
-        The sampler's inputs must be on the device, and nobody want more than the token.
-        """
-        return self._parts.graphs and self._sent is False and self._slots.sampling.plain
-
-    def _join(self, bucket: Bucket) -> Graph:
-        """A decode step and its sampling in one graph: milliseconds, when a batch first goes on."""
-        sampling = {"L": bucket.rows, **PLAIN}
-        drawn = self._parts.sampler.outputs(sampling)
-        addresses = drawn["tokens"].address, drawn["status"].address
-        work = [
-            *self._parts.forward.launches(bucket.env, True),
-            *self._parts.sampler.launches(sampling),
-            self._parts.state.publish(*addresses, bucket.rows, self._drawn.place),
-        ]
-
-        def body() -> None:
-            for launch in work:
-                launch(self._stream)
-
-        return Graph(self._stream, body, f"decode and sampling of {bucket.rows} rows")
+        self._parts.forward.replay(rows.env, True)
 
     def _run_forward(self, rows: StagedRows) -> None:
         inputs = self._staging.inputs(rows)
         width = self._parts.state.history.shape[1]
         places = np.repeat(rows.slots * width, rows.counts) + inputs["positions"]
         self._parts.state.gather(rows.slots, places)
-        self._make_ready(self._buckets.of(rows.env["T"], rows.env["R"], False))
+        self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], False))
         self._parts.forward.run(inputs, rows.env)
-
-    def _make_ready(self, bucket: Bucket) -> None:
-        if bucket in self._ready:
-            return
-        make_inputs = None
-        if bucket.decode:
-            # It runs once, on the batch that is there: that one would be counted on and its cache written.
-            self._parts.state.enter_batch(NOBODY, NOBODY, NOBODY)
-            self._make_sampler_ready(bucket.rows)
-            sampling = {"L": bucket.rows, **PLAIN}
-            counters = [self._parts.sampler.input_address(n, sampling) for n in ("history_lens", "draws")]
-            make_inputs = partial(self._parts.state.decode_inputs, bucket.rows, counters=counters)
-        self._parts.forward.capture(bucket.env, bucket.decode, graph=bucket.graph, make_inputs=make_inputs)
-        self._ready.add(bucket)
-
-    def _make_sampler_ready(self, batch: int) -> None:
-        if batch not in self._ready:
-            self._parts.sampler.capture({"L": batch, **PLAIN}, False)
-            self._ready.add(batch)
 
     def _draw(self, step: Step, masks: dict[int, bytes]) -> None:
         """No host knows yet whether a draw fails."""
         rows = step.rows
         plain = self._slots.sampling.plain and not masks
-        if step.drawn is not None:
-            if masks:
-                raise InvariantError(f"step {step.plan.step} repeats the one before, but has masks")
-            self._slots.advance(rows.slots)
-            return
         if plain and step.continues and self._sent is not None:
             asked = self._sent  # the forward pass has counted the sampler's inputs on
             outputs = self._parts.sampler.replay({"L": rows.env["L"], **PLAIN}, False)
         else:
             call = sampler_call(self._slots, rows, masks)
-            self._make_sampler_ready(self._buckets.batch(len(rows.sampling)))
+            self._sizes.make_sampler(len(rows.sampling))
             outputs = self._parts.sampler.run(call.inputs, call.env)
             asked = bool((call.inputs["top_lens"] >= 0).any())
             self._sent = asked if plain else None
@@ -280,9 +260,9 @@ class CudaRunner:
     def _run_prompt(self, part: PromptPart) -> Part:
         """One program over all rows that a part can have: its launches are packed once."""
         env = {"T": self._info.max_tokens, "L": self._info.max_slots}
-        if -1 not in self._ready:
+        if not self._scores:
             self._parts.prompt_logprobs.capture(env, False, graph=False)
-            self._ready.add(-1)
+            self._scores = True
         outputs = self._parts.prompt_logprobs.run(part.call.inputs, {**env, "L": part.call.env["L"]})
         results = self._take_buffer()
         results.fetch(outputs, (*ASKED,), self._stream)

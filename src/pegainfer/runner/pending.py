@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,21 +17,22 @@ from pegainfer.runtime.cuda.stream import Event
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A forward pass on the stream, to be sampled before the next one."""
 
     plan: StepPlan
-    rows: StagedRows
+    rows: StagedRows  # where steps repeat one, those of that one
     results: ResultBuffer
     continues: bool  # the rows of the step before, each a token on
     began: Event  # where the step's time begins: where the one before ends, if that still runs
     drawn: int | None  # slot of the ring, of a step that draws too: `sample` has nothing to do
     stage_seconds: float
 
+    def __str__(self) -> str:
+        return f"step {self.plan.step}, sizes {self.rows.env}"
 
-@dataclass(frozen=True)
-class Part:
+
+class Part(NamedTuple):
     """Prompt log-probabilities on their way."""
 
     asked: PromptPart
@@ -42,12 +42,12 @@ class Part:
 class PendingDraw:
     """Implements contract.step.PendingStep."""
 
-    def __init__(
-        self, step: Step, parts: list[Part], ring: DrawnRing, give_back: Callable[[ResultBuffer], None]
-    ) -> None:
-        """`give_back`: takes each buffer when it has been read."""
+    __slots__ = ("_parts", "_result", "_ring", "_spare", "_step")
+
+    def __init__(self, step: Step, parts: list[Part], ring: DrawnRing, spare: deque[ResultBuffer]) -> None:
+        """`spare`: takes each buffer when it has been read."""
         self._ring = ring
-        self._give_back = give_back
+        self._spare = spare
         self._step = step
         self._parts = parts
         self._result: StepResult | None = None
@@ -58,24 +58,31 @@ class PendingDraw:
     def wait(self) -> StepResult:
         if self._result is None:
             step = self._step
-            step.results.ended.wait(f"step {step.plan.step}, sizes {step.rows.env}")
+            step.results.ended.wait(step)
             self._result = self._read()
-            for results in (step.results, *(p.results for p in self._parts)):
-                self._give_back(results)
+            self._spare.append(step.results)
+            self._spare.extend(p.results for p in self._parts)
         return self._result
 
     def _read(self) -> StepResult:
-        rows, results = self._step.rows, self._step.results
+        step = self._step
+        rows, results = step.rows, step.results
+        seconds = results.ended.milliseconds_since(step.began) / 1e3
         count = len(rows.sampling)
-        if self._step.drawn is not None:
-            drawn: dict[str, Array] | None = self._ring.arrays(self._step.drawn, count)
-        else:
+        drawn: dict[str, Array] | None
+        if step.drawn is None:
             drawn = results.arrays(count) if count else None
+        elif (tokens := self._ring.tokens(step.drawn, count)) is not None:
+            return StepResult(
+                step=step.plan.step, tokens=tuple(zip(tokens, strict=True)), seconds=seconds,
+                stage_seconds=step.stage_seconds,
+            )  # fmt: skip
+        else:
+            drawn = self._ring.arrays(step.drawn, count)
         prompt: dict[int, list[TokenLogprob]] = {}
         for part in self._parts:
             targets = part.asked.targets
             entries = token_logprobs(part.results.arrays(len(targets)), targets)
             prompt.setdefault(part.asked.row, []).extend(e for e in entries if e is not None)
-        seconds = results.ended.milliseconds_since(self._step.began) / 1e3
         logprobs = {row: tuple(entries) for row, entries in prompt.items()}
-        return step_result(self._step.plan, rows, drawn, logprobs, seconds, self._step.stage_seconds)
+        return step_result(step.plan, rows, drawn, logprobs, seconds, step.stage_seconds)

@@ -21,11 +21,12 @@ RING = 4  # steps whose draws lie in a DrawnRing: two in flight, one being read,
 
 
 class DrawnRing:
-    """Pinned memory that captured steps write what they draw to, slot after slot."""
+    """Pinned memory that captured steps write what they draw to, slot after slot: tokens, then statuses."""
 
     def __init__(self, rows: int) -> None:
         self._memory = PinnedBuffer(RING * 2 * 4 * rows, "drawn tokens")
-        self._slots = self._memory.bytes.view(np.int32).reshape(RING, 2, rows)
+        self._words = self._memory.bytes.data.cast("i")
+        self._rows = rows
         self.place = self._memory.address, RING, rows  # as ResidentState.publish takes it
         self._next = 0
 
@@ -34,9 +35,18 @@ class DrawnRing:
         slot, self._next = self._next, (self._next + 1) % RING
         return slot
 
+    def tokens(self, slot: int, rows: int) -> list[int] | None:
+        """What a step that has ended drew; None where a row has a status: `arrays` says which."""
+        first = 2 * slot * self._rows
+        status = first + self._rows
+        if any(self._words[status : status + rows].tobytes()):
+            return None
+        return self._words[first : first + rows].tolist()
+
     def arrays(self, slot: int, rows: int) -> dict[str, Array]:
         """As ResultBuffer.arrays, of a step that has ended and that asked for nothing."""
-        tokens, status = self._slots[slot, :, :rows].copy()
+        words = np.frombuffer(self._words, np.int32).reshape(RING, 2, self._rows)
+        tokens, status = words[slot, :, :rows].copy()
         return {"tokens": tokens, "status": status, "ranks": np.zeros(rows, np.int32)}
 
 

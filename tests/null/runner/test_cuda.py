@@ -18,6 +18,7 @@ from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StepPlan
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.manifest import KernelsError
+from pegainfer.ops.sample import STATUS_NOT_FINITE
 from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.driver import CudaError
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, Code, FakeCuda, fake_cuda
@@ -118,10 +119,12 @@ def test_a_batch_that_goes_on_sends_nothing(fake: FakeCuda, runner: CudaRunner) 
         runner.sample(runner.forward(prefill(slot, step=slot + 1))).wait()
     assert uploads(fake, runner, decode(3, (1, 5), (0, 5))) == 2  # rows, sampling
     assert words(runner._parts.state.batch.address, 7) == [2, 1, 5, 0, 0, 5, 1]
-    assert uploads(fake, runner, decode(4, (1, 6), (0, 6))) == 0
-    assert uploads(fake, runner, decode(5, (1, 7), (0, 7))) == 0
+    assert uploads(fake, runner, decode(4, (1, 6), (0, 6), repeats=True)) == 0
+    assert uploads(fake, runner, decode(5, (1, 7), (0, 7), repeats=True)) == 0
     more = (SlotBlocks(1, 0, (9,)),)
-    assert uploads(fake, runner, decode(6, (1, 8), (0, 8), blocks=more)) == 1  # the table alone
+    repeated = decode(6, (1, 8), (0, 8), blocks=more, repeats=True)
+    assert uploads(fake, runner, repeated) == 1  # the table alone
+    assert runner._slots.tables[0][1, :3].tolist() == [7, 3, 9]
     assert uploads(fake, runner, decode(7, (0, 9), (1, 9))) == 2  # in another order
     assert uploads(fake, runner, decode(8, (0, 10))) == 2
     assert runner._slots.known[:2].tolist() == [12, 11]
@@ -134,12 +137,47 @@ def test_a_plan_that_repeats_is_one_graph(fake: FakeCuda, runner: CudaRunner) ->
     graphs, copies = fake.graph_launches, fake.calls["cuMemcpyDtoHAsync"]
     assert uploads(fake, runner, decode(4, (0, 7), repeats=True)) == 0
     assert (fake.graph_launches - graphs, fake.calls["cuMemcpyDtoHAsync"] - copies) == (1, 0)
+    runner._end_repeats()
     assert runner._slots.known[0] == 9
-    assert runner._last is not None and runner._last.starts.tolist() == [7]
-    assert runner._last.env == {"T": 1, "R": 1, "L": 1, "C": 8, "Q": 8}
-    handle = runner.forward(decode(5, (0, 8), repeats=True))
+    runner.sample(runner.forward(decode(5, (0, 8), repeats=True))).wait()  # forgotten: as it stands
+    runner.sample(runner.forward(decode(6, (0, 9), repeats=True))).wait()
+    last = runner._end_repeats()
+    assert last is not None and last.starts.tolist() == [9] and runner._slots.known[0] == 11
+    assert last.env == {"T": 1, "R": 1, "L": 1, "C": 10, "Q": 10}
+    runner.sample(runner.forward(decode(7, (0, 10)))).wait()
+    handle = runner.forward(decode(8, (0, 11), repeats=True))
     with pytest.raises(InvariantError, match="has masks"):
         runner.sample(handle, {0: b""})
+
+
+def test_a_repeated_step_reads_what_its_graph_wrote(fake: FakeCuda, runner: CudaRunner) -> None:
+    for slot in (0, 1):
+        runner.sample(runner.forward(prefill(slot, step=slot + 1))).wait()
+    runner.sample(runner.forward(decode(3, (0, 5), (1, 5)))).wait()
+    address, _, width = runner._drawn.place
+    for step, status in ((4, 0), (5, STATUS_NOT_FINITE)):
+        pending = runner.sample(runner.forward(decode(step, (0, 2 + step), (1, 2 + step), repeats=True)))
+        ring = (ctypes.c_int32 * (2 * width)).from_address(address + 8 * width * (step - 4))
+        ring[0], ring[1], ring[width + 1] = 70 + step, 80 + step, status
+        result = pending.wait()
+        assert (result.step, result.seconds) == (step, 1e-3)
+        assert result.tokens == ((70 + step,), () if status else (80 + step,))
+        assert list(result.errors) == [1] * (status != 0)
+
+
+def test_log_probabilities_of_repeated_steps_are_fetched(fake: FakeCuda, runner: CudaRunner) -> None:
+    runner.sample(runner.forward(prefill(0, SamplingParams(temperature=0.0, logprobs=2)))).wait()
+    runner.sample(runner.forward(decode(2, (0, 5)))).wait()
+    for step in (3, 4):
+        graphs = fake.graph_launches
+        handle = runner.forward(decode(step, (0, 3 + step), repeats=True))
+        assert handle.rows.starts.tolist() == [3 + step]
+        before = fake.calls["cuMemcpyHtoDAsync"]
+        pending = runner.sample(handle)
+        assert fake.calls["cuMemcpyHtoDAsync"] == before and fake.graph_launches == graphs + 2
+        assert "top_ids" in pending._step.results.arrays(1)
+        pending.wait()
+    assert runner._slots.known[0] == 9
 
 
 def test_a_repeated_plan_with_biases_is_drawn_on_its_own(fake: FakeCuda, runner: CudaRunner) -> None:
@@ -173,7 +211,7 @@ def test_sizes_made_ready_late_touch_no_batch(
     assert seen[2:] == [(True, 0)]
     while runner.prepare():
         pass
-    assert len(seen) == len(set(runner._buckets.all())) == len(runner._ready - {1, 2, 3})
+    assert len(seen) == len(set(runner._sizes.buckets.all())) == len(runner._sizes)
     assert all(rows == 0 for decoding, rows in seen if decoding)
     assert not runner.prepare()
     runner.close()
@@ -183,20 +221,20 @@ def test_what_needs_the_host_is_sent_again(fake: FakeCuda, runner: CudaRunner) -
     biased = SamplingParams(temperature=0.0, logit_bias=((3, 1.0),))
     runner.sample(runner.forward(prefill(0))).wait()
     assert uploads(fake, runner, decode(2, (0, 5))) == 2
-    assert uploads(fake, runner, decode(3, (0, 6))) == 0
+    assert uploads(fake, runner, decode(3, (0, 6), repeats=True)) == 0
     # A mask is of one step: the step after sends the sampler's inputs anew.
     handle = runner.forward(decode(4, (0, 7)))
     before = fake.calls["cuMemcpyHtoDAsync"]
     runner.sample(handle, {0: b"\xff" * (4 * -(-runner.info.vocab_size // 32))}).wait()
     assert fake.calls["cuMemcpyHtoDAsync"] == before + 1
-    assert uploads(fake, runner, decode(5, (0, 8))) == 1
+    assert uploads(fake, runner, decode(5, (0, 8), repeats=True)) == 1
     # Another sequence in the same slot.
     other = StepPlan(
         step=6, frees=(0,), news=(new(0, [*PROMPT] * 2, biased),), blocks=(SlotBlocks(0, 0, (7,)),),
         rows=(Row(0, 9, 1, True),),
     )  # fmt: skip
     assert uploads(fake, runner, other) >= 3
-    assert uploads(fake, runner, decode(7, (0, 10))) == 1  # biases are staged by the host at every step
+    assert uploads(fake, runner, decode(7, (0, 10), repeats=True)) == 1  # biases are staged by the host at every step
 
 
 def test_without_graphs_launches_are_lists(fake: FakeCuda, folders: Path) -> None:

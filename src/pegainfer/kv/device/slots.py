@@ -54,9 +54,9 @@ class Slots:
         for copy in (*plan.copies, *plan.snapshots):
             self._check_blocks(plan.step, copy.group, (copy.src, copy.dst))
 
-    def advance(self, slots: Array) -> None:
-        """Counts one drawn token, already in the history, for each of these distinct slots: [n] integers."""
-        self.known[slots] += 1
+    def advance(self, slots: Array, tokens: int = 1) -> None:
+        """Counts drawn tokens, already in the history, for each of these distinct slots: [n] integers."""
+        self.known[slots] += tokens
 
     def _enter(self, step: int, new: NewSlot) -> None:
         if self._taken[new.slot]:

@@ -40,21 +40,11 @@ class StagedRows:
         """Whether every row is one token."""
         return self.env["T"] == self.env["R"]
 
-    def continues(self, last: StagedRows) -> bool:
-        """Whether these are the rows of `last`, each one token on, and all sample."""
-        count = len(self.slots)
-        return (
-            count == len(last.slots) == len(self.sampling) == len(last.sampling)
-            and self.decode
-            and last.decode
-            and bool((self.slots == last.slots).all() and (self.starts == last.starts + 1).all())
-        )
-
-    def advanced(self) -> StagedRows:
-        """These rows, which all are one token that is sampled, one token on."""
-        rows = self.env["R"]
-        env = self.env | {"C": self.env["C"] + rows, "Q": self.env["Q"] + rows}
-        return StagedRows(self.slots, self.starts + 1, self.counts, self.sampling, env)
+    def advanced(self, steps: int) -> StagedRows:
+        """These rows, which all are one token that is sampled, so many tokens on."""
+        more = self.env["R"] * steps
+        env = self.env | {"C": self.env["C"] + more, "Q": self.env["Q"] + more}
+        return StagedRows(self.slots, self.starts + steps, self.counts, self.sampling, env)
 
 
 class Staging:

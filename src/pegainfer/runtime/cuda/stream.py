@@ -14,7 +14,9 @@ class Event:
         flags = bindings().CUevent_flags
         chosen = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
         self.handle = call("cuEventCreate", int(chosen))
-        self._record = bindings().cuEventRecord  # every step records events: no lookup then
+        d = bindings()  # every step asks events: no lookup then
+        self._record, self._query = d.cuEventRecord, d.cuEventQuery
+        self._synchronize, self._elapsed = d.cuEventSynchronize, d.cuEventElapsedTime
 
     def record(self, stream: Stream) -> None:
         result = self._record(self.handle, stream.handle)
@@ -23,18 +25,23 @@ class Event:
 
     def done(self) -> bool:
         """Whether the work before it has ended. Raises what that work raised."""
-        code = bindings().cuEventQuery(self.handle)[0]
+        code = self._query(self.handle)[0]
         if code and code.name != "CUDA_ERROR_NOT_READY":
             fail("cuEventQuery", code)
         return not code
 
     def wait(self, where: object = None) -> None:
         """Blocks this thread until the work before it has ended."""
-        call("cuEventSynchronize", self.handle, where=where)
+        result = self._synchronize(self.handle)
+        if result[0]:
+            fail("cuEventSynchronize", result[0], where)
 
     def milliseconds_since(self, start: Event) -> float:
         """Device time between two events made with `timing`; both must have ended."""
-        return float(call("cuEventElapsedTime", start.handle, self.handle))
+        result = self._elapsed(start.handle, self.handle)
+        if result[0]:
+            fail("cuEventElapsedTime", result[0])
+        return float(result[1])
 
 
 class Stream:

@@ -1,0 +1,83 @@
+"""Sizes of steps that a GPU has been made ready for: graphs, or launches that are packed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from pegainfer.runner.buckets import Bucket, Buckets
+from pegainfer.runner.parts import Parts
+from pegainfer.runtime.cuda.graph import Graph
+
+NOBODY = np.zeros(0, np.int64)
+PLAIN = {"J": 0, "E": 0, "U": 0, "O": 0}  # sampling without biases, masks and banned tokens
+
+
+class ReadySizes:
+    """Makes each bucket ready once, the likeliest first. What is made ready runs once, on padding."""
+
+    def __init__(self, parts: Parts, buckets: Buckets) -> None:
+        self.buckets = buckets
+        self._parts = parts
+        self._coming = buckets.all()  # those that are still to be made ready, and some that are
+        self._ready: set[Bucket] = set()
+        self._batches: set[int] = set()  # of the sampler's
+        self._whole: dict[int, Graph] = {}  # by rows: decode steps with their sampling
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def make_next(self) -> bool:
+        """False where all are ready."""
+        for bucket in self._coming:
+            if bucket not in self._ready:
+                self.make(bucket)
+                return True
+        return False
+
+    def make(self, bucket: Bucket) -> None:
+        """Leaves nobody in the batch on the device, if the bucket is of decodes and was not ready."""
+        if bucket in self._ready:
+            return
+        make_inputs = None
+        if bucket.decode:
+            # It runs once, on the batch that is there: that one would be counted on and its cache written.
+            self._parts.state.enter_batch(NOBODY, NOBODY, NOBODY)
+            self.make_sampler(bucket.rows)
+            sampling = {"L": bucket.rows, **PLAIN}
+            counters = [self._parts.sampler.input_address(n, sampling) for n in ("history_lens", "draws")]
+            make_inputs = partial(self._parts.state.decode_inputs, bucket.rows, counters=counters)
+        self._parts.forward.capture(bucket.env, bucket.decode, graph=bucket.graph, make_inputs=make_inputs)
+        self._ready.add(bucket)
+
+    def make_sampler(self, rows: int) -> None:
+        """For that many rows that are drawn plainly."""
+        batch = self.buckets.batch(rows)
+        if batch not in self._batches:
+            self._parts.sampler.capture({"L": batch, **PLAIN}, False)
+            self._batches.add(batch)
+
+    def joined(self, rows: int, place: tuple[int, int, int]) -> Graph:
+        """A decode step and its sampling in one graph: milliseconds, when a batch first goes on.
+
+        Args:
+            rows: of a step that is ready.
+            place: what it draws is written to, see ResidentState.publish; always the same.
+        """
+        rows = self.buckets.batch(rows)
+        if rows not in self._whole:
+            env, sampling = Bucket(rows, rows, True).env, {"L": rows, **PLAIN}
+            drawn = self._parts.sampler.outputs(sampling)
+            work = [
+                *self._parts.forward.launches(env, True),
+                *self._parts.sampler.launches(sampling),
+                self._parts.state.publish(drawn["tokens"].address, drawn["status"].address, rows, place),
+            ]
+
+            def body() -> None:
+                for launch in work:
+                    launch(self._parts.stream)
+
+            self._whole[rows] = Graph(self._parts.stream, body, f"decode and sampling of {rows} rows")
+        return self._whole[rows]
