@@ -234,7 +234,8 @@ def test_what_needs_the_host_is_sent_again(fake: FakeCuda, runner: CudaRunner) -
         rows=(Row(0, 9, 1, True),),
     )  # fmt: skip
     assert uploads(fake, runner, other) >= 3
-    assert uploads(fake, runner, decode(7, (0, 10), repeats=True)) == 1  # biases are staged by the host at every step
+    # The host stages biases at every step.
+    assert uploads(fake, runner, decode(7, (0, 10), repeats=True)) == 1
 
 
 def test_without_graphs_launches_are_lists(fake: FakeCuda, folders: Path) -> None:
