@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from pegainfer.contract.step import RunnerInfo
 
@@ -52,17 +53,15 @@ class Buckets:
         return _fitting(self.batches, rows)
 
     def all(self) -> Iterator[Bucket]:
-        """The likeliest first: decodes, prefills of few sequences, then prefills beside many rows.
+        """The likeliest first: decodes and prefills of few sequences in turn, then prefills beside many rows.
 
         Powers of two come before the sizes between them, which save padding.
         """
         for between in (False, True):
-            for n in self.batches:
-                if _between(n) is between:
-                    yield Bucket(n, n, True)
-            for n in self.tokens:
-                if _between(n) is between:
-                    yield Bucket(n, self.rows[0], False)
+            decodes = (Bucket(n, n, True) for n in self.batches if _between(n) is between)
+            prefills = (Bucket(n, self.rows[0], False) for n in self.tokens if _between(n) is between)
+            for pair in zip_longest(decodes, prefills):
+                yield from (b for b in pair if b is not None)
         for fewer, rows in zip(self.rows, self.rows[1:], strict=False):
             for n in self.tokens:
                 if n > fewer:

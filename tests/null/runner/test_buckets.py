@@ -38,6 +38,7 @@ def test_the_likeliest_sizes_come_first_and_all_come() -> None:
     few, many = order[: len(b.batches) + len(b.tokens)], order[len(b.batches) + len(b.tokens) :]
     assert [x.rows for x in few if x.decode] == [1, 2, 4, 8, 16, 24]
     assert [x.tokens for x in few if not x.decode] == [16, 32, 64, 128, 256, 280]
+    assert [x.tokens for x in few[:6]] == [1, 16, 2, 32, 4, 64]  # a first request finds what it needs
     assert few[0].env == {"T": 1, "R": 1, "L": 1} and few[-1].tokens == 280
     assert [(x.tokens, x.rows, x.decode) for x in many] == [(n, 24, False) for n in b.tokens]
     assert len(set(order)) == len(order)
