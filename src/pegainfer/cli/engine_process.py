@@ -1,6 +1,7 @@
-"""The engine's process: `python -m pegainfer.cli.engine_process SOCKET SPEC`, started by `serve`.
+"""The engine's process: `python -m pegainfer.cli.engine_process DEVICE`, started by cli/engine_child.py.
 
-SPEC is an EngineSpec as JSON. How it ends: 0 when the front has hung up or asked for it, 1 where the engine
+It loads what DEVICE needs, then reads its order from standard input: JSON of a socket's path and an
+EngineSpec. How it ends: 0 when the front has hung up, asked for it or given no order, 1 where the engine
 failed, 2 where the user can cure it; why is told through the socket.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import logging
 import signal
 import sys
@@ -25,19 +27,39 @@ if TYPE_CHECKING:
     from pegainfer.contract.step import Runner
 
 
-def main(socket_path: str, spec_json: str) -> int:
+def main(device: str) -> int:
     # Ctrl-C reaches every process of the terminal; what it means is decided by the front.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     faulthandler.enable()  # a crash in a kernel leaves the stack of every thread on standard error
-    spec = msgspec.json.decode(spec_json, type=EngineSpec)
-    if spec.engine.backend == "cuda":
-        threading.Thread(target=_warm_up, args=(spec.engine.device_ordinal,), daemon=True).start()
+    if device == "cuda":
+        _start_warm_up(0)
+    if device:
+        _load(device)
+    order = sys.stdin.buffer.read()
+    if not order:
+        return 0
+    socket_path, spec = msgspec.json.decode(order, type=tuple[str, EngineSpec])
+    if spec.engine.backend == "cuda" and device != "cuda":
+        _start_warm_up(spec.engine.device_ordinal)
     from pegainfer.engine.process import serve_engine
 
     return serve_engine(
         lambda: _build(spec), socket_path, spec.scheduler, grammars=lambda info: make_grammars(spec, info)
     )
+
+
+def _load(device: str) -> None:
+    """Imports what an engine on this device needs, before it is known what it shall run."""
+    modules = ["pegainfer.engine.process", "pegainfer.app.assemble"]
+    if device == "cuda":
+        modules += ["pegainfer.app.gpu", "pegainfer.kernels.cuda.backend", "pegainfer.runner.cuda"]
+    for name in modules:
+        importlib.import_module(name)
+
+
+def _start_warm_up(ordinal: int) -> None:
+    threading.Thread(target=_warm_up, args=(ordinal,), daemon=True).start()
 
 
 def _warm_up(ordinal: int) -> None:
@@ -65,4 +87,4 @@ def _build(spec: EngineSpec) -> tuple[Runner, EngineInfo]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from pegainfer.cli.engine_child import early_child
 from pegainfer.contract.errors import EngineDeadError, PegaError
 
 EXIT_FAILED = 1
@@ -23,9 +24,11 @@ CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; whatever the user can cure ends as one line."""
     try:
-        from pegainfer.cli.commands import build_app
+        with early_child(sys.argv[1:] if argv is None else ()):
+            from pegainfer.cli.commands import build_app
 
-        code = build_app()(None if argv is None else list(argv), prog_name="pegainfer", standalone_mode=False)
+            given = None if argv is None else list(argv)
+            code = build_app()(given, prog_name="pegainfer", standalone_mode=False)
         if sys.stdout is not None:  # closed by the caller, as in `>&-`
             sys.stdout.flush()
         return code if isinstance(code, int) else 0

@@ -14,14 +14,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from pegainfer.cli.engine_child import take_child
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import EngineDeadError, PegaError
 
@@ -48,13 +46,12 @@ class Supervisor:
         self._ended: asyncio.Future[int] | None = None
 
     def start(self) -> None:
-        """Starts a process, which makes its socket when it can. Needs no event loop."""
+        """Takes the process that waits, or a new one; it makes its socket in time. Needs no event loop."""
         self._folder = Path(tempfile.mkdtemp(prefix="pegainfer-"))
-        command = [sys.executable, "-m", "pegainfer.cli.engine_process", str(self._folder / "engine.sock")]
         self._ended = None
-        self._process = subprocess.Popen(
-            [*command, msgspec.json.encode(self._spec).decode()], stdin=subprocess.DEVNULL, stdout=sys.stderr
-        )
+        child = take_child()
+        self._process = child.process
+        child.order(str(self._folder / "engine.sock"), self._spec)
 
     def stop(self) -> None:
         """The process has ended when this returns. Idempotent."""
