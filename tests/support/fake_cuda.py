@@ -72,10 +72,10 @@ class Fields:
 
 
 class Descriptor:
-    """128 bytes for the copy engine."""
+    """128 bytes for the copy engine, of which the first 8 are the matrix's address."""
 
-    def __init__(self) -> None:
-        self._bytes = (ctypes.c_uint8 * 128)()
+    def __init__(self, matrix: int) -> None:
+        self._bytes = (ctypes.c_uint64 * 16)(matrix)
 
     def getPtr(self) -> int:
         return ctypes.addressof(self._bytes)
@@ -99,6 +99,7 @@ class FakeCuda:
     Args:
         fail: function name -> result to give instead of doing it.
         broken: a kernel whose launches fail, by the beginning of its name.
+        keep_freed: device memory that is freed is not used again, so that `was_freed` knows it.
     """
 
     capability: tuple[int, int] = (9, 0)
@@ -110,6 +111,7 @@ class FakeCuda:
     shared: int = 227 << 10  # bytes of shared memory that a block may have
     fail: dict[str, Code] = field(default_factory=dict)
     broken: str | None = None
+    keep_freed: bool = False
     launches: list[Launched] = field(default_factory=list)
     graph_launches: int = 0
     used: int = 0
@@ -119,6 +121,7 @@ class FakeCuda:
 
     def __post_init__(self) -> None:
         self._held: dict[int, tuple[Any, int]] = {}
+        self._freed: dict[int, tuple[Any, int]] = {}
         self._numbers = itertools.count(1)
         self._attributes = {
             "COMPUTE_CAPABILITY_MAJOR": self.capability[0],
@@ -165,8 +168,15 @@ class FakeCuda:
         return OK, address
 
     def cuMemFree(self, address: int) -> tuple[Any, ...]:
-        self.used -= self._held.pop(address)[1]
+        held = self._held.pop(address)
+        self.used -= held[1]
+        if self.keep_freed:
+            self._freed[address] = held
         return (OK,)
+
+    def was_freed(self, address: int) -> bool:
+        """Whether that lies in device memory that is no longer anybody's; with `keep_freed`."""
+        return any(start <= address < start + nbytes for start, (_, nbytes) in self._freed.items())
 
     def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[Any, ...]:
         raw = (ctypes.c_uint8 * nbytes)()
@@ -231,8 +241,8 @@ class FakeCuda:
         self.graph_launches += 1
         return (OK,)
 
-    def cuTensorMapEncodeTiled(self, kind: Any, rank: int, *args: Any) -> tuple[Any, ...]:
-        return OK, Descriptor()
+    def cuTensorMapEncodeTiled(self, kind: Any, rank: int, address: Any, *args: Any) -> tuple[Any, ...]:
+        return OK, Descriptor(int(address))
 
     def cuEventElapsedTime(self, start: Any, stop: Any) -> tuple[Any, ...]:
         return OK, 1.0

@@ -249,9 +249,16 @@ class CudaExecutor:
 
     def _lower(self, env: dict[str, int], decode_only: bool, *, tune: bool) -> LoweredStep:
         inputs = self._stage.layout(env)
+        # An op may ask for more under a name than the op before it: launches point into both.
+        kept: list[DeviceBuffer] = []
+
+        def keep(key: str, nbytes: int) -> int:
+            kept.append(self._keep(key, nbytes))
+            return kept[-1].address
+
         while True:
             memory = Memory(
-                lambda t: self._address(t, inputs), self._scratch.address, self._scratch.nbytes, self._keep
+                lambda t: self._address(t, inputs), self._scratch.address, self._scratch.nbytes, keep
             )
             site = Site(self._ctx, self._weights, memory, env, decode_only, tune)
             with errors_at(f"lowering {self.program.name}"):
@@ -260,18 +267,17 @@ class CudaExecutor:
                 break
             # Steps lowered before hold on to the smaller one.
             self._scratch = DeviceBuffer(memory.needed, f"scratch of {self.program.name}")
-        held = (self._scratch, *self._kept.values())
         work, ahead = site.ahead + site.work, len(site.ahead)
-        return LoweredStep(dict(env), work, ahead, site.counts, inputs, held)
+        return LoweredStep(dict(env), work, ahead, site.counts, inputs, (self._scratch, *kept))
 
     def _address(self, t: Tensor, inputs: Layout) -> int:
         return self._places[t] if t in self._places else inputs.address(t)
 
-    def _keep(self, key: str, nbytes: int) -> int:
+    def _keep(self, key: str, nbytes: int) -> DeviceBuffer:
         held = self._kept.get(key)
         if held is None or held.nbytes < nbytes:
             held = self._kept[key] = DeviceBuffer(nbytes, key)
-        return held.address
+        return held
 
     def _bind(self, states: Mapping[str, DeviceTensor], bound: Mapping[str, DeviceTensor]) -> None:
         self._held = [*states.values(), *bound.values()]

@@ -46,7 +46,7 @@ class Memory:
     Args:
         address: of a tensor's storage.
         scratch: start and size of what ops may use until they end; `needed` grows past the size if it must.
-        kept: named pieces that live as long as the executor: (key, bytes) -> address.
+        kept: named pieces that live as long as the step: (key, bytes) -> address.
     """
 
     address: Callable[[Tensor], int]
