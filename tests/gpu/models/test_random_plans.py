@@ -17,6 +17,7 @@ from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tok
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.runtime.cuda.driver import probe
+from tests.gpu.harness import sized
 from tests.support.tinymodel import write_checkpoint
 from tests.support.tinyqwen3 import TinyQwen3
 
@@ -123,7 +124,7 @@ def compare(got: Answer, want: Answer) -> list[float]:
 
 
 def run(folder: Path, steps: int) -> dict[str, Any]:
-    """Until the GPU has made so many steps; returns what was seen."""
+    """Until the GPU has made so many steps, in whole batches of requests; returns what was seen."""
     rng = np.random.default_rng(11)
     gpu_config = EngineConfig(
         backend="cuda", max_model_len=400, kv_cache_memory=150 * 16 * 3 * 2 * 2 * 64 * 2
@@ -156,7 +157,7 @@ def run(folder: Path, steps: int) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("steps", [1500, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("steps", [sized(1500, 1), pytest.param(10_000, marks=pytest.mark.long)])
 def test_random_traffic_gives_the_cpu_s_tokens(steps: int, tmp_path: Path) -> None:
     if (reason := probe()) is not None:
         pytest.skip(reason)

@@ -17,6 +17,7 @@ from pegainfer.contract.step import Runner
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.runtime.cuda.driver import probe
+from tests.gpu.harness import sized
 from tests.support.tinymodel import write_checkpoint
 from tests.support.tinyqwen3 import TinyQwen3
 
@@ -25,6 +26,7 @@ MODEL = TinyQwen3(
     config={"head_dim": 128, "hidden_size": 256, "vocab_size": 1000, "max_position_embeddings": 1024},
 )  # fmt: skip
 CONFIG = SchedulerConfig(max_slots=24, prefix_cache=False, target_itl_ms=0.0)
+ANSWERS = sized((20, 200), (30, 40))  # the shortest and the longest
 
 
 def requests(count: int) -> list[GenerateRequest]:
@@ -35,7 +37,7 @@ def requests(count: int) -> list[GenerateRequest]:
         prompt = rng.integers(0, 1000, int(rng.integers(1, 300))).tolist()
         drawn: dict[str, Any] = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": i} if i % 2 else {}
         sampling = SamplingParams(
-            max_tokens=int(rng.integers(20, 200)), ignore_eos=True, **({"temperature": 0.0} | drawn)
+            max_tokens=int(rng.integers(*ANSWERS)), ignore_eos=True, **({"temperature": 0.0} | drawn)
         )
         found.append(GenerateRequest(id=str(i), prompt=pack_tokens(prompt), sampling=sampling))
     return found
