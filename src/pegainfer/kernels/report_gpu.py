@@ -31,8 +31,11 @@ the time of those before it; these parts add up to the pass. `–` where only th
 two differ. Alone, an op follows its own kind: nothing is handed to it, so that a product starts with its
 norm's launch, and a launch of 5 µs has only another like it to fetch its weights behind. In a step a product
 gets its norm's sums from the product before it, and its weights are on their way while attention or a longer
-product still runs: decoding takes less than its ops alone add up to. Long prompts heat the card, so that a
-pass may take more than its ops alone. Sampling is timed alone; it runs after the forward pass.
+product still runs: decoding takes less than its ops alone add up to. The first op's part has the start of
+the graph in it; the launches that make a step's inputs and attention's work list, one each, are in no part.
+Long prompts heat the card, whose clock follows: a pass may take more than its ops alone, and as each part is
+the difference of two passes at clocks of their own, parts of such steps are right to some 10% only (one may
+even seem to be below its floor). Sampling is timed alone; it runs after the forward pass.
 
 The *floor* of a call is the largest of its bytes over the bandwidth, its arithmetic over the peak, and the
 time between two launches that do nothing, all measured in the same run. *Share* is the floor over the time;
