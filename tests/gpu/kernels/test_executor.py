@@ -160,6 +160,21 @@ def test_steps_repeat_bit_by_bit(graphs: Model) -> None:
         assert all(np.array_equal(graphs.logits(rows), first) for _ in range(5))
 
 
+def test_a_row_alone_has_the_bits_of_launches_apart(graphs: Model) -> None:
+    """Alone, attention finishes the heads and appends the token; op by op, another launch does."""
+    for row in DECODE:
+        graphs.forget()
+        graphs.logits(prefix_of([row]))
+        got, cached = graphs.logits([row]), graphs.kv.numpy(graphs.ctx.stream)
+        graphs.forget()
+        graphs.logits(prefix_of([row]))
+        inputs, env = graphs.inputs([row])
+        for _, _, run in graphs.executor.walk(inputs, env):
+            run()
+        assert graphs.executor.output("logits", env).numpy(graphs.ctx.stream).tobytes() == got.tobytes()
+        assert graphs.kv.numpy(graphs.ctx.stream).tobytes() == cached.tobytes()
+
+
 def test_a_row_decodes_alike_alone_and_in_company(graphs: Model) -> None:
     graphs.forget()
     graphs.logits(prefix_of(DECODE))

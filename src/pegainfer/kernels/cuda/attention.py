@@ -1,4 +1,4 @@
-"""Paged attention: which rows are decoded, which prefilled, in how many parts; problem, choice and launch."""
+"""Paged attention's launches: which rows are decoded, which prefilled, in how many parts."""
 
 from __future__ import annotations
 
@@ -6,143 +6,45 @@ import math
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pegainfer.kernels.cuda.context import ARRIVALS
-from pegainfer.kernels.cuda.gemm import SIXTEEN
-from pegainfer.kernels.cuda.pointwise import HEADS, layer_address, page_stride
-from pegainfer.kernels.cuda.site import Site, blocks, handles
-from pegainfer.runtime.cuda.device import DeviceInfo
+from pegainfer.kernels.cuda.attention_choice import (
+    CLUSTER,
+    CUT_BYTES,
+    ITEM_BYTES,
+    PAGE,
+    PLAN_BYTES,
+    AttentionChoice,
+    AttentionProblem,
+    choose_attention,
+    decode_kernel,
+    may_append,
+    refusal,
+)
+from pegainfer.kernels.cuda.pointwise import layer_address, page_stride
+from pegainfer.kernels.cuda.site import ProjectedHeads, Site, blocks, handles
+from pegainfer.ops.program import OpCall
 from pegainfer.runtime.cuda.launch import Arg, active_clusters, f32, i32, i64, ptr, struct
 from pegainfer.runtime.cuda.memory import aligned
 from pegainfer.runtime.cuda.tensor import item_bytes
 from pegainfer.runtime.cuda.tma import TensorMap
 
-# As in common/attention/attention.cuh.
-DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES, CUT_BYTES = 128, 32, 16, 32, 16, 16
-PAGE = 16  # tokens that a decoding warp takes at a time; a block is whole pages
-TILE_HEADS = (64, 128)  # that sm90/attention/prefill.cuh is compiled for
-PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in a step
-# Up to so many rows are cut by their own length: products of as many are the same bit by bit whoever shares
-# the batch, and so is attention. More are cut into even shares (adr/0010).
-OWN_PARTS_ROWS = 16
-# On Hopper up to so many rows go to clusters: a step of four is slower than with a launch that merges,
-# though by itself attention is quicker (docs/log.md).
-CLUSTER_ROWS = 1
-CLUSTER, CLUSTER_ONE, CLUSTER_TWO, CLUSTER_TURN, CLUSTER_TURNS = 8, 256, 512, 2048, 4  # as in attention.cuh
+
+def _problem(site: Site, call: OpCall) -> AttentionProblem:
+    s, dtype = call.sizes(site.env), call.tensors["kv"].dtype
+    return AttentionProblem(
+        s["T"], s["R"], s["H"], s["G"], s["D"], s["S"], s["W"], dtype, site.decode_only
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class AttentionProblem:
-    """One layer's attention in a step of given greatest sizes."""
-
-    tokens: int
-    rows: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    block_size: int
-    table_width: int  # blocks a row
-    dtype: str
-    decode_only: bool
-
-    @property
-    def group(self) -> int:
-        return self.heads // self.kv_heads
-
-    @property
-    def units(self) -> int:
-        """Blocks that decode the same keys: each one KV head, and at most eight of its query heads."""
-        return self.kv_heads * blocks(self.group, 8)
-
-
-@dataclass(frozen=True)
-class AttentionChoice:
-    """Kernels and room for a problem. `decode_slots`, `prefill_slots`: parts whose sums are kept."""
-
-    decode: str
-    prefill: str  # '' if no row can have several query tokens
-    tile_rows: int  # (token, head) pairs of a prefill tile
-    decode_items: int
-    prefill_items: int
-    decode_slots: int
-    prefill_slots: int
-    shares: int  # groups of blocks that decode even shares of all keys; 0: rows are cut by their own length
-    cluster: int  # blocks that share a decoded row; 0: a launch of its own adds up the parts
-
-    @property
-    def boxes(self) -> bool:
-        """Whether prefill reads the cache through the tensor memory accelerator."""
-        return "_tiles_" in self.prefill
-
-    def __str__(self) -> str:
-        prefill = f", {self.prefill} in tiles of {self.tile_rows}" if self.prefill else ""
-        parts = f"{self.shares} even shares" if self.shares else f"parts of {DECODE_CHUNK} keys or more"
-        parts = f"clusters of {self.cluster} blocks" if self.cluster else parts
-        return f"{self.decode} in {parts}{prefill}"
-
-
-def choose_attention(p: AttentionProblem, info: DeviceInfo, decode_per_sm: int = 1) -> AttentionChoice:
-    """This GPU's tensor core kernels for 16-bit caches (`refusal` must be None).
-
-    Args:
-        decode_per_sm: blocks of the decoding kernel that fit an SM together.
-    """
-    longest = p.table_width * p.block_size
-    shares = decode_per_sm * info.num_sms // p.units if p.rows > OWN_PARTS_ROWS else 0
-    few = p.rows <= CLUSTER_ROWS and p.rows * p.units * CLUSTER <= ARRIVALS
-    cluster = CLUSTER if info.arch == "90a" and few else 0
-    items, slots = _decode_room(p, shares, cluster, longest)
-    tile_rows = 64 if p.head_dim == 256 else 128
-    tiles_kernel = info.arch == "90a" and p.head_dim in TILE_HEADS
-    prefill = "attention_prefill_tiles" if tiles_kernel else "attention_prefill"
-    tiles = blocks(p.tokens * p.group, tile_rows) + p.rows
-    return AttentionChoice(
-        decode_kernel(p, cluster),
-        "" if p.decode_only else f"{prefill}_{p.dtype}_d{p.head_dim}",
-        tile_rows,
-        items,
-        0 if p.decode_only else tiles * PREFILL_PARTS,
-        slots,
-        0 if p.decode_only else PREFILL_SLOTS,
-        shares,
-        cluster,
-    )
-
-
-def _decode_room(p: AttentionProblem, shares: int, cluster: int, longest: int) -> tuple[int, int]:
-    """(items, parts whose sums are kept) of rows of up to `longest` keys."""
-    if shares:
-        return p.rows + shares, 2 * shares  # each end of a share cuts one row in two at the most
-    if cluster:
-        turns = min(CLUSTER_TURNS, blocks(longest, CLUSTER_TURN))
-        each = 1 if longest <= CLUSTER_ONE else 2 if longest <= CLUSTER_TWO else turns * CLUSTER
-        return p.rows * each, p.rows * turns if turns > 1 else 0
-    parts = min(DECODE_PARTS, max(1, blocks(longest, DECODE_CHUNK)))
-    return p.rows * parts, p.rows * parts if parts > 1 else 0
-
-
-def decode_kernel(p: AttentionProblem, cluster: int = 0) -> str:
-    return f"attention_decode_{'cluster_' if cluster else ''}{p.dtype}_d{p.head_dim}"
-
-
-def refusal(p: AttentionProblem) -> tuple[str, str] | None:
-    """(required, offered) where no kernel serves the problem."""
-    if p.dtype not in (*SIXTEEN, "f32"):
-        return "a cache of bf16, f16 or f32", p.dtype
-    if p.dtype in SIXTEEN and p.head_dim not in HEADS:
-        return f"heads of {', '.join(map(str, HEADS))}", str(p.head_dim)
-    if p.head_dim > 256:
-        return "heads of at most 256", str(p.head_dim)
-    if p.block_size % PAGE:
-        return f"blocks of a multiple of {PAGE} tokens", str(p.block_size)
-    return None
+def finishes_heads(site: Site, call: OpCall) -> bool:
+    """Whether this attention takes ProjectedHeads: its launch then appends k and v too."""
+    dtype = call.tensors["kv"].dtype
+    same = call.tensors["q"].dtype == call.tensors["out"].dtype == dtype
+    return same and may_append(_problem(site, call), site.ctx.device.info)
 
 
 @handles("attention")
 def _attention(site: Site) -> None:
-    s, dtype = site.sizes(), site.dtype("kv")
-    p = AttentionProblem(
-        s["T"], s["R"], s["H"], s["G"], s["D"], s["S"], s["W"], dtype, site.decode_only
-    )  # fmt: skip
+    p, dtype = _problem(site, site.this), site.dtype("kv")
     if site.dtype("q") != dtype or site.dtype("out") != dtype:
         raise site.refuse("dtypes of q and out", f"the cache's, {dtype}", site.dtype("q"))
     if (wrong := refusal(p)) is not None:
@@ -153,12 +55,15 @@ def _attention(site: Site) -> None:
         args = _args(site, p, _Plan(0, 0, 0, 0, 0, 0), 0, (0, 0))
         site.launch("attention_plain_f32", (p.heads, p.tokens, 1), 32, [args, i32(p.rows), i32(p.head_dim)])
         return
-    c = choose_attention(p, site.ctx.device.info, _per_sm(site, p, decode_kernel(p)))
+    heads = site.handed if isinstance(site.handed, ProjectedHeads) else None
+    append = heads is not None
+    per_sm = _per_sm(site, p, decode_kernel(p, append=append))
+    c = choose_attention(p, site.ctx.device.info, per_sm, append)
     plan = _plan(site, p, c)
-    _decode(site, p, c, plan)
+    _decode(site, p, c, plan, heads)
     if c.prefill:
-        heads = c.prefill_slots * p.kv_heads * c.tile_rows
-        sums = site.scratch(heads * 4 * p.head_dim), site.scratch(8 * heads)
+        parts = c.prefill_slots * p.kv_heads * c.tile_rows
+        sums = site.scratch(parts * 4 * p.head_dim), site.scratch(8 * parts)
         args = _args(site, p, plan, plan.prefill, sums)
         given = [_boxes(site, p).arg(), args] if c.boxes else [args]
         _persistent(site, p, c.prefill, given, c.prefill_items * p.kv_heads)
@@ -167,15 +72,19 @@ def _attention(site: Site) -> None:
         site.launch(merge, grid, p.head_dim, [_merge_args(site, p, c, plan, sums)])
 
 
-def _decode(site: Site, p: AttentionProblem, c: AttentionChoice, plan: _Plan) -> None:
+def _decode(
+    site: Site, p: AttentionProblem, c: AttentionChoice, plan: _Plan, heads: ProjectedHeads | None
+) -> None:
     """Rows of one token."""
-    heads = c.decode_slots * p.heads
-    sums = site.scratch(heads * 4 * p.head_dim), site.scratch(8 * heads * max(1, c.cluster))
-    args = _args(site, p, plan, plan.decode, sums, plan.firsts if c.shares else 0)
+    parts = c.decode_slots * p.heads
+    sums = site.scratch(parts * 4 * p.head_dim), site.scratch(8 * parts * max(1, c.cluster))
+    args = [_args(site, p, plan, plan.decode, sums, plan.firsts if c.shares else 0)]
+    if heads is not None:
+        args.append(_projected(site, heads))
     if c.cluster:
-        _clusters(site, p, c, [args, ptr(site.ctx.arrivals.address)])
+        _clusters(site, p, c, [*args, ptr(site.ctx.arrivals.address)])
         return
-    _persistent(site, p, c.decode, [args], (c.shares or c.decode_items) * p.units)
+    _persistent(site, p, c.decode, args, (c.shares or c.decode_items) * p.units)
     if c.decode_slots:
         merge = f"attention_merge_decode_{p.dtype}_d{p.head_dim}"
         cuts = min(p.rows, c.shares) if c.shares else p.rows
@@ -278,6 +187,13 @@ def _args(
         *(ptr(site.address(n)) for n in names), ptr(plan.counts), ptr(items), ptr(firsts),
         *map(ptr, sums), i64(page_stride(site)), i32(p.heads), i32(p.kv_heads), i32(p.block_size),
         i32(p.table_width), f32(site.this.attrs["scale"] * math.log2(math.e)),
+    )  # fmt: skip
+
+
+def _projected(site: Site, heads: ProjectedHeads) -> Arg:
+    return struct(
+        ptr(heads.address), ptr(layer_address(site)), ptr(heads.q_norm), ptr(heads.k_norm),
+        ptr(heads.positions), ptr(heads.slots), ptr(heads.cos_sin), f32(heads.eps),
     )  # fmt: skip
 
 

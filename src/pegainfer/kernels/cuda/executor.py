@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import OpError
-from pegainfer.kernels.cuda import attention, pointwise, sampling  # noqa: F401  (they register their ops)
+from pegainfer.kernels.cuda import attention, pointwise, qkv, sampling  # noqa: F401  (they register their ops)
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.inputs import InputStage, Layout
 from pegainfer.kernels.cuda.lowered import CapturedSteps, LoweredStep
@@ -182,7 +182,9 @@ class CudaExecutor:
 
     def work(self, env: Sizes, decode_only: bool = False) -> list[tuple[OpCall, list[Work]]]:
         """Each call of a step of these sizes with its launches."""
-        step = self._lowered({s: env[s] for s in self._symbols}, decode_only)
+        return self._calls(self._lowered({s: env[s] for s in self._symbols}, decode_only))
+
+    def _calls(self, step: LoweredStep) -> list[tuple[OpCall, list[Work]]]:
         ends = accumulate(step.counts, initial=step.ahead)
         parts = (step.work[start : start + n] for start, n in zip(ends, step.counts, strict=False))
         return list(zip(self.program.calls, parts, strict=True))
@@ -192,14 +194,15 @@ class CudaExecutor:
     ) -> Iterator[tuple[OpCall, list[Work], Callable[[], None]]]:
         """One step, call by call: yields each call with its launches and a function that runs them and waits.
 
-        The function must be called before the next call is asked for.
+        The function must be called before the next call is asked for. Each call leaves all that it declares:
+        launches that do the end of one call in the next are not taken.
         """
         decode_only = self._decode_only(inputs)
-        step = self._lowered({s: env[s] for s in self._symbols}, decode_only)
+        step = self._lowered({s: env[s] for s in self._symbols}, decode_only, apart=True)
         self._stage.send(step.inputs, inputs, env, self._ctx.stream)
         for ahead in step.work[: step.ahead]:
             ahead(self._ctx.stream)
-        for call, work in self.work(env, decode_only):
+        for call, work in self._calls(step):
 
             def run(call: OpCall = call, work: list[Work] = work) -> None:
                 for w in work:
@@ -237,17 +240,19 @@ class CudaExecutor:
         found = self._captured.find(env, decode_only)
         return found or self._lowered({s: env[s] for s in self._symbols}, decode_only)
 
-    def _lowered(self, env: dict[str, int], decode_only: bool) -> LoweredStep:
-        key = (int(decode_only), *env.values())
+    def _lowered(self, env: dict[str, int], decode_only: bool, apart: bool = False) -> LoweredStep:
+        key = (int(decode_only), int(apart), *env.values())
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = self._lower(env, decode_only, tune=False)
+            step = self._steps[key] = self._lower(env, decode_only, tune=False, apart=apart)
             if len(self._steps) > KEPT_STEPS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
         return step
 
-    def _lower(self, env: dict[str, int], decode_only: bool, *, tune: bool) -> LoweredStep:
+    def _lower(
+        self, env: dict[str, int], decode_only: bool, *, tune: bool, apart: bool = False
+    ) -> LoweredStep:
         inputs = self._stage.layout(env)
         # An op may ask for more under a name than the op before it: launches point into both.
         kept: list[DeviceBuffer] = []
@@ -260,7 +265,7 @@ class CudaExecutor:
             memory = Memory(
                 lambda t: self._address(t, inputs), self._scratch.address, self._scratch.nbytes, keep
             )
-            site = Site(self._ctx, self._weights, memory, env, decode_only, tune)
+            site = Site(self._ctx, self._weights, memory, env, decode_only, tune, apart)
             with errors_at(f"lowering {self.program.name}"):
                 lower(site, self.program.calls)
             if memory.needed <= memory.scratch_bytes:

@@ -149,8 +149,8 @@ def project(
     scaled: NormedRows | None = None
     if rows is not None:
         x = take_rows(site, x, rows, p.m, p.k, p.dtype)
-    elif isinstance(choice, SkinnyChoice) and site.handed and (site.handed.x, site.handed.norm) == (x, norm):
-        scaled, x, norm = site.handed, site.handed.address, None
+    elif isinstance(choice, SkinnyChoice) and (scaled := site.handed_rows(x, norm)):
+        x, norm = scaled.address, None
     if norm is not None:
         x = rms_norm(site, site.scratch(p.m * p.k * item_bytes(p.dtype)), x, norm, p.m, p.k, p.dtype, eps)
     if isinstance(choice, SkinnyChoice):

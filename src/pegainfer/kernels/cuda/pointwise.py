@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pegainfer.kernels.cuda.gemm import SIXTEEN, GemmProblem, project, rms_norm, silu, take_rows
+from pegainfer.kernels.cuda.gemm import rms_norm, silu, take_rows
 from pegainfer.kernels.cuda.site import Site, blocks, handles
-from pegainfer.ops.program import OpCall
-from pegainfer.runtime.cuda.launch import f32, i32, i64, ptr, struct
+from pegainfer.runtime.cuda.launch import f32, i32, i64, ptr
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 HEADS = (64, 128, 256)  # sizes that the fused kernels are compiled for
@@ -80,30 +79,6 @@ def _silu_mul(site: Site) -> None:
     s, dtype = site.sizes(), site.dtype("gate")
     operands = [site.address(name) for name in ("out", "gate", "up")]
     silu(site, "silu_mul", operands, s["T"] * s["F"], dtype)
-
-
-def _fused_heads(call: OpCall) -> bool:
-    x, q, kv = (call.tensors[n] for n in ("x", "q", "kv"))
-    widths = isinstance(x.shape[1], int) and x.shape[1] % 8 == 0 and q.shape[2] in HEADS
-    return x.dtype in SIXTEEN and q.dtype == kv.dtype == x.dtype and widths
-
-
-@handles("qkv_norm_rope_append", whole=_fused_heads)
-def _qkv(site: Site) -> None:
-    s, dtype, eps = site.sizes(), site.dtype("x"), site.this.attrs["eps"]
-    heads = s["H"] + 2 * s["G"]
-    width = heads * s["D"]
-    qkv = site.scratch(s["T"] * width * item_bytes(dtype))
-    problem = GemmProblem(s["T"], width, s["M"], dtype, "store", norm=True)
-    w = site.matrix("wq", "wk", "wv", dtype=dtype)
-    project(site, problem, qkv, site.address("x"), w, norm=site.vector("norm"), eps=eps)
-    args = struct(
-        ptr(site.address("q")), ptr(layer_address(site)), ptr(qkv), ptr(site.vector("q_norm")),
-        ptr(site.vector("k_norm")), ptr(site.address("positions")), ptr(site.address("slots")),
-        ptr(site.vector("cos_sin")), i64(page_stride(site)), i32(s["T"]), i32(s["H"]), i32(s["G"]),
-        i32(s["S"]), f32(eps),
-    )  # fmt: skip
-    site.launch(f"norm_rope_append_{dtype}_d{s['D']}", (blocks(s["T"] * heads, 8), 1, 1), 256, [args])
 
 
 def page_stride(site: Site) -> int:

@@ -73,9 +73,36 @@ class NormedRows:
     groups: int
 
 
+@dataclass(frozen=True)
+class ProjectedHeads:
+    """q, k and v of the step's tokens before norm, rotation and append, for attention that does these itself.
+
+    Args:
+        address: of [T, H + 2 G, D] in the cache's dtype.
+        q_norm, k_norm: addresses of the norms' weights; None without such a norm.
+        positions, slots, cos_sin: of that op's operands.
+    """
+
+    address: int
+    q_norm: int | None
+    k_norm: int | None
+    positions: int
+    slots: int
+    cos_sin: int | None
+    eps: float
+
+
+Handed = NormedRows | ProjectedHeads
+
+
 @dataclass
 class Site:
-    """One step's lowering; `call` is the op under way."""
+    """One step's lowering; `call` is the op under way.
+
+    Args:
+        apart: each op leaves all that it declares, for one who looks between them: none leaves a part of its
+            work to the next.
+    """
 
     ctx: CudaContext
     weights: WeightStore
@@ -83,24 +110,34 @@ class Site:
     env: Sizes
     decode_only: bool  # no row has more than one query token
     tune: bool  # time cuBLASLt's algorithms now (outputs hold nothing of worth yet)
+    apart: bool = False
     work: list[Work] = field(default_factory=list)
     ahead: list[Work] = field(default_factory=list)  # what runs before the first call
     counts: list[int] = field(default_factory=list)  # launches of each call
     shared: dict[object, int] = field(default_factory=dict)  # what calls of one step may reuse
     call: OpCall | None = None
-    following: OpCall | None = None
-    handed: NormedRows | None = None  # by the op right before this one
-    _handing: NormedRows | None = None
+    rest: Sequence[OpCall] = ()  # the calls after it
+    handed: Handed | None = None  # by the op right before this one
+    _handing: Handed | None = None
     _used: int = 0
 
-    def enter(self, call: OpCall, following: OpCall | None = None) -> None:
+    def enter(self, call: OpCall, rest: Sequence[OpCall] = ()) -> None:
         """The scratch of the op before is free again."""
-        self.call, self.following, self._used = call, following, 0
+        self.call, self.rest, self._used = call, rest, 0
         self.handed, self._handing = self._handing, None
 
-    def hand(self, rows: NormedRows) -> None:
-        """Gives something to the op that follows, and to no other."""
-        self._handing = rows
+    def hand(self, what: Handed) -> None:
+        """Gives something to the op that follows, and to no other; it must not lie in this op's scratch."""
+        self._handing = what
+
+    def handed_rows(self, x: int, norm: int | None) -> NormedRows | None:
+        """What the op before has left of this norm of x."""
+        rows = self.handed
+        return rows if isinstance(rows, NormedRows) and (rows.x, rows.norm) == (x, norm) else None
+
+    @property
+    def following(self) -> OpCall | None:
+        return self.rest[0] if self.rest else None
 
     @property
     def this(self) -> OpCall:
@@ -211,8 +248,8 @@ def keeps_whole(call: OpCall) -> bool:
 
 def lower(site: Site, calls: Sequence[OpCall]) -> None:
     """Lowers calls in order. Raises UnsupportedError where no kernel serves one."""
-    for call, following in zip(calls, [*calls[1:], None], strict=True):
-        site.enter(call, following)
+    for number, call in enumerate(calls, 1):
+        site.enter(call, calls[number:])
         before = len(site.work)
         handler = HANDLERS.get(call.spec.name)
         if handler is None:

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from pegainfer.kernels.build import find_sources
-from pegainfer.kernels.cuda.attention import AttentionProblem, choose_attention, refusal
+from pegainfer.kernels.cuda.attention_choice import AttentionProblem, choose_attention, refusal
 from pegainfer.kernels.cuda.gemm import STATIC, GemmProblem, LibraryChoice, StreamChoice, choose_gemm
 from pegainfer.kernels.cuda.skinny import FILLED, SkinnyChoice
 from pegainfer.runtime.cuda.device import DeviceInfo

@@ -28,6 +28,7 @@ from pegainfer.runtime.cuda.driver import CudaError
 from pegainfer.runtime.cuda.tensor import DeviceTensor, to_bf16
 from pegainfer.runtime.weights.raw import RawWeight
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeCuda, FakeLt, Launched, fake_cuda, fake_kernels
+from tests.support.heads import Heads, heads_program
 
 Array = np.ndarray[Any, Any]
 CONFIG = Qwen3Config(
@@ -120,7 +121,56 @@ def test_a_residual_leaves_what_the_norm_after_it_needs(rig: Rig) -> None:
 def test_the_work_list_is_made_once_a_step(rig: Rig) -> None:
     rig.executor.run(*rig.step(1))
     assert kernels(rig.fake).count("attention_plan") == 1
-    assert kernels(rig.fake).count("attention_decode_cluster_bf16_d64") == CONFIG.num_layers
+    assert kernels(rig.fake).count("attention_decode_append_cluster_bf16_d64") == CONFIG.num_layers
+
+
+def test_a_layer_of_one_row_is_five_launches(rig: Rig) -> None:
+    """Norm, rotation and the cache's append are attention's, on heads that the projection leaves to it."""
+    rig.executor.run(*rig.step(1))
+    layer = ["skinny", "attention_decode_append_cluster_bf16_d64", "skinny", "skinny", "skinny"]
+    names = [n.split("_bf16")[0] if n.startswith("skinny") else n for n in kernels(rig.fake)]
+    assert names[3:-3] == layer * CONFIG.num_layers
+    listed = rig.executor.explain({"T": 1, "R": 1, "L": 1}, decode_only=True)
+    assert listed.count("attention_decode_append_cluster_bf16_d64") == CONFIG.num_layers
+    assert "norm_rope_append_bf16" not in listed
+
+    def pointers(launch: Launched, index: int, count: int) -> tuple[int, ...]:
+        block = (ctypes.c_void_p * (index + 1)).from_address(launch.params)[index]
+        return tuple((ctypes.c_uint64 * count).from_address(block or 0))
+
+    projection, attention, *_, projection_after, attention_after = rig.fake.launches[3:10]
+    heads, cache, q_norm, k_norm, positions, slots, cos_sin = pointers(attention, 1, 7)  # Projected
+    assert heads == pointers(projection, 2, 1)[0] == pointers(attention_after, 1, 1)[0]
+    assert heads == pointers(projection_after, 2, 1)[0]
+    assert cache == pointers(attention, 0, 3)[2] and len({q_norm, k_norm, positions, slots, cos_sin, 0}) == 6
+    assert list((ctypes.c_int32 * 1).from_address(slots)) == [0]
+
+
+def test_ops_that_are_looked_at_one_by_one_leave_all_that_they_declare(rig: Rig) -> None:
+    inputs, env = rig.step(1)
+    rig.executor.run(inputs, env)
+    rig.fake.launches.clear()
+    for _, _, run in rig.executor.walk(inputs, env):
+        run()
+    for kernel in ("norm_rope_append_bf16_d64", "attention_decode_cluster_bf16_d64"):
+        assert kernels(rig.fake).count(kernel) == CONFIG.num_layers
+
+
+@pytest.mark.parametrize(
+    ("change", "left"), [({}, True), ({"layer": 1}, False), ({"times": 2}, False)], ids=str
+)
+def test_heads_are_left_to_the_only_attention_that_reads_them(
+    change: dict[str, int], left: bool, rig: Rig
+) -> None:
+    backend = CudaBackend(rig.ctx, {}, CudaOptions(graphs=False), Dummy())
+    kv = DeviceTensor.empty(Heads().cache, "bf16", "kv")
+    executor = backend.prepare(heads_program(Heads(), **change), {"kv": kv}, {"T": 1, "R": 1})
+    listed = executor.explain({"T": 1, "R": 1}, decode_only=True)
+    assert ("attention_decode_append_cluster" in listed, "norm_rope_append_bf16" in listed) == (
+        left,
+        not left,
+    )
+    assert "append_cluster" not in executor.explain({"T": 1, "R": 1}, decode_only=False)
 
 
 def test_all_but_the_first_kernels_may_start_early(rig: Rig) -> None:

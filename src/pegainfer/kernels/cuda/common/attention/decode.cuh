@@ -6,9 +6,10 @@
 // The ring runs ahead into the block's next part. One more warp adds up what the others leave in shared
 // memory and settles rows of several parts: a fence waits for all that its warp has asked of memory, so it
 // must not be a streaming one. The first part's pages, all but the one that this step appends to, are fetched
-// before griddepcontrol.wait.
+// before griddepcontrol.wait; that one too where this launch appends to it itself (newest.cuh).
 #pragma once
 #include "attention.cuh"
+#include "newest.cuh"
 
 namespace attention {
 
@@ -77,10 +78,11 @@ __device__ __forceinline__ void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
-template <typename T, int D, int STAGES, typename Order>
-__device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, float2 (*ends)[8],
-                                             const Order& schedule) {
+template <typename T, int D, int STAGES, typename Order, typename Source>
+__device__ __forceinline__ void stream_parts(const Args& a, const Source& source, uint8_t* shared,
+                                             float2 (*ends)[8], const Order& schedule) {
     using Shape = DecodeShape<D, STAGES>;
+    constexpr bool RAW = Source::RAW;
     constexpr int WARPS = Shape::WARPS, STAGE = Shape::STAGE, PIECES = D / 8;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE;
@@ -109,17 +111,19 @@ __device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, flo
     const uint32_t own_row = lane / PIECES * (D * 2), own_piece = lane % PIECES ^ lane / PIECES;
     auto place = [&](int j) { return own_row + j * STEP * (D * 2) + ((own_piece ^ (j * STEP & 7)) << 4); };
     int asked = 0, taken = 0;  // stages, over all parts
+    [[maybe_unused]] Newest<T, D> newest;
     // Asks for the part's next page, unless it has none left or (`old`) this step may still be writing it.
     auto fetch = [&](Part& p, bool old) {
         if (p.issued == p.count) return false;
         const int token = p.item.begin + (warp + p.issued * WARPS) * 16;
-        if (old && token + 16 >= p.item.context) return false;
+        if (!RAW && old && token + 16 >= p.item.context) return false;
         if (p.issued > 0 && p.issued % 32 == 0) p.entry = entry_of(p.item, p.issued + lane);
         const int block = __shfl_sync(~0u, p.entry, p.issued & 31);
         const T* from = static_cast<const T*>(a.kv) + block * a.page_stride +
                         (static_cast<int64_t>(p.kv_head) * a.block_size + token % a.block_size) * D;
         const uint32_t to = ring + asked % STAGES * STAGE;
-        const int rows = min(16, p.item.end - token);  // what lies behind is not ours and may be NaN
+        // What lies behind is not ours and may be NaN; nor is the newest token's row, while it is raw.
+        const int rows = min(16, (RAW ? min(p.item.end, p.item.context - 1) : p.item.end) - token);
         from += lane * 8;
         if (rows == 16) {
 #pragma unroll
@@ -140,19 +144,38 @@ __device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, flo
         return true;
     };
     auto load_q = [&](const Part& p, uint32_t (&qf)[D / 16][2]) {
-        const bool valid = g < min(8, group - p.first);
-        const int64_t row = static_cast<int64_t>(p.item.start) * a.h + p.kv_head * group + p.first;
-        const T* q = static_cast<const T*>(a.q) + (row + (valid ? g : 0)) * D + 2 * t;
+        const int heads = min(8, group - p.first);
+        if constexpr (RAW) {  // through this warp's share of the outputs' memory
+            uint8_t* const to = reinterpret_cast<uint8_t*>(shares + warp * most * D);
+            newest.finish(a, source, p.item.start, p.kv_head, p.first, heads, to);
+            __syncwarp();
+            const int row = min(lane & 7, heads - 1);
 #pragma unroll
-        for (int k = 0; k < D / 16; k++)
+            for (int j = 0; j < D / 32; j++) {
+                uint32_t r[4];
+                ldmatrix4(r, shared_address(to) + piece<D>(row, 4 * j + (lane >> 3)));
+                qf[2 * j][0] = r[0], qf[2 * j][1] = r[1], qf[2 * j + 1][0] = r[2], qf[2 * j + 1][1] = r[3];
+            }
+            const bool holds = p.item.end == p.item.context && p.count > 0 &&
+                               (p.item.end - p.item.begin - 1) / 16 % WARPS == warp;
+            if (holds && p.first == 0) newest.append(a, source, p.kv_head);
+        } else {
+            const bool valid = g < heads;
+            const T* q = source.template queries<T>(a, p.item.start, p.kv_head * group + p.first, D);
+            q += (valid ? g : 0) * D + 2 * t;
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                qf[k][i] = valid ? *reinterpret_cast<const uint32_t*>(q + 16 * k + 8 * i) : 0;
+            for (int k = 0; k < D / 16; k++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    qf[k][i] = valid ? *reinterpret_cast<const uint32_t*>(q + 16 * k + 8 * i) : 0;
+        }
     };
 
     Part part = begin_part(schedule.item(schedule.first), schedule.first);
     while (asked < STAGES && fetch(part, true)) {
     }
+    if constexpr (RAW)
+        if (schedule.first < total) newest.prepare(source, part.item.start);
     pdl_wait();
     pdl_launch();
     while (asked < STAGES && fetch(part, false)) {
@@ -172,6 +195,13 @@ __device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, flo
             cp_async_wait_upto(asked - taken - 1);
             __syncwarp();
             const uint32_t keys = ring + taken % STAGES * STAGE;
+            if constexpr (RAW) {
+                const int row = item.context - 1 - item.begin - (warp + page * WARPS) * 16;
+                if (row < 16) {
+                    newest.patch(shared + (warp * STAGES + taken % STAGES) * STAGE, row);
+                    __syncwarp();
+                }
+            }
             float s[4] = {};
 #pragma unroll
             for (int k = 0; k < D / 16; k++) {
@@ -213,13 +243,14 @@ __device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, flo
         }
         while (asked - taken < STAGES && fetch(next, false)) {
         }
-        if (unit + step < total) load_q(next, qf);
+        if constexpr (!RAW)
+            if (unit + step < total) load_q(next, qf);
 
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int shift = 4; shift < 32; shift <<= 1) l[i] += __shfl_xor_sync(~0u, l[i], shift);
-        if (unit != schedule.first) named_wait<Shape::THREADS>(FREE);
+        if (!RAW && unit != schedule.first) named_wait<Shape::THREADS>(FREE);
         if (g == 0)
             ends[warp][2 * t] = make_float2(m[0], l[0]), ends[warp][2 * t + 1] = make_float2(m[1], l[1]);
 #pragma unroll
@@ -232,6 +263,12 @@ __device__ __forceinline__ void stream_parts(const Args& a, uint8_t* shared, flo
         }
         named_arrive<Shape::THREADS>(FULL);
         part = next;
+        if constexpr (RAW)
+            if (unit + step < total) {
+                newest.prepare(source, part.item.start);
+                named_wait<Shape::THREADS>(FREE);
+                load_q(part, qf);
+            }
     }
 }
 
@@ -294,23 +331,27 @@ __device__ __forceinline__ void sum_parts(const Args& a, uint8_t* shared, float2
     }
 }
 
-template <typename T, int D, int STAGES>
-__device__ __forceinline__ void decode(const Args& a) {
+template <typename T, int D, int STAGES, typename Source>
+__device__ __forceinline__ void decode(const Args& a, const Source& source) {
     using Shape = DecodeShape<D, STAGES>;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float2 ends[Shape::WARPS][8];
     const Schedule schedule(a);
     if (threadIdx.x < Shape::WARPS * 32)
-        stream_parts<T, D, STAGES>(a, shared, ends, schedule);
+        stream_parts<T, D, STAGES>(a, source, shared, ends, schedule);
     else
         sum_parts<T, D, STAGES>(a, shared, ends, schedule);
 }
 
 }  // namespace attention
 
-#define DECODE_KERNEL(TYPE, T, D, STAGES, BYTES)                                             \
-    static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                         \
-    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS) \
-        attention_decode_##TYPE##_d##D(attention::Args a) {                                  \
-        attention::decode<T, D, STAGES>(a);                                                  \
+#define DECODE_KERNEL(TYPE, T, D, STAGES, BYTES)                                                              \
+    static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                                          \
+    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS)                  \
+        attention_decode_##TYPE##_d##D(attention::Args a) {                                                   \
+        attention::decode<T, D, STAGES>(a, attention::Stored{});                                              \
+    }                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS, D > 128 ? 2 : 3) \
+        attention_decode_append_##TYPE##_d##D(attention::Args a, attention::Projected p) {                    \
+        attention::decode<T, D, STAGES>(a, p);                                                                \
     }

@@ -2,7 +2,7 @@
 // are normalised (Qwen3), rotated and written to q; key heads likewise, into their page; value heads are
 // copied into theirs.
 #include "ptx.cuh"
-#include "reduce.cuh"
+#include "rotation.cuh"
 
 struct Args {
     void* q;               // [T, H, D]
@@ -18,48 +18,29 @@ struct Args {
     float eps;
 };
 
-// A lane holds N neighbours of the head's first half and the N that they are paired with. All but the
-// projection itself was there before the kernel ahead of this one began, and is fetched before that one ends.
+// All but the projection itself was there before the kernel ahead of this one began, and is fetched before that
+// one ends.
 template <typename T, int D>
 __device__ __forceinline__ void norm_rope_append(const Args& a) {
-    constexpr int N = D / 64, HALF = D / 2;
-    const int lane = threadIdx.x & 31, heads = a.h + 2 * a.g, at = lane * N;
+    const int lane = threadIdx.x & 31, heads = a.h + 2 * a.g;
     const uint32_t unit = (static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
     const bool mine = unit < static_cast<uint32_t>(a.tokens) * heads;
     const int token = unit / heads, head = unit % heads;
     const bool is_q = head < a.h, is_v = head >= a.h + a.g;
-    const float* weight = is_q ? a.q_norm : a.k_norm;
-    Vec<float, N> c = {}, s = {}, w0 = {}, w1 = {};
+    const float* norm = is_q ? a.q_norm : a.k_norm;
+    HeadPart<float, D> cos_sin = {}, weight = {};
     int slot = -1;
     if (mine && !is_v) {
-        const float* table = a.cos_sin + static_cast<int64_t>(a.positions[token]) * D + at;
-        c = load<float, N>(table), s = load<float, N>(table + HALF);
-        if (weight) w0 = load<float, N>(weight + at), w1 = load<float, N>(weight + HALF + at);
+        cos_sin.load_from(a.cos_sin + static_cast<int64_t>(a.positions[token]) * D, lane);
+        weight = load_weight<D>(norm, lane);
     }
     if (mine && !is_q) slot = a.slots[token];
     pdl_wait();
     pdl_launch();
     if (!mine) return;
-    const T* from = static_cast<const T*>(a.qkv) + static_cast<int64_t>(unit) * D;
-    auto lo = load<T, N>(from + at), hi = load<T, N>(from + HALF + at);
-    if (!is_v) {
-        float x[N], y[N];
-#pragma unroll
-        for (int i = 0; i < N; i++) x[i] = to_f32(lo.v[i]), y[i] = to_f32(hi.v[i]);
-        if (weight) {
-            float sum = 0;
-#pragma unroll
-            for (int i = 0; i < N; i++) sum += x[i] * x[i] + y[i] * y[i];
-            const float scale = rsqrtf(warp_sum(sum) / D + a.eps);
-#pragma unroll
-            for (int i = 0; i < N; i++) x[i] *= scale * w0.v[i], y[i] *= scale * w1.v[i];
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            lo.v[i] = from_f32<T>(x[i] * c.v[i] - y[i] * s.v[i]);
-            hi.v[i] = from_f32<T>(y[i] * c.v[i] + x[i] * s.v[i]);
-        }
-    }
+    HeadPart<T, D> x;
+    x.load_from(static_cast<const T*>(a.qkv) + static_cast<int64_t>(unit) * D, lane);
+    if (!is_v) turn_head(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
     T* to;
     if (is_q) {
         to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;
@@ -69,8 +50,7 @@ __device__ __forceinline__ void norm_rope_append(const Args& a) {
         to = static_cast<T*>(a.kv) + slot / a.block_size * a.page_stride +
              (static_cast<int64_t>(plane) * a.block_size + slot % a.block_size) * D;
     }
-    store(to + at, lo);
-    store(to + HALF + at, hi);
+    x.store_to(to, lane);
 }
 
 #define KERNEL(TYPE, T, D)                                                                     \

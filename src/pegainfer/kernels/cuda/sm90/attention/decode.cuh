@@ -140,12 +140,13 @@ struct Slice {
 };
 
 // Brings a part's queries and its piece of the block table to the L2 cache; `far` may be no part at all.
-template <typename T, int D>
-__device__ __forceinline__ void prefetch_unit(const Args& a, const Item& far, int unit, int units,
-                                              int subgroups) {
+template <typename T, int D, typename Source>
+__device__ __forceinline__ void prefetch_unit(const Args& a, const Source& source, const Item& far, int unit,
+                                              int units, int subgroups) {
     const Place place(a, far, unit, units, subgroups);
     const int lane = threadIdx.x & 31, lines = (place.heads * D * 2 + 127) / 128;
-    const char* q = reinterpret_cast<const char*>(static_cast<const T*>(a.q) + place.row * D);
+    const int head = place.kv_head * (a.h / a.g) + place.first;
+    const char* q = reinterpret_cast<const char*>(source.template queries<T>(a, far.start, head, D));
     const int* table =
         a.block_table + static_cast<int64_t>(far.row) * a.table_width + far.begin / a.block_size;
     if (far.tile == 0) return;
@@ -154,10 +155,10 @@ __device__ __forceinline__ void prefetch_unit(const Args& a, const Item& far, in
 }
 
 // The warp that adds up what its block's streaming warps and the cluster's other blocks have made.
-template <typename T, int D, int STAGES>
-__device__ __forceinline__ void sum_cluster(const Args& a, uint8_t* shared, float2 (*ends)[8],
-                                            const ClusterSchedule& schedule, uint32_t barriers,
-                                            unsigned* arrivals) {
+template <typename T, int D, int STAGES, typename Source>
+__device__ __forceinline__ void sum_cluster(const Args& a, const Source& source, uint8_t* shared,
+                                            float2 (*ends)[8], const ClusterSchedule& schedule,
+                                            uint32_t barriers, unsigned* arrivals) {
     using Shape = DecodeShape<D, STAGES>;
     constexpr int QUADS = D / 4, WARPS = Shape::WARPS;
     const int lane = threadIdx.x & 31, group = a.h / a.g, subgroups = (group + 7) / 8, most = min(8, group);
@@ -177,7 +178,7 @@ __device__ __forceinline__ void sum_cluster(const Args& a, uint8_t* shared, floa
         const Slice<T, D> slice = {
             a, item, place, schedule.rank, blocks ? own * (total / blocks) : 0, blocks ? total / blocks : 0};
         // What the streaming warps will ask for the unit after the next: from here on it is in the L2 cache.
-        prefetch_unit<T, D>(a, far, unit + 2 * schedule.step, schedule.heads, subgroups);
+        prefetch_unit<T, D>(a, source, far, unit + 2 * schedule.step, schedule.heads, subgroups);
         far = schedule.item(unit + 3 * schedule.step);
         named_wait<Shape::THREADS>(FULL);
         // The others have read what they got for the unit before. Also who sends nothing waits: no block gets
@@ -211,8 +212,8 @@ __device__ __forceinline__ void sum_cluster(const Args& a, uint8_t* shared, floa
     }
 }
 
-template <typename T, int D, int STAGES>
-__device__ __forceinline__ void decode_cluster(const Args& a, unsigned* arrivals) {
+template <typename T, int D, int STAGES, typename Source>
+__device__ __forceinline__ void decode_cluster(const Args& a, const Source& source, unsigned* arrivals) {
     using Shape = DecodeShape<D, STAGES>;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float2 ends[Shape::WARPS][8];
@@ -226,16 +227,22 @@ __device__ __forceinline__ void decode_cluster(const Args& a, unsigned* arrivals
     cluster_arrive();
     const ClusterSchedule schedule(a);
     if (threadIdx.x < Shape::WARPS * 32)
-        stream_parts<T, D, STAGES>(a, shared, ends, schedule);
+        stream_parts<T, D, STAGES>(a, source, shared, ends, schedule);
     else
-        sum_cluster<T, D, STAGES>(a, shared, ends, schedule, shared_address(barriers), arrivals);
+        sum_cluster<T, D, STAGES>(a, source, shared, ends, schedule, shared_address(barriers), arrivals);
 }
 
 }  // namespace attention
 
-#define DECODE_CLUSTER_KERNEL(TYPE, T, D, STAGES, BYTES)                                     \
-    static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                         \
-    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS) \
-        attention_decode_cluster_##TYPE##_d##D(attention::Args a, unsigned* arrivals) {      \
-        attention::decode_cluster<T, D, STAGES>(a, arrivals);                                \
+// Three blocks share an SM, or two with the largest heads, whose appending would spill.
+#define DECODE_CLUSTER_KERNEL(TYPE, T, D, STAGES, BYTES)                                                      \
+    static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                                          \
+    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS)                  \
+        attention_decode_cluster_##TYPE##_d##D(attention::Args a, unsigned* arrivals) {                       \
+        attention::decode_cluster<T, D, STAGES>(a, attention::Stored{}, arrivals);                            \
+    }                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS, D > 128 ? 2 : 3) \
+        attention_decode_append_cluster_##TYPE##_d##D(attention::Args a, attention::Projected p,              \
+                                                      unsigned* arrivals) {                                   \
+        attention::decode_cluster<T, D, STAGES>(a, p, arrivals);                                              \
     }
