@@ -32,7 +32,7 @@ PREFILL_TOKENS = 2048  # in one step
 FILL_TOKENS = (1024, 2048)
 MAX_BLOCKS = 1 << 17  # of the default: two million tokens; each costs the host some hundred bytes
 RESERVE = 1 << 30  # bytes: scratch of kernels, cuBLASLt's workspace, graphs, staged inputs
-CAPTURE_SECONDS = 0.35  # at start; other sizes are captured while nobody asks, or when they first come
+CAPTURE_SECONDS = 0.2  # at start: some seven sizes; others while nobody asks, or when they first come
 
 
 @dataclass(frozen=True)

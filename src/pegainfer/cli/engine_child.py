@@ -7,6 +7,7 @@ the model, some 0.3 s; with `--device cuda` the driver and the GPU's context are
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import subprocess
 import sys
@@ -45,12 +46,18 @@ _early: list[EngineChild] = []  # started by `early_child`, not taken yet: one a
 
 @contextlib.contextmanager
 def early_child(argv: Sequence[str]) -> Iterator[None]:
-    """Starts the engine's process for command lines that will want one; ends it if nobody has taken it."""
+    """Starts the engine's process for command lines that will want one; ends it if nobody has taken it.
+
+    This process then loads without the garbage collector, whose rounds over what stays take 0.15 s; it is
+    switched on with the server (frontend/http/memory.py).
+    """
     if argv[:1] == ["serve"] and not {"-h", "--help"} & set(argv):
         _early.append(EngineChild(_device(argv)))
+        gc.disable()
     try:
         yield
     finally:
+        gc.enable()
         while _early:
             child = _early.pop()
             child.process.terminate()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import logging
 import signal
@@ -31,6 +32,7 @@ def main(device: str) -> int:
     # Ctrl-C reaches every process of the terminal; what it means is decided by the front.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
+    gc.disable()  # until all is built, which stays: it would be looked at again and again (serve_engine)
     faulthandler.enable()  # a crash in a kernel leaves the stack of every thread on standard error
     if device == "cuda":
         _start_warm_up(0)

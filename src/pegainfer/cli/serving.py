@@ -59,9 +59,10 @@ async def _run(
     """From two processes that load to a served app, and down again. Returns the exit code."""
     text = asyncio.ensure_future(asyncio.to_thread(_timed_text_side, target))
     from pegainfer.frontend.http.app import create_app
-    from pegainfer.frontend.http.server import run_server
+    from pegainfer.frontend.http.server import preload, run_server
     from pegainfer.frontend.supervised import SupervisedEngine
 
+    preload()
     client, (side, text_seconds) = await _both(asyncio.ensure_future(supervisor.connect()), text)
     engine = SupervisedEngine(client)
     app = create_app(

@@ -84,9 +84,10 @@ def serve_engine(
             log.error("no front connected within %g s", connect_seconds)
             runner.close()
             return FAILED
-    # What was built stays for good: the collector need not look at it again.
+    # What was built stays for good: the collector need not look at it again. A process may start without it.
     gc.collect()
     gc.freeze()
+    gc.enable()
     with front:
         server = _Server(front, runner, info, policy, tracer, grammars and grammars(info))
         return server.run(config.watchdog_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -59,6 +60,14 @@ def test_no_process_is_started_for_other_commands(argv: str) -> None:
         assert Stand.made == []
         own: list[Any] = [take_child()]
         assert own == Stand.made
+
+
+def test_a_server_loads_without_the_collector() -> None:
+    with early_child(["serve"]):
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with early_child(["generate"]):
+        assert gc.isenabled()
 
 
 def test_a_process_that_nobody_took_is_ended() -> None:

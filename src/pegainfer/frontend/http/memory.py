@@ -28,6 +28,7 @@ def spare_the_collector() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()  # a server starts without it
     gc.set_threshold(*COLLECT_AFTER)
 
 

@@ -76,6 +76,13 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
+def preload() -> None:
+    """Imports what `run_server` needs, for who waits for an engine first."""
+    import uvicorn  # noqa: F401
+
+    import pegainfer.frontend.http.protocol  # noqa: F401
+
+
 def announce(url: str) -> None:
     print(f"listening on {url}", flush=True)
 

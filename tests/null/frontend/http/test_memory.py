@@ -68,3 +68,15 @@ def test_cycles_that_requests_left_are_collected(monkeypatch: pytest.MonkeyPatch
         assert asyncio.run(main())
     finally:
         gc.enable()
+
+
+def test_a_server_that_started_without_the_collector_has_it_then() -> None:
+    before = gc.get_threshold()
+    gc.disable()
+    try:
+        memory.spare_the_collector()
+        assert gc.isenabled() and gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+        gc.enable()
