@@ -63,8 +63,9 @@ class ResidentState:
 
     def enter(self, slot: int, tokens: Array) -> None:
         """Writes the history of a slot from its start: tokens [n] int32."""
-        _, host, data = self._histories.take()
-        data[: tokens.nbytes].view(np.int32)[...] = tokens
+        # Many may come in one step, behind one that still runs: nobody waits while they fit into the ring.
+        host, data = self._histories.room(tokens.nbytes)
+        data.view(np.int32)[...] = tokens
         address = self.history.address + 4 * slot * self.history.shape[1]
         self._ctx.stream.upload(address, host, tokens.nbytes, "token history")
         self._histories.sent(self._ctx.stream)

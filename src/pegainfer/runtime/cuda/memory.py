@@ -84,6 +84,22 @@ class StagingRing:
         self._events: list[Event | None] = [None] * slots
         self._next = 0
         self._taken = -1
+        self._used = slot_bytes  # of the slot taken last; none yet
+
+    def room(self, nbytes: int) -> tuple[int, Array]:
+        """(host address, bytes) for so many bytes: behind the last ones where they fit, or in the next slot,
+        whose last copy is then waited for. Then call `sent`. For rings that `take` is not used on.
+
+        Args:
+            nbytes: at most slot_bytes.
+        """
+        start = aligned(self._used)
+        if start + nbytes > self.slot_bytes:
+            self.take()
+            start = 0
+        self._used = start + nbytes
+        start += self._taken * self._stride
+        return self._buffer.address + start, self._buffer.bytes[start : start + nbytes]
 
     def take(self) -> tuple[int, int, Array]:
         """(number, host address, bytes) of the next slot; waits for its last copy. Then call `sent`."""

@@ -98,6 +98,22 @@ def test_a_slot_of_the_ring_waits_for_its_last_copy() -> None:
         assert seen == [(0, 0), (1, 0), (0, 1), (1, 2)]
 
 
+def test_small_pieces_share_a_slot_until_it_is_full() -> None:
+    with fake_cuda() as fake:
+        ring, stream = StagingRing(2, 1000, "histories"), Stream()
+        seen = []
+        for fill, nbytes in enumerate((100, 500, 300, 1000, 8)):
+            address, view = ring.room(nbytes)
+            view[:] = fill
+            ring.sent(stream)
+            seen.append((address, len(view), fake.calls["cuEventSynchronize"]))
+        first = seen[0][0]
+        # 256 and 768 are where a piece may begin; the fourth fills a slot, the last one waits for the first.
+        assert [(a - first, n, waits) for a, n, waits in seen] == [
+            (0, 100, 0), (256, 500, 0), (1024, 300, 0), (0, 1000, 1), (1024, 8, 2)
+        ]  # fmt: skip
+
+
 def test_descriptors_refuse_what_the_copy_engine_cannot_do() -> None:
     with pytest.raises(OpError, match=r"does not fit a TMA descriptor; .*got strides \(20,\) B"):
         TensorMap(0, 4, 10, "bf16", (4, 8))
