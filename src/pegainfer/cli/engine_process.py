@@ -53,10 +53,13 @@ def main(device: str) -> int:
 
 def _load(device: str) -> None:
     """Imports what an engine on this device needs, before it is known what it shall run."""
-    modules = ["pegainfer.engine.process", "pegainfer.app.assemble"]
+    modules = ["pegainfer.engine.process", "pegainfer.app.assemble", "pegainfer.app.grammars"]
     if device == "cuda":
-        modules += ["pegainfer.app.gpu", "pegainfer.kernels.cuda.backend", "pegainfer.runner.cuda"]
-    for name in modules:
+        modules += ["pegainfer.app.gpu", "pegainfer.kernels.cuda.backend", "pegainfer.kernels.cuda.resident"]
+        modules += ["pegainfer.runner.cuda"]
+    from pegainfer.app.registry import LINES
+
+    for name in (*modules, *LINES.values()):
         importlib.import_module(name)
 
 
