@@ -100,10 +100,10 @@ def eager(ctx: CudaContext) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def graphs(ctx: CudaContext) -> Iterator[Model]:
-    model = Model(ctx, CudaOptions(tune=True))
-    for n in (1, 4, 8):
+    model = Model(ctx, CudaOptions(tune=sized(True, False)))
+    for n in sized((1, 4, 8), (1, 4)):
         model.executor.capture({"T": n, "R": n, "L": n}, decode_only=True)
-    for t in (32, 256):
+    for t in sized((32, 256), (128,)):
         model.executor.capture({"T": t, "R": ROWS, "L": ROWS}, decode_only=False)
     yield model
 

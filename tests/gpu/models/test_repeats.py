@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,31 @@ MODEL = TinyQwen3(
     config={"head_dim": 128, "hidden_size": 256, "vocab_size": 1000, "max_position_embeddings": 1024},
 )  # fmt: skip
 CONFIG = SchedulerConfig(max_slots=24, prefix_cache=False, target_itl_ms=0.0)
-ANSWERS = sized((20, 200), (30, 40))  # the shortest and the longest
 
 
-def requests(count: int) -> list[GenerateRequest]:
+@dataclass(frozen=True)
+class Traffic:
+    """Tokens of the longest prompt, of the shortest and of the longest answer; how many steps must repeat."""
+
+    prompt: int
+    answers: tuple[int, int]
+    repeats: int
+
+
+WHOLE = sized(Traffic(300, (20, 200), 15), Traffic(300, (30, 40), 15))
+# Racecheck takes seconds a step, and tens of GB of the host's memory where steps are graphs.
+LAUNCHES = sized(WHOLE, Traffic(40, (6, 9), 2))
+
+
+def requests(count: int, traffic: Traffic) -> list[GenerateRequest]:
     """Prompts and answers of different lengths, half of them drawn: the batch shrinks again and again."""
     rng = np.random.default_rng(count)
     found = []
     for i in range(count):
-        prompt = rng.integers(0, 1000, int(rng.integers(1, 300))).tolist()
+        prompt = rng.integers(0, 1000, int(rng.integers(1, traffic.prompt))).tolist()
         drawn: dict[str, Any] = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": i} if i % 2 else {}
         sampling = SamplingParams(
-            max_tokens=int(rng.integers(*ANSWERS)), ignore_eos=True, **({"temperature": 0.0} | drawn)
+            max_tokens=int(rng.integers(*traffic.answers)), ignore_eos=True, **({"temperature": 0.0} | drawn)
         )
         found.append(GenerateRequest(id=str(i), prompt=pack_tokens(prompt), sampling=sampling))
     return found
@@ -66,18 +80,23 @@ def tokens_of(
     return answers, repeats
 
 
-@pytest.mark.parametrize("count", [1, 3, 24])
-def test_a_repeated_step_draws_the_same_tokens(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "graph"),
+    [(1, True), (3, True), (24, True), (3, False)],
+    ids=["1 in graphs", "3 in graphs", "24 in graphs", "3 as launches"],
+)
+def test_a_repeated_step_draws_the_same_tokens(count: int, graph: bool, tmp_path: Path) -> None:
     if (reason := probe()) is not None:
         pytest.skip(reason)
-    config = EngineConfig(backend="cuda", max_model_len=600, kv_cache_memory=64 << 20)
+    config = EngineConfig(backend="cuda", max_model_len=600, kv_cache_memory=64 << 20, cuda_graph=graph)
+    traffic = WHOLE if graph else LAUNCHES
     runner = build_engine(write_checkpoint(MODEL, tmp_path), "gpu", config, CONFIG).runner
     try:
-        batch = requests(count)
+        batch = requests(count, traffic)
         policy = Scheduler(runner.info, CONFIG)
         (want, _), (got, repeats) = (tokens_of(policy, runner, batch, repeat) for repeat in (False, True))
     finally:
         runner.close()
-    assert repeats > 15
+    assert repeats > traffic.repeats
     assert [len(t) for t in got.values()] == [r.sampling.max_tokens for r in batch]
     assert got == want
