@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ SLOTS = 4  # pinned: two plans in flight, one being filled, one to spare
 ALIGN = 64  # bytes
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layout:
     """Where the inputs of a step of certain sizes lie.
 
@@ -32,10 +32,25 @@ class Layout:
     offsets: dict[Tensor, int]
     nbytes: int
     memory: DeviceBuffer
-    places: dict[tuple[int, int], dict[str, Array]] = field(default_factory=dict)  # by ring and slot
 
     def address(self, t: Tensor) -> int:
         return self.memory.address + self.offsets[t]
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """What a slot of the ring was last filled as: where each input's own values go, with padding behind them.
+
+    Args:
+        sizes: the step's own, in the order of InputStage's symbols.
+        places: name, view of the slot in the shape of those sizes; inputs without elements are left out.
+        empty: names and shapes of those.
+    """
+
+    layout: Layout
+    sizes: tuple[int, ...]
+    places: list[tuple[str, Array]]
+    empty: list[tuple[str, tuple[int, ...]]]
 
 
 class InputStage:
@@ -45,9 +60,11 @@ class InputStage:
         """`padding`: what lies behind an input's own values in a larger layout, by name; 0 for others."""
         self._name = name
         self._inputs = {t.name: t for t in inputs}
+        self._symbols = sorted({d for t in self._inputs.values() for d in t.shape if isinstance(d, str)})
         self._padding = padding
         self._memory = DeviceBuffer(0, "step inputs")
         self._rings: list[StagingRing] = []  # the last one is in use; copies may still read the others
+        self._filled: dict[int, _Filled] = {}  # by slot of that one
 
     def layout(self, env: Mapping[str, int]) -> Layout:
         offsets: dict[Tensor, int] = {}
@@ -65,27 +82,43 @@ class InputStage:
             return
         if not self._rings or self._rings[-1].slot_bytes < layout.nbytes:
             self._rings.append(StagingRing(SLOTS, aligned(layout.nbytes), "step inputs"))
+            self._filled.clear()
         ring = self._rings[-1]
         slot, host, data = ring.take()
-        key = len(self._rings), slot
-        places = layout.places.get(key)
-        if places is None:
-            places = layout.places[key] = {
-                t.name: data[at : at + t.nbytes(layout.env)].view(NUMPY[t.dtype]).reshape(t.sizes(layout.env))
-                for t, at in layout.offsets.items()
-            }
-        for name, place in places.items():
-            self._put(name, place, inputs.get(name), self._inputs[name].sizes(env))
+        sizes = tuple([env[s] for s in self._symbols])
+        filled = self._filled.get(slot)
+        if filled is None or filled.layout is not layout or filled.sizes != sizes:
+            filled = self._filled[slot] = self._prepared(layout, sizes, data)
+        for name, shape in filled.empty:
+            self._given(inputs, name, shape)
+        for name, place in filled.places:
+            array = self._given(inputs, name, place.shape)
+            place[...] = encode(array, "bf16") if place.dtype == np.uint16 else array
         stream.upload(layout.memory.address, host, layout.nbytes, "step inputs")
         ring.sent(stream)
 
-    def _put(self, name: str, place: Array, array: Array | None, shape: tuple[int, ...]) -> None:
+    def _prepared(self, layout: Layout, sizes: tuple[int, ...], data: Array) -> _Filled:
+        """Writes a slot's padding. It stays while the slot is filled in the same way."""
+        env = dict(zip(self._symbols, sizes, strict=True))
+        places: list[tuple[str, Array]] = []
+        empty: list[tuple[str, tuple[int, ...]]] = []
+        for t, at in layout.offsets.items():
+            shape, room = t.sizes(env), t.sizes(layout.env)
+            place = data[at : at + t.nbytes(layout.env)].view(NUMPY[t.dtype]).reshape(room)
+            if shape != room:
+                place[...] = self._padding.get(t.name, 0)
+                place = place[tuple(map(slice, shape))]
+            if place.size:
+                places.append((t.name, place))
+            else:
+                empty.append((t.name, shape))
+        return _Filled(layout, sizes, places, empty)
+
+    def _given(self, inputs: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
+        array = inputs.get(name)
         if array is None or array.shape != shape:
             raise OpError(
                 f"program {self._name}: input {name}",
                 expected=shape, got="nothing" if array is None else array.shape,
             )  # fmt: skip
-        if shape != place.shape:
-            place[...] = self._padding.get(name, 0)
-            place = place[tuple(map(slice, shape))]
-        place[...] = encode(array, "bf16") if place.dtype == np.uint16 else array
+        return array

@@ -61,6 +61,7 @@ class SamplingState:
         self._masked: tuple[int, ...] = ()  # rows, and those with a mask, of `_mask_rows`
         self._mask_rows = np.zeros(0, np.int32)
         self._no_mask = np.zeros((0, -(-vocab_size // 32)), np.uint32)
+        self._no_lists = self._lists([], _NO_INTS, {})  # of as many rows as were staged last without any
 
     def enter(self, new: NewSlot) -> None:
         self.changes += 1
@@ -108,13 +109,15 @@ class SamplingState:
         inputs["top_lens"] = self.logprobs[slots]
         inputs["draws"] = draws
         if masks or self._extras:
-            extras = [self._extras.get(slot) for slot in slots.tolist()]
-        else:
-            extras = [None] * len(slots)
-        inputs.update(self._stage_bias(extras))
-        inputs.update(_stage_banned(extras, draws))
-        inputs.update(self._stage_masks(extras, masks))
-        return inputs
+            return inputs | self._lists([self._extras.get(slot) for slot in slots.tolist()], draws, masks)
+        if len(self._no_lists["bias_lens"]) != len(slots):
+            self._no_lists = self._lists([None] * len(slots), draws, {})
+        return inputs | self._no_lists
+
+    def _lists(
+        self, extras: list[_Extras | None], draws: Array, masks: Mapping[int, bytes]
+    ) -> dict[str, Array]:
+        return self._stage_bias(extras) | _stage_banned(extras, draws) | self._stage_masks(extras, masks)
 
     def stage_masks(self, count: int, masks: Mapping[int, bytes]) -> dict[str, Array]:
         """Of `count` rows those in `masks` have one; see `stage`. The same rows are the same object again."""
