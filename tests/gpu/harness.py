@@ -33,8 +33,8 @@ def sized(true: T, small: T) -> T:
 
 
 def poison(ctx: CudaContext, executor: CudaExecutor) -> None:
-    """Fills buffers, outputs and scratch with NaN."""
-    for memory in (executor._arena, executor._scratch):
+    """Fills buffers, outputs, scratch and what ops keep for each other with NaN."""
+    for memory in (executor._arena, executor._scratch, *executor._kept.values()):
         ctx.stream.fill(memory.address, POISON, memory.nbytes)
 
 

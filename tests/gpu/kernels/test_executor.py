@@ -129,6 +129,7 @@ def test_every_op_of_a_step_is_right(rows: list[tuple[int, Array, int]], eager: 
     inputs, env = eager.inputs(rows)
     found = compare_step(eager.executor, eager.ctx, eager.constants, inputs, env)
     bad = [str(d) for d in found if not d.relative < 1e-2]
+    assert len(found) > 4 * CONFIG.num_layers
     assert not bad, "\n".join(bad)
 
 

@@ -55,7 +55,7 @@ def test_sixteen_bits_are_as_near_as_they_can_be(spec: OpSpec, dtype: str, ctx: 
         if fits(spec, case) and storable(spec, case, dtype):
             faults += check_sixteen(spec, case, dtype, ctx)
             count += 1
-    assert count or dtype == "f16", f"{spec.name} has no case"
+    assert count, f"{spec.name} has no case"
     assert not faults, "\n".join(faults)
 
 

@@ -50,12 +50,12 @@ class Row:
     def missed(self) -> list[str]:
         """The bars that this row misses."""
         found = ["rerun"] if self.same is False else []
-        if self.regret > REGRET:
+        if not self.regret <= REGRET:  # nor is NaN
             found.append("regret")
         if self.positions >= MANY:
-            found += ["ratio"] if self.ratio > RATIO else []
-            found += ["mean"] if self.mean > MEAN else []
-            found += ["p99"] if self.p99 > P99 else []
+            found += [] if self.ratio <= RATIO else ["ratio"]
+            found += [] if self.mean <= MEAN else ["mean"]
+            found += [] if self.p99 <= P99 else ["p99"]
         return found
 
     def __str__(self) -> str:

@@ -118,8 +118,12 @@ def compare(got: Answer, want: Answer) -> list[float]:
                 assert gap <= TIE, f"token {at} of {index}: {g} for {w}, {gap:.3f} nat below"
                 gaps.append(float(gap))
                 break
-        if got.finish[index] is FinishReason.LENGTH and not gaps:
-            assert len(tokens) == len(exact)
+    assert got.finish.keys() == want.finish.keys()
+    for index, finish in got.finish.items():
+        if finish is FinishReason.LENGTH:
+            assert len(got.tokens.get(index, ())) == len(want.tokens[index])
+        else:
+            assert finish is FinishReason.ABORT, finish
     return gaps
 
 
