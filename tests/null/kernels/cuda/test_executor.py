@@ -23,6 +23,7 @@ from pegainfer.models.qwen3.forward import forward
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.coarse import GATE_UP_SWIGLU
 from pegainfer.ops.compose import one_call
+from pegainfer.ops.tensor import Kind
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.driver import CudaError
 from pegainfer.runtime.cuda.tensor import DeviceTensor, to_bf16
@@ -204,6 +205,17 @@ def test_a_graph_serves_every_step_that_fits_and_padding_is_inert(rig: Rig) -> N
         assert list((ctypes.c_int32 * count).from_address(address))[3] == last, name
     rig.executor.run(*rig.step(2, 1))  # not a decode: no graph of its kind
     assert rig.fake.graph_launches == 1 and rig.fake.launches
+
+
+def test_padding_is_there_whatever_a_slot_held_before(rig: Rig) -> None:
+    for n in (4, 2):
+        rig.executor.capture({"T": n, "R": n, "L": n}, decode_only=True)
+    slots = next(t for t in rig.executor.program.tensors(Kind.INPUT) if t.name == "slots")
+    for rows in (3, 3, 3, 3, 3, 4, 4, 4, 4, 3, 3, 3, 3, 1, 4, 1, 2, 3, 1, 4, 2, 3):  # a ring has four slots
+        rig.executor.run(*rig.step(*[1] * rows))
+        step = rig.executor._captured._steps[True][rows > 2]
+        held = (ctypes.c_int32 * step.env["T"]).from_address(step.inputs.address(slots))
+        assert list(held) == [*range(rows), -1, -1, -1, -1][: step.env["T"]]
 
 
 def test_the_smallest_graph_is_taken(rig: Rig) -> None:

@@ -72,6 +72,21 @@ def test_plain_rows_have_empty_lists() -> None:
     assert inputs["repetition_penalty"].tolist() == [1.0, 1.0]
 
 
+def test_empty_lists_are_kept_while_the_rows_are_as_many() -> None:
+    s = state(SamplingParams(), SamplingParams(), SamplingParams(logit_bias=((1, 1.0),)))
+    mask = np.array([6, 0, 0], "<u4").tobytes()
+    assert part(staged(s, [2]), "bias", 0) == [0]
+    s.leave(2)
+    first, again = staged(s, [0, 1], draws=3), staged(s, [1, 0], draws=4)
+    assert again["bias_lens"] is first["bias_lens"] and again["draws"].tolist() == [4, 4]
+    assert mask_ids(staged(s, [0, 1], masks={1: mask}), 1) == [1, 2]
+    for slots in ([0, 1], [0], [0, 1, 2]):
+        inputs = staged(s, slots)
+        assert inputs["mask_rows"].tolist() == [-1] * len(slots) and inputs["masks"].shape == (0, 3)
+        for name in ("bias_lens", "bias_starts", "banned_lens", "banned_starts"):
+            assert inputs[name].tolist() == [0] * len(slots)
+
+
 def test_each_parameter_has_its_own_name() -> None:
     p = SamplingParams(repetition_penalty=1.25, frequency_penalty=0.5, presence_penalty=-0.5, logprobs=9)
     inputs = staged(state(p), [0])
