@@ -35,13 +35,16 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class Given(frozenset[str]):
-    """The flags that the user typed, as '--max-model-len'."""
+    """The flags that the user typed, as '--max-model-len'; each in the form that switches on."""
+
+    off: frozenset[str] = frozenset()  # those that were typed in the other form
 
     def refuse(self, config: type, why: str, *, but: tuple[str, ...] = ()) -> None:
         """Raises ConfigError if a flag of `config` was typed: it would do nothing here. `but`: these do."""
         for flag in map(flag_of, flag_fields(config)):
             if flag in self and flag not in but:
-                raise ConfigError(f"{flag} does not apply", where=why, remedy=f"leave {flag} out")
+                typed = off_form(flag) if flag in self.off else flag
+                raise ConfigError(f"{typed} does not apply", where=why, remedy=f"leave {typed} out")
 
 
 def flag_fields(config: type) -> list[dataclasses.Field[Any]]:
@@ -52,6 +55,11 @@ def flag_fields(config: type) -> list[dataclasses.Field[Any]]:
 def flag_of(field: dataclasses.Field[Any]) -> str:
     """The field's flag, in the form that switches on: '--prefix-cache'."""
     return FLAG_NAMES.get(field.name, "--" + field.name.replace("_", "-"))
+
+
+def off_form(flag: str) -> str:
+    """'--no-prefix-cache' of '--prefix-cache'."""
+    return f"--no-{flag.removeprefix('--')}"
 
 
 def parse_bytes(text: str) -> int:
@@ -92,6 +100,7 @@ def expand(command: Callable[..., int | None]) -> Callable[..., int | None]:
     def run(**values: Any) -> int | None:
         flag_values = {name: values.pop(name) for name in flags}
         given: set[str] = set()
+        off: set[str] = set()
         built: dict[str, Any] = {}
         for name, config in configs.items():
             typed = {}
@@ -101,9 +110,12 @@ def expand(command: Callable[..., int | None]) -> Callable[..., int | None]:
                     _refuse_empty(field, value)
                     typed[field.name] = tuple(value) if isinstance(value, list) else value
                     given.add(flag_of(field))
+                    if value is False:
+                        off.add(flag_of(field))
             built[name] = config(**typed)
         if wants_given is not None:
-            built[wants_given] = Given(given)
+            built[wants_given] = typed_flags = Given(given)
+            typed_flags.off = frozenset(off)
         return command(**values, **built)
 
     parameters = sorted([*plain, *flags.values()], key=lambda p: p.kind)
@@ -129,7 +141,7 @@ def _parameters(config: type) -> list[inspect.Parameter]:
         kind = _kind_of_flag(hints[field.name])
         names = flag_of(field)
         if kind is bool:
-            names = f"{names}/--no-{names.removeprefix('--')}"
+            names = f"{names}/{off_form(names)}"
         parser = _PARSERS[field.metadata["parse"]] if "parse" in field.metadata else None
         metavar = None  # typer's own, which would be Python's spelling of a list
         if typing.get_origin(kind) is list and parser is None:

@@ -189,3 +189,12 @@ def test_every_command_has_the_short_form_of_help(command: list[str]) -> None:
     short, long = (run_command(build_app(), [*command, flag]) for flag in ("-h", "--help"))
     assert (short.exit_code, short.output) == (0, long.output)
     assert "Usage:" in short.output
+
+
+def test_refuse_names_a_flag_as_it_was_typed() -> None:
+    *_, given = run("--no-prefix-cache")
+    with pytest.raises(ConfigError, match="--no-prefix-cache does not apply.*leave --no-prefix-cache out"):
+        given.refuse(Room, "--device null")
+    *_, given = run("--prefix-cache")
+    with pytest.raises(ConfigError, match="^--prefix-cache does not apply"):
+        given.refuse(Room, "--device null")
