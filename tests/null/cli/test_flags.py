@@ -193,8 +193,8 @@ def test_every_command_has_the_short_form_of_help(command: list[str]) -> None:
 
 def test_refuse_names_a_flag_as_it_was_typed() -> None:
     *_, given = run("--no-prefix-cache")
-    with pytest.raises(ConfigError, match="--no-prefix-cache does not apply.*leave --no-prefix-cache out"):
+    with pytest.raises(ConfigError, match=r"--no-prefix-cache does not apply.*leave --no-prefix-cache out"):
         given.refuse(Room, "--device null")
     *_, given = run("--prefix-cache")
-    with pytest.raises(ConfigError, match="^--prefix-cache does not apply"):
+    with pytest.raises(ConfigError, match=r"^--prefix-cache does not apply"):
         given.refuse(Room, "--device null")
