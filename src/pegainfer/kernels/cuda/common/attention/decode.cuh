@@ -156,6 +156,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
                 ldmatrix4(r, shared_address(to) + piece<D>(row, 4 * j + (lane >> 3)));
                 qf[2 * j][0] = r[0], qf[2 * j][1] = r[1], qf[2 * j + 1][0] = r[2], qf[2 * j + 1][1] = r[3];
             }
+            __syncwarp();  // a warp without pages writes its outputs there at once
             const bool holds = p.item.end == p.item.context && p.count > 0 &&
                                (p.item.end - p.item.begin - 1) / 16 % WARPS == warp;
             if (holds && p.first == 0) newest.append(a, source, p.kv_head);
