@@ -51,9 +51,11 @@ def early_child(argv: Sequence[str]) -> Iterator[None]:
     This process then loads without the garbage collector, whose rounds over what stays take 0.15 s; it is
     switched on with the server (frontend/http/memory.py).
     """
-    if argv[:1] == ["serve"] and not {"-h", "--help"} & set(argv):
-        _early.append(EngineChild(_device(argv)))
-        gc.disable()
+    if argv[:1] != ["serve"] or {"-h", "--help"} & set(argv):
+        yield
+        return
+    _early.append(EngineChild(_device(argv)))
+    gc.disable()
     try:
         yield
     finally:
