@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pegainfer.contract.errors import OpError
@@ -24,7 +25,19 @@ class OpCall:
 
     def sizes(self, env: Sizes) -> dict[str, int]:
         """Axis letters in numbers, beside the step's own sizes."""
-        return {**env, **{k: v if isinstance(v, int) else env[v] for k, v in self.axes.items()}}
+        fixed, symbolic = self._axes
+        sizes = {**env, **fixed}
+        for letter, symbol in symbolic:
+            sizes[letter] = env[symbol]
+        return sizes
+
+    @cached_property
+    def _axes(self) -> tuple[dict[str, int], list[tuple[str, str]]]:
+        """Axes with a number, and those with a step's size. A call is asked for its sizes many times."""
+        return (
+            {k: v for k, v in self.axes.items() if isinstance(v, int)},
+            [(k, v) for k, v in self.axes.items() if isinstance(v, str)],
+        )
 
     def cost(self, env: Sizes) -> Cost:
         sizes = self.sizes(env)

@@ -49,7 +49,7 @@ class Tensor:
     def sizes(self, env: Sizes) -> tuple[int, ...]:
         """The shape in numbers. Raises OpError for a size that `env` lacks."""
         try:
-            return tuple(d if isinstance(d, int) else env[d] for d in self.shape)
+            return tuple([d if isinstance(d, int) else env[d] for d in self.shape])
         except KeyError as e:
             raise OpError(f"size {e.args[0]} of tensor {self.name} is unknown", got=dict(env)) from None
 
