@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,12 @@ def room_of(parts: tuple[str, ...]) -> str:
     return parts[0]
 
 
+def name_of(path: Path) -> str:
+    """The dotted name of a module's file."""
+    parts = ("pegainfer", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 def is_module(name: str) -> bool:
     path = PACKAGE.joinpath(*name.split(".")[1:])
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
@@ -69,10 +76,11 @@ def names_module(text: str) -> bool:
     return MODULE_NAME.fullmatch(text) is not None and is_module(text)
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+def imports_of(path: Path, *, tables: bool = True) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of each import in the file, wherever it stands.
 
-    A string that names one of our modules counts too: tables of lazily loaded modules obey the same law.
+    With `tables` a string that names one of our modules counts too: tables of lazily loaded modules obey the
+    same law.
     """
     package = ("pegainfer", *path.relative_to(PACKAGE).parent.parts)
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
@@ -85,7 +93,7 @@ def imports_of(path: Path) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 whole = f"{base}.{alias.name}"
                 yield node.lineno, whole if is_module(whole) else base
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif tables and isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from [(node.lineno, node.value)] if names_module(node.value) else []
 
 
@@ -119,6 +127,19 @@ def violations(path: Path) -> Iterator[str]:
 def test_every_module_obeys_the_import_law() -> None:
     broken = [v for path in modules() for v in violations(path)]
     assert not broken, "\n".join(broken)
+
+
+def test_no_import_runs_back() -> None:
+    """Nor one for types only, nor one within a function: two modules that need each other are one thing."""
+    needs = {
+        name_of(path): {name for _, name in imports_of(path, tables=False) if is_module(name)}
+        for path in modules()
+        if path != PACKAGE / "__init__.py"
+    }
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        pytest.fail(" imported by ".join(error.args[1]))
 
 
 def test_every_room_is_in_the_law() -> None:

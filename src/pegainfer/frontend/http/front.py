@@ -68,7 +68,6 @@ class Front:
         self.tokenizer.pieces.limit(kept // 5 * 4)  # some 1,000 bytes a prompt's piece, 250 of hashes
         self.block_hashes = BlockHashes(kept // 5)
         self.registry = Registry()
-        self.registry.idle.set()
         self.keep_alive = KeepAlive(self.registry, self.config.keep_alive_seconds)
         self.metrics = FrontMetrics()
         self.page = MetricsPage(

@@ -25,141 +25,179 @@ UNKNOWN_LENGTH = 1 << 62
 
 def bounded_protocol(config: HttpConfig) -> type[HttpToolsProtocol]:
     """The protocol class for uvicorn's `http` option, with this configuration's limits."""
-    limit = config.max_header_bytes
-    seconds = config.header_seconds
-    sentence = f"request header too large: expected ≤ {limit} bytes"
 
-    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_error(send, ApiError(431, sentence))
+    class Configured(BoundedProtocol):
+        limits = config
 
-    class BoundedProtocol(HttpToolsProtocol):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._in_header = False
-            self._repeating = False  # a header that was read before is told to a new parser
-            self._header_bytes = 0  # of an unfinished header, its first read not counted
-            self._header_timer: asyncio.TimerHandle | None = None
-            self._flush_timer: asyncio.TimerHandle | None = None
+    return Configured
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection, on the event loop; uvicorn makes it, so that its limits come with its class."""
+
+    limits: HttpConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_header = False
+        self._repeating = False  # a header that was read before is told to a new parser
+        self._header_bytes = 0  # of an unfinished header, its first read not counted
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._flush: _FlushWatch | None = None  # from the connection's beginning
+
+    # What the transport tells
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._flush = _FlushWatch(self.loop, transport, self.limits.write_seconds)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        if self._flush is not None:
+            self._flush.end()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        began_before = self._in_header
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(b"400 Bad Request", "not an HTTP/1.1 request")
+        if began_before and self._in_header:
+            self._header_bytes += len(data)
+            if self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
+                self._refuse(b"431 Request Header Fields Too Large", _too_large(self.limits))
+        answered = self.cycle is None or self.cycle.response_complete
+        if answered and self._header_timer is None and not self.transport.is_closing():
+            self._arm()  # blank lines, or the rest of a body that nobody waits for: a request must follow
+
+    def _feed(self, data: bytes) -> None:
+        """Raises HttpParserError."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self._read_on()
+
+    def _read_on(self) -> None:
+        """A new parser, told of the framing of the request whose header the old one has read."""
+        framing = [h for h in self.headers if h[0] in (b"content-length", b"transfer-encoding")]
+        lines = [b"POST / HTTP/1.1", *(name + b": " + value for name, value in framing), b"", b""]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._repeating = True
+        self.parser.feed_data(b"\r\n".join(lines))
+        self._repeating = False
+
+    # What the parser tells
+
+    def on_message_begin(self) -> None:
+        if self._repeating:
+            return
+        super().on_message_begin()
+        self._in_header = True
+        self._header_bytes = 0
+        if self._header_timer is None:
             self._arm()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._disarm()
-            if self._flush_timer is not None:
-                self._flush_timer.cancel()
-            super().connection_lost(exc)
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_header:
+            super().on_header(name, value)
+        # A trailer, which nothing here reads, is forgotten.
 
-        def data_received(self, data: bytes) -> None:
-            began_before = self._in_header
-            self._unset_keepalive_if_required()
-            try:
-                self._feed(data)
-            except httptools.HttpParserError:
-                self._send_error(b"400 Bad Request", "not an HTTP/1.1 request")
-            if began_before and self._in_header:
-                self._header_bytes += len(data)
-                if self._header_bytes > limit and not self.transport.is_closing():
-                    self._send_error(b"431 Request Header Fields Too Large", sentence)
-            answered = self.cycle is None or self.cycle.response_complete
-            if answered and self._header_timer is None and not self.transport.is_closing():
-                self._arm()  # blank lines, or the rest of a body that nobody waits for: a request must follow
+    def on_headers_complete(self) -> None:
+        if self._repeating:
+            return
+        self._in_header = False
+        self._disarm()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.close()
+        if self.transport.is_closing():
+            return
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        app = self.app
+        if size > self.limits.max_header_bytes:
+            self.app = self._answer_too_large
+        super().on_headers_complete()
+        self.app = app
+        if self.parser.get_http_version() == "1.0":
+            cycle: Any = self.cycle
+            cycle.send = functools.partial(_send_unchunked, cycle, cycle.send)
 
-        def _feed(self, data: bytes) -> None:
-            """Raises HttpParserError."""
-            while True:
-                try:
-                    self.parser.feed_data(data)
-                    return
-                except httptools.HttpParserUpgrade as upgrade:
-                    data = data[upgrade.args[0] :]
-                    self._read_on()
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
-        def _read_on(self) -> None:
-            """A new parser, told of the framing of the request whose header the old one has read."""
-            framing = [h for h in self.headers if h[0] in (b"content-length", b"transfer-encoding")]
-            lines = [b"POST / HTTP/1.1", *(name + b": " + value for name, value in framing), b"", b""]
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._repeating = True
-            self.parser.feed_data(b"\r\n".join(lines))
-            self._repeating = False
+    # Answers
 
-        def on_message_begin(self) -> None:
-            if self._repeating:
-                return
-            super().on_message_begin()
-            self._in_header = True
-            self._header_bytes = 0
-            if self._header_timer is None:
-                self._arm()
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._flush is not None:
+            self._flush.begin()
 
-        def on_header(self, name: bytes, value: bytes) -> None:
-            if self._in_header:
-                super().on_header(name, value)
-            # A trailer, which nothing here reads, is forgotten.
+    async def _answer_too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application of a request whose header came whole and is too large."""
+        await send_error(send, ApiError(431, _too_large(self.limits)))
 
-        def on_message_complete(self) -> None:
-            if not self.parser.should_upgrade():
-                super().on_message_complete()
+    def _refuse(self, status: bytes, message: str) -> None:
+        """Answers what no application can be asked about, and ends the connection."""
+        body = encode(ApiError(int(status[:3]), message).body)
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
+            status,
+            len(body),
+        )
+        self.transport.write(head + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
 
-        def on_headers_complete(self) -> None:
-            if self._repeating:
-                return
-            self._in_header = False
-            self._disarm()
-            if len(self.pipeline) >= MAX_PIPELINED:
-                self.transport.close()
-            if self.transport.is_closing():
-                return
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            app = self.app
-            if size > limit:
-                self.app = refuse
-            super().on_headers_complete()
-            self.app = app
-            if self.parser.get_http_version() == "1.0":
-                cycle: Any = self.cycle
-                cycle.send = functools.partial(_send_unchunked, cycle, cycle.send)
+    # The time that a header may take
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._watch_flush(UNKNOWN_LENGTH)
+    def _arm(self) -> None:
+        self._header_timer = self.loop.call_later(self.limits.header_seconds, self._too_slow)
 
-        def _watch_flush(self, before: int) -> None:
-            """Drops a connection of whose answer, written whole, nothing was fetched for long."""
-            waiting = self.transport.get_write_buffer_size()
-            if waiting >= before:
-                self.transport.abort()
-            elif waiting:
-                if self._flush_timer is not None:
-                    self._flush_timer.cancel()
-                self._flush_timer = self.loop.call_later(config.write_seconds, self._watch_flush, waiting)
+    def _disarm(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
-        def _send_error(self, status: bytes, message: str) -> None:
-            body = encode(ApiError(int(status[:3]), message).body)
-            head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
-                status,
-                len(body),
-            )
-            self.transport.write(head + b"connection: close\r\n\r\n" + body)
+    def _too_slow(self) -> None:
+        self._header_timer = None
+        if not self.transport.is_closing():
             self.transport.close()
 
-        def _arm(self) -> None:
-            self._header_timer = self.loop.call_later(seconds, self._too_slow)
 
-        def _disarm(self) -> None:
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
+class _FlushWatch:
+    """Drops a connection of whose answer, written whole, nothing was fetched for `seconds`."""
 
-        def _too_slow(self) -> None:
-            self._header_timer = None
-            if not self.transport.is_closing():
-                self.transport.close()
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, seconds: float) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
 
-    return BoundedProtocol
+    def begin(self) -> None:
+        """Call it when an answer is written."""
+        self._look(UNKNOWN_LENGTH)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, before: int) -> None:
+        """`before`: bytes that waited at the last look."""
+        waiting = self._transport.get_write_buffer_size()
+        if waiting >= before:
+            self._transport.abort()
+        elif waiting:
+            self.end()
+            self._timer = self._loop.call_later(self._seconds, self._look, waiting)
+
+
+def _too_large(limits: HttpConfig) -> str:
+    return f"request header too large: expected ≤ {limits.max_header_bytes} bytes"
 
 
 async def _send_unchunked(cycle: RequestResponseCycle, send: Send, message: Message) -> None:

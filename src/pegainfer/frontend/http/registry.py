@@ -5,23 +5,39 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pegainfer.contract.errors import RequestError
 
-if TYPE_CHECKING:
-    from pegainfer.frontend.http.generation import Generation
+
+class Live(Protocol):
+    """What is asked of a generation under way."""
+
+    id: str  # public, without its route's prefix
+
+    @property
+    def tenant(self) -> str: ...
+
+    def abort(self) -> None: ...
+
+    def poke(self, now: float, silence: float) -> None: ...
+
+
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 @dataclass(slots=True)
 class Registry:
     """Every generation that is not closed, by its tenant and public id."""
 
-    live: dict[tuple[str, str], Generation] = field(default_factory=dict)
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    live: dict[tuple[str, str], Live] = field(default_factory=dict)
+    idle: asyncio.Event = field(default_factory=_set_event)  # set while there is none
     busy_since: float = 0.0  # CLOCK_MONOTONIC seconds when it last became non-empty
 
-    def add(self, generation: Generation) -> None:
+    def add(self, generation: Live) -> None:
         """Raises RequestError where its tenant has one with this id."""
         key = generation.tenant, generation.id
         if key in self.live:
@@ -31,12 +47,13 @@ class Registry:
         self.live[key] = generation
         self.idle.clear()
 
-    def remove(self, generation: Generation) -> None:
+    def remove(self, generation: Live) -> None:
+        """Forgets one that is closed. Idempotent."""
         self.live.pop((generation.tenant, generation.id), None)
         if not self.live:
             self.idle.set()
 
-    def find(self, id: str, tenant: str, *, others: bool) -> Generation | None:
+    def find(self, id: str, tenant: str, *, others: bool) -> Live | None:
         """The tenant's generation of this id; with `others`, anybody's where the tenant has none."""
         own = self.live.get((tenant, id))
         if own is not None or not others:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from pegainfer.frontend.grammar.compiler import GrammarJob
 from pegainfer.frontend.http.formats import Formatted, JsonObject, grammar_job
+from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.reasoning.think import ThinkState
 from pegainfer.frontend.tools.call import NO_PARAMETERS, Tool
 from pegainfer.frontend.tools.enforce import Lark, after_thinking, calls_only, calls_or_text
-
-if TYPE_CHECKING:
-    from pegainfer.frontend.http.front import Front
 
 MAX_TOOLS = 512
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")

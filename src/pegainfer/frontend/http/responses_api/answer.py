@@ -15,11 +15,12 @@ from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.blocks import Block, Blocks, Step
 from pegainfer.frontend.http.choice import Delta
 from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.formats import JsonObject
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.reply import ReplySyntax
 from pegainfer.frontend.http.responses import KEEP_ALIVE, named_event
-from pegainfer.frontend.http.responses_api.items import JsonObject, new_id
+from pegainfer.frontend.http.responses_api.items import new_id
 from pegainfer.frontend.http.responses_api.response import (
     IncompleteDetails,
     InputDetails,

@@ -15,6 +15,7 @@ import msgspec
 
 from pegainfer.frontend.http.body import convert
 from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.formats import JsonObject
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import MAX_MESSAGES
 from pegainfer.frontend.http.responses_api.tools import model_name
@@ -22,7 +23,6 @@ from pegainfer.frontend.http.thinking import decoded_thoughts
 from pegainfer.frontend.http.turns import SYSTEMS, Draft
 from pegainfer.frontend.tools.call import read_object
 
-JsonObject = dict[str, Any]
 PARAGRAPH = "\n\n"  # between what several systems say
 ROLES = ("user", "assistant", "system", "developer")
 

@@ -16,12 +16,14 @@ from pegainfer.frontend.http.body import parse, read_body
 from pegainfer.frontend.http.conversation import Conversation, prepare
 from pegainfer.frontend.http.errors import ApiError, renaming, to_api_error
 from pegainfer.frontend.http.flow import collect, send_body, send_stream
+from pegainfer.frontend.http.formats import JsonObject
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value, in_range
 from pegainfer.frontend.http.options import AnswerOptions
 from pegainfer.frontend.http.responses import send_json
 from pegainfer.frontend.http.responses_api.answer import ResponseAnswer
-from pegainfer.frontend.http.responses_api.items import JsonObject, normalised
+from pegainfer.frontend.http.responses_api.begin import begun
+from pegainfer.frontend.http.responses_api.items import normalised
 from pegainfer.frontend.http.responses_api.request import (
     ENCRYPTED,
     INCLUDES,
@@ -31,7 +33,6 @@ from pegainfer.frontend.http.responses_api.request import (
     options,
     to_chat,
 )
-from pegainfer.frontend.http.responses_api.response import begun
 from pegainfer.frontend.http.responses_api.store import Stored
 from pegainfer.frontend.http.responses_api.tools import explaining_tools, namespaces
 

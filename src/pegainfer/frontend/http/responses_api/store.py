@@ -7,16 +7,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pegainfer.contract.errors import RequestError
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.formats import JsonObject
+from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.responses import encode
-
-if TYPE_CHECKING:
-    from pegainfer.frontend.http.generation import Generation
-    from pegainfer.frontend.http.responses_api.response import Response
+from pegainfer.frontend.http.responses_api.response import Response
 
 
 @dataclass(eq=False, slots=True)

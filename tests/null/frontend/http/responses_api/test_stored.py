@@ -11,8 +11,9 @@ import pytest
 from pegainfer.contract.errors import RequestError
 from pegainfer.frontend.http.app import App
 from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.responses_api.begin import begun
 from pegainfer.frontend.http.responses_api.request import ResponsesRequest
-from pegainfer.frontend.http.responses_api.response import Response, begun
+from pegainfer.frontend.http.responses_api.response import Response
 from pegainfer.frontend.http.responses_api.store import ResponseStore, Stored
 from tests.support.asgi import Call, run, spin
 from tests.support.fake_engine import FakeEngine
