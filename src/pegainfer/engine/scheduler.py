@@ -4,54 +4,34 @@ There is no prefill phase and no decode phase. Each plan walks the running seque
 each the row that brings it closer to its known tokens, then admits from the queue into what is left
 (`planner`). Time comes in as an argument; nothing here touches a device.
 
-Rank = priority + arrival / aging_seconds, fixed when a request arrives. All ranks age at the same rate, so
-comparing these constants is comparing aged priorities: a request is overtaken only by what arrives soon
-after and is more urgent, so nobody starves. The best-ranked sequence may take blocks from all others, so
-there is no deadlock. Among several tenants the one that was served least is next (`fairness`); how much
-prefill a step with decode rows takes is what the latency target leaves at measured prices (`cost`).
-
-Long because it is the one face of all that: the work is done in planner, residents and outcomes.
+A rank is fixed when a request arrives, and nobody starves (`admission`). The best-ranked sequence may take
+blocks from all others, so there is no deadlock. Among several tenants the one that was served least is next
+(`fairness`); how much prefill a step with decode rows takes is what the latency target leaves at measured
+prices (`cost`).
 """
 
 from __future__ import annotations
 
-import heapq
 import random
-from array import array
 from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from pegainfer.contract.errors import (
-    ConfigError,
-    DeadlineError,
-    InvariantError,
-    PegaError,
-    QueueFullError,
-    RequestError,
-)
-from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.grammar import Matcher
-from pegainfer.contract.request import HASH_BYTES, GenerateRequest, hash_blocks, root_hash
+from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Constraint, RunnerInfo, StepPlan, StepResult
+from pegainfer.engine.admission import Admission
 from pegainfer.engine.batch import Batch
-from pegainfer.engine.check import check_request
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.cost import StepCost, StepLoad
+from pegainfer.engine.early_ends import EarlyEnds
 from pegainfer.engine.outcomes import Outcomes
 from pegainfer.engine.planner import Planner
 from pegainfer.engine.residents import Residents
 from pegainfer.engine.sequence import Sequence, Status
 
 __all__ = ["Scheduler", "SchedulerConfig"]
-
-MASK64 = (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: multiples of it are spread evenly
-
-
-def derived_seed(seed: int, index: int) -> int:
-    """The seed of continuation `index`: that of index 0 is the request's own."""
-    return (seed + index * GOLDEN) & MASK64
 
 
 class _Flight(NamedTuple):
@@ -71,9 +51,13 @@ class Scheduler:
     def __init__(
         self, info: RunnerInfo, config: SchedulerConfig | None = None, rng: random.Random | None = None
     ) -> None:
+        """Raises ConfigError where the runner cannot hold one sequence.
+
+        Args:
+            rng: of the seeds that requests leave open; seeded by the configuration where it is not given.
+        """
         self.info = info
         self.config = config or SchedulerConfig()
-        self._rng = rng or random.Random(self.config.seed)
         self._residents = Residents(info, self.config)
         self._kv = self._residents.kv
         self._tenants = self._residents.tenants
@@ -83,42 +67,15 @@ class Scheduler:
         self._outcomes = Outcomes(self._residents)
         self._live = self._outcomes.live
         self._counters = self._outcomes.counters
-        self._reach = self._kv.reach_alone(info.max_commit) + 1  # the last token's KV is never needed
-        if self._reach < 2 or info.max_tokens < 1 or self._residents.num_slots < 1:
-            raise ConfigError("the runner cannot hold one sequence", got=info)
+        rng = rng or random.Random(self.config.seed)
+        self._admission = Admission(info, self.config, self._residents, self._outcomes, rng)
+        self._early_ends = EarlyEnds(self.config, self._outcomes)
         self._max_prefill = min(info.max_tokens, self.config.max_prefill_tokens or info.max_tokens)
-        self._cancels: list[tuple[str, int | None]] = []
-        self._instant: list[str] = []  # requests that ask for no token
-        self._deadlines: list[tuple[float, str]] = []  # a heap; entries of ended requests are dropped late
         self._flight: deque[_Flight] = deque()
         self._decoding: list[Sequence] = []  # of the last plan's rows, if each was a token that follows
         self._step = 0
-        self._next_number = 0
 
     # The door
-
-    @property
-    def block_size(self) -> int:
-        """Tokens a block hash of a request must stand for."""
-        return self._kv.unit
-
-    def check(self, request: GenerateRequest) -> array[int]:
-        """Raises what `add` would raise, and keeps nothing. Returns the prompt's ids."""
-        tokens = check_request(request, self.info, self.config, self._kv.unit, self._reach)
-        waiting = self._residents.waiting
-        queued = waiting.num_tokens
-        if len(waiting) >= self.config.max_waiting_requests or (
-            queued and queued + len(tokens) > self.config.max_waiting_tokens
-        ):
-            most = f"{self.config.max_waiting_requests} requests and {self.config.max_waiting_tokens} tokens"
-            raise QueueFullError(
-                "the queue is full",
-                expected=f"at most {most}",
-                got=f"{len(waiting)} requests and {queued} tokens that wait",
-                retry_after=self._counters.retry_after(len(waiting)),
-                remedy="try again later",
-            )
-        return tokens
 
     def add(self, request: GenerateRequest, now: float, matcher: Matcher | None = None) -> None:
         """Queues a request. Raises RequestError, QueueFullError; nothing is kept in that case.
@@ -126,51 +83,13 @@ class Scheduler:
         Args:
             matcher: of the request's grammar where it has one; taken over.
         """
-        try:
-            tokens = self.check(request)
-            if request.grammar is not None and matcher is None:
-                raise RequestError(
-                    "this engine has no grammar support", got=request.grammar.kind, param="grammar"
-                )
-            if request.id in self._live:
-                raise RequestError("a live request has this id", got=request.id[:64], param="request_id")
-        except PegaError:
-            self._counters.rejections += 1
-            raise
-        sampling = request.sampling
-        most = self.info.max_model_len if sampling.max_tokens is None else len(tokens) + sampling.max_tokens
-        limit = min(most, self.info.max_model_len, self._reach)
-        seed = self._rng.getrandbits(64) if sampling.seed is None else sampling.seed & MASK64
-        rank = request.priority + now / self.config.aging_seconds
-        hashes = self._hash(request)
-        tenant = self._tenants.enter(request.tenant)
-        family = [
-            Sequence(
-                request,
-                tokens=array("i", tokens),
-                hashes=hashes,
-                number=self._next_number + index,
-                index=index,
-                seed=derived_seed(seed, index),
-                limit=limit,
-                rank=(rank, self._next_number + index),
-                now=now,
-                tenant=tenant,
-                matcher=matcher if matcher is None or index == 0 else matcher.copy(),
-            )
-            for index in range(request.n)
-        ]
-        self._next_number += request.n
+        family = self._admission.admit(request, now, matcher)
         self._outcomes.open(family)
-        if request.deadline is not None:
-            self._push_deadline(request.deadline, request.id)
-        if self.config.max_wait_seconds:
-            self._push_deadline(now + self.config.max_wait_seconds, request.id)
-        if limit == len(tokens):
-            self._instant.append(request.id)
+        self._early_ends.watch(family, now)
         self._queue(family)
 
     def _queue(self, family: list[Sequence]) -> None:
+        """Children wait for their parent's prefill where there is anything of it to share."""
         parent = family[0]
         waiting = self._residents.waiting
         waiting.add(parent)
@@ -182,28 +101,12 @@ class Scheduler:
         for child in parent.children:
             child.status = Status.HELD
 
-    def _hash(self, request: GenerateRequest) -> list[bytes]:
-        if not self.config.prefix_cache:
-            return []
-        raw = request.block_hashes
-        if raw:
-            return [raw[i : i + HASH_BYTES] for i in range(0, len(raw), HASH_BYTES)]
-        parent = root_hash(request.adapter, request.cache_salt)
-        return hash_blocks(request.prompt, self._kv.unit, parent=parent)
-
-    def _push_deadline(self, deadline: float, request_id: str) -> None:
-        if len(self._deadlines) > 64 + 2 * len(self._live):
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
-            heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (deadline, request_id))
-
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """Ends a request's sequences, or the one of `index`, at the next `schedule`; unknown ids are ignored.
 
         Index 0 alone goes on until the others are forked from it.
         """
-        if request_id in self._live:
-            self._cancels.append((request_id, index))
+        self._early_ends.cancel(request_id, index)
 
     def has_work(self) -> bool:
         return bool(self._live or self._flight)
@@ -213,8 +116,7 @@ class Scheduler:
     def schedule(self, now: float) -> tuple[StepPlan | None, list[TokenEvent]]:
         """The next plan, None if nothing can be done before the next commit, and events of what ended."""
         events: list[TokenEvent] = []
-        if self._cancels or self._instant or self._deadlines:
-            self._end_early(now, events)
+        self._early_ends.apply(now, events)
         residents = self._residents
         if len(self._flight) >= self.config.pipeline_depth or not (
             residents.running.items or residents.waiting.items
@@ -264,40 +166,6 @@ class Scheduler:
         self._tenants.note_step(flight.prefill_tokens, flight.decode_rows, seconds)
         self._counters.step(flight.prefill_tokens, flight.decode_rows, result.seconds, now)
         return self._outcomes.commit(plan, flight.seqs, result, now)
-
-    def _end_early(self, now: float, events: list[TokenEvent]) -> None:
-        """Cancels, deadlines, and requests that ask for no token."""
-        outcomes = self._outcomes
-        cancels, self._cancels = self._cancels, []
-        for request_id, index in cancels:
-            if index is None:
-                outcomes.end_request(request_id, FinishReason.ABORT, now, events)
-            elif not outcomes.end_one(request_id, index, now, events):
-                self._cancels.append((request_id, index))
-        for request_id in self._instant:
-            for seq in tuple(self._live.get(request_id, ())):
-                if seq.prompt_logprobs is None or seq.num_prompt == 1:
-                    events.append(outcomes.finish(seq, FinishReason.LENGTH, now))
-        self._instant.clear()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, request_id = heapq.heappop(self._deadlines)
-            late = self._late(self._live.get(request_id, ()), deadline, now)
-            if late is not None:
-                outcomes.end_request(
-                    request_id, FinishReason.ERROR, now, events, error=late, error_kind=DeadlineError.__name__
-                )
-
-    def _late(self, family: Iterable[Sequence], deadline: float, now: float) -> str | None:
-        """Why a request ends now; None where the deadline was of another of its name, or is kept."""
-        first = next(iter(family), None)
-        if first is None:
-            return None
-        if first.request.deadline == deadline:
-            return f"the request's deadline passed {now - deadline:.3f} s ago"
-        waited = self.config.max_wait_seconds
-        if waited and first.admitted + waited == deadline and not any(seq.entered for seq in family):
-            return f"the request was not started within {waited:g} s; remedy: try again later"
-        return None
 
     def _note_admissions(self, plan: StepPlan, seqs: list[Sequence], now: float) -> None:
         """First admissions: the time, and what the prefix cache gave."""

@@ -10,9 +10,10 @@ from typing import Any
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, unpack_tokens
 from pegainfer.contract.step import KVSpec, PageGroup, StateGroup, StepPlan, StepResult
+from pegainfer.engine.admission import derived_seed
 from pegainfer.engine.null import NullConfig, NullPending, NullRunner
 from pegainfer.engine.null_model import NullModel
-from pegainfer.engine.scheduler import Scheduler, SchedulerConfig, derived_seed
+from pegainfer.engine.scheduler import Scheduler, SchedulerConfig
 from pegainfer.engine.sequence import Sequence, Status
 
 BLOCK = 4
@@ -246,7 +247,7 @@ class Driver:
             req.sampling,
             derived_seed(req.sampling.seed, index),
             eos_token_ids=req.eos_token_ids,
-            max_model_len=min(self.null.max_model_len, self.scheduler._reach),
+            max_model_len=min(self.null.max_model_len, self.scheduler._admission.reach),
         )
 
     def judge(self) -> None:

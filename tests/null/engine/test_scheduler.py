@@ -12,7 +12,8 @@ from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import FinishReason
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.contract.step import StepPlan, StepResult
-from pegainfer.engine.scheduler import Scheduler, SchedulerConfig, derived_seed
+from pegainfer.engine.admission import derived_seed
+from pegainfer.engine.scheduler import Scheduler, SchedulerConfig
 from tests.null.engine.harness import BLOCK, EOS, HYBRID, Driver, null_config, request
 
 

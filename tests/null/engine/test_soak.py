@@ -124,7 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             d.add(request(f"r{len(d.requests)}", prompt, **options))
         except RequestError:
             # Only a pool that is smaller than the request may refuse it.
-            assert length + (most or 0) > min(d.null.max_model_len, d.scheduler._reach) - 1
+            assert length + (most or 0) > min(d.null.max_model_len, d.scheduler._admission.reach) - 1
 
     @rule(count=st.integers(1, 8))
     def steps(self, count: int) -> None:
