@@ -28,7 +28,7 @@ from pegainfer.contract.handle import EventSink
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.engine.loop import Clock
+from pegainfer.engine.pipeline import Clock
 
 BLOCK = 16
 MOST_SHARES = 3.0

@@ -2,6 +2,8 @@
 
 take ─► known: a matcher at once
     └─► waiting ─► compiled on the thread ─► the loop's inbox ─► claimed: added, or cancelled meanwhile
+
+A request that waits is not the policy's yet, so cancels of single indices wait with it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pegainfer.contract.codec import Cancel
 from pegainfer.contract.errors import EngineDeadError, PegaError, RequestError
 from pegainfer.contract.grammar import GrammarFactory, Matcher
 from pegainfer.contract.request import GenerateRequest
@@ -31,13 +34,19 @@ class Compiled:
     matcher: Matcher | PegaError
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: GenerateRequest
+    cancels: list[Cancel] = field(default_factory=list)  # of single indices
+
+
 class Grammars:
     """`take` and the claims belong to the loop's thread; `deliver` is called from the compiling one."""
 
     def __init__(self, factory: GrammarFactory | None, deliver: Callable[[Compiled], None]) -> None:
         self._factory = factory
         self._deliver = deliver
-        self._waiting: dict[str, GenerateRequest] = {}
+        self._waiting: dict[str, _Waiting] = {}
         self._queue: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None  # started with the first grammar to compile
 
@@ -50,7 +59,7 @@ class Grammars:
             )
         matcher = self._factory.known(request.grammar)
         if matcher is None:
-            self._waiting[request.id] = request
+            self._waiting[request.id] = _Waiting(request)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._compile, name="grammars", daemon=True)
                 before = threading.stack_size(STACK_BYTES)
@@ -59,17 +68,29 @@ class Grammars:
             self._queue.put(request)
         return matcher
 
-    def waits(self, request_id: str) -> bool:
-        return request_id in self._waiting
+    def keep_cancel(self, cancel: Cancel) -> bool:
+        """Keeps the cancel of an index until its request is claimed; False where that does not wait."""
+        waiting = self._waiting.get(cancel.request_id)
+        if waiting is not None:
+            waiting.cancels.append(cancel)
+        return waiting is not None
 
     def claim(self, request_id: str) -> GenerateRequest | None:
         """Takes a request out of those that wait; None where it is not, or no longer, among them."""
-        return self._waiting.pop(request_id, None)
+        waiting = self._waiting.pop(request_id, None)
+        return None if waiting is None else waiting.request
 
-    def claim_compiled(self, compiled: Compiled) -> bool:
-        """Whether its request still waits; it does no more. Another one may wait under the same id."""
+    def claim_compiled(self, compiled: Compiled) -> list[Cancel] | None:
+        """Claims a compiled request and returns what was kept for it; None where it waits no more.
+
+        Another one may wait under the same id.
+        """
         request = compiled.request
-        return self._waiting.get(request.id) is request and self.claim(request.id) is not None
+        waiting = self._waiting.get(request.id)
+        if waiting is None or waiting.request is not request:
+            return None
+        del self._waiting[request.id]
+        return waiting.cancels
 
     def masks(self, rows: dict[int, Constraint]) -> dict[int, bytes]:
         """Masks for the rows that can go on."""

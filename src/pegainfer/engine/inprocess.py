@@ -13,7 +13,8 @@ from pegainfer.contract.handle import EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Runner, StepPolicy, Tracer
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.engine.loop import Clock, EngineLoop
+from pegainfer.engine.loop import EngineLoop
+from pegainfer.engine.pipeline import Clock
 from pegainfer.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)

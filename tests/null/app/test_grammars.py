@@ -252,6 +252,31 @@ def test_one_index_is_cancelled_while_the_grammar_compiles() -> None:
         assert answers.finish["a", 1].finish is FinishReason.ABORT
 
 
+def test_a_cancel_waits_for_its_own_request_and_not_for_one_before_it_of_the_same_name() -> None:
+    gated = Gated()
+    with null_engine(grammars=gated) as engine:
+        first = Answers(engine)
+        first.submit(request("a", JSON))
+        assert gated.compiling.wait(60)
+        engine.cancel("a")
+        first.wait()
+        again = Answers(engine)
+        again.submit(request("a", JSON, n=2))
+        engine.cancel("a", 1)
+        gated.go_on.set()
+        assert valid(again.wait().text("a", 0))
+        assert again.finish["a", 1].finish is FinishReason.ABORT
+
+
+def test_a_grammar_that_cannot_be_had_counts_as_a_rejection() -> None:
+    with null_engine() as engine:
+        answers = Answers(engine)
+        answers.submit(request("a", JSON), request("b", None))
+        answers.wait()
+        assert answers.finish["a", 0].error_kind == "RequestError"
+        assert engine.stats().rejections == 1  # b's finish brought a snapshot
+
+
 def test_drain_waits_for_a_grammar() -> None:
     gated = Gated()
     with null_engine(grammars=gated) as engine:

@@ -14,8 +14,9 @@ from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import PendingStep, StepPlan, StepResult
-from pegainfer.engine.loop import MAX_FAILURES, EngineLoop
+from pegainfer.engine.loop import EngineLoop
 from pegainfer.engine.null import NullPending, NullRunner
+from pegainfer.engine.pipeline import MAX_FAILURES
 from pegainfer.engine.scheduler import Scheduler, SchedulerConfig
 from tests.null.engine.harness import MODEL, null_config, request
 
