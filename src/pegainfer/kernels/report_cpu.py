@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pegainfer.kernels.ledger import Row, shape_text
 from pegainfer.kernels.report_text import bound_of, groups_of, matches, table
@@ -52,55 +52,55 @@ def _origins(rows: list[Row]) -> str:
     return table(("run", "commit", "reads", "caches", "peaks", "command"), lines)
 
 
-def _step(title: str, rows: list[Row]) -> list[str]:
+def _step(title: str, rows: list[Row]) -> Iterator[str]:
     """Where a step's time goes: calls times µs."""
     if not rows:
-        return []
+        return
     total = sum(r.calls * r.us for r in rows)
     floor = sum(r.calls * r.floor_us for r in rows)
+    yield f"### Where {title} spends its time\n"
+    yield f"{total / 1e3:.2f} ms in kernels, floor {floor / 1e3:.2f} ms.\n"
+    columns = ("op", "variant", "shape", "calls", "µs a step", "of kernels", "above the floor, µs", "share")
     lines = [
-        f"### Where {title} spends its time\n",
-        f"{total / 1e3:.2f} ms in kernels, floor {floor / 1e3:.2f} ms.\n",
-        "| op | variant | shape | calls | µs a step | of kernels | above the floor, µs | share |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for r in sorted(rows, key=lambda r: -r.calls * r.us):
-        lines.append(
-            f"| {r.op} | {r.variant} | {shape_text(r)} | {r.calls} | {r.calls * r.us:.0f} | "
-            f"{r.calls * r.us / total:.1%} | {r.calls * (r.us - r.floor_us):.0f} | {r.share:.0%} |"
+        (
+            r.op, r.variant, shape_text(r), str(r.calls), f"{step_us(r):.0f}", f"{step_us(r) / total:.1%}",
+            f"{r.calls * (r.us - r.floor_us):.0f}", f"{r.share:.0%}",
         )
-    return ["\n".join(lines) + "\n"]
+        for r in sorted(rows, key=step_us, reverse=True)
+    ]  # fmt: skip
+    yield table(columns, lines)
 
 
 def _farthest(rows: list[Row]) -> str:
     """The work list: what takes the most times its floor, of all that a step feels."""
-    felt = [r for r in rows if r.calls * r.us >= FELT_US]
+    felt = [r for r in rows if step_us(r) >= FELT_US]
     worst = sorted(felt, key=lambda r: r.share)[:WORST]
     if not worst:
         return ""
     first = f"**{worst[0].op}** at {shape_text(worst[0])}, {1 / worst[0].share:.1f} times its floor"
-    lines = [
-        "### Farthest from their floors\n",
-        f"Of ops that take a step {FELT_US} µs or more. Farthest: {first}.\n",
-        "| op | variant | shape | µs a step | × floor |",
-        "|---|---|---|---|---|",
-    ]
-    for r in worst:
-        step = f"{r.calls * r.us:.0f} | {1 / r.share:.1f}"
-        lines.append(f"| {r.op} | {r.variant} | {shape_text(r)} | {step} |")
-    return "\n".join(lines) + "\n"
+    head = (
+        "### Farthest from their floors\n\n"
+        f"Of ops that take a step {FELT_US} µs or more. Farthest: {first}.\n\n"
+    )
+    lines = [(r.op, r.variant, shape_text(r), f"{step_us(r):.0f}", f"{1 / r.share:.1f}") for r in worst]
+    return head + table(("op", "variant", "shape", "µs a step", "× floor"), lines)
 
 
 def _shapes(rows: list[Row]) -> str:
     """Every row, op by op."""
+    columns = (
+        "op", "variant", "shape", "µs (p10 – p90)", "GB/s", "GFLOP/s", "bound", "share", "error",
+    )  # fmt: skip
     lines = [
-        "### Every shape\n",
-        "| op | variant | shape | µs (p10 – p90) | GB/s | GFLOP/s | bound | share | error |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for r in rows:
-        lines.append(
-            f"| {r.op} | {r.variant} | {shape_text(r)} | {r.us:.1f} ({r.us_p10:.1f} – {r.us_p90:.1f}) | "
-            f"{r.gb_s:.1f} | {r.gflop_s:.1f} | {bound_of(r)} | {r.share:.0%} | {r.tolerance_share:.0%} |"
+        (
+            r.op, r.variant, shape_text(r), f"{r.us:.1f} ({r.us_p10:.1f} – {r.us_p90:.1f})", f"{r.gb_s:.1f}",
+            f"{r.gflop_s:.1f}", bound_of(r), f"{r.share:.0%}", f"{r.tolerance_share:.0%}",
         )
-    return "\n".join(lines) + "\n"
+        for r in rows
+    ]  # fmt: skip
+    return "### Every shape\n\n" + table(columns, lines)
+
+
+def step_us(r: Row) -> float:
+    """Of all calls in a step."""
+    return r.calls * r.us
