@@ -21,6 +21,10 @@ OWN_PARTS_ROWS = 16
 # On Hopper up to so many rows go to clusters: a step of four is slower than with a launch that merges,
 # though by itself attention is quicker (docs/log.md).
 CLUSTER_ROWS = 1
+# On Hopper decoding appends the token itself in steps of up to so many rows, and where they are cut into even
+# shares. In between a block gets two or three parts, and which SMs hold those depends on where the product
+# ahead left room: 16 rows took 4.66 ms a step against 4.28 (docs/log.md).
+APPEND_ROWS, APPEND_SHARED_ROWS = 8, 64  # above, the product ahead is cuBLASLt's and nothing starts early
 CLUSTER, CLUSTER_ONE, CLUSTER_TWO, CLUSTER_TURN, CLUSTER_TURNS = 8, 256, 512, 2048, 4  # as in attention.cuh
 
 
@@ -117,7 +121,8 @@ def may_append(p: AttentionProblem, info: DeviceInfo) -> bool:
     """Whether decoding can finish the projected heads of the step's tokens, each a row's only one."""
     if p.dtype not in SIXTEEN or refusal(p) is not None:
         return False
-    return p.decode_only and p.tokens <= p.rows and cluster_blocks(p, info) > 0
+    few = p.rows <= APPEND_ROWS or OWN_PARTS_ROWS < p.rows <= APPEND_SHARED_ROWS
+    return info.arch == "90a" and p.decode_only and p.tokens <= p.rows and few
 
 
 def _decode_room(p: AttentionProblem, shares: int, cluster: int, longest: int) -> tuple[int, int]:

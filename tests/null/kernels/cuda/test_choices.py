@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
 from pegainfer.kernels.build import find_sources
-from pegainfer.kernels.cuda.attention_choice import AttentionProblem, choose_attention, refusal
+from pegainfer.kernels.cuda.attention_choice import AttentionProblem, choose_attention, may_append, refusal
 from pegainfer.kernels.cuda.gemm import STATIC, GemmProblem, LibraryChoice, StreamChoice, choose_gemm
 from pegainfer.kernels.cuda.skinny import FILLED, SkinnyChoice
 from pegainfer.runtime.cuda.device import DeviceInfo
@@ -125,6 +126,21 @@ def test_one_row_goes_to_a_cluster_and_many_are_cut_into_shares() -> None:
     many = choose_attention(replace(ATTENTION, rows=64), H100, decode_per_sm=3)
     assert (many.cluster, many.shares) == (0, 3 * 132 // 8)
     assert (many.decode_items, many.decode_slots) == (64 + many.shares, 2 * many.shares)
+
+
+def test_hopper_appends_in_attention_where_parts_are_few_or_shares_even() -> None:
+    def append(rows: int, info: DeviceInfo = H100, **change: Any) -> bool:
+        problem = replace(ATTENTION, tokens=rows, rows=rows, decode_only=True)
+        return may_append(replace(problem, **change), info)
+
+    assert [rows for rows in (1, 2, 8, 9, 16, 17, 64, 65) if append(rows)] == [1, 2, 8, 17, 64]
+    assert not append(1, L40S) and not append(1, decode_only=False) and not append(1, tokens=2)
+    assert not append(1, dtype="f32") and not append(1, head_dim=96)
+    for rows, d, dtype in product((1, 8, 64), (64, 128, 256), ("bf16", "f16")):
+        problem = replace(ATTENTION, tokens=rows, rows=rows, decode_only=True, head_dim=d, dtype=dtype)
+        choice = choose_attention(problem, H100, 3, append=True)
+        assert choice.append and choice.decode in KERNELS and "_append_" in choice.decode
+        assert "norm, rotation and append inside" in str(choice)
 
 
 @pytest.mark.parametrize(

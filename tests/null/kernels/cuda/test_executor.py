@@ -88,7 +88,8 @@ def test_decode_streams_weights_and_prefill_calls_the_library(rig: Rig) -> None:
     rig.executor.run(*rig.step(1, 1, 1))
     names = kernels(rig.fake)
     assert names[:5] == [
-        "attention_plan", "take_rows_16", "rms_norm_bf16", "skinny_bf16_8_1", "norm_rope_append_bf16_d64",
+        "attention_plan", "take_rows_16", "rms_norm_bf16", "skinny_bf16_8_1",
+        "attention_decode_append_bf16_d64",
     ]  # fmt: skip
     assert names[-3:] == ["take_rows_16", "rms_norm_bf16", "skinny_bf16_8_1"]
     assert not any("prefill" in n for n in names) and not rig.lt.products
