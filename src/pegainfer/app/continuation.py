@@ -31,6 +31,7 @@ class Continuation:
         self._stop_reason: int | str | None = None
 
     def feed(self, event: TokenEvent) -> None:
+        """Takes the tokens of an event, up to a stop string, and its finish."""
         for i, token in enumerate(event.tokens):
             self.tokens.append(token)
             if event.logprobs is not None:
@@ -115,6 +116,7 @@ class Request:
         return sum(len(c.tokens) for c in self._continuations)
 
     def to_engine(self) -> GenerateRequest:
+        """What the engine is asked; stop strings stay here."""
         return GenerateRequest(
             id=self.id,
             prompt=pack_tokens(self._prompt.ids),
@@ -144,6 +146,7 @@ class Request:
         return done, done and bool(self._running)
 
     def output(self) -> RequestOutput:
+        """The answer, once every continuation has ended."""
         return RequestOutput(
             request_id=self.id,
             prompt=self._prompt.text,

@@ -71,6 +71,7 @@ class Client:
         self._idle.append(connection)
 
     def idle_connection(self) -> Connection | None:
+        """One that another request may use, taken out; None where each is busy or closed."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:

@@ -27,6 +27,7 @@ class ClientCost:
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], *, scheduled: bool) -> ClientCost:
+        """Of all client processes; `scheduled`: requests had times to go out at."""
         cpu = sum(o.cpu_seconds for o in outcomes)
         events = sum(r.chunks for o in outcomes for r in o.records)
         wall = max((o.wall_seconds for o in outcomes), default=0.0)
@@ -46,6 +47,7 @@ class ClientCost:
         return self.busiest >= BUSY or self.late_p99 >= LATE_SECONDS or self.machine_share >= BUSY
 
     def verdicts(self) -> list[str]:
+        """What a reader of the results must know of the client; nothing where it kept up."""
         out = []
         if self.machine_share >= BUSY:
             out.append(

@@ -48,6 +48,7 @@ def lines(
     *,
     stream: bool,
 ) -> list[str]:
+    """The summary as it is printed, line by line; None stands for what was not measured."""
     out = [" Serving Benchmark Result ".center(WIDTH, "=")]
     out.append(_line("Successful requests:", figures.completed))
     out.append(_line("Failed requests:", figures.failed))

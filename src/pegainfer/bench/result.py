@@ -111,7 +111,10 @@ def _arrays(run: Run) -> dict[str, Any]:
 
 
 def base_path(run: Run) -> Path:
-    """Where the result goes: .json, .html and .png beside each other. Makes the folder."""
+    """Where the result goes: .json, .html and .png beside each other. Makes the folder.
+
+    Raises ConfigError.
+    """
     report = run.plan.report
     folder = Path(report.result_dir or ".")
     path = folder / (report.result_filename or file_stem(run) + ".json")

@@ -39,6 +39,7 @@ class Series:
 
 
 def series(run: Run) -> Series:
+    """The curves and bars of a run; times are seconds since its start."""
     records, start = run.records, run.start
     won = [r for r in records if not r.error]
     values = {

@@ -74,6 +74,7 @@ def scrape(target: Target) -> Samples:
 
 
 def parse(page: bytes) -> Samples:
+    """The wanted samples of a page in Prometheus' text format, by name and stage."""
     out: dict[tuple[str, str], float] = {}
     for name, labels, value in _SAMPLE.findall(page):
         if name in _WANTED:

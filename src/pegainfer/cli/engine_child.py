@@ -34,10 +34,8 @@ class EngineChild:
 
         pipe = self.process.stdin
         assert pipe is not None
-        with (
-            contextlib.suppress(BrokenPipeError),
-            pipe,
-        ):  # where it has ended, whoever connects finds that out
+        # Where it has ended, whoever connects finds that out.
+        with contextlib.suppress(BrokenPipeError), pipe:
             pipe.write(msgspec.json.encode((socket_path, spec)))
 
 

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 
 def main(device: str) -> int:
+    """Runs one engine and returns the exit code.
+
+    Args:
+        device: whose engine to load before the order comes; '': none.
+    """
     # Ctrl-C reaches every process of the terminal; what it means is decided by the front.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)

@@ -63,18 +63,18 @@ def off_form(flag: str) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """'512MiB', '2G' or '1048576' as bytes; units are powers of 1,024."""
+    """'512MiB', '2G' or '1048576' as bytes; units are powers of 1,024. Raises ConfigError."""
     body = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = body[-1:] if body[-1:] in UNITS and body[-1:].isalpha() else ""
     try:
-        value = float(body.removesuffix(unit))
+        value = float(body.removesuffix(unit)) * UNITS[unit]
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise ConfigError(
             "not a size", expected="a number with an optional K, M, G or T, as 512MiB", got=text
         )
-    return int(value * UNITS[unit])
+    return int(value)
 
 
 def expand(command: Callable[..., int | None]) -> Callable[..., int | None]:

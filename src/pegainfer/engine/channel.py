@@ -22,7 +22,10 @@ MAX_SOCKET_PATH = 107  # bytes: sun_path of Linux, with its final zero
 
 @contextlib.contextmanager
 def listen(path: Path) -> Iterator[socket.socket]:
-    """A listening socket that only this user can reach; its file is gone when the context ends."""
+    """A listening socket that only this user can reach; its file is gone when the context ends.
+
+    Raises ConfigError.
+    """
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise ConfigError(
             "the socket's path is too long", expected=f"≤ {MAX_SOCKET_PATH} bytes", got=str(path)

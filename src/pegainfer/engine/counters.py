@@ -46,6 +46,7 @@ class Counters:
         self.step_tokens += tokens
 
     def finish(self, reason: FinishReason, now: float) -> None:
+        """A continuation ended at `now` (seconds)."""
         self.finished[reason.value] += 1
         if self._last_finish:
             gap = now - self._last_finish
@@ -53,5 +54,5 @@ class Counters:
         self._last_finish = now
 
     def retry_after(self, waiting: int) -> float:
-        """Seconds until the queue may have drained."""
+        """Seconds until so many requests may have been served."""
         return min(MAX_RETRY, max(MIN_RETRY, self._gap * waiting))

@@ -70,6 +70,7 @@ class NullMemory:
             raise InvariantError(f"group {g}: a slot has one state, got {table}")
 
     def detach(self, slot: NullSlot) -> None:
+        """The slot owns its tables' blocks no more."""
         for g, table in enumerate(slot.tables):
             for block in table:
                 if block != NO_BLOCK:

@@ -33,6 +33,7 @@ class Ranked:
         self.num_tokens += seq.num_prompt
 
     def remove(self, seq: Sequence) -> None:
+        """Raises InvariantError for one that is not in it."""
         i = bisect_left(self.items, seq.rank, key=_rank)
         if i == len(self.items) or self.items[i] is not seq:
             raise InvariantError(f"sequence {seq.number} is not in its queue")

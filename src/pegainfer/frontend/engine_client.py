@@ -108,6 +108,7 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def info(self) -> EngineInfo:
+        """What the engine said of itself. Raises EngineDeadError before it was ready."""
         if self._info is None:
             raise EngineDeadError("the engine is not ready yet")
         return self._info

@@ -93,7 +93,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[list[int]]:
-        """`encode` for several texts."""
+        """`encode` for several texts. Raises RequestError for what UTF-8 cannot hold."""
         backend = self._backend if parse_special else self._without_special
         try:
             # The batch call is the one that frees the GIL; "fast" leaves offsets out.

@@ -59,7 +59,7 @@ def _check(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file; empty where there is no such file."""
+    """The object in a small JSON file; empty where there is no such file. Raises ModelFileError."""
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:

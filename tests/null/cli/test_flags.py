@@ -166,7 +166,7 @@ def test_sizes(text: str, value: int) -> None:
     assert parse_bytes(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1PiB", "nan", "inf", "1e400", "MiB"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1PiB", "nan", "inf", "1e400", "1e300T", "MiB"])
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(ConfigError, match="not a size"):
         parse_bytes(text)

@@ -24,6 +24,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """What a grammar library must know of a tokenizer, as plain lists: it goes to another process."""
     return Vocabulary(
         [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)],
         sorted(tokenizer.special_ids | set(tokenizer.eos_token_ids)),

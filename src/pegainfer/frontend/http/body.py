@@ -109,6 +109,7 @@ async def parse(body: bytes, kind: type[T], config: HttpConfig) -> T:
 
 
 def decode(body: bytes, kind: type[T], max_depth: int) -> T:
+    """A struct of a JSON object, on the thread that calls. Raises ApiError (400)."""
     value = load_json(body, max_depth)
     if not isinstance(value, dict):
         raise ApiError(400, f"request body: expected a JSON object, got {_json_name(value)}")
@@ -128,7 +129,10 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
 
 
 def load_json(body: bytes, max_depth: int) -> Any:
-    """Strict JSON: UTF-8, no duplicate keys, finite numbers, no lone surrogates, bounded depth."""
+    """Strict JSON: UTF-8, no duplicate keys, finite numbers, no lone surrogates, bounded depth.
+
+    Raises ApiError (400).
+    """
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as e:

@@ -109,7 +109,7 @@ class EmbeddingAnswer:
         self._base64 = r.encoding_format == "base64"
 
     def take(self, delta: Delta) -> None:
-        """The one token of a prompt is nobody's; its vector stands in the prompt."""
+        """The one token of a prompt is nobody's; its vector stands in the prompt. Raises ApiError (503)."""
         if delta.finish == "abort":
             raise ApiError(503, "the request was aborted", code="aborted")
 

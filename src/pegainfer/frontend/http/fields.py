@@ -127,6 +127,7 @@ def _unserved(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def request_id(request: GenerateFields) -> str:
+    """The client's name for the request, or a new one. Raises ApiError (400)."""
     if request.request_id is None:
         return uuid.uuid4().hex
     if not REQUEST_ID.fullmatch(request.request_id):
@@ -135,6 +136,7 @@ def request_id(request: GenerateFields) -> str:
 
 
 def stop_strings(request: GenerateFields, config: HttpConfig) -> tuple[str, ...]:
+    """Each stop string once. Raises ApiError (400)."""
     stop = request.stop
     if stop is None:
         return ()
@@ -149,6 +151,7 @@ def stop_strings(request: GenerateFields, config: HttpConfig) -> tuple[str, ...]
 
 
 def timeout_seconds(request: GenerateFields, config: HttpConfig) -> float | None:
+    """None where the request has no end of its own. Raises ApiError (400)."""
     if request.timeout is not None and not 0 < request.timeout <= config.max_timeout_seconds:
         raise bad_value("timeout", f"0 < timeout ≤ {config.max_timeout_seconds:g} seconds", request.timeout)
     return request.timeout

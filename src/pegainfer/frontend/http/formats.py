@@ -11,10 +11,10 @@ from pegainfer.frontend.grammar.compiler import GrammarJob
 from pegainfer.frontend.http.body import load_json
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import at_most, bad_value
+from pegainfer.frontend.json_object import JsonObject
 
 MAX_CHOICES = 4096
 MAX_TEXT_DEPTH = 64  # of JSON within a string
-JsonObject = dict[str, Any]
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

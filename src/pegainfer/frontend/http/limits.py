@@ -21,6 +21,7 @@ def in_range(param: str, value: float, low: float, high: float) -> None:
 
 
 def at_most(param: str, items: int, limit: int, what: str) -> None:
+    """Raises ApiError (400) unless items ≤ limit; `what` they are, as "bytes"."""
     if items > limit:
         raise bad_value(param, f"≤ {limit} {what}", items)
 

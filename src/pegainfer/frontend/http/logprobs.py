@@ -56,6 +56,7 @@ def _top(tokenizer: Tokenizer, token: int, logprob: float) -> TopLogprob:
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[Entry]) -> ChatLogprobs:
+    """As the chat routes answer them: tokens by name and by bytes."""
     content = []
     for entry in entries:
         own = entry.logprob
@@ -117,6 +118,7 @@ def _append(out: CompletionLogprobs, tokenizer: Tokenizer, own: TokenLogprob, of
 
 
 def join(a: CompletionLogprobs, b: CompletionLogprobs) -> CompletionLogprobs:
+    """Those of a text and of what follows it; candidates only where both have them."""
     tops = None if a.top_logprobs is None or b.top_logprobs is None else a.top_logprobs + b.top_logprobs
     return CompletionLogprobs(
         a.tokens + b.tokens, a.token_logprobs + b.token_logprobs, tops, a.text_offset + b.text_offset

@@ -106,6 +106,7 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, how many values are ≤ it), as Prometheus wants it; the last bound is "+Inf"."""
         out: list[tuple[str, float]] = []
         running = 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):

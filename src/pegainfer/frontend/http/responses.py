@@ -40,6 +40,7 @@ async def send_json(send: Send, value: Any, *, status: int = 200, headers: Heade
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
+    """Those that an error's answer has beside its content's."""
     headers: dict[str, str] = {}
     if error.retry_after > 0:
         headers["retry-after"] = str(max(1, round(error.retry_after)))
@@ -92,6 +93,7 @@ class EventStream:
         await self._body(data, more=True)
 
     async def end(self, data: bytes = DONE) -> None:
+        """Sends the last bytes and ends the answer. Raises ClientGoneError where nobody fetches them."""
         if not self.started:
             await self.write(data)
             data = b""

@@ -49,13 +49,13 @@ class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 async def health(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    """200 while the engine's process lives, however long its step takes; 503 after that."""
+    """200 while the engine's process lives, however long its step takes. Raises ApiError (503) after that."""
     _check_alive(front)
     await send_json(send, {"status": "ok"})
 
 
 async def ready(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    """200 if a request sent now would be taken and served by an engine that moves."""
+    """200 if a request sent now would be taken and served by an engine that moves. Raises ApiError (503)."""
     _check_alive(front)
     if front.gate.draining:
         raise ApiError(503, "the server is shutting down", code="draining", retry_after=5.0)
@@ -77,6 +77,7 @@ def _check_alive(front: Front) -> None:
 
 
 async def load(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """How much there is to do, and room for more: for balancers."""
     stats = front.engine.stats()
     body = {
         "server_load": len(front.registry.live),  # requests that are being answered
@@ -124,7 +125,10 @@ def _model(front: Front, name: str) -> Model:
 
 
 async def abort(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    """Ends a running request; its client gets what there is, with finish_reason 'abort'."""
+    """Ends a running request; its client gets what there is, with finish_reason 'abort'.
+
+    Raises ApiError (404) where the caller has none of this id.
+    """
     body = await read_body(scope, receive, front.config)
     request = await parse(body, AbortRequest, front.config)
     generation = front.registry.find(_plain_id(request.request_id), tenant(), others=is_admin(scope))

@@ -66,6 +66,7 @@ class TemplateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """POST /tokenize: the ids of a text, or of a rendered conversation. Raises ApiError (400, 404)."""
     body = await read_body(scope, receive, front.config)
     request = await parse(body, TokenizeRequest, front.config)
     front.check_model(request.model)
@@ -97,6 +98,7 @@ async def _text(front: Front, r: TokenizeRequest, size: int) -> str:
 
 
 async def detokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """POST /detokenize: the text of ids, special tokens included. Raises ApiError (400, 404)."""
     body = await read_body(scope, receive, front.config)
     request = await parse(body, DetokenizeRequest, front.config)
     front.check_model(request.model)
@@ -109,6 +111,7 @@ async def detokenize(front: Front, scope: Scope, receive: Receive, send: Send) -
 
 
 async def apply_template(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """POST /apply_template: a conversation as the model reads it. Raises ApiError (400, 404)."""
     body = await read_body(scope, receive, front.config)
     request = await parse(body, TemplateRequest, front.config)
     front.check_model(request.model)

@@ -9,9 +9,10 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from pegainfer.frontend.grammar.compiler import GrammarJob
-from pegainfer.frontend.http.formats import Formatted, JsonObject, grammar_job
+from pegainfer.frontend.http.formats import Formatted, grammar_job
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import at_most, bad_value
+from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.reasoning.think import ThinkState
 from pegainfer.frontend.tools.call import NO_PARAMETERS, Tool
 from pegainfer.frontend.tools.enforce import Lark, after_thinking, calls_only, calls_or_text

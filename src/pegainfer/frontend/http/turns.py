@@ -35,6 +35,7 @@ class Draft:
         self.calls.append(HistoryCall(id=id, type="function", function=function))
 
     def message(self) -> Message:
+        """The chat message of all that was added."""
         return Message(
             role=self.role,
             content=self.between.join(text for text in self.texts if text),

@@ -20,6 +20,7 @@ class ThinkSyntax:
     end: str = "</think>"
 
     def state_after(self, prompt: str) -> ThinkState:
+        """Where what the model writes after this prompt begins."""
         tail = prompt.rstrip()
         if tail.endswith(self.start):
             return ThinkState.OPEN

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-JsonObject = dict[str, Any]
+from pegainfer.frontend.json_object import JsonObject
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # A function without parameters takes none, as OpenAI has it.
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pegainfer.frontend.grammar.compiler import json_options
+from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.reasoning.think import ThinkState, ThinkSyntax
-from pegainfer.frontend.tools.call import JsonObject, Tool
+from pegainfer.frontend.tools.call import Tool
 from pegainfer.frontend.tools.field_syntax import is_text
 
 MAX_CALLS = 32  # in one answer; without a bound a small model might call for ever

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pegainfer.frontend.tools.call import JsonObject, Tool, ToolCall
+from pegainfer.frontend.json_object import JsonObject
+from pegainfer.frontend.tools.call import Tool, ToolCall
 from pegainfer.frontend.tools.json_syntax import one
 
 MAX_PYTHON_CHARS = 1 << 16  # a longer list of calls is taken for text: the parser's stack is not ours

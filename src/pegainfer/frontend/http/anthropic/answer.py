@@ -7,7 +7,6 @@ message_start ─► (content_block_start ─► content_block_delta … ─► 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import msgspec
 
@@ -19,9 +18,8 @@ from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.reply import ReplySyntax
 from pegainfer.frontend.http.responses import KEEP_ALIVE, named_event
 from pegainfer.frontend.http.thinking import encoded_thoughts
+from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.tools.call import read_object
-
-JsonObject = dict[str, Any]
 
 
 class MessageOutputDetails(msgspec.Struct):

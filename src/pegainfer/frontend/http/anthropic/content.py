@@ -83,6 +83,7 @@ _FIELDS = {
 
 
 def system_text(system: str | list[SystemBlock] | None) -> str:
+    """The system's blocks, one a line, without the client's billing header. Raises ApiError (400)."""
     if system is None or isinstance(system, str):
         return system or ""
     for i, block in enumerate(system):

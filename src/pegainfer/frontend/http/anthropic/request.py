@@ -17,13 +17,14 @@ from pegainfer.frontend.http.anthropic.content import (
 from pegainfer.frontend.http.conversation import ChatRequest
 from pegainfer.frontend.http.errors import ApiError, field_names
 from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refuse_unserved
-from pegainfer.frontend.http.formats import JsonObject, JsonSchemaFormat, ResponseFormat
+from pegainfer.frontend.http.formats import JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.render import TemplateValue
 from pegainfer.frontend.http.thinking import EFFORTS, knows_levels, thinking_switch
 from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
 from pegainfer.frontend.http.turns import Draft, systems_as_users
+from pegainfer.frontend.json_object import JsonObject
 
 MIN_BUDGET = 1024  # tokens, Anthropic's own bound
 THINKING = ("enabled", "disabled", "adaptive")

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from pegainfer import __version__
-from pegainfer.frontend.http.api_docs.fields import ABOUT, bounds
-from pegainfer.frontend.http.api_docs.operations import OPERATIONS, Operation, Schema
+from pegainfer.frontend.http.api_docs.fields import ABOUT, Schema, bounds
+from pegainfer.frontend.http.api_docs.operations import OPERATIONS, Operation
 from pegainfer.frontend.http.completions import CompletionRequest
 from pegainfer.frontend.http.errors import ANTHROPIC_PATHS, AnthropicError, ErrorBody
 from pegainfer.frontend.http.fields import NEUTRAL, CommonFields, SamplingDefaults

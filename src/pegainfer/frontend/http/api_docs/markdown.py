@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-Schema = dict[str, Any]
+from pegainfer.frontend.http.api_docs.fields import Schema
 
 
 def to_markdown(document: Schema) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from pegainfer.frontend.http.anthropic.answer import AnthropicMessage
 from pegainfer.frontend.http.anthropic.request import CountRequest, MessagesRequest
 from pegainfer.frontend.http.anthropic.routes import VERSIONS, TokenCount
+from pegainfer.frontend.http.api_docs.fields import Schema
 from pegainfer.frontend.http.chat import ChatCompletion
 from pegainfer.frontend.http.completions import Completion, CompletionRequest
 from pegainfer.frontend.http.conversation import ChatRequest
@@ -20,8 +20,6 @@ from pegainfer.frontend.http.responses_api.response import Response
 from pegainfer.frontend.http.responses_api.routes import DEFAULT_LISTED, MAX_LISTED, ItemList
 from pegainfer.frontend.http.service import AbortRequest, Model, ModelList
 from pegainfer.frontend.http.text_routes import DetokenizeRequest, TemplateRequest, TokenizeRequest, Tokens
-
-Schema = dict[str, Any]
 
 # Statuses that any request may be answered with, and those of requests with a body.
 ALWAYS = (400, 401, 403, 431, 500)

@@ -15,7 +15,6 @@ from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.blocks import Block, Blocks, Step
 from pegainfer.frontend.http.choice import Delta
 from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.formats import JsonObject
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.reply import ReplySyntax
@@ -31,6 +30,7 @@ from pegainfer.frontend.http.responses_api.response import (
 )
 from pegainfer.frontend.http.responses_api.tools import called
 from pegainfer.frontend.http.thinking import encoded_thoughts
+from pegainfer.frontend.json_object import JsonObject
 
 _PREFIX = {"thinking": "rs", "text": "msg", "call": "fc"}
 

@@ -15,12 +15,12 @@ import msgspec
 
 from pegainfer.frontend.http.body import convert
 from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.formats import JsonObject
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import MAX_MESSAGES
 from pegainfer.frontend.http.responses_api.tools import model_name
 from pegainfer.frontend.http.thinking import decoded_thoughts
 from pegainfer.frontend.http.turns import SYSTEMS, Draft
+from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.tools.call import read_object
 
 PARAGRAPH = "\n\n"  # between what several systems say

@@ -10,7 +10,7 @@ import msgspec
 from pegainfer.frontend.http.conversation import ChatRequest
 from pegainfer.frontend.http.errors import field_names
 from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refuse_unserved
-from pegainfer.frontend.http.formats import JsonObject, JsonSchemaFormat, ResponseFormat
+from pegainfer.frontend.http.formats import JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.options import AnswerOptions, most_logprobs
@@ -23,6 +23,7 @@ from pegainfer.frontend.http.responses_api.tools import (
     chat_tools,
 )
 from pegainfer.frontend.http.turns import systems_as_users
+from pegainfer.frontend.json_object import JsonObject
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pegainfer.frontend.http.formats import JsonObject
+from pegainfer.frontend.json_object import JsonObject
 
 
 class IncompleteDetails(msgspec.Struct):

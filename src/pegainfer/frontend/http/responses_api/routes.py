@@ -16,7 +16,6 @@ from pegainfer.frontend.http.body import parse, read_body
 from pegainfer.frontend.http.conversation import Conversation, prepare
 from pegainfer.frontend.http.errors import ApiError, renaming, to_api_error
 from pegainfer.frontend.http.flow import collect, send_body, send_stream
-from pegainfer.frontend.http.formats import JsonObject
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value, in_range
 from pegainfer.frontend.http.options import AnswerOptions
@@ -35,6 +34,7 @@ from pegainfer.frontend.http.responses_api.request import (
 )
 from pegainfer.frontend.http.responses_api.store import Stored
 from pegainfer.frontend.http.responses_api.tools import explaining_tools, namespaces
+from pegainfer.frontend.json_object import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ async def _run(front: Front, entry: Stored, answer: ResponseAnswer) -> None:
 
 
 async def retrieve(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    """GET /v1/responses/{id}."""
+    """GET /v1/responses/{id}. Raises ApiError (400, 404)."""
     query = _query(scope, ("include", "stream"))
     if query.get("stream", "false") != "false":
         raise bad_value("stream", "false: a stored response is not streamed again", query["stream"][:20])
@@ -192,14 +192,17 @@ async def retrieve(front: Front, scope: Scope, receive: Receive, send: Send) -> 
 
 
 async def delete(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    """DELETE /v1/responses/{id}: forgotten; one in the background is ended."""
+    """DELETE /v1/responses/{id}: forgotten; one in the background is ended. Raises ApiError (404)."""
     entry = _stored(front, scope)
     front.responses.drop(entry)
     await send_json(send, {"id": entry.response.id, "object": "response", "deleted": True})
 
 
 async def cancel(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    """POST /v1/responses/{id}/cancel: ends a response in the background; what there is of it stays."""
+    """POST /v1/responses/{id}/cancel: ends a response in the background; what there is of it stays.
+
+    Raises ApiError (400, 404).
+    """
     entry = _stored(front, scope)
     if not entry.response.background:
         raise ApiError(
@@ -216,7 +219,10 @@ async def cancel(front: Front, scope: Scope, receive: Receive, send: Send) -> No
 
 
 async def input_items(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    """GET /v1/responses/{id}/input_items: all that the model was given, the conversation before included."""
+    """GET /v1/responses/{id}/input_items: all that the model was given, the conversation before included.
+
+    Raises ApiError (400, 404).
+    """
     query = _query(scope, ("limit", "order", "after", "include"))
     limit = _limit(query.get("limit"))
     order = query.get("order", "desc")

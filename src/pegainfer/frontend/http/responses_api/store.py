@@ -11,10 +11,10 @@ from typing import Any
 
 from pegainfer.contract.errors import RequestError
 from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.formats import JsonObject
 from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.responses import encode
 from pegainfer.frontend.http.responses_api.response import Response
+from pegainfer.frontend.json_object import JsonObject
 
 
 @dataclass(eq=False, slots=True)

@@ -14,9 +14,9 @@ import msgspec
 
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import refuse_unserved
-from pegainfer.frontend.http.formats import JsonObject
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
+from pegainfer.frontend.json_object import JsonObject
 
 SEPARATOR = "__"
 _TYPE = re.compile(r"tools\[\d+\](\.tools\[\d+\])?\.type")
