@@ -53,6 +53,12 @@ class EngineBenchFlags:
         if min(numbers) < 1 or self.decode < 2:
             raise ConfigError("sizes of a bench", expected="≥ 1, and --decode ≥ 2", got=numbers)
 
+    @property
+    def cases(self) -> list[Case]:
+        """Prefills first, then batches that decode."""
+        prefills = [Case("prefill", tokens) for tokens in self.prefill]
+        return prefills + [Case("decode", self.decode, batch) for batch in self.batch]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -73,6 +79,40 @@ class Case:
         return lambda forward: forward.env["T"] == forward.env["R"] == self.batch
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What the rounds gave of a case."""
+
+    case: Case
+    runs: list[float]  # tokens a second, one a round
+    roof: float | None  # tokens a second if moving a step's bytes were all
+    host_stages: dict[str, float]  # microseconds a step, by what the host did
+
+    @property
+    def median(self) -> float:
+        """Tokens a second."""
+        import statistics
+
+        return statistics.median(self.runs)
+
+    @property
+    def host_us(self) -> float:
+        """Microseconds a step that the engine's thread worked rather than waited."""
+        return sum(us for name, us in self.host_stages.items() if name not in ("wait", "stage"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "case": self.case.kind,
+            "tokens": self.case.tokens,
+            "batch": self.case.batch,
+            "tok_s": round(self.median, 2),
+            "runs": [round(rate, 2) for rate in self.runs],
+            "roof_tok_s": self.roof,
+            "host_us_step": round(self.host_us, 1),
+            "host_us_by_stage": {name: round(us, 1) for name, us in self.host_stages.items()},
+        }
+
+
 def engine(
     model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
     *,
@@ -87,8 +127,6 @@ def engine(
     Rates stand beside the machine's read bandwidth and the rate at which that alone would bound the weights.
     Then each case runs once more for a step's time by op against its floor.
     """
-    import statistics
-
     from pegainfer.cli.machine import append_result
     from pegainfer.engine.inprocess import InProcessEngine
 
@@ -99,45 +137,45 @@ def engine(
     profiled = bench.by_op and not target.spec.is_null and target.spec.engine.backend == "cpu"
     steps = StepProfiler(target.spec.engine) if profiled else None
     built = build(target.spec, steps.profiler if steps else None)
-    cases = [Case("prefill", n) for n in bench.prefill]
-    cases += [Case("decode", bench.decode, batch) for batch in bench.batch]
     tracer = steps.tracer if steps else None
     running = InProcessEngine(built.runner, built.info, target.spec.scheduler, tracer=tracer)
     profiles: dict[Case, CaseProfile] = {}
     try:
         driver = _Driver(running, bench.context)
-        rates = _alternate(driver, cases, bench.rounds)
+        rates = _alternate(driver, bench.cases, bench.rounds)
         if steps is not None:
             steps.measure_again()
             where |= {"read_gb_s": steps.roofline.read_gb_s, "peaks": steps.roofline.peaks}
-            profiles = {
-                case: steps.profile(running, partial(driver.rate, case), case.wanted) for case in cases
-            }
+            for case in bench.cases:
+                profiles[case] = steps.profile(running, partial(driver.rate, case), case.wanted)
     finally:
         running.close()
+    measured = [
+        Measured(case, runs, _roof(target.spec, case, where["read_gb_s"]), driver.host_stages(case))
+        for case, runs in rates.items()
+    ]
     print(f"{built.info.model} on {built.info.device}; {where['cpu']}, reads {where['read_gb_s']} GB/s")
-    head = f"{'case':16} {'tok/s':>8} {'least':>8} {'most':>8} {'roof':>8} {'host':>8}"
-    print(f"{head}   (medians of {bench.rounds}; host: µs a step)")
-    for case, runs in rates.items():
-        roof, median = _roof(target.spec, case, where["read_gb_s"]), statistics.median(runs)
-        bound = f"{roof:8.0f}" if roof else f"{'–':>8}"
-        print(
-            f"{case!s:16} {median:8.1f} {min(runs):8.1f} {max(runs):8.1f} {bound} {driver.host_us(case):8.0f}"
-        )
-        row = {**where, "bench": "engine", "model": built.info.model, "device": built.info.device}
-        row |= {"case": case.kind, "tokens": case.tokens, "batch": case.batch, "context": bench.context}
-        row |= {"tok_s": round(median, 2), "runs": [round(r, 2) for r in runs], "roof_tok_s": roof}
-        row["host_us_step"] = round(driver.host_us(case), 1)
-        row["host_us_by_stage"] = {name: round(us, 1) for name, us in driver.host_stages(case).items()}
-        row |= {"step": profiles[case].to_json()} if case in profiles else {}
-        append_result(Path(bench.output), row)
-    print("host µs a step by stage (stage: making arrays; on a GPU it is part of launch)")
-    for case in rates:
-        stages = ", ".join(f"{name} {us:.1f}" for name, us in driver.host_stages(case).items())
-        print(f"{case!s:16} {stages}")
+    _print_rates(measured, bench.rounds)
     for case, profile in profiles.items():
         print_profile(str(case), profile)
+    origin = {**where, "bench": "engine", "model": built.info.model, "device": built.info.device}
+    for m in measured:
+        step = {"step": profiles[m.case].to_json()} if m.case in profiles else {}
+        append_result(Path(bench.output), {**origin, **m.to_json(), "context": bench.context, **step})
     return 0
+
+
+def _print_rates(measured: list[Measured], rounds: int) -> None:
+    """A line a case of its rates, then one of what the host did."""
+    head = f"{'case':16} {'tok/s':>8} {'least':>8} {'most':>8} {'roof':>8} {'host':>8}"
+    print(f"{head}   (medians of {rounds}; host: µs a step)")
+    for m in measured:
+        roof = f"{m.roof:8.0f}" if m.roof else f"{'–':>8}"
+        rates = f"{m.median:8.1f} {min(m.runs):8.1f} {max(m.runs):8.1f}"
+        print(f"{m.case!s:16} {rates} {roof} {m.host_us:8.0f}")
+    print("host µs a step by stage (stage: making arrays; on a GPU it is part of launch)")
+    for m in measured:
+        print(f"{m.case!s:16} {', '.join(f'{name} {us:.1f}' for name, us in m.host_stages.items())}")
 
 
 def _machine(spec: EngineSpec, engine: EngineConfig) -> dict[str, Any]:
@@ -204,12 +242,8 @@ class _Driver:
         """After a round that warms up: sizes that come for the first time are made ready then."""
         self._host.clear()
 
-    def host_us(self, case: Case) -> float:
-        """Microseconds a step that the engine's thread worked rather than waited, over all runs so far."""
-        return sum(us for name, us in self.host_stages(case).items() if name not in ("wait", "stage"))
-
     def host_stages(self, case: Case) -> dict[str, float]:
-        """Microseconds a step by stage."""
+        """Microseconds a step by stage, over all runs so far."""
         seconds, steps = self._host[case]
         return {name: 1e6 * total / max(1, steps) for name, total in seconds.items()}
 
