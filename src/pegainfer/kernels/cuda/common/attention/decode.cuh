@@ -346,13 +346,14 @@ __device__ __forceinline__ void decode(const Args& a, const Source& source) {
 
 }  // namespace attention
 
-#define DECODE_KERNEL(TYPE, T, D, STAGES, BYTES)                                                              \
-    static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                                          \
-    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS)                  \
-        attention_decode_##TYPE##_d##D(attention::Args a) {                                                   \
-        attention::decode<T, D, STAGES>(a, attention::Stored{});                                              \
-    }                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS, D > 128 ? 2 : 3) \
-        attention_decode_append_##TYPE##_d##D(attention::Args a, attention::Projected p) {                    \
-        attention::decode<T, D, STAGES>(a, p);                                                                \
+#define DECODE_KERNEL(TYPE, T, D, STAGES, BYTES)                                             \
+    static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                         \
+    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS) \
+        attention_decode_##TYPE##_d##D(attention::Args a) {                                  \
+        attention::decode<T, D, STAGES>(a, attention::Stored{});                             \
+    }                                                                                        \
+    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS, \
+                                                 D > 128 ? 2 : 3)                            \
+        attention_decode_append_##TYPE##_d##D(attention::Args a, attention::Projected p) {   \
+        attention::decode<T, D, STAGES>(a, p);                                               \
     }

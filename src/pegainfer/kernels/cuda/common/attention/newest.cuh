@@ -4,8 +4,8 @@
 //
 // Each streaming warp normalises and rotates the query heads of its unit for itself, in shared memory that
 // holds its outputs later: no warp waits for another. The one whose pages end with the newest token does so
-// with its key, writes key and value to the cache, and puts them into its stage when it comes to that page. The
-// page itself is fetched with zeros in the token's place, so it may come before they are known.
+// with its key, writes key and value to the cache, and puts them into its stage when it comes to that page.
+// The page itself is fetched with zeros in the token's place, so it may come before they are known.
 #pragma once
 #include "../rope/rotation.cuh"
 #include "attention.cuh"
@@ -53,8 +53,8 @@ struct Newest {
         slot = p.slots[token];
     }
     // `heads` query heads from `first` on of a KV head's group go to `to`, swizzled rows; key and value stay.
-    __device__ __forceinline__ void finish(const Args& a, const Projected& p, int token, int kv_head, int first,
-                                           int heads, uint8_t* to) {
+    __device__ __forceinline__ void finish(const Args& a, const Projected& p, int token, int kv_head,
+                                           int first, int heads, uint8_t* to) {
         const int lane = threadIdx.x & 31, head = kv_head * (a.h / a.g) + first;
         const T* q = p.queries<T>(a, token, head, D);
         const T* k = p.queries<T>(a, token, a.h + kv_head, D);

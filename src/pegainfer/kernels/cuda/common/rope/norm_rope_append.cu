@@ -18,8 +18,8 @@ struct Args {
     float eps;
 };
 
-// All but the projection itself was there before the kernel ahead of this one began, and is fetched before that
-// one ends.
+// All but the projection itself was there before the kernel ahead of this one began, and is fetched before
+// that one ends.
 template <typename T, int D>
 __device__ __forceinline__ void norm_rope_append(const Args& a) {
     const int lane = threadIdx.x & 31, heads = a.h + 2 * a.g;

@@ -1,7 +1,8 @@
 // A head's norm (Qwen3) and rotation by one warp: the same bits in every kernel that does it.
 //
 // Lane l holds the N elements from l N of the head's first half, and those of its second that they are paired
-// with. Multiplications and additions are named one by one, so that no kernel's compiler joins others of them.
+// with. Multiplications and additions are named one by one, so that no kernel's compiler joins others of
+// them.
 #pragma once
 #include "reduce.cuh"
 #include "types.cuh"

@@ -235,14 +235,15 @@ __device__ __forceinline__ void decode_cluster(const Args& a, const Source& sour
 }  // namespace attention
 
 // Three blocks share an SM, or two with the largest heads, whose appending would spill.
-#define DECODE_CLUSTER_KERNEL(TYPE, T, D, STAGES, BYTES)                                                      \
-    static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                                          \
-    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS)                  \
-        attention_decode_cluster_##TYPE##_d##D(attention::Args a, unsigned* arrivals) {                       \
-        attention::decode_cluster<T, D, STAGES>(a, attention::Stored{}, arrivals);                            \
-    }                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS, D > 128 ? 2 : 3) \
-        attention_decode_append_cluster_##TYPE##_d##D(attention::Args a, attention::Projected p,              \
-                                                      unsigned* arrivals) {                                   \
-        attention::decode_cluster<T, D, STAGES>(a, p, arrivals);                                              \
+#define DECODE_CLUSTER_KERNEL(TYPE, T, D, STAGES, BYTES)                                         \
+    static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                             \
+    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS)     \
+        attention_decode_cluster_##TYPE##_d##D(attention::Args a, unsigned* arrivals) {          \
+        attention::decode_cluster<T, D, STAGES>(a, attention::Stored{}, arrivals);               \
+    }                                                                                            \
+    extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS,     \
+                                                 D > 128 ? 2 : 3)                                \
+        attention_decode_append_cluster_##TYPE##_d##D(attention::Args a, attention::Projected p, \
+                                                      unsigned* arrivals) {                      \
+        attention::decode_cluster<T, D, STAGES>(a, p, arrivals);                                 \
     }
