@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from pegainfer.contract.errors import PegaError
@@ -69,6 +71,7 @@ _to_front = msgspec.msgpack.Decoder(ToFront)
 
 
 def encode_frame(message: ToEngine | ToFront) -> bytes:
+    """The frame of a message. Raises PegaError if it is beyond MAX_FRAME."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME:
         raise PegaError("message too large for one frame", expected=f"≤ {MAX_FRAME} bytes", got=len(body))
@@ -83,11 +86,36 @@ def frame_length(header: bytes) -> int:
     return n
 
 
+class FrameReader:
+    """Cuts a stream of bytes, in whatever pieces it comes, into the bodies of its frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()  # a frame that has come in part
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that are whole with these bytes. Raises PegaError for one beyond MAX_FRAME."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= HEADER_BYTES:
+                body = start + HEADER_BYTES
+                end = body + frame_length(bytes(buffer[start:body]))
+                if end > len(buffer):
+                    break
+                start = end
+                yield bytes(buffer[body:end])
+        finally:
+            del buffer[:start]
+
+
 def decode_to_engine(body: bytes) -> ToEngine:
+    """Raises msgspec.DecodeError."""
     message: ToEngine = _to_engine.decode(body)
     return message
 
 
 def decode_to_front(body: bytes) -> ToFront:
+    """Raises msgspec.DecodeError."""
     message: ToFront = _to_front.decode(body)
     return message

@@ -157,7 +157,7 @@ class _Server:
 
     def _read(self, terms: int) -> None:
         """Obeys frames, and SIGTERMs from the pipe `terms`, until the stream ends."""
-        buffer = bytearray()
+        frames = codec.FrameReader()
         while True:
             readable, _, _ = select.select([self._front.fileno(), terms], [], [])
             # Asked again: a signal that came while the front's bytes woke the thread shows only afterwards.
@@ -171,19 +171,11 @@ class _Server:
                 return
             if not data:
                 return
-            buffer += data
-            start = 0
-            while len(buffer) - start >= codec.HEADER_BYTES:
-                body = start + codec.HEADER_BYTES
-                end = body + codec.frame_length(bytes(buffer[start:body]))
-                if end > len(buffer):
-                    break
-                message = codec.decode_to_engine(bytes(buffer[body:end]))
-                start = end
+            for body in frames.feed(data):
+                message = codec.decode_to_engine(body)
                 if isinstance(message, codec.Shutdown):
                     return
                 self._obey(message)
-            del buffer[:start]
 
     def _term(self, count: int) -> bool:
         """SIGTERM came `count` times; False if the process shall end now."""

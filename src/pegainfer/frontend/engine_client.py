@@ -47,7 +47,7 @@ class EngineClient(asyncio.Protocol):
         self._explain = explain
         self._explaining: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
+        self._frames = codec.FrameReader()
         self._live: dict[str, _Live] = {}
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
@@ -172,23 +172,12 @@ class EngineClient(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        start = 0
         try:
-            while len(buffer) - start >= codec.HEADER_BYTES:
-                body = start + codec.HEADER_BYTES
-                end = body + codec.frame_length(bytes(buffer[start:body]))
-                if end > len(buffer):
-                    break
-                message = codec.decode_to_front(bytes(buffer[body:end]))
-                start = end
-                self._dispatch(message)
+            for body in self._frames.feed(data):
+                self._dispatch(codec.decode_to_front(body))
         except (PegaError, msgspec.DecodeError) as e:
             log.error("the engine sent a broken frame: %s", e)
             self._die(EngineDeadError("the engine sent a broken frame", remedy="restart the server"))
-            return
-        del buffer[:start]
 
     def eof_received(self) -> bool:
         return False  # closes the transport, so that connection_lost follows
