@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pegainfer.app.outputs import CompletionOutput, Logprob, RequestOutput, candidates
 from pegainfer.app.prompts import Prompt
 from pegainfer.app.sampling_params import SamplingParams
-from pegainfer.contract import errors
-from pegainfer.contract.errors import PegaError, RequestError
-from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
+from pegainfer.contract.errors import RequestError
+from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob, error_of
 from pegainfer.contract.request import GenerateRequest, pack_tokens
 from pegainfer.frontend.detokenize import Detokenizer, StopStrings
 from pegainfer.frontend.tokenizer import Tokenizer
@@ -132,7 +131,7 @@ class Request:
         Raises what an ERROR event stands for.
         """
         if event.finish is FinishReason.ERROR:
-            raise _error_of(event)
+            raise error_of(event)
         if event.prompt_logprobs is not None:
             self._prompt_logprobs = event.prompt_logprobs
         self._cached = max(self._cached, event.num_cached_tokens)
@@ -163,14 +162,3 @@ class Request:
             return None
         entries = self._prompt_logprobs or (None,) * self.prompt_tokens
         return [None if e is None else candidates(e, self._tokenizer) for e in entries]
-
-
-def _error_of(event: TokenEvent) -> PegaError:
-    """The exception that the engine has named."""
-    message = event.error or "the request failed"
-    kind = getattr(errors, event.error_kind or "", None)
-    if kind is RequestError:
-        return RequestError(message, param=event.error_param)
-    if isinstance(kind, type) and issubclass(kind, PegaError):
-        return kind(message)
-    return PegaError(message)

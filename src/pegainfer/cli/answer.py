@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pegainfer.contract.errors import EngineDeadError, RequestError
-
 if TYPE_CHECKING:
     from pegainfer.cli.target import Target
     from pegainfer.contract.event import TokenEvent
@@ -125,8 +123,10 @@ def stream(
         stop: strings that end the answer and are not shown.
         interruptible: Ctrl-C cancels the request and returns what came until then.
 
-    Raises RequestError for a request that the engine refuses, EngineDeadError where the engine has failed.
+    Raises what an ERROR event stands for: RequestError for a request that the engine refuses, EngineDeadError
+    where the engine has failed, PegaError where this request has.
     """
+    from pegainfer.contract.event import error_of
     from pegainfer.frontend.detokenize import Detokenizer, StopStrings
 
     pieces, stops = Detokenizer(tokenizer), StopStrings(stop)
@@ -150,7 +150,7 @@ def stream(
                 engine.cancel(request.id)
                 continue
             if event.error is not None:
-                raise _error_of(event)
+                raise error_of(event)
             count += len(event.tokens)
             for token in event.tokens:
                 if not (stopped or interrupted):
@@ -180,11 +180,3 @@ def show(text: str) -> None:
     """Text to standard output at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _error_of(event: TokenEvent) -> Exception:
-    """The exception that an ERROR event stands for."""
-    message = event.error or "the engine failed"
-    if event.error_kind == EngineDeadError.__name__:
-        return EngineDeadError(message)
-    return RequestError(message, param=event.error_param)

@@ -19,7 +19,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.cli.answer import request_for, running, show, stream
 from pegainfer.cli.flags import Given
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose, load_text_side
-from pegainfer.contract.errors import ConfigError, RequestError
+from pegainfer.contract.errors import ConfigError, EngineDeadError, PegaError, RequestError
 from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ class Conversation:
         try:
             request, prompt = self._request()
             answer = stream(self._engine, request, self._side.tokenizer, (), show, interruptible=True)
-        except RequestError as e:
+        except EngineDeadError:
+            raise  # nothing more can be asked
+        except PegaError as e:
             self._turns.pop()
             print(f"pegainfer: {e}; /reset begins anew", file=sys.stderr)
             return

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
+
+from pegainfer.contract import errors
+from pegainfer.contract.errors import PegaError, QueueFullError, RequestError
 
 
 class FinishReason(StrEnum):
@@ -50,6 +54,35 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     error_param: str | None = None  # the request's field to blame, where error_kind is RequestError
     retry_after: float = 0.0  # seconds, where error_kind is QueueFullError
     timings: Timings | None = None  # with the finish
+
+
+def error_events(request_id: str, indices: Iterable[int], error: PegaError) -> list[TokenEvent]:
+    """The ERROR event of each index of a request that ends with an error."""
+    return [
+        TokenEvent(
+            request_id=request_id,
+            index=index,
+            finish=FinishReason.ERROR,
+            error=str(error),
+            error_kind=type(error).__name__,
+            error_param=error.param if isinstance(error, RequestError) else None,
+            retry_after=error.retry_after if isinstance(error, QueueFullError) else 0.0,
+        )
+        for index in indices
+    ]
+
+
+def error_of(event: TokenEvent) -> PegaError:
+    """The exception that an ERROR event stands for; of a fault of ours, the root of all."""
+    message = event.error or "the request failed"
+    kind = getattr(errors, event.error_kind or "", None)
+    if kind is RequestError:
+        return RequestError(message, param=event.error_param)
+    if kind is QueueFullError:
+        return QueueFullError(message, retry_after=event.retry_after)
+    if isinstance(kind, type) and issubclass(kind, PegaError):
+        return kind(message)
+    return PegaError(message)
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

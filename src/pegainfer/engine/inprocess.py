@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 
-from pegainfer.contract.errors import EngineDeadError, PegaError, QueueFullError, RequestError
-from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.errors import EngineDeadError, PegaError, RequestError
+from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
@@ -111,26 +111,10 @@ class InProcessEngine:
                 log.exception("the event sink of request %s failed", event.request_id)
 
     def refused(self, request: GenerateRequest, error: PegaError) -> None:
-        self.events(refusal(request, error), None)
+        self.events(error_events(request.id, range(request.n), error), None)
 
     def drained(self) -> None:
         log.info("drained")
 
     def dead(self, error: EngineDeadError) -> None:
         log.error("the engine is dead: %s", error)
-
-
-def refusal(request: GenerateRequest, error: PegaError) -> list[TokenEvent]:
-    """The ERROR event of each index of a request that was not taken."""
-    return [
-        TokenEvent(
-            request_id=request.id,
-            index=index,
-            finish=FinishReason.ERROR,
-            error=str(error),
-            error_kind=type(error).__name__,
-            error_param=error.param if isinstance(error, RequestError) else None,
-            retry_after=error.retry_after if isinstance(error, QueueFullError) else 0.0,
-        )
-        for index in range(request.n)
-    ]

@@ -15,7 +15,7 @@ import time
 
 from pegainfer.contract.codec import Cancel
 from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError, QueueFullError, RequestError
-from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent, error_events
 from pegainfer.contract.grammar import GrammarFactory, Matcher
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Preparing, Runner, StepPolicy, Tracer
@@ -273,17 +273,9 @@ class EngineLoop:
         for message in self._inbox.shut(death):
             if isinstance(message, GenerateRequest):
                 self._sink.refused(message, death)
-        events = [
-            TokenEvent(
-                request_id=request_id,
-                index=index,
-                finish=FinishReason.ERROR,
-                error=str(death),
-                error_kind=EngineDeadError.__name__,
-            )
-            for request_id, indices in self._open.items()
-            for index in sorted(indices)
-        ]
+        events: list[TokenEvent] = []
+        for request_id, indices in self._open.items():
+            events += error_events(request_id, sorted(indices), death)
         if events:
             self._sink.events(events, None)
         try:

@@ -20,7 +20,7 @@ import msgspec
 
 from pegainfer.contract import codec
 from pegainfer.contract.errors import ConfigError, EngineDeadError, PegaError, QueueFullError, RequestError
-from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent, error_events
 from pegainfer.contract.handle import EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
 
@@ -250,14 +250,7 @@ class EngineClient(asyncio.Protocol):
         self._ready.set()
         live, self._live = self._live, {}
         for request_id, entry in live.items():
-            for index in sorted(entry.open):
-                event = TokenEvent(
-                    request_id=request_id,
-                    index=index,
-                    finish=FinishReason.ERROR,
-                    error=str(death),
-                    error_kind=EngineDeadError.__name__,
-                )
+            for event in error_events(request_id, sorted(entry.open), EngineDeadError(str(death))):
                 _call(entry.sink, event)
         if self._transport is not None:
             self._transport.close()
