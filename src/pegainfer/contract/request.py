@@ -26,9 +26,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_p: float = 1.0  # 1 means off; the smallest set whose mass reaches top_p, after top_k
     min_p: float = 0.0  # drops tokens under min_p times the best probability
     seed: int | None = None  # None: drawn by the engine at admission
-    repetition_penalty: float = (
-        1.0  # divides positive, multiplies negative logits of tokens seen (prompt too)
-    )
+    # Divides positive, multiplies negative logits of tokens seen (prompt too).
+    repetition_penalty: float = 1.0
     presence_penalty: float = 0.0  # subtracted once from each token that was generated
     frequency_penalty: float = 0.0  # subtracted as often as the token was generated
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)

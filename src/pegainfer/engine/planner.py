@@ -31,9 +31,8 @@ class Planner:
         self._max_commit = info.max_commit
         self._states = [g for g, group in enumerate(info.kv.groups) if isinstance(group, StateGroup)]
         self._unit = self._kv.unit
-        self._blocked: tuple[Sequence, int] | None = (
-            None  # a failed admission, and the blocks there were then
-        )
+        # A failed admission, and the blocks there were then.
+        self._blocked: tuple[Sequence, int] | None = None
         self._displaced_until = 0  # step after which what was last displaced is free
 
     def fill(self, batch: Batch) -> None:

@@ -104,9 +104,8 @@ class Sequence:
         self.status = Status.WAITING
         self.slot = -1
         self.kv: SequenceBlocks | None = None
-        self.left_kv: SequenceBlocks | None = (
-            None  # after a preemption, while rows that wrote it are in flight
-        )
+        # After a preemption, while rows that wrote it are in flight.
+        self.left_kv: SequenceBlocks | None = None
         self.computed = 0
         self.planned = 0
         self.flying = 0  # rows in uncommitted plans

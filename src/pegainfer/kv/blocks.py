@@ -128,15 +128,6 @@ class BlockPool:
         self._keys[block] = key
         self._index[key] = block
 
-    def clear_cache(self) -> int:
-        """Forgets every cached block; keys of used blocks stay. Returns how many were forgotten."""
-        count = len(self._cached)
-        while self._cached:
-            block, _ = self._cached.popitem()
-            self._forget(block)
-            self._free.append(block)
-        return count
-
     def _drop(self, blocks: Iterable[int]) -> None:
         refs, keys, free, cached = self._refs, self._keys, self._free, self._cached
         for block in blocks:

@@ -105,17 +105,6 @@ def test_misuse_raises(fault: object) -> None:
         fault(pool)  # type: ignore[operator]
 
 
-def test_clearing_the_cache_forgets_what_nobody_uses() -> None:
-    pool = BlockPool("g", 3)
-    for i in range(2):
-        pool.publish(pool.allocate(), key(i))
-    pool.release(0, after=0)
-    assert pool.clear_cache() == 1
-    assert pool.lookup(key(0)) is None
-    assert pool.lookup(key(1)) == 1
-    assert pool.available == 2
-
-
 @pytest.mark.parametrize("attribute", ["_free", "_cached", "_index", "_deferred"])
 def test_check_integrity_notices_a_lost_entry(attribute: str) -> None:
     pool = BlockPool("g", 4)

@@ -39,9 +39,8 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     regex: str | None = None  # of the whole output, Rust's syntax
     choice: list[str] | None = None
     grammar: str | None = None  # Lark or GBNF
-    structural_tag: JsonObject | str | None = (
-        None  # {"structures": [{begin, schema, end}], "triggers": [...]}
-    )
+    # {"structures": [{begin, schema, end}], "triggers": [...]}
+    structural_tag: JsonObject | str | None = None
 
 
 class Formatted(Protocol):

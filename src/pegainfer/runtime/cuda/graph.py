@@ -26,9 +26,8 @@ class Graph:
             raise
         graph = call("cuStreamEndCapture", stream.handle, where=where)
         try:
-            self.nodes = int(
-                call("cuGraphGetNodes", graph)[1]
-            )  # with no room given, only the count is filled
+            # With no room given, only the count is filled.
+            self.nodes = int(call("cuGraphGetNodes", graph)[1])
             if self.nodes == 0:
                 raise CudaError("a graph without work was captured", where=where)
             self._exec = call("cuGraphInstantiate", graph, 0, where=f"{where}, {self.nodes} nodes")

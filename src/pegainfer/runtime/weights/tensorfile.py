@@ -127,9 +127,8 @@ class MappedFile(Closing):
         if name is not None:
             info = self._info(name)
             start, stop = info.offset, info.offset + info.nbytes
-        start -= (
-            start % mmap.PAGESIZE
-        )  # madvise wants a page's start; a shared page is read again when needed
+        # madvise wants a page's start; a shared page is read again when needed.
+        start -= start % mmap.PAGESIZE
         if stop > start:
             self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
