@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from typing import Any
 
@@ -117,15 +118,9 @@ def _prompt(
 
 def _echo(front: Front, ids: list[int]) -> Echo:
     detokenizer = Detokenizer(front.tokenizer, skip_special_tokens=True, after_text=False)
-    parts: list[str] = []
-    starts: list[int] = []
-    length = 0
-    for token in ids:
-        starts.append(length)
-        parts.append(detokenizer.push(token))
-        length += len(parts[-1])
-    parts.append(detokenizer.flush())
-    return Echo("".join(parts), starts)
+    parts = [detokenizer.push(token) for token in ids]
+    bounds = itertools.accumulate(map(len, parts), initial=0)
+    return Echo("".join(parts) + detokenizer.flush(), list(bounds)[: len(parts)])
 
 
 class CompletionAnswer:

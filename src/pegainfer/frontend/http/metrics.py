@@ -107,12 +107,8 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, how many values are ≤ it), as Prometheus wants it; the last bound is "+Inf"."""
-        out: list[tuple[str, float]] = []
-        running = 0
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            running += count
-            out.append((bound, running))
-        return out
+        bounds = (*map(str, self.bounds), "+Inf")
+        return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
 
 
 class FrontMetrics:
