@@ -7,6 +7,7 @@ import binascii
 
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.render import TemplateValue
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Variables by which templates are told whether to think: Qwen's and GLM's name, DeepSeek's and Kimi's.
@@ -17,6 +18,7 @@ _ENCODED = "pegainfer1:"
 
 
 def encoded_thoughts(text: str) -> str:
+    """Thoughts in the form in which a client sends them back."""
     return _ENCODED + base64.b64encode(text.encode()).decode()
 
 
@@ -32,7 +34,7 @@ def decoded_thoughts(text: str) -> str | None:
 
 def effort_variables(
     front: Front, effort: str | None, param: str = "reasoning_effort"
-) -> dict[str, bool | int | float | str | None]:
+) -> dict[str, TemplateValue]:
     """What the template gets for a reasoning effort. Raises ApiError (400) for what the model cannot do.
 
     Where the template knows no levels, all but 'none' mean that the model thinks.
@@ -56,7 +58,7 @@ def knows_levels(front: Front) -> bool:
     return front.template is not None and _LEVEL in front.template.variables
 
 
-def thinking_switch(front: Front, *, on: bool) -> dict[str, bool | int | float | str | None]:
+def thinking_switch(front: Front, *, on: bool) -> dict[str, TemplateValue]:
     """The template's variable that turns thinking on or off; empty where there is none."""
     if front.template is None or front.reasoning is None:
         return {}
