@@ -26,8 +26,8 @@ EDGES = sized(
     (16, 17, 128, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2048, 4095, 4096, 4097, 6145, 8193),
     (16, 17, 128, 255, 256, 257, 1025, 2048),
 )
-# Where a row alone gets more blocks of its cluster, and more turns.
-ALONE = sized((1, 256, 257, 512, 513, 4096, 4097, 9001), (1, 256, 257, 513, 4097))
+# Where a row alone gives a block no page, one or more, and where it is shared out to all blocks.
+ALONE = sized((1, 16, 17, 129, 513, 1024, 4097, 6144, 6145, 9001, 16_384), (1, 17, 257, 513, 6145))
 SHAPES = [(2, 4, 128), (1, 8, 64), (3, 3, 64), (2, 1, 256), (1, 12, 128)]  # KV heads, group, head size
 
 
@@ -137,7 +137,7 @@ def test_a_decoded_row_has_the_same_bits_in_any_small_company(ctx: CudaContext) 
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (8, 4, 128)], ids=str)
 def test_a_row_alone(shape: tuple[int, int, int], dtype: str, ctx: CudaContext) -> None:
     together = case(np.random.default_rng(6), tuple((n, 1) for n in ALONE), shape, dtype)
     want = attend(together, shape[2] ** -0.5)

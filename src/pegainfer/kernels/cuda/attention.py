@@ -12,6 +12,7 @@ from pegainfer.kernels.cuda.attention_choice import (
     ITEM_BYTES,
     PAGE,
     PLAN_BYTES,
+    ROW_CLUSTER_KEYS,
     AttentionChoice,
     AttentionProblem,
     choose_attention,
@@ -20,7 +21,7 @@ from pegainfer.kernels.cuda.attention_choice import (
     refusal,
 )
 from pegainfer.kernels.cuda.pointwise import layer_address, page_stride
-from pegainfer.kernels.cuda.site import ProjectedHeads, Site, blocks, handles
+from pegainfer.kernels.cuda.site import ProjectedHeads, Site, handles
 from pegainfer.ops.program import OpCall
 from pegainfer.runtime.cuda.launch import Arg, active_clusters, f32, i32, i64, ptr, struct
 from pegainfer.runtime.cuda.memory import aligned
@@ -59,8 +60,11 @@ def _attention(site: Site) -> None:
     append = heads is not None
     per_sm = _per_sm(site, p, decode_kernel(p, append=append))
     c = choose_attention(p, site.ctx.device.info, per_sm, append)
-    plan = _plan(site, p, c)
-    _decode(site, p, c, plan, heads)
+    plan = _plan(site, p, c) if c.prefill or not c.row else _Plan(0, 0, 0, 0, 0, 0)
+    if c.row:
+        _row(site, p, c, heads)
+    else:
+        _decode(site, p, c, plan, heads)
     if c.prefill:
         parts = c.prefill_slots * p.kv_heads * c.tile_rows
         sums = site.scratch(parts * 4 * p.head_dim), site.scratch(8 * parts)
@@ -77,18 +81,30 @@ def _decode(
 ) -> None:
     """Rows of one token."""
     parts = c.decode_slots * p.heads
-    sums = site.scratch(parts * 4 * p.head_dim), site.scratch(8 * parts * max(1, c.cluster))
+    sums = site.scratch(parts * 4 * p.head_dim), site.scratch(8 * parts)
     args = [_args(site, p, plan, plan.decode, sums, plan.firsts if c.shares else 0)]
     if heads is not None:
         args.append(_projected(site, heads))
-    if c.cluster:
-        _clusters(site, p, c, [*args, ptr(site.ctx.arrivals.address)])
-        return
     _persistent(site, p, c.decode, args, (c.shares or c.decode_items) * p.units)
     if c.decode_slots:
         merge = f"attention_merge_decode_{p.dtype}_d{p.head_dim}"
         cuts = min(p.rows, c.shares) if c.shares else p.rows
         site.launch(merge, (p.heads, cuts, 1), p.head_dim, [_merge_args(site, p, c, plan, sums)])
+
+
+def _row(site: Site, p: AttentionProblem, c: AttentionChoice, heads: ProjectedHeads | None) -> None:
+    """The only row, if it has one token, by one block on as many SMs as clusters of such blocks fill."""
+    threads, shared = _block(site, p, c.decode)
+    kernel, info = site.ctx.library.kernel(c.decode), site.ctx.device.info
+    fit = active_clusters(kernel, CLUSTER, threads, info.max_shared)
+    grid = CLUSTER * max(p.units, fit)
+    parts = grid // p.units * p.heads
+    sums = site.scratch(parts * 4 * p.head_dim), site.scratch(8 * parts)
+    args = [_boxes(site, p).arg(), _args(site, p, _Plan(0, 0, 0, 0, 0, 0), 0, sums)]
+    if heads is not None:
+        args.append(_projected(site, heads))
+    args.append(struct(ptr(site.ctx.arrivals.address), i32(ROW_CLUSTER_KEYS)))
+    site.launch(c.decode, (grid, 1, 1), threads, args, shared, cluster=CLUSTER)
 
 
 @dataclass(frozen=True)
@@ -106,7 +122,7 @@ class _Plan:
 def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> _Plan:
     """The step's work list, made by the first layer that needs it ahead of everything else."""
     rows = tuple(site.address(n) for n in ("query_starts", "query_lens", "context_lens"))
-    key = ("attention plan", *rows, p.kv_heads, p.group, c.tile_rows, c.shares, c.cluster)
+    key = ("attention plan", *rows, p.kv_heads, p.group, c.tile_rows, c.shares)
     sizes = (
         PLAN_BYTES, CUT_BYTES * p.rows, 4 * (c.shares + 1), ITEM_BYTES * c.decode_items,
         ITEM_BYTES * c.prefill_items, ITEM_BYTES * c.prefill_slots,
@@ -120,7 +136,7 @@ def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> _Plan:
         args = struct(
             ptr(plan.counts), ptr(plan.cuts), ptr(plan.firsts), ptr(plan.merges), ptr(plan.decode),
             ptr(plan.prefill), *map(ptr, rows), i32(p.rows), i32(p.group), i32(p.kv_heads), i32(c.tile_rows),
-            i32(c.decode_slots), i32(c.prefill_slots), i32(c.shares), i32(c.cluster),
+            i32(c.decode_slots), i32(c.prefill_slots), i32(c.shares),
         )  # fmt: skip
         site.launch("attention_plan", (1, 1, 1), 256, [args], ahead=True)
     return plan
@@ -131,16 +147,6 @@ def _persistent(site: Site, p: AttentionProblem, kernel: str, args: list[Arg], m
     threads, shared = _block(site, p, kernel)
     grid = min(most, _per_sm(site, p, kernel) * site.ctx.device.info.num_sms)
     site.launch(kernel, (grid, 1, 1), threads, args, shared)
-
-
-def _clusters(site: Site, p: AttentionProblem, c: AttentionChoice, args: list[Arg]) -> None:
-    """Decoding by as many clusters as fit the device at once, or as there can be turns of rows."""
-    threads, shared = _block(site, p, c.decode)
-    outputs = min(8, p.group) * p.head_dim * 4
-    shared += outputs + min(8, p.group) * CLUSTER * 16  # what the other blocks send
-    fit = active_clusters(site.ctx.library.kernel(c.decode), CLUSTER, threads, shared)
-    count = min(blocks(c.decode_items, CLUSTER) * p.units, fit)
-    site.launch(c.decode, (count * CLUSTER, 1, 1), threads, args, shared, cluster=CLUSTER)
 
 
 def _block(site: Site, p: AttentionProblem, kernel: str) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pegainfer.kernels.cuda.context import ARRIVALS
 from pegainfer.kernels.cuda.gemm import SIXTEEN
 from pegainfer.kernels.cuda.pointwise import HEADS
 from pegainfer.kernels.cuda.site import blocks
@@ -18,14 +17,13 @@ PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in 
 # Up to so many rows are cut by their own length: products of as many are the same bit by bit whoever shares
 # the batch, and so is attention. More are cut into even shares (adr/0010).
 OWN_PARTS_ROWS = 16
-# On Hopper up to so many rows go to clusters: a step of four is slower than with a launch that merges,
-# though by itself attention is quicker (docs/log.md).
-CLUSTER_ROWS = 1
+# On Hopper a step's only row goes to one block on every SM, which add up their own parts (adr/0012), where it
+# has so few units: in clusters of eight blocks, one unit each, up to so many keys, beyond that all over.
+CLUSTER, ROW_UNITS, ROW_CLUSTER_KEYS = 8, 8, 6144
 # On Hopper decoding appends the token itself in steps of up to so many rows, and where they are cut into even
 # shares. In between a block gets two or three parts, and which SMs hold those depends on where the product
 # ahead left room: 16 rows took 4.66 ms a step against 4.28 (docs/log.md).
 APPEND_ROWS, APPEND_SHARED_ROWS = 8, 64  # above, the product ahead is cuBLASLt's and nothing starts early
-CLUSTER, CLUSTER_ONE, CLUSTER_TWO, CLUSTER_TURN, CLUSTER_TURNS = 8, 256, 512, 2048, 4  # as in attention.cuh
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class AttentionChoice:
     decode_slots: int
     prefill_slots: int
     shares: int  # groups of blocks that decode even shares of all keys; 0: rows are cut by their own length
-    cluster: int  # blocks that share a decoded row; 0: a launch of its own adds up the parts
+    row: bool  # whether the only row is shared out to all SMs; else a launch of its own adds up the parts
     append: bool  # whether decoding finishes the projected heads and appends the token
 
     @property
@@ -75,7 +73,7 @@ class AttentionChoice:
     def __str__(self) -> str:
         prefill = f", {self.prefill} in tiles of {self.tile_rows}" if self.prefill else ""
         parts = f"{self.shares} even shares" if self.shares else f"parts of {DECODE_CHUNK} keys or more"
-        parts = f"clusters of {self.cluster} blocks" if self.cluster else parts
+        parts = "one block an SM" if self.row else parts
         append = ", norm, rotation and append inside" if self.append else ""
         return f"{self.decode} in {parts}{append}{prefill}"
 
@@ -91,30 +89,29 @@ def choose_attention(
     """
     longest = p.table_width * p.block_size
     shares = decode_per_sm * info.num_sms // p.units if p.rows > OWN_PARTS_ROWS else 0
-    cluster = cluster_blocks(p, info)
-    items, slots = _decode_room(p, shares, cluster, longest)
+    row = takes_row(p, info)
+    items, slots = _decode_room(p, shares, longest)
     tile_rows = 64 if p.head_dim == 256 else 128
     tiles_kernel = info.arch == "90a" and p.head_dim in TILE_HEADS
     prefill = "attention_prefill_tiles" if tiles_kernel else "attention_prefill"
     tiles = blocks(p.tokens * p.group, tile_rows) + p.rows
     return AttentionChoice(
-        decode_kernel(p, cluster, append),
+        decode_kernel(p, row, append),
         "" if p.decode_only else f"{prefill}_{p.dtype}_d{p.head_dim}",
         tile_rows,
         items,
         0 if p.decode_only else tiles * PREFILL_PARTS,
-        slots,
+        0 if row else slots,
         0 if p.decode_only else PREFILL_SLOTS,
         shares,
-        cluster,
+        row,
         append,
     )
 
 
-def cluster_blocks(p: AttentionProblem, info: DeviceInfo) -> int:
-    """Blocks that share a decoded row's keys; 0 where they are not of a cluster."""
-    few = p.rows <= CLUSTER_ROWS and p.rows * p.units * CLUSTER <= ARRIVALS
-    return CLUSTER if info.arch == "90a" and few else 0
+def takes_row(p: AttentionProblem, info: DeviceInfo) -> bool:
+    """Whether the step's only row is shared out to all SMs."""
+    return info.arch == "90a" and p.rows == 1 and p.units <= ROW_UNITS
 
 
 def may_append(p: AttentionProblem, info: DeviceInfo) -> bool:
@@ -125,20 +122,16 @@ def may_append(p: AttentionProblem, info: DeviceInfo) -> bool:
     return info.arch == "90a" and p.decode_only and p.tokens <= p.rows and few
 
 
-def _decode_room(p: AttentionProblem, shares: int, cluster: int, longest: int) -> tuple[int, int]:
+def _decode_room(p: AttentionProblem, shares: int, longest: int) -> tuple[int, int]:
     """(items, parts whose sums are kept) of rows of up to `longest` keys."""
     if shares:
         return p.rows + shares, 2 * shares  # each end of a share cuts one row in two at the most
-    if cluster:
-        turns = min(CLUSTER_TURNS, blocks(longest, CLUSTER_TURN))
-        each = 1 if longest <= CLUSTER_ONE else 2 if longest <= CLUSTER_TWO else turns * CLUSTER
-        return p.rows * each, p.rows * turns if turns > 1 else 0
     parts = min(DECODE_PARTS, max(1, blocks(longest, DECODE_CHUNK)))
     return p.rows * parts, p.rows * parts if parts > 1 else 0
 
 
-def decode_kernel(p: AttentionProblem, cluster: int = 0, append: bool = False) -> str:
-    kind = f"{'append_' if append else ''}{'cluster_' if cluster else ''}"
+def decode_kernel(p: AttentionProblem, row: bool = False, append: bool = False) -> str:
+    kind = f"{'append_' if append else ''}{'row_' if row else ''}"
     return f"attention_decode_{kind}{p.dtype}_d{p.head_dim}"
 
 

@@ -118,13 +118,15 @@ def test_room_for_parts_follows_from_the_longest_row() -> None:
     assert (long.decode_items, long.decode_slots) == (8 * 32, 8 * 32)
 
 
-def test_one_row_goes_to_a_cluster_and_many_are_cut_into_shares() -> None:
+def test_one_row_goes_to_all_sms_and_many_are_cut_into_shares() -> None:
     one = replace(ATTENTION, rows=1)
     choice = choose_attention(one, H100)
-    assert (choice.cluster, choice.shares, choice.decode_items, choice.decode_slots) == (8, 0, 16, 2)
-    assert choice.decode in KERNELS and choose_attention(one, L40S).cluster == 0
+    assert (choice.row, choice.shares, choice.decode_slots) == (True, 0, 0)
+    assert str(choice).startswith("attention_decode_row_bf16_d128 in one block an SM")
+    assert choice.decode in KERNELS and not choose_attention(one, L40S).row
+    assert not choose_attention(replace(one, kv_heads=16), H100).row
     many = choose_attention(replace(ATTENTION, rows=64), H100, decode_per_sm=3)
-    assert (many.cluster, many.shares) == (0, 3 * 132 // 8)
+    assert (many.row, many.shares) == (False, 3 * 132 // 8)
     assert (many.decode_items, many.decode_slots) == (64 + many.shares, 2 * many.shares)
 
 

@@ -121,30 +121,39 @@ def test_a_residual_leaves_what_the_norm_after_it_needs(rig: Rig) -> None:
 
 
 def test_the_work_list_is_made_once_a_step(rig: Rig) -> None:
-    rig.executor.run(*rig.step(1))
+    rig.executor.run(*rig.step(1, 1))
     assert kernels(rig.fake).count("attention_plan") == 1
-    assert kernels(rig.fake).count("attention_decode_append_cluster_bf16_d64") == CONFIG.num_layers
+    assert kernels(rig.fake).count("attention_decode_append_bf16_d64") == CONFIG.num_layers
+
+
+def test_one_row_needs_no_work_list(rig: Rig) -> None:
+    rig.executor.run(*rig.step(1))
+    assert "attention_plan" not in kernels(rig.fake)
+    rig.fake.launches.clear()
+    rig.executor.run(*rig.step(5))  # several tokens: prefilled
+    assert kernels(rig.fake).count("attention_plan") == 1
+    assert kernels(rig.fake).count("attention_decode_row_bf16_d64") == CONFIG.num_layers
 
 
 def test_a_layer_of_one_row_is_five_launches(rig: Rig) -> None:
     """Norm, rotation and the cache's append are attention's, on heads that the projection leaves to it."""
     rig.executor.run(*rig.step(1))
-    layer = ["skinny", "attention_decode_append_cluster_bf16_d64", "skinny", "skinny", "skinny"]
+    layer = ["skinny", "attention_decode_append_row_bf16_d64", "skinny", "skinny", "skinny"]
     names = [n.split("_bf16")[0] if n.startswith("skinny") else n for n in kernels(rig.fake)]
-    assert names[3:-3] == layer * CONFIG.num_layers
+    assert names[2:-3] == layer * CONFIG.num_layers
     listed = rig.executor.explain({"T": 1, "R": 1, "L": 1}, decode_only=True)
-    assert listed.count("attention_decode_append_cluster_bf16_d64") == CONFIG.num_layers
+    assert listed.count("attention_decode_append_row_bf16_d64") == CONFIG.num_layers
     assert "norm_rope_append_bf16" not in listed
 
     def pointers(launch: Launched, index: int, count: int) -> tuple[int, ...]:
         block = (ctypes.c_void_p * (index + 1)).from_address(launch.params)[index]
         return tuple((ctypes.c_uint64 * count).from_address(block or 0))
 
-    projection, attention, *_, projection_after, attention_after = rig.fake.launches[3:10]
-    heads, cache, q_norm, k_norm, positions, slots, cos_sin = pointers(attention, 1, 7)  # Projected
-    assert heads == pointers(projection, 2, 1)[0] == pointers(attention_after, 1, 1)[0]
+    projection, attention, *_, projection_after, attention_after = rig.fake.launches[2:9]
+    heads, cache, q_norm, k_norm, positions, slots, cos_sin = pointers(attention, 2, 7)  # Projected
+    assert heads == pointers(projection, 2, 1)[0] == pointers(attention_after, 2, 1)[0]
     assert heads == pointers(projection_after, 2, 1)[0]
-    assert cache == pointers(attention, 0, 3)[2] and len({q_norm, k_norm, positions, slots, cos_sin, 0}) == 6
+    assert cache == pointers(attention, 1, 3)[2] and len({q_norm, k_norm, positions, slots, cos_sin, 0}) == 6
     assert list((ctypes.c_int32 * 1).from_address(slots)) == [0]
 
 
@@ -154,7 +163,7 @@ def test_ops_that_are_looked_at_one_by_one_leave_all_that_they_declare(rig: Rig)
     rig.fake.launches.clear()
     for _, _, run in rig.executor.walk(inputs, env):
         run()
-    for kernel in ("norm_rope_append_bf16_d64", "attention_decode_cluster_bf16_d64"):
+    for kernel in ("norm_rope_append_bf16_d64", "attention_decode_row_bf16_d64"):
         assert kernels(rig.fake).count(kernel) == CONFIG.num_layers
 
 
@@ -168,15 +177,15 @@ def test_heads_are_left_to_the_only_attention_that_reads_them(
     kv = DeviceTensor.empty(Heads().cache, "bf16", "kv")
     executor = backend.prepare(heads_program(Heads(), **change), {"kv": kv}, {"T": 1, "R": 1})
     listed = executor.explain({"T": 1, "R": 1}, decode_only=True)
-    assert ("attention_decode_append_cluster" in listed, "norm_rope_append_bf16" in listed) == (
+    assert ("attention_decode_append_row" in listed, "norm_rope_append_bf16" in listed) == (
         left,
         not left,
     )
-    assert "append_cluster" not in executor.explain({"T": 1, "R": 1}, decode_only=False)
+    assert "append_row" not in executor.explain({"T": 1, "R": 1}, decode_only=False)
 
 
 def test_all_but_the_first_kernels_may_start_early(rig: Rig) -> None:
-    rig.executor.run(*rig.step(1))
+    rig.executor.run(*rig.step(1, 1))
     assert [launch.pdl for launch in rig.fake.launches] == [False, False] + [True] * (
         len(rig.fake.launches) - 2
     )

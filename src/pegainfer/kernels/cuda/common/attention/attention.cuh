@@ -6,8 +6,8 @@
 // merge.cuh adds them in their order.
 //
 // Few decoded rows are cut by their own length, so that a row's bits are the same whoever shares the batch:
-// on Hopper the fewest for clusters, which merge what they made themselves. Many are cut into even shares of
-// all that the step reads, one a group of blocks, so that all end together.
+// (on Hopper one row alone is sm90/attention/row.cuh's). Many are cut into even shares of all that the step
+// reads, one a group of blocks, so that all end together.
 #pragma once
 #include "ptx.cuh"
 #include "reduce.cuh"
@@ -18,17 +18,12 @@ namespace attention {
 constexpr int DECODE_CHUNK = 128, DECODE_LONG_CHUNK = 256, DECODE_LONG = 1024;
 constexpr int DECODE_PARTS = 32;
 constexpr int SHARE_KEYS = 64;  // what shares are made of: a page for each of a block's warps
-// Where blocks of a cluster share a row: the most keys of a row that one block takes, and two; those that the
-// whole cluster takes in one turn; then the keys of a turn, up to so many turns.
-constexpr int CLUSTER = 8, CLUSTER_ONE = 256, CLUSTER_TWO = 512;
-constexpr int CLUSTER_LONG = 4096, CLUSTER_TURN = 2048, CLUSTER_TURNS = 4;
 constexpr int PREFILL_PARTS = 16;
 constexpr int PREFILL_KEYS = 512;    // no part of a prefill is made for fewer
 constexpr int PREFILL_BLOCKS = 256;  // a row whose tiles alone give so many blocks is not cut
 
 // One block's share: part `part` of `parts` of a row (prefill: of its tile of queries). Its sums go to
-// `slot` + part; slot is -1 where there is one part only. With clusters, a part is a turn, and `tile` says
-// how many blocks share it.
+// `slot` + part; slot is -1 where there is one part only.
 struct alignas(16) Item {
     int row, tile, part_of, slot;
     int context;     // keys of the row, this step's included

@@ -78,9 +78,9 @@ __device__ __forceinline__ void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
-template <typename T, int D, int STAGES, typename Order, typename Source>
+template <typename T, int D, int STAGES, typename Source>
 __device__ __forceinline__ void stream_parts(const Args& a, const Source& source, uint8_t* shared,
-                                             float2 (*ends)[8], const Order& schedule) {
+                                             float2 (*ends)[8], const Schedule& schedule) {
     using Shape = DecodeShape<D, STAGES>;
     constexpr bool RAW = Source::RAW;
     constexpr int WARPS = Shape::WARPS, STAGE = Shape::STAGE, PIECES = D / 8;

@@ -19,7 +19,6 @@ struct PlanArgs {
     int tile_rows;                    // of the prefill kernel: (token, head of the group) pairs
     int decode_slots, prefill_slots;  // room for the sums of parts
     int shares;                       // of decoded rows; 0: rows are cut by their own length
-    int cluster;                      // whether blocks of a cluster share decoded rows
 };
 
 // Prefilled tiles go out by how many keys they see, the longest first, so that short ones fill the gaps at
@@ -105,43 +104,6 @@ __device__ __forceinline__ int share_rows(const PlanArgs& a, int* scratch) {
     return items;
 }
 
-// How many blocks of a cluster share a row's keys.
-__device__ __forceinline__ int blocks_of(int context) {
-    return context <= CLUSTER_ONE ? 1 : context <= CLUSTER_TWO ? 2 : CLUSTER;
-}
-
-// And in how many turns: one lasts long enough for the sums that others leave in memory.
-__device__ __forceinline__ int turns_of(int context) {
-    return context <= CLUSTER_LONG ? 1 : min(CLUSTER_TURNS, (context + CLUSTER_TURN - 1) / CLUSTER_TURN);
-}
-
-// Gives rows of one token to clusters: eight items in a row are one cluster's, a row's items follow each
-// other, and rows with more of them come first, so that no row lies across two clusters.
-__device__ __forceinline__ int cluster_rows(const PlanArgs& a, int* scratch) {
-    int end = 0, slots = 0;
-    for (int blocks = CLUSTER; blocks > 0; blocks /= 2)
-        for (int r0 = 0; r0 < a.rows; r0 += blockDim.x) {
-            const int row = r0 + threadIdx.x;
-            const int len = row < a.rows ? a.query_lens[row] : 0,
-                      context = row < a.rows ? a.context_lens[row] : 0;
-            const bool mine = len == 1 && context > 0 && blocks_of(context) == blocks;
-            const int turns = turns_of(context);
-            const int items = mine ? turns * blocks : 0;
-            int total;
-            const int at = end + block_exclusive_scan(items, scratch, total);
-            end += total;
-            const int slot = slots + block_exclusive_scan(mine && turns > 1 ? turns : 0, scratch, total);
-            slots += total;
-            const int pages = (context + 15) / 16;
-            for (int i = 0; i < items; i++) {
-                const int begin = pages * i / items * 16, stop = min(context, pages * (i + 1) / items * 16);
-                const int part = i / blocks | turns << 16, place = turns > 1 ? slot : -1;
-                a.decode[at + i] = {row, blocks, part, place, context, a.query_starts[row], begin, stop};
-            }
-        }
-    return end;
-}
-
 // Cuts rows of one token by their own length.
 __device__ __forceinline__ int cut_rows(const PlanArgs& a, int* scratch) {
     int items = 0, slots = 0;
@@ -170,9 +132,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
     __shared__ int scratch[32], places[CLASSES];
     pdl_wait();
     pdl_launch();
-    const int decode = a.cluster  ? cluster_rows(a, scratch)
-                       : a.shares ? share_rows(a, scratch)
-                                  : cut_rows(a, scratch);
+    const int decode = a.shares ? share_rows(a, scratch) : cut_rows(a, scratch);
     int prefill = 0, merges = 0;
     if (a.prefill_slots > 0) {  // none: the step decodes only
         for (int i = threadIdx.x; i < CLASSES; i += blockDim.x) places[i] = 0;
