@@ -5,9 +5,10 @@
 // of its query heads) and send each other their sums through shared memory. Longer rows are shared out to all
 // blocks evenly; the block that arrives last at a unit adds up what the others left in memory.
 //
-// One warp asks for pages by TMA, through a ring that all others take from in turn. A block fits beside a
-// product's (gemm/skinny.cuh): the ring fills while the projection ends, and the product that follows, which
-// is let in when a ring of pages is still to be asked for, fills its own while the sums are added.
+// One warp asks for pages by TMA, through a ring that all others take from in turn. A block takes just so
+// much shared memory that it fits beside a product's (gemm/skinny.cuh), but no two of them on one SM: the
+// ring fills while the projection ends, and the product that follows, which is let in when a ring of pages is
+// still to be asked for, fills its own while the sums are added.
 #pragma once
 #include <cuda.h>
 
