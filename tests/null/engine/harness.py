@@ -213,6 +213,8 @@ class Driver:
         """The best-ranked sequence is never passed over for long."""
         if self.null.max_tokens <= self.null.max_slots:
             return  # then decodes may take all of a step
+        if plan is None and self.pending:
+            return  # what is in flight is waited for
         queued = self.running + self.waiting
         if not queued:
             return

@@ -49,6 +49,15 @@ def test_the_scenarios_reach_every_corner() -> None:
         assert counts[what] > 0, what
 
 
+def test_who_waits_for_what_is_in_flight_is_not_passed_over() -> None:
+    driver = Driver(null_config(max_slots=1), SchedulerConfig(pipeline_depth=2))
+    driver.add(request("a", [1, 2, 3], max_tokens=1))
+    assert driver.launch() is not None
+    assert [driver.launch() for _ in range(20)] == [None] * 20
+    driver.run(3)
+    driver.judge()
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests, launches, commits and cancels in any order; the driver judges after each of them."""
 
