@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,12 @@ class EngineChild:
     def __init__(self, device: str = "") -> None:
         """`device`: what it loads meanwhile; '' for nothing."""
         command = [sys.executable, "-m", "pegainfer.cli.engine_process", device]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr)
+        # Ctrl-C reaches every process of the terminal: it is held back until the child ignores it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def order(self, socket_path: str, spec: EngineSpec) -> None:
         """What it shall run, and where it shall make its socket. Once."""
@@ -52,15 +58,15 @@ def early_child(argv: Sequence[str]) -> Iterator[None]:
     if argv[:1] != ["serve"] or {"-h", "--help"} & set(argv):
         yield
         return
-    _early.append(EngineChild(_device(argv)))
     gc.disable()
     try:
+        _early.append(EngineChild(_device(argv)))
         yield
     finally:
         gc.enable()
         while _early:
             child = _early.pop()
-            child.process.terminate()
+            child.process.kill()  # it has no engine yet, and may be deep in a driver's call
             child.process.wait()
 
 

@@ -36,6 +36,7 @@ def main(device: str) -> int:
     """
     # Ctrl-C reaches every process of the terminal; what it means is decided by the front.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     gc.disable()  # until all is built, which stays: it would be looked at again and again (serve_engine)
     faulthandler.enable()  # a crash in a kernel leaves the stack of every thread on standard error

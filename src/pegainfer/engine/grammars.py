@@ -108,6 +108,9 @@ class Grammars:
     def _compile(self) -> None:
         while True:
             request = self._queue.get()
+            waiting = self._waiting.get(request.id)
+            if waiting is None or waiting.request is not request:
+                continue  # it was cancelled: those behind it need not wait for its grammar
             assert request.grammar is not None and self._factory is not None
             result: Matcher | PegaError
             try:

@@ -197,6 +197,7 @@ class Gated:
         self.inner: GrammarFactory = factory()
         self.compiling = threading.Event()
         self.go_on = threading.Event()
+        self.compiled = 0
         self.fail = False
 
     def known(self, spec: GrammarSpec) -> Matcher | None:
@@ -205,6 +206,7 @@ class Gated:
     def compile(self, spec: GrammarSpec) -> Matcher:
         self.compiling.set()
         assert self.go_on.wait(60)
+        self.compiled += 1
         return self.inner.compile(spec)
 
     def masks(self, matchers: Sequence[Matcher], *, ends: Sequence[bool]) -> list[bytes | None]:
@@ -238,6 +240,23 @@ def test_a_request_is_cancelled_while_its_grammar_compiles() -> None:
         again = Answers(engine)
         again.submit(request("a", JSON))
         assert valid(again.wait().text("a"))
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled() -> None:
+    gated = Gated()
+    with null_engine(grammars=gated) as engine:
+        answers, gone = Answers(engine), Answers(engine)
+        answers.submit(request("first", JSON))
+        assert gated.compiling.wait(60)
+        for i in range(5):
+            gone.submit(request(f"gone {i}", JSON))
+            engine.cancel(f"gone {i}")
+        gone.wait()
+        answers.submit(request("last", JSON))
+        gated.go_on.set()
+        answers.wait()
+        assert valid(answers.text("first")) and valid(answers.text("last"))
+        assert gated.compiled == 2
 
 
 def test_one_index_is_cancelled_while_the_grammar_compiles() -> None:

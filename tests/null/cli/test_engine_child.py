@@ -22,8 +22,8 @@ class Stand:
         self.process = self
         Stand.made.append(self)
 
-    def terminate(self) -> None:
-        self.ended.append("told")
+    def kill(self) -> None:
+        self.ended.append("killed")
 
     def wait(self) -> None:
         self.ended.append("gone")
@@ -73,7 +73,7 @@ def test_a_server_loads_without_the_collector() -> None:
 def test_a_process_that_nobody_took_is_ended() -> None:
     with pytest.raises(ValueError, match="a flag"), early_child(["serve"]):
         raise ValueError("a flag that is not there")
-    assert Stand.made[0].ended == ["told", "gone"]
+    assert Stand.made[0].ended == ["killed", "gone"]
     with early_child(["serve"]):
         children: list[Any] = [take_child(), take_child()]
     taken, other = children
