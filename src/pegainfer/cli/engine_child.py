@@ -40,9 +40,10 @@ class EngineChild:
 
         pipe = self.process.stdin
         assert pipe is not None
-        # Where it has ended, whoever connects finds that out.
-        with contextlib.suppress(BrokenPipeError), pipe:
-            pipe.write(msgspec.json.encode((socket_path, spec)))
+        # Where it has ended, whoever connects finds that out. The pipe stays open: its end is our end.
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write(msgspec.json.encode((socket_path, spec)) + b"\n")
+            pipe.flush()
 
 
 _early: list[EngineChild] = []  # started by `early_child`, not taken yet: one at the most

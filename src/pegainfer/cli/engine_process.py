@@ -1,8 +1,9 @@
 """The engine's process: `python -m pegainfer.cli.engine_process DEVICE`, started by cli/engine_child.py.
 
-It loads what DEVICE needs, then reads its order from standard input: JSON of a socket's path and an
-EngineSpec. How it ends: 0 when the front has hung up, asked for it or given no order, 1 where the engine
-failed, 2 where the user can cure it; why is told through the socket.
+It loads what DEVICE needs, then reads its order from standard input: a line of JSON, a socket's path and an
+EngineSpec. Its parent holds the other end open for as long as it lives. How it ends: 0 when the front has
+hung up, asked for it or given no order, 1 where the engine failed or the parent is gone, 2 where the user can
+cure it; why is told through the socket.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import faulthandler
 import gc
 import importlib
 import logging
+import os
 import signal
 import sys
 import threading
@@ -26,6 +28,9 @@ from pegainfer.contract.errors import PegaError
 if TYPE_CHECKING:
     from pegainfer.contract.handle import EngineInfo
     from pegainfer.contract.step import Runner
+
+ORPHAN_SECONDS = 5.0  # for what an orderly end takes
+ENDED_WITH_PARENT = 1
 
 
 def main(device: str) -> int:
@@ -44,9 +49,10 @@ def main(device: str) -> int:
         _start_warm_up(0)
     if device:
         _load(device)
-    order = sys.stdin.buffer.read()
-    if not order:
-        return 0
+    order = sys.stdin.buffer.readline()
+    if not order.endswith(b"\n"):
+        return 0  # the parent has ended
+    threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     socket_path, spec = msgspec.json.decode(order, type=tuple[str, EngineSpec])
     if spec.engine.backend == "cuda" and device != "cuda":
         _start_warm_up(spec.engine.device_ordinal)
@@ -67,6 +73,18 @@ def _load(device: str) -> None:
 
     for name in (*modules, *LINES.values()):
         importlib.import_module(name)
+
+
+def _end_with_parent(pipe: int) -> None:
+    """Ends this process after its parent, where it has not ended by itself.
+
+    It does when the front's socket closes; but not before a front has connected, nor in a call to a driver
+    that never returns, and all that time it would hold the GPU's memory.
+    """
+    while os.read(pipe, 1):
+        pass
+    time.sleep(ORPHAN_SECONDS)
+    os._exit(ENDED_WITH_PARENT)
 
 
 def _start_warm_up(ordinal: int) -> None:
