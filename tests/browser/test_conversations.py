@@ -176,6 +176,32 @@ def test_without_a_database_the_page_works_and_says_what_that_means(
     expect(page.locator(ITEM)).to_have_text(["Anyway?"])
 
 
+SLOW_DATABASE = """
+const open = IDBFactory.prototype.open;
+IDBFactory.prototype.open = function (...args) {
+  const request = open.apply(this, args);
+  Object.defineProperty(request, "onsuccess", {
+    set: (then) => request.addEventListener("success", () => (window.letIt = then)),
+  });
+  return request;
+};
+"""
+
+
+def test_what_is_sent_before_the_conversations_are_read_is_not_lost(
+    opened: Opener, server: PageServer
+) -> None:
+    page = opened(server.url)
+    page.add_init_script(SLOW_DATABASE)
+    page.reload()
+    page.wait_for_function("window.letIt !== undefined")
+    page.keyboard.type("Already?")
+    page.keyboard.press("Enter")
+    expect(page.locator(FIELD)).to_have_value("")
+    page.evaluate("letIt()")
+    shows(page, ("user", "Already?"), ("assistant", "All right."))
+
+
 def test_a_full_disk_is_told_and_does_not_stop_the_talk(opened: Opener, server: PageServer) -> None:
     page = opened(server.url)
     page.add_init_script(

@@ -21,6 +21,18 @@ const STARTERS = [
   "Compare TCP and UDP in a small table.",
 ];
 
+let begin;
+const begun = new Promise((resolve) => (begin = resolve)); // a conversation is there
+// Before anything is waited for: one may have written and pressed Enter by then.
+const composer = new Composer({
+  send: async (text) => {
+    await begun;
+    session.send(text);
+    follower.toEnd();
+  },
+  stop: () => session.stop(),
+  editLast: () => begun.then(() => transcript.editLast()),
+});
 const store = await Store.open();
 const rooms = new Map(); // model → tokens that it can hold
 const follower = new Follower(byId("scroller"), byId("transcript"), byId("to-end"));
@@ -38,14 +50,6 @@ const session = new Session(store, {
     notice("store", `This browser did not keep the conversation: ${error.message} Export it.`),
 });
 const transcript = new Transcript(byId("transcript"), messageActions(), follower);
-const composer = new Composer({
-  send: (text) => {
-    session.send(text);
-    follower.toEnd();
-  },
-  stop: () => session.stop(),
-  editLast: () => transcript.editLast(),
-});
 const sidebar = new Sidebar({
   open: async (id) => {
     await session.open(id);
@@ -63,6 +67,7 @@ if (!store.keeps)
     "This browser keeps nothing for this page: conversations end with it. Export what you need.",
   );
 if (!(await session.open(location.hash.slice(1)))) session.start();
+begin();
 await listConversations();
 await listModels();
 
