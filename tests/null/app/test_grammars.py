@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -215,12 +216,20 @@ class Gated:
         return self.inner.masks(matchers, ends=ends)
 
 
-def test_others_run_while_a_grammar_compiles() -> None:
+@contextmanager
+def compiling(asked: GenerateRequest) -> Iterator[tuple[InProcessEngine, Gated, Answers]]:
+    """An engine that has begun to compile the grammar of `asked`, and waits."""
     gated = Gated()
     with null_engine(grammars=gated) as engine:
-        slow, quick = Answers(engine), Answers(engine)
-        slow.submit(request("slow", JSON))
+        answers = Answers(engine)
+        answers.submit(asked)
         assert gated.compiling.wait(60)
+        yield engine, gated, answers
+
+
+def test_others_run_while_a_grammar_compiles() -> None:
+    with compiling(request("slow", JSON)) as (engine, gated, slow):
+        quick = Answers(engine)
         quick.submit(request("quick", None))
         quick.wait()
         gated.go_on.set()
@@ -228,11 +237,7 @@ def test_others_run_while_a_grammar_compiles() -> None:
 
 
 def test_a_request_is_cancelled_while_its_grammar_compiles() -> None:
-    gated = Gated()
-    with null_engine(grammars=gated) as engine:
-        answers = Answers(engine)
-        answers.submit(request("a", JSON, n=2))
-        assert gated.compiling.wait(60)
+    with compiling(request("a", JSON, n=2)) as (engine, gated, answers):
         engine.cancel("a")
         answers.wait()
         assert {e.finish for e in answers.finish.values()} == {FinishReason.ABORT}
@@ -243,11 +248,8 @@ def test_a_request_is_cancelled_while_its_grammar_compiles() -> None:
 
 
 def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled() -> None:
-    gated = Gated()
-    with null_engine(grammars=gated) as engine:
-        answers, gone = Answers(engine), Answers(engine)
-        answers.submit(request("first", JSON))
-        assert gated.compiling.wait(60)
+    with compiling(request("first", JSON)) as (engine, gated, answers):
+        gone = Answers(engine)
         for i in range(5):
             gone.submit(request(f"gone {i}", JSON))
             engine.cancel(f"gone {i}")
@@ -260,11 +262,7 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled() -> None:
 
 
 def test_one_index_is_cancelled_while_the_grammar_compiles() -> None:
-    gated = Gated()
-    with null_engine(grammars=gated) as engine:
-        answers = Answers(engine)
-        answers.submit(request("a", JSON, n=2))
-        assert gated.compiling.wait(60)
+    with compiling(request("a", JSON, n=2)) as (engine, gated, answers):
         engine.cancel("a", 1)
         gated.go_on.set()
         assert valid(answers.wait().text("a", 0))
@@ -272,11 +270,7 @@ def test_one_index_is_cancelled_while_the_grammar_compiles() -> None:
 
 
 def test_a_cancel_waits_for_its_own_request_and_not_for_one_before_it_of_the_same_name() -> None:
-    gated = Gated()
-    with null_engine(grammars=gated) as engine:
-        first = Answers(engine)
-        first.submit(request("a", JSON))
-        assert gated.compiling.wait(60)
+    with compiling(request("a", JSON)) as (engine, gated, first):
         engine.cancel("a")
         first.wait()
         again = Answers(engine)
@@ -297,11 +291,7 @@ def test_a_grammar_that_cannot_be_had_counts_as_a_rejection() -> None:
 
 
 def test_drain_waits_for_a_grammar() -> None:
-    gated = Gated()
-    with null_engine(grammars=gated) as engine:
-        answers = Answers(engine)
-        answers.submit(request("a", JSON))
-        assert gated.compiling.wait(60)
+    with compiling(request("a", JSON)) as (engine, gated, answers):
         engine.drain()
         assert not engine.wait_drained(0)
         gated.go_on.set()
