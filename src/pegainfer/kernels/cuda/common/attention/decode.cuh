@@ -78,6 +78,22 @@ __device__ __forceinline__ void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
+// A page's scores s of heads 2t and 2t + 1 become weights. m: the heads' maxima so far, l: this lane's sums
+// of weights, scale: what the outputs so far are to be multiplied by.
+__device__ __forceinline__ void weigh(float (&s)[4], float (&m)[2], float (&l)[2], float (&scale)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float top = fmaxf(s[i], s[i + 2]);
+#pragma unroll
+        for (int shift = 4; shift < 32; shift <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, shift));
+        top = fmaxf(m[i], top);
+        scale[i] = exp2_fast(m[i] - top);
+        m[i] = top;
+        s[i] = exp2_fast(s[i] - top), s[i + 2] = exp2_fast(s[i + 2] - top);
+        l[i] = l[i] * scale[i] + s[i] + s[i + 2];
+    }
+}
+
 template <typename T, int D, int STAGES, typename Source>
 __device__ __forceinline__ void stream_parts(const Args& a, const Source& source, uint8_t* shared,
                                              float2 (*ends)[8], const Schedule& schedule) {
@@ -215,18 +231,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
             for (int i = 0; i < 4; i++)
                 s[i] = token + (i >> 1) * 8 < item.end ? s[i] * a.scale_log2 : -INFINITY;
             float scale[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float top = fmaxf(s[i], s[i + 2]);
-#pragma unroll
-                for (int shift = 4; shift < 32; shift <<= 1)
-                    top = fmaxf(top, __shfl_xor_sync(~0u, top, shift));
-                top = fmaxf(m[i], top);
-                scale[i] = exp2_fast(m[i] - top);
-                m[i] = top;
-                s[i] = exp2_fast(s[i] - top), s[i + 2] = exp2_fast(s[i + 2] - top);
-                l[i] = l[i] * scale[i] + s[i] + s[i + 2];
-            }
+            weigh(s, m, l, scale);
             const uint32_t p0 = movmatrix(pack2<T>(s[0], s[1])), p1 = movmatrix(pack2<T>(s[2], s[3]));
 #pragma unroll
             for (int d = 0; d < D / 16; d++) {

@@ -227,17 +227,7 @@ __device__ __forceinline__ void stream_row(const Args& a, const Source& source, 
 #pragma unroll
         for (int j = 0; j < 4; j++) s[j] = g + (j >> 1) * 8 < valid ? s[j] * a.scale_log2 : -INFINITY;
         float scale[2];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float top = fmaxf(s[j], s[j + 2]);
-#pragma unroll
-            for (int shift = 4; shift < 32; shift <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, shift));
-            top = fmaxf(m[j], top);
-            scale[j] = exp2_fast(m[j] - top);
-            m[j] = top;
-            s[j] = exp2_fast(s[j] - top), s[j + 2] = exp2_fast(s[j + 2] - top);
-            l[j] = l[j] * scale[j] + s[j] + s[j + 2];
-        }
+        weigh(s, m, l, scale);
         const uint32_t p0 = movmatrix(pack2<T>(s[0], s[1])), p1 = movmatrix(pack2<T>(s[2], s[3]));
 #pragma unroll
         for (int d = 0; d < D / 16; d++) {
