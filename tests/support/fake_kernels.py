@@ -14,9 +14,10 @@ def write_kernels(folder: Path, arch: str = "90a") -> Path:
     units = []
     for source in find_sources():
         if source.serves(arch):
-            (folder / arch / source.cubin).write_bytes(b"\0")
+            cubin = source.cubin("0" * 16)
+            (folder / arch / cubin).write_bytes(b"\0")
             variants = tuple(Variant(n, f, 32, 0, 0, 0) for n, f in source.variants.items())
-            units.append(Unit(source.name, source.ops, source.cubin, "0" * 16, variants))
+            units.append(Unit(source.name, source.ops, cubin, "0" * 16, variants))
     Manifest(arch, "V13.0.0", tuple(units)).write(folder / arch)
     return folder
 

@@ -1,6 +1,9 @@
 """Compiles kernels/cuda/**.cu and kernels/triton/*/*.py to cubins ahead of time: no GPU needed, in parallel,
 only what has changed.
 
+A cubin's name has the hash of what it was made from, and the manifest is replaced once all are there: a build
+that fails or is killed leaves the manifest before it, with the cubins that this one names.
+
 A source says at its head which ops it serves (`// op rms_norm, …: …`) and before each kernel what the kernel
 supports (`// variant name: key=value …`). In Triton the lines begin with `#`, and each variant becomes a
 cubin of its own. Sources in cuda/common/ and triton/ are compiled for every architecture, those in
@@ -21,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from pegainfer.kernels.manifest import KernelsError, Manifest, Unit, Variant, read_manifest
+from pegainfer.kernels.manifest import KernelsError, Manifest, Unit, Variant, sole_build, usable_units
 from pegainfer.kernels.triton.aot import TRITON, check_triton, compile_triton
 
 ROOT = Path(__file__).parent / "cuda"
@@ -69,9 +72,9 @@ class Source:
             return self.path.relative_to(ROOT).as_posix()
         return f"{self.path.relative_to(ROOT.parent).as_posix()}:{next(iter(self.variants))}"
 
-    @property
-    def cubin(self) -> str:
-        return self.name.removesuffix(".cu").replace(".py:", ".").replace("/", ".") + ".cubin"
+    def cubin(self, digest: str) -> str:
+        """Its file beside the manifest. `digest` is of source_hash."""
+        return self.name.removesuffix(".cu").replace(".py:", ".").replace("/", ".") + f".{digest}.cubin"
 
     def serves(self, arch: str) -> bool:
         folder = self.name.split("/")[0]
@@ -194,45 +197,47 @@ def build_kernels(
     if any(s.triton for s in sources):
         check_triton()
     work = [(arch, s) for arch in archs for s in sources if s.serves(arch)]
+
+    def tell(count: int, what: str) -> None:
+        if progress is not None:
+            progress(count, len(work), what)
+
     before: dict[str, dict[str, Unit]] = {}
-    for arch in archs:
-        (out / arch).mkdir(parents=True, exist_ok=True)
-        old = read_manifest_or_none(out / arch)
-        before[arch] = {u.source: u for u in old.units} if old else {}
     done: dict[str, dict[str, Unit]] = {arch: {} for arch in archs}
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        futures = {
-            pool.submit(build_unit, s, arch, out / arch, nvcc, compiler, before[arch].get(s.name)): (arch, s)
-            for arch, s in work
-        }
-        try:
-            for count, future in enumerate(as_completed(futures), 1):
-                arch, source = futures[future]
-                done[arch][source.name] = future.result()
-                if progress is not None:
-                    progress(count, len(work), f"{source.name} sm_{arch}")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [finish(arch, compiler, before[arch], done[arch], out / arch) for arch in archs]
-
-
-def read_manifest_or_none(folder: Path) -> Manifest | None:
-    """A broken manifest counts as none: everything is then compiled anew."""
-    try:
-        return read_manifest(folder)
-    except KernelsError:
-        return None
+    with sole_build(out, lambda: tell(0, "waiting for another build")):
+        for arch in archs:
+            (out / arch).mkdir(exist_ok=True)
+            before[arch] = {u.source: u for u in usable_units(out / arch)}
+        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+            futures = {
+                pool.submit(build_unit, s, a, out / a, nvcc, compiler, before[a].get(s.name)): (a, s)
+                for a, s in work
+            }
+            try:
+                for count, future in enumerate(as_completed(futures), 1):
+                    arch, source = futures[future]
+                    done[arch][source.name] = future.result()
+                    tell(count, f"{source.name} sm_{arch}")
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [finish(arch, compiler, before[arch], done[arch], out / arch) for arch in archs]
 
 
 def finish(
     arch: str, compiler: str, before: dict[str, Unit], done: dict[str, Unit], folder: Path
 ) -> Manifest:
-    """Writes the manifest: new units, and older ones whose source still exists."""
+    """Writes the manifest: new units, and older ones whose source still exists. Removes what it does not
+    name: older cubins, and what failed builds have left.
+    """
     kept = {n: u for n, u in before.items() if source_path(n).exists() and (folder / u.cubin).exists()}
     units = tuple(u for _, u in sorted((kept | done).items()))
     manifest = Manifest(arch, compiler, units)
     manifest.write(folder)
+    named = {u.cubin for u in units}
+    for path in (*folder.glob("*.cubin*"), *folder.glob("manifest.json.*")):
+        if path.name not in named:
+            path.unlink()
     return manifest
 
 
@@ -241,23 +246,34 @@ def build_unit(source: Source, arch: str, folder: Path, nvcc: Path, compiler: st
     digest = source_hash(source, arch, compiler)
     if old is not None and old.hash == digest and (folder / old.cubin).exists():
         return old
-    temporary = folder / f"{source.cubin}.{os.getpid()}"
+    cubin = source.cubin(digest)
+    temporary = folder / f"{cubin}.{os.getpid()}"
     if source.triton:
         ((name, features),) = source.variants.items()
-        variant = compile_triton(source.path, name, features, arch, temporary)
-        temporary.replace(folder / source.cubin)
-        return Unit(source.name, source.ops, source.cubin, digest, (variant,))
+        variants: tuple[Variant, ...] = (compile_triton(source.path, name, features, arch, temporary),)
+    else:
+        variants = compile_cuda(source, arch, temporary, nvcc)
+    if source_hash(source, arch, compiler) != digest:
+        temporary.unlink()
+        raise KernelsError(
+            f"{source.name} or a header of its has changed while it was compiled",
+            remedy="run: pegainfer kernels build",
+        )
+    temporary.replace(folder / cubin)
+    return Unit(source.name, source.ops, cubin, digest, variants)
+
+
+def compile_cuda(source: Source, arch: str, out: Path, nvcc: Path) -> tuple[Variant, ...]:
+    """Writes the cubin of one .cu file. Raises KernelsError with the compiler's words."""
     target = f"arch=compute_{arch},code=sm_{arch}"
-    command = [str(nvcc), *FLAGS, "-gencode", target, "-I", str(ROOT / "include"), "-o", str(temporary)]
+    command = [str(nvcc), *FLAGS, "-gencode", target, "-I", str(ROOT / "include"), "-o", str(out)]
     result = subprocess.run([*command, str(source.path)], capture_output=True, text=True)
     if result.returncode:
-        temporary.unlink(missing_ok=True)
+        out.unlink(missing_ok=True)
         raise KernelsError(
             f"{source.name} does not compile for sm_{arch}:\n{result.stderr.strip()}", where=nvcc
         )
-    variants = read_report(result.stderr, source)
-    temporary.replace(folder / source.cubin)
-    return Unit(source.name, source.ops, source.cubin, digest, variants)
+    return read_report(result.stderr, source)
 
 
 def read_report(report: str, source: Source) -> tuple[Variant, ...]:

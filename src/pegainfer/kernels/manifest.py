@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 from pegainfer.contract.errors import PegaError
 
 MANIFEST = "manifest.json"
+LOCK = ".lock"
 VERSION = 1  # of the manifest's form
 
 
@@ -97,6 +101,31 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise KernelsError(
             f"kernel manifest is broken: {e}", where=path, remedy="run: pegainfer kernels build"
         ) from None
+
+
+def usable_units(folder: Path) -> tuple[Unit, ...]:
+    """The manifest's; none of a missing or broken one, so that a build compiles everything anew."""
+    try:
+        manifest = read_manifest(folder)
+    except KernelsError:
+        return ()
+    return manifest.units if manifest else ()
+
+
+@contextlib.contextmanager
+def sole_build(out: Path, waits: Callable[[], None]) -> Iterator[None]:
+    """Holds the right to write below `out`, which it makes; a killed process loses it with its life.
+
+    waits: called where another build has it, before waiting for its end.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / LOCK).open("wb") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waits()
+            fcntl.flock(f, fcntl.LOCK_EX)
+        yield
 
 
 def package_folder() -> Path:
