@@ -67,7 +67,8 @@ struct Place {
 };
 
 // Barriers between the streaming warps and the one that sums up: outputs are there; their place is free
-// again.
+// again. Both sides wait at both: where one only arrives it is no faster, and racecheck loses the order of
+// what was read before with what is written then (docs/gpu.md).
 constexpr int FULL = 1, FREE = 2;
 template <int THREADS>
 __device__ __forceinline__ void named_wait(int id) {
@@ -267,7 +268,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
 #pragma unroll
                 for (int d = 0; d < D / 16; d++) to[channel_at(head, 16 * d + g + (i >> 1) * 8)] = o[d][i];
         }
-        named_arrive<Shape::THREADS>(FULL);
+        named_wait<Shape::THREADS>(FULL);
         part = next;
         if constexpr (RAW)
             if (unit + step < total) {
@@ -317,8 +318,9 @@ __device__ __forceinline__ void sum_parts(const Args& a, uint8_t* shared, float2
     float4* sums = reinterpret_cast<float4*>(a.sums);
     pdl_wait();
     pdl_launch();
+    Item item = schedule.item(schedule.first);
     for (int unit = schedule.first; unit < schedule.total; unit += schedule.step) {
-        const Item item = schedule.item(unit);
+        const Item next = schedule.item(unit + schedule.step);
         const Place p(a, item, unit, schedule.heads, subgroups);
         named_wait<Shape::THREADS>(FULL);
         for (int i = lane; i < p.heads * QUADS; i += 32) {
@@ -333,7 +335,9 @@ __device__ __forceinline__ void sum_parts(const Args& a, uint8_t* shared, float2
                 if (d == 0) a.heads[at] = make_float2(top, weight);
             }
         }
-        if (unit + schedule.step < schedule.total) named_arrive<Shape::THREADS>(FREE);
+        item = next;
+        __syncwarp();
+        if (unit + schedule.step < schedule.total) named_wait<Shape::THREADS>(FREE);
     }
 }
 
