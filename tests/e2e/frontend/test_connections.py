@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -96,6 +97,37 @@ def test_requests_sent_ahead_are_bounded(server: Server) -> None:
             for _ in range(200):
                 sock.sendall(one * 2000)  # 18 MB of them, and nothing is read
     assert psutil.Process(server.process.pid).memory_info().rss - before < 64 << 20
+
+
+@pytest.mark.parametrize(
+    "after", [b"\0no request\r\n\r\n", b"GET /hea", b"GET /health HTTP/1.1\r\nX: " + b"y" * 70_000]
+)
+def test_what_follows_a_request_does_not_disturb_its_answer(server: Server, after: bytes) -> None:
+    """A request that is broken, or not whole within the time: the answer before it ends the connection."""
+    body = BODY.replace(b"3,", b"4000, ").replace(b"}", b', "n": 4}')
+    with connected(server) as sock:
+        sock.sendall(post(body=body))
+        answer = sock.recv(1)
+        with contextlib.suppress(OSError):
+            sock.sendall(after)
+        answer += rest(sock)
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert len(re.findall(rb"HTTP/1.1 \d", answer)) == 1
+
+
+def test_who_leaves_with_requests_sent_ahead_ends_the_one_under_way(server: Server) -> None:
+    with connected(server) as sock:
+        sock.sendall(post(body=BODY.replace(b"3,", b"4000, ").replace(b"}", b', "n": 16}')) + post())
+        assert sock.recv(1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        while (load := http.get("/load").json())["running"] or load["server_load"]:
+            pass
+        ended = re.search(
+            r'request_success_total\{finished_reason="abort".*\} (\S+)', http.get("/metrics").text
+        )
+    assert "Traceback" not in server.errors.read_text()
+    assert ended is not None and float(ended[1]) >= 16
 
 
 def test_trailers_are_forgotten(server: Server) -> None:
@@ -230,6 +262,18 @@ def test_an_answer_that_nobody_fetches_is_dropped(server: Server, close: bytes) 
         sock.sendall(head % len(body) + body)
         while any(c.raddr and c.raddr.port == own and c.status == "ESTABLISHED" for c in connections()):
             pass
+
+
+def test_a_stream_that_nobody_reads_is_dropped_with_its_connection(server: Server) -> None:
+    connections = psutil.Process(server.process.pid).net_connections
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        own = sock.getsockname()[1]
+        sock.sendall(post(body=BODY.replace(b"3,", b"4000, ").replace(b"}", b', "n": 16, "logprobs": 5}')))
+        while any(c.raddr and c.raddr.port == own and c.status == "ESTABLISHED" for c in connections()):
+            pass
+    assert "ERROR" not in server.errors.read_text()
 
 
 def test_a_client_that_half_closes_has_left(server: Server) -> None:

@@ -39,6 +39,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._answering: RequestResponseCycle | None = None  # the newest whose application was started
+        self._deaf = False  # what follows a broken request is not looked at
         self._in_header = False
         self._repeating = False  # a header that was read before is told to a new parser
         self._header_bytes = 0  # of an unfinished header, its first read not counted
@@ -56,9 +58,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         if self._flush is not None:
             self._flush.end()
+        cycle = self._answering
+        if cycle is not None and not cycle.response_complete:  # uvicorn tells the last of those sent ahead
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
         began_before = self._in_header
         self._unset_keepalive_if_required()
         try:
@@ -69,9 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._header_bytes += len(data)
             if self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
                 self._refuse(b"431 Request Header Fields Too Large", _too_large(self.limits))
-        answered = self.cycle is None or self.cycle.response_complete
-        if answered and self._header_timer is None and not self.transport.is_closing():
-            self._arm()  # blank lines, or the rest of a body that nobody waits for: a request must follow
+        self._arm()  # after blank lines, or the rest of a body that nobody waits for, a request must follow
 
     def _feed(self, data: bytes) -> None:
         """Raises HttpParserError."""
@@ -101,8 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_header = True
         self._header_bytes = 0
-        if self._header_timer is None:
-            self._arm()
+        self._arm()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_header:
@@ -134,17 +139,49 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # Answers
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, functools.partial(self._answer, cycle, app))
+
+    async def _answer(
+        self, cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Runs the application. An answer that it gives up halfway takes its connection along, at once:
+        what nobody fetches would keep it open for as long as the client likes."""
+        try:
+            await app(scope, receive, send)
+        finally:
+            if cycle.response_started and not (cycle.response_complete or cycle.disconnected):
+                cycle.disconnected = True
+                self.transport.abort()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._flush is not None:
             self._flush.begin()
+        if self._in_header:  # of the next request, which could not be finished meanwhile
+            self._arm()
+
+    @property
+    def _answered(self) -> bool:
+        """Whether no request waits for its answer, or for the end of it."""
+        return self.cycle is None or self.cycle.response_complete
 
     async def _answer_too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application of a request whose header came whole and is too large."""
         await send_error(send, ApiError(431, _too_large(self.limits)))
 
     def _refuse(self, status: bytes, message: str) -> None:
-        """Answers what no application can be asked about, and ends the connection."""
+        """Answers what no application can be asked about, and ends the connection.
+
+        Behind a whole request there is no place for it before that one's answer, which ends the connection.
+        """
+        cycle = self.cycle
+        in_body = cycle is self._answering and not self._answered and cycle.more_body
+        if not (self._answered or (in_body and not cycle.response_started)):
+            self._deaf = True
+            cycle.keep_alive = False
+            return
         body = encode(ApiError(int(status[:3]), message).body)
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
             status,
@@ -156,6 +193,9 @@ class BoundedProtocol(HttpToolsProtocol):
     # The time that a header may take
 
     def _arm(self) -> None:
+        """Starts it, unless it runs, or an answer under way has the connection."""
+        if self._header_timer is not None or not self._answered or self.transport.is_closing():
+            return
         self._header_timer = self.loop.call_later(self.limits.header_seconds, self._too_slow)
 
     def _disarm(self) -> None:
