@@ -156,6 +156,7 @@ class EngineLoop:
                 cancels = self._grammars.claim_compiled(message)
                 if cancels is None:
                     return  # it was cancelled meanwhile
+                del self._open[message.request.id]
                 self._add(message.request, message.matcher)
                 for cancel in cancels:
                     self._policy.cancel(cancel.request_id, cancel.index)
@@ -182,9 +183,9 @@ class EngineLoop:
         try:
             if self._draining:
                 raise QueueFullError("the server is shutting down", retry_after=DRAIN_RETRY)
+            if request.id in self._open:
+                raise RequestError("a live request has this id", got=request.id[:64], param="request_id")
             if request.grammar is not None:
-                if request.id in self._open:
-                    raise RequestError("a live request has this id", got=request.id[:64], param="request_id")
                 matcher = self._grammars.take(request)
                 if matcher is None:
                     self._open[request.id] = set(range(request.n))
@@ -201,8 +202,6 @@ class EngineLoop:
             self._policy.add(request, self._clock(), matcher)
             self._open[request.id] = set(range(request.n))
         except PegaError as error:
-            if matcher is not None:
-                self._open.pop(request.id, None)
             self._snapshots.refused(counted=error is not matcher)
             self._sink.refused(request, error)
 

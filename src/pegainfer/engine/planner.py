@@ -185,12 +185,12 @@ class Planner:
         last = parent.num_prompt - 1
         need = self._need(parent, last + 1)
         for child in children:
+            child.num_cached = parent.num_cached
             if (
                 batch.prefill_room > 0
                 and not batch.hungry
                 and self._residents.adopt(child, parent, need, batch)
             ):
-                child.num_cached = parent.num_cached
                 batch.place_prefill(child, last, 1, True)
             else:
                 child.status = Status.WAITING
@@ -266,7 +266,8 @@ class Planner:
         need = min(self._need(seq, end), kv.reach(hit, residents.no_spare))
         residents.enter(seq, hit, need, batch)
         if not seq.entered:
-            seq.num_cached = start
+            if not seq.index:  # the others find what the first one has computed, which was not cached before
+                seq.num_cached = start
             if residents.tenants.contended:
                 seq.tenant.service += target - start
         self._place_chunk(seq, start, end, batch)

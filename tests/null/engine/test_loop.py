@@ -282,6 +282,21 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(make: Make) -> None:
     assert isinstance(error, QueueFullError) and error.retry_after > 0
 
 
+def test_a_refusal_does_no_harm_to_the_live_request_of_the_same_id(make: Make) -> None:
+    engine = make(gated=True)
+    engine.loop.submit(request("r", [1, 2, 3], max_tokens=5, eos=()))
+    engine.gate.await_launches(1)
+    engine.loop.submit(request("r", [1, 2, 3], max_tokens=9, eos=()))
+    engine.loop.drain()
+    engine.loop.submit(request("r", [4], max_tokens=9, eos=()))
+    engine.gate.open()
+    engine.sink.finished("r")
+    assert [type(error) for _, error in engine.sink.refusals] == [RequestError, QueueFullError]
+    assert len(engine.sink.tokens("r")) == 5
+    assert engine.loop.wait_drained(PATIENCE) and engine.loop.alive()
+    assert engine.loop.stats().rejections == 2
+
+
 def test_an_idle_engine_is_drained_at_once(make: Make) -> None:
     engine = make()
     engine.loop.drain()

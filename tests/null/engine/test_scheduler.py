@@ -297,6 +297,17 @@ def test_more_continuations_than_slots(cache: bool) -> None:
     d.judge()
 
 
+def test_what_a_request_has_computed_itself_was_not_cached() -> None:
+    """Continuations without a slot of their own find the first one's prompt in the cache."""
+    d = driver(max_slots=1)
+    for name, cached in (("a", 0), ("b", 8)):
+        d.add(request(name, ids(10), n=3, max_tokens=3))
+        d.run()
+        found = {e.num_cached_tokens for i in range(3) for e in d.answers[name, i].events if e.finish}
+        assert found == {cached}
+    d.judge()
+
+
 def test_forks_copy_states() -> None:
     d = driver(kv=HYBRID, num_blocks=(64, 8))
     d.add(request("r", ids(9), n=3, max_tokens=5))
