@@ -13,6 +13,7 @@ from pegainfer.contract.request import GenerateRequest
 
 MAX_FRAME = 64 << 20  # bytes; a longer frame means a broken peer
 HEADER_BYTES = 4
+MAX_PROMPT_LOGPROBS = MAX_FRAME // 2  # bytes; those of a request go out in one event
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -76,6 +77,11 @@ def encode_frame(message: ToEngine | ToFront) -> bytes:
     if len(body) > MAX_FRAME:
         raise PegaError("message too large for one frame", expected=f"≤ {MAX_FRAME} bytes", got=len(body))
     return len(body).to_bytes(HEADER_BYTES, "little") + body
+
+
+def prompt_logprobs_bytes(num_tokens: int, top: int) -> int:
+    """Most bytes that a prompt's logprobs take in a frame, `top` alternatives a token beside its own."""
+    return num_tokens * (25 + 15 * top)
 
 
 def frame_length(header: bytes) -> int:

@@ -92,7 +92,8 @@ class Writer:
             if gone:
                 continue
             try:
-                self._sock.sendall(codec.encode_frame(message))
+                for frame in _frames(message):
+                    self._sock.sendall(frame)
             except (OSError, PegaError) as error:
                 # A front that is done hangs up: nothing to tell.
                 hung_up = isinstance(error, (BrokenPipeError, ConnectionResetError))
@@ -101,3 +102,18 @@ class Writer:
                 gone = True  # the reader sees it too and ends the process
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
+
+
+def _frames(message: codec.ToFront) -> Iterator[bytes]:
+    """A message as one frame, or a step's events as several where they are too large for one.
+
+    Raises PegaError for what cannot be cut; no event is that large (`engine.check`).
+    """
+    try:
+        yield codec.encode_frame(message)
+    except PegaError:
+        if not isinstance(message, codec.Events) or len(message.events) < 2:
+            raise
+        half = len(message.events) // 2
+        yield from _frames(codec.Events(message.events[:half]))
+        yield from _frames(codec.Events(message.events[half:], message.stats))

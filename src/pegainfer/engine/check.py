@@ -7,6 +7,7 @@ from array import array
 
 import numpy as np
 
+from pegainfer.contract.codec import MAX_PROMPT_LOGPROBS, prompt_logprobs_bytes
 from pegainfer.contract.errors import RequestError
 from pegainfer.contract.request import HASH_BYTES, GenerateRequest, SamplingParams, token_array
 from pegainfer.contract.step import RunnerInfo
@@ -61,6 +62,7 @@ def check_request(
     for token in request.eos_token_ids:
         _integer("eos_token_ids", token, 0, info.vocab_size - 1)
     _check_sampling(request.sampling, info, config)
+    _check_prompt_logprobs(request.sampling.prompt_logprobs, len(tokens))
     return tokens
 
 
@@ -149,6 +151,17 @@ def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig
         raise RequestError("hidden states cannot be had on this device", param="pooling")
     if s.pooling is not None and s.max_tokens != 1:
         raise RequestError("pooling wants no text", expected=1, got=s.max_tokens, param="max_tokens")
+
+
+def _check_prompt_logprobs(top: int | None, num_tokens: int) -> None:
+    if top is not None and prompt_logprobs_bytes(num_tokens, top) > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            "too many logprobs of the prompt",
+            expected=f"at most {MAX_PROMPT_LOGPROBS} bytes of them",
+            got=f"{top} alternatives for each of {num_tokens} tokens",
+            param="prompt_logprobs",
+            remedy="ask for fewer alternatives, or shorten the prompt",
+        )
 
 
 def _integer(param: str, value: int, low: int, high: int) -> None:

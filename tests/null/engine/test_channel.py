@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from pegainfer.contract import codec
+from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.engine.channel import Writer
 
 
@@ -32,3 +33,25 @@ def test_a_socket_that_fails_otherwise_is_a_warning(caplog: pytest.LogCaptureFix
         writer.close()
     (record,) = [r for r in caplog.records if r.name == "pegainfer.engine.channel"]
     assert record.levelno == logging.WARNING
+
+
+def test_a_step_too_large_for_one_frame_goes_out_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [TokenEvent(request_id=f"r{i}", tokens=tuple(range(20 * i))) for i in range(20)]
+    size = len(codec.encode_frame(codec.Events(events)))
+    stats = EngineStats(steps=7)
+    monkeypatch.setattr(codec, "MAX_FRAME", size // 3)
+    engine, front = socket.socketpair()
+    with front:
+        writer = Writer(engine)
+        writer.put(codec.Events(events, stats))
+        writer.put(codec.Events([], stats))
+        writer.close()
+        engine.close()
+        stream = b"".join(iter(lambda: front.recv(1 << 16), b""))
+    messages = [codec.decode_to_front(body) for body in codec.FrameReader().feed(stream)]
+    frames = [m for m in messages if isinstance(m, codec.Events)]
+    assert len(frames) > 3
+    assert [event for frame in frames for event in frame.events] == events
+    # The snapshot counts all of them, so it comes with the last.
+    assert [frame.stats for frame in frames[-2:]] == [stats, stats]
+    assert not any(frame.stats for frame in frames[:-2])

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from pegainfer.contract import codec
 from pegainfer.contract.errors import ConfigError, QueueFullError, RequestError
+from pegainfer.contract.event import TokenEvent, TokenLogprob
 from pegainfer.contract.request import (
     GenerateRequest,
     GrammarSpec,
@@ -118,6 +120,21 @@ def test_the_front_may_send_the_hashes() -> None:
     s = scheduler()
     s.add(msgspec.structs.replace(request("r", PROMPT), block_hashes=hashes, block_size=BLOCK), 0.0)
     assert s.has_work()
+
+
+def test_a_prompts_logprobs_fit_into_one_frame() -> None:
+    """However long its numbers turn out: one event holds them all, and nobody could send it in parts."""
+    num_tokens, top = 300, 20
+    own = TokenLogprob(2**31 - 1, -0.1, 2**31 - 1, ((2**31 - 1, -0.1),) * top)
+    event = TokenEvent(request_id="r", prompt_logprobs=(own,) * num_tokens)
+    room = codec.prompt_logprobs_bytes(num_tokens, top)
+    assert room - 2048 < len(codec.encode_frame(codec.Events([event]))) <= room + 512
+    longest = codec.MAX_PROMPT_LOGPROBS // codec.prompt_logprobs_bytes(1, top)
+    s = scheduler(max_model_len=1 << 18, num_blocks=(1 << 17,), max_tokens=1 << 18)
+    s.add(request("a", [1] * longest, prompt_logprobs=top, max_tokens=1), 0.0)
+    with pytest.raises(RequestError, match="ask for fewer alternatives") as failure:
+        s.add(request("b", [1] * (longest + 1), prompt_logprobs=top, max_tokens=1), 0.0)
+    assert failure.value.param == "prompt_logprobs"
 
 
 def test_a_runner_without_prompt_logprobs() -> None:
