@@ -5,7 +5,8 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from pegainfer.frontend.tokenizer import BYTE_OF_CHAR, TextConfig, Tokenizer
+from pegainfer.frontend.spelling import BYTE_OF_CHAR
+from pegainfer.frontend.tokenizer import TextConfig, Tokenizer
 
 SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>")  # ids 256 and 257
 VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)

@@ -10,18 +10,18 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import tokenizers
 
 from pegainfer.contract.errors import RequestError, UnsupportedError
 from pegainfer.frontend.pieces import MIN_CHARS, PieceCache, PieceCutter
+from pegainfer.frontend.spelling import BYTE_OF_CHAR, SPACE_MARK
+from pegainfer.frontend.token_bound import TokenBound
 
 # Work is spread by the caller's threads. Left on, the library starts a thread a core at its first batch.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-SPACE_MARK = "▁"  # U+2581, SentencePiece's visible space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class TextConfig:
 class Tokenizer:
     """A vocabulary with its rules. Safe to share among threads; `encode` frees the GIL.
 
-    Immutable but for `pieces`, which remembers what was encoded: see there.
+    Immutable but for `pieces`, which remembers what was encoded: see there. `bound` is made at its first use.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TextConfig) -> None:
@@ -75,6 +75,11 @@ class Tokenizer:
     def strips_leading_space(self) -> bool:
         """Whether a whole text loses one leading space (SentencePiece's dummy prefix)."""
         return self._strips_space
+
+    @cached_property
+    def bound(self) -> TokenBound:
+        """How many tokens a text has at least."""
+        return TokenBound(self._backend, byte_level=self._byte_level)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text.
@@ -147,16 +152,6 @@ class Tokenizer:
             except ValueError:
                 return token.encode()
         return token.replace(SPACE_MARK, " ").encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 onwards."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-BYTE_OF_CHAR: Mapping[str, int] = _byte_alphabet()
 
 
 def _decoder_kind(backend: tokenizers.Tokenizer) -> tuple[bool, bool]:

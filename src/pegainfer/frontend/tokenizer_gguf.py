@@ -12,7 +12,8 @@ from typing import Any
 import tokenizers
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
-from pegainfer.frontend.tokenizer import SPACE_MARK, TextConfig, Tokenizer
+from pegainfer.frontend.spelling import SPACE_MARK
+from pegainfer.frontend.tokenizer import TextConfig, Tokenizer
 from pegainfer.frontend.tokenizer_files import add_ends
 
 # Numbers of tokenizer.ggml.token_type.

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from pegainfer.contract.errors import RequestError, UnsupportedError
-from pegainfer.frontend.tokenizer import BYTE_OF_CHAR, TextConfig, Tokenizer
+from pegainfer.frontend.spelling import BYTE_OF_CHAR
+from pegainfer.frontend.tokenizer import TextConfig, Tokenizer
 from tests.support.smalltokenizers import (
     SPECIAL,
     bpe_json,

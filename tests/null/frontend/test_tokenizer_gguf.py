@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
-from pegainfer.frontend.tokenizer import BYTE_OF_CHAR
+from pegainfer.frontend.spelling import BYTE_OF_CHAR
 from pegainfer.frontend.tokenizer_gguf import PRE_TOKENIZERS, tokenizer_from_gguf
 from tests.support.smalltokenizers import (
     SPECIAL,

@@ -20,7 +20,7 @@ from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
 from pegainfer.frontend.http.grammars import requested_grammar
-from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit, prompt_sources, sampling
+from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_ids, prompt_sources, sampling
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options
 
@@ -106,8 +106,7 @@ def _prompt(
     of: int,
 ) -> Prompt:
     param = "prompt" if of == 1 else f"prompt[{number}]"
-    ids = front.tokenizer.encode(source) if isinstance(source, str) else source
-    ids = fit(ids, r, front, param)
+    ids = prompt_ids(source, r, front, param)
     prompt = build_prompt(front, r, shared, params, ids, number=number, alone=of == 1)
     if r.echo:
         prompt.echo = _echo(front, ids)

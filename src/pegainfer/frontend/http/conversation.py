@@ -13,7 +13,7 @@ from pegainfer.frontend.http.fields import GenerateFields
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
 from pegainfer.frontend.http.grammars import checked_grammar
-from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit, sampling
+from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_ids, sampling
 from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.options import AnswerOptions
 from pegainfer.frontend.http.render import TemplateValue, rendered
@@ -89,11 +89,6 @@ async def prompt_text(front: Front, request: ChatRequest, plan: ToolPlan, size: 
     return await rendered(front, request, size, plan.shown, variables)
 
 
-def encode_prompt(front: Front, text: str) -> list[int]:
-    """Token ids of a rendered chat: the template has written BOS itself."""
-    return front.tokenizer.encode(text, add_special_tokens=False)
-
-
 def _reply_syntax(front: Front, plan: ToolPlan, prompt: str) -> ReplySyntax:
     """How an answer to this prompt is taken apart."""
     reasoning = front.reasoning
@@ -105,5 +100,5 @@ def _reply_syntax(front: Front, plan: ToolPlan, prompt: str) -> ReplySyntax:
 
 def _prompt(front: Front, r: ChatRequest, shared: Common, options: AnswerOptions, text: str) -> Prompt:
     params = sampling(front, r, options, front.chat_defaults)
-    ids = fit(encode_prompt(front, text), r, front, "messages")
+    ids = prompt_ids(text, r, front, "messages", special=False)  # the template has written BOS itself
     return build_prompt(front, r, shared, params, ids)

@@ -20,7 +20,7 @@ from pegainfer.frontend.http.fields import GenerateFields, refuse_unserved
 from pegainfer.frontend.http.flow import send_body
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
-from pegainfer.frontend.http.jobs import Common, build_prompt, common, fit, prompt_sources
+from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_ids, prompt_sources
 
 Pooling = Literal["mean", "last"]
 
@@ -91,9 +91,7 @@ def _prompts(front: Front, r: EmbeddingRequest, shared: Common) -> list[Prompt]:
     out: list[Prompt] = []
     for number, source in enumerate(sources):
         param = "input" if len(sources) == 1 else f"input[{number}]"
-        if isinstance(source, str):
-            source = front.tokenizer.encode(source, add_special_tokens=special)
-        ids = fit(source, plain, front, param)
+        ids = prompt_ids(source, plain, front, param, special=special)
         alone = len(sources) == 1
         out.append(build_prompt(front, plain, shared, params, ids, number=number, alone=alone))
     return out

@@ -37,6 +37,7 @@ from pegainfer.frontend.http.options import AnswerOptions
 log = logging.getLogger(__name__)
 
 _MAX_CHARS = {"cache_salt": 256, "user": 512, "safety_identifier": 512, "prompt_cache_key": 512}
+USUAL_CHARS = 4  # a token of an ordinary text has; no shorter text is weighed before it is tokenised
 _USERS = ("user", "safety_identifier")  # who asked: for the log alone
 
 
@@ -118,9 +119,27 @@ def prompt_sources(
     return given  # type: ignore[return-value]
 
 
-def fit(ids: list[int], request: GenerateFields, front: Front, param: str) -> list[int]:
-    """The prompt's ids, truncated if the request asks for it. Raises ApiError where they do not fit."""
+def prompt_ids(
+    source: str | list[int], request: GenerateFields, front: Front, param: str, *, special: bool = True
+) -> list[int]:
+    """A prompt's ids, truncated if the request asks for it. Raises ApiError where they do not fit.
+
+    A text that is far too long is refused without being tokenised, which takes 80 to 300 bytes a character.
+
+    Args:
+        special: put BOS (and EOS) around a text where the model's files say so.
+    """
     longest = front.engine.info.max_model_len - 1
+    if isinstance(source, str):
+        if len(source) > USUAL_CHARS * longest and request.truncate_prompt_tokens is None:
+            least = front.tokenizer.bound.at_least(source, longest)
+            if least > longest:
+                raise _too_long(param, longest, f"at least {least} in {len(source)} characters")
+        source = front.tokenizer.encode(source, add_special_tokens=special)
+    return _fit(source, request, front, param, longest)
+
+
+def _fit(ids: list[int], request: GenerateFields, front: Front, param: str, longest: int) -> list[int]:
     keep = request.truncate_prompt_tokens
     if keep is not None:
         if keep != -1:
@@ -129,15 +148,19 @@ def fit(ids: list[int], request: GenerateFields, front: Front, param: str) -> li
     if not ids:
         raise bad_value(param, "at least one token", "none")
     if len(ids) > longest:
-        raise ApiError(
-            400,
-            f"{param}: expected ≤ {longest} tokens (the context of {longest + 1} less one to generate), "
-            f"got {len(ids)}; shorten it",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise _too_long(param, longest, len(ids))
     check_token_ids(param, ids, front.engine.info.vocab_size)
     return ids
+
+
+def _too_long(param: str, longest: int, got: object) -> ApiError:
+    return ApiError(
+        400,
+        f"{param}: expected ≤ {longest} tokens (the context of {longest + 1} less one to generate), "
+        f"got {got}; shorten it",
+        param=param,
+        code="context_length_exceeded",
+    )
 
 
 def build_prompt(
@@ -153,7 +176,7 @@ def build_prompt(
     """One engine request with the state of its n continuations.
 
     Args:
-        ids: from `fit`.
+        ids: from `prompt_ids`.
         number: of this prompt among the request's.
         alone: it is the only one.
     """

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pegainfer.contract.request import SamplingParams, hash_blocks, root_hash, unpack_tokens
+from pegainfer.frontend.tokenizer import Tokenizer
 from tests.support.asgi import ask
 from tests.support.fake_engine import FakeEngine, logprob_of, says
 
@@ -181,6 +182,25 @@ def test_the_context_bounds_the_prompt_and_both_lengths_are_told() -> None:
     assert error["code"] == "context_length_exceeded"
     assert "expected ≤ 255 tokens" in error["message"]
     assert "got 256" in error["message"]
+
+
+def test_what_is_far_too_long_is_not_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    encode = Tokenizer.encode
+
+    def noted(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        asked.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    error = refuse(prompt="x" * 5000)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert "expected ≤ 255 tokens (the context of 256 less one to generate)" in error["message"]
+    assert "got at least 5000 in 5000 characters; shorten it" in error["message"]
+    assert asked == []
+    answer, _engine = complete(prompt="<|im_start|>" * 255, max_tokens=1)  # 3,060 characters, which fit
+    assert answer["usage"]["prompt_tokens"] == 255
+    assert asked == [3060]
 
 
 def test_truncation_keeps_the_end_of_the_prompt() -> None:

@@ -16,7 +16,7 @@ from pegainfer.frontend.http.anthropic.request import (
     to_chat,
 )
 from pegainfer.frontend.http.body import header, parse, read_body
-from pegainfer.frontend.http.conversation import encode_prompt, prepare, prompt_text
+from pegainfer.frontend.http.conversation import prepare, prompt_text
 from pegainfer.frontend.http.errors import renaming
 from pegainfer.frontend.http.flow import send_body, send_stream
 from pegainfer.frontend.http.front import Front
@@ -63,7 +63,8 @@ async def count_tokens(front: Front, scope: Scope, receive: Receive, send: Send)
     with renaming(NAMES):
         chat = await front.text_work(len(body), lambda: to_chat(front, request))
         text = await prompt_text(front, chat, tool_plan(chat), len(body))
-    ids = await front.text_work(len(text), lambda: encode_prompt(front, text))
+    # The template has written BOS itself.
+    ids = await front.text_work(len(text), lambda: front.tokenizer.encode(text, add_special_tokens=False))
     await send_json(send, TokenCount(len(ids)))
 
 
