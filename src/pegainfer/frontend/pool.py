@@ -87,7 +87,7 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
         self._all: list[_Process] = []  # those that are gone, too, until others are started
-        self._jobs = 0
+        self._places = threading.BoundedSemaphore(MAX_JOBS)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="workers")
         self._close = weakref.finalize(self, _close, self._all, self._threads)
 
@@ -100,9 +100,8 @@ class WorkerPool:
 
         Raises RequestError where the job is at fault, takes too long or ends its worker; QueueFullError.
         """
-        if self._jobs >= MAX_JOBS:
-            raise QueueFullError(f"too many requests wait for {what}", got=self._jobs)
-        self._jobs += 1
+        if not self._places.acquire(blocking=False):
+            raise QueueFullError(f"too many requests wait for {what}", got=MAX_JOBS)
         try:
             loop = asyncio.get_running_loop()
             outcome = await loop.run_in_executor(self._threads, self._run, job, seconds)
@@ -110,7 +109,7 @@ class WorkerPool:
             limit = f"at most {seconds:g} s of work" if error.late else "less memory and nesting"
             raise RequestError(f"{what} asks for too much", expected=limit) from None
         finally:
-            self._jobs -= 1
+            self._places.release()
         if outcome.error is not None:
             raise RequestError(f"{what}: {outcome.error}", param=outcome.param)
         return outcome.text

@@ -66,6 +66,23 @@ def test_a_job_that_eats_all_memory_ends_alone(pool: WorkerPool) -> None:
     assert run(pool, TemplateJob({}, source="fine")) == ["fine"]
 
 
+def test_no_more_jobs_wait_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pegainfer.frontend.pool.MAX_JOBS", 2)
+    pool = WorkerPool(lambda: Setup(vocabulary_of(byte_tokenizer()), None, {}), size=1)
+
+    async def three() -> list[str | BaseException]:
+        endless = pool.run(TemplateJob({}, source=ENDLESS), 0.5, "the work")
+        others = [pool.run(TemplateJob({}, source="fine"), 30.0, "the work") for _ in range(2)]
+        return await asyncio.gather(endless, *others, return_exceptions=True)
+
+    for _ in range(2):  # places come back, of jobs that failed too
+        late, waited, refused = asyncio.run(three())
+        assert "at most 0.5 s of work" in str(late)
+        assert waited == "fine"
+        assert "too many requests wait for the work; got 2" in str(refused)
+    pool.close()
+
+
 def test_grammars_and_their_faults_are_kept(pool: WorkerPool) -> None:
     async def main() -> None:
         cache = GrammarCache(pool, 30.0)
