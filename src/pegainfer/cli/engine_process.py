@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pegainfer.cli.spec import LOG_FORMAT, EngineSpec, build, make_grammars
-from pegainfer.contract.errors import PegaError
+from pegainfer.contract.errors import EXIT_FAILED, PegaError
 
 if TYPE_CHECKING:
     from pegainfer.contract.handle import EngineInfo
     from pegainfer.contract.step import Runner
 
 ORPHAN_SECONDS = 5.0  # for what an orderly end takes
-ENDED_WITH_PARENT = 1
 
 
 def main(device: str) -> int:
@@ -84,7 +83,7 @@ def _end_with_parent(pipe: int) -> None:
     while os.read(pipe, 1):
         pass
     time.sleep(ORPHAN_SECONDS)
-    os._exit(ENDED_WITH_PARENT)
+    os._exit(EXIT_FAILED)
 
 
 def _start_warm_up(ordinal: int) -> None:

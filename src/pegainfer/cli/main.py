@@ -12,10 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from pegainfer.cli.engine_child import early_child
-from pegainfer.contract.errors import EngineDeadError, PegaError
+from pegainfer.contract.errors import EXIT_FAILED, EXIT_USER, EngineDeadError, PegaError
 
-EXIT_FAILED = 1
-EXIT_USER = 2
 EXIT_INTERRUPTED = 130
 # A full disk, a quota, a file that may grow no further, a device that fails: not the program's fault.
 CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

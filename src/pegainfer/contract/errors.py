@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# How a process ends: done; unclean, with requests aborted or a fault of its own; the user can cure it.
+EXIT_OK, EXIT_FAILED, EXIT_USER = 0, 1, 2
+
 
 class PegaError(Exception):
     """Root of all errors that a user can cause or cure. The CLI prints it on one line and exits with 2.

@@ -25,7 +25,15 @@ from pathlib import Path
 import msgspec
 
 from pegainfer.contract import codec
-from pegainfer.contract.errors import EngineDeadError, PegaError, QueueFullError, RequestError
+from pegainfer.contract.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USER,
+    EngineDeadError,
+    PegaError,
+    QueueFullError,
+    RequestError,
+)
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo
@@ -41,8 +49,6 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 60.0  # a front that has not connected by then will not
 READ_BYTES = 1 << 18
-
-OK, FAILED, USER_ERROR = 0, 1, 2  # exit codes
 
 
 def serve_engine(
@@ -77,13 +83,13 @@ def serve_engine(
             text = str(error) if ours else f"the engine failed to start: {type(error).__name__}"
             with contextlib.suppress(TimeoutError, OSError), accept(listener, connect_seconds) as front:
                 front.sendall(codec.encode_frame(codec.Failed(text, user_error=ours)))
-            return USER_ERROR if ours else FAILED
+            return EXIT_USER if ours else EXIT_FAILED
         try:
             front = accept(listener, connect_seconds)
         except TimeoutError:
             log.error("no front connected within %g s", connect_seconds)
             runner.close()
-            return FAILED
+            return EXIT_FAILED
     # What was built stays for good: the collector need not look at it again. A process may start without it.
     gc.collect()
     gc.freeze()
@@ -136,7 +142,7 @@ class _Server:
         self._info = info
         self._writer = Writer(front)
         self._loop = EngineLoop(runner, policy, self, tracer=tracer, grammars=grammars)
-        self._code = OK
+        self._code = EXIT_OK
         self._terms = 0
 
     def run(self, watchdog_seconds: float) -> int:
@@ -149,7 +155,7 @@ class _Server:
         except (PegaError, msgspec.DecodeError) as error:
             log.error("the front sent a broken frame: %s", error)
             self._writer.put(codec.Failed("a broken frame came from the front", user_error=False))
-            self._code = FAILED
+            self._code = EXIT_FAILED
         finally:
             self._loop.close()
             self._writer.close()
@@ -223,6 +229,6 @@ class _Server:
             self._hang_up()
 
     def dead(self, error: EngineDeadError) -> None:
-        self._code = FAILED
+        self._code = EXIT_FAILED
         self._writer.put(codec.Failed(str(error), user_error=False))
         self._hang_up()

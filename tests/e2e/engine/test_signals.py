@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pegainfer.contract import codec
+from pegainfer.contract.errors import EXIT_OK
 from pegainfer.contract.event import FinishReason, TokenEvent
-from pegainfer.engine.process import OK
 from tests.null.engine.harness import request
 from tests.null.engine.test_process import Front
 
@@ -102,7 +102,7 @@ def test_sigterm_lets_running_requests_finish(children: list[Child], tmp_path: P
     events = child.events()
     assert events[-1].finish is FinishReason.LENGTH
     assert 1 + sum(len(e.tokens) for e in events) == 100
-    assert child.end() == OK
+    assert child.end() == EXIT_OK
 
 
 def test_a_second_sigterm_aborts(children: list[Child], tmp_path: Path) -> None:
@@ -114,14 +114,14 @@ def test_a_second_sigterm_aborts(children: list[Child], tmp_path: Path) -> None:
     events = child.events()
     assert events[-1].finish is FinishReason.ABORT
     assert sum(len(e.tokens) for e in events) < CONTEXT - 3
-    assert child.end() == OK
+    assert child.end() == EXIT_OK
 
 
 def test_sigterm_ends_an_idle_engine(children: list[Child], tmp_path: Path) -> None:
     child = start(children, tmp_path)
     child.process.send_signal(signal.SIGTERM)
     assert child.events() == []
-    assert child.end() == OK
+    assert child.end() == EXIT_OK
 
 
 def test_sigterm_after_a_drain_ends_the_engine(children: list[Child], tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_sigterm_after_a_drain_ends_the_engine(children: list[Child], tmp_path: 
     child.wait_until_it_refuses()
     child.process.send_signal(signal.SIGTERM)
     assert child.events() == []
-    assert child.end() == OK
+    assert child.end() == EXIT_OK
 
 
 def test_sigint_is_the_fronts_affair(children: list[Child], tmp_path: Path) -> None:
@@ -139,12 +139,12 @@ def test_sigint_is_the_fronts_affair(children: list[Child], tmp_path: Path) -> N
     child.process.send_signal(signal.SIGINT)
     assert len([t for e in child.front.events_of("r") for t in e.tokens]) == 49
     child.front.send(codec.Shutdown())
-    assert child.end() == OK
+    assert child.end() == EXIT_OK
 
 
 def test_the_process_ends_when_the_front_is_gone(children: list[Child], tmp_path: Path) -> None:
     child = start(children, tmp_path, step_seconds=0.02)
     child.start_request(max_tokens=None)
     child.front.close()
-    assert child.end() == OK
+    assert child.end() == EXIT_OK
     assert not (tmp_path / "e.sock").exists()

@@ -14,13 +14,20 @@ from typing import Any
 import pytest
 
 from pegainfer.contract import codec
-from pegainfer.contract.errors import ConfigError, EngineDeadError, ModelFileError
+from pegainfer.contract.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USER,
+    ConfigError,
+    EngineDeadError,
+    ModelFileError,
+)
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.step import Runner, StepResult
 from pegainfer.engine.channel import listen
 from pegainfer.engine.null import NullPending, NullRunner
-from pegainfer.engine.process import FAILED, OK, USER_ERROR, serve_engine
+from pegainfer.engine.process import serve_engine
 from pegainfer.engine.scheduler import SchedulerConfig
 from tests.null.engine.harness import EOS, MODEL, null_config, request
 from tests.null.engine.test_inprocess import INFO, PATIENCE
@@ -130,7 +137,7 @@ def test_a_frame_holds_the_events_of_one_step(folder: Path) -> None:
         assert len(names) == len(set(names))
     assert any(len(events) == 2 for events in frames)
     engine.front.send(codec.Shutdown())
-    assert engine.end() == OK
+    assert engine.end() == EXIT_OK
 
 
 def test_frames_may_come_in_pieces(served: Served) -> None:
@@ -187,7 +194,7 @@ def test_an_engine_that_stands_still_is_reported(folder: Path) -> None:
         runner.let_go.set()
         assert engine.front.events_of("r")[-1].finish is FinishReason.LENGTH
         engine.front.send(codec.Shutdown())
-        assert engine.end() == OK
+        assert engine.end() == EXIT_OK
     finally:
         logger.removeHandler(listener)
     assert "its last plan: step 1, 1 rows, 3 tokens" in said[0] or "its last plan: step 2" in said[0]
@@ -200,7 +207,7 @@ def test_cancel_over_the_socket(folder: Path) -> None:
     engine.front.send(codec.Cancel("r"))
     assert engine.front.events_of("r")[-1].finish is FinishReason.ABORT
     engine.front.send(codec.Shutdown())
-    assert engine.end() == OK
+    assert engine.end() == EXIT_OK
 
 
 def test_cancel_of_one_index_over_the_socket(folder: Path) -> None:
@@ -215,7 +222,7 @@ def test_cancel_of_one_index_over_the_socket(folder: Path) -> None:
         finishes |= {e.index: e.finish for e in message.events if e.finish is not None}
     assert finishes == {0: FinishReason.LENGTH, 1: FinishReason.ABORT}
     engine.front.send(codec.Shutdown())
-    assert engine.end() == OK
+    assert engine.end() == EXIT_OK
 
 
 def test_drain_then_shutdown(served: Served) -> None:
@@ -231,7 +238,7 @@ def test_drain_then_shutdown(served: Served) -> None:
     assert (refused.request_id, refused.kind) == ("new", "QueueFullError")
     assert refused.retry_after > 0
     served.front.send(codec.Shutdown())
-    assert served.end() == OK
+    assert served.end() == EXIT_OK
 
 
 def test_a_snapshot_of_an_idle_engine_arrives(served: Served) -> None:
@@ -250,7 +257,7 @@ def test_the_engine_ends_when_the_front_goes_away(folder: Path) -> None:
     engine.front.send(codec.Submit(request("r", [1, 2, 3], max_tokens=60, eos=())))
     engine.front.receive()
     engine.front.close()
-    assert engine.end() == OK
+    assert engine.end() == EXIT_OK
     assert runner.closed
 
 
@@ -264,14 +271,14 @@ def test_a_front_may_hang_up_while_the_engine_starts(folder: Path) -> None:
     engine = Served(folder, build)
     engine.front.close()
     gone.set()
-    assert engine.end() == OK
+    assert engine.end() == EXIT_OK
 
 
 @pytest.mark.parametrize(
     ("error", "message", "user_error", "code"),
     [
-        (ModelFileError("truncated", where="w.gguf"), "truncated; at w.gguf", True, USER_ERROR),
-        (ValueError("inner detail"), "the engine failed to start: ValueError", False, FAILED),
+        (ModelFileError("truncated", where="w.gguf"), "truncated; at w.gguf", True, EXIT_USER),
+        (ValueError("inner detail"), "the engine failed to start: ValueError", False, EXIT_FAILED),
     ],
 )
 def test_an_engine_that_cannot_start_says_why(
@@ -289,7 +296,7 @@ def test_an_engine_that_cannot_start_says_why(
 def test_nobody_connects(folder: Path) -> None:
     runner = NullRunner(null_config())
     code = serve_engine(lambda: (runner, INFO), folder / "e.sock", connect_seconds=0.01)
-    assert (code, runner.closed) == (FAILED, True)
+    assert (code, runner.closed) == (EXIT_FAILED, True)
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", (5).to_bytes(4, "little") + b"\xc1abcd"])
@@ -299,7 +306,7 @@ def test_a_broken_frame_ends_the_engine(served: Served, garbage: bytes) -> None:
     while isinstance(message, codec.Events):
         message = served.front.receive()
     assert isinstance(message, codec.Failed) and not message.user_error
-    assert served.end() == FAILED
+    assert served.end() == EXIT_FAILED
 
 
 def test_a_dead_engine_says_so(folder: Path) -> None:
@@ -313,7 +320,7 @@ def test_a_dead_engine_says_so(folder: Path) -> None:
     assert "the device is lost" in seen[-1].message and not seen[-1].user_error
     finishes = [e for m in seen if isinstance(m, codec.Events) for e in m.events if e.finish]
     assert [e.error_kind for e in finishes] == ["EngineDeadError"]
-    assert engine.end() == FAILED
+    assert engine.end() == EXIT_FAILED
 
 
 def test_the_socket_is_private_and_goes_away(folder: Path) -> None:
