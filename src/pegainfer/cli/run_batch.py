@@ -81,7 +81,7 @@ def run_batch(
     Lines are answered as the server would answer them; what fails says so in its own line. The output is
     written as answers come: a run that was interrupted goes on where it ended.
     """
-    from pegainfer.frontend.http.batch import count_lines, open_input, open_output
+    from pegainfer.frontend.http.batch_files import count_lines, open_input, open_output
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     batch.http()  # faulty settings are told before anything is loaded

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from pegainfer.contract.errors import ConfigError, EngineDeadError
-from pegainfer.frontend.http import batch
+from pegainfer.frontend.http import batch, batch_files
 from pegainfer.frontend.http.app import create_app
-from pegainfer.frontend.http.batch import BatchRun, count_lines, open_output
+from pegainfer.frontend.http.batch import BatchRun
+from pegainfer.frontend.http.batch_files import count_lines, open_output
 from pegainfer.frontend.http.config import HttpConfig
 from tests.support.asgi import TEMPLATE, TOKENIZER, run, spin
 from tests.support.fake_engine import FakeEngine
@@ -194,7 +195,7 @@ def test_a_line_too_long_is_told_and_not_kept_in_memory(
     faults = [a["error"]["message"] for a in answers if a["error"]]
     assert faults == [f"line {n}: too long; expected ≤ 600 bytes" for n in (2, 4)]
     assert [a["custom_id"] for a in answers if not a["error"]] == ["a", "b"]
-    assert max(reads) <= batch.MAX_READ
+    assert max(reads) <= batch_files.MAX_READ
 
 
 def test_a_body_may_be_as_deep_and_as_long_as_over_http(output: Path) -> None:
