@@ -40,7 +40,8 @@ class Supervisor:
     def __init__(self, spec: EngineSpec, restarts: int) -> None:
         self._spec = spec
         self._restarts = restarts  # that are left
-        self._replacing = False
+        self._starting = True  # the process of the moment has served nobody
+        self._irreplaceable = False  # the engine is gone, and there could be no other
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._ended: asyncio.Future[int] | None = None
@@ -49,6 +50,7 @@ class Supervisor:
         """Takes the process that waits, or a new one; it makes its socket in time. Needs no event loop."""
         self._folder = Path(tempfile.mkdtemp(prefix="pegainfer-"))
         self._ended = None
+        self._starting = True
         child = take_child()
         self._process = child.process
         child.order(str(self._folder / "engine.sock"), self._spec)
@@ -102,6 +104,7 @@ class Supervisor:
             client = await connecting
         finally:
             connecting.cancel()
+        self._starting = False
         self._forget_folder()  # connected: were we killed, nothing would be left behind
         return client
 
@@ -109,7 +112,8 @@ class Supervisor:
         """How the process of the moment ended, and what follows from it."""
         with contextlib.suppress(TimeoutError):
             code = await asyncio.wait_for(asyncio.shield(self.ended), REASON_SECONDS)
-            remedy = "try again when a new one is ready" if self._restarts else "restart the server"
+            another = self._restarts and not self._starting
+            remedy = "try again when a new one is ready" if another else "restart the server"
             return EngineDeadError("the engine process has ended", got=describe_end(code), remedy=remedy)
         return EngineDeadError("the engine process has closed its connection")
 
@@ -126,28 +130,31 @@ class Supervisor:
             self._restarts -= 1
             try:
                 seconds = await self._replace(engine)
-            except PegaError as error:
+            except (PegaError, OSError) as error:
                 log.error("a new engine could not be started: %s", error)
+                self._irreplaceable = True
                 break
             log.warning("a new engine is ready after %.1f s; restarts left: %d", seconds, self._restarts)
         signal.raise_signal(signal.SIGTERM)
 
     async def _replace(self, engine: SupervisedEngine) -> float:
-        """Returns the seconds that it took. Raises PegaError."""
+        """Returns the seconds that it took. Raises PegaError, OSError."""
         started = time.monotonic()
-        self._replacing = True
         await asyncio.to_thread(self.stop)
         self.start()
         engine.replace(await self.connect())
-        self._replacing = False
         return time.monotonic() - started
 
     async def check_end(self) -> None:
-        """Waits for the process, which was asked to end. Raises EngineDeadError where it has failed.
+        """Waits for the process, which was asked to end. Raises EngineDeadError where one has failed.
 
         One that was to take a dead one's place has served nobody: it is not waited for.
         """
-        if self._replacing:
+        if self._irreplaceable:
+            raise EngineDeadError(
+                "the engine process has ended, and no new one could be started", remedy="the log says why"
+            )
+        if self._starting:
             return
         with contextlib.suppress(TimeoutError):
             # 0 also where the engine got a SIGTERM beside ours, as a service manager sends it to all of us.

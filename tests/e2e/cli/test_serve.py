@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.default_model import default_model
 from tests.support.server import END_SECONDS, Server, pega, serving
 
 
@@ -126,6 +127,18 @@ def test_the_last_death_ends_the_server() -> None:
                 until_alive(server)
         assert server.process.wait(60) == 1
         assert server.errors.read_text().count("the engine process has ended") == 2
+
+
+def test_an_engine_that_cannot_be_replaced_is_a_failure_of_the_server(tmp_path: Path) -> None:
+    link = tmp_path / "model.gguf"
+    link.symlink_to(default_model())
+    with serving(str(link)) as server:
+        link.unlink()
+        os.kill(server.children()[0], signal.SIGKILL)
+        assert server.process.wait(END_SECONDS) == 1
+        said = server.errors.read_text()
+    assert "a new engine could not be started: cannot read weights file" in said
+    assert "pegainfer: error: the engine process has ended, and no new one could be started" in said
 
 
 def test_the_engine_ends_when_the_front_is_killed() -> None:
