@@ -107,7 +107,7 @@ def _prompt(
 ) -> Prompt:
     param = "prompt" if of == 1 else f"prompt[{number}]"
     ids = prompt_ids(source, r, front, param)
-    prompt = build_prompt(front, r, shared, params, ids, number=number, alone=of == 1)
+    prompt = build_prompt(front, r, shared, params, ids, number=number)
     if r.echo:
         prompt.echo = _echo(front, ids)
         if isinstance(source, str) and r.truncate_prompt_tokens is None:

@@ -92,8 +92,7 @@ def _prompts(front: Front, r: EmbeddingRequest, shared: Common) -> list[Prompt]:
     for number, source in enumerate(sources):
         param = "input" if len(sources) == 1 else f"input[{number}]"
         ids = prompt_ids(source, plain, front, param, special=special)
-        alone = len(sources) == 1
-        out.append(build_prompt(front, plain, shared, params, ids, number=number, alone=alone))
+        out.append(build_prompt(front, plain, shared, params, ids, number=number))
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ class Front:
         self.block_hashes = BlockHashes(kept // 5)
         self.registry = Registry()
         self.keep_alive = KeepAlive(self.registry, self.config.keep_alive_seconds)
+        self.serial = itertools.count()  # of the engine's requests
         self.metrics = FrontMetrics()
         self.page = MetricsPage(
             self.metrics, self.engine, self.tokenizer.pieces, self.names[0], self.config.metrics_prefix

@@ -171,21 +171,19 @@ def build_prompt(
     ids: list[int],
     *,
     number: int = 0,
-    alone: bool = True,
 ) -> Prompt:
     """One engine request with the state of its n continuations.
 
     Args:
         ids: from `prompt_ids`.
         number: of this prompt among the request's.
-        alone: it is the only one.
     """
     info = front.engine.info
     packed = pack_tokens(ids)
     root = root_hash(None, shared.cache_salt)
-    id = f"{shared.tenant}:{shared.id}" if shared.tenant else shared.id  # tenants may choose the same
     engine_request = GenerateRequest(
-        id=id if alone else f"{id}-{number}",
+        # Others may choose the same id, and the same client may before the engine has ended what it left.
+        id=f"{shared.id} {next(front.serial)}",
         prompt=packed,
         sampling=params,
         n=shared.n,

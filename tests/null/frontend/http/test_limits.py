@@ -339,6 +339,30 @@ def test_two_live_requests_cannot_share_an_id() -> None:
     run(main)
 
 
+def test_ids_of_the_engine_are_nobodys_choice() -> None:
+    """Neither of a request with several prompts, nor of one that its client has left and sends again."""
+    engine = FakeEngine(paused=True)
+
+    async def main() -> None:
+        app = make_app(engine)
+        body = {"prompt": "b", "max_tokens": 1}
+        many = Call(app, PATH, {"prompt": ["a", "b"], "request_id": "job", "max_tokens": 1})
+        others = [Call(app, PATH, {**body, "request_id": f"job-{i}"}) for i in range(2)]
+        left = Call(app, PATH, {**body, "request_id": "again"})
+        await spin()
+        left.disconnect()
+        await spin()
+        again = Call(app, PATH, {**body, "request_id": "again"})
+        await spin()
+        assert len({request.id for request in engine.requests}) == 6
+        engine.resume()
+        for call in (many, *others, again):
+            await call.task
+            assert call.status == 200
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
