@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import resource
 import socket
 import struct
 import threading
@@ -279,6 +280,19 @@ def test_a_stream_that_nobody_reads_is_dropped_with_its_connection(server: Serve
 def test_a_client_that_half_closes_has_left(server: Server) -> None:
     long = BODY.replace(b"3,", b"3000,")
     assert b"[DONE]" not in raw(server, post(body=long), half_close=True)
+
+
+def test_more_connections_than_a_shell_allows() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+    try:
+        with serving("--device", "null") as small, contextlib.ExitStack() as stack:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for _ in range(100):
+                stack.enter_context(connected(small))
+            assert httpx.get(small.url + "/health", timeout=30).status_code == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_many_clients_that_send_slowly_harm_nobody(server: Server) -> None:

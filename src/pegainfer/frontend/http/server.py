@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pegainfer.frontend.http.app import App
 
 CLOSE_SECONDS = 5  # for connections to close once nothing is generated any more
+MAX_FILES = 1 << 16  # open at a time: more connections than one process can serve
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -108,6 +110,7 @@ async def run_server(
         ConfigError: another process took the port after it was bound.
     """
     limit_arenas()
+    _allow_connections()
     server = _make_server(app, config)
     stop, abort = asyncio.Event(), asyncio.Event()
     front = app.front
@@ -136,6 +139,15 @@ async def run_server(
         server.should_exit = True
         await serving
     return 0 if clean else 1
+
+
+def _allow_connections() -> None:
+    """As many open files as this user may have: each connection is one, and more may wait than the 1,024 that
+    shells give by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _first(*waits: Any) -> None:
