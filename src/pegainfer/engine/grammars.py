@@ -100,7 +100,7 @@ class Grammars:
         matchers, ends = [c.matcher for c in rows.values()], [c.may_end for c in rows.values()]
         try:
             found = self._factory.masks(matchers, ends=ends)
-        except Exception:  # these requests will leave their grammars and fail; the others must go on
+        except BaseException:  # these requests will leave their grammars and fail; the others must go on
             log.exception("the grammars' library failed")
             return {}
         return {row: mask for row, mask in zip(rows, found, strict=True) if mask is not None}

@@ -126,7 +126,7 @@ class EngineLoop:
                 self._turn()
                 self._turns += 1
             self._finish_all()
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no Exception
             log.exception("the engine's thread failed")
             death = EngineDeadError(
                 f"the engine failed: {describe(error)}", remedy="restart the server; its log says why"

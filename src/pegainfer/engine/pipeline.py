@@ -143,6 +143,6 @@ class Pipeline:
         return events
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """What a client may read: our own messages, else only the kind of the exception."""
     return str(error) if isinstance(error, PegaError) else type(error).__name__

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 
 from pegainfer.contract.event import FinishReason
+from pegainfer.contract.grammar import Matcher
 from pegainfer.engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 
 class GrammarError(Exception):
@@ -25,11 +29,20 @@ def take_tokens(seq: Sequence, new: Seq[int]) -> tuple[int, FinishReason | None]
         known.append(token)
         if token in seq.stop_ids and len(known) > seq.min_stop:
             return taken, FinishReason.STOP
-        if seq.matcher is not None:
-            if not seq.matcher.accept(token):
-                raise GrammarError("the request's grammar cannot follow the text any further")
-            if seq.matcher.terminated():
-                return taken, FinishReason.STOP
+        if seq.matcher is not None and _follow(seq.matcher, token):
+            return taken, FinishReason.STOP
         if len(known) >= seq.limit:
             return taken, FinishReason.LENGTH
     return len(new), None
+
+
+def _follow(matcher: Matcher, token: int) -> bool:
+    """Takes the token; whether nothing more is allowed. Raises GrammarError, whatever the library raises."""
+    try:
+        accepted, over = matcher.accept(token), matcher.terminated()
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        log.exception("the grammars' library failed")
+        raise GrammarError(f"the request's grammar failed: {type(error).__name__}") from None
+    if not accepted:
+        raise GrammarError("the request's grammar cannot follow the text any further")
+    return over

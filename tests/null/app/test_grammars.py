@@ -199,7 +199,7 @@ class Gated:
         self.compiling = threading.Event()
         self.go_on = threading.Event()
         self.compiled = 0
-        self.fail = False
+        self.fail: BaseException | None = None
 
     def known(self, spec: GrammarSpec) -> Matcher | None:
         return None
@@ -211,8 +211,8 @@ class Gated:
         return self.inner.compile(spec)
 
     def masks(self, matchers: Sequence[Matcher], *, ends: Sequence[bool]) -> list[bytes | None]:
-        if self.fail:
-            raise ValueError("broken")
+        if self.fail is not None:
+            raise self.fail
         return self.inner.masks(matchers, ends=ends)
 
 
@@ -299,9 +299,14 @@ def test_drain_waits_for_a_grammar() -> None:
         assert engine.wait_drained(60)
 
 
-def test_a_broken_library_fails_its_own_requests_only() -> None:
+class Panic(BaseException):
+    """As the library, which is Rust, raises where it has met a bug of its own."""
+
+
+@pytest.mark.parametrize("failure", [ValueError("broken"), Panic("at line 7")])
+def test_a_broken_library_fails_its_own_requests_only(failure: BaseException) -> None:
     gated = Gated()
-    gated.fail = True
+    gated.fail = failure
     gated.go_on.set()
     with null_engine(grammars=gated) as engine:
         answers = Answers(engine)

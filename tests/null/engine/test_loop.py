@@ -346,7 +346,7 @@ def test_a_failed_step_ends_its_requests_alone(make: Make) -> None:
 class Broken(NullRunner):
     """Raises when a step is launched, from the given step on; the plan before it is still in flight then."""
 
-    def __init__(self, error: Exception, first: int, last: int) -> None:
+    def __init__(self, error: BaseException, first: int, last: int) -> None:
         super().__init__(null_config())
         self.error, self.first, self.last = error, first, last
         self.lost: NullPending | None = None
@@ -366,7 +366,7 @@ class Broken(NullRunner):
         return pending
 
 
-def broken(error: Exception, first: int = 2, last: int = 10**9) -> tuple[EngineLoop, Recorder]:
+def broken(error: BaseException, first: int = 2, last: int = 10**9) -> tuple[EngineLoop, Recorder]:
     runner, sink = Broken(error, first, last), Recorder()
     loop = EngineLoop(runner, Scheduler(runner.info), sink)
     loop.start()
@@ -385,8 +385,12 @@ def test_a_launch_that_fails_is_committed_in_its_turn() -> None:
     assert loop.close(PATIENCE)
 
 
-@pytest.mark.parametrize("error", [EngineDeadError("gone"), InvariantError("a bug")])
-def test_an_unusable_runner_ends_the_engine(error: Exception) -> None:
+class Panic(BaseException):
+    """As a library in Rust raises where it has met a bug of its own."""
+
+
+@pytest.mark.parametrize("error", [EngineDeadError("gone"), InvariantError("a bug"), Panic("at line 7")])
+def test_an_unusable_runner_ends_the_engine(error: BaseException) -> None:
     loop, sink = broken(error)
     loop.submit(request("r", [1, 2, 3], n=2, max_tokens=9, eos=()))
     sink.until(lambda: bool(sink.deaths))

@@ -10,7 +10,7 @@ import pytest
 from pegainfer.contract.event import FinishReason
 from pegainfer.engine.fairness import Tenant
 from pegainfer.engine.sequence import Sequence
-from pegainfer.engine.stop import take_tokens
+from pegainfer.engine.stop import GrammarError, take_tokens
 from tests.null.engine.harness import request
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -61,3 +61,35 @@ def test_take_tokens(
 def test_eos_and_stop_ids_are_masked_once_each() -> None:
     assert sequence(stop_token_ids=(6, 30)).mask_tokens == (30, 6)
     assert sequence(stop_token_ids=(6,), ignore_eos=True).mask_tokens == (6,)
+
+
+class Panic(BaseException):
+    """As a library in Rust raises where it has met a bug of its own."""
+
+
+class Broken:
+    """A matcher of a grammar that its library cannot deal with."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def copy(self) -> Broken:
+        return self
+
+    def accept(self, token: int) -> bool:
+        if self._where == "accept":
+            raise Panic
+        return True
+
+    def terminated(self) -> bool:
+        if self._where == "terminated":
+            raise Panic
+        return False
+
+
+@pytest.mark.parametrize("where", ["accept", "terminated"])
+def test_a_grammar_whose_library_breaks_ends_its_own_request(where: str) -> None:
+    seq = sequence()
+    seq.matcher = Broken(where)
+    with pytest.raises(GrammarError, match="the request's grammar failed: Panic"):
+        take_tokens(seq, [5, 6])
