@@ -89,6 +89,7 @@ class HttpConfig:
 
     max_body_bytes: int = _flag(16 << 20, "Longest request body.")
     max_held_bytes: int = _flag(1 << 30, "Bytes of the bodies of all requests that are being answered.")
+    max_logprobs_bytes: int = _flag(1 << 30, "Most memory that the logprobs of one answer may come to take.")
     max_header_bytes: int = _flag(64 << 10, "Longest request header, request line included.")
     max_json_depth: int = _flag(64, "Deepest nesting of a request body.")
     max_queued_requests: int = _flag(1024, "Prompts waiting for their first token.")
@@ -207,6 +208,7 @@ _POSITIVE = (
     "ready_seconds",
     "max_body_bytes",
     "max_held_bytes",
+    "max_logprobs_bytes",
     "max_header_bytes",
     "max_json_depth",
     "max_queued_requests",

@@ -24,8 +24,8 @@ from pegainfer.frontend.http.fields import (
     OPENAI_COMPLETION_DEFAULTS,
     SamplingDefaults,
 )
-from pegainfer.frontend.http.generation import Generation, Prompt
-from pegainfer.frontend.http.limits import Gate, Held
+from pegainfer.frontend.http.generation import Generation, Prompt, most_logprobs_bytes
+from pegainfer.frontend.http.limits import Gate, Held, bad_value
 from pegainfer.frontend.http.metrics import FrontMetrics, MetricsPage
 from pegainfer.frontend.http.registry import KeepAlive, Registry
 from pegainfer.frontend.http.responses_api.store import ResponseStore
@@ -140,7 +140,14 @@ class Front:
             self.metrics.host_seconds[stage] += time.monotonic() - start
 
     def generation(self, id: str, prompts: list[Prompt], arrival: float) -> Generation:
-        """A generation that `start` will submit."""
+        """A generation that `start` will submit. Raises ApiError (400) for one that could grow too large."""
+        need = most_logprobs_bytes(prompts, self.engine.info.max_model_len)
+        if need > self.config.max_logprobs_bytes:
+            raise bad_value(
+                "logprobs",
+                f"≤ {self.config.max_logprobs_bytes} bytes of them in one answer",
+                f"up to {need}; ask for fewer alternatives, continuations or tokens",
+            )
         return Generation(
             id,
             prompts,

@@ -11,10 +11,12 @@ import pytest
 from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.http.api_docs.operations import OPERATIONS
 from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.generation import ALTERNATIVE_BYTES, LOGPROB_BYTES
 from tests.support.asgi import Call, ask, make_app, run, spin
 from tests.support.fake_engine import INFO, FakeEngine
 
 PATH = "/v1/completions"
+CHAT = "/v1/chat/completions"
 INT32 = 2**31 - 1
 
 # field, values that are good, values that are not
@@ -335,6 +337,41 @@ def test_two_live_requests_cannot_share_an_id() -> None:
         third = Call(app, PATH, {"prompt": "b", "request_id": "same", "max_tokens": 1})
         await third.task
         assert third.status == 200
+
+    run(main)
+
+
+def test_what_the_logprobs_of_an_answer_may_take_is_bounded() -> None:
+    """By what the request could come to: it is not known before how many tokens it will have."""
+    engine = FakeEngine()
+    longest = engine.info.max_model_len
+    each = LOGPROB_BYTES + 2 * ALTERNATIVE_BYTES
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+
+    async def main() -> None:
+        app = make_app(engine, max_logprobs_bytes=40 * each)
+        for path, body, status in (
+            (PATH, {"prompt": "a", "max_tokens": 40, "logprobs": 2}, 200),
+            (PATH, {"prompt": "a", "max_tokens": 41, "logprobs": 2}, 400),
+            (PATH, {"prompt": "a", "max_tokens": 41}, 200),
+            (PATH, {"prompt": "a", "max_tokens": 10, "n": 4, "logprobs": 2}, 200),
+            (PATH, {"prompt": "a", "max_tokens": 10, "n": 5, "logprobs": 2}, 400),
+            (PATH, {"prompt": ["a"] * 5, "max_tokens": 10, "logprobs": 2, "stream": True}, 400),
+            (PATH, {"prompt": "a" * 40, "max_tokens": 1, "prompt_logprobs": 2}, 200),
+            (PATH, {"prompt": "a" * 41, "max_tokens": 1, "prompt_logprobs": 2}, 400),
+            (PATH, {"prompt": "a" * 39, "max_tokens": 1, "echo": True, "logprobs": 2}, 200),
+            (PATH, {"prompt": "a" * 40, "max_tokens": 1, "echo": True, "logprobs": 2}, 400),
+            # No more than the context has room for.
+            (PATH, {"prompt": [1] * (longest - 40), "max_tokens": longest, "logprobs": 2}, 200),
+            (CHAT, {**chat, "logprobs": True, "top_logprobs": 2}, 400),
+            (CHAT, {**chat, "logprobs": True, "top_logprobs": 2, "max_tokens": 40}, 200),
+        ):
+            call = Call(app, path, body)
+            await call.task
+            assert call.status == status, (body, call.body)
+            if status == 400:
+                assert '"param":"logprobs"' in call.body.decode()
+        assert app.num_live == 0
 
     run(main)
 
