@@ -19,7 +19,8 @@ class EarlyEnds:
     def __init__(self, config: SchedulerConfig, outcomes: Outcomes) -> None:
         self._max_wait = config.max_wait_seconds
         self._outcomes = outcomes
-        self._cancels: list[tuple[str, int | None]] = []
+        # The family, too: another request may have the id when a cancel that had to wait can be obeyed.
+        self._cancels: list[tuple[str, int | None, list[Sequence]]] = []
         self._instant: list[str] = []  # requests that ask for no token
         self._deadlines: list[tuple[float, str]] = []  # a heap; entries of ended requests are dropped late
 
@@ -35,8 +36,9 @@ class EarlyEnds:
 
     def cancel(self, request_id: str, index: int | None) -> None:
         """Ends a request's sequences, or the one of `index`, at the next `apply`; unknown ids are ignored."""
-        if request_id in self._outcomes.live:
-            self._cancels.append((request_id, index))
+        family = self._outcomes.live.get(request_id)
+        if family is not None:
+            self._cancels.append((request_id, index, family))
 
     def apply(self, now: float, events: list[TokenEvent]) -> None:
         """Ends what must end by `now` (seconds) and appends the finish events."""
@@ -49,11 +51,13 @@ class EarlyEnds:
 
     def _apply_cancels(self, now: float, events: list[TokenEvent]) -> None:
         cancels, self._cancels = self._cancels, []
-        for request_id, index in cancels:
+        for request_id, index, family in cancels:
+            if self._outcomes.live.get(request_id) is not family:
+                continue
             if index is None:
                 self._outcomes.end_request(request_id, FinishReason.ABORT, now, events)
             elif not self._outcomes.end_one(request_id, index, now, events):
-                self._cancels.append((request_id, index))
+                self._cancels.append((request_id, index, family))
 
     def _apply_instant(self, now: float, events: list[TokenEvent]) -> None:
         """Those that want the logprobs of their prompts end once these are computed."""

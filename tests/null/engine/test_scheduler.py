@@ -527,6 +527,21 @@ def test_cancel_of_one_index_leaves_the_others(depth: int, steps: int, index: in
     d.judge()
 
 
+def test_a_cancel_that_had_to_wait_is_not_for_the_next_request_of_its_name() -> None:
+    d = driver(max_tokens=8)
+    s = d.scheduler
+    first, second = (request("r", ids(21), n=2, max_tokens=5, eos=()) for _ in range(2))
+    s.add(first, 0.0)
+    d.step()
+    s.cancel("r", 0)  # it goes on until the other is forked from it
+    s.cancel("r", None)
+    _, events = s.schedule(0.0)
+    assert [(e.index, e.finish) for e in events] == [(0, FinishReason.ABORT), (1, FinishReason.ABORT)]
+    d.add(second)
+    d.run()
+    assert [finish(d, "r", i) for i in range(2)] == [FinishReason.LENGTH] * 2
+
+
 def test_a_parent_without_its_children_goes_on_alone() -> None:
     d = driver(max_tokens=8)
     d.add(request("r", ids(21), n=2, max_tokens=5, eos=()))
