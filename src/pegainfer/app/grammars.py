@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_THREADS = 8
 MAX_KEPT = 256  # compiled grammars
+MAX_KEPT_BYTES = 4 << 20  # of their texts; compiled, a large schema takes 30 times as much
 # A mask takes about 13 µs (49,152 tokens), so threads pay from so many on, and only on cores that the kernels
 # of a CPU engine can spare.
 PARALLEL_FROM = 16
@@ -60,6 +61,7 @@ class LLGuidanceGrammars:
         self._tokenizer: LLTokenizer | None = None
         self._executor: LLExecutor | None = None
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()  # matchers that have accepted nothing
+        self._kept_bytes = 0
 
     def known(self, spec: GrammarSpec) -> LLGuidanceMatcher | None:
         with self._lock:
@@ -84,9 +86,10 @@ class LLGuidanceGrammars:
         if matcher.is_error():
             raise RequestError("the grammar does not compile", got=matcher.get_error()[:200], param="grammar")
         with self._lock:
+            self._kept_bytes += 0 if spec.text in self._kept else len(spec.text)
             self._kept[spec.text] = matcher
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+            while len(self._kept) > MAX_KEPT or (self._kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1):
+                self._kept_bytes -= len(self._kept.popitem(last=False)[0])
         return LLGuidanceMatcher(matcher.deep_copy())
 
     def masks(self, matchers: Sequence[Matcher], *, ends: Sequence[bool]) -> list[bytes | None]:

@@ -114,7 +114,8 @@ class Grammars:
             assert request.grammar is not None and self._factory is not None
             result: Matcher | PegaError
             try:
-                result = self._factory.compile(request.grammar)
+                # Who asked for the same one a moment earlier has waited for it too.
+                result = self._factory.known(request.grammar) or self._factory.compile(request.grammar)
             except PegaError as error:
                 result = error
             except BaseException as error:  # a Rust panic is no Exception

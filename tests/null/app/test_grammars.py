@@ -202,7 +202,7 @@ class Gated:
         self.fail: BaseException | None = None
 
     def known(self, spec: GrammarSpec) -> Matcher | None:
-        return None
+        return self.inner.known(spec)
 
     def compile(self, spec: GrammarSpec) -> Matcher:
         self.compiling.set()
@@ -251,14 +251,35 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled() -> None:
     with compiling(request("first", JSON)) as (engine, gated, answers):
         gone = Answers(engine)
         for i in range(5):
-            gone.submit(request(f"gone {i}", JSON))
+            gone.submit(request(f"gone {i}", LETTERS))
             engine.cancel(f"gone {i}")
         gone.wait()
-        answers.submit(request("last", JSON))
+        answers.submit(request("last", spec("regex", "[0-9]{3}")))
         gated.go_on.set()
         answers.wait()
-        assert valid(answers.text("first")) and valid(answers.text("last"))
+        assert valid(answers.text("first")) and answers.text("last").isdecimal()
         assert gated.compiled == 2
+
+
+def test_a_grammar_that_many_wait_for_is_compiled_once() -> None:
+    with compiling(request("first", JSON)) as (_, gated, answers):
+        answers.submit(*(request(f"r{i}", JSON) for i in range(5)))
+        gated.go_on.set()
+        answers.wait()
+        assert all(valid(answers.text(f"r{i}")) for i in range(5))
+        assert gated.compiled == 1
+
+
+def test_what_is_kept_of_grammars_is_bounded_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = factory()
+    some = [spec("regex", f"[a-z]{{{i}}}") for i in range(1, 5)]
+    monkeypatch.setattr("pegainfer.app.grammars.MAX_KEPT_BYTES", 2 * len(some[0].text))
+    for each in some:
+        grammars.compile(each)
+        grammars.compile(each)  # again: it counts once
+    assert [grammars.known(each) is not None for each in some] == [False, False, True, True]
+    grammars.compile(JSON)  # larger than what is kept of all together
+    assert grammars.known(JSON) is not None and grammars.known(some[-1]) is None
 
 
 def test_one_index_is_cancelled_while_the_grammar_compiles() -> None:
