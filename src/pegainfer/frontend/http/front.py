@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import time
@@ -37,6 +38,7 @@ from pegainfer.frontend.worker import Setup
 
 T = TypeVar("T")
 
+LARGE_BYTES = 1 << 20  # a longer text waits for others such: it takes seconds and up to 300 bytes a character
 INLINE_BYTES = 4096  # text of a smaller request is handled on the event loop: about a millisecond at most
 
 
@@ -70,6 +72,7 @@ class Front:
         self.block_hashes = BlockHashes(kept // 5)
         self.registry = Registry()
         self.keep_alive = KeepAlive(self.registry, self.config.keep_alive_seconds)
+        self.large_texts = asyncio.Lock()
         self.serial = itertools.count()  # of the engine's requests
         self.metrics = FrontMetrics()
         self.page = MetricsPage(
@@ -126,10 +129,16 @@ class Front:
     async def text_work(self, size: int, work: Callable[[], T], stage: str = "tokenize") -> T:
         """Runs tokenisation and the like, off the event loop where `size` (bytes of the request) is large.
 
+        Of the largest texts one is worked on at a time, so that they leave threads and memory to others.
+
         Args:
             stage: of host_seconds that the work belongs to.
         """
-        return await self.timed(stage, _at_once(work) if size <= INLINE_BYTES else asyncio.to_thread(work))
+        if size <= INLINE_BYTES:
+            return await self.timed(stage, _at_once(work))
+        alone = stage == "tokenize" and size > LARGE_BYTES
+        async with self.large_texts if alone else contextlib.nullcontext():
+            return await self.timed(stage, asyncio.to_thread(work))
 
     async def timed(self, stage: str, work: Awaitable[T]) -> T:
         """Waits for work whose time counts as a stage of host_seconds."""

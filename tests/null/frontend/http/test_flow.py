@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
 import pytest
 
 from pegainfer.frontend.http import flow, text_routes
-from pegainfer.frontend.http.front import INLINE_BYTES
-from tests.support.asgi import ask
+from pegainfer.frontend.http.front import INLINE_BYTES, LARGE_BYTES
+from tests.support.asgi import ask, make_app, run
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.scripted import LONG
 
@@ -47,3 +48,30 @@ def test_a_large_answer_is_made_off_the_event_loop(
     answer = ask(engine, path, body, max_prompts=1 << 12, max_queued_requests=1 << 12)
     assert answer.status_code == 200, answer.text
     assert [ident != threading.get_ident() for ident in where] == [large]
+
+
+def test_of_the_largest_texts_one_is_worked_on_at_a_time() -> None:
+    async def main() -> None:
+        front = make_app(FakeEngine()).front
+        begun: list[str] = []
+        first_begun, go_on = threading.Event(), threading.Event()
+
+        def work(name: str) -> None:
+            begun.append(name)
+            first_begun.set()
+            assert name != "first" or go_on.wait(60)
+
+        def start(name: str, size: int, stage: str = "tokenize") -> asyncio.Future[None]:
+            return asyncio.ensure_future(front.text_work(size, lambda: work(name), stage))
+
+        large = [start(name, LARGE_BYTES + 1) for name in ("first", "second")]
+        assert await asyncio.to_thread(first_begun.wait, 60)
+        await start("short", INLINE_BYTES)
+        await start("long", LARGE_BYTES)
+        await start("answer", LARGE_BYTES + 1, "detokenize")
+        assert sorted(begun) == ["answer", "first", "long", "short"]
+        go_on.set()
+        await asyncio.gather(*large)
+        assert begun[-1] == "second"
+
+    run(main)
