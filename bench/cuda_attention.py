@@ -17,7 +17,8 @@ from cuda_decode import BLOCK, graph_ms, inputs, normal, read_bandwidth
 
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
+from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.embed import EMBEDDING

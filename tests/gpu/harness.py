@@ -10,7 +10,8 @@ import numpy as np
 
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
+from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.ops.check import Trial, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.rounding import rounded as rounded

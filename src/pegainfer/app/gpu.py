@@ -72,7 +72,7 @@ def build_runner(model: Model, info: RunnerInfo, config: EngineConfig, max_logpr
     """
     from pegainfer.kernels.cuda.backend import CudaBackend
     from pegainfer.kernels.cuda.context import CudaContext
-    from pegainfer.kernels.cuda.executor import CudaOptions
+    from pegainfer.kernels.cuda.options import CudaOptions
     from pegainfer.kernels.cuda.store import Dummy
 
     clock = [time.perf_counter()]

@@ -24,7 +24,8 @@ from pegainfer.contract.step import RunnerInfo
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.compare import compare_step
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
+from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.ops.backend import to_float32
 from pegainfer.ops.rounding import rounded
 from pegainfer.ops.tensor import Kind

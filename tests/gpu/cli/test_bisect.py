@@ -17,7 +17,7 @@ from pegainfer.cli.spec import EngineSpec
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaOptions
+from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.ops.backend import to_float32
 from pegainfer.runtime.weights.raw import RawWeight
 from tests.gpu.harness import raw

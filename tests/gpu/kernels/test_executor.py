@@ -11,7 +11,8 @@ import pytest
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.compare import compare_step, difference
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
+from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward
 from pegainfer.models.qwen3.weights import TABLE

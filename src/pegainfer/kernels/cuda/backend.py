@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
+from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.store import Dummy, WeightStore
 from pegainfer.ops.program import Program
 from pegainfer.ops.tensor import Sizes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +14,8 @@ from pegainfer.kernels.cuda import attention, pointwise, qkv, sampling  # noqa: 
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.inputs import InputStage, Layout
 from pegainfer.kernels.cuda.lowered import CapturedSteps, LoweredStep
+from pegainfer.kernels.cuda.options import CudaOptions
+from pegainfer.kernels.cuda.row_pass import lower_row_pass
 from pegainfer.kernels.cuda.site import Memory, Site, Work, keeps_whole, listing, lower
 from pegainfer.kernels.cuda.store import WeightStore
 from pegainfer.ops.program import OpCall, Program
@@ -27,23 +28,6 @@ Array = np.ndarray[Any, Any]
 MakeInputs = Callable[[Callable[[str], int]], Work]
 KEPT_VIEWS = 1024
 KEPT_STEPS = 64  # sets of sizes without a graph whose launches stay packed
-# What padding rows and tokens of a graph hold: no slot, no mask, no logprobs; 0 for all others.
-PADDING: dict[str, int] = {"slots": -1, "mask_rows": -1, "top_lens": -1}
-
-
-@dataclass(frozen=True)
-class CudaOptions:
-    """How programs run on the GPU.
-
-    Args:
-        graphs: replay captured graphs; without, steps are launched one kernel at a time.
-        tune: time cuBLASLt's algorithms at capture, rather than take the heuristic's first.
-        padding: what padding holds, by input name; other inputs hold 0 there.
-    """
-
-    graphs: bool = True
-    tune: bool = True
-    padding: Mapping[str, int] = field(default_factory=lambda: dict(PADDING))
 
 
 class CudaExecutor:
@@ -267,7 +251,8 @@ class CudaExecutor:
             )
             site = Site(self._ctx, self._weights, memory, env, decode_only, tune, apart)
             with errors_at(f"lowering {self.program.name}"):
-                lower(site, self.program.calls)
+                if not (self.options.row_pass and lower_row_pass(site, self.program.calls)):
+                    lower(site, self.program.calls)
             if memory.needed <= memory.scratch_bytes:
                 break
             # Steps lowered before hold on to the smaller one.

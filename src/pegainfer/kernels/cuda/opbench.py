@@ -11,7 +11,7 @@ import numpy as np
 
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaOptions
+from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.roofline import measure_roofline
 from pegainfer.kernels.cuda.sampled import SampledCall
 from pegainfer.kernels.cuda.site import Matmul, Work, keeps_whole

@@ -188,6 +188,7 @@ class Site:
         shared: int = 0,
         ahead: bool = False,
         cluster: int = 0,
+        cooperative: bool = False,
     ) -> None:
         """Adds a kernel; none for an empty grid. `ahead`: before the step's first call."""
         if 0 in grid:
@@ -196,8 +197,9 @@ class Site:
         # The step's first kernel waits for what was made ahead of it: some look at that before they wait.
         pdl = self.ctx.device.info.pdl and bool(self.work) and not ahead
         launch = Launch(
-            loaded, grid, block, args, shared=shared, pdl=pdl, cluster=cluster, label=self.label()
-        )
+            loaded, grid, block, args, shared=shared, pdl=pdl, cluster=cluster, cooperative=cooperative,
+            label=self.label(),
+        )  # fmt: skip
         (self.ahead if ahead else self.work).append(launch)
 
     def matmul(self, problem: MatmulProblem, x: int, w: int, out: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaOptions
+from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.site import Work
 from pegainfer.kernels.cuda.store import Dummy, fill_normal
 from pegainfer.kernels.cuda.timing import graph_times

@@ -93,6 +93,7 @@ class Launch:
         label: op and shapes, for errors and listings.
         pdl: the kernel may start before the one ahead of it has ended (it waits itself before it reads).
         cluster: blocks along x that share memory; 0 for none.
+        cooperative: blocks wait for each other, so all must run at once; an error where they do not fit.
     """
 
     __slots__ = ("_array", "_call", "_config", "_held", "_params", "_stream", "block", "grid", "kernel",
@@ -108,6 +109,7 @@ class Launch:
         shared: int = 0,
         pdl: bool = False,
         cluster: int = 0,
+        cooperative: bool = False,
         label: str = "",
     ) -> None:
         kernel.allow_shared(shared)
@@ -119,7 +121,7 @@ class Launch:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes = shared
-        attributes = _attributes(d, pdl, cluster)
+        attributes = _attributes(d, pdl, cluster, cooperative)
         config.attrs, config.numAttrs = attributes, len(attributes)
         self._config = config
         self._stream: Stream | None = None
@@ -142,7 +144,7 @@ class Launch:
 
 
 @functools.cache
-def _attributes(d: ModuleType, pdl: bool, cluster: int) -> list[Any]:
+def _attributes(d: ModuleType, pdl: bool, cluster: int, cooperative: bool = False) -> list[Any]:
     """Made once for each kind of launch: a configuration copies them."""
     out = []
     if pdl:
@@ -153,6 +155,10 @@ def _attributes(d: ModuleType, pdl: bool, cluster: int) -> list[Any]:
         value = d.CUlaunchAttributeValue()
         value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
         out.append((d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
+    if cooperative:
+        value = d.CUlaunchAttributeValue()
+        value.cooperative = 1
+        out.append((d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
     attributes = []
     for kind, value in out:
         attribute = d.CUlaunchAttribute()

@@ -15,7 +15,8 @@ import pytest
 from pegainfer.contract.errors import OpError, UnsupportedError
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor, CudaOptions
+from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.kernels.manifest import KernelsError
 from pegainfer.models.qwen3.config import Qwen3Config
@@ -74,6 +75,13 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield Rig(fake, tmp_path, CudaOptions())
 
 
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Rig]:
+    """A step of one row as launches, as where no kernel serves its whole pass."""
+    with fake_cuda() as fake:
+        yield Rig(fake, tmp_path, CudaOptions(row_pass=False))
+
+
 def argument(launch: Launched, index: int, kind: Any) -> Any:
     """A kernel's argument as the device would read it."""
     addresses = (ctypes.c_void_p * (index + 1)).from_address(launch.params)
@@ -126,7 +134,13 @@ def test_the_work_list_is_made_once_a_step(rig: Rig) -> None:
     assert kernels(rig.fake).count("attention_decode_append_bf16_d64") == CONFIG.num_layers
 
 
-def test_one_row_needs_no_work_list(rig: Rig) -> None:
+def test_one_row_is_one_launch(rig: Rig) -> None:
+    rig.executor.run(*rig.step(1))
+    assert kernels(rig.fake) == ["row_pass_bf16_d64"]
+
+
+def test_one_row_needs_no_work_list(apart: Rig) -> None:
+    rig = apart
     rig.executor.run(*rig.step(1))
     assert "attention_plan" not in kernels(rig.fake)
     rig.fake.launches.clear()
@@ -135,8 +149,9 @@ def test_one_row_needs_no_work_list(rig: Rig) -> None:
     assert kernels(rig.fake).count("attention_decode_row_bf16_d64") == CONFIG.num_layers
 
 
-def test_a_layer_of_one_row_is_five_launches(rig: Rig) -> None:
+def test_a_layer_of_one_row_is_five_launches(apart: Rig) -> None:
     """Norm, rotation and the cache's append are attention's, on heads that the projection leaves to it."""
+    rig = apart
     rig.executor.run(*rig.step(1))
     layer = ["skinny", "attention_decode_append_row_bf16_d64", "skinny", "skinny", "skinny"]
     names = [n.split("_bf16")[0] if n.startswith("skinny") else n for n in kernels(rig.fake)]

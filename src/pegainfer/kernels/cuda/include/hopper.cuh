@@ -46,6 +46,17 @@ __device__ __forceinline__ uint64_t l2_evict_last() {
     return policy;
 }
 
+// Copies bytes that lie together, a multiple of 16 on both sides, and counts them at the barrier.
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes, uint32_t barrier,
+                                          uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+        "[%3], "
+        "%4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
 // Copies the box at the given coordinates (elements, innermost first) and counts its bytes at the barrier.
 __device__ __forceinline__ void tma_load2(uint32_t to, const void* map, int x0, int x1, uint32_t barrier,
                                           uint64_t policy) {

@@ -12,9 +12,9 @@
 #pragma once
 #include <cuda.h>
 
-#include "../../common/attention/decode.cuh"
 #include "../../common/attention/merge.cuh"
 #include "cluster.cuh"
+#include "page.cuh"
 
 namespace attention {
 
@@ -83,20 +83,6 @@ struct Share {
     __device__ __forceinline__ bool newest() const { return end > first && end * 16 >= context; }
 };
 
-// 16-byte piece c of row r of a page's keys or values, as a box of [2][D / 64][8][64] with swizzle lies.
-template <int D>
-__device__ __forceinline__ uint32_t boxed(int r, int c) {
-    return ((r >> 3) * (D / 64) + (c >> 3)) * 1024 + (r & 7) * 128 + (((c & 7) ^ (r & 7)) << 4);
-}
-
-template <typename T, int D, typename Address>
-__device__ __forceinline__ void place_head(const HeadPart<T, D>& x, uint8_t* to, Address address) {
-    constexpr int N = HeadLanes<D>::N, LANES = 8 / N;  // of a piece
-    const int lane = threadIdx.x & 31, c = lane / LANES, within = lane % LANES * N * 2;
-    store(reinterpret_cast<T*>(to + address(c) + within), x.low);
-    store(reinterpret_cast<T*>(to + address(c + D / 16) + within), x.high);
-}
-
 template <int D, bool RAW>
 __device__ __forceinline__ void ask_pages(const Args& a, const void* map, const Share& share,
                                           const RowPlaces<D>& at) {
@@ -126,12 +112,6 @@ __device__ __forceinline__ void ask_pages(const Args& a, const void* map, const 
     }
     if (fire == count) pdl_wait(), pdl_launch();
 }
-
-// The newest token's key and value, as the warp that comes to its page keeps them.
-template <typename T, int D>
-struct NewestPair {
-    HeadPart<T, D> key, value;
-};
 
 // Queries of the unit, as operands; where they are as the projection left them, finished by a warp a head.
 template <typename T, int D, typename Source>
@@ -170,13 +150,7 @@ __device__ __forceinline__ void take_queries(const Args& a, const Source& source
             }
         }
         named_wait<Shape::STREAMING>(FREE);
-        const int row = min(lane & 7, share.heads - 1);
-#pragma unroll
-        for (int j = 0; j < D / 32; j++) {
-            uint32_t r[4];
-            ldmatrix4(r, shared_address(at.queries()) + piece<D>(row, 4 * j + (lane >> 3)));
-            qf[2 * j][0] = r[0], qf[2 * j][1] = r[1], qf[2 * j + 1][0] = r[2], qf[2 * j + 1][1] = r[3];
-        }
+        load_queries<D>(at.queries(), share.heads, qf);
     } else {
         pdl_wait();
         const int row = min(lane >> 2, share.heads - 1);
@@ -193,69 +167,27 @@ template <typename T, int D, typename Source>
 __device__ __forceinline__ void stream_row(const Args& a, const Source& source, const Share& share,
                                            const RowPlaces<D>& at) {
     using Shape = RowShape<D>;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int count = share.end - share.first;
     const bool holds = share.newest() && (count - 1) % Shape::WARPS == warp;
     NewestPair<T, D> newest;
     uint32_t qf[D / 16][2];
     take_queries<T, D>(a, source, share, at, holds, newest, qf);
-    float o[D / 16][4] = {};
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // of heads 2t and 2t + 1; l of this lane's tokens
+    PageSums<T, D> sums;
 #pragma unroll 1
     for (int i = warp; i < count; i += Shape::WARPS) {
         const int slot = i % Shape::STAGES, token = (share.first + i) * 16;
-        const uint32_t keys = shared_address(at.base) + slot * Shape::STAGE, values = keys + Shape::HALF;
+        uint8_t* page = at.base + slot * Shape::STAGE;
         barrier_wait(at.full(slot), i / Shape::STAGES & 1);
         const int valid = share.context - token;
-        if (valid <= 16) {  // what lies behind is not ours and may be NaN; nor is the newest token, while raw
-            uint8_t* page = at.base + slot * Shape::STAGE;
-            if constexpr (Source::RAW) {
-                auto row = [&](int c) { return boxed<D>(valid - 1, c); };
-                place_head(newest.key, page, row), place_head(newest.value, page + Shape::HALF, row);
-            }
-            for (int j = lane; j < (16 - valid) * (D / 8); j += 32)
-                store_shared16(values + boxed<D>(valid + j / (D / 8), j % (D / 8)), make_uint4(0, 0, 0, 0));
-            __syncwarp();
-        }
-        float s[4] = {};
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            uint32_t r[4];
-            ldmatrix4(r, keys + boxed<D>(lane & 15, 2 * k + (lane >> 4)));
-            mma<T>(s, r[0], r[1], r[2], r[3], qf[k][0], qf[k][1]);
-        }
-#pragma unroll
-        for (int j = 0; j < 4; j++) s[j] = g + (j >> 1) * 8 < valid ? s[j] * a.scale_log2 : -INFINITY;
-        float scale[2];
-        weigh(s, m, l, scale);
-        const uint32_t p0 = movmatrix(pack2<T>(s[0], s[1])), p1 = movmatrix(pack2<T>(s[2], s[3]));
-#pragma unroll
-        for (int d = 0; d < D / 16; d++) {
-            uint32_t r[4];
-            ldmatrix4_trans(r, values + boxed<D>((lane >> 4) * 8 + (lane & 7), 2 * d + ((lane >> 3) & 1)));
-#pragma unroll
-            for (int j = 0; j < 4; j++) o[d][j] *= scale[j & 1];
-            mma<T>(o[d], r[0], r[1], r[2], r[3], p0, p1);
-        }
+        if (valid <= 16) complete_page<T, D, Source::RAW>(page, newest, valid);
+        sums.add(shared_address(page), qf, valid, a.scale_log2);
         __syncwarp();
         if (lane == 0) barrier_arrive(at.empty(slot));
     }
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int shift = 4; shift < 32; shift <<= 1) l[j] += __shfl_xor_sync(~0u, l[j], shift);
+    sums.close();
     named_wait<Shape::STREAMING>(FULL);  // all pages are taken: their place is free
-    if (g == 0)
-        at.ends()[warp][2 * t] = make_float2(m[0], l[0]),
-                            at.ends()[warp][2 * t + 1] = make_float2(m[1], l[1]);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const int head = 2 * t + (j & 1);
-        float* to = at.outputs() + (warp * at.most + head) * D;
-        if (head < at.most)
-#pragma unroll
-            for (int d = 0; d < D / 16; d++) to[channel_at(head, 16 * d + g + (j >> 1) * 8)] = o[d][j];
-    }
+    sums.leave(at.outputs(), at.ends(), warp, at.most);
     named_wait<Shape::STREAMING>(FULL);
 }
 

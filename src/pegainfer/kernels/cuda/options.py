@@ -1,0 +1,26 @@
+"""How programs run on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# What padding rows and tokens of a graph hold: no slot, no mask, no logprobs; 0 for all others.
+PADDING: dict[str, int] = {"slots": -1, "mask_rows": -1, "top_lens": -1}
+
+
+@dataclass(frozen=True)
+class CudaOptions:
+    """How programs run on the GPU.
+
+    Args:
+        graphs: replay captured graphs; without, steps are launched one kernel at a time.
+        tune: time cuBLASLt's algorithms at capture, rather than take the heuristic's first.
+        row_pass: a step of one decoded row is one launch, where a kernel serves it.
+        padding: what padding holds, by input name; other inputs hold 0 there.
+    """
+
+    graphs: bool = True
+    tune: bool = True
+    row_pass: bool = True
+    padding: Mapping[str, int] = field(default_factory=lambda: dict(PADDING))

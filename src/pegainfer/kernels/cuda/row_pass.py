@@ -1,0 +1,208 @@
+"""The forward pass of one decoded row as one launch (sm90/pass/row.cuh), recognised in a recorded program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pegainfer.kernels.cuda.site import Site
+from pegainfer.ops.program import OpCall
+from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.runtime.cuda.device import DeviceInfo
+from pegainfer.runtime.cuda.launch import Arg, f32, i32, ptr, struct
+from pegainfer.runtime.cuda.memory import aligned
+from pegainfer.runtime.cuda.tensor import item_bytes
+from pegainfer.runtime.cuda.tma import TensorMap
+
+LAYER = ("qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "linear_residual")
+# As in row.cuh.
+WARPS, THREADS, ROUND, MAX_LAYERS, MAX_CHUNKS = 8, 288, 256, 80, 6
+STAGE, MIN_DEPTH = 20 << 10, 4  # bytes of a stage where no row is longer; stages
+# Stages that may be on their way at a time: with 2, 3, 4 and 6 Qwen3-4B takes 2.83, 2.90, 2.98 and 3.09 ms
+# (1,024 keys, H100).
+WINDOW = 2
+HEADS = (64, 128)
+PAGE = 16  # tokens
+
+
+@dataclass(frozen=True)
+class RowPass:
+    """A pass that the kernel serves, in numbers."""
+
+    width: int  # M
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+    layers: int
+    block_size: int
+    dtype: str
+
+    @property
+    def kernel(self) -> str:
+        return f"row_pass_{self.dtype}_d{self.head_dim}"
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage of the ring: a row of any weight fits."""
+        longest = 2 * max(self.width, self.heads * self.head_dim, self.feed_forward)
+        return max(STAGE, -(-longest // 1024) * 1024)
+
+    @property
+    def rest(self) -> int:
+        """Bytes of shared memory beside the ring and its barriers."""
+        sums = 4 * max(WARPS * ROUND, WARPS * self.heads // self.kv_heads * self.head_dim)
+        vectors = 4 * (WARPS + ROUND + self.head_dim) + 8 * 8 * WARPS + 8 * self.head_dim * 2
+        return vectors + sums
+
+    def depth(self, info: DeviceInfo) -> int:
+        """Stages of the ring."""
+        return (info.max_shared - self.rest) // (self.stage + 16)
+
+    def parts(self, info: DeviceInfo) -> int:
+        """Of a KV head's keys, at the most."""
+        return 1 << min(info.num_sms // self.kv_heads, 32).bit_length() - 1
+
+    def told(self, info: DeviceInfo) -> tuple[int, int, int, int]:
+        """Where words, parts and two counters lie in the memory through which blocks tell each other results,
+        and its bytes.
+        """
+        words = self.width + 2 * (self.heads + self.kv_heads) * self.head_dim + self.feed_forward
+        parts = self.parts(info) * self.heads * (self.head_dim + 1)
+        ends = list(accumulate((aligned(4 * words), aligned(8 * parts), 8), initial=0))
+        return ends[0], ends[1], ends[2], ends[3]
+
+    def serves(self, info: DeviceInfo) -> bool:
+        sides = (self.width, self.heads * self.head_dim, self.feed_forward)
+        return (
+            info.arch == "90a"
+            and self.dtype == "bf16"
+            and self.head_dim in HEADS
+            and self.heads <= 8 * self.kv_heads
+            and self.kv_heads <= info.num_sms
+            and self.layers <= MAX_LAYERS
+            and self.block_size % PAGE == 0
+            and all(s % 8 == 0 and s <= 8 * 32 * WARPS * MAX_CHUNKS for s in sides)
+            and -(-self.width // info.num_sms) <= ROUND
+            and self.depth(info) >= MIN_DEPTH
+        )
+
+
+def lower_row_pass(site: Site, calls: Sequence[OpCall]) -> bool:
+    """Lowers a step's calls to that launch. False, and nothing is done, where it does not serve them."""
+    one = all(site.env.get(s) == 1 for s in "TRL") and site.decode_only and not site.apart
+    row_pass = recognise(calls) if one else None
+    if row_pass is None or not row_pass.serves(site.ctx.device.info):
+        return False
+    _launch(site, row_pass, calls)
+    return True
+
+
+def recognise(calls: Sequence[OpCall]) -> RowPass | None:
+    """The pass that these calls are, if they are embedding, layers and head of a llama or Qwen3 decoder."""
+    names = [c.spec.name for c in calls]
+    layers = (len(calls) - 2) // len(LAYER)
+    if layers < 1 or names != ["embedding", *LAYER * layers, "lm_head"]:
+        return None
+    first, head, inside = calls[0], calls[-1], _by_layer(calls)
+    x, eps = first.tensors["out"], head.attrs["eps"]
+    alike = all(_same_inputs(inside[0], group) for group in inside)
+    if not alike or not all(_is_layer(i, group, x, eps) for i, group in enumerate(inside)):
+        return None
+    between = [c.tensors[n] for c in calls[1:-1] for n in ("q", "kv", "x", "out", "a") if n in c.tensors]
+    if {t.dtype for t in between} != {x.dtype} or head.tensors["logits"].dtype != "f32":
+        return None
+    if head.tensors["x"].storage is not x.storage:
+        return None
+    sizes = {a: d for c in (first, calls[1], calls[4], head) for a, d in c.axes.items()}
+    if any(isinstance(sizes[a], str) for a in "MHGDFVS"):
+        return None
+    m, h, g, d, f, v, s = (int(sizes[a]) for a in "MHGDFVS")
+    return RowPass(m, h, g, d, f, v, layers, s, x.dtype)
+
+
+def _by_layer(calls: Sequence[OpCall]) -> list[Sequence[OpCall]]:
+    return [calls[i : i + len(LAYER)] for i in range(1, len(calls) - 1, len(LAYER))]
+
+
+def _is_layer(number: int, calls: Sequence[OpCall], x: Tensor, eps: float) -> bool:
+    """Whether one op's result is the next one's operand, and nothing else that lasts."""
+    qkv, attention, o, gate_up, down = (c.tensors for c in calls)
+    between = (qkv["q"], attention["out"], gate_up["out"])
+    chained = (
+        qkv["q"].storage is attention["q"].storage
+        and attention["out"].storage is o["a"].storage
+        and gate_up["out"].storage is down["a"].storage
+        and all(t["x"].storage is x.storage for t in (qkv, o, gate_up, down))
+        and all(t.storage.kind is Kind.BUFFER for t in between)
+    )
+    numbered = calls[0].attrs["layer"] == calls[1].attrs["layer"] == number
+    return chained and numbered and calls[0].attrs["eps"] == calls[3].attrs["eps"] == eps
+
+
+def _same_inputs(first: Sequence[OpCall], other: Sequence[OpCall]) -> bool:
+    """Whether another layer has the cache, the step's inputs and the scale of the first."""
+    names = (("kv", "positions", "slots", "cos_sin"), ("kv", "query_lens", "context_lens", "block_table"))
+    same = all(first[i].tensors[n].storage is other[i].tensors[n].storage for i in range(2) for n in names[i])
+    return same and first[1].attrs["scale"] == other[1].attrs["scale"]
+
+
+def _launch(site: Site, p: RowPass, calls: Sequence[OpCall]) -> None:
+    info, grid = site.ctx.device.info, site.ctx.device.info.num_sms
+    layers = [_layer(site, group, p.dtype) for group in _by_layer(calls)]
+    site.enter(calls[-1])
+    head, norm, logits = site.matrix("w", dtype=p.dtype), site.vector("norm"), site.address("logits")
+    site.enter(calls[0])
+    embedding, token_ids, x = site.matrix("table", dtype=p.dtype), site.address("ids"), site.address("out")
+    site.enter(calls[2])
+    rows = [site.address(n) for n in ("query_lens", "context_lens", "block_table")]
+    scale = site.this.attrs["scale"] * math.log2(math.e)
+    words, parts, launches, nbytes = p.told(info)
+    # A memory of its own: whoever reads a word must find there what the launch before left, or this one.
+    told = site.memory.kept("row pass", nbytes)
+    site.ctx.stream.fill(told, 0, nbytes)
+    site.enter(calls[1])
+    args = struct(
+        ptr(embedding), ptr(head), ptr(norm), ptr(token_ids), ptr(site.address("positions")),
+        ptr(site.address("slots")), *map(ptr, rows), ptr(site.vector("cos_sin")), ptr(site.address("kv")),
+        ptr(x), ptr(logits), ptr(told + words), ptr(told + parts), ptr(told + launches), i32(p.layers),
+        i32(p.width), i32(p.heads), i32(p.kv_heads), i32(p.feed_forward), i32(p.vocabulary),
+        i32(p.block_size), i32(p.stage), i32(p.depth(info)), i32(WINDOW), f32(site.this.attrs["eps"]),
+        f32(scale),
+    )  # fmt: skip
+    table = struct(*(a for layer in layers for a in layer), *[ptr(0)] * (8 * (MAX_LAYERS - p.layers)))
+    shared = p.rest + p.depth(info) * (p.stage + 16)
+    given = [_boxes(site, p).arg(), args, table]
+    site.launch(p.kernel, (grid, 1, 1), THREADS, given, shared, cooperative=True)
+    site.counts += [1, *[0] * (len(calls) - 1)]
+
+
+def _layer(site: Site, calls: Sequence[OpCall], dtype: str) -> list[Arg]:
+    """Addresses of a layer's weights, as in pass::Layer."""
+    qkv, _, o, gate_up, down = calls
+    site.enter(qkv)
+    w_qkv = site.matrix("wq", "wk", "wv", dtype=dtype)
+    norms = [site.vector(n) for n in ("norm", "q_norm", "k_norm")]
+    site.enter(o)
+    w_o = site.matrix("w", dtype=dtype)
+    site.enter(gate_up)
+    w_gate_up, mlp_norm = site.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"), site.vector("norm")
+    site.enter(down)
+    w_down = site.matrix("w", dtype=dtype)
+    return [ptr(a) for a in (w_qkv, w_o, w_gate_up, w_down, *norms, mlp_norm)]
+
+
+def _boxes(site: Site, p: RowPass) -> TensorMap:
+    """The whole cache, 16 tokens of a head at a time; see attention's boxes, which begin at a layer."""
+    s, item = site.sizes(), item_bytes(p.dtype)
+    row = p.head_dim * item
+    return TensorMap.of(
+        site.address("kv"),
+        (s["N"] * s["Y"] * 2 * p.kv_heads, p.block_size // 8, p.head_dim // 64, 8, 64),
+        (p.block_size * row, 8 * row, 64 * item, row),
+        p.dtype,
+        (1, PAGE // 8, p.head_dim // 64, 8, 64),
+    )

@@ -1,0 +1,139 @@
+// The ring through which all that a pass over one row reads from memory comes, and the warp that fills it.
+#pragma once
+#include "hopper.cuh"
+#include "operands.cuh"
+
+namespace pass {
+
+// What lies in shared memory, and the ring's state on one side: a stage's number, and the parity of the phase
+// to wait for (who reads begins with 0, who fills with 1).
+template <int D>
+struct Places {
+    static constexpr int PAGE = 2 * 16 * D * 2;  // bytes
+    const Args& a;
+    uint8_t* base;
+    int slot = 0;
+    uint32_t parity;
+    __device__ __forceinline__ Places(const Args& args, uint8_t* shared, uint32_t first)
+        : a(args), base(shared), parity(first) {}
+    __device__ __forceinline__ uint32_t here() const { return shared_address(base) + slot * a.stage; }
+    __device__ __forceinline__ uint32_t full() const { return barriers() + 8 * slot; }
+    __device__ __forceinline__ uint32_t empty() const { return barriers() + 8 * (a.depth + slot); }
+    __device__ __forceinline__ uint32_t barriers() const { return shared_address(base) + a.depth * a.stage; }
+    __device__ __forceinline__ void advance() {
+        if (++slot == a.depth) slot = 0, parity ^= 1;
+    }
+    // Behind the barriers: of each warp, the sum of its columns' squares.
+    __device__ __forceinline__ float* squares() const {
+        return reinterpret_cast<float*>(base + a.depth * (a.stage + 16));
+    }
+    // Of the residual stream, the elements that this block's threads add to, one each.
+    __device__ __forceinline__ float* residual() const { return squares() + WARPS; }
+    __device__ __forceinline__ float* cos_sin() const { return residual() + ROUND; }  // of the position, [D]
+    __device__ __forceinline__ float2 (*ends() const)[8] {
+        return reinterpret_cast<float2(*)[8]>(cos_sin() + D);
+    }
+    __device__ __forceinline__ uint8_t* queries() const { return reinterpret_cast<uint8_t*>(ends() + WARPS); }
+    // [WARPS][ROUND] sums of a product's rows; or [WARPS][heads][D] of attention.
+    __device__ __forceinline__ float* sums() const { return reinterpret_cast<float*>(queries() + 8 * D * 2); }
+};
+
+// The ring as the warp sees it that fills it. What is on its way is held within a window: whatever else this
+// SM asks of memory, a flag or an input, comes after it.
+template <int D>
+struct Filling {
+    Places<D> at, oldest;  // oldest: the first stage on its way
+    int under_way = 0;
+    __device__ __forceinline__ Filling(const Args& a, uint8_t* shared)
+        : at(a, shared, 1), oldest(a, shared, 0) {}
+    // Waits until the stage may be asked for.
+    __device__ __forceinline__ void begin() {
+        if (under_way == at.a.window)
+            barrier_wait(oldest.full(), oldest.parity), oldest.advance(), under_way--;
+        barrier_wait(at.empty(), at.parity);
+        under_way++;
+    }
+};
+
+// Asks for a product's rows, whole stages at a time.
+template <int D>
+__device__ __forceinline__ void ask_rows(const Args& a, const Product& p, Filling<D>& to, uint64_t policy) {
+    Places<D>& at = to.at;
+    const int end = p.first(blockIdx.x + 1), step = p.in_stage(a);
+#pragma unroll 1
+    for (int row = p.first(blockIdx.x); row < end; row += step, at.advance()) {
+        to.begin();
+        if ((threadIdx.x & 31) == 0) {
+            const int bytes = min(step, end - row) * p.k * 2;
+            barrier_arrive_expect(at.full(), bytes);
+            bulk_load(at.here(), static_cast<const uint8_t*>(p.w) + static_cast<int64_t>(row) * p.k * 2,
+                      bytes, at.full(), policy);
+        }
+        __syncwarp();
+    }
+}
+
+// Which blocks hold a share's pages, 32 at a time, a lane each; the next 32 are on their way. The first 64
+// are the same in every layer.
+struct Entries {
+    const Args& a;
+    const Share& s;
+    int first, second, now, next;
+    __device__ __forceinline__ Entries(const Args& args, const Share& share) : a(args), s(share) {
+        first = load_from(0), second = load_from(32);
+    }
+    __device__ __forceinline__ int load_from(int page) const {
+        const int mine = s.first + page + (threadIdx.x & 31);
+        return mine < s.end ? a.block_table[mine * 16 / a.block_size] : 0;
+    }
+    // Pages are taken in turn, by the whole warp.
+    __device__ __forceinline__ int block_of(int page) {
+        if (page == 0)
+            now = first, next = second;
+        else if (page % 32 == 0)
+            now = next, next = load_from(page + 32);
+        return __shfl_sync(~0u, now, page & 31);
+    }
+};
+
+template <int D>
+__device__ __forceinline__ void ask_pages(const Args& a, const void* map, const Share& s, Entries& entries,
+                                          int layer, Filling<D>& to) {
+    Places<D>& at = to.at;
+    const int step = a.stage / at.PAGE, count = s.end - s.first;
+#pragma unroll 1
+    for (int first = 0; first < count; first += step, at.advance()) {
+        const int end = min(first + step, count);
+        to.begin();
+        if ((threadIdx.x & 31) == 0) barrier_arrive_expect(at.full(), (end - first) * at.PAGE);
+        for (int i = first; i < end; i++) {
+            const int block = entries.block_of(i), head = (block * a.layers + layer) * 2 * a.g + s.unit;
+            const int row = (s.first + i) * 16 % a.block_size / 8;
+            const uint32_t page = at.here() + (i - first) * at.PAGE;
+            if ((threadIdx.x & 31) == 0) {
+                tma_load5(page, map, 0, 0, 0, row, head, at.full());
+                tma_load5(page + at.PAGE / 2, map, 0, 0, 0, row, head + a.g, at.full());
+            }
+        }
+        __syncwarp();
+    }
+}
+
+// All that this block's consumers will read from memory, in their order, by one warp.
+template <int D>
+__device__ __forceinline__ void ask(const Args& a, const Layers& layers, const void* map, Filling<D> to) {
+    const uint64_t policy = l2_evict_first();
+    const Share share(a);
+    Entries entries(a, share);
+#pragma unroll 1
+    for (int layer = 0; layer < a.layers; layer++) {
+#pragma unroll 1
+        for (int kind = QKV; kind < HEAD; kind++) {
+            ask_rows(a, Product(a, layers, layer, kind, D), to, policy);
+            if (kind == QKV && share.mine) ask_pages<D>(a, map, share, entries, layer, to);
+        }
+    }
+    ask_rows(a, Product(a, layers, 0, HEAD, D), to, policy);
+}
+
+}  // namespace pass

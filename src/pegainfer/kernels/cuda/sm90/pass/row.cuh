@@ -1,0 +1,433 @@
+// The whole forward pass of one decoded row in one launch (Hopper): token id to logits, one block an SM.
+//
+// A step of one row is as fast as weights and cache can be read, if memory never rests. So a warp of each
+// block asks for that block's share of everything the pass reads, in the order of the pass, without waiting
+// for any result, through one ring that is nearly all of shared memory (ring.cuh). The ring holds what memory
+// delivers in some 8 µs, and what lies between two products takes less: sums over warps, the way of the
+// results to all blocks, the next input.
+//
+// Two things make it so. At most a window of the ring is on its way at a time: what a block has asked of
+// memory comes in order, so a flag that is asked for behind 200 KB waits for 8 µs, behind 40 KB for less
+// than 2. And results are no flags and data but words that carry their own (words.cuh): one way to L2 and one
+// back, no fence, no barrier.
+//
+// Eight warps multiply. A thread keeps its columns of the input in registers; each warp's sums of a row meet
+// in shared memory. A product's rows are shared out to blocks evenly. Elements of the residual stream stay
+// with the thread that adds to them.
+//
+// Attention: a block takes a part of one unit's keys (a KV head and its query heads), of which the newest is
+// as the projection left it, and then a slice of the unit's channels, for which it adds up what all parts
+// have.
+#pragma once
+#include <cuda.h>
+
+#include "../attention/page.cuh"
+#include "reduce.cuh"
+#include "ring.cuh"
+#include "words.cuh"
+
+namespace pass {
+
+using attention::named_wait;
+using attention::NewestPair;
+using attention::PageSums;
+using attention::piece;
+
+// Sums of N values over the warp; lane l gets that of value l / (32 / N).
+template <int N>
+__device__ __forceinline__ float sum_values(const float (&v)[N]) {
+    const int lane = threadIdx.x & 31;
+    if constexpr (N == 1) {
+        return warp_sum(v[0]);
+    } else {
+        float half[N / 2];
+        const bool upper = lane & 16;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            const float keep = upper ? v[N / 2 + i] : v[i], give = upper ? v[i] : v[N / 2 + i];
+            half[i] = keep + __shfl_xor_sync(~0u, give, 16);
+        }
+        if constexpr (N == 4) {
+            const bool odd = lane & 8;
+            half[0] = (odd ? half[1] : half[0]) + __shfl_xor_sync(~0u, odd ? half[0] : half[1], 8);
+        }
+        float sum = half[0];
+#pragma unroll
+        for (int shift = 16 / N; shift; shift >>= 1) sum += __shfl_xor_sync(~0u, sum, shift);
+        return sum;
+    }
+}
+
+// The columns of an input that a thread multiplies: 8 of every 8 · CONSUMERS.
+//
+// Tensor cores multiply, in a way of their own: a warp's 256 columns of two rows of the weight are the rows
+// of one operand, 32 columns (four lanes) each, and the input's columns, cut alike, are the columns of the
+// other. Of their product only the diagonal means something. So a lane needs the same columns of weight and
+// input, and 16 bytes of a row are two instructions of its warp.
+template <typename T, int CHUNKS>
+struct Columns {
+    uint4 x[CHUNKS];
+
+    // The input is `row` of a table, or words once they are there. `norm`: the weight of the norm that it
+    // goes through; its scale 1 / rms is left to the sums, for which this warp's sum of squares goes to
+    // `squares`.
+    __device__ __forceinline__ void take(const T* row, const uint32_t* words, uint32_t tag, const float* norm,
+                                         int k, float* squares) {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            const int i = 8 * (threadIdx.x + c * CONSUMERS);
+            x[c] = make_uint4(0, 0, 0, 0);
+            if (row && i < k) x[c] = *reinterpret_cast<const uint4*>(row + i);
+        }
+        constexpr int AT_ONCE = CHUNKS < 3 ? CHUNKS : 3;
+#pragma unroll
+        for (int c0 = 0; c0 < CHUNKS; c0 += AT_ONCE) {
+            for (bool there = row != nullptr; !there;) {
+                there = true;
+                uint4 low[AT_ONCE], high[AT_ONCE];
+#pragma unroll
+                for (int c = 0; c < AT_ONCE; c++) {
+                    const int i = 8 * (threadIdx.x + (c0 + c) * CONSUMERS);
+                    if (c0 + c < CHUNKS && i < k) low[c] = look(words + i), high[c] = look(words + i + 4);
+                }
+#pragma unroll
+                for (int c = 0; c < AT_ONCE; c++) {
+                    if (c0 + c >= CHUNKS || 8 * (threadIdx.x + (c0 + c) * CONSUMERS) >= k) continue;
+                    there &= tagged(low[c], tag) & tagged(high[c], tag);
+                    x[c0 + c] = make_uint4(values(low[c].x, low[c].y), values(low[c].z, low[c].w),
+                                           values(high[c].x, high[c].y), values(high[c].z, high[c].w));
+                }
+            }
+        }
+        if (!norm) return;
+        float square = 0;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            const int i = 8 * (threadIdx.x + c * CONSUMERS);
+            if (i >= k) continue;
+            uint32_t* pairs = &x[c].x;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float2 w = *reinterpret_cast<const float2*>(norm + i + 2 * j), f = unpack2<T>(pairs[j]);
+                square = fmaf(f.x, f.x, square), square = fmaf(f.y, f.y, square);
+                pairs[j] = pack2<T>(f.x * w.x, f.y * w.y);
+            }
+        }
+        square = warp_sum(square);
+        if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = square;
+    }
+
+    // Sums of `count` rows from stages that each hold `in_stage` of them, into this warp's row of `sums`.
+    template <int ROWS, int D>
+    __device__ __forceinline__ void multiply(Places<D>& at, int k, int count, int in_stage,
+                                             float* sums) const {
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row_bytes = 2 * k;
+        const bool busy = warp * 256 < k;  // this warp has columns
+        const bool diagonal = (lane & 3) == lane >> 3, odd = lane >> 2 & 1;
+        float* to = sums + warp * ROUND + lane / (32 / ROWS);
+#pragma unroll 1
+        for (int first = 0; first < count; first += in_stage, at.advance()) {
+            barrier_wait(at.full(), at.parity);
+            const int end = min(in_stage, count - first);
+            uint32_t from = at.here() + threadIdx.x * 16;
+#pragma unroll 1
+            for (int row = 0; busy && row < end; row += ROWS, from += ROWS * row_bytes) {
+                float d[(ROWS + 1) / 2][4] = {};
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++) {
+                    if (8 * (warp * 32 + c * CONSUMERS) >= k) break;
+                    const bool mine = 8 * (threadIdx.x + c * CONSUMERS) < k;
+                    uint4 w[ROWS];
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++) {
+                        w[r] = make_uint4(0, 0, 0, 0);
+                        if (mine) w[r] = load_shared16(from + r * row_bytes + c * CONSUMERS * 16);
+                    }
+#pragma unroll
+                    for (int r = 0; r < ROWS; r += 2) {
+                        const uint4 low = w[r], high = w[min(r + 1, ROWS - 1)];
+                        mma<T>(d[r / 2], low.x, high.x, low.y, high.y, x[c].x, x[c].y);
+                        mma<T>(d[r / 2], low.z, high.z, low.w, high.w, x[c].z, x[c].w);
+                    }
+                }
+                float sum[ROWS];
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) {
+                    const float* of = d[r / 2] + r % 2 * 2;
+                    sum[r] = diagonal ? (odd ? of[1] : of[0]) : 0.f;
+                }
+                const float all = sum_values<ROWS>(sum);
+                if (lane % (32 / ROWS) == 0 && row + lane / (32 / ROWS) < end) to[first + row] = all;
+            }
+            __syncwarp();
+            if (lane == 0) barrier_arrive(at.empty());
+        }
+    }
+};
+
+// What a product's sums become.
+template <typename T, int D>
+struct Finish {
+    const Args& a;
+    const Places<D>& at;
+    const Words words;
+
+    __device__ __forceinline__ float total(int row, int k) const {
+        const float* sums = at.sums() + row;
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            if (w * 256 < k) sum += sums[w * ROUND];
+        return sum;
+    }
+    __device__ __forceinline__ float scale() const {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += at.squares()[w];
+        return rsqrtf(sum / a.m + a.eps);
+    }
+    // Rows first … first + count. `last`: of the layers.
+    __device__ __forceinline__ void operator()(int kind, int k, int first, int count, uint32_t tag,
+                                               bool last) const {
+        const int i = threadIdx.x, row = first + i;
+        if (kind == GATE_UP) {
+            if (i >= count / 2) return;
+            const float s = scale(), gate = total(2 * i, k) * s, up = total(2 * i + 1, k) * s;
+            // The two projections are rounded first, as they are where they are stored.
+            const float2 p = unpack2<T>(pack2<T>(gate, up));
+            tell(words.act() + first / 2 + i, from_f32<T>(__fdividef(p.x, 1.f + __expf(-p.x)) * p.y), tag);
+            return;
+        }
+        if (i >= count) return;
+        const float sum = total(i, k);
+        if (kind == QKV) {
+            tell(words.qkv() + row, from_f32<T>(sum * scale()), tag);
+        } else if (kind == HEAD) {
+            a.logits[row] = sum * scale();
+        } else {
+            const T x = from_f32<T>(at.residual()[i] + sum);
+            at.residual()[i] = to_f32(x);
+            tell(words.x() + row, x, tag);
+            if (last && kind == DOWN) static_cast<T*>(a.x)[row] = x;
+        }
+    }
+};
+
+// Sums of `count` rows of a product whose input is there. CHUNKS: of 8 columns a thread.
+template <typename T, int D>
+__device__ __forceinline__ void multiply(const Args& a, const Product& p, const T* row, const uint32_t* words,
+                                         uint32_t tag, const float* norm, int count, Places<D>& at) {
+    const int chunks = (p.k + 8 * CONSUMERS - 1) / (8 * CONSUMERS), step = p.in_stage(a);
+#define PEGA_PRODUCT(CHUNKS, ROWS)                                        \
+    if (chunks <= CHUNKS && step % ROWS == 0) {                           \
+        Columns<T, CHUNKS> columns;                                       \
+        columns.take(row, words, tag, norm, p.k, at.squares());           \
+        named_wait<CONSUMERS>(MEET); /* the sums before these are read */ \
+        columns.template multiply<ROWS>(at, p.k, count, step, at.sums()); \
+        return;                                                           \
+    }
+    PEGA_PRODUCT(2, 4)
+    PEGA_PRODUCT(2, 2)
+    PEGA_PRODUCT(6, 1)
+#undef PEGA_PRODUCT
+}
+
+// Norm and rotation of the unit's heads as the projection leaves them: of its queries, a warp each, which go
+// to shared memory, and of the newest key, by the warp that comes to its page, which puts it and the value
+// into the cache and keeps them.
+template <typename T, int D>
+struct Heads {
+    bool turns, holds;
+    HeadPart<float, D> q_weight, k_weight;
+
+    // What does not depend on the projection.
+    __device__ __forceinline__ Heads(const Args& a, const Layer& l, const Share& s) {
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        turns = warp < a.h / a.g;
+        holds = s.newest() && (s.end - s.first - 1) % WARPS == warp;
+        if (turns) q_weight = load_weight<D>(l.q_norm, lane);
+        if (holds) k_weight = load_weight<D>(l.k_norm, lane);
+    }
+    __device__ __forceinline__ void finish(const Args& a, const Layer& l, const Share& s, int layer,
+                                           const Places<D>& at, const uint32_t* qkv, uint32_t tag,
+                                           NewestPair<T, D>& newest) const {
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, heads = a.h / a.g;
+        if (turns) {
+            HeadPart<T, D> x = await_head<T, D>(qkv + (s.unit * heads + warp) * D, tag);
+            turn(x, l.q_norm, q_weight, a, at);
+            attention::place_head(x, at.queries(), [&](int c) { return piece<D>(warp, c); });
+        }
+        if (!holds) return;
+        const uint32_t* key = qkv + (a.h + s.unit) * D;
+        newest.key = await_head<T, D>(key, tag), newest.value = await_head<T, D>(key + a.g * D, tag);
+        turn(newest.key, l.k_norm, k_weight, a, at);
+        const int slot = a.slots[0];
+        if (slot < 0) return;
+        const int64_t block =
+            (static_cast<int64_t>(slot / a.block_size) * a.layers + layer) * 2 * a.g + s.unit;
+        T* to = static_cast<T*>(a.kv) + (block * a.block_size + slot % a.block_size) * D;
+        newest.key.store_to(to, lane);
+        newest.value.store_to(to + static_cast<int64_t>(a.g) * a.block_size * D, lane);
+    }
+
+  private:
+    static __device__ __forceinline__ void turn(HeadPart<T, D>& x, const float* norm,
+                                                const HeadPart<float, D>& weight, const Args& a,
+                                                const Places<D>& at) {
+        HeadPart<float, D> cos_sin;
+        cos_sin.load_from(at.cos_sin(), threadIdx.x & 31);
+        turn_head(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
+    }
+};
+
+// This block's slice of its unit's channels: the weighted mean of all parts', a thread for each part of a
+// channel.
+template <typename T, int D>
+__device__ __forceinline__ void merge_parts(const Args& a, const Share& s, int heads, uint32_t* attn,
+                                            uint32_t tag, uint32_t number) {
+    const int channels = heads * D / s.parts;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < channels * s.parts; i += CONSUMERS) {  // whole warps
+        const int part = i % s.parts, channel = s.part * channels + i / s.parts;
+        const int head = s.unit * heads + channel / D;
+        const uint2* from = a.parts + (part * a.h + head) * (D + 1);
+        const float v = await_float(from + channel % D, number), weight = await_float(from + D, number);
+        float top = weight;
+        for (int shift = s.parts / 2; shift; shift >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, shift));
+        float share = exp2_fast(weight - top), sum = share * v;
+        for (int shift = s.parts / 2; shift; shift >>= 1)
+            sum += __shfl_xor_sync(~0u, sum, shift), share += __shfl_xor_sync(~0u, share, shift);
+        if (part == 0) tell(attn + s.unit * heads * D + channel, from_f32<T>(sum / share), tag);
+    }
+}
+
+// This block's part of attention. Parts tell each other their means and the logarithm of their weights; their
+// tag is `number`, for a part that is not needed leaves words behind that may be as old as one pleases.
+template <typename T, int D>
+__device__ __forceinline__ void attend(const Args& a, const Layer& l, const Share& s, int layer,
+                                       Places<D>& at, const Words& words, uint32_t tag, uint32_t number) {
+    constexpr int QUADS = D / 4;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, heads = a.h / a.g;
+    const int count = s.end - s.first, step = a.stage / at.PAGE;
+    const Heads<T, D> mine(a, l, s);
+    NewestPair<T, D> newest;
+    mine.finish(a, l, s, layer, at, words.qkv(), tag, newest);
+    named_wait<CONSUMERS>(MEET);
+    uint32_t qf[D / 16][2];
+    PageSums<T, D> sums;
+    attention::load_queries<D>(at.queries(), heads, qf);
+#pragma unroll 1
+    for (int first = 0; first < count; first += step, at.advance()) {
+        barrier_wait(at.full(), at.parity);
+        const int end = min(first + step, count);
+#pragma unroll 1
+        for (int i = first + (warp - first % WARPS + WARPS) % WARPS; i < end; i += WARPS) {
+            uint8_t* page = at.base + at.slot * a.stage + (i - first) * at.PAGE;
+            const int valid = s.context - (s.first + i) * 16;
+            if (valid <= 16) {
+                attention::complete_page<T, D, true>(page, newest, valid);
+                async_proxy_fence();  // the copy engine writes here next
+            }
+            sums.add(shared_address(page), qf, valid, a.scale_log2);
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(at.empty());
+    }
+    sums.close();
+    sums.leave(at.sums(), at.ends(), warp, heads);
+    named_wait<CONSUMERS>(MEET);
+    const int quad = threadIdx.x;
+    if (quad < heads * QUADS) {
+        const int head = s.unit * heads + quad / QUADS, channel = quad % QUADS * 4;
+        float top, weight;
+        float4 v = attention::add_warps<D, WARPS>(at.sums(), at.ends(), heads, quad / QUADS, quad % QUADS,
+                                                  top, weight);
+        const float inverse = s.context > 0 ? 1.f / weight : 0.f;  // a step of nothing but padding: zeros
+        v.x *= inverse, v.y *= inverse, v.z *= inverse, v.w *= inverse;
+        const float of[4] = {v.x, v.y, v.z, v.w};
+        uint2* to = a.parts + (s.part * a.h + head) * (D + 1);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (s.parts == 1)
+                tell(words.attn() + head * D + channel + i, from_f32<T>(of[i]), tag);
+            else
+                tell(to + channel + i, of[i], number);
+        }
+        if (s.parts > 1 && channel == 0) tell(to + D, top + __log2f(weight), number);
+    }
+    if (s.parts > 1) merge_parts<T, D>(a, s, heads, words.attn(), tag, number);
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void consume(const Args& a, const Layers& layers, Places<D> at) {
+    const Share share(a);
+    const int id = a.token_ids[0];
+    const bool known = id >= 0 && id < a.v;
+    const T* in = static_cast<const T*>(a.embedding) + static_cast<int64_t>(known ? id : 0) * a.m;
+    const Words words = {a, D};
+    const uint32_t launch = *a.launches;
+    if (threadIdx.x < D)
+        at.cos_sin()[threadIdx.x] = a.cos_sin[static_cast<int64_t>(a.positions[0]) * D + threadIdx.x];
+    const Product output(a, layers, 0, O, D);
+    const int row = output.first(blockIdx.x) + threadIdx.x;
+    if (row < output.first(blockIdx.x + 1)) at.residual()[threadIdx.x] = to_f32(in[row]);
+    named_wait<CONSUMERS>(MEET);
+    const Finish<T, D> finish = {a, at, words};
+    const int products = 4 * a.layers + 1;
+#pragma unroll 1
+    for (int i = 0; i < products; i++) {
+        const int layer = i / 4, kind = i + 1 < products ? i % 4 : HEAD;
+        const Layer& l = layers.layer[kind == HEAD ? 0 : layer];
+        // Of this product's results; never 0, which fresh words have.
+        const uint32_t number = launch * products + i;
+        const uint32_t tag = number % 65535 + 1, before = (number - 1) % 65535 + 1;  // before: its input's
+        if (kind == O && share.mine) attend<T, D>(a, l, share, layer, at, words, before, number);
+        const uint32_t* from = kind == O ? words.attn() : kind == DOWN ? words.act() : words.x();
+        const float* norm = kind == QKV       ? l.attn_norm
+                            : kind == GATE_UP ? l.mlp_norm
+                            : kind == HEAD    ? a.norm
+                                              : nullptr;
+        const Product p(a, layers, layer, kind, D);
+        const int first = p.first(blockIdx.x), rows = p.first(blockIdx.x + 1) - first;
+        const int most = ROUND / p.in_stage(a) * p.in_stage(a);
+#pragma unroll 1
+        for (int done = 0; done < rows; done += most) {
+            const int count = min(most, rows - done);
+            multiply<T, D>(a, p, i == 0 ? in : nullptr, from, before, norm, count, at);
+            named_wait<CONSUMERS>(MEET);
+            finish(kind, p.k, first + done, count, tag, i + 2 == products);
+        }
+    }
+    // The last block to come here counts the launch.
+    if (threadIdx.x == 0 && atomicAdd(a.launches + 1, 1) == gridDim.x - 1)
+        a.launches[0] = launch + 1, a.launches[1] = 0;
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void run(const void* map, const Args& a, const Layers& layers) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const int warp = threadIdx.x >> 5;
+    if (warp == WARPS) {
+        Places<D> at(a, shared, 1);
+        if ((threadIdx.x & 31) == 0) {
+            tma_prefetch(map);
+            for (; at.parity; at.advance()) barrier_init(at.full(), 1), barrier_init(at.empty(), WARPS);
+            barrier_init_fence();
+        }
+        __syncwarp();
+        asm volatile("bar.arrive %0, %1;" ::"n"(MADE), "n"(THREADS) : "memory");
+        ask<D>(a, layers, map, Filling<D>(a, shared));
+    } else {
+        named_wait<THREADS>(MADE);
+        consume<T, D>(a, layers, Places<D>(a, shared, 0));
+    }
+}
+
+}  // namespace pass
+
+#define ROW_PASS_KERNEL(TYPE, T, D)                                                        \
+    extern "C" __global__ void __launch_bounds__(pass::THREADS, 1) row_pass_##TYPE##_d##D( \
+        const __grid_constant__ CUtensorMap map, const __grid_constant__ pass::Args a,     \
+        const __grid_constant__ pass::Layers layers) {                                     \
+        pass::run<T, D>(&map, a, layers);                                                  \
+    }
