@@ -69,6 +69,13 @@ def post(path: str = "/v1/completions", body: bytes = BODY, version: str = "1.1"
     return head.encode() + body
 
 
+def aborted(server: Server) -> int:
+    """Continuations that were ended before their end."""
+    text = httpx.get(server.url + "/metrics", timeout=30).text
+    found = re.search(r'request_success_total\{.*finished_reason="abort".*\} (\S+)', text)
+    return int(float(found[1])) if found else 0
+
+
 def test_http_1_0_gets_its_answers_unchunked(server: Server) -> None:
     head, _, body = raw(server, post(version="1.0")).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200") and b"chunked" not in head.lower()
@@ -117,6 +124,7 @@ def test_what_follows_a_request_does_not_disturb_its_answer(server: Server, afte
 
 
 def test_who_leaves_with_requests_sent_ahead_ends_the_one_under_way(server: Server) -> None:
+    before = aborted(server)
     with connected(server) as sock:
         sock.sendall(post(body=BODY.replace(b"3,", b"4000, ").replace(b"}", b', "n": 16}')) + post())
         assert sock.recv(1)
@@ -124,11 +132,24 @@ def test_who_leaves_with_requests_sent_ahead_ends_the_one_under_way(server: Serv
     with httpx.Client(base_url=server.url, timeout=30) as http:
         while (load := http.get("/load").json())["running"] or load["server_load"]:
             pass
-        ended = re.search(
-            r'request_success_total\{finished_reason="abort".*\} (\S+)', http.get("/metrics").text
-        )
     assert "Traceback" not in server.errors.read_text()
-    assert ended is not None and float(ended[1]) >= 16
+    assert aborted(server) >= before + 16
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_who_hangs_up_with_requests_sent_ahead_is_noticed(server: Server, ahead: int) -> None:
+    """Though nothing is written to it meanwhile."""
+    before = aborted(server)
+    with connected(server) as sock:
+        long = BODY.replace(b"3,", b"4000, ").replace(b"true}", b'false, "n": 16}')
+        sock.sendall(post(body=long) + post() * ahead)
+        with httpx.Client(base_url=server.url, timeout=30) as http:
+            while not http.get("/load").json()["running"]:
+                pass
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        while (load := http.get("/load").json())["running"] or load["server_load"]:
+            pass
+    assert aborted(server) == before + 16
 
 
 def test_trailers_are_forgotten(server: Server) -> None:

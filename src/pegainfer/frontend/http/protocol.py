@@ -20,6 +20,7 @@ from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.responses import encode, send_error
 
 MAX_PIPELINED = 64  # requests of one connection that wait for the answers before theirs
+READ_AHEAD = 2  # of them are read with the connection open to more: whoever hangs up then is noticed
 UNKNOWN_LENGTH = 1 << 62
 
 
@@ -129,6 +130,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.app = self._answer_too_large
         super().on_headers_complete()
         self.app = app
+        if 0 < len(self.pipeline) <= READ_AHEAD:
+            self.flow.resume_reading()  # which uvicorn has paused
         if self.parser.get_http_version() == "1.0":
             cycle: Any = self.cycle
             cycle.send = functools.partial(_send_unchunked, cycle, cycle.send)
