@@ -232,7 +232,7 @@ class _Origin:
 
         us, sizes = round(times.us, 3), dict(sorted(shape.env.items()))
         return msgspec.structs.replace(
-            like, op=FORWARD, kernels=(), case="", shape=sizes, formats={}, source="", error=0.0,
+            like, op=FORWARD, kernels=times.kernels, case="", shape=sizes, formats={}, source="", error=0.0,
             tolerance_share=0.0, us=us, us_p10=us, us_p90=us, samples=1, bytes=times.cost.bytes,
             flops=times.cost.flops, memory="dram", calls=1, step_us=None, step_kernels=(),
         )  # fmt: skip

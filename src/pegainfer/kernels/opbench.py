@@ -83,11 +83,16 @@ class InStep:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One step: the forward pass in microseconds, what it must move and compute, and ops by Family.key."""
+    """One step: the forward pass in microseconds, what it must move and compute, and ops by Family.key.
+
+    Args:
+        kernels: of a pass that is one launch, which has no ops in it that could be told apart.
+    """
 
     us: float
     cost: Cost
     calls: Mapping[FamilyKey, InStep]
+    kernels: tuple[str, ...] = ()
 
 
 class FamilyBench(Protocol):

@@ -31,7 +31,8 @@ the time of those before it; these parts add up to the pass. `–` where only th
 two differ. Alone, an op follows its own kind: nothing is handed to it, so that a product starts with its
 norm's launch, and a launch of 5 µs has only another like it to fetch its weights behind. In a step a product
 gets its norm's sums from the product before it, and its weights are on their way while attention or a longer
-product still runs: decoding takes less than its ops alone add up to. The first op's part has the start of
+product still runs: decoding takes less than its ops alone add up to. A pass that is one launch has no parts;
+its ops stand here as they are where no such launch serves a model. The first op's part has the start of
 the graph in it; the launches that make a step's inputs and attention's work list, one each, are in no part.
 Long prompts heat the card, whose clock follows: a pass may take more than its ops alone, and as each part is
 the difference of two passes at clocks of their own, parts of such steps are right to some 10% only (one may
@@ -87,9 +88,10 @@ def _step(title: str, group: list[Row], rows: int, tokens: int, context: int) ->
     within = [r for r in ops if r.op not in AFTERWARDS]
     floor, alone = sum(r.calls * r.floor_us for r in within), sum(r.calls * r.us for r in within)
     yield f"### {title}\n"
+    once = f", one launch ({kernels_text(whole)})" if whole.kernels else ""
     yield (
-        f"Forward pass {whole.us / 1e3:.2f} ms; its ops alone add up to {alone / 1e3:.2f} ms, their floors "
-        f"to {floor / 1e3:.2f} ms ({floor / whole.us:.0%} of the pass). Then sampling.\n"
+        f"Forward pass {whole.us / 1e3:.2f} ms{once}; its ops alone add up to {alone / 1e3:.2f} ms, their "
+        f"floors to {floor / 1e3:.2f} ms ({floor / whole.us:.0%} of the pass). Then sampling.\n"
     )
     lines = [
         (
@@ -107,7 +109,9 @@ def _step(title: str, group: list[Row], rows: int, tokens: int, context: int) ->
 
 def _worst(rows: list[Row]) -> str:
     """The work list: what steps lose the most on, of all shapes."""
-    ops = sorted((r for r in rows if r.op != FORWARD), key=lost_us, reverse=True)[:WORST]
+    once = [r for r in rows if r.op == FORWARD and r.kernels]
+    apart = [r for r in rows if r.op != FORWARD and not any(_within(r, whole) for whole in once)]
+    ops = sorted(once + apart, key=lost_us, reverse=True)[:WORST]
     lines = [
         (r.op, kernels_text(r), shape_text(r), f"{lost_us(r):.0f}", percent(r, r.cost_us)) for r in ops
     ]  # fmt: skip
@@ -130,6 +134,11 @@ def _shapes(rows: list[Row]) -> str:
         for r in rows
     ]  # fmt: skip
     return "### Every shape\n\n" + table(columns, lines)
+
+
+def _within(r: Row, whole: Row) -> bool:
+    """Whether a step that is one launch does what this op does."""
+    return r.op not in AFTERWARDS and matches(r, whole.shape)
 
 
 def lost_us(r: Row) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from pegainfer.kernels.build import ROOT, Source
 from pegainfer.kernels.ledger import Roofline, Row
 from pegainfer.kernels.report_gpu import lost_us, report
@@ -64,6 +66,16 @@ def test_the_work_list_begins_with_what_loses_most() -> None:
     text = section(report(rows), "Worst first")
     assert [line.split(" | ")[0] for line in lines(text, "| ")[1:]] == ["| slow", "| linear", "| fast"]
     assert lost_us(gpu(step_us=0.5)) == 0  # hidden behind others: nothing is won twice
+
+
+def test_a_pass_that_is_one_launch_stands_for_its_ops() -> None:
+    once = msgspec.structs.replace(ONE, kernels=("row_pass_bf16_d64",))
+    sampled = gpu(op="sample_tokens", shape={"L": 1}, case="greedy", calls=1, step_us=None)
+    text = report([gpu(step_us=None), gpu(shape={"T": 2, "N": 576, "K": 1536}), sampled, once])
+    assert "Forward pass 0.10 ms, one launch (`row_pass_bf16_d64`); its ops alone" in text
+    worst = lines(section(text, "Worst first"), "| ")[1:]
+    assert [line.split(" | ")[0] for line in worst] == ["| forward", "| linear", "| sample_tokens"]
+    assert "T=2" in worst[1]
 
 
 def test_what_others_hide_and_what_only_a_launch_bounds() -> None:

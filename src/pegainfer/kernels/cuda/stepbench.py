@@ -67,14 +67,18 @@ class CudaSteps:
         for _, _, run in self._executor.walk(step_arrays(self._executor.program, shape), env):
             run()
         step = self._executor.work(env, decode)
+        cost = self._executor.program.cost(env)
+        if len(launches := [w for _, work in step for w in work]) == 1:
+            times = graph_times(self._ctx, launches, ROUNDS * REPLAYS, "step bench")
+            return StepTimes(statistics.median(times), cost, {}, name(launches, decode))
         groups = grouped(step)
-        times = self._times(step, list(groups))
+        parts = self._times(step, list(groups))
         calls = {
             key: InStep(max(0.0, after - before) / len(calls), name(calls[-1][1], decode))
-            for (key, calls), (before, after) in zip(groups.items(), pairwise([0.0, *times]), strict=True)
+            for (key, calls), (before, after) in zip(groups.items(), pairwise([0.0, *parts]), strict=True)
             if key in wanted
         }
-        return StepTimes(times[-1], self._executor.program.cost(env), calls)
+        return StepTimes(parts[-1], cost, calls)
 
     def close(self) -> None:
         """Device memory goes with this object."""
