@@ -109,6 +109,14 @@ def graphs(ctx: CudaContext) -> Iterator[Model]:
     yield model
 
 
+@pytest.fixture(scope="module")
+def launches(ctx: CudaContext) -> Iterator[Model]:
+    """A step of one row as launches, as where no kernel serves its whole pass."""
+    model = Model(ctx, CudaOptions(tune=False, row_pass=False))
+    model.executor.capture({"T": 1, "R": 1, "L": 1}, decode_only=True)
+    yield model
+
+
 def sequence(seed: int, length: int) -> Array:
     return np.random.default_rng(seed).integers(0, CONFIG.vocab_size, length).astype(np.int32)
 
@@ -162,19 +170,19 @@ def test_steps_repeat_bit_by_bit(graphs: Model) -> None:
         assert all(np.array_equal(graphs.logits(rows), first) for _ in range(5))
 
 
-def test_a_row_alone_has_the_bits_of_launches_apart(graphs: Model) -> None:
+def test_a_row_alone_has_the_bits_of_launches_apart(launches: Model) -> None:
     """Alone, attention finishes the heads and appends the token; op by op, another launch does."""
     for row in DECODE:
-        graphs.forget()
-        graphs.logits(prefix_of([row]))
-        got, cached = graphs.logits([row]), graphs.kv.numpy(graphs.ctx.stream)
-        graphs.forget()
-        graphs.logits(prefix_of([row]))
-        inputs, env = graphs.inputs([row])
-        for _, _, run in graphs.executor.walk(inputs, env):
+        launches.forget()
+        launches.logits(prefix_of([row]))
+        got, cached = launches.logits([row]), launches.kv.numpy(launches.ctx.stream)
+        launches.forget()
+        launches.logits(prefix_of([row]))
+        inputs, env = launches.inputs([row])
+        for _, _, run in launches.executor.walk(inputs, env):
             run()
-        assert graphs.executor.output("logits", env).numpy(graphs.ctx.stream).tobytes() == got.tobytes()
-        assert graphs.kv.numpy(graphs.ctx.stream).tobytes() == cached.tobytes()
+        assert launches.executor.output("logits", env).numpy(launches.ctx.stream).tobytes() == got.tobytes()
+        assert launches.kv.numpy(launches.ctx.stream).tobytes() == cached.tobytes()
 
 
 def test_a_row_decodes_alike_alone_and_in_company(graphs: Model) -> None:
@@ -182,7 +190,9 @@ def test_a_row_decodes_alike_alone_and_in_company(graphs: Model) -> None:
     graphs.logits(prefix_of(DECODE))
     together = graphs.logits(DECODE)
     alone = np.concatenate([graphs.logits([row]) for row in DECODE])
-    assert difference(alone, together)[0] < 1e-2
+    # Alone, one launch does the whole pass: both are off float32 by as much as test_logits_are_near_float32
+    # allows, and not in the same direction.
+    assert difference(alone, together)[0] < 2e-2
 
 
 @pytest.mark.parametrize("seed", [20, 40])
