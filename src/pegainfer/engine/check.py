@@ -17,6 +17,7 @@ from pegainfer.engine.config import SchedulerConfig
 # 1e-15 is 1e30.
 _LARGEST = 1e15
 _SMALLEST_DIVISOR = 1e-15
+MAX_BAD_TOKENS = 1 << 14  # of a request's bad words together: every step of its batch goes through them
 
 
 def check_request(
@@ -136,6 +137,14 @@ def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig
             _integer("allowed_token_ids", token, 0, last)
     for token in s.stop_token_ids:
         _integer("stop_token_ids", token, 0, last)
+    bad_tokens = sum(map(len, s.bad_words))
+    if bad_tokens > MAX_BAD_TOKENS:
+        raise RequestError(
+            "the bad words are too long together",
+            expected=f"at most {MAX_BAD_TOKENS} tokens",
+            got=bad_tokens,
+            param="bad_words",
+        )
     for word in s.bad_words:
         if not word:
             raise RequestError("empty bad word", expected="at least one token id", param="bad_words")

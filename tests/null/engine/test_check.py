@@ -58,6 +58,7 @@ def scheduler(**device: Any) -> Scheduler:
         ({"allowed_token_ids": (32,)}, "allowed_token_ids"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids"),
         ({"bad_words": ((),)}, "bad_words"),
+        ({"bad_words": ((1,) * 1000,) * 17}, "bad_words"),
         ({"bad_words": ((1, 32),)}, "bad_words"),
         ({"logprobs": 21}, "logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),

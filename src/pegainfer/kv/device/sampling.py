@@ -5,7 +5,7 @@ Names of staged arrays are those of the op `sample` (ops/sample.py), which docum
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,26 @@ _NO_INTS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
+class _Sequences:
+    """Token sequences, end to end. tokens: [U] int32; lens: [O] int32, of each."""
+
+    tokens: Array
+    lens: Array
+
+    @staticmethod
+    def of(sequences: Sequence[tuple[int, ...]]) -> _Sequences:
+        tokens = [token for sequence in sequences for token in sequence]
+        return _Sequences(np.array(tokens, np.int32), np.array([len(s) for s in sequences], np.int32))
+
+
+@dataclass(frozen=True)
 class _Extras:
     """What few requests have: lists of their own length."""
 
     bias_ids: Array  # int32, distinct
     bias_values: Array  # float32
-    bad_words: tuple[tuple[int, ...], ...]
-    ends: tuple[tuple[int, ...], ...]  # banned, one token each, until min_tokens are generated
+    bad_words: _Sequences
+    ends: _Sequences  # banned, one token each, until min_tokens are generated
     min_tokens: int
     mask: Array | None  # uint32 [ceil(V / 32)]: allowed_token_ids
 
@@ -147,8 +160,10 @@ class SamplingState:
         return _Extras(
             bias_ids=np.array(list(bias), np.int32),
             bias_values=np.array(list(bias.values()), np.float32),
-            bad_words=tuple(w for w in s.bad_words if w and all(0 <= i < self.vocab_size for i in w)),
-            ends=tuple((i,) for i in ends if 0 <= i < self.vocab_size),
+            bad_words=_Sequences.of(
+                [w for w in s.bad_words if w and all(0 <= i < self.vocab_size for i in w)]
+            ),
+            ends=_Sequences.of([(i,) for i in ends if 0 <= i < self.vocab_size]),
             min_tokens=s.min_tokens,
             mask=mask,
         )
@@ -174,16 +189,16 @@ class SamplingState:
 
 
 def _stage_banned(extras: list[_Extras | None], draws: Array) -> dict[str, Array]:
-    sequences: list[tuple[int, ...]] = []
+    parts: list[_Sequences] = []
     lens = np.zeros(len(extras), np.int32)
     for row, e in enumerate(extras):
         if e is not None:
-            banned = e.bad_words + (e.ends if draws[row] < e.min_tokens else ())
-            sequences += banned
-            lens[row] = len(banned)
-    seq_lens = np.array([len(s) for s in sequences], np.int32)
+            banned = [e.bad_words, e.ends] if draws[row] < e.min_tokens else [e.bad_words]
+            parts += banned
+            lens[row] = sum(len(part.lens) for part in banned)
+    seq_lens = np.concatenate([_NO_INTS, *(part.lens for part in parts)])
     return {
-        "banned_tokens": np.array([i for s in sequences for i in s], np.int32),
+        "banned_tokens": np.concatenate([_NO_INTS, *(part.tokens for part in parts)]),
         "banned_seq_starts": _starts(seq_lens),
         "banned_seq_lens": seq_lens,
         "banned_starts": _starts(lens),

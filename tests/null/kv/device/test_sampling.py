@@ -116,6 +116,18 @@ def test_ends_are_banned_until_min_tokens() -> None:
     assert banned(staged(s, [0, 1], draws=2), 0) == []
 
 
+def test_bad_words_stand_before_ends_row_by_row() -> None:
+    words = SamplingParams(min_tokens=2, bad_words=((7, 8, 9), (4,)))
+    s = state(words, SamplingParams(), words, ends=(2, 3))
+    inputs = staged(s, [2, 1, 0], draws=1)
+    assert [banned(inputs, row) for row in range(3)] == [
+        [[7, 8, 9], [4], [2], [3]],
+        [],
+        [[7, 8, 9], [4], [2], [3]],
+    ]
+    assert all(inputs[f"banned_{n}"].dtype == np.int32 for n in ("tokens", "seq_starts", "seq_lens", "lens"))
+
+
 def test_masks_and_allowed_tokens_both_hold() -> None:
     s = state(
         SamplingParams(allowed_token_ids=(1, 40, 69, 70)),
