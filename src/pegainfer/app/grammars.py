@@ -13,6 +13,7 @@ import numpy as np
 from pegainfer.contract.errors import RequestError
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GrammarSpec
+from pegainfer.frontend.grammar.compiler import new_matcher
 from pegainfer.frontend.grammar.vocabulary import Vocabulary, ll_tokenizer
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class LLGuidanceGrammars:
             threads = len(os.sched_getaffinity(0)) // CORES_PER_THREAD
             if threads > 1:
                 self._executor = llguidance.LLExecutor(num_threads=min(threads, MAX_THREADS))
-        matcher = llguidance.LLMatcher(self._tokenizer, spec.text, log_level=0)
+        matcher = new_matcher(self._tokenizer, spec.text)
         if matcher.is_error():
             raise RequestError("the grammar does not compile", got=matcher.get_error()[:200], param="grammar")
         with self._lock:

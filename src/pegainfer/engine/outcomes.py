@@ -103,7 +103,7 @@ class Outcomes:
             try:
                 taken, finish = take_tokens(seq, new)
             except GrammarError as error:
-                self._fail(seq, row, str(error), now, events)
+                self._fail(seq, row, str(error), now, events, error.kind)
                 return
             if taken < len(new):
                 new = new[:taken]
@@ -232,14 +232,22 @@ class Outcomes:
         events.append(self.finish(seq, FinishReason.ABORT, now))
         return True
 
-    def _fail(self, seq: Sequence, row: Row, message: str, now: float, events: list[TokenEvent]) -> None:
+    def _fail(
+        self,
+        seq: Sequence,
+        row: Row,
+        message: str,
+        now: float,
+        events: list[TokenEvent],
+        kind: str | None = None,
+    ) -> None:
         if seq.status is Status.FINISHED:
             return
         if seq.index == 0 and row.start < seq.num_prompt - 1:
             # The others were or will be forked from what this row wrote, so the whole request fails.
-            self.end_request(seq.request.id, FinishReason.ERROR, now, events, error=message)
+            self.end_request(seq.request.id, FinishReason.ERROR, now, events, error=message, error_kind=kind)
         else:
-            events.append(self.finish(seq, FinishReason.ERROR, now, error=message))
+            events.append(self.finish(seq, FinishReason.ERROR, now, error=message, error_kind=kind))
 
     @staticmethod
     def _prompt_logprobs(seq: Sequence) -> tuple[TokenLogprob | None, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 
+from pegainfer.contract.errors import RequestError
 from pegainfer.contract.event import FinishReason
 from pegainfer.contract.grammar import Matcher
 from pegainfer.engine.sequence import Sequence
@@ -13,7 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class GrammarError(Exception):
-    """A continuation has left its grammar, or the grammar has become too complex to follow."""
+    """A continuation has left its grammar, or the grammar has become too complex to follow.
+
+    kind: whose fault that is, as TokenEvent.error_kind.
+    """
+
+    def __init__(self, message: str, kind: str | None) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 def take_tokens(seq: Sequence, new: Seq[int]) -> tuple[int, FinishReason | None]:
@@ -42,7 +50,11 @@ def _follow(matcher: Matcher, token: int) -> bool:
         accepted, over = matcher.accept(token), matcher.terminated()
     except BaseException as error:  # a panic of a library in Rust is no Exception
         log.exception("the grammars' library failed")
-        raise GrammarError(f"the request's grammar failed: {type(error).__name__}") from None
+        raise GrammarError(f"the request's grammar failed: {type(error).__name__}", None) from None
     if not accepted:
-        raise GrammarError("the request's grammar cannot follow the text any further")
+        raise GrammarError(
+            "the request's grammar cannot follow the text any further; "
+            "remedy: a less ambiguous one, or fewer properties and choices at a time",
+            RequestError.__name__,
+        )
     return over

@@ -19,7 +19,7 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.engine.null_model import NullModel
 from pegainfer.frontend.byte_tokenizer import byte_tokenizer
-from pegainfer.frontend.grammar.compiler import GrammarJob, Kind, compile_grammar
+from pegainfer.frontend.grammar.compiler import MAX_CHOICES, GrammarJob, Kind, compile_grammar
 from pegainfer.frontend.grammar.vocabulary import ll_tokenizer, vocabulary_of
 from tests.support.null_engine import null_engine
 
@@ -259,6 +259,25 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled() -> None:
         answers.wait()
         assert valid(answers.text("first")) and answers.text("last").isdecimal()
         assert gated.compiled == 2
+
+
+def test_a_choice_of_as_many_as_a_request_may_have() -> None:
+    options = [f"choice {i}" for i in range(MAX_CHOICES)]
+    with null_engine(grammars=factory()) as engine:
+        answers = Answers(engine)
+        answers.submit(request("a", spec("choice", options)))
+        assert answers.wait().text("a") in options
+
+
+def test_a_grammar_that_grows_too_complex_is_its_requests_fault() -> None:
+    numbers = {f"p{i}": {"type": "integer"} for i in range(3000)}
+    wide = spec("json_schema", {"type": "object", "properties": numbers, "additionalProperties": False})
+    with null_engine(grammars=factory()) as engine:
+        answers = Answers(engine)
+        answers.submit(request("a", wide), request("b", JSON))
+        answers.wait()
+    assert (answers.finish["a", 0].finish, answers.finish["a", 0].error_kind) == ("error", "RequestError")
+    assert valid(answers.text("b"))
 
 
 def test_a_grammar_that_many_wait_for_is_compiled_once() -> None:

@@ -7,13 +7,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pegainfer.frontend.grammar.compiler import GrammarJob
+from pegainfer.frontend.grammar.compiler import MAX_CHOICES, GrammarJob
 from pegainfer.frontend.http.body import load_json
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.json_object import JsonObject
 
-MAX_CHOICES = 4096
 MAX_TEXT_DEPTH = 64  # of JSON within a string
 
 
