@@ -39,6 +39,7 @@ SHARDS = {
         # They share what takes longest, the captures.
         ("test_executor.*(a_graph_gives|steps_repeat|row_alone|alike_alone)", 8),
         ("test_executor", 1),
+        ("test_row_pass", 3),
         ("a_row_alone", 2),
         ("test_sampling", 1),
         ("float32.*(sample_tokens|adjust|token_log|linear|gate|qkv|lm_head)", 1),
@@ -48,7 +49,13 @@ SHARDS = {
         ("test_ops", 6),
         ("", 4),
     ),
-    "memcheck": (("test_random_plans", 1), ("test_repeats", 2), ("test_executor", 5), ("", 20)),
+    "memcheck": (
+        ("test_random_plans", 1),
+        ("test_repeats", 2),
+        ("test_executor", 5),
+        ("test_row_pass", 5),
+        ("", 20),
+    ),
 }
 # Racecheck keeps tens of GB of the host's memory for graphs that are launched again and again, and has
 # nothing to look at in the driver's own calls.

@@ -90,6 +90,7 @@ class Launched:
     params: int  # address of the array of arguments
     pdl: bool
     captured: bool
+    cooperative: bool
 
 
 @dataclass
@@ -219,9 +220,12 @@ class FakeCuda:
         if self.broken is not None and function.startswith(self.broken):
             return (ILLEGAL_ADDRESS,)
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
-        pdl = any("PROGRAMMATIC_STREAM" in a.id.name for a in config.attrs)
+        pdl, cooperative = (
+            any(what in a.id.name for a in config.attrs) for what in ("PROGRAMMATIC_STREAM", "COOPERATIVE")
+        )
+        block, shared = config.blockDimX, config.sharedMemBytes
         self.launches.append(
-            Launched(function, grid, config.blockDimX, config.sharedMemBytes, params, pdl, self.capturing)
+            Launched(function, grid, block, shared, params, pdl, self.capturing, cooperative)
         )
         self.captured += self.capturing
         return (OK,)

@@ -12,6 +12,7 @@ import pytest
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.site import Matmul
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.models.qwen3.config import Qwen3Config
@@ -30,7 +31,7 @@ MODELS = [(256, 384, 4, 128), (256, 192, 4, 128), (256, 96, 4, 128), (512, 128, 
 STEPS = [(1, True), (64, True), (8, True), (3, True), (100, False), (30, False), (1, False)]
 
 
-def executor_of(ctx: CudaContext, sizes: tuple[int, int, int, int]) -> CudaExecutor:
+def executor_of(ctx: CudaContext, sizes: tuple[int, int, int, int], options: CudaOptions) -> CudaExecutor:
     hidden, intermediate, heads, d = sizes
     config = Qwen3Config(
         vocab_size=512, hidden_size=hidden, intermediate_size=intermediate, num_layers=2, num_heads=heads,
@@ -40,7 +41,7 @@ def executor_of(ctx: CudaContext, sizes: tuple[int, int, int, int]) -> CudaExecu
     formats = dict.fromkeys(TABLE.shapes(config), "bf16")
     program = forward(config, formats, Sizes(8, 16, 4, 64), Formats("bf16", "bf16", "bf16"))
     table = RawWeight("f32", (64, d), np.zeros(64 * d * 4, np.uint8))
-    backend = CudaBackend(ctx, {"cos_sin": table}, dummy=Dummy())
+    backend = CudaBackend(ctx, {"cos_sin": table}, options, Dummy())
     kv = DeviceTensor.empty((8, 2, 2, 1, 16, d), "bf16", "kv")
     executor = backend.prepare(program, {"kv": kv}, {"T": 100, "R": 64, "L": 64})
     backend.load()
@@ -62,18 +63,21 @@ def words(work: Any) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("row_pass", [True, False], ids=["a row as one launch", "a row as launches"])
 @pytest.mark.parametrize("sizes", MODELS, ids=str)
 def test_no_launch_points_into_memory_that_was_freed(
-    sizes: tuple[int, int, int, int], tmp_path: Path
+    sizes: tuple[int, int, int, int], row_pass: bool, tmp_path: Path
 ) -> None:
     with fake_cuda(FakeCuda(keep_freed=True)) as fake:
         ctx = CudaContext(kernels=fake_kernels(tmp_path))
         ctx.__dict__["lt"] = FakeLt()
-        executor = executor_of(ctx, sizes)
+        executor = executor_of(ctx, sizes, CudaOptions(row_pass=row_pass))
         for rows, decode in STEPS:
             executor.capture({"T": rows, "R": rows, "L": rows}, decode, graph=False)
         steps = [s for kind in executor._captured._steps.values() for s in kind]
         assert len(steps) == len(STEPS)
+        passes = [work for step in steps for work in step.work if "row_pass" in str(work)]
+        assert len(passes) == (row_pass and sizes[2] <= 8)  # query heads of the one KV head
         for step in steps:
             for work in step.work:
                 stale = [hex(w) for w in words(work) if fake.was_freed(w)]
