@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,8 @@ ONE = {"T": 1, "R": 1, "L": 1}
 LONGEST = sized(4224, 384)  # tokens: a multiple of every block size
 FOREIGN = 3  # blocks that are not the row's
 NOTHING = POISON << 8 | POISON  # NaN in bf16
+EXPONENT = 7  # its lowest bit in bf16
+SEEN = 14.0  # a score beside which thousands of others, normals, are next to nothing
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class Model:
         blocks, (at, offset) = self.order[: -(-context // size)], divmod(context - 1, size)
         bits = np.full(self.cached.shape, NOTHING, np.uint16)
         bits[blocks] = self.cached[blocks]
+        # Values · 2^n, so that the mean of many is no less than that of a few.
+        bits[blocks, :, 1] += np.uint16(max(0, round(math.log2(context) / 2) - 1) << EXPONENT)
         bits[blocks[at], :, :, :, offset:] = NOTHING
         table = np.full((1, LONGEST // size), self.order[-1], np.int32)
         table[0, : len(blocks)] = blocks
@@ -122,6 +127,36 @@ class Model:
         }  # fmt: skip
         inputs = {n: np.array([v], np.int32) for n, v in numbers.items()}
         return Step(bits, inputs | {"block_table": table}, (int(blocks[at]), offset))
+
+    def looking_at(self, context: int, token: int) -> Step:
+        """A step in which every head of every layer looks at that cached token, or at the new one: its score
+        is SEEN and all others' are normals; or all others' are -SEEN.
+        """
+        step, size = self.step(context), self.shape.block
+        blocks, (new, last) = self.order[: -(-context // size)], step.place
+        block, offset = int(self.order[token // size]), token % size
+        self.fill(step.bits)
+        layer = 0
+        for call, _, run in self.plain.walk(step.inputs, ONE):
+            run()
+            if call.spec.name != "qkv_norm_rope_append":
+                continue
+            q = self.plain.tensor(call.tensors["q"], ONE).numpy(self.ctx.stream)[0]
+            scores = np.full(self.shape.heads // self.shape.kv_heads, SEEN * self.shape.head_dim**0.5)
+            units = q.reshape(self.shape.kv_heads, len(scores), -1).astype(np.float64)
+            keys = np.stack([np.linalg.lstsq(unit, scores, rcond=None)[0] for unit in units])
+            bits = self.cache()
+            if token < context - 1:
+                bits[block, layer, 0, :, offset] = to_bf16(keys.astype(np.float32))
+            else:
+                own = bits[new, layer, 0, :, last:].copy()
+                bits[blocks, layer, 0] = to_bf16(-keys.astype(np.float32))[:, None]
+                bits[new, layer, 0, :, last:] = own
+            self.fill(bits)
+            layer += 1
+        bits = self.cache()
+        bits[new, :, :, :, last:] = NOTHING
+        return replace(step, bits=bits)
 
     def padding(self) -> Step:
         """A step of nothing but padding."""
