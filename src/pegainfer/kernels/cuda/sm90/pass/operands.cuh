@@ -89,7 +89,7 @@ struct Share {
         for (parts = 1; 2 * parts <= min(most, min(32, pages / PART_PAGES)); parts *= 2) {
         }
         unit = blockIdx.x % a.g, part = blockIdx.x / a.g, mine = part < parts;
-        first = pages * part / parts, end = pages * (part + 1) / parts;
+        first = mine ? pages * part / parts : 0, end = mine ? pages * (part + 1) / parts : 0;
     }
     __device__ __forceinline__ bool newest() const { return end > first && end * 16 >= context; }
 };

@@ -68,11 +68,8 @@ template <typename T, int CHUNKS>
 struct Columns {
     uint4 x[CHUNKS];
 
-    // The input is `row` of a table, or words once they are there. `norm`: the weight of the norm that it
-    // goes through; its scale 1 / rms is left to the sums, for which this warp's sum of squares goes to
-    // `squares`.
-    __device__ __forceinline__ void take(const T* row, const uint32_t* words, uint32_t tag, const float* norm,
-                                         int k, float* squares) {
+    // The input is `row` of a table, or words once they are there.
+    __device__ __forceinline__ void take(const T* row, const uint32_t* words, uint32_t tag, int k) {
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             const int i = 8 * (threadIdx.x + c * CONSUMERS);
@@ -99,7 +96,11 @@ struct Columns {
                 }
             }
         }
-        if (!norm) return;
+    }
+
+    // Multiplies by the weight of the norm that the input goes through; its scale 1 / rms is left to the
+    // sums. Returns the sum of this warp's squares.
+    __device__ __forceinline__ float weigh(const float* norm, int k) {
         float square = 0;
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
@@ -113,8 +114,7 @@ struct Columns {
                 pairs[j] = pack2<T>(f.x * w.x, f.y * w.y);
             }
         }
-        square = warp_sum(square);
-        if ((threadIdx.x & 31) == 0) squares[threadIdx.x >> 5] = square;
+        return warp_sum(square);
     }
 
     // Sums of `count` rows from stages that each hold `in_stage` of them, into this warp's row of `sums`.
@@ -213,23 +213,26 @@ struct Finish {
     }
 };
 
-// Sums of `count` rows of a product whose input is there. CHUNKS: of 8 columns a thread.
+// Sums of `count` rows of a product. CHUNKS: of 8 columns a thread; ROWS: that a warp sums together.
+template <typename T, int D, int CHUNKS, int ROWS>
+__device__ __forceinline__ void multiply(const Args& a, const Product& p, const T* row, const uint32_t* words,
+                                         uint32_t tag, const float* norm, int count, Places<D>& at) {
+    Columns<T, CHUNKS> columns;
+    columns.take(row, words, tag, p.k);
+    const float square = norm ? columns.weigh(norm, p.k) : 0.f;
+    named_wait<CONSUMERS>(MEET);  // sums and squares before these have been read
+    if (norm && (threadIdx.x & 31) == 0) at.squares()[threadIdx.x >> 5] = square;
+    columns.template multiply<ROWS>(at, p.k, count, p.in_stage(a), at.sums());
+}
 template <typename T, int D>
 __device__ __forceinline__ void multiply(const Args& a, const Product& p, const T* row, const uint32_t* words,
                                          uint32_t tag, const float* norm, int count, Places<D>& at) {
-    const int chunks = (p.k + 8 * CONSUMERS - 1) / (8 * CONSUMERS), step = p.in_stage(a);
-#define PEGA_PRODUCT(CHUNKS, ROWS)                                        \
-    if (chunks <= CHUNKS && step % ROWS == 0) {                           \
-        Columns<T, CHUNKS> columns;                                       \
-        columns.take(row, words, tag, norm, p.k, at.squares());           \
-        named_wait<CONSUMERS>(MEET); /* the sums before these are read */ \
-        columns.template multiply<ROWS>(at, p.k, count, step, at.sums()); \
-        return;                                                           \
-    }
-    PEGA_PRODUCT(2, 4)
-    PEGA_PRODUCT(2, 2)
-    PEGA_PRODUCT(6, 1)
-#undef PEGA_PRODUCT
+    if (p.k > 2 * 8 * CONSUMERS || p.in_stage(a) == 1)
+        multiply<T, D, 6, 1>(a, p, row, words, tag, norm, count, at);
+    else if (p.in_stage(a) == 2)
+        multiply<T, D, 2, 2>(a, p, row, words, tag, norm, count, at);
+    else
+        multiply<T, D, 2, 4>(a, p, row, words, tag, norm, count, at);
 }
 
 // Norm and rotation of the unit's heads as the projection leaves them: of its queries, a warp each, which go
