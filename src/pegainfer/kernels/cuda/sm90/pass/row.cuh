@@ -159,8 +159,7 @@ struct Columns {
                 const float all = sum_values<ROWS>(sum);
                 if (lane % (32 / ROWS) == 0 && row + lane / (32 / ROWS) < end) to[first + row] = all;
             }
-            __syncwarp();
-            if (lane == 0) barrier_arrive(at.empty());
+            barrier_arrive(at.empty());
         }
     }
 };
@@ -310,7 +309,7 @@ template <typename T, int D>
 __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Share& s, int layer,
                                        Places<D>& at, const Words& words, uint32_t tag, uint32_t number) {
     constexpr int QUADS = D / 4;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, heads = a.h / a.g;
+    const int warp = threadIdx.x >> 5, heads = a.h / a.g;
     const int count = s.end - s.first, step = a.stage / at.PAGE;
     const Heads<T, D> mine(a, l, s);
     NewestPair<T, D> newest;
@@ -333,8 +332,7 @@ __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Shar
             }
             sums.add(shared_address(page), qf, valid, a.scale_log2);
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(at.empty());
+        barrier_arrive(at.empty());
     }
     sums.close();
     sums.leave(at.sums(), at.ends(), warp, heads);
@@ -414,7 +412,7 @@ __device__ __forceinline__ void run(const void* map, const Args& a, const Layers
         Places<D> at(a, shared, 1);
         if ((threadIdx.x & 31) == 0) {
             tma_prefetch(map);
-            for (; at.parity; at.advance()) barrier_init(at.full(), 1), barrier_init(at.empty(), WARPS);
+            for (; at.parity; at.advance()) barrier_init(at.full(), 1), barrier_init(at.empty(), CONSUMERS);
             barrier_init_fence();
         }
         __syncwarp();
