@@ -156,6 +156,7 @@ ROWS = (
     [1, 16, 0, 700],
     [*range(1, 900, 150), 0, 4097],
     [*range(3, 1200, 48), 4097, 0, 1, 0],  # in even shares
+    [*range(1, 126), 0, 17, 300],  # the same, as many rows as may be
 )
 
 

@@ -11,6 +11,7 @@ from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.gemm import GemmProblem, StreamChoice, choose_gemm, choose_stream
 from pegainfer.kernels.cuda.skinny import SkinnyChoice
+from pegainfer.kernels.cuda.wide import TUNED, Cut
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.gemm import LINEAR, LINEAR_RESIDUAL
@@ -19,7 +20,7 @@ from pegainfer.ops.spec import OpSpec
 from tests.gpu.harness import EAGER, raw, rounded, run_once, sized
 
 Array = np.ndarray[Any, Any]
-M = sized((1, 3, 8, 9, 16, 17, 24, 33, 64, 65), (1, 9, 17, 33, 64, 65))
+M = sized((1, 3, 8, 9, 16, 17, 33, 64, 65, 128, 129, 256), (1, 9, 17, 33, 64, 65, 130))
 # (N, K): Qwen3-4B's o, down and qkv, SmolLM2's, and sizes that no tile, or no stage, divides
 SHAPES = sized(
     ((2560, 4096), (2560, 9728), (6144, 2560), (576, 1536), (1000, 648), (1001, 648), (8, 4096), (24, 8),
@@ -53,7 +54,7 @@ def test_products(spec: OpSpec, shape: tuple[int, int], dtype: str, ctx: CudaCon
         assert relative(got, want) < (3e-3 if dtype == "bf16" else 4e-4), f"m = {m}"
 
 
-@pytest.mark.parametrize("m", [1, 7, 16, 40, 64])
+@pytest.mark.parametrize("m", [1, 7, 16, 40, 64, 65, 128, 201])
 def test_norm_and_gated_activation_fused(m: int, ctx: CudaContext) -> None:
     f, k = WIDTHS
     rng = np.random.default_rng(m)
@@ -70,9 +71,9 @@ def test_norm_and_gated_activation_fused(m: int, ctx: CudaContext) -> None:
     assert relative(got, g / (1 + np.exp(-g)) * (h @ up.T)) < 6e-3
 
 
-@pytest.mark.parametrize("m", [1, 8, 13, 33, 64])
+@pytest.mark.parametrize("m", [1, 8, 13, 33, 64, 70, 128, 190])
 def test_logits_of_chosen_rows(m: int, ctx: CudaContext) -> None:
-    v, tokens = (sized(30_011, 3_011), 50) if m < 33 else (sized(50_008, 5_008), 90)
+    v, tokens = (sized(30_011, 3_011), 50) if m < 33 else (sized(50_008, 5_008), m + 26)
     k = sized(1024, 256)
     rng = np.random.default_rng(m)
     x = rounded(rng.standard_normal((tokens, k), np.float32), "bf16")
@@ -87,9 +88,9 @@ def test_logits_of_chosen_rows(m: int, ctx: CudaContext) -> None:
     assert relative(got, h @ w.T) < 4e-3
 
 
-@pytest.mark.parametrize("m", [1, 8, 13, 32, 64, 65])
+@pytest.mark.parametrize("m", [1, 8, 13, 32, 64, 65, 128, 150, 256, 257])
 def test_a_norm_after_a_residual_is_handed_over(m: int, ctx: CudaContext) -> None:
-    """Where both products are skinny, the first leaves what the second's norm needs; no launch between."""
+    """Where both products are Hopper's, the first leaves what the second's norm needs; no launch between."""
     width, f, k = sized((2560, 1216, 4096), (640, 304, 1024))
     rng = np.random.default_rng(m)
     a = rounded(rng.standard_normal((m, k), np.float32), "bf16")
@@ -132,20 +133,49 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(shape: tuple[int, int], ctx
     n, k = shape
     rng = np.random.default_rng(n)
     w = rounded(rng.standard_normal((n, k), np.float32) * np.float32(k**-0.5), "bf16")
-    a = rounded(rng.standard_normal((64, k), np.float32), "bf16")
+    a = rounded(rng.standard_normal((256, k), np.float32), "bf16")
     outputs: dict[object, list[Array]] = {}
-    for m in (1, 7, 16, 32, 64):
+    for m in (1, 7, 16, 32, 64, 65, 128, 129, 256):
         choice = choose_gemm(GemmProblem(m, n, k, "bf16"), ctx.device.info)
         if not isinstance(choice, SkinnyChoice):
+            if m > 64:
+                continue
             pytest.skip("other kernels than Hopper's add up by batch size")
         program = one_call(LINEAR, {"T": m, "N": n, "K": k}, {"out": "bf16", "a": "bf16", "w": "bf16"}, {})
         sizes = {"T": m, "N": n, "K": k}
         got = run_once(ctx, program, {"w": raw(w, "bf16")}, {}, {"a": a[:m]}, sizes)["out"]
-        cut = (choice.splits, choice.wide if choice.splits > 1 else 0)  # how k is added up
+        # Which side of wgmma the rows are, and how k is added up.
+        cut = (m > 64, choice.splits, choice.wide if choice.splits > 1 else 0)
         outputs.setdefault(cut, []).append(got)
     for same in outputs.values():
         for got in same[:-1]:
             assert np.array_equal(got, same[-1][: len(got)])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    "cut", [Cut(152), Cut(136, 4, 2), Cut(88, 4), Cut(96, 2), Cut(48, 5), Cut(8)], ids=str
+)
+def test_wide_products_however_they_are_cut(
+    cut: Cut, dtype: str, ctx: CudaContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kernel, with whole and partial tiles, whatever the chooser would take for such a shape."""
+    if ctx.device.info.arch != "90a":
+        pytest.skip("kernels of Hopper's alone")
+    n, k = 2 * cut.rows + 24, 776
+    monkeypatch.setitem(TUNED, (n, k), ((256, cut),))
+    rng = np.random.default_rng(cut.rows)
+    w = rounded(rng.standard_normal((n, k), np.float32) * np.float32(k**-0.5), dtype)
+    for m in (65, 128, 129, 192, 250):
+        choice = choose_gemm(GemmProblem(m, n, k, dtype), ctx.device.info)
+        assert isinstance(choice, SkinnyChoice) and choice.rows == cut.rows
+        a = rounded(rng.standard_normal((m, k), np.float32), dtype)
+        a[m // 2] = 0
+        sizes = {"T": m, "N": n, "K": k}
+        program = one_call(LINEAR, sizes, {"out": dtype, "a": dtype, "w": dtype}, {})
+        got = run_once(ctx, program, {"w": raw(w, dtype)}, {}, {"a": a}, sizes)["out"]
+        assert relative(got, a @ w.T) < (3e-3 if dtype == "bf16" else 4e-4), f"m = {m}"
+        assert not got[m // 2].any()
 
 
 def test_the_choice_follows_the_device(ctx: CudaContext) -> None:
@@ -153,7 +183,7 @@ def test_the_choice_follows_the_device(ctx: CudaContext) -> None:
     few = choose_stream(GemmProblem(4, 6144, 2560, "bf16", "store", norm=True), info)
     assert isinstance(few, StreamChoice) and few.shared <= info.max_shared
     assert ctx.library.variant(few.kernel) is not None
-    assert str(choose_gemm(GemmProblem(65, 6144, 2560, "bf16"), info)).startswith("cublasLt (65 rows")
+    assert str(choose_gemm(GemmProblem(257, 6144, 2560, "bf16"), info)).startswith("cublasLt (257 rows")
 
 
 def test_weights_of_any_format_arrive(ctx: CudaContext) -> None:

@@ -23,7 +23,7 @@ CLUSTER, ROW_UNITS, ROW_CLUSTER_KEYS = 8, 8, 6144
 # On Hopper decoding appends the token itself in steps of up to so many rows, and where they are cut into even
 # shares. In between a block gets two or three parts, and which SMs hold those depends on where the product
 # ahead left room: 16 rows took 4.66 ms a step against 4.28 (docs/log.md).
-APPEND_ROWS, APPEND_SHARED_ROWS = 8, 64  # above, the product ahead is cuBLASLt's and nothing starts early
+APPEND_ROWS, APPEND_SHARED_ROWS = 8, 128  # above, the product ahead is cuBLASLt's and nothing starts early
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pegainfer.kernels.cuda.site import NormedRows, Site, blocks, handles
 from pegainfer.kernels.cuda.skinny import SkinnyChoice, choose_skinny, skinny
+from pegainfer.kernels.cuda.wide import choose_wide
 from pegainfer.ops.program import OpCall
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.cublaslt import MatmulProblem
@@ -82,8 +83,9 @@ def choose_gemm(p: GemmProblem, info: DeviceInfo) -> SkinnyChoice | StreamChoice
     """Which kernel runs a problem, and why; the same answer for the same problem and device."""
     if p.dtype not in SIXTEEN:
         return LibraryChoice(f"{p.dtype}: the streaming kernels take {' and '.join(SIXTEEN)}")
-    skinny = choose_skinny(p.dtype, p.m, p.n, p.k, p.out, info)
-    return skinny or choose_stream(p, info)
+    hopper = choose_skinny(p.dtype, p.m, p.n, p.k, p.out, info)
+    hopper = hopper or choose_wide(p.dtype, p.m, p.n, p.k, p.out, info)
+    return hopper or choose_stream(p, info)
 
 
 def choose_stream(p: GemmProblem, info: DeviceInfo) -> StreamChoice | LibraryChoice:

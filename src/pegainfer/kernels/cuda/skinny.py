@@ -20,10 +20,10 @@ KINDS = {"store": 0, "storef32": 1, "residual": 2, "swiglu": 3}
 
 @dataclass(frozen=True)
 class SkinnyChoice:
-    """A launch of sm90/gemm/skinny.cuh."""
+    """A launch of sm90/gemm/skinny.cuh, or of wide.cuh beside it."""
 
     kernel: str
-    tokens: int  # rows of x that a block holds
+    tokens: int  # rows of x in a stage
     groups: int  # of blocks; each takes every groups-th tile
     rows: int  # of w in a tile
     splits: int  # of k
@@ -35,6 +35,7 @@ class SkinnyChoice:
     before: int  # offset of what a tile's end needs beside them
     shared: int  # bytes
     why: str = ""
+    threads: int = THREADS
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -43,6 +44,11 @@ class SkinnyChoice:
     @property
     def cluster(self) -> int:
         return self.splits if self.splits > 1 else 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Rows of x that the kernel takes: so many sums of squares lie side by side."""
+        return next(most for most in (MAX_TOKENS, 128, 256) if self.tokens <= most)
 
     def square_groups(self, n: int) -> int:
         """How many sums of squares a row of `n` outputs leaves."""
@@ -246,7 +252,7 @@ def skinny(
     if next_norm is not None:
         groups = c.square_groups(n)
         normed = site.memory.kept("normed residual", m * n * item_bytes(dtype))
-        squares = site.memory.kept("squares of the residual", groups * MAX_TOKENS * 4)
+        squares = site.memory.kept("squares of the residual", groups * c.most_tokens * 4)
         left = {"norm": next_norm, "normed": normed, "next_squares": squares}
         site.hand(NormedRows(out, next_norm, normed, squares, groups))
     args = skinny_args(
@@ -254,4 +260,4 @@ def skinny(
         squares=scaled.squares if scaled else 0, square_groups=scaled.groups if scaled else 0, eps=eps,
         **left,
     )  # fmt: skip
-    site.launch(c.kernel, c.grid, THREADS, args, c.shared, cluster=c.cluster)
+    site.launch(c.kernel, c.grid, c.threads, args, c.shared, cluster=c.cluster)

@@ -68,16 +68,36 @@ def test_hopper_takes_up_to_64_rows_with_even_shares() -> None:
         assert choice.sums % 16 == 0 and choice.before % 16 == 0
 
 
+def test_hopper_takes_up_to_256_rows_with_even_shares() -> None:
+    kinds = ("store", "residual", "swiglu", "storef32")
+    taken = 0
+    for (n, k), m, out, dtype in product(SHAPES, (65, 72, 100, 128, 129, 192, 256), kinds, ("bf16", "f16")):
+        choice = choose_gemm(GemmProblem(m, n * 8, k, dtype, out), H100)
+        if isinstance(choice, LibraryChoice):
+            continue
+        assert isinstance(choice, SkinnyChoice)
+        assert choice.kernel in KERNELS
+        assert m <= choice.tokens <= choice.most_tokens <= choice.threads - 128
+        assert choice.shared <= H100.max_shared // (2 if m <= 128 else 1)
+        assert choice.groups * choice.splits <= H100.num_sms * FILLED[choice.splits]
+        assert -(-n * 8 // choice.rows) == choice.groups
+        assert choice.sums % 16 == 0 and choice.before % 16 == 0
+        taken += 1
+    assert taken > 100
+
+
 def test_two_hopper_launches_fit_an_sm() -> None:
-    for m, (n, k) in product((1, 16, 64), ((6144, 2560), (2560, 4096), (19_456, 2560), (2560, 9728))):
+    for m, (n, k) in product(
+        (1, 16, 64, 65, 96, 128), ((6144, 2560), (2560, 4096), (19_456, 2560), (2560, 9728))
+    ):
         choice = choose_gemm(GemmProblem(m, n, k, "bf16"), H100)
         assert isinstance(choice, SkinnyChoice)
         assert 2 * (choice.shared + 1024) <= H100.shared_per_sm
 
 
 def test_products_of_many_rows_go_to_the_library() -> None:
-    many = GemmProblem(65, 6144, 2560, "bf16")
-    assert str(choose_gemm(many, H100)) == "cublasLt (65 rows: the streaming kernels take 16)"
+    many = GemmProblem(257, 6144, 2560, "bf16")
+    assert str(choose_gemm(many, H100)) == "cublasLt (257 rows: the streaming kernels take 16)"
     assert str(choose_gemm(replace(many, m=17), A100)).startswith("cublasLt (17 rows")
     assert str(choose_gemm(GemmProblem(1, 64, 64, "f32"), H100)).startswith("cublasLt (f32:")
     assert str(choose_gemm(GemmProblem(1, 64, 36, "bf16"), H100)).startswith("cublasLt (k = 36:")
@@ -135,7 +155,7 @@ def test_hopper_appends_in_attention_where_parts_are_few_or_shares_even() -> Non
         problem = replace(ATTENTION, tokens=rows, rows=rows, decode_only=True)
         return may_append(replace(problem, **change), info)
 
-    assert [rows for rows in (1, 2, 8, 9, 16, 17, 64, 65) if append(rows)] == [1, 2, 8, 17, 64]
+    assert [rows for rows in (1, 2, 8, 9, 16, 17, 128, 129) if append(rows)] == [1, 2, 8, 17, 128]
     assert not append(1, L40S) and not append(1, decode_only=False) and not append(1, tokens=2)
     assert not append(1, dtype="f32") and not append(1, head_dim=96)
     for rows, d, dtype in product((1, 8, 64), (64, 128, 256), ("bf16", "f16")):

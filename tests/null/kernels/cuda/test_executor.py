@@ -38,7 +38,7 @@ CONFIG = Qwen3Config(
     head_dim=64, norm_eps=1e-6, rope_theta=1e4, rope_scaling=None, max_position_embeddings=64,
     tie_word_embeddings=True,
 )  # fmt: skip
-LARGEST = {"T": 96, "R": 4, "L": 4}
+LARGEST = {"T": 300, "R": 5, "L": 5}
 WIDTH = 4
 
 
@@ -92,7 +92,7 @@ def kernels(fake: FakeCuda) -> list[str]:
     return [launch.kernel for launch in fake.launches]
 
 
-def test_decode_streams_weights_and_prefill_calls_the_library(rig: Rig) -> None:
+def test_decode_streams_weights_and_long_prefill_calls_the_library(rig: Rig) -> None:
     rig.executor.run(*rig.step(1, 1, 1))
     names = kernels(rig.fake)
     assert names[:5] == [
@@ -102,18 +102,19 @@ def test_decode_streams_weights_and_prefill_calls_the_library(rig: Rig) -> None:
     assert names[-3:] == ["take_rows_16", "rms_norm_bf16", "skinny_bf16_8_1"]
     assert not any("prefill" in n for n in names) and not rig.lt.products
     rig.fake.launches.clear()
-    rig.executor.run(*rig.step(30, 30, 20))
+    rig.executor.run(*rig.step(60, 60, 60, 60, 60))
     prefill = {"attention_prefill_tiles_bf16_d64", "rms_norm_bf16", "silu_mul_pairs_bf16"}
     assert prefill <= set(kernels(rig.fake))
-    assert [p.m for p in rig.lt.products[:4]] == [80] * 4
+    assert [p.m for p in rig.lt.products[:4]] == [300] * 4
     assert [p.accumulate for p in rig.lt.products[:4]] == [False, True, False, True]
 
 
-def test_a_residual_leaves_what_the_norm_after_it_needs(rig: Rig) -> None:
+@pytest.mark.parametrize("counts", [(1, 1), (30, 30, 20)], ids=str)
+def test_a_residual_leaves_what_the_norm_after_it_needs(counts: tuple[int, ...], rig: Rig) -> None:
     """So only the first norm of a step, and that of the chosen rows, are launches."""
-    rig.executor.run(*rig.step(1, 1))
-    products = [n for n in rig.fake.launches if n.kernel.startswith("skinny")]
-    assert len(products) == 4 * CONFIG.num_layers + 1
+    rig.executor.run(*rig.step(*counts))
+    products = [n for n in rig.fake.launches if n.kernel.startswith(("skinny", "wide"))]
+    assert len(products) == 4 * CONFIG.num_layers + 1 and not rig.lt.products
     assert kernels(rig.fake).count("rms_norm_bf16") == 2
 
     def pointers(launch: Launched) -> tuple[int, ...]:
@@ -261,8 +262,8 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_runs(rig: Rig) -> No
         rig.executor.run({**inputs, "positions": inputs["positions"][:1]}, env)
     with pytest.raises(OpError, match=r"input slots; expected \(2,\); got nothing"):
         rig.executor.run({k: v for k, v in inputs.items() if k != "slots"}, env)
-    with pytest.raises(OpError, match="size T of a step; expected at most 96; got 97"):
-        rig.executor.run(*rig.step(97))
+    with pytest.raises(OpError, match="size T of a step; expected at most 300; got 301"):
+        rig.executor.run(*rig.step(301))
     assert not rig.fake.launches
 
 

@@ -28,6 +28,18 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
         "r"(parity)
         : "memory");
 }
+// Whether that wait would return at once.
+__device__ __forceinline__ bool barrier_ready(uint32_t barrier, uint32_t parity) {
+    uint32_t ready;
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(ready)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return ready;
+}
 
 // What ordinary stores wrote to shared memory is seen by wgmma and the copy engine from here on.
 __device__ __forceinline__ void async_proxy_fence() {
@@ -127,18 +139,24 @@ struct Wgmma;
 #define PEGA_R8 PEGA_R4 ",%4,%5,%6,%7"
 #define PEGA_R16 PEGA_R8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define PEGA_R32 PEGA_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define PEGA_R44 PEGA_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43"
+#define PEGA_R48 PEGA_R44 ",%44,%45,%46,%47"
 #define PEGA_R64                                                                    \
     PEGA_R32                                                                        \
     ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
     "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define PEGA_R76 PEGA_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75"
 #define PEGA_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define PEGA_D4 PEGA_FOUR(0)
 #define PEGA_D8 PEGA_D4, PEGA_FOUR(4)
 #define PEGA_D16 PEGA_D8, PEGA_FOUR(8), PEGA_FOUR(12)
 #define PEGA_D32 PEGA_D16, PEGA_FOUR(16), PEGA_FOUR(20), PEGA_FOUR(24), PEGA_FOUR(28)
+#define PEGA_D44 PEGA_D32, PEGA_FOUR(32), PEGA_FOUR(36), PEGA_FOUR(40)
+#define PEGA_D48 PEGA_D44, PEGA_FOUR(44)
 #define PEGA_D64                                                                                        \
     PEGA_D32, PEGA_FOUR(32), PEGA_FOUR(36), PEGA_FOUR(40), PEGA_FOUR(44), PEGA_FOUR(48), PEGA_FOUR(52), \
         PEGA_FOUR(56), PEGA_FOUR(60)
+#define PEGA_D76 PEGA_D64, PEGA_FOUR(64), PEGA_FOUR(68), PEGA_FOUR(72)
 // A to F: the numbers of the operands behind d's.
 #define PEGA_WGMMA(T, NAME, N, HALF, A, B, C, D, E, F)                                                      \
     template <>                                                                                             \
@@ -161,12 +179,15 @@ struct Wgmma;
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add))); \
         }                                                                                                   \
     };
-#define PEGA_WGMMAS(T, NAME)                            \
-    PEGA_WGMMA(T, NAME, 8, 4, 4, 5, 6, 7, 8, 9)         \
-    PEGA_WGMMA(T, NAME, 16, 8, 8, 9, 10, 11, 12, 13)    \
-    PEGA_WGMMA(T, NAME, 32, 16, 16, 17, 18, 19, 20, 21) \
-    PEGA_WGMMA(T, NAME, 64, 32, 32, 33, 34, 35, 36, 37) \
-    PEGA_WGMMA(T, NAME, 128, 64, 64, 65, 66, 67, 68, 69)
+#define PEGA_WGMMAS(T, NAME)                             \
+    PEGA_WGMMA(T, NAME, 8, 4, 4, 5, 6, 7, 8, 9)          \
+    PEGA_WGMMA(T, NAME, 16, 8, 8, 9, 10, 11, 12, 13)     \
+    PEGA_WGMMA(T, NAME, 32, 16, 16, 17, 18, 19, 20, 21)  \
+    PEGA_WGMMA(T, NAME, 64, 32, 32, 33, 34, 35, 36, 37)  \
+    PEGA_WGMMA(T, NAME, 88, 44, 44, 45, 46, 47, 48, 49)  \
+    PEGA_WGMMA(T, NAME, 96, 48, 48, 49, 50, 51, 52, 53)  \
+    PEGA_WGMMA(T, NAME, 128, 64, 64, 65, 66, 67, 68, 69) \
+    PEGA_WGMMA(T, NAME, 152, 76, 76, 77, 78, 79, 80, 81)
 PEGA_WGMMAS(bf16, "bf16")
 PEGA_WGMMAS(f16, "f16")
 #undef PEGA_WGMMAS
