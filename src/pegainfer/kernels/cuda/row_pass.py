@@ -17,7 +17,7 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 from pegainfer.runtime.cuda.tma import TensorMap
 
 LAYER = ("qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "linear_residual")
-# As in row.cuh.
+# As in pass/operands.cuh; MAX_CHUNKS: of 8 columns that a thread multiplies, in pass/row.cuh.
 WARPS, THREADS, ROUND, MAX_LAYERS, MAX_CHUNKS = 8, 288, 256, 80, 6
 STAGE, MIN_DEPTH = 20 << 10, 4  # bytes of a stage where no row is longer; stages
 # Stages that may be on their way at a time: with 2, 3, 4 and 6 Qwen3-4B takes 2.83, 2.90, 2.98 and 3.09 ms
@@ -63,7 +63,7 @@ class RowPass:
         return (info.max_shared - self.rest) // (self.stage + 16)
 
     def parts(self, info: DeviceInfo) -> int:
-        """Of a KV head's keys, at the most."""
+        """Parts that a KV head's keys are cut into, at the most."""
         return 1 << min(info.num_sms // self.kv_heads, 32).bit_length() - 1
 
     def told(self, info: DeviceInfo) -> tuple[int, int, int, int]:
@@ -161,7 +161,7 @@ def _launch(site: Site, p: RowPass, calls: Sequence[OpCall]) -> None:
     rows = [site.address(n) for n in ("query_lens", "context_lens", "block_table")]
     scale = site.this.attrs["scale"] * math.log2(math.e)
     words, parts, launches, nbytes = p.told(info)
-    # A memory of its own: whoever reads a word must find there what the launch before left, or this one.
+    # Nothing else may write here, or a word could bear a tag that is waited for. Zeros begin the count anew.
     told = site.memory.kept("row pass", nbytes)
     site.ctx.stream.fill(told, 0, nbytes)
     site.enter(calls[1])
