@@ -98,6 +98,17 @@ def with_attrs(number: int, **attrs: Any) -> Callable[[Calls], Calls]:
     ]
 
 
+def with_axis(number: int, letter: str) -> Callable[[Calls], Calls]:
+    """One call's axis is eight longer."""
+
+    def changed(calls: Calls) -> Calls:
+        call = calls[number]
+        call = replace(call, axes=call.axes | {letter: int(call.axes[letter]) + 8})
+        return [*calls[:number], call, *calls[number:][1:]]
+
+    return changed
+
+
 def with_tensor(number: int, operand: str, **change: Any) -> Callable[[Calls], Calls]:
     """One call's operand is another tensor, alike but for the change."""
 
@@ -127,6 +138,9 @@ def lasting(calls: Calls) -> Calls:
         pytest.param(lambda c: c[1:], id="no embedding"),
         pytest.param(lambda c: [c[0], c[-1]], id="no layers"),
         pytest.param(lambda c: [c[0], *c[6:11], *c[1:6], c[-1]], id="layers in another order"),
+        pytest.param(with_axis(7, "H"), id="a layer of more heads"),
+        pytest.param(with_axis(9, "F"), id="a wider layer"),
+        pytest.param(with_axis(11, "V"), id="a head of more tokens"),
         pytest.param(with_attrs(1, eps=1e-5), id="eps of attention's norm"),
         pytest.param(with_attrs(4, eps=1e-5), id="eps of the other norm"),
         pytest.param(with_attrs(-1, eps=1e-5), id="eps of the last norm"),

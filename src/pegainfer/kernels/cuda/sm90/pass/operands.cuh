@@ -5,9 +5,10 @@
 namespace pass {
 
 constexpr int WARPS = 8, CONSUMERS = WARPS * 32, THREADS = CONSUMERS + 32;
-constexpr int PART_PAGES = 8;      // no part of a row's keys is made for fewer
-constexpr int ROUND = 256;         // rows whose sums wait in shared memory
-constexpr int MAX_LAYERS = 80;     // of the kernel's parameters
+constexpr int PART_PAGES = 8;                  // no part of a row's keys is made for fewer
+constexpr int ROUND = 256;                     // rows whose sums wait in shared memory
+constexpr int MAX_CHUNKS = 6, FEW_CHUNKS = 2;  // of 8 columns a thread
+constexpr int MAX_LAYERS = 80;                 // of the kernel's parameters, 5 KB
 constexpr int MEET = 1, MADE = 2;  // named barriers: of the consumers; of all, when the ring's are there
 
 enum Kind : int { QKV, O, GATE_UP, DOWN, HEAD };
@@ -36,8 +37,8 @@ struct Args {
     float* logits;           // [V]
     uint32_t* words;         // what blocks tell each other: x [M], qkv [(H + 2 G) D], attn [H D], act [F]
     uint2* parts;            // attention's parts: [parts, H, D + 1]
-    unsigned*
-        launches;  // [2]: how many there have been on these words; blocks that have ended, 0 before and after
+    // [2]: how many launches there have been on these words; blocks that have ended, 0 before and after.
+    unsigned* launches;
     int layers, m, h, g, f, v, block_size;
     int stage, depth;  // of the ring: bytes of a stage, a multiple of 1024; stages
     int window;        // stages that may be on their way at a time
@@ -91,7 +92,6 @@ struct Share {
         unit = blockIdx.x % a.g, part = blockIdx.x / a.g, mine = part < parts;
         first = mine ? pages * part / parts : 0, end = mine ? pages * (part + 1) / parts : 0;
     }
-    __device__ __forceinline__ bool newest() const { return end > first && end * 16 >= context; }
 };
 
 }  // namespace pass

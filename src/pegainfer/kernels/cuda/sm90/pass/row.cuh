@@ -28,6 +28,7 @@
 
 namespace pass {
 
+using attention::named_arrive;
 using attention::named_wait;
 using attention::NewestPair;
 using attention::PageSums;
@@ -119,7 +120,7 @@ struct Columns {
 
     // Sums of `count` rows from stages that each hold `in_stage` of them, into this warp's row of `sums`.
     template <int ROWS, int D>
-    __device__ __forceinline__ void multiply(Places<D>& at, int k, int count, int in_stage,
+    __device__ __forceinline__ void sum_rows(Places<D>& at, int k, int count, int in_stage,
                                              float* sums) const {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row_bytes = 2 * k;
         const bool busy = warp * 256 < k;  // this warp has columns
@@ -214,24 +215,25 @@ struct Finish {
 
 // Sums of `count` rows of a product. CHUNKS: of 8 columns a thread; ROWS: that a warp sums together.
 template <typename T, int D, int CHUNKS, int ROWS>
-__device__ __forceinline__ void multiply(const Args& a, const Product& p, const T* row, const uint32_t* words,
-                                         uint32_t tag, const float* norm, int count, Places<D>& at) {
+__device__ __forceinline__ void multiply_as(const Args& a, const Product& p, const T* row,
+                                            const uint32_t* words, uint32_t tag, const float* norm, int count,
+                                            Places<D>& at) {
     Columns<T, CHUNKS> columns;
     columns.take(row, words, tag, p.k);
     const float square = norm ? columns.weigh(norm, p.k) : 0.f;
     named_wait<CONSUMERS>(MEET);  // sums and squares before these have been read
     if (norm && (threadIdx.x & 31) == 0) at.squares()[threadIdx.x >> 5] = square;
-    columns.template multiply<ROWS>(at, p.k, count, p.in_stage(a), at.sums());
+    columns.template sum_rows<ROWS>(at, p.k, count, p.in_stage(a), at.sums());
 }
 template <typename T, int D>
 __device__ __forceinline__ void multiply(const Args& a, const Product& p, const T* row, const uint32_t* words,
                                          uint32_t tag, const float* norm, int count, Places<D>& at) {
-    if (p.k > 2 * 8 * CONSUMERS || p.in_stage(a) == 1)
-        multiply<T, D, 6, 1>(a, p, row, words, tag, norm, count, at);
+    if (p.k > FEW_CHUNKS * 8 * CONSUMERS || p.in_stage(a) == 1)
+        multiply_as<T, D, MAX_CHUNKS, 1>(a, p, row, words, tag, norm, count, at);
     else if (p.in_stage(a) == 2)
-        multiply<T, D, 2, 2>(a, p, row, words, tag, norm, count, at);
+        multiply_as<T, D, FEW_CHUNKS, 2>(a, p, row, words, tag, norm, count, at);
     else
-        multiply<T, D, 2, 4>(a, p, row, words, tag, norm, count, at);
+        multiply_as<T, D, FEW_CHUNKS, 4>(a, p, row, words, tag, norm, count, at);
 }
 
 // Norm and rotation of the unit's heads as the projection leaves them: of its queries, a warp each, which go
@@ -246,7 +248,7 @@ struct Heads {
     __device__ __forceinline__ Heads(const Args& a, const Layer& l, const Share& s) {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
         turns = warp < a.h / a.g;
-        holds = s.newest() && (s.end - s.first - 1) % WARPS == warp;
+        holds = s.part + 1 == s.parts && max(s.end - s.first - 1, 0) % WARPS == warp;
         if (turns) q_weight = load_weight<D>(l.q_norm, lane);
         if (holds) k_weight = load_weight<D>(l.k_norm, lane);
     }
@@ -362,7 +364,7 @@ __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Shar
 template <typename T, int D>
 __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Places<D> at) {
     const Share share(a);
-    const int id = a.token_ids[0];
+    const int id = a.token_ids[0];  // one that is none reads as 0: nothing wild
     const bool known = id >= 0 && id < a.v;
     const T* in = static_cast<const T*>(a.embedding) + static_cast<int64_t>(known ? id : 0) * a.m;
     const Words words = {a, D};
@@ -379,9 +381,9 @@ __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Pla
     for (int i = 0; i < products; i++) {
         const int layer = i / 4, kind = i + 1 < products ? i % 4 : HEAD;
         const Layer& l = layers.layer[kind == HEAD ? 0 : layer];
-        // Of this product's results; never 0, which fresh words have.
         const uint32_t number = launch * products + i;
-        const uint32_t tag = number % 65535 + 1, before = (number - 1) % 65535 + 1;  // before: its input's
+        // Of its results and of its input; never 0, which fresh words have.
+        const uint32_t tag = number % 65535 + 1, before = (number - 1) % 65535 + 1;
         if (kind == O && share.mine) attend<T, D>(a, l, share, layer, at, words, before, number);
         const uint32_t* from = kind == O ? words.attn() : kind == DOWN ? words.act() : words.x();
         const float* norm = kind == QKV       ? l.attn_norm
@@ -416,7 +418,7 @@ __device__ __forceinline__ void run(const void* map, const Args& a, const Layers
             barrier_init_fence();
         }
         __syncwarp();
-        asm volatile("bar.arrive %0, %1;" ::"n"(MADE), "n"(THREADS) : "memory");
+        named_arrive<THREADS>(MADE);
         ask<D>(a, layers, map, Filling<D>(a, shared));
     } else {
         named_wait<THREADS>(MADE);

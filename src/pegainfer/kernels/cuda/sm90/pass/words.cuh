@@ -8,8 +8,9 @@ namespace pass {
 // Blocks tell each other results in words that say themselves when they are there: 16 bits of value beside a
 // tag that is another for every product of a launch, and for every launch. So nothing is to be waited for but
 // the words: no fence, which would wait for all that is on its way, and no barrier. Nobody writes a word anew
-// that is still to be read: whoever gets so far has results that depend on all who read it. (A block without
-// rows in a product must not read its input.)
+// that is still to be read: whoever gets so far has results that depend on all who read it. (So a block
+// without rows in a product must not read its input, and attention awaits k and v even where it reads no
+// key.)
 __device__ __forceinline__ void tell(uint32_t* to, uint16_t value, uint32_t tag) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value | tag << 16) : "memory");
 }
