@@ -168,6 +168,15 @@ class CudaExecutor:
         """Each call of a step of these sizes with its launches."""
         return self._calls(self._lowered({s: env[s] for s in self._symbols}, decode_only))
 
+    def begin(self, env: Sizes, decode_only: bool = False) -> None:
+        """Puts on the stream what a step does ahead of its calls (work lists), for who runs `work` alone.
+
+        Inputs are those of the last step.
+        """
+        step = self._lowered({s: env[s] for s in self._symbols}, decode_only)
+        for ahead in step.work[: step.ahead]:
+            ahead(self._ctx.stream)
+
     def _calls(self, step: LoweredStep) -> list[tuple[OpCall, list[Work]]]:
         ends = accumulate(step.counts, initial=step.ahead)
         parts = (step.work[start : start + n] for start, n in zip(ends, step.counts, strict=False))

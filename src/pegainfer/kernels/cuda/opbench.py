@@ -116,6 +116,7 @@ class CudaFamilyBench:
         self._executor.capture(env, decode, graph=False)  # cuBLASLt's algorithms are timed here
         for _, _, run in self._executor.walk(self._inputs(shape, options), env):
             run()
+        self._executor.begin(env, decode)  # the walk's launches may have work lists of their own
         calls = [work for _, work in self._calls(shape)]
         launches = [launch for work in calls for launch in work]
         times = graph_times(self._ctx, launches, REPLAYS, f"op bench of {self.family.spec.name}")

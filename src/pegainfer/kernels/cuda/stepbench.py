@@ -66,6 +66,7 @@ class CudaSteps:
         self._executor.capture(env, decode, graph=False)  # cuBLASLt's algorithms are timed here
         for _, _, run in self._executor.walk(step_arrays(self._executor.program, shape), env):
             run()
+        self._executor.begin(env, decode)
         step = self._executor.work(env, decode)
         cost = self._executor.program.cost(env)
         if len(launches := [w for _, work in step for w in work]) == 1:

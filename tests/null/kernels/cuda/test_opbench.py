@@ -26,7 +26,7 @@ from pegainfer.ops.rounding import WRITTEN
 from pegainfer.ops.sampler import sampler
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.tensor import encode, from_bf16
-from tests.support.fake_cuda import FakeCuda, FakeLt, fake_cuda, fake_kernels
+from tests.support.fake_cuda import FakeCuda, FakeLt, Launched, fake_cuda, fake_kernels
 
 Array = np.ndarray[Any, Any]
 CONFIG = Qwen3Config(
@@ -49,11 +49,16 @@ def programs(blocks: int = 8) -> list[Program]:
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOps]:
-    with fake_cuda(FakeCuda(memory=1 << 34, l2=1 << 18)):
-        ctx = CudaContext(kernels=fake_kernels(tmp_path_factory.mktemp("kernels")))
-        ctx.__dict__["lt"] = FakeLt()
-        yield CudaOps(ctx=ctx)
+def cuda() -> Iterator[FakeCuda]:
+    with fake_cuda(FakeCuda(memory=1 << 34, l2=1 << 18)) as fake:
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def device(cuda: FakeCuda, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaOps]:
+    ctx = CudaContext(kernels=fake_kernels(tmp_path_factory.mktemp("kernels")))
+    ctx.__dict__["lt"] = FakeLt()
+    yield CudaOps(ctx=ctx)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +131,30 @@ def test_timing_replays_a_graph_of_all_calls(device: CudaOps, families: list[Fam
     assert timing.us(0.5) == 1000 / LEAST  # the fake clock says a millisecond
     assert timing.cost.flops == 2 * 6 * CONFIG.vocab_size * CONFIG.hidden_size
     bench.close()
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=["decoded", "prefilled"])
+def test_what_is_timed_reads_a_work_list_that_was_made(
+    shape: StepShape, device: CudaOps, families: list[Family], cuda: FakeCuda
+) -> None:
+    """A check lowers the step in other ways too, which may have lists of their own."""
+    family = next(f for f in families if f.spec.name == "attention")
+    bench = device.bench(family, SHAPES)
+    report(bench, shape)
+    cuda.launches.clear()
+    bench.time(shape, {})
+    made = {pointers(x, 0, 1)[0] for x in cuda.launches if x.kernel == "attention_plan"}
+    kernel = f"attention_{'decode' if shape.count == 1 else 'prefill_tiles'}_bf16_d64"
+    # Of what follows the walk: Args, which the boxes of prefill's pages precede.
+    read = {pointers(x, int(shape.count > 1), 8)[7] for x in cuda.launches[-4:] if x.kernel == kernel}
+    assert read and read <= made
+    bench.close()
+
+
+def pointers(launch: Launched, index: int, count: int) -> tuple[int, ...]:
+    """The first of a struct's fields."""
+    block = (ctypes.c_void_p * (index + 1)).from_address(launch.params)[index]
+    return tuple((ctypes.c_uint64 * count).from_address(block or 0))
 
 
 def test_a_row_names_kernels_and_their_sources(device: CudaOps, families: list[Family]) -> None:
