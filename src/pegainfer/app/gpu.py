@@ -108,6 +108,7 @@ def prepare(model: Model, info: RunnerInfo, backend: CudaBackend, max_logprobs: 
     Raises CudaError where memory is short, UnsupportedError where no kernel serves an op.
     """
     from pegainfer.kernels.cuda.resident import ResidentState
+    from pegainfer.kernels.cuda.row_pass import why_launches
     from pegainfer.runner.cuda import CudaRunner
     from pegainfer.runner.parts import Parts
     from pegainfer.runtime.cuda.tensor import DeviceTensor
@@ -120,6 +121,8 @@ def prepare(model: Model, info: RunnerInfo, backend: CudaBackend, max_logprobs: 
     largest = {"T": info.max_tokens, "R": info.max_slots, "L": info.max_slots}
     bound = {"token_ids": state.token_ids, "block_table": state.block_table}
     forward = backend.prepare(programs["forward"], {"kv": pool}, largest, bound)
+    if (reason := why_launches(forward.program.calls, ctx.device.info)) is not None:
+        log.info("a step of one row is many launches rather than one, which needs %s", reason)
     logits, x = forward.output("logits", largest), forward.output("x", largest)
     sampler = backend.prepare(programs["sampler"], {"history": state.history}, largest, {"logits": logits})
     prompt_logprobs = backend.prepare(programs["prompt_logprobs"], {}, largest, {"x": x})

@@ -75,30 +75,44 @@ class RowPass:
         ends = list(accumulate((aligned(4 * words), aligned(8 * parts), 8), initial=0))
         return ends[0], ends[1], ends[2], ends[3]
 
-    def serves(self, info: DeviceInfo) -> bool:
+    def lacks(self, info: DeviceInfo) -> str | None:
+        """What the kernel needs and this pass or GPU has not; None where it serves."""
         sides = (self.width, self.heads * self.head_dim, self.feed_forward)
-        return (
-            info.arch == "90a"
-            and self.dtype == "bf16"
-            and self.head_dim in HEAD_DIMS
-            and self.heads <= 8 * self.kv_heads
-            and self.kv_heads <= info.num_sms
-            and self.layers <= MAX_LAYERS
-            and self.block_size % PAGE == 0
-            and all(s % 8 == 0 and s <= 8 * 32 * WARPS * MAX_CHUNKS for s in sides)
-            and -(-self.width // info.num_sms) <= ROUND // 2  # a round may be shorter, by part of a stage
-            and self.depth(info) >= MIN_DEPTH
+        longest = 8 * 32 * WARPS * MAX_CHUNKS
+        needs = (
+            (info.arch == "90a", f"a Hopper GPU, not {info.name}"),
+            (self.dtype == "bf16", f"bf16, not {self.dtype}"),
+            (self.head_dim in HEAD_DIMS, f"heads of 64 or 128, not {self.head_dim}"),
+            (
+                self.heads <= 8 * self.kv_heads,
+                f"at most 8 heads a KV head, not {self.heads / self.kv_heads:g}",
+            ),
+            (self.kv_heads <= info.num_sms, f"at most {info.num_sms} KV heads, not {self.kv_heads}"),
+            (self.layers <= MAX_LAYERS, f"at most {MAX_LAYERS} layers, not {self.layers}"),
+            (self.block_size % PAGE == 0, f"blocks of a multiple of {PAGE} tokens, not {self.block_size}"),
+            (all(s % 8 == 0 for s in sides), f"sides of a multiple of 8, not {sides}"),
+            (max(sides) <= longest, f"sides of at most {longest}, not {max(sides)}"),
+            # A round may be shorter than its most, by part of a stage.
+            (-(-self.width // info.num_sms) <= ROUND // 2, f"more SMs than {info.num_sms}"),
+            (self.depth(info) >= MIN_DEPTH, f"more shared memory than {info.max_shared} bytes a block"),
         )
+        return next((what for held, what in needs if not held), None)
 
 
 def lower_row_pass(site: Site, calls: Sequence[OpCall]) -> bool:
     """Lowers a step's calls to that launch. False, and nothing is done, where it does not serve them."""
     one = all(site.env.get(s) == 1 for s in "TRL") and site.decode_only and not site.apart
     row_pass = recognise(calls) if one else None
-    if row_pass is None or not row_pass.serves(site.ctx.device.info):
+    if row_pass is None or row_pass.lacks(site.ctx.device.info):
         return False
     _launch(site, row_pass, calls)
     return True
+
+
+def why_launches(calls: Sequence[OpCall], info: DeviceInfo) -> str | None:
+    """Why a step of one decoded row stays many launches; None where it is one."""
+    row_pass = recognise(calls)
+    return "the pass of a llama or Qwen3 decoder" if row_pass is None else row_pass.lacks(info)
 
 
 def recognise(calls: Sequence[OpCall]) -> RowPass | None:
