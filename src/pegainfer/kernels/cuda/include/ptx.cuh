@@ -17,6 +17,17 @@ __device__ __forceinline__ void pdl_launch() {
 #endif
 }
 
+// A barrier of THREADS of the block's threads, whole warps, by number (0 is __syncthreads): some wait for
+// all, others may go on once they have arrived.
+template <int THREADS>
+__device__ __forceinline__ void named_wait(int id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+template <int THREADS>
+__device__ __forceinline__ void named_arrive(int id) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }

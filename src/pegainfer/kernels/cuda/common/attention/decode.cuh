@@ -70,14 +70,6 @@ struct Place {
 // again. Both sides wait at both: where one only arrives it is no faster, and racecheck loses the order of
 // what was read before with what is written then (docs/gpu.md).
 constexpr int FULL = 1, FREE = 2;
-template <int THREADS>
-__device__ __forceinline__ void named_wait(int id) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
-template <int THREADS>
-__device__ __forceinline__ void named_arrive(int id) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
 
 // A page's scores s of heads 2t and 2t + 1 become weights. m: the heads' maxima so far, l: this lane's sums
 // of weights, scale: what the outputs so far are to be multiplied by.

@@ -175,14 +175,6 @@ __device__ __forceinline__ void load_queries(const Work& work, const Places<D>& 
 
 // Named barriers: a warpgroup's turn to ask for products; a warpgroup's own.
 constexpr int TURN = 1, OWN = 3;
-template <int THREADS>
-__device__ __forceinline__ void named_sync(int id) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
-template <int THREADS>
-__device__ __forceinline__ void named_arrive(int id) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
 
 // A thread's two rows (of its warp's 16, eight apart) on their way through the blocks of a tile.
 template <int KEYS>
@@ -320,7 +312,7 @@ struct Pipeline {
         wgmma_commit();
     }
     __device__ __forceinline__ void ask_both(int round) {  // the next block's scores, the last one's values
-        named_sync<256>(TURN + warpgroup);
+        named_wait<256>(TURN + warpgroup);
         ask_scores(taken + 1, round);
         ask_outputs(taken);
         named_arrive<256>(TURN + (warpgroup ^ 1));
@@ -355,7 +347,7 @@ struct Pipeline {
             store_shared16(places.tile(1, n % STAGES) + Shape::piece(held + i / (D / 8), i % (D / 8)),
                            make_uint4(0, 0, 0, 0));
         async_proxy_fence();
-        named_sync<128>(OWN + warpgroup);
+        named_wait<128>(OWN + warpgroup);
     }
     // A tile's first block, the last of its keys: its scores have been asked for.
     template <int PENDING>
@@ -412,7 +404,7 @@ struct Pipeline {
         ask_outputs(taken);
         await_outputs();
         store_rows<T, D>(work, tile, rows, o, r0);
-        if (warpgroup == 0) named_sync<256>(TURN);  // the other one's last arrival
+        if (warpgroup == 0) named_wait<256>(TURN);  // the other one's last arrival
     }
 };
 

@@ -59,14 +59,6 @@ struct Place {
     }
 };
 
-// A barrier of some of the block's warps, by number (0 is __syncthreads).
-__device__ __forceinline__ void warps_sync(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void warps_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // Where things lie in shared memory, and which part of the work is this block's. Sums are finished in units
 // of 32 rows by 8 tokens, unit u by the split u % splits as its u / splits-th.
 template <int NT>
@@ -390,17 +382,17 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
         if (round >= 0) multiply<T, NT, MB>(a, b, acc, at_w, at_x);
         if (round == 0) {
             pdl_wait();
-            warps_sync(BEFORE_READY, CONSUMERS + 64);
+            named_wait<CONSUMERS + 64>(BEFORE_READY);
         }
         // Nobody reads the rings, or the sums of the tile before, any more; nor do the others' rings where
         // sums are sent there.
-        if (a.splits == 1 || a.sums == 0) warps_sync(CONSUMERS_ONLY, CONSUMERS);
+        if (a.splits == 1 || a.sums == 0) named_wait<CONSUMERS>(CONSUMERS_ONLY);
         if (a.splits > 1 && a.sums == 0 && round == 0) {
             if (threadIdx.x < a.splits) barrier_arrive_at(b.summed + 8, threadIdx.x);
             barrier_wait(b.summed + 8, 0);
         }
         leave_sums<NT, MB>(a, b, acc, round < 0 ? 0 : b.units);
-        if (a.splits == 1) warps_sync(CONSUMERS_ONLY, CONSUMERS);
+        if (a.splits == 1) named_wait<CONSUMERS>(CONSUMERS_ONLY);
         finish_tile<T, NT>(a, b, b.tile(a, max(round, 0)), scale, round < 0);
     }
 }
@@ -415,9 +407,9 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
     const bool cluster = a.splits > 1;
     if (warp == 4) {  // the weight's warp waits for nobody
         b.make_barriers(a);
-        warps_arrive(BARRIERS_MADE, THREADS);
+        named_arrive<THREADS>(BARRIERS_MADE);
     } else {
-        warps_sync(BARRIERS_MADE, THREADS);
+        named_wait<THREADS>(BARRIERS_MADE);
     }
     if (cluster) cluster_arrive();  // before anything is sent to a block, its barriers are made
     if (warp < CONSUMERS / 32) {
@@ -439,7 +431,7 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
         if (warp >= 6 && a.squares) prepare_scale<NT>(a, scale, warp - 6);
         if (warp == 7 && a.kind == RESIDUAL) fetch_before<T, NT>(a, b);
         __syncwarp();
-        if (warp >= 6) warps_arrive(BEFORE_READY, CONSUMERS + 64);
+        if (warp >= 6) named_arrive<CONSUMERS + 64>(BEFORE_READY);
     }
 }
 

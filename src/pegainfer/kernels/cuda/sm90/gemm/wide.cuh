@@ -16,7 +16,7 @@
 namespace wide {
 
 // Each block has one tile: rounds and wide are 1, sums 0. squares and next_squares are [groups, NT].
-using skinny::Args, skinny::Place, skinny::operand, skinny::along, skinny::warps_sync, skinny::warps_arrive;
+using skinny::Args, skinny::Place, skinny::operand, skinny::along;
 using skinny::BARRIERS_MADE, skinny::BEFORE_READY, skinny::CONSUMERS_ONLY, skinny::RESIDUAL;
 
 constexpr int FETCHERS = 128;       // threads that do not multiply
@@ -237,15 +237,15 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
         if (round == 0) {
             multiply<T, NT, N>(a, b, acc, at_w, at_x);
             pdl_wait();
-            warps_sync(BEFORE_READY, NT + 64);
+            named_wait<NT + 64>(BEFORE_READY);
         }
-        warps_sync(CONSUMERS_ONLY, NT);    // nobody reads the rings any more,
+        named_wait<NT>(CONSUMERS_ONLY);    // nobody reads the rings any more,
         if (a.splits > 1 && round == 0) {  // nor the others theirs, where sums are sent there
             if (threadIdx.x < a.splits) barrier_arrive_at(b.summed + 8, threadIdx.x);
             barrier_wait(b.summed + 8, 0);
         }
         leave_sums<NT, N>(a, b, acc, round < 0 ? 0 : b.units);
-        if (a.splits == 1) warps_sync(CONSUMERS_ONLY, NT);
+        if (a.splits == 1) named_wait<NT>(CONSUMERS_ONLY);
         finish_tile<T, NT>(a, b, b.tile(a, 0), scale, round < 0);
     }
 }
@@ -260,9 +260,9 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
     const bool cluster = a.splits > 1;
     if (warp == WARPS) {  // the weight's warp waits for nobody
         b.make(a, WARPS);
-        warps_arrive(BARRIERS_MADE, NT + FETCHERS);
+        named_arrive<NT + FETCHERS>(BARRIERS_MADE);
     } else {
-        warps_sync(BARRIERS_MADE, NT + FETCHERS);
+        named_wait<NT + FETCHERS>(BARRIERS_MADE);
     }
     if (cluster) cluster_arrive();  // before anything is sent to a block, its barriers are made
     if (warp < WARPS) {
@@ -284,7 +284,7 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
             if (a.kind == RESIDUAL) fetch_before<T, NT>(a, b, warp - WARPS - 2);
         }
         __syncwarp();
-        if (warp >= WARPS + 2) warps_arrive(BEFORE_READY, NT + 64);
+        if (warp >= WARPS + 2) named_arrive<NT + 64>(BEFORE_READY);
     }
 }
 

@@ -28,8 +28,6 @@
 
 namespace pass {
 
-using attention::named_arrive;
-using attention::named_wait;
 using attention::NewestPair;
 using attention::PageSums;
 using attention::piece;
@@ -167,7 +165,7 @@ struct Columns {
 
 // What a product's sums become.
 template <typename T, int D>
-struct Finish {
+struct Epilogue {
     const Args& a;
     const Places<D>& at;
     const Words words;
@@ -375,7 +373,7 @@ __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Pla
     const int row = output.first(blockIdx.x) + threadIdx.x;
     if (row < output.first(blockIdx.x + 1)) at.residual()[threadIdx.x] = to_f32(in[row]);
     named_wait<CONSUMERS>(MEET);
-    const Finish<T, D> finish = {a, at, words};
+    const Epilogue<T, D> epilogue = {a, at, words};
     const int products = 4 * a.layers + 1;
 #pragma unroll 1
     for (int i = 0; i < products; i++) {
@@ -398,7 +396,7 @@ __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Pla
             const int count = min(most, rows - done);
             multiply<T, D>(a, p, i == 0 ? in : nullptr, from, before, norm, count, at);
             named_wait<CONSUMERS>(MEET);
-            finish(kind, p.k, first + done, count, tag, i + 2 == products);
+            epilogue(kind, p.k, first + done, count, tag, i + 2 == products);
         }
     }
     // The last block to come here counts the launch.
