@@ -116,6 +116,7 @@ class FakeCuda:
     launches: list[Launched] = field(default_factory=list)
     graph_launches: int = 0
     used: int = 0
+    pinned: int = 0  # bytes
     capturing: bool = False
     captured: int = 0
     calls: Counter[str] = field(default_factory=Counter)
@@ -181,11 +182,12 @@ class FakeCuda:
 
     def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[Any, ...]:
         raw = (ctypes.c_uint8 * nbytes)()
-        self._held[ctypes.addressof(raw)] = (raw, 0)
+        self._held[ctypes.addressof(raw)] = (raw, nbytes)
+        self.pinned += nbytes
         return OK, ctypes.addressof(raw)
 
     def cuMemFreeHost(self, address: int) -> tuple[Any, ...]:
-        del self._held[address]
+        self.pinned -= self._held.pop(address)[1]
         return (OK,)
 
     def cuMemcpyHtoDAsync(self, dst: int, src: int, nbytes: int, stream: Any) -> tuple[Any, ...]:

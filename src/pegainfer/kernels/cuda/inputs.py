@@ -63,8 +63,9 @@ class InputStage:
         self._symbols = sorted({d for t in self._inputs.values() for d in t.shape if isinstance(d, str)})
         self._padding = padding
         self._memory = DeviceBuffer(0, "step inputs")
-        self._rings: list[StagingRing] = []  # the last one is in use; copies may still read the others
+        self._ring: StagingRing | None = None
         self._filled: dict[int, _Filled] = {}  # by slot of that one
+        self._outgrown: list[StagingRing] = []  # copies may still read these
 
     def layout(self, env: Mapping[str, int]) -> Layout:
         offsets: dict[Tensor, int] = {}
@@ -80,10 +81,11 @@ class InputStage:
         """Raises OpError for an input that is missing or not of the shape that `env` gives it."""
         if layout.nbytes == 0:
             return
-        if not self._rings or self._rings[-1].slot_bytes < layout.nbytes:
-            self._rings.append(StagingRing(SLOTS, aligned(layout.nbytes), "step inputs"))
-            self._filled.clear()
-        ring = self._rings[-1]
+        if self._outgrown:
+            self._free_outgrown()
+        ring = self._ring
+        if ring is None or ring.slot_bytes < layout.nbytes:
+            ring = self._grown(layout.nbytes)
         slot, host, data = ring.take()
         sizes = tuple([env[s] for s in self._symbols])
         filled = self._filled.get(slot)
@@ -96,6 +98,25 @@ class InputStage:
             place[...] = encode(array, "bf16") if place.dtype == np.uint16 else array
         stream.upload(layout.memory.address, host, layout.nbytes, "step inputs")
         ring.sent(stream)
+
+    def _grown(self, nbytes: int) -> StagingRing:
+        """A ring of slots of so many bytes in place of the one before, which is freed once it is idle."""
+        self._filled.clear()
+        if self._ring is not None:
+            self._outgrown.append(self._ring)
+            self._ring = None
+            self._free_outgrown()
+        self._ring = StagingRing(SLOTS, aligned(nbytes), "step inputs")
+        return self._ring
+
+    def _free_outgrown(self) -> None:
+        busy: list[StagingRing] = []
+        for ring in self._outgrown:
+            if ring.idle():
+                ring.free()
+            else:
+                busy.append(ring)
+        self._outgrown = busy
 
     def _prepared(self, layout: Layout, sizes: tuple[int, ...], data: Array) -> _Filled:
         """Writes a slot's padding. It stays while the slot is filled in the same way."""

@@ -118,3 +118,11 @@ class StagingRing:
         if event is None:
             event = self._events[self._taken] = Event()
         event.record(stream)
+
+    def idle(self) -> bool:
+        """Whether no slot is in use any more. Raises what the work before a copy raised."""
+        return all(event is None or event.done() for event in self._events)
+
+    def free(self) -> None:
+        """Once it is idle. Views of its slots must no longer be used."""
+        self._buffer.free()
