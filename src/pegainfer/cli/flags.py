@@ -146,6 +146,8 @@ def _parameters(config: type) -> list[inspect.Parameter]:
         metavar = None  # typer's own, which would be Python's spelling of a list
         if typing.get_origin(kind) is list and parser is None:
             metavar = f"<{typing.get_args(kind)[0].__name__}>"
+        elif parser is not None:  # else typer shows the name of the parsing function
+            metavar = f"<{field.metadata['parse']}>"
         option = typer.Option(names, help=_help(field), show_default=False, parser=parser, metavar=metavar)
         hint: Any = Annotated[kind | None, option]
         out.append(

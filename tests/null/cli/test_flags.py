@@ -183,6 +183,16 @@ def test_help_names_lists_and_their_defaults_as_one_types_them() -> None:
     assert "--sizes <int> Sizes; may be repeated." in help_text
 
 
+def test_help_names_what_a_parsed_flag_takes_and_not_its_parser() -> None:
+    def command(*, room: Room) -> None:
+        """Nothing."""
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(expand(command))
+    help_text = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
+    assert "--memory <bytes> memory [default:" in help_text
+
+
 @pytest.mark.parametrize("command", [[], ["serve"], ["bench"], ["bench", "engine"], ["kernels", "build"]])
 def test_every_command_has_the_short_form_of_help(command: list[str]) -> None:
     run_command = CliRunner().invoke

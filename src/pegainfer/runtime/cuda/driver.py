@@ -10,7 +10,7 @@ from typing import Any
 from pegainfer.contract.errors import PegaError
 
 MIN_DRIVER = 13000  # CUDA 13.0 (driver 580): what the cubins' compiler and the bindings speak
-_INSTALL = "pip install 'pegainfer[cuda]'"
+_INSTALL = "where there is an NVIDIA GPU: pip install 'pegainfer[cuda]'"
 _UPDATE = "install NVIDIA driver 580 or newer"
 
 
