@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ SMALL_FILES = (
 # Weights in another layout that some repositories hold beside those that are read here.
 OTHERS = ("*/*", "consolidated*")
 DEFAULT_QUANT = "Q4_K_M"
+SLOW_SECONDS = 3.0  # the library asks again for some 20 seconds, in silence, where there is no network
 NETWORK = "check the network; HTTPS_PROXY and HF_ENDPOINT are obeyed"
 
 
@@ -112,7 +114,8 @@ def _files(name: HubName, revision: str | None, offline: bool) -> list[str]:
     from huggingface_hub import HfApi, snapshot_download
 
     if not offline:
-        return HfApi(endpoint=_endpoint()).list_repo_files(name.repository, revision=revision)
+        with _slow_answer_told(name):
+            return HfApi(endpoint=_endpoint()).list_repo_files(name.repository, revision=revision)
     # Newer versions of the library want a whole snapshot unless told which files matter.
     folder = Path(
         snapshot_download(
@@ -120,6 +123,19 @@ def _files(name: HubName, revision: str | None, offline: bool) -> list[str]:
         )
     )
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+
+@contextmanager
+def _slow_answer_told(name: HubName) -> Iterator[None]:
+    """Says so once where the hub takes long to answer."""
+    text = "the hub has not answered yet for %s; --offline takes what was fetched before"
+    timer = threading.Timer(SLOW_SECONDS, log.warning, (text, name.repository))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _gguf(name: HubName, files: Sequence[str]) -> str | None:

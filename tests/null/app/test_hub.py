@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,26 @@ def test_without_a_network(
         resolve("o/quants")
     with pytest.raises(ConfigError, match=r"was not fetched before.*leave --offline out"):
         resolve("o/quants", offline=True)
+
+
+def test_a_hub_that_does_not_answer_is_told_of_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    said = []
+
+    def warning(text: str, *args: object) -> None:
+        said.append(text % args)
+        told.set()
+
+    monkeypatch.setattr(hub, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(hub.log, "warning", warning)
+
+    def answer(self: object, repository: str, revision: str | None) -> list[str]:
+        assert told.wait(30)
+        return ["config.json"]
+
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", answer)
+    assert hub._files(HubName("o/slow"), None, False) == ["config.json"]
+    assert said == ["the hub has not answered yet for o/slow; --offline takes what was fetched before"]
 
 
 @pytest.mark.parametrize("reference", ["m", "/a/b", "./a/b", "a/b/c", "a/../b", "-a/b", "a/b:", "a/b c"])
