@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pegainfer.contract.grammar import GrammarFactory
@@ -28,11 +29,15 @@ def null_info(runner: NullRunner) -> EngineInfo:
 
 @contextlib.contextmanager
 def null_engine(
-    config: SchedulerConfig | None = None, *, grammars: GrammarFactory | None = None, **null: Any
+    config: SchedulerConfig | None = None,
+    *,
+    grammars: GrammarFactory | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **null: Any,
 ) -> Iterator[InProcessEngine]:
     """Keyword arguments are NullConfig's. The engine has ended when the context does."""
     runner = NullRunner(NullConfig(**null))
-    engine = InProcessEngine(runner, null_info(runner), config, grammars=grammars)
+    engine = InProcessEngine(runner, null_info(runner), config, grammars=grammars, clock=clock)
     try:
         yield engine
     finally:

@@ -13,6 +13,16 @@ from pegainfer.engine.sequence import Sequence
 SPARE_DEADLINES = 64  # entries of ended requests that the heap may hold, beside as many as live ones
 
 
+def passed(deadline: float, now: float) -> DeadlineError:
+    """What ends a request at its own deadline."""
+    return DeadlineError(f"the request's deadline passed {now - deadline:.3f} s ago")
+
+
+def not_started(max_wait: float) -> DeadlineError:
+    """What ends a request that has waited for `max_wait` seconds."""
+    return DeadlineError(f"the request was not started within {max_wait:g} s", remedy="try again later")
+
+
 class EarlyEnds:
     """Gathers reasons between two steps; `apply` ends what has one, before the next plan is made."""
 
@@ -78,17 +88,17 @@ class EarlyEnds:
         late = self._late(self._outcomes.live.get(request_id, []), deadline, now)
         if late is not None:
             self._outcomes.end_request(
-                request_id, FinishReason.ERROR, now, events, error=late, error_kind=DeadlineError.__name__
+                request_id, FinishReason.ERROR, now, events, error=str(late), error_kind=type(late).__name__
             )
 
-    def _late(self, family: list[Sequence], deadline: float, now: float) -> str | None:
+    def _late(self, family: list[Sequence], deadline: float, now: float) -> DeadlineError | None:
         """Why a request ends now; None where the deadline was of another of its name, or is kept."""
         if not family:
             return None
         first = family[0]
         if first.request.deadline == deadline:
-            return f"the request's deadline passed {now - deadline:.3f} s ago"
+            return passed(deadline, now)
         overdue = self._max_wait and first.admitted + self._max_wait == deadline
         if overdue and not any(seq.entered for seq in family):
-            return f"the request was not started within {self._max_wait:g} s; remedy: try again later"
+            return not_started(self._max_wait)
         return None

@@ -1,24 +1,28 @@
 """Requests with a grammar on their way into the loop: compiled on a thread of their own, once a grammar.
 
 take ─► known: a matcher at once
-    └─► waiting ─► compiled on the thread ─► the loop's inbox ─► claimed: added, or cancelled meanwhile
+    └─► waiting ─► compiled on the thread ─► the loop's inbox ─► claimed: added, or ended meanwhile
 
-A request that waits is not the policy's yet, so cancels of single indices wait with it.
+A request that waits is not the policy's yet, so cancels of single indices wait with it, and its deadline is
+watched here.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pegainfer.contract.codec import Cancel
-from pegainfer.contract.errors import EngineDeadError, PegaError, RequestError
+from pegainfer.contract.errors import DeadlineError, EngineDeadError, PegaError, RequestError
+from pegainfer.contract.event import TokenEvent, error_events
 from pegainfer.contract.grammar import GrammarFactory, Matcher
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Constraint
+from pegainfer.engine.early_ends import not_started, passed
 
 # A compile recurses as deeply as its grammar is nested. The front tries each on a far smaller stack.
 STACK_BYTES = 64 << 20
@@ -35,23 +39,38 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class Waiting:
+    """A request whose grammar is being compiled."""
+
     request: GenerateRequest
+    since: float  # seconds
     cancels: list[Cancel] = field(default_factory=list)  # of single indices
 
 
 class Grammars:
     """`take` and the claims belong to the loop's thread; `deliver` is called from the compiling one."""
 
-    def __init__(self, factory: GrammarFactory | None, deliver: Callable[[Compiled], None]) -> None:
+    def __init__(
+        self, factory: GrammarFactory | None, deliver: Callable[[Compiled], None], max_wait: float
+    ) -> None:
+        """
+        Args:
+            max_wait: seconds until a request that was not started is given up; 0: never.
+        """
         self._factory = factory
         self._deliver = deliver
-        self._waiting: dict[str, _Waiting] = {}
+        self._max_wait = max_wait
+        self._waiting: dict[str, Waiting] = {}
+        self._due = math.inf  # seconds; none that waits ends at its deadline before
         self._queue: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None  # started with the first grammar to compile
 
-    def take(self, request: GenerateRequest) -> Matcher | None:
-        """The request's matcher; None while it is compiled. Raises RequestError without grammar support."""
+    def take(self, request: GenerateRequest, now: float) -> Matcher | None:
+        """The request's matcher; None while it is compiled. Raises RequestError without grammar support.
+
+        Args:
+            now: seconds; what a request that is compiled has waited since.
+        """
         assert request.grammar is not None
         if self._factory is None:
             raise RequestError(
@@ -59,7 +78,8 @@ class Grammars:
             )
         matcher = self._factory.known(request.grammar)
         if matcher is None:
-            self._waiting[request.id] = _Waiting(request)
+            waiting = self._waiting[request.id] = Waiting(request, now)
+            self._due = min(self._due, self._due_of(waiting))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._compile, name="grammars", daemon=True)
                 before = threading.stack_size(STACK_BYTES)
@@ -80,8 +100,8 @@ class Grammars:
         waiting = self._waiting.pop(request_id, None)
         return None if waiting is None else waiting.request
 
-    def claim_compiled(self, compiled: Compiled) -> list[Cancel] | None:
-        """Claims a compiled request and returns what was kept for it; None where it waits no more.
+    def claim_compiled(self, compiled: Compiled) -> Waiting | None:
+        """Claims a compiled request with what was kept for it; None where it waits no more.
 
         Another one may wait under the same id.
         """
@@ -90,7 +110,38 @@ class Grammars:
         if waiting is None or waiting.request is not request:
             return None
         del self._waiting[request.id]
-        return waiting.cancels
+        return waiting
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until `expired` must be asked again; None where no deadline is near enough to wait for."""
+        left = self._due - now
+        return max(0.0, left) if left < threading.TIMEOUT_MAX else None
+
+    def expired(self, now: float) -> list[TokenEvent]:
+        """Ends the requests whose deadline has passed, as the policy ends those that are queued."""
+        if now < self._due:
+            return []
+        events: list[TokenEvent] = []
+        for waiting in tuple(self._waiting.values()):
+            late = self._late(waiting, now)
+            if late is not None:
+                del self._waiting[waiting.request.id]
+                events += error_events(waiting.request.id, range(waiting.request.n), late)
+        self._due = min(map(self._due_of, self._waiting.values()), default=math.inf)
+        return events
+
+    def _due_of(self, waiting: Waiting) -> float:
+        due = waiting.since + self._max_wait if self._max_wait else math.inf
+        deadline = waiting.request.deadline
+        return deadline if deadline is not None and deadline < due else due
+
+    def _late(self, waiting: Waiting, now: float) -> DeadlineError | None:
+        deadline = waiting.request.deadline
+        if deadline is not None and deadline <= now:
+            return passed(deadline, now)
+        if self._max_wait and waiting.since + self._max_wait <= now:
+            return not_started(self._max_wait)
+        return None
 
     def masks(self, rows: dict[int, Constraint]) -> dict[int, bytes]:
         """Masks for the rows that can go on."""
@@ -110,7 +161,7 @@ class Grammars:
             request = self._queue.get()
             waiting = self._waiting.get(request.id)
             if waiting is None or waiting.request is not request:
-                continue  # it was cancelled: those behind it need not wait for its grammar
+                continue  # it has ended: those behind it need not wait for its grammar
             assert request.grammar is not None and self._factory is not None
             result: Matcher | PegaError
             try:

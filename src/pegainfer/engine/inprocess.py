@@ -44,8 +44,12 @@ class InProcessEngine:
         self._info = info
         self._lock = threading.Lock()
         self._live: dict[str, tuple[EventSink, set[int]]] = {}  # sink, and the indices without a finish
+        config = config or SchedulerConfig()
         policy = policy or Scheduler(runner.info, config)
-        self._loop = EngineLoop(runner, policy, self, tracer=tracer, grammars=grammars, clock=clock)
+        max_wait = config.max_wait_seconds
+        self._loop = EngineLoop(
+            runner, policy, self, tracer=tracer, grammars=grammars, max_wait=max_wait, clock=clock
+        )
         self._loop.start()
 
     @property

@@ -47,13 +47,15 @@ class EngineLoop:
         tracer: Tracer | None = None,
         clock: Clock = time.monotonic,
         grammars: GrammarFactory | None = None,
+        max_wait: float = 0.0,
     ) -> None:
+        """`max_wait`: the policy's, for requests that it does not have yet: seconds; 0: no bound."""
         self._runner = runner
         self._policy = policy
         self._sink = sink
         self._clock = clock
         self._inbox: Inbox[_Message] = Inbox()
-        self._grammars = Grammars(grammars, self._inbox.put)
+        self._grammars = Grammars(grammars, self._inbox.put, max_wait)
         self._pipeline = Pipeline(runner, policy, self._grammars.masks, tracer, clock)
         self._snapshots = Snapshots(policy, self._pipeline.seconds)
         self._draining = False
@@ -137,6 +139,7 @@ class EngineLoop:
         """One round: the inbox, a plan if there is one, else a commit, else sleep."""
         for message in self._inbox.take():
             self._obey(message)
+        self._emit(self._grammars.expired(self._clock()))
         if self._launch():
             return
         if self._pipeline:
@@ -153,12 +156,12 @@ class EngineLoop:
             case Cancel():
                 self._cancel(message)
             case Compiled():
-                cancels = self._grammars.claim_compiled(message)
-                if cancels is None:
-                    return  # it was cancelled meanwhile
+                waiting = self._grammars.claim_compiled(message)
+                if waiting is None:
+                    return  # it has ended meanwhile
                 del self._open[message.request.id]
-                self._add(message.request, message.matcher)
-                for cancel in cancels:
+                self._add(message.request, message.matcher, waiting.since)
+                for cancel in waiting.cancels:
                     self._policy.cancel(cancel.request_id, cancel.index)
             case GenerateRequest():
                 self._admit(message)
@@ -180,26 +183,27 @@ class EngineLoop:
     def _admit(self, request: GenerateRequest) -> None:
         """A new request: added at once, or when its grammar is compiled."""
         matcher: Matcher | PegaError | None = None
+        now = self._clock()
         try:
             if self._draining:
                 raise QueueFullError("the server is shutting down", retry_after=DRAIN_RETRY)
             if request.id in self._open:
                 raise RequestError("a live request has this id", got=request.id[:64], param="request_id")
             if request.grammar is not None:
-                matcher = self._grammars.take(request)
+                matcher = self._grammars.take(request, now)
                 if matcher is None:
                     self._open[request.id] = set(range(request.n))
                     return
         except PegaError as error:
             matcher = error
-        self._add(request, matcher)
+        self._add(request, matcher, now)
 
-    def _add(self, request: GenerateRequest, matcher: Matcher | PegaError | None) -> None:
+    def _add(self, request: GenerateRequest, matcher: Matcher | PegaError | None, arrived: float) -> None:
         """Queues a request, or refuses it: for what was wrong with its grammar, or what the policy says."""
         try:
             if isinstance(matcher, PegaError):
                 raise matcher
-            self._policy.add(request, self._clock(), matcher)
+            self._policy.add(request, arrived, matcher)
             self._open[request.id] = set(range(request.n))
         except PegaError as error:
             self._snapshots.refused(counted=error is not matcher)
@@ -245,7 +249,7 @@ class EngineLoop:
     def _sleep(self) -> None:
         """Until something comes in; meanwhile the runner makes ready what its start had no time for."""
         calm = CALM_SECONDS
-        while self._preparing is not None and not self._inbox.wait(calm):
+        while self._preparing is not None and not self._wait(calm):
             calm = 0.0
             try:
                 more = self._preparing.prepare()
@@ -254,7 +258,15 @@ class EngineLoop:
                 more = False
             if not more:
                 self._preparing = None
-        self._inbox.wait()
+        self._wait()
+
+    def _wait(self, seconds: float | None = None) -> bool:
+        """Until something comes in or a deadline passes; False if there was nothing for so long."""
+        left = self._grammars.seconds_left(self._clock())
+        if left is None or (seconds is not None and seconds < left):
+            return self._inbox.wait(seconds)
+        self._inbox.wait(left)
+        return True
 
     # The end
 

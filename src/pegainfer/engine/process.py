@@ -95,7 +95,7 @@ def serve_engine(
     gc.freeze()
     gc.enable()
     with front:
-        server = _Server(front, runner, info, policy, tracer, grammars and grammars(info))
+        server = _Server(front, runner, info, policy, tracer, grammars and grammars(info), config)
         return server.run(config.watchdog_seconds)
 
 
@@ -137,11 +137,14 @@ class _Server:
         policy: StepPolicy,
         tracer: Tracer | None,
         grammars: GrammarFactory | None,
+        config: SchedulerConfig,
     ) -> None:
         self._front = front
         self._info = info
         self._writer = Writer(front)
-        self._loop = EngineLoop(runner, policy, self, tracer=tracer, grammars=grammars)
+        self._loop = EngineLoop(
+            runner, policy, self, tracer=tracer, grammars=grammars, max_wait=config.max_wait_seconds
+        )
         self._code = EXIT_OK
         self._terms = 0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,7 +48,9 @@ JSON = spec("json_schema", SCHEMA)
 LETTERS = spec("regex", "[a-z]*")
 
 
-def request(id: str, grammar: GrammarSpec | None, *, n: int = 1, **sampling: Any) -> GenerateRequest:
+def request(
+    id: str, grammar: GrammarSpec | None, *, n: int = 1, deadline: float | None = None, **sampling: Any
+) -> GenerateRequest:
     sampling.setdefault("seed", sum(id.encode()))
     sampling.setdefault("max_tokens", 400)
     return GenerateRequest(
@@ -57,6 +60,7 @@ def request(id: str, grammar: GrammarSpec | None, *, n: int = 1, **sampling: Any
         n=n,
         eos_token_ids=(EOS,),
         grammar=grammar,
+        deadline=deadline,
     )
 
 
@@ -75,6 +79,11 @@ class Answers:
             for index in range(r.n):
                 self.tokens[r.id, index] = []
             self._engine.submit(r, self._events.put)
+
+    @property
+    def pending(self) -> int:
+        """Events that nobody has looked at yet."""
+        return self._events.qsize()
 
     def wait(self) -> Answers:
         while len(self.finish) < len(self.tokens):
@@ -217,10 +226,14 @@ class Gated:
 
 
 @contextmanager
-def compiling(asked: GenerateRequest) -> Iterator[tuple[InProcessEngine, Gated, Answers]]:
+def compiling(
+    asked: GenerateRequest,
+    config: SchedulerConfig | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[tuple[InProcessEngine, Gated, Answers]]:
     """An engine that has begun to compile the grammar of `asked`, and waits."""
     gated = Gated()
-    with null_engine(grammars=gated) as engine:
+    with null_engine(config, grammars=gated, clock=clock) as engine:
         answers = Answers(engine)
         answers.submit(asked)
         assert gated.compiling.wait(60)
@@ -319,6 +332,80 @@ def test_a_cancel_waits_for_its_own_request_and_not_for_one_before_it_of_the_sam
         gated.go_on.set()
         assert valid(again.wait().text("a", 0))
         assert again.finish["a", 1].finish is FinishReason.ABORT
+
+
+def late(answers: Answers, id: str, n: int) -> str:
+    """The error that all n indices ended with, which is a deadline's."""
+    ends = [answers.finish[id, index] for index in range(n)]
+    (told,) = {(e.finish, e.error_kind, e.error) for e in ends}
+    assert told[:2] == (FinishReason.ERROR, "DeadlineError")
+    return told[2] or ""
+
+
+class Clock:
+    """Stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_deadline_ends_a_request_while_its_grammar_compiles() -> None:
+    """Nothing but time wakes the idle engine; the compile goes on, and what it makes is kept."""
+    clock = Clock()
+    with compiling(request("a", JSON, n=2, deadline=1000.01), clock=clock) as (engine, gated, answers):
+        clock.now = 1001.01
+        assert late(answers.wait(), "a", 2) == "the request's deadline passed 1.000 s ago"
+        again = Answers(engine)
+        again.submit(request("a", JSON))
+        gated.go_on.set()
+        assert valid(again.wait().text("a"))
+        assert gated.compiled == 1
+
+
+def test_who_waits_too_long_for_a_grammar_is_given_up_and_others_are_not() -> None:
+    clock = Clock()
+    config = SchedulerConfig(max_wait_seconds=500.0)
+    with compiling(request("a", JSON, n=2), config, clock) as (engine, gated, answers):
+        clock.now = 1400.0
+        younger, other = Answers(engine), Answers(engine)
+        younger.submit(request("b", JSON))
+        other.submit(request("c", None))
+        other.wait()  # the engine has turned since, and it was too early
+        assert not answers.finish and answers.pending == 0
+        clock.now = 1500.0
+        other.submit(request("d", None))
+        assert late(answers.wait(), "a", 2) == (
+            "the request was not started within 500 s; remedy: try again later"
+        )
+        gated.go_on.set()
+        assert valid(younger.wait().text("b"))
+        timings = younger.finish["b", 0].timings
+        assert timings is not None and timings.admitted == 1400.0  # not when its grammar was ready
+
+
+@pytest.mark.parametrize("deadline", [float("nan"), float("inf"), 1e300])
+def test_a_deadline_that_is_no_time_to_sleep_until_harms_nobody(deadline: float) -> None:
+    with compiling(request("a", JSON, deadline=deadline)) as (engine, gated, answers):
+        other = Answers(engine)
+        other.submit(request("b", None))
+        other.wait()
+        gated.go_on.set()
+        error = answers.wait().finish["a", 0].error
+        assert error is None if deadline == 1e300 else (error or "").startswith("bad deadline")
+
+
+def test_a_drained_engine_has_no_request_left_that_waited_too_long_for_a_grammar() -> None:
+    clock = Clock()
+    with compiling(request("a", JSON, deadline=1000.01), clock=clock) as (engine, gated, answers):
+        engine.drain()
+        assert not engine.wait_drained(0)
+        clock.now = 1001.0
+        assert engine.wait_drained(60)
+        late(answers.wait(), "a", 1)
+        gated.go_on.set()
 
 
 def test_a_grammar_that_cannot_be_had_counts_as_a_rejection() -> None:
