@@ -128,7 +128,7 @@ def _files(name: HubName, revision: str | None, offline: bool) -> list[str]:
 @contextmanager
 def _slow_answer_told(name: HubName) -> Iterator[None]:
     """Says so once where the hub takes long to answer."""
-    text = "the hub has not answered yet for %s; --offline takes what was fetched before"
+    text = "the hub has not answered yet for %s; serve --offline takes what was fetched before"
     timer = threading.Timer(SLOW_SECONDS, log.warning, (text, name.repository))
     timer.daemon = True
     timer.start()
