@@ -139,7 +139,7 @@ def test_a_hub_that_does_not_answer_is_told_of_meanwhile(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", answer)
     assert hub._files(HubName("o/slow"), None, False) == ["config.json"]
-    assert said == ["the hub has not answered yet for o/slow; --offline takes what was fetched before"]
+    assert said == ["the hub has not answered yet for o/slow; serve --offline takes what was fetched before"]
 
 
 @pytest.mark.parametrize("reference", ["m", "/a/b", "./a/b", "a/b/c", "a/../b", "-a/b", "a/b:", "a/b c"])
