@@ -96,6 +96,11 @@ class HttpConfig:
     max_queued_tokens: int = _flag(1 << 23, "Tokens of the prompts waiting for their first token.")
     max_n: int = _flag(128, "Most continuations of a prompt.")
     max_prompts: int = _flag(1024, "Most prompts in one completion request.")
+    max_counted_chars: int = _flag(
+        4 << 20,
+        "Longest text that is tokenised to be counted or truncated, in characters; never less than four a "
+        "token of the model's context.",
+    )
     max_stop_strings: int = _flag(16, "Most stop strings of a request.")
     max_stop_bytes: int = _flag(1024, "Longest stop string, in bytes of UTF-8.")
     max_logprobs: int = _flag(20, "Most alternatives a token in logprobs.")
@@ -215,6 +220,7 @@ _POSITIVE = (
     "max_queued_tokens",
     "max_n",
     "max_prompts",
+    "max_counted_chars",
     "max_logprobs",
     "max_timeout_seconds",
     "max_grammar_bytes",

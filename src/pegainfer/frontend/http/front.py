@@ -39,6 +39,7 @@ from pegainfer.frontend.worker import Setup
 T = TypeVar("T")
 
 LARGE_BYTES = 1 << 20  # a longer text waits for others such: it takes seconds and up to 300 bytes a character
+USUAL_CHARS = 4  # a token of an ordinary text has
 INLINE_BYTES = 4096  # text of a smaller request is handled on the event loop: about a millisecond at most
 
 
@@ -125,6 +126,16 @@ class Front:
             raise ApiError(
                 404, f"model: expected {known}, got {name!r}", param="model", code="model_not_found"
             )
+
+    def check_counted(self, param: str, text: str) -> None:
+        """Bounds a text that is tokenised however many tokens it has: that takes 80 to 300 bytes a character.
+
+        Raises ApiError (400).
+        """
+        most = max(self.config.max_counted_chars, USUAL_CHARS * self.engine.info.max_model_len)
+        if len(text) > most:
+            remedy = "send it in parts, or start the server with a larger --max-counted-chars"
+            raise bad_value(param, f"≤ {most} characters", f"{len(text)}; {remedy}")
 
     async def text_work(self, size: int, work: Callable[[], T], stage: str = "tokenize") -> T:
         """Runs tokenisation and the like, off the event loop where `size` (bytes of the request) is large.

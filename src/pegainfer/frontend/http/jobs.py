@@ -29,7 +29,7 @@ from pegainfer.frontend.http.fields import (
     stop_strings,
     timeout_seconds,
 )
-from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.front import USUAL_CHARS, Front
 from pegainfer.frontend.http.generation import Prompt
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.options import AnswerOptions
@@ -37,7 +37,6 @@ from pegainfer.frontend.http.options import AnswerOptions
 log = logging.getLogger(__name__)
 
 _MAX_CHARS = {"cache_salt": 256, "user": 512, "safety_identifier": 512, "prompt_cache_key": 512}
-USUAL_CHARS = 4  # a token of an ordinary text has; no shorter text is weighed before it is tokenised
 _USERS = ("user", "safety_identifier")  # who asked: for the log alone
 
 
@@ -131,7 +130,9 @@ def prompt_ids(
     """
     longest = front.engine.info.max_model_len - 1
     if isinstance(source, str):
-        if len(source) > USUAL_CHARS * longest and request.truncate_prompt_tokens is None:
+        if request.truncate_prompt_tokens is not None:
+            front.check_counted(param, source)
+        elif len(source) > USUAL_CHARS * longest:  # no shorter text is worth to be weighed
             least = front.tokenizer.bound.at_least(source, longest)
             if least > longest:
                 raise _too_long(param, longest, f"at least {least} in {len(source)} characters")

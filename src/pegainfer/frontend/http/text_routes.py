@@ -71,6 +71,7 @@ async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> 
     request = await parse(body, TokenizeRequest, front.config)
     front.check_model(request.model)
     text = await _text(front, request, len(body))
+    front.check_counted("messages" if request.prompt is None else "prompt", text)
     special = request.add_special_tokens
     if special is None:
         special = request.messages is None

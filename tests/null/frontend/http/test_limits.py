@@ -108,6 +108,37 @@ def test_prompts_times_n_are_bounded() -> None:
     assert "≤ 7 continuations" in error["message"]
 
 
+def counted_bodies(text: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Path, field and body of all that tokenise a text however long it is."""
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
+    return [
+        ("/tokenize", "prompt", {"prompt": text}),
+        ("/tokenize", "messages", chat),
+        ("/v1/messages/count_tokens", "messages", chat),
+        (PATH, "prompt", {"prompt": text, "truncate_prompt_tokens": 5}),
+        (CHAT, "messages", {**chat, "truncate_prompt_tokens": 5}),
+    ]
+
+
+@pytest.mark.parametrize("case", range(len(counted_bodies(""))))
+def test_texts_that_are_counted_or_truncated_are_bounded(case: int) -> None:
+    """The bound is one of characters, a template's included, and never below what the context may hold."""
+    path, field, body = counted_bodies("")[case]
+    template = 0
+    if field == "messages":
+        template = len(ask(FakeEngine(), "/apply_template", {"messages": body["messages"]}).json()["prompt"])
+    for limit, most in ((2000, 2000), (10, 4 * INFO.max_model_len)):
+        for size, status in ((most, 200), (most + 1, 400)):
+            engine = FakeEngine()
+            body = counted_bodies("ä" * (size - template))[case][2]
+            response = ask(engine, path, body, max_counted_chars=limit)
+            assert response.status_code == status, response.text
+        message = response.json()["error"]["message"]
+        assert message.startswith(f"{field}: expected ≤ {most} characters, got {most + 1}; ")
+        assert "--max-counted-chars" in message
+        assert not engine.requests
+
+
 def test_the_engines_own_bound_on_logprobs_holds() -> None:
     info = msgspec.structs.replace(INFO, max_logprobs=2)
     assert ask(FakeEngine(info=info), PATH, {"prompt": "a", "logprobs": 2}).status_code == 200

@@ -63,6 +63,7 @@ async def count_tokens(front: Front, scope: Scope, receive: Receive, send: Send)
     with renaming(NAMES):
         chat = await front.text_work(len(body), lambda: to_chat(front, request))
         text = await prompt_text(front, chat, tool_plan(chat), len(body))
+        front.check_counted("messages", text)
     # The template has written BOS itself.
     ids = await front.text_work(len(text), lambda: front.tokenizer.encode(text, add_special_tokens=False))
     await send_json(send, TokenCount(len(ids)))
