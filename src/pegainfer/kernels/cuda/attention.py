@@ -122,8 +122,7 @@ class _Plan:
 def _plan(site: Site, p: AttentionProblem, c: AttentionChoice) -> _Plan:
     """The step's work list, made by the first layer that needs it ahead of everything else."""
     rows = tuple(site.address(n) for n in ("query_starts", "query_lens", "context_lens"))
-    # A step of decoded rows alone keeps one list, however its ops are run: none has prefilled tiles in it.
-    key = ("attention plan", *rows, p.kv_heads, p.group, c.tile_rows, c.shares, p.decode_only)
+    key = ("attention plan", *rows, p.kv_heads, p.group, c.tile_rows, c.shares)
     sizes = (
         PLAN_BYTES, CUT_BYTES * p.rows, 4 * (c.shares + 1), ITEM_BYTES * c.decode_items,
         ITEM_BYTES * c.prefill_items, ITEM_BYTES * c.prefill_slots,

@@ -105,11 +105,8 @@ def shares(m: int, n: int, k: int, info: DeviceInfo) -> Shares:
     for most, tuned in TUNED.get((n, k), ()):
         if m <= most:
             return tuned
-    rows, splits, depth_x = 0, 1, 8 if m <= 16 else 4
-    for splits, filled in FILLED.items():
-        rows = _eights(n, int(info.num_sms * filled) // splits)
-        if rows >= LEAST_ROWS or k < 2 * splits * BOX:
-            break
+    rows, splits = even_shares(n, k, info)
+    depth_x = 8 if m <= 16 else 4
     if rows <= MAX_BLOCKS * 64:
         return Shares(rows, splits, depth_x=depth_x, early=m <= 32)
     tiles = -(-n // (info.num_sms * (136 if m <= 32 else 64)))
@@ -117,6 +114,16 @@ def shares(m: int, n: int, k: int, info: DeviceInfo) -> Shares:
     if tiles >= MANY_TILES:
         return Shares(rows, wide=2, depth_x=6, per_sm=1)
     return Shares(rows, depth_x=depth_x)
+
+
+def even_shares(n: int, k: int, info: DeviceInfo) -> tuple[int, int]:
+    """(rows, splits of k) of the fewest splits whose even shares, one an SM, have enough rows."""
+    rows, splits = 0, 1
+    for splits, filled in FILLED.items():
+        rows = _eights(n, int(info.num_sms * filled) // splits)
+        if rows >= LEAST_ROWS or k < 2 * splits * BOX:
+            break
+    return rows, splits
 
 
 def _eights(n: int, parts: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pegainfer.kernels.cuda.skinny import BOX, FILLED, LEAST_ROWS, MAX_TOKENS, SYSTEM, SkinnyChoice
+from pegainfer.kernels.cuda.skinny import BOX, MAX_TOKENS, SYSTEM, SkinnyChoice, even_shares
 from pegainfer.runtime.cuda.device import DeviceInfo
 
 TOKENS, ROWS = (128, 256), (64, 88, 96, 152)  # that kernels are compiled for
@@ -43,11 +43,7 @@ def cut(m: int, n: int, k: int, info: DeviceInfo) -> Cut | None:
     for most, tuned in TUNED.get((n, k), ()):
         if m <= most:
             return tuned
-    rows, splits = 0, 1
-    for splits, filled in FILLED.items():
-        rows = -(-n // (8 * (int(info.num_sms * filled) // splits))) * 8
-        if rows >= LEAST_ROWS or k < 2 * splits * BOX:
-            break
+    rows, splits = even_shares(n, k, info)
     if rows > ROWS[-1] or (m > TOKENS[0] and splits > 1):
         return None
     return Cut(rows, splits, 2 if rows > 128 and m <= TOKENS[0] else 3)

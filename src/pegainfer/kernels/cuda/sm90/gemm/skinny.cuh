@@ -167,18 +167,21 @@ __device__ __forceinline__ void prepare_scale(const Args& a, float* scale, int p
     if (slice == 0) scale[token] = rsqrtf(all / a.k + a.eps);
 }
 
+// By one warp: the weight of the norm that follows, of a tile's rows from `first` on. A constant: ahead of
+// the wait.
+__device__ __forceinline__ void fetch_norm(const Args& a, int first, uint32_t to) {
+#pragma unroll 1
+    for (int i = (threadIdx.x & 31) * 4; i < a.rows; i += 128)
+        if (first + i < a.n) store_shared16(to + i * 4, *reinterpret_cast<const uint4*>(a.norm + first + i));
+}
+
 // What the end of a tile needs beside the sums, fetched while the products are under way: the residual of
 // this block's units, as their threads will take it, and the weight of the norm that follows.
 template <typename T, int NT>
 __device__ __forceinline__ void fetch_before(const Args& a, const Block<NT>& b) {
     const int lane = threadIdx.x & 31, first = b.tile(a, 0) * a.rows;
     const uint32_t norm = b.before + b.slots * 512;
-    if (a.norm) {  // a constant: ahead of the wait
-#pragma unroll 1
-        for (int i = lane * 4; i < a.rows; i += 128)
-            if (first + i < a.n)
-                store_shared16(norm + i * 4, *reinterpret_cast<const uint4*>(a.norm + first + i));
-    }
+    if (a.norm) fetch_norm(a, first, norm);
     pdl_wait();
 #pragma unroll 4
     for (int slot = 0; slot < b.slots; slot++) {

@@ -81,12 +81,7 @@ template <typename T, int NT>
 __device__ __forceinline__ void fetch_before(const Args& a, const Block<NT>& b, int part) {
     const int lane = threadIdx.x & 31, first = b.tile(a, 0) * a.rows;
     const uint32_t norm = b.before + b.slots * 1024;
-    if (a.norm && part == 0) {  // a constant: ahead of the wait
-#pragma unroll 1
-        for (int i = lane * 4; i < a.rows; i += 128)
-            if (first + i < a.n)
-                store_shared16(norm + i * 4, *reinterpret_cast<const uint4*>(a.norm + first + i));
-    }
+    if (a.norm && part == 0) skinny::fetch_norm(a, first, norm);
     pdl_wait();
 #pragma unroll 4
     for (int slot = part; slot < b.slots; slot += 2) {
