@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from pegainfer.frontend.tokenizer import Tokenizer
 from pegainfer.frontend.tokenizer_gguf import tokenizer_from_gguf
@@ -22,6 +23,28 @@ CORPUS = (
     "Les enfants sont allés à l'école, et le maître leur a raconté une histoire très étonnante.",
     "Она читала книгу, пока дети играли в саду. 漢字とひらがな 😀😀👍🏽 in 1984 and 2023",
 )
+
+
+def trained(
+    texts: Iterable[str],
+    size: int,
+    added: list[tokenizers.AddedToken],
+    pre: pre_tokenizers.PreTokenizer | None,
+    normalizer: normalizers.Normalizer | None,
+) -> tokenizers.Tokenizer:
+    """A byte-level BPE of `size` tokens, with added ones beside them."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    if pre is not None:
+        backend.pre_tokenizer = pre
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(added)
+    return backend
 
 
 @cache

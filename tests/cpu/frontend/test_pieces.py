@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pegainfer.app.resolve import ModelRef
-from pegainfer.app.text import load_text
 from pegainfer.frontend.pieces import MIN_CHARS
 from pegainfer.frontend.tokenizer import Tokenizer
-from pegainfer.frontend.tokenizer_files import load_tokenizer
-from tests.support.default_model import default_model
-from tests.support.qwentext import real_json, write_text
 
 FRAGMENTS = [
     "<|im_start|>user\n", "<|im_end|>\n", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>\n",
@@ -25,13 +19,6 @@ texts = st.lists(
     st.one_of(st.sampled_from(FRAGMENTS), st.text(st.characters(exclude_categories=["Cs"]), max_size=5)),
     max_size=60,
 ).map("".join)
-
-
-@pytest.fixture(scope="module", params=["smollm2", "qwen"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    if request.param == "smollm2":
-        return load_text(ModelRef("gguf", default_model(), "m")).tokenizer
-    return load_tokenizer(write_text(tmp_path_factory.mktemp("qwen"), real_json()))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -9,11 +9,12 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, normalizers, pre_tokenizers, processors
 
 from pegainfer.frontend.byte_tokenizer import byte_tokenizer
 from pegainfer.frontend.pieces import MIN_CHARS, PieceCache, PieceCutter
 from pegainfer.frontend.tokenizer import TextConfig, Tokenizer
+from tests.support import smalltokenizers
 from tests.support.smalltokenizers import CORPUS, small_bpe, small_sentencepiece
 
 # Tokens of every kind, some of which overlap or are parts of others.
@@ -39,17 +40,7 @@ ADDED = [
 def trained(
     pre: pre_tokenizers.PreTokenizer, normalizer: normalizers.Normalizer | None
 ) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre
-    if normalizer is not None:
-        backend.normalizer = normalizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    backend.train_from_iterator(CORPUS * 2, trainer)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_tokens(ADDED)
-    return backend
+    return smalltokenizers.trained(CORPUS * 2, 500, ADDED, pre, normalizer)
 
 
 @cache

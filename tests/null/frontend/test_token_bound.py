@@ -12,13 +12,14 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from pegainfer.frontend import token_bound
 from pegainfer.frontend.byte_tokenizer import byte_tokenizer
 from pegainfer.frontend.spelling import BYTE_OF_CHAR
 from pegainfer.frontend.token_bound import NFC_MAKES_ASCII, NFC_SHRINKS, NOT_PLAIN
 from pegainfer.frontend.tokenizer import TextConfig, Tokenizer
+from tests.support import smalltokenizers
 from tests.support.smalltokenizers import CORPUS, small_bpe, small_sentencepiece
 
 ADDED = [
@@ -42,17 +43,8 @@ def trained(
     normalizer: normalizers.Normalizer | None,
     added: list[AddedToken] = ADDED,
 ) -> Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE())
-    if pre is not None:
-        backend.pre_tokenizer = pre
-    if normalizer is not None:
-        backend.normalizer = normalizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    backend.train_from_iterator([*CORPUS, "각난" * 3, "-" * 40, " " * 30] * 3, trainer)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_tokens(added)
+    texts = [*CORPUS, "각난" * 3, "-" * 40, " " * 30] * 3
+    backend = smalltokenizers.trained(texts, 700, added, pre, normalizer)
     return Tokenizer(backend, TextConfig())
 
 
