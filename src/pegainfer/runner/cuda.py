@@ -72,7 +72,7 @@ class CudaRunner:
         Returns how many there are.
         """
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end and self.prepare():
+        while time.perf_counter() < end and self._make_next(at_once=True):
             pass
         self._spare.extend(self._results() for _ in range(BUFFERS))
         self._stream.synchronize("start")
@@ -80,9 +80,12 @@ class CudaRunner:
 
     def prepare(self) -> bool:
         """Makes one more size ready; False where all are. See contract.step.Preparing."""
+        return self._make_next(at_once=False)
+
+    def _make_next(self, at_once: bool) -> bool:
         self._enter_thread()
         self._end_repeats()  # what is made ready runs once, and overwrites the batch on the device
-        return self._sizes.make_next()
+        return self._sizes.make_next(at_once)
 
     @property
     def info(self) -> RunnerInfo:

@@ -32,7 +32,13 @@ class Executor(Protocol):
     def input_address(self, name: str, env: Sizes) -> int: ...
 
     def capture(
-        self, env: Sizes, decode_only: bool, *, graph: bool = True, make_inputs: MakeInputs | None = None
+        self,
+        env: Sizes,
+        decode_only: bool,
+        *,
+        graph: bool = True,
+        at_once: bool = True,
+        make_inputs: MakeInputs | None = None,
     ) -> None: ...
 
 

@@ -15,7 +15,11 @@ PLAIN = {"J": 0, "E": 0, "U": 0, "O": 0}  # sampling without biases, masks and b
 
 
 class ReadySizes:
-    """Makes each bucket ready once, the likeliest first. What is made ready runs once, on padding."""
+    """Makes each bucket ready once, the likeliest first. What is made ready runs once, on padding.
+
+    Only those that are made ready `at_once` have their graphs then: most sizes never come, and a graph that
+    is not there costs the first step that would have replayed it some milliseconds, and no memory.
+    """
 
     def __init__(self, parts: Parts, buckets: Buckets) -> None:
         self.buckets = buckets
@@ -28,15 +32,15 @@ class ReadySizes:
     def __len__(self) -> int:
         return len(self._ready)
 
-    def make_next(self) -> bool:
+    def make_next(self, at_once: bool) -> bool:
         """False where all are ready."""
         for bucket in self._coming:
             if bucket not in self._ready:
-                self.make(bucket)
+                self.make(bucket, at_once)
                 return True
         return False
 
-    def make(self, bucket: Bucket) -> None:
+    def make(self, bucket: Bucket, at_once: bool = False) -> None:
         """Leaves nobody in the batch on the device, if the bucket is of decodes and was not ready."""
         if bucket in self._ready:
             return
@@ -48,7 +52,9 @@ class ReadySizes:
             sampling = {"L": bucket.rows, **PLAIN}
             counters = [self._parts.sampler.input_address(n, sampling) for n in ("history_lens", "draws")]
             make_inputs = partial(self._parts.state.decode_inputs, bucket.rows, counters=counters)
-        self._parts.forward.capture(bucket.env, bucket.decode, graph=bucket.graph, make_inputs=make_inputs)
+        self._parts.forward.capture(
+            bucket.env, bucket.decode, graph=bucket.graph, at_once=at_once, make_inputs=make_inputs
+        )
         self._ready.add(bucket)
 
     def make_sampler(self, rows: int) -> None:

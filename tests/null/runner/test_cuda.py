@@ -217,6 +217,32 @@ def test_sizes_made_ready_late_touch_no_batch(
     runner.close()
 
 
+def test_idle_seconds_make_no_graphs(
+    fake: FakeCuda, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds megabytes of the host's memory; most of the sizes never come."""
+    monkeypatch.setattr("pegainfer.app.gpu.CAPTURE_SECONDS", 0.0)
+    runner = built(folders)
+    while runner.prepare():
+        pass
+    steps = [s for kind in runner._parts.forward._captured._steps.values() for s in kind]
+    assert len(steps) == len(runner._sizes) and not any(s.graph for s in steps)
+    graphs = fake.calls["cuGraphInstantiate"]
+    runner.sample(runner.forward(prefill())).wait()
+    assert fake.calls["cuGraphInstantiate"] == graphs + 1
+    runner.sample(runner.forward(prefill(1, step=2))).wait()
+    assert fake.calls["cuGraphInstantiate"] == graphs + 1
+    assert [s.env["T"] for s in steps if s.graph] == [16]
+    runner.close()
+
+
+def test_what_is_ready_at_the_start_has_its_graphs(fake: FakeCuda, folders: Path) -> None:
+    runner = built(folders)
+    steps = [s for kind in runner._parts.forward._captured._steps.values() for s in kind]
+    assert steps and all(s.graph for s in steps)
+    runner.close()
+
+
 def test_what_needs_the_host_is_sent_again(fake: FakeCuda, runner: CudaRunner) -> None:
     biased = SamplingParams(temperature=0.0, logit_bias=((3, 1.0),))
     runner.sample(runner.forward(prefill(0))).wait()

@@ -21,6 +21,7 @@ class LoweredStep:
         work: `ahead` launches before the first call, then those of each call.
         counts: launches of each call.
         memory: what else the launches point into beside the arena.
+        graph_name: of a step that is replayed as a graph, which is made before it is first called.
         made: the first launch makes the step's inputs.
     """
 
@@ -30,10 +31,13 @@ class LoweredStep:
     counts: list[int]
     inputs: Layout
     memory: tuple[DeviceBuffer, ...]
+    graph_name: str | None = None
     graph: Graph | None = None
     made: bool = False
 
     def __call__(self, stream: Stream) -> None:
+        if self.graph_name is not None and self.graph is None:
+            self.make_graph(stream)
         if self.graph is not None:
             self.graph.launch(stream)
         else:
@@ -45,11 +49,16 @@ class LoweredStep:
         self.ahead += 1
         self.made = True
 
-    def capture(self, stream: Stream, what: str) -> None:
-        """Runs the launches once and makes a graph of them."""
-        self._launch(stream)  # whatever a library or the driver does at a first launch happens outside of it
-        stream.synchronize(what)
-        self.graph = Graph(stream, lambda: self._launch(stream), what)
+    def run_once(self, stream: Stream, graph_name: str) -> None:
+        """Whatever a library or the driver does at a first launch happens here, outside of the graph."""
+        self._launch(stream)
+        stream.synchronize(graph_name)
+        self.graph_name = graph_name
+
+    def make_graph(self, stream: Stream) -> None:
+        """Records the launches; nothing of them runs. What is under way on the stream goes on."""
+        assert self.graph_name is not None, "run_once comes first"
+        self.graph = Graph(stream, lambda: self._launch(stream), self.graph_name)
         self.graph.upload(stream)
 
     def _launch(self, stream: Stream) -> None:

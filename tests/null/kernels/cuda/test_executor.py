@@ -233,6 +233,20 @@ def test_a_graph_serves_every_step_that_fits_and_padding_is_inert(rig: Rig) -> N
     assert rig.fake.graph_launches == 1 and rig.fake.launches
 
 
+def test_a_graph_that_can_wait_is_made_when_its_step_first_comes(rig: Rig) -> None:
+    rig.executor.capture({"T": 4, "R": 4, "L": 4}, decode_only=True, at_once=False)
+    assert rig.fake.launches and not any(launch.captured for launch in rig.fake.launches)  # ran once, as it is
+    launched = len(rig.fake.launches)
+    rig.fake.launches.clear()
+    outputs = rig.executor.run(*rig.step(1, 1, 1))
+    assert outputs["logits"].shape == (3, CONFIG.vocab_size)
+    assert [launch.captured for launch in rig.fake.launches] == [True] * launched
+    assert rig.fake.graph_launches == 1
+    rig.fake.launches.clear()
+    rig.executor.run(*rig.step(1, 1))
+    assert (rig.fake.graph_launches, rig.fake.launches) == (2, [])
+
+
 def test_padding_is_there_whatever_a_slot_held_before(rig: Rig) -> None:
     for n in (4, 2):
         rig.executor.capture({"T": n, "R": n, "L": n}, decode_only=True)

@@ -96,8 +96,11 @@ struct Block {
     }
 };
 
+// By one warp, whose first lane asks. It waits for the cluster before it needs anything of the block's other
+// warps, not at its end: those may be held at that barrier until all have come (under racecheck they are).
 template <int NT>
 __device__ __forceinline__ void stream_weight(const void* map, const Args& a, const Block<NT>& b) {
+    const bool asks = (threadIdx.x & 31) == 0, cluster = a.splits > 1;
     const int total = b.rounds * (b.k1 - b.k0), fire = max(total - a.trigger, min(a.depth_w, total));
     const uint64_t policy = l2_evict_first();
     Place at(1);
@@ -106,18 +109,24 @@ __device__ __forceinline__ void stream_weight(const void* map, const Args& a, co
     for (int round = 0; round < b.rounds; round++) {
 #pragma unroll 1
         for (int k = b.k0; k < b.k1; k++, i++) {
-            if (i == fire) pdl_wait(), pdl_launch();
-            const uint32_t full = b.full_w + 8 * at.slot, to = b.w + at.slot * b.stage_w;
-            barrier_wait(b.empty_w + 8 * at.slot, at.parity);
-            barrier_arrive_expect(full, b.stage_w);
+            if (cluster && i == a.depth_w) cluster_wait();
+            if (asks) {
+                if (i == fire) pdl_wait(), pdl_launch();
+                const uint32_t full = b.full_w + 8 * at.slot, to = b.w + at.slot * b.stage_w;
+                barrier_wait(b.empty_w + 8 * at.slot, at.parity);
+                barrier_arrive_expect(full, b.stage_w);
 #pragma unroll 1
-            for (int j = 0; j < a.wide; j++)
-                tma_load2(to + j * a.rows * 128, map, (k * a.wide + j) * SWIZZLE, b.tile(a, round) * a.rows,
-                          full, policy);
+                for (int j = 0; j < a.wide; j++)
+                    tma_load2(to + j * a.rows * 128, map, (k * a.wide + j) * SWIZZLE,
+                              b.tile(a, round) * a.rows, full, policy);
+            }
+            __syncwarp();
             at.advance(a.depth_w);
         }
     }
-    if (fire == total) pdl_wait(), pdl_launch();
+    if (asks && fire == total) pdl_wait(), pdl_launch();
+    __syncwarp();
+    if (cluster && total <= a.depth_w) cluster_wait();
 }
 
 template <int NT>
@@ -421,7 +430,7 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
         consume<T, NT, MB>(a, b, scale);
     } else {
         if constexpr (BIG) registers_drop<72>();
-        if (warp == 4 && lane == 0) stream_weight<NT>(w, a, b);
+        if (warp == 4) stream_weight<NT>(w, a, b);
         if (warp == 5 && lane == 0) {
             tma_prefetch(x);
             if (a.splits > 1)  // of the units finished here
@@ -429,7 +438,7 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
                                       (b.units - b.split + a.splits - 1) / a.splits * a.splits * 1024);
         }
         __syncwarp();
-        if (cluster) cluster_wait();
+        if (cluster && warp > 4) cluster_wait();
         if (warp == 5 && lane == 0) stream_x<NT>(x, a, b);
         if (warp >= 6 && a.squares) prepare_scale<NT>(a, scale, warp - 6);
         if (warp == 7 && a.kind == RESIDUAL) fetch_before<T, NT>(a, b);

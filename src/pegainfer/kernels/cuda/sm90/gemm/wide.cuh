@@ -266,13 +266,13 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
         consume<T, NT, N>(a, b, scale);
     } else {
         registers_drop<WG == 1 ? 48 : 72>();
-        if (warp == WARPS && lane == 0) skinny::stream_weight<NT>(w, a, b);
+        if (warp == WARPS) skinny::stream_weight<NT>(w, a, b);
         if (warp == WARPS + 1 && lane == 0) {
             tma_prefetch(x);
             if (a.splits > 1) barrier_arrive_expect(b.summed, bytes_to_come<NT, N>(a, b));
         }
         __syncwarp();
-        if (cluster) cluster_wait();
+        if (cluster && warp > WARPS) cluster_wait();
         if (warp == WARPS + 1 && lane == 0) skinny::stream_x<NT>(x, a, b);
         if (warp >= WARPS + 2) {
             if (a.squares) wide::prepare_scale<NT>(a, scale, warp - WARPS - 2);
