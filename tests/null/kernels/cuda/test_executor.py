@@ -235,7 +235,8 @@ def test_a_graph_serves_every_step_that_fits_and_padding_is_inert(rig: Rig) -> N
 
 def test_a_graph_that_can_wait_is_made_when_its_step_first_comes(rig: Rig) -> None:
     rig.executor.capture({"T": 4, "R": 4, "L": 4}, decode_only=True, at_once=False)
-    assert rig.fake.launches and not any(launch.captured for launch in rig.fake.launches)  # ran once, as it is
+    # It ran once, as it is.
+    assert rig.fake.launches and not any(launch.captured for launch in rig.fake.launches)
     launched = len(rig.fake.launches)
     rig.fake.launches.clear()
     outputs = rig.executor.run(*rig.step(1, 1, 1))

@@ -87,6 +87,76 @@ __device__ __forceinline__ void weigh(float (&s)[4], float (&m)[2], float (&l)[2
     }
 }
 
+// A warp's sums over pages for up to eight heads. With g = lane / 4 and t = lane % 4: o[d] has channels 16 d
+// + g and 8 more of heads 2t and 2t + 1, m their maxima, l the sums of their weights (of this lane's tokens,
+// until `close`). PLACE: where 16-byte piece c of row r of a page's keys or values lies.
+template <typename T, int D, uint32_t (*PLACE)(int r, int c)>
+struct PageSums {
+    float o[D / 16][4] = {};
+    float m[2] = {-INFINITY, -INFINITY}, l[2] = {};
+
+    // Adds `valid` or 16 tokens, whichever is less: keys at `keys`, values behind them; qf: the queries.
+    __device__ __forceinline__ void add(uint32_t keys, const uint32_t (&qf)[D / 16][2], int valid,
+                                        float scale_log2) {
+        const int lane = threadIdx.x & 31, g = lane >> 2;
+        const uint32_t values = keys + 16 * D * 2;
+        float s[4] = {};
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t r[4];
+            ldmatrix4(r, keys + PLACE(lane & 15, 2 * k + (lane >> 4)));
+            mma<T>(s, r[0], r[1], r[2], r[3], qf[k][0], qf[k][1]);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[j] = g + (j >> 1) * 8 < valid ? s[j] * scale_log2 : -INFINITY;
+        float scale[2];
+        weigh(s, m, l, scale);
+        const uint32_t p0 = movmatrix(pack2<T>(s[0], s[1])), p1 = movmatrix(pack2<T>(s[2], s[3]));
+#pragma unroll
+        for (int d = 0; d < D / 16; d++) {
+            uint32_t r[4];
+            ldmatrix4_trans(r, values + PLACE((lane >> 4) * 8 + (lane & 7), 2 * d + ((lane >> 3) & 1)));
+#pragma unroll
+            for (int j = 0; j < 4; j++) o[d][j] *= scale[j & 1];
+            mma<T>(o[d], r[0], r[1], r[2], r[3], p0, p1);
+        }
+    }
+
+    __device__ __forceinline__ void close() {
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int shift = 4; shift < 32; shift <<= 1) l[j] += __shfl_xor_sync(~0u, l[j], shift);
+    }
+
+    // To shared memory, as `add_warps` reads it: outputs [warp][head][D], ends [warp][8]; `most` heads.
+    __device__ __forceinline__ void leave(float* outputs, float2 (*ends)[8], int warp, int most) const {
+        const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+        if (g == 0)
+            ends[warp][2 * t] = make_float2(m[0], l[0]), ends[warp][2 * t + 1] = make_float2(m[1], l[1]);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int head = 2 * t + (j & 1);
+            float* to = outputs + (warp * most + head) * D;
+            if (head < most)
+#pragma unroll
+                for (int d = 0; d < D / 16; d++) to[channel_at(head, 16 * d + g + (j >> 1) * 8)] = o[d][j];
+        }
+    }
+};
+
+// The queries of a unit as operands, from rows of `queries` that are swizzled as `piece` does.
+template <int D>
+__device__ __forceinline__ void load_queries(const uint8_t* queries, int heads, uint32_t (&qf)[D / 16][2]) {
+    const int lane = threadIdx.x & 31, row = min(lane & 7, heads - 1);
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) {
+        uint32_t r[4];
+        ldmatrix4(r, shared_address(queries) + piece<D>(row, 4 * j + (lane >> 3)));
+        qf[2 * j][0] = r[0], qf[2 * j][1] = r[1], qf[2 * j + 1][0] = r[2], qf[2 * j + 1][1] = r[3];
+    }
+}
+
 template <typename T, int D, int STAGES, typename Source>
 __device__ __forceinline__ void stream_parts(const Args& a, const Source& source, uint8_t* shared,
                                              float2 (*ends)[8], const Schedule& schedule) {
@@ -158,13 +228,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
             uint8_t* const to = reinterpret_cast<uint8_t*>(shares + warp * most * D);
             newest.finish(a, source, p.item.start, p.kv_head, p.first, heads, to);
             __syncwarp();
-            const int row = min(lane & 7, heads - 1);
-#pragma unroll
-            for (int j = 0; j < D / 32; j++) {
-                uint32_t r[4];
-                ldmatrix4(r, shared_address(to) + piece<D>(row, 4 * j + (lane >> 3)));
-                qf[2 * j][0] = r[0], qf[2 * j][1] = r[1], qf[2 * j + 1][0] = r[2], qf[2 * j + 1][1] = r[3];
-            }
+            load_queries<D>(to, heads, qf);
             __syncwarp();  // a warp without pages writes its outputs there at once
             const bool holds = p.item.end == p.item.context && p.count > 0 &&
                                (p.item.end - p.item.begin - 1) / 16 % WARPS == warp;
@@ -199,8 +263,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
         Part next = begin_part(ahead, unit + step);
         ahead = schedule.item(unit + 2 * step);
         const Item& item = part.item;
-        float o[D / 16][4] = {};
-        float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // of heads 2t and 2t + 1; l of this lane's tokens
+        PageSums<T, D, piece<D>> sums;
         for (int page = 0; page < part.count; page++) {
             cp_async_wait_upto(asked - taken - 1);
             __syncwarp();
@@ -212,29 +275,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
                     __syncwarp();
                 }
             }
-            float s[4] = {};
-#pragma unroll
-            for (int k = 0; k < D / 16; k++) {
-                uint32_t r[4];
-                ldmatrix4(r, keys + piece<D>(lane & 15, 2 * k + (lane >> 4)));
-                mma<T>(s, r[0], r[1], r[2], r[3], qf[k][0], qf[k][1]);
-            }
-            const int token = item.begin + (warp + page * WARPS) * 16 + g;
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                s[i] = token + (i >> 1) * 8 < item.end ? s[i] * a.scale_log2 : -INFINITY;
-            float scale[2];
-            weigh(s, m, l, scale);
-            const uint32_t p0 = movmatrix(pack2<T>(s[0], s[1])), p1 = movmatrix(pack2<T>(s[2], s[3]));
-#pragma unroll
-            for (int d = 0; d < D / 16; d++) {
-                uint32_t r[4];
-                ldmatrix4_trans(
-                    r, keys + 16 * D * 2 + piece<D>((lane >> 4) * 8 + (lane & 7), 2 * d + ((lane >> 3) & 1)));
-#pragma unroll
-                for (int i = 0; i < 4; i++) o[d][i] *= scale[i & 1];
-                mma<T>(o[d], r[0], r[1], r[2], r[3], p0, p1);
-            }
+            sums.add(keys, qf, item.end - item.begin - (warp + page * WARPS) * 16, a.scale_log2);
             __syncwarp();
             taken++;
             while (asked - taken < STAGES && (fetch(part, false) || fetch(next, false))) {
@@ -245,21 +286,9 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
         if constexpr (!RAW)
             if (unit + step < total) load_q(next, qf);
 
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int shift = 4; shift < 32; shift <<= 1) l[i] += __shfl_xor_sync(~0u, l[i], shift);
+        sums.close();
         if (!RAW && unit != schedule.first) named_wait<Shape::THREADS>(FREE);
-        if (g == 0)
-            ends[warp][2 * t] = make_float2(m[0], l[0]), ends[warp][2 * t + 1] = make_float2(m[1], l[1]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int head = 2 * t + (i & 1);
-            float* to = shares + (warp * most + head) * D;
-            if (head < most)
-#pragma unroll
-                for (int d = 0; d < D / 16; d++) to[channel_at(head, 16 * d + g + (i >> 1) * 8)] = o[d][i];
-        }
+        sums.leave(shares, ends, warp, most);
         named_wait<Shape::THREADS>(FULL);
         part = next;
         if constexpr (RAW)

@@ -173,7 +173,7 @@ __device__ __forceinline__ void stream_row(const Args& a, const Source& source, 
     NewestPair<T, D> newest;
     uint32_t qf[D / 16][2];
     take_queries<T, D>(a, source, share, at, holds, newest, qf);
-    PageSums<T, D> sums;
+    PageSums<T, D, boxed<D>> sums;
 #pragma unroll 1
     for (int i = warp; i < count; i += Shape::WARPS) {
         const int slot = i % Shape::STAGES, token = (share.first + i) * 16;

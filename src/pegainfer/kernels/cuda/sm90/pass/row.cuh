@@ -316,7 +316,7 @@ __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Shar
     mine.finish(a, l, s, layer, at, words.qkv(), tag, newest);
     named_wait<CONSUMERS>(MEET);
     uint32_t qf[D / 16][2];
-    PageSums<T, D> sums;
+    PageSums<T, D, attention::boxed<D>> sums;
     attention::load_queries<D>(at.queries(), heads, qf);
 #pragma unroll 1
     for (int first = 0; first < count; first += step, at.advance()) {
