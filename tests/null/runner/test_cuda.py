@@ -217,9 +217,7 @@ def test_sizes_made_ready_late_touch_no_batch(
     runner.close()
 
 
-def test_idle_seconds_make_no_graphs(
-    fake: FakeCuda, folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_seconds_make_no_graphs(fake: FakeCuda, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each holds megabytes of the host's memory; most of the sizes never come."""
     monkeypatch.setattr("pegainfer.app.gpu.CAPTURE_SECONDS", 0.0)
     runner = built(folders)
