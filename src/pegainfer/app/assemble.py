@@ -215,6 +215,7 @@ def _gpu_info(model: Model, kv: KVSpec, length: int, blocks: int, scheduler: Sch
         fill_tokens=() if asked else tuple(n for n in FILL_TOKENS if n <= max_tokens),
         max_model_len=length,
         vocab_size=model.vocab_size,
+        supports_pooling=True,
     )
 
 

@@ -126,9 +126,10 @@ def prepare(model: Model, info: RunnerInfo, backend: CudaBackend, max_logprobs: 
     logits, x = forward.output("logits", largest), forward.output("x", largest)
     sampler = backend.prepare(programs["sampler"], {"history": state.history}, largest, {"logits": logits})
     prompt_logprobs = backend.prepare(programs["prompt_logprobs"], {}, largest, {"x": x})
+    hidden_states = backend.prepare(programs["hidden_states"], {}, largest, {"x": x})
     parts = Parts(
-        ctx.device, ctx.stream, forward, sampler, prompt_logprobs, state, pool, backend.options.graphs,
-        backend.close,
+        ctx.device, ctx.stream, forward, sampler, prompt_logprobs, hidden_states, state, pool,
+        backend.options.graphs, backend.close,
     )  # fmt: skip
     return CudaRunner(info, parts, max_logprobs)
 

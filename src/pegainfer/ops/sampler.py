@@ -79,14 +79,14 @@ def prompt_logprobs(head: Head, max_logprobs: int) -> Program:
 def hidden_states(head: Head) -> Program:
     """Rows of the residual stream `x` that a forward has left, after the final norm.
 
-    Inputs are x and rows; output is hidden [L, M] f32.
+    Inputs are x and rows; output is hidden [L, M] in x's format.
     """
     b = Builder("hidden_states")
     x = b.input("x", "T", head.hidden_size, dtype=head.residual)
     rows = b.input("rows", "L")
     norm = b.weight(head.norm, head.hidden_size, dtype=head.norm_format)
-    picked = b.buffer("picked", "L", head.hidden_size)
-    hidden = b.output("hidden", "L", head.hidden_size)
+    picked = b.buffer("picked", "L", head.hidden_size, dtype=head.residual)
+    hidden = b.output("hidden", "L", head.hidden_size, dtype=head.residual)
     b.emit(GATHER_ROWS, None, out=picked, x=x, rows=rows)
     b.emit(RMS_NORM, {"eps": head.eps}, out=hidden, x=picked, weight=norm)
     return b.build()

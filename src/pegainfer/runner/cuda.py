@@ -16,6 +16,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +27,16 @@ from pegainfer.contract.step import BlockCopy, RunnerInfo, StepPlan
 from pegainfer.kv.device.slots import Slots
 from pegainfer.kv.device.stage import StagedRows, Staging
 from pegainfer.runner.buckets import Buckets
-from pegainfer.runner.parts import Parts
-from pegainfer.runner.pending import Part, PendingDraw, Step
+from pegainfer.runner.parts import Executor, Parts
+from pegainfer.runner.pending import Part, PendingDraw, PendingPools, Step
+from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.ready import PLAIN, ReadySizes
-from pegainfer.runner.results import ASKED, DRAWN, DrawnRing, ResultBuffer
-from pegainfer.runner.sampling import PromptPart, prompt_parts, sampler_call
+from pegainfer.runner.results import ASKED, DRAWN, DrawnRing, HiddenBuffer, ResultBuffer
+from pegainfer.runner.sampling import Call, PromptPart, prompt_parts, sampler_call
 from pegainfer.runtime.cuda.driver import errors_at
 from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.stream import Event
+from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 Array = np.ndarray[Any, Any]
 BUFFERS = 4  # of results: two steps in flight, the end of the one before them, one to spare
@@ -61,7 +65,9 @@ class CudaRunner:
         self._going: Graph | None = None  # what steps that repeat that one launch
         self._repeated = 0  # such steps that the counts of `_last` and of `_slots` do not have yet
         self._sent: bool | None = None  # whether the sampler's inputs, if still there, ask for logprobs
-        self._scores = False  # whether prompt log-probabilities are ready
+        self._packed: set[Executor] = set()  # programs over what a step has left that are ready
+        self._pools = Pools()
+        self._spare_hidden: deque[HiddenBuffer] = deque()
         self._last_forward = 0
         self._thread = threading.get_ident()
 
@@ -163,16 +169,20 @@ class CudaRunner:
                 f"step {step.plan.step} is sampled after step {self._last_forward} has overwritten its logits"
             )
         parts: list[Part] = []
+        pools = PendingPools([], [])
         with errors_at("step", step.plan.step):
             if step.drawn is None:
                 parts = [self._run_prompt(p) for p in self._prompt_parts(step.rows)]
+                if self._slots.sampling.pooled:
+                    pools = self._run_pools(step.rows)
                 if len(step.rows.sampling):
                     self._draw(step, masks or {})
             elif masks:
                 raise InvariantError(f"step {step.plan.step} repeats the one before, but has masks")
             step.results.ended.record(self._stream)
         self._ahead = step.results.ended
-        return PendingDraw(step, parts, self._drawn, self._spare)
+        pooled = partial(pools.read, self._pools, self._spare_hidden)
+        return PendingDraw(step, parts, pooled, self._drawn, self._spare)
 
     def close(self) -> None:
         """Returns when all work has ended."""
@@ -261,12 +271,29 @@ class CudaRunner:
         return list(prompt_parts(self._slots, rows, self._info.max_slots))
 
     def _run_prompt(self, part: PromptPart) -> Part:
-        """One program over all rows that a part can have: its launches are packed once."""
-        env = {"T": self._info.max_tokens, "L": self._info.max_slots}
-        if not self._scores:
-            self._parts.prompt_logprobs.capture(env, False, graph=False)
-            self._scores = True
-        outputs = self._parts.prompt_logprobs.run(part.call.inputs, {**env, "L": part.call.env["L"]})
+        outputs = self._run_over(self._parts.prompt_logprobs, part.call)
         results = self._take_buffer()
         results.fetch(outputs, (*ASKED,), self._stream)
         return Part(part, results)
+
+    def _run_pools(self, rows: StagedRows) -> PendingPools:
+        """Hidden states of the rows that are to be pooled."""
+        program, most = self._parts.hidden_states, self._info.max_slots
+        parts = []
+        for part in hidden_parts(self._slots, rows, most):
+            hidden = self._run_over(program, part.call)["hidden"]
+            spare = self._spare_hidden
+            buffer = (
+                spare.popleft() if spare else HiddenBuffer(program.outputs({"T": 1, "L": most})["hidden"])
+            )
+            buffer.fetch(hidden, self._stream)
+            parts.append((part, buffer))
+        return PendingPools(parts, whole_prompts(self._slots, rows))
+
+    def _run_over(self, program: Executor, call: Call) -> Mapping[str, DeviceTensor]:
+        """A program over what the step has left, ready for the most rows: its launches are packed once."""
+        env = {"T": self._info.max_tokens, "L": self._info.max_slots}
+        if program not in self._packed:
+            program.capture(env, False, graph=False)
+            self._packed.add(program)
+        return program.run(call.inputs, {**env, "L": call.env["L"]})

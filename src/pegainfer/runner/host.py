@@ -32,7 +32,7 @@ from pegainfer.kv.device.slots import Slots
 from pegainfer.kv.device.stage import StagedRows, Staging
 from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.program import Program
-from pegainfer.runner.pooling import Pools, hidden_parts
+from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.program import only_group
 from pegainfer.runner.sampling import SamplerCalls, prompt_parts, step_result, token_logprobs
 from pegainfer.runtime.worker import Task, Worker
@@ -179,14 +179,8 @@ class HostRunner:
     def _pooled(self, step: _Step) -> dict[int, bytes]:
         """Vectors of the prompts that end in this step."""
         state, rows = self._slots, step.rows
-        for row, start, call in hidden_parts(state, rows, self._info.max_slots):
-            results = self._programs.hidden_states.run({**call.inputs, "x": step.outputs["x"]}, call.env)
-            slot = int(rows.slots[row])
-            self._pools.add(slot, start, results["hidden"], int(state.sampling.pooling[slot]))
-        found: dict[int, bytes] = {}
-        for row in rows.sampling.tolist():
-            slot = int(rows.slots[row])
-            pooling, length = int(state.sampling.pooling[slot]), int(state.num_prompt[slot])
-            if pooling and state.known[slot] == length:
-                found[row] = self._pools.take(slot, length, pooling)
-        return found
+        for part in hidden_parts(state, rows, self._info.max_slots):
+            inputs = {**part.call.inputs, "x": step.outputs["x"]}
+            results = self._programs.hidden_states.run(inputs, part.call.env)
+            self._pools.add(part, results["hidden"])
+        return {prompt.row: self._pools.take(prompt) for prompt in whole_prompts(state, rows)}

@@ -65,8 +65,8 @@ class Parts:
     """What runs steps on the device, made by app/gpu.py.
 
     Args:
-        forward, sampler, prompt_logprobs: the programs of runner/model.py, bound to `state`, `pool` and each
-            other.
+        forward, sampler, prompt_logprobs, hidden_states: the programs of runner/model.py, bound to `state`,
+            `pool` and each other.
         pool: the KV cache, [N, …].
         graphs: whether captured steps are graphs.
         close: waits for the device and releases everything.
@@ -77,6 +77,7 @@ class Parts:
     forward: Executor
     sampler: Executor
     prompt_logprobs: Executor
+    hidden_states: Executor
     state: State
     pool: DeviceTensor
     graphs: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.step import StepPlan, StepResult
 from pegainfer.kv.device.stage import StagedRows
-from pegainfer.runner.results import DrawnRing, ResultBuffer
+from pegainfer.runner.pooling import HiddenPart, Pools, WholePrompt
+from pegainfer.runner.results import DrawnRing, HiddenBuffer, ResultBuffer
 from pegainfer.runner.sampling import PromptPart, step_result, token_logprobs
 from pegainfer.runtime.cuda.stream import Event
 
@@ -39,13 +41,39 @@ class Part(NamedTuple):
     results: ResultBuffer
 
 
+class PendingPools(NamedTuple):
+    """Hidden states on their way, and the prompts that are complete with them."""
+
+    parts: list[tuple[HiddenPart, HiddenBuffer]]
+    whole: list[WholePrompt]
+
+    def read(self, pools: Pools, spare: deque[HiddenBuffer]) -> dict[int, bytes]:
+        """By row of the plan; to be called once, step after step."""
+        for part, buffer in self.parts:
+            pools.add(part, buffer.array(part.call.env["L"]))
+            spare.append(buffer)
+        return {prompt.row: pools.take(prompt) for prompt in self.whole}
+
+
 class PendingDraw:
     """Implements contract.step.PendingStep."""
 
-    __slots__ = ("_parts", "_result", "_ring", "_spare", "_step")
+    __slots__ = ("_parts", "_pooled", "_result", "_ring", "_spare", "_step")
 
-    def __init__(self, step: Step, parts: list[Part], ring: DrawnRing, spare: deque[ResultBuffer]) -> None:
-        """`spare`: takes each buffer when it has been read."""
+    def __init__(
+        self,
+        step: Step,
+        parts: list[Part],
+        pooled: Callable[[], dict[int, bytes]],
+        ring: DrawnRing,
+        spare: deque[ResultBuffer],
+    ) -> None:
+        """
+        Args:
+            pooled: reads the vectors of prompts that are complete, once the step has ended.
+            spare: takes each buffer when it has been read.
+        """
+        self._pooled = pooled
         self._ring = ring
         self._spare = spare
         self._step = step
@@ -85,4 +113,4 @@ class PendingDraw:
             entries = token_logprobs(part.results.arrays(len(targets)), targets)
             prompt.setdefault(part.asked.row, []).extend(e for e in entries if e is not None)
         logprobs = {row: tuple(entries) for row, entries in prompt.items()}
-        return step_result(step.plan, rows, drawn, logprobs, seconds, step.stage_seconds)
+        return step_result(step.plan, rows, drawn, logprobs, seconds, step.stage_seconds, self._pooled())

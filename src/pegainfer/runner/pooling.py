@@ -16,11 +16,21 @@ Array = np.ndarray[Any, Any]
 
 
 class HiddenPart(NamedTuple):
-    """Positions of one row whose hidden states are wanted; `x` is missing in the call."""
+    """Positions of a prompt whose hidden states are wanted; `x` is missing in the call."""
+
+    slot: int
+    start: int  # position of the first
+    pooling: int
+    call: Call
+
+
+class WholePrompt(NamedTuple):
+    """A prompt whose vector is complete with this step."""
 
     row: int
-    start: int  # position of the first
-    call: Call
+    slot: int
+    length: int
+    pooling: int
 
 
 def hidden_parts(state: Slots, rows: StagedRows, largest: int) -> Iterator[HiddenPart]:
@@ -38,7 +48,19 @@ def hidden_parts(state: Slots, rows: StagedRows, largest: int) -> Iterator[Hidde
         for at in range(max(begin, start), stop, largest):
             first = int(firsts[row]) + at - start
             picked = np.arange(first, first + min(largest, stop - at), dtype=np.int32)
-            yield HiddenPart(row, at, Call({"rows": picked}, {"T": rows.env["T"], "L": len(picked)}))
+            call = Call({"rows": picked}, {"T": rows.env["T"], "L": len(picked)})
+            yield HiddenPart(slot, at, int(asked[row]), call)
+
+
+def whole_prompts(state: Slots, rows: StagedRows) -> list[WholePrompt]:
+    """Those to be pooled whose last position the step computes; asked before anything is drawn."""
+    found = []
+    for row in rows.sampling.tolist():
+        slot = int(rows.slots[row])
+        pooling, length = int(state.sampling.pooling[slot]), int(state.num_prompt[slot])
+        if pooling != POOL_NONE and state.known[slot] == length:
+            found.append(WholePrompt(row, slot, length, pooling))
+    return found
 
 
 class Pools:
@@ -48,17 +70,18 @@ class Pools:
     def __init__(self) -> None:
         self._sums: dict[int, Array] = {}
 
-    def add(self, slot: int, start: int, hidden: Array, pooling: int) -> None:
-        """Takes hidden states [L, M] of the positions from `start` on, which come in order."""
-        if pooling == POOL_LAST or start == 0:
-            self._sums[slot] = np.zeros(hidden.shape[1])
-        total = self._sums[slot]
-        for state in hidden[-1:] if pooling == POOL_LAST else hidden:
+    def add(self, part: HiddenPart, hidden: Array) -> None:
+        """Takes a part's hidden states, [L, M]; a prompt's parts come in order."""
+        last = part.pooling == POOL_LAST
+        if last or part.start == 0:
+            self._sums[part.slot] = np.zeros(hidden.shape[1])
+        total = self._sums[part.slot]
+        for state in hidden[-1:] if last else hidden:
             total += state
 
-    def take(self, slot: int, num_prompt: int, pooling: int) -> bytes:
-        """The vector of a prompt that is complete, float32 little-endian; its sum is forgotten."""
-        total = self._sums.pop(slot)
-        if pooling == POOL_MEAN:
-            total = total / num_prompt
+    def take(self, prompt: WholePrompt) -> bytes:
+        """A complete prompt's vector, float32 little-endian; its sum is forgotten."""
+        total = self._sums.pop(prompt.slot)
+        if prompt.pooling == POOL_MEAN:
+            total = total / prompt.length
         return total.astype("<f4").tobytes()

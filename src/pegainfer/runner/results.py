@@ -9,7 +9,7 @@ import numpy as np
 
 from pegainfer.runtime.cuda.memory import PinnedBuffer, aligned
 from pegainfer.runtime.cuda.stream import Event, Stream
-from pegainfer.runtime.cuda.tensor import NUMPY, DeviceTensor
+from pegainfer.runtime.cuda.tensor import NUMPY, DeviceTensor, decode
 
 Array = np.ndarray[Any, Any]
 DRAWN = {"tokens": "i32", "status": "i32"}
@@ -93,3 +93,21 @@ class ResultBuffer:
         data = self._memory.bytes[start : start + 4 * int(np.prod(shape))]
         held: Array = data.view(dtype).reshape(shape).copy()
         return held
+
+
+class HiddenBuffer:
+    """Pinned memory for the hidden states of one part of a prompt."""
+
+    def __init__(self, largest: DeviceTensor) -> None:
+        """`largest`: [L, M], the most that is fetched."""
+        self._dtype, self._width = largest.dtype, largest.shape[1]
+        self._memory = PinnedBuffer(largest.nbytes, "hidden states")
+
+    def fetch(self, hidden: DeviceTensor, stream: Stream) -> None:
+        """Puts the copy on the stream."""
+        stream.download(self._memory.address, hidden.address, hidden.nbytes, "hidden states")
+
+    def array(self, rows: int) -> Array:
+        """A copy of what has come, [rows, M] float32."""
+        held = self._memory.bytes.view(NUMPY[self._dtype])[: rows * self._width]
+        return np.array(decode(held.reshape(rows, self._width), self._dtype), np.float32)

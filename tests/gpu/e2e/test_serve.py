@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from openai import OpenAI
 
@@ -71,6 +72,24 @@ def test_parsed_answers_streamed(client: OpenAI) -> None:
     body: dict[str, Any] = {"model": "m", "messages": formats.ASK, "response_format": formats.Weather}
     with client.chat.completions.stream(**body, seed=4, max_tokens=300) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, formats.Weather)
+
+
+def test_embeddings_are_those_of_the_cpu(client: OpenAI) -> None:
+    texts = ["The cat sleeps on the mat.", "def fibonacci(n):", "Paris is the capital of France. " * 30, "a"]
+
+    def vectors(client: OpenAI, model: str) -> np.ndarray[Any, Any]:
+        answer = client.embeddings.create(model=model, input=texts)
+        return np.array([e.embedding for e in answer.data])
+
+    got = vectors(client, "m")
+    with (
+        serving(str(default_model()), "--activation-dtype", "f32", "--served-model-name", "exact") as exact,
+        OpenAI(base_url=exact.url + "/v1", api_key="none", max_retries=0) as other,
+    ):
+        want = vectors(other, "exact")
+    alike = got @ want.T  # cosines: each vector has length 1
+    assert np.diag(alike).min() > 0.99
+    assert (alike - np.eye(len(texts))).max() < np.diag(alike).min()
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -267,6 +269,32 @@ def test_without_graphs_launches_are_lists(fake: FakeCuda, folders: Path) -> Non
     runner.sample(runner.forward(prefill())).wait()
     assert fake.graph_launches == 0
     runner.close()
+
+
+@pytest.mark.parametrize(("pooling", "want"), [("mean", (3 * 3.0 + 2 * 1.5) / 5), ("last", 1.5)])
+def test_a_prompts_vector_comes_back(fake: FakeCuda, runner: CudaRunner, pooling: Any, want: float) -> None:
+    asks = SamplingParams(temperature=0.0, max_tokens=1, pooling=pooling)
+    hidden = runner._parts.hidden_states.outputs({"T": 1, "L": 3})["hidden"]
+    assert hidden.dtype == "bf16" and hidden.shape == (3, MODEL.hf_config()["hidden_size"])
+    bits = np.ctypeslib.as_array((ctypes.c_uint16 * prod(hidden.shape)).from_address(hidden.address))
+    plan = prefill(0, asks)
+    bits[:] = 0x4040  # what a kernel would have left: 3.0
+    first = runner.sample(runner.forward(msgspec.structs.replace(plan, rows=(Row(0, 0, 3, False),))))
+    bits[:] = 0x3FC0  # 1.5
+    second = runner.sample(runner.forward(StepPlan(step=2, rows=(Row(0, 3, 2, True),))))
+    bits[:] = 0
+    assert first.wait().pooled == {}
+    ((row, vector),) = second.wait().pooled.items()
+    assert row == 0
+    assert np.frombuffer(vector, "<f4").tolist() == pytest.approx([want] * hidden.shape[1])
+    assert second.wait().pooled == {0: vector}  # as often as it is asked
+    # A prompt of one token is a step like those that decode.
+    bits[:] = 0x4040
+    new_slot = NewSlot(slot=1, seq=9, tokens=pack_tokens([4]), num_prompt=1, sampling=asks, seed=1)
+    rows = (Row(1, 0, 1, True),)
+    single = StepPlan(step=3, frees=(0,), news=(new_slot,), blocks=(SlotBlocks(1, 0, (2,)),), rows=rows)
+    result = runner.sample(runner.forward(single)).wait()
+    assert np.frombuffer(result.pooled[0], "<f4").tolist() == [3.0] * hidden.shape[1]
 
 
 def test_a_step_is_sampled_before_the_next(runner: CudaRunner) -> None:

@@ -22,7 +22,7 @@ from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
 from pegainfer.runtime.cuda.driver import errors_at
 from pegainfer.runtime.cuda.memory import DeviceBuffer, aligned
-from pegainfer.runtime.cuda.tensor import NUMPY, DeviceTensor
+from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 Array = np.ndarray[Any, Any]
 MakeInputs = Callable[[Callable[[str], int]], Work]
@@ -158,13 +158,7 @@ class CudaExecutor:
             step.begin_with(make_inputs(lambda name: self._address(self._inputs[name], step.inputs)))
         what = f"{self.program.name} {sizes}{' decode' if decode_only else ''}"
         if graph and self.options.graphs:
-            nothing = dict.fromkeys(self._symbols, 0)
-            padding = {
-                n: np.zeros(t.sizes(nothing), NUMPY[t.dtype])
-                for n, t in self._inputs.items()
-                if t not in self._places
-            }
-            self._stage.send(step.inputs, padding, nothing, self._ctx.stream)
+            self._stage.send_padding(step.inputs, self._ctx.stream)
             step.run_once(self._ctx.stream, what)
             if at_once:
                 step.make_graph(self._ctx.stream)

@@ -99,6 +99,12 @@ class InputStage:
         stream.upload(layout.memory.address, host, layout.nbytes, "step inputs")
         ring.sent(stream)
 
+    def send_padding(self, layout: Layout, stream: Stream) -> None:
+        """Inputs of a step of nobody."""
+        nothing = dict.fromkeys(self._symbols, 0)
+        inputs = {name: np.zeros(t.sizes(nothing), NUMPY[t.dtype]) for name, t in self._inputs.items()}
+        self.send(layout, inputs, nothing, stream)
+
     def _grown(self, nbytes: int) -> StagingRing:
         """A ring of slots of so many bytes in place of the one before, which is freed once it is idle."""
         self._filled.clear()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +11,9 @@ import pytest
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
 from pegainfer.contract.request import SamplingParams, pack_tokens
-from pegainfer.contract.step import NewSlot, Row, Runner, SlotBlocks, StepPlan, StepResult
+from pegainfer.contract.step import NewSlot, Row, SlotBlocks
 from pegainfer.engine.config import SchedulerConfig
+from tests.support.pooled import PooledPrompts, vector
 from tests.support.tinymodel import MODELS, token_ids, write_checkpoint
 from tests.support.tinyrun import BACKENDS
 
@@ -22,49 +21,18 @@ MODEL = MODELS["tied_f32"]
 IDS = token_ids(MODEL)[:40]
 
 
-class Slots:
-    """One runner; each prompt enters a slot of its own, is computed in rows of given sizes, and leaves."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self.steps = itertools.count(1)
-
-    def run(self, **parts: Any) -> StepResult:
-        return self.runner.sample(self.runner.forward(StepPlan(step=next(self.steps), **parts))).wait()
-
-    def embed(self, ids: list[int], pooling: Any, sizes: list[int], **sampling: Any) -> StepResult:
-        """The result of the last row; `sizes` add up to the prompt's length."""
-        params = SamplingParams(temperature=0.0, max_tokens=1, pooling=pooling, **sampling)
-        news: tuple[NewSlot, ...] = (
-            NewSlot(slot=1, seq=1, tokens=pack_tokens(ids), num_prompt=len(ids), sampling=params, seed=0),
-        )
-        blocks: tuple[SlotBlocks, ...] = (SlotBlocks(1, 0, tuple(range(4))),)
-        start = 0
-        for size in sizes:
-            row = Row(1, start, size, start + size == len(ids))
-            result = self.run(news=news, blocks=blocks, rows=(row,))
-            news, blocks = (), ()
-            start += size
-        self.run(frees=(1,))
-        return result
-
-
 @pytest.fixture(params=BACKENDS, ids=lambda v: v[1] or "numpy")
-def slots(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Slots]:
+def slots(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PooledPrompts]:
     backend, isa = request.param
     path = write_checkpoint(MODEL, tmp_path / "model")
     config = EngineConfig(backend=backend, isa=isa, activation="f32", kv_dtype="f32", kv_cache_memory=1 << 22)
     # Fewer slots than tokens of a step, so that a row's hidden states come in several parts.
     runner = build_engine(path, "m", config, SchedulerConfig(max_slots=3, max_prefill_tokens=48)).runner
-    yield Slots(runner)
+    yield PooledPrompts(runner)
     runner.close()
 
 
-def vector(result: StepResult) -> np.ndarray[Any, Any]:
-    return np.frombuffer(result.pooled[0], "<f4")
-
-
-def test_the_last_hidden_state_makes_the_logits(slots: Slots) -> None:
+def test_the_last_hidden_state_makes_the_logits(slots: PooledPrompts) -> None:
     result = slots.embed(IDS, "last", [len(IDS)], logprobs=20)
     table = MODEL.tensors()["model.embed_tokens.weight"].astype(np.float64)
     logits = table @ vector(result).astype(np.float64)
@@ -74,21 +42,21 @@ def test_the_last_hidden_state_makes_the_logits(slots: Slots) -> None:
     assert np.abs([logprobs[i] - p for i, p in best.items()]).max() < 1e-3
 
 
-def test_the_mean_is_that_of_all_last_ones(slots: Slots) -> None:
+def test_the_mean_is_that_of_all_last_ones(slots: PooledPrompts) -> None:
     states = [vector(slots.embed(IDS[: n + 1], "last", [n + 1])) for n in range(len(IDS))]
     mean = vector(slots.embed(IDS, "mean", [len(IDS)]))
     assert np.array_equal(mean, np.mean(np.array(states, np.float64), axis=0).astype(np.float32))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_chunks_change_nothing(slots: Slots, pooling: str) -> None:
+def test_chunks_change_nothing(slots: PooledPrompts, pooling: str) -> None:
     whole = vector(slots.embed(IDS, pooling, [40]))
     assert whole.shape == (64,)
     for sizes in ([1, 39], [16, 16, 8], [3] * 13 + [1]):
         assert np.array_equal(vector(slots.embed(IDS, pooling, sizes)), whole)
 
 
-def test_only_who_asks_is_pooled(slots: Slots) -> None:
+def test_only_who_asks_is_pooled(slots: PooledPrompts) -> None:
     asks = SamplingParams(temperature=0.0, max_tokens=1, pooling="mean")
     news = tuple(
         NewSlot(slot=i, seq=i, tokens=pack_tokens(IDS[: 9 + i]), num_prompt=9 + i, sampling=s, seed=0)
