@@ -105,7 +105,7 @@ def graphs(ctx: CudaContext) -> Iterator[Model]:
     for n in sized((1, 4, 8), (1, 4)):
         model.executor.capture({"T": n, "R": n, "L": n}, decode_only=True)
     for t in sized((32, 256), (128,)):
-        model.executor.capture({"T": t, "R": ROWS, "L": ROWS}, decode_only=False)
+        model.executor.capture({"T": t, "R": ROWS, "L": ROWS}, decode_only=False, at_once=False)
     yield model
 
 
