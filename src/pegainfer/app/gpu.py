@@ -15,7 +15,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.app.registry import Model
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.step import RunnerInfo
-from pegainfer.runner.program import only_group
+from pegainfer.runner.program import Formats, only_group
 
 if TYPE_CHECKING:
     from pegainfer.kernels.cuda.backend import CudaBackend
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DTYPE = "bf16"  # of weights, activations and the cache
+FORMATS = Formats(activation=DTYPE, residual=DTYPE, kv=DTYPE)
 SLOTS = 256
 PREFILL_TOKENS = 2048  # in one step
 # What a step is filled up to (RunnerInfo.fill_tokens). Qwen3-4B's sizes on an H100, ms for 1,024 tokens in
@@ -113,7 +114,7 @@ def prepare(model: Model, info: RunnerInfo, backend: CudaBackend, max_logprobs: 
     from pegainfer.runner.parts import Parts
     from pegainfer.runtime.cuda.tensor import DeviceTensor
 
-    programs = model.programs(info, DTYPE, max_logprobs, activation=DTYPE, residual=DTYPE)
+    programs = model.programs(info, FORMATS, max_logprobs)
     ctx, block_size = backend.ctx, only_group(info.kv).block_size
     blocks = -(-info.max_model_len // block_size)
     state = ResidentState(ctx, info.max_slots, info.max_model_len + 1, blocks, info.max_tokens, block_size)
@@ -168,7 +169,7 @@ def plan_memory(
 ) -> Budget:
     """Counts all but the cache: weights in their formats here, and the arenas of the recorded programs."""
     one = msgspec.structs.replace(info, num_blocks=(1,))
-    programs = model.programs(one, DTYPE, max_logprobs, activation=DTYPE, residual=DTYPE)
+    programs = model.programs(one, FORMATS, max_logprobs)
     largest = {"T": info.max_tokens, "R": info.max_slots, "L": info.max_slots}
     arenas = sum(p.plan_arena(largest).size for p in programs.values())
     tables = 4 * info.max_slots * (info.max_model_len + 2 * -(-info.max_model_len // 16))

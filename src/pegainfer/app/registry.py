@@ -10,6 +10,7 @@ from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import KVSpec, Runner, RunnerInfo
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
+from pegainfer.runner.program import Formats
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.tensorfile import TensorFile
@@ -46,15 +47,7 @@ class Model(Protocol):
 
     def tensors(self, num_positions: int) -> dict[str, RawWeight]: ...
 
-    def programs(
-        self,
-        info: RunnerInfo,
-        kv_dtype: str,
-        max_logprobs: int,
-        *,
-        activation: str = "f32",
-        residual: str = "f32",
-    ) -> dict[str, Program]: ...
+    def programs(self, info: RunnerInfo, steps: Formats, max_logprobs: int) -> dict[str, Program]: ...
 
     def build(self, info: RunnerInfo, backend: Backend, *, kv_dtype: str, max_logprobs: int) -> Runner: ...
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from pegainfer.app.assemble import open_model, runner_info
-from pegainfer.app.gpu import DTYPE
+from pegainfer.app.gpu import DTYPE, FORMATS
 from pegainfer.app.registry import Model
 from pegainfer.cli.bisect import Difference, layer_of
 from pegainfer.cli.spec import EngineSpec
@@ -69,7 +69,7 @@ def _ready(
     ctx: CudaContext, model: Model, info: RunnerInfo, weights: Mapping[str, RawWeight]
 ) -> CudaExecutor:
     """The forward pass without graphs, over a cache of one sequence."""
-    forward = model.programs(info, DTYPE, 0, activation=DTYPE, residual=DTYPE)["forward"]
+    forward = model.programs(info, FORMATS, 0)["forward"]
     block_size = only_group(info.kv).block_size
     pool = DeviceTensor.empty((info.num_blocks[0], *model.block_shape(block_size)), DTYPE, "KV cache")
     ctx.stream.fill(pool.address, 0, pool.nbytes)

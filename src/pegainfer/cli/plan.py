@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from pegainfer.app import gpu
 from pegainfer.app.assemble import open_config, open_model, runner_info
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Cost
+from pegainfer.runner.program import Formats
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ def step_programs(spec: EngineSpec, num_blocks: int = 0) -> StepPrograms:
             model, _, file = open_model(Path(spec.path))
             files.enter_context(file)
         info = runner_info(model, spec.engine, spec.scheduler)
-        formats = {}
+        steps = Formats(kv=spec.engine.kv_format)
         if spec.engine.backend == "cuda":
             info = msgspec.structs.replace(info, num_blocks=(num_blocks or info.num_blocks[0] or 1,))
-            formats = {"activation": "bf16", "residual": "bf16"}
-        programs = model.programs(info, spec.engine.kv_format, spec.scheduler.max_logprobs, **formats)
+            steps = gpu.FORMATS
+        programs = model.programs(info, steps, spec.scheduler.max_logprobs)
     return StepPrograms(info, programs["forward"], programs["sampler"])

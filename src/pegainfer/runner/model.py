@@ -88,26 +88,17 @@ class PagedModel:
         c = self.config
         return (c.num_layers, 2, c.num_kv_heads, block_size, c.head_dim)
 
-    def programs(
-        self,
-        info: RunnerInfo,
-        kv_dtype: str,
-        max_logprobs: int,
-        *,
-        activation: str = "f32",
-        residual: str = "f32",
-    ) -> dict[str, Program]:
+    def programs(self, info: RunnerInfo, steps: Formats, max_logprobs: int) -> dict[str, Program]:
         """What a step runs, by the fields of runner/host.py's Programs.
 
         Args:
-            activation, residual: storage formats of what passes between ops, and of the residual stream.
+            steps: storage formats of what a step computes and keeps.
         """
-        steps = Formats(activation=activation, residual=residual, kv=kv_dtype)
         return {
             "forward": self.forward(self.formats, Sizes.of(info), steps),
             "sampler": sampler(info.vocab_size, info.max_slots, info.max_model_len + 1, max_logprobs),
-            "prompt_logprobs": prompt_logprobs(self.head(self.formats, residual), max_logprobs),
-            "hidden_states": hidden_states(self.head(self.formats, residual)),
+            "prompt_logprobs": prompt_logprobs(self.head(self.formats, steps.residual), max_logprobs),
+            "hidden_states": hidden_states(self.head(self.formats, steps.residual)),
         }
 
     def build(self, info: RunnerInfo, backend: Backend, *, kv_dtype: str, max_logprobs: int) -> HostRunner:
@@ -121,7 +112,7 @@ class PagedModel:
         """
         max_logprobs = min(max_logprobs, info.vocab_size)
         return HostRunner.build(
-            self.programs(info, kv_dtype, max_logprobs),
+            self.programs(info, Formats(kv=kv_dtype), max_logprobs),
             info,
             backend,
             self.block_shape(only_group(info.kv).block_size),
