@@ -15,7 +15,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.app.registry import Model
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.step import RunnerInfo
-from pegainfer.runner.program import Formats, only_group
+from pegainfer.runner.program import Formats, largest_step, only_group
 
 if TYPE_CHECKING:
     from pegainfer.kernels.cuda.backend import CudaBackend
@@ -119,7 +119,7 @@ def prepare(model: Model, info: RunnerInfo, backend: CudaBackend, max_logprobs: 
     blocks = -(-info.max_model_len // block_size)
     state = ResidentState(ctx, info.max_slots, info.max_model_len + 1, blocks, info.max_tokens, block_size)
     pool = DeviceTensor.empty((info.num_blocks[0], *model.block_shape(block_size)), DTYPE, "KV cache")
-    largest = {"T": info.max_tokens, "R": info.max_slots, "L": info.max_slots}
+    largest = largest_step(info)
     bound = {"token_ids": state.token_ids, "block_table": state.block_table}
     forward = backend.prepare(programs["forward"], {"kv": pool}, largest, bound)
     if (reason := why_launches(forward.program.calls, ctx.device.info)) is not None:
@@ -170,9 +170,9 @@ def plan_memory(
     """Counts all but the cache: weights in their formats here, and the arenas of the recorded programs."""
     one = msgspec.structs.replace(info, num_blocks=(1,))
     programs = model.programs(one, FORMATS, max_logprobs)
-    largest = {"T": info.max_tokens, "R": info.max_slots, "L": info.max_slots}
-    arenas = sum(p.plan_arena(largest).size for p in programs.values())
-    tables = 4 * info.max_slots * (info.max_model_len + 2 * -(-info.max_model_len // 16))
+    arenas = sum(p.plan_arena(largest_step(info)).size for p in programs.values())
+    blocks = -(-info.max_model_len // only_group(info.kv).block_size)
+    tables = 4 * info.max_slots * (info.max_model_len + 2 * blocks)  # histories, slots' and a step's tables
     weights = sum(prod(s) * (2 if len(s) > 1 else 4) for s in model.shapes.values())
     weights += 4 * info.max_model_len * model.block_shape(1)[-1]  # the rotation's table
     allowed = int(total * config.gpu_memory_utilization)

@@ -15,7 +15,7 @@ from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Cost
-from pegainfer.runner.program import Formats
+from pegainfer.runner.program import Formats, largest_step
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class StepPrograms:
     @property
     def largest(self) -> dict[str, int]:
         """Step sizes that the arena must hold."""
-        return {"T": self.info.max_tokens, "R": self.info.max_slots, "L": self.info.max_slots}
+        return largest_step(self.info)
 
     def cost(self, tokens: int, rows: int) -> Cost:
         """Bytes that must move and FLOPs of a step of `tokens` tokens in `rows` sequences, all sampling."""

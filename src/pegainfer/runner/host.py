@@ -33,7 +33,7 @@ from pegainfer.kv.device.stage import StagedRows, Staging
 from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.program import Program
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
-from pegainfer.runner.program import only_group
+from pegainfer.runner.program import largest_step, only_group
 from pegainfer.runner.sampling import SamplerCalls, prompt_parts, step_result, token_logprobs
 from pegainfer.runtime.worker import Task, Worker
 
@@ -115,7 +115,7 @@ class HostRunner:
         slots = Slots(info, max_logprobs)
         pool = KVPool(info.num_blocks[0], block_shape, KV_FORMATS[kv_format])
         states = {"kv": pool.array, "history": slots.history}
-        largest = {"T": info.max_tokens, "R": info.max_slots, "L": info.max_slots}
+        largest = largest_step(info)
         ready = {name: backend.prepare(program, states, largest) for name, program in programs.items()}
         return cls(info, slots, pool, Programs(**ready), backend)
 

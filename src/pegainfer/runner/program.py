@@ -58,6 +58,11 @@ class Sizes:
         )
 
 
+def largest_step(info: RunnerInfo) -> dict[str, int]:
+    """What changes from step to step, at its largest: the sizes that arenas are planned for."""
+    return {"T": info.max_tokens, "R": info.max_slots, "L": info.max_slots}
+
+
 def page_spec(num_layers: int, kv_size: int, block_size: int, kv_format: str) -> KVSpec:
     """One group of pages. All layers of a block lie together, so that a block is one copy.
 
