@@ -120,11 +120,8 @@ def block_bytes(model: str) -> int:
     """Of one block, of the model's one group."""
     from pegainfer.app.assemble import open_model, runner_info
 
-    found, _, file = open_model(resolve(model, fetch=True).path)
-    try:
+    with open_model(resolve(model, fetch=True).path) as (found, _):
         group = runner_info(found, EngineConfig(max_model_len=BLOCK), SchedulerConfig()).kv.groups[0]
-    finally:
-        file.close()
     return group.bytes_per_block  # type: ignore[union-attr]
 
 

@@ -21,7 +21,6 @@ from pegainfer.ops.backend import Backend, ReferenceBackend
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.safetensors import open_safetensors, parse_object, read_small_file
-from pegainfer.runtime.weights.tensorfile import TensorFile
 
 if TYPE_CHECKING:
     from pegainfer.kernels.cpu.backend import CpuOptions
@@ -46,33 +45,30 @@ class Engine:
     info: EngineInfo
 
 
-def open_model(path: Path) -> tuple[Model, str, TensorFile]:
-    """Maps a .gguf file or a checkpoint's folder: the model, its architecture's name, the file to close.
+@contextlib.contextmanager
+def open_model(path: Path, load_format: str = "auto") -> Iterator[tuple[Model, str]]:
+    """A model and its architecture's name. Its weights stay mapped until the context ends.
+
+    Args:
+        path: a .gguf file or a checkpoint's folder.
+        load_format: as EngineConfig has it; 'dummy' reads a folder's config.json alone.
 
     Raises ConfigError, ModelFileError, UnsupportedError.
     """
-    file: TensorFile
-    if path.is_dir():
+    if load_format == "dummy":
+        if not path.is_dir():
+            raise ConfigError("dummy weights need a config.json", expected="a folder", got=path)
         line, architecture, config, where = _read_config(path)
-        file = open_safetensors(path)
-        with _closed_on_error(file):
-            return line.from_hf(config, where, file), architecture, file
-    file = GGUFFile(path)
-    with _closed_on_error(file):
-        name = file.metadata.get("general.architecture")
-        line = find_line(name, str(path))
-        return line.from_gguf(file), HF_NAMES.get(str(name), str(name)), file
-
-
-def open_config(path: Path) -> tuple[Model, str]:
-    """A model without weights, from a folder's config.json: the model and its architecture's name.
-
-    Raises ConfigError, ModelFileError, UnsupportedError.
-    """
-    if not path.is_dir():
-        raise ConfigError("dummy weights need a config.json", expected="a folder", got=path)
-    line, architecture, config, where = _read_config(path)
-    return line.from_config(config, where), architecture
+        yield line.from_config(config, where), architecture
+    elif path.is_dir():
+        line, architecture, config, where = _read_config(path)
+        with open_safetensors(path) as checkpoint:
+            yield line.from_hf(config, where, checkpoint), architecture
+    else:
+        with GGUFFile(path) as file:
+            name = file.metadata.get("general.architecture")
+            line = find_line(name, str(path))
+            yield line.from_gguf(file), HF_NAMES.get(str(name), str(name))
 
 
 def _read_config(path: Path) -> tuple[ModelLine, str, dict[str, Any], str]:
@@ -82,15 +78,6 @@ def _read_config(path: Path) -> tuple[ModelLine, str, dict[str, Any], str]:
     names = config.get("architectures")
     architecture = names[0] if isinstance(names, list) and len(names) == 1 else names
     return find_line(architecture, str(where)), str(architecture), config, str(where)
-
-
-@contextlib.contextmanager
-def _closed_on_error(file: TensorFile) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        file.close()
-        raise
 
 
 def build_engine(
@@ -111,12 +98,7 @@ def build_engine(
     """
     config.check_backend()
     started = time.perf_counter()
-    with contextlib.ExitStack() as files:
-        if config.load_format == "dummy":
-            model, architecture = open_config(path)
-        else:
-            model, architecture, file = open_model(path)
-            files.enter_context(file)
+    with open_model(path, config.load_format) as (model, architecture):
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
         runner, device, phases = _build_runner(model, info, config, scheduler, profiler)

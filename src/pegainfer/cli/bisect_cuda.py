@@ -46,8 +46,7 @@ def compare(spec: EngineSpec, ids: list[int], answer: int) -> list[Difference]:
     """
     if spec.engine.load_format == "dummy":
         raise UnsupportedError("dummy weights cannot be compared", expected="weights from a file")
-    model, _, file = open_model(Path(spec.path))
-    with file:
+    with open_model(Path(spec.path)) as (model, _):
         length = len(ids) + answer
         engine = dataclasses.replace(spec.engine, max_model_len=length, kv_cache_memory=None)
         info = runner_info(model, engine, spec.scheduler)

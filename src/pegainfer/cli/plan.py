@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from pegainfer.app import gpu
-from pegainfer.app.assemble import open_config, open_model, runner_info
+from pegainfer.app.assemble import open_model, runner_info
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import RunnerInfo
@@ -51,12 +50,7 @@ def step_programs(spec: EngineSpec, num_blocks: int = 0) -> StepPrograms:
     """
     if spec.is_null:
         raise UnsupportedError("the null device runs no program", remedy="name a model, leave --device out")
-    with contextlib.ExitStack() as files:
-        if spec.engine.load_format == "dummy":
-            model, _ = open_config(Path(spec.path))
-        else:
-            model, _, file = open_model(Path(spec.path))
-            files.enter_context(file)
+    with open_model(Path(spec.path), spec.engine.load_format) as (model, _):
         info = runner_info(model, spec.engine, spec.scheduler)
         steps = Formats(kv=spec.engine.kv_format)
         if spec.engine.backend == "cuda":

@@ -28,8 +28,7 @@ BLOCK_BYTES = LAYERS * 2 * KV_HEADS * HEAD_DIM * BLOCK_SIZE * 4  # in f32
 
 
 def bounds(folder: Path, *, scheduler: SchedulerConfig | None = None, **options: Any) -> RunnerInfo:
-    model, _, file = open_model(write_checkpoint(MODEL, folder))
-    with file:
+    with open_model(write_checkpoint(MODEL, folder)) as (model, _):
         return runner_info(model, EngineConfig(**options), scheduler or SchedulerConfig())
 
 
@@ -38,8 +37,7 @@ def test_both_kinds_of_file_open_under_one_name(tmp_path: Path) -> None:
         write_checkpoint(MODEL, tmp_path / "hf"),
         write_gguf(MODEL, tmp_path / "m.gguf", lambda _: "f16"),
     ):
-        model, architecture, file = open_model(path)
-        with file:
+        with open_model(path) as (model, architecture):
             assert architecture == "LlamaForCausalLM"
             assert (model.vocab_size, model.max_position_embeddings) == (VOCAB, 256)
 
@@ -97,8 +95,8 @@ def test_the_engine_says_what_it_is(tmp_path: Path) -> None:
 
 
 def fault(path: Path) -> PegaError:
-    with pytest.raises(PegaError) as error:
-        open_model(path)
+    with pytest.raises(PegaError) as error, open_model(path):
+        pass
     assert "\n" not in str(error.value)
     return error.value
 
