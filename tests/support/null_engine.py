@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pegainfer.app.assemble import engine_info
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.engine.config import SchedulerConfig
@@ -15,16 +16,7 @@ from pegainfer.engine.null import NullConfig, NullRunner
 
 
 def null_info(runner: NullRunner) -> EngineInfo:
-    return EngineInfo(
-        model="null",
-        architecture="NullModel",
-        device="null",
-        vocab_size=runner.info.vocab_size,
-        max_model_len=runner.info.max_model_len,
-        block_size=16,
-        num_blocks=runner.info.num_blocks[0],
-        max_slots=runner.info.max_slots,
-    )
+    return engine_info(runner.info, "null", "NullModel", "null", max_logprobs=20)
 
 
 @contextlib.contextmanager

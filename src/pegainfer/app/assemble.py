@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from pegainfer.app.config import EngineConfig
@@ -102,22 +103,32 @@ def build_engine(
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
         runner, device, phases = _build_runner(model, info, config, scheduler, profiler)
-    info = runner.info
+    seconds = {"read": read - started, **phases}
+    told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
+    return Engine(runner, told)
+
+
+def engine_info(
+    info: RunnerInfo,
+    model: str,
+    architecture: str,
+    device: str,
+    max_logprobs: int,
+    startup_seconds: Mapping[str, float] = MappingProxyType({}),
+) -> EngineInfo:
+    """What the front is told of an engine over a runner with these bounds; see EngineInfo."""
     group = info.kv.groups[0]
-    return Engine(
-        runner,
-        EngineInfo(
-            model=name,
-            architecture=architecture,
-            device=device,
-            vocab_size=info.vocab_size,
-            max_model_len=info.max_model_len,
-            block_size=group.block_size if isinstance(group, PageGroup) else 0,
-            num_blocks=info.num_blocks[0],
-            max_slots=info.max_slots,
-            max_logprobs=scheduler.max_logprobs,
-            startup_seconds={"read": read - started, **phases},
-        ),
+    return EngineInfo(
+        model=model,
+        architecture=architecture,
+        device=device,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        block_size=group.block_size if isinstance(group, PageGroup) else 0,
+        num_blocks=info.num_blocks[0],
+        max_slots=info.max_slots,
+        max_logprobs=max_logprobs,
+        startup_seconds=dict(startup_seconds),
     )
 
 

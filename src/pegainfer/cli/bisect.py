@@ -11,11 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pegainfer.app.assemble import BLOCK_SIZE, make_backend, open_model, runner_info
+from pegainfer.app.assemble import engine_info, make_backend, open_model, runner_info
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import TokenEvent
-from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.ops.backend import Backend, to_float32
@@ -78,20 +77,8 @@ def compare(spec: EngineSpec, ids: list[int], answer: int) -> list[Difference]:
         device, name = make_backend(weights, config)
         backend = ComparingBackend(device, weights)
         runner = model.build(info, backend, kv_dtype=config.kv_format, max_logprobs=0)
-    engine = InProcessEngine(
-        runner,
-        EngineInfo(
-            model=spec.name,
-            architecture=architecture,
-            device=name,
-            vocab_size=info.vocab_size,
-            max_model_len=info.max_model_len,
-            block_size=BLOCK_SIZE,
-            num_blocks=info.num_blocks[0],
-            max_slots=1,
-        ),
-        scheduler,
-    )
+    told = engine_info(info, spec.name, architecture, name, scheduler.max_logprobs)
+    engine = InProcessEngine(runner, told, scheduler)
     sampling = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
     events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
     try:

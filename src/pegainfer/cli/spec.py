@@ -73,9 +73,7 @@ def _vocabulary(spec: EngineSpec) -> Vocabulary:
 
 def _build_null(spec: EngineSpec) -> Engine:
     """The null device under the names and bounds that were asked for."""
-    from pegainfer.app.assemble import Engine
-    from pegainfer.contract.handle import EngineInfo
-    from pegainfer.contract.step import PageGroup
+    from pegainfer.app.assemble import Engine, engine_info
     from pegainfer.engine.null import NullConfig, NullRunner
 
     defaults = NullConfig()
@@ -85,17 +83,5 @@ def _build_null(spec: EngineSpec) -> Engine:
             max_slots=spec.scheduler.max_slots or defaults.max_slots,
         )
     )
-    group = runner.info.kv.groups[0]
-    assert isinstance(group, PageGroup)
-    info = EngineInfo(
-        model=spec.name,
-        architecture="NullModel",
-        device="null",
-        vocab_size=runner.info.vocab_size,
-        max_model_len=runner.info.max_model_len,
-        block_size=group.block_size,
-        num_blocks=runner.info.num_blocks[0],
-        max_slots=runner.info.max_slots,
-        max_logprobs=spec.scheduler.max_logprobs,
-    )
+    info = engine_info(runner.info, spec.name, "NullModel", "null", spec.scheduler.max_logprobs)
     return Engine(runner, info)

@@ -7,21 +7,12 @@ import sys
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.engine.null import NullConfig, NullRunner
 from pegainfer.engine.process import serve_engine
+from tests.support.null_engine import null_info
 
 
 def build(step_seconds: float) -> tuple[NullRunner, EngineInfo]:
     runner = NullRunner(NullConfig(step_seconds=step_seconds))
-    info = EngineInfo(
-        model="null",
-        architecture="NullModel",
-        device="null",
-        vocab_size=runner.info.vocab_size,
-        max_model_len=runner.info.max_model_len,
-        block_size=16,
-        num_blocks=runner.info.num_blocks[0],
-        max_slots=runner.info.max_slots,
-    )
-    return runner, info
+    return runner, null_info(runner)
 
 
 if __name__ == "__main__":
