@@ -59,7 +59,7 @@ def _check_type(scope: Scope) -> None:
         raise ApiError(415, f"Content-Type: expected application/json, got {got!r}", param="Content-Type")
 
 
-async def read_body(scope: Scope, receive: Receive, config: HttpConfig) -> bytes:
+async def _read_body(scope: Scope, receive: Receive, config: HttpConfig) -> bytes:
     """The whole body.
 
     Raises:
@@ -101,11 +101,15 @@ def _too_large(config: HttpConfig, size: int) -> ApiError:
     )
 
 
-async def parse(body: bytes, kind: type[T], config: HttpConfig) -> T:
-    """Decodes a body and checks it against a struct's types. Raises ApiError (400)."""
+async def read_request(scope: Scope, receive: Receive, kind: type[T], config: HttpConfig) -> tuple[T, int]:
+    """The whole body as a struct, checked against its types, and the body's size in bytes.
+
+    Raises what `_read_body` raises, and ApiError (400) for another body than `kind` describes.
+    """
+    body = await _read_body(scope, receive, config)
     if len(body) <= THREAD_BYTES:
-        return decode(body, kind, config.max_json_depth)
-    return await asyncio.to_thread(decode, body, kind, config.max_json_depth)
+        return decode(body, kind, config.max_json_depth), len(body)
+    return await asyncio.to_thread(decode, body, kind, config.max_json_depth), len(body)
 
 
 def decode(body: bytes, kind: type[T], max_depth: int) -> T:

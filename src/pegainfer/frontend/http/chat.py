@@ -9,7 +9,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from pegainfer.frontend.http import logprobs as lp
-from pegainfer.frontend.http.body import parse, read_body
+from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.choice import Delta
 from pegainfer.frontend.http.conversation import ChatRequest, prepare
 from pegainfer.frontend.http.fields import INT32_MAX, count, refuse_unserved
@@ -78,13 +78,12 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 async def chat_completions(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """Checks, renders, tokenises, submits and answers. Raises what the checks and `send_body` raise."""
     arrival = time.monotonic()
-    body = await read_body(scope, receive, front.config)
-    request = await parse(body, ChatRequest, front.config)
+    request, size = await read_request(scope, receive, ChatRequest, front.config)
     front.check_model(request.model)
     refuse_unserved(request)
     stream = stream_options(request)
     options = _options(request, front)
-    chat = await prepare(front, request, options, len(body), arrival)
+    chat = await prepare(front, request, options, size, arrival)
     generation = chat.generation
     shape = ChatAnswer(front, generation, options, chat.syntax, streamed=stream is not None)
     await send_chunked(front, generation, shape, stream, receive, send)

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from pegainfer.contract.request import SamplingParams
 from pegainfer.frontend.detokenize import Detokenizer
 from pegainfer.frontend.http import logprobs as lp
-from pegainfer.frontend.http.body import parse, read_body
+from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.choice import Delta
 from pegainfer.frontend.http.fields import INT32_MAX, GenerateFields, count, refuse_unserved
 from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
@@ -58,8 +58,7 @@ class Completion(msgspec.Struct, kw_only=True):
 async def completions(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """Checks, tokenises, submits and answers. Raises what the checks and `send_body` raise."""
     arrival = time.monotonic()
-    body = await read_body(scope, receive, front.config)
-    request = await parse(body, CompletionRequest, front.config)
+    request, size = await read_request(scope, receive, CompletionRequest, front.config)
     front.check_model(request.model)
     refuse_unserved(request)
     stream = stream_options(request)
@@ -67,8 +66,8 @@ async def completions(front: Front, scope: Scope, receive: Receive, send: Send) 
     shared = common(request, front, arrival)
     shared = dataclasses.replace(shared, grammar=await requested_grammar(front, request))
     # Token ids cost a tenth of what text does: up to some 4,000 of them are not worth another thread.
-    size = len(body) // 8 if _holds_ids(request.prompt) else len(body)
-    prompts = await front.text_work(size, lambda: _prompts(front, request, shared, options))
+    work = size // 8 if _holds_ids(request.prompt) else size
+    prompts = await front.text_work(work, lambda: _prompts(front, request, shared, options))
     generation = front.generation(shared.id, prompts, arrival)
     shape = CompletionAnswer(front, generation, options)
     await send_chunked(front, generation, shape, stream, receive, send)

@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from pegainfer.contract.request import SamplingParams
-from pegainfer.frontend.http.body import parse, read_body
+from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.choice import Delta
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import GenerateFields, refuse_unserved
@@ -65,12 +65,11 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 async def embeddings(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """Raises what the checks and `send_body` raise."""
     arrival = time.monotonic()
-    body = await read_body(scope, receive, front.config)
-    request = await parse(body, EmbeddingRequest, front.config)
+    request, size = await read_request(scope, receive, EmbeddingRequest, front.config)
     front.check_model(request.model)
     refuse_unserved(request)
     shared = common(_plain(request), front, arrival)
-    prompts = await front.text_work(len(body), lambda: _prompts(front, request, shared))
+    prompts = await front.text_work(size, lambda: _prompts(front, request, shared))
     generation = front.generation(shared.id, prompts, arrival)
     await send_body(front, generation, EmbeddingAnswer(front, generation, request), receive, send)
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from pegainfer import __version__
 from pegainfer.frontend.http.auth import is_admin, tenant
-from pegainfer.frontend.http.body import parse, read_body
+from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.errors import RETRY_DEAD_ENGINE, ApiError
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import RETRY_SECONDS
@@ -129,8 +129,7 @@ async def abort(front: Front, scope: Scope, receive: Receive, send: Send) -> Non
 
     Raises ApiError (404) where the caller has none of this id.
     """
-    body = await read_body(scope, receive, front.config)
-    request = await parse(body, AbortRequest, front.config)
+    request, _ = await read_request(scope, receive, AbortRequest, front.config)
     generation = front.registry.find(_plain_id(request.request_id), tenant(), others=is_admin(scope))
     if generation is None:
         raise ApiError(404, "request_id: no such request of yours is running", param="request_id")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from pegainfer.frontend.http.body import parse, read_body
+from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.fields import check_token_ids
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
@@ -67,10 +67,9 @@ class TemplateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """POST /tokenize: the ids of a text, or of a rendered conversation. Raises ApiError (400, 404)."""
-    body = await read_body(scope, receive, front.config)
-    request = await parse(body, TokenizeRequest, front.config)
+    request, size = await read_request(scope, receive, TokenizeRequest, front.config)
     front.check_model(request.model)
-    text = await _text(front, request, len(body))
+    text = await _text(front, request, size)
     front.check_counted("messages" if request.prompt is None else "prompt", text)
     special = request.add_special_tokens
     if special is None:
@@ -100,21 +99,19 @@ async def _text(front: Front, r: TokenizeRequest, size: int) -> str:
 
 async def detokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """POST /detokenize: the text of ids, special tokens included. Raises ApiError (400, 404)."""
-    body = await read_body(scope, receive, front.config)
-    request = await parse(body, DetokenizeRequest, front.config)
+    request, size = await read_request(scope, receive, DetokenizeRequest, front.config)
     front.check_model(request.model)
 
     def text() -> str:
         check_token_ids("tokens", request.tokens, front.engine.info.vocab_size)
         return front.tokenizer.decode(request.tokens, skip_special_tokens=False)
 
-    await send_json(send, {"prompt": await front.text_work(len(body), text)})
+    await send_json(send, {"prompt": await front.text_work(size, text)})
 
 
 async def apply_template(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """POST /apply_template: a conversation as the model reads it. Raises ApiError (400, 404)."""
-    body = await read_body(scope, receive, front.config)
-    request = await parse(body, TemplateRequest, front.config)
+    request, size = await read_request(scope, receive, TemplateRequest, front.config)
     front.check_model(request.model)
     tools, extra = shown_tools(request.tools), effort_variables(front, request.reasoning_effort)
-    await send_json(send, {"prompt": await rendered(front, request, len(body), tools, extra)})
+    await send_json(send, {"prompt": await rendered(front, request, size, tools, extra)})

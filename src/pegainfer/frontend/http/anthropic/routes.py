@@ -15,7 +15,7 @@ from pegainfer.frontend.http.anthropic.request import (
     PromptFields,
     to_chat,
 )
-from pegainfer.frontend.http.body import header, parse, read_body
+from pegainfer.frontend.http.body import header, read_request
 from pegainfer.frontend.http.conversation import prepare, prompt_text
 from pegainfer.frontend.http.errors import renaming
 from pegainfer.frontend.http.flow import send_body, send_stream
@@ -36,13 +36,12 @@ async def messages(front: Front, scope: Scope, receive: Receive, send: Send) -> 
     """POST /v1/messages. Raises what the checks and `send_body` raise."""
     arrival = time.monotonic()
     _check_version(scope)
-    body = await read_body(scope, receive, front.config)
-    request = await parse(body, MessagesRequest, front.config)
+    request, size = await read_request(scope, receive, MessagesRequest, front.config)
     front.check_model(request.model)
     with renaming(NAMES):
-        chat = await front.text_work(len(body), lambda: to_chat(front, request))
+        chat = await front.text_work(size, lambda: to_chat(front, request))
         options = AnswerOptions(max_tokens=request.max_tokens)
-        ready = await prepare(front, chat, options, len(body), arrival)
+        ready = await prepare(front, chat, options, size, arrival)
     generation = ready.generation
     hidden = request.thinking is not None and request.thinking.display == "omitted"
     limit = front.chat_defaults.max_tokens if request.max_tokens is None else request.max_tokens
@@ -56,13 +55,12 @@ async def messages(front: Front, scope: Scope, receive: Receive, send: Send) -> 
 async def count_tokens(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """POST /v1/messages/count_tokens: the prompt's length as the model would get it."""
     _check_version(scope)
-    body = await read_body(scope, receive, front.config)
-    given = await parse(body, CountRequest, front.config)
+    given, size = await read_request(scope, receive, CountRequest, front.config)
     request = PromptFields(**{name: getattr(given, name) for name in given.__struct_fields__})
     front.check_model(request.model)
     with renaming(NAMES):
-        chat = await front.text_work(len(body), lambda: to_chat(front, request))
-        text = await prompt_text(front, chat, tool_plan(chat), len(body))
+        chat = await front.text_work(size, lambda: to_chat(front, request))
+        text = await prompt_text(front, chat, tool_plan(chat), size)
         front.check_counted("messages", text)
     # The template has written BOS itself.
     ids = await front.text_work(len(text), lambda: front.tokenizer.encode(text, add_special_tokens=False))

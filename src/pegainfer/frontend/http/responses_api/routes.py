@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from pegainfer.frontend.http.auth import key_digest
-from pegainfer.frontend.http.body import parse, read_body
+from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.conversation import Conversation, prepare
 from pegainfer.frontend.http.errors import ApiError, renaming, to_api_error
 from pegainfer.frontend.http.flow import collect, send_body, send_stream
@@ -53,19 +53,18 @@ class ItemList(msgspec.Struct):
 async def create(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """POST /v1/responses. Raises what the checks and `send_body` raise."""
     arrival = time.monotonic()
-    body = await read_body(scope, receive, front.config)
     with explaining_tools():
-        r = await parse(body, ResponsesRequest, front.config)
+        r, own_size = await read_request(scope, receive, ResponsesRequest, front.config)
     front.check_model(r.model)
     check(front, r)
     shape = options(front, r)
     owner = key_digest(scope)
     history, size = _history(front, r, owner)
-    size += len(body)
+    size += own_size
     if size > front.config.max_body_bytes:
         most = front.config.max_body_bytes
         raise bad_value("previous_response_id", f"≤ {most} bytes of conversation with this request", size)
-    given = await front.text_work(len(body), lambda: normalised(r.input))
+    given = await front.text_work(own_size, lambda: normalised(r.input))
     with renaming(NAMES):
         ready = await _prepare(front, r, [*history, *given], shape, size, arrival)
     generation = ready.generation
