@@ -13,9 +13,8 @@ import msgspec
 
 from pegainfer.contract.request import SamplingParams
 from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.formats import ResponseFormat, StructuredOutputs
-from pegainfer.frontend.http.limits import at_most, bad_value, in_range
+from pegainfer.frontend.http.limits import at_most, bad_value, in_range, unsupported
 
 INT32_MAX = 2**31 - 1
 GREEDY_BELOW = 1e-5  # a lower temperature would overflow float32 logits; it means greedy, as in vLLM
@@ -117,8 +116,7 @@ def refuse_unserved(request: msgspec.Struct, where: str = "") -> None:
         value = getattr(request, name)
         if value is None or any(type(value) is type(v) and value == v for v in NEUTRAL.get(name, ())):
             continue
-        param = where + name
-        raise ApiError(400, f"{param}: not supported yet by this server", param=param, code="unsupported")
+        raise unsupported(where + name)
 
 
 @functools.cache

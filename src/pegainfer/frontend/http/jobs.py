@@ -155,13 +155,8 @@ def _fit(ids: list[int], request: GenerateFields, front: Front, param: str, long
 
 
 def _too_long(param: str, longest: int, got: object) -> ApiError:
-    return ApiError(
-        400,
-        f"{param}: expected ≤ {longest} tokens (the context of {longest + 1} less one to generate), "
-        f"got {got}; shorten it",
-        param=param,
-        code="context_length_exceeded",
-    )
+    expected = f"≤ {longest} tokens (the context of {longest + 1} less one to generate)"
+    return bad_value(param, expected, f"{got}; shorten it", code="context_length_exceeded")
 
 
 def build_prompt(

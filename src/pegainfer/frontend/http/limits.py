@@ -10,8 +10,15 @@ from pegainfer.frontend.http.keys import digests
 RETRY_SECONDS = 1.0  # a full queue is usually shorter a second later
 
 
-def bad_value(param: str, expected: object, got: object) -> ApiError:
-    return ApiError(400, f"{param}: expected {expected}, got {got}", param=param)
+def bad_value(param: str, expected: object, got: object, *, code: str | None = None) -> ApiError:
+    """`code`: for clients that tell errors apart by it."""
+    return ApiError(400, f"{param}: expected {expected}, got {got}", param=param, code=code)
+
+
+def unsupported(param: str, what: str = "") -> ApiError:
+    """For what others serve: the field itself, or `what` it asks for."""
+    said = f"{what} is not" if what else "not"
+    return ApiError(400, f"{param}: {said} supported yet by this server", param=param, code="unsupported")
 
 
 def in_range(param: str, value: float, low: float, high: float) -> None:

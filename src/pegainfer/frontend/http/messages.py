@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.limits import at_most, bad_value, unsupported
 from pegainfer.frontend.tools.call import read_object
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -56,24 +55,28 @@ _UNSERVED = ("refusal", "audio", "annotations", "function_call")
 _ROLE_OF = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
 
 
+def check_number(count: int) -> None:
+    """Raises ApiError (400) for a chat of so many messages: none, or too many."""
+    if not count:
+        raise bad_value("messages", "at least one message", "none")
+    at_most("messages", count, MAX_MESSAGES, "messages")
+
+
 def to_template(messages: list[Message]) -> list[dict[str, Any]]:
     """What the template sees of each message: role, content as text, name where given. Raises ApiError."""
-    if not messages:
-        raise bad_value("messages", "at least one message", "none")
-    if len(messages) > MAX_MESSAGES:
-        raise bad_value("messages", f"≤ {MAX_MESSAGES} messages", len(messages))
+    check_number(len(messages))
     return [_one(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _one(message: Message, where: str) -> dict[str, Any]:
     if message.role == "function":
-        raise _unsupported(f"{where}.role", f"role {message.role!r}")
+        raise unsupported(f"{where}.role", f"role {message.role!r}")
     if message.role not in ROLES:
         raise bad_value(f"{where}.role", "one of " + ", ".join(ROLES), repr(message.role))
     for field in _UNSERVED:
         value = getattr(message, field)
         if value is not None and value != []:
-            raise _unsupported(f"{where}.{field}", "this field")
+            raise unsupported(f"{where}.{field}", "this field")
     for field, role in _ROLE_OF.items():
         if getattr(message, field) and message.role != role:
             raise bad_value(f"{where}.{field}", f"role {role} beside it", repr(message.role))
@@ -134,14 +137,8 @@ def _text(content: str | list[ContentPart], where: str) -> str:
     texts = []
     for i, part in enumerate(content):
         if part.type != "text":
-            raise _unsupported(f"{where}[{i}].type", f"a part of type {part.type!r}")
+            raise unsupported(f"{where}[{i}].type", f"a part of type {part.type!r}")
         if part.text is None:
             raise bad_value(f"{where}[{i}].text", "a string", "null")
         texts.append(part.text)
     return "\n".join(texts)
-
-
-def _unsupported(param: str, what: str) -> ApiError:
-    return ApiError(
-        400, f"{param}: {what} is not supported yet by this server", param=param, code="unsupported"
-    )

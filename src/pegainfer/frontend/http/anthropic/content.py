@@ -14,7 +14,7 @@ import msgspec
 from pegainfer.frontend.http.body import convert
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.http.messages import MAX_MESSAGES
+from pegainfer.frontend.http.messages import check_number
 from pegainfer.frontend.http.thinking import decoded_thoughts
 from pegainfer.frontend.http.turns import Draft
 
@@ -103,10 +103,7 @@ def prefilled(turns: list[Turn]) -> bool:
 
 def chat_drafts(turns: list[Turn]) -> list[Draft]:
     """Raises ApiError (400)."""
-    if not turns:
-        raise bad_value("messages", "at least one message", "none")
-    if len(turns) > MAX_MESSAGES:
-        raise bad_value("messages", f"≤ {MAX_MESSAGES} messages", len(turns))
+    check_number(len(turns))
     out: list[Draft] = []
     for i, turn in enumerate(turns):
         if turn.role not in _OF_ROLE:
@@ -133,12 +130,8 @@ def _block(raw: dict[str, Any], role: str, where: str) -> ContentBlock:
     kind = raw.get("type")
     if kind not in _OF_ROLE[role]:
         known = ", ".join(_OF_ROLE[role])
-        raise ApiError(
-            400,
-            f"{where}.type: expected one of {known} in a turn of role {role}, got {str(kind)[:40]!r}",
-            param=f"{where}.type",
-            code="unsupported",
-        )
+        expected = f"one of {known} in a turn of role {role}"
+        raise bad_value(f"{where}.type", expected, repr(str(kind)[:40]), code="unsupported")
     block = convert({name: value for name, value in raw.items() if value is not None}, ContentBlock, where)
     for name in _FIELDS[kind]:
         if getattr(block, name) in (None, "") and not (name in ("text", "thinking") and raw.get(name) == ""):
@@ -173,11 +166,8 @@ def _result(block: ContentBlock, where: str) -> str:
         for i, part in enumerate(content):
             _check_cache(part.cache_control, f"{where}.content[{i}]")
             if part.type != "text" or part.text is None:
-                raise ApiError(
-                    400,
-                    f"{where}.content[{i}].type: expected text, got {part.type[:40]!r}",
-                    param=f"{where}.content[{i}].type",
-                    code="unsupported",
+                raise bad_value(
+                    f"{where}.content[{i}].type", "text", repr(part.type[:40]), code="unsupported"
                 )
         content = "\n".join(part.text or "" for part in content)
     if block.is_error and not content.lower().startswith("error"):

@@ -15,11 +15,11 @@ from pegainfer.frontend.http.anthropic.content import (
     system_text,
 )
 from pegainfer.frontend.http.conversation import ChatRequest
-from pegainfer.frontend.http.errors import ApiError, field_names
+from pegainfer.frontend.http.errors import field_names
 from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refuse_unserved
 from pegainfer.frontend.http.formats import JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.limits import bad_value, unsupported
 from pegainfer.frontend.http.render import TemplateValue
 from pegainfer.frontend.http.thinking import EFFORTS, knows_levels, thinking_switch
 from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
@@ -160,15 +160,11 @@ def to_chat(front: Front, r: PromptFields) -> ChatRequest:
 
 def _tool(tool: AnthropicTool, where: str) -> ToolParam:
     if tool.type not in (None, "custom"):
-        raise ApiError(
-            400,
-            f"{where}.type: expected custom, got {tool.type!r}: tools that run on the server are not offered",
-            param=f"{where}.type",
-            code="unsupported",
-        )
+        got = f"{tool.type!r}: tools that run on the server are not offered"
+        raise bad_value(f"{where}.type", "custom", got, code="unsupported")
     for name in ("allowed_callers", "defer_loading", "input_examples"):
         if getattr(tool, name) not in (None, False, [], ["direct"]):
-            raise ApiError(400, f"{where}.{name}: not supported yet by this server", param=f"{where}.{name}")
+            raise unsupported(f"{where}.{name}")
     if tool.input_schema is None:
         raise bad_value(f"{where}.input_schema", "a JSON schema", "none")
     function = FunctionParam(

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from pegainfer.frontend.http.body import convert
-from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.messages import MAX_MESSAGES
 from pegainfer.frontend.http.responses_api.tools import model_name
 from pegainfer.frontend.http.thinking import decoded_thoughts
@@ -88,8 +87,7 @@ def normalised(given: str | list[JsonObject] | None) -> list[JsonObject]:
         return []
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    if len(given) > MAX_MESSAGES:
-        raise bad_value("input", f"≤ {MAX_MESSAGES} items", len(given))
+    at_most("input", len(given), MAX_MESSAGES, "items")
     return [_normalised(item, f"input[{i}]") for i, item in enumerate(given)]
 
 
@@ -97,12 +95,7 @@ def _normalised(raw: JsonObject, where: str) -> JsonObject:
     kind = raw.get("type", "message")
     if not isinstance(kind, str) or kind not in _KINDS:
         known = ", ".join(_KINDS)
-        raise ApiError(
-            400,
-            f"{where}.type: expected one of {known}, got {str(kind)[:60]!r}",
-            param=f"{where}.type",
-            code="unsupported",
-        )
+        raise bad_value(f"{where}.type", f"one of {known}", repr(str(kind)[:60]), code="unsupported")
     struct, prefix = _KINDS[kind]
     # Null is as good as absent: clients send answers back with all the fields that they know of.
     item: Any = convert({name: value for name, value in raw.items() if value is not None}, struct, where)
@@ -141,12 +134,8 @@ def _text(content: str | list[Part], where: str, *, empty: bool = False) -> str:
         raise bad_value(where, "at least one part", "none")
     for i, part in enumerate(content):
         if part.type not in ("input_text", "output_text", "text") or part.text is None:
-            raise ApiError(
-                400,
-                f"{where}[{i}].type: expected input_text or output_text with a text, got {part.type[:40]!r}",
-                param=f"{where}[{i}].type",
-                code="unsupported",
-            )
+            expected = "input_text or output_text with a text"
+            raise bad_value(f"{where}[{i}].type", expected, repr(part.type[:40]), code="unsupported")
     return "\n".join(part.text or "" for part in content)
 
 
