@@ -20,8 +20,9 @@ from pegainfer.contract.step import KVSpec, PageGroup, Runner, RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.ops.backend import Backend, ReferenceBackend
 from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
 from pegainfer.runtime.weights.raw import RawWeight
-from pegainfer.runtime.weights.safetensors import open_safetensors, parse_object, read_small_file
+from pegainfer.runtime.weights.safetensors import open_safetensors
 
 if TYPE_CHECKING:
     from pegainfer.kernels.cpu.backend import CpuOptions

@@ -117,6 +117,17 @@ def read_weights(
     return {e.name.format(i): _read(config, file, name, e, row_order) for name, (e, i) in names.items()}
 
 
+def embedding_in_gguf(table: WeightTable, file: TensorFile) -> tuple[int, bool]:
+    """What GGUF says by its tensors alone: the embedding's rows, and whether it is the head as well.
+
+    Raises ModelFileError without an embedding.
+    """
+    embedding = file.tensors.get(table.embed.gguf)
+    if embedding is None:
+        raise ModelFileError("tensor is missing", expected=table.embed.gguf, where=file.path)
+    return embedding.shape[0], table.head.gguf not in file.tensors
+
+
 def without_data(table: WeightTable, config: LayeredConfig) -> dict[str, RawWeight]:
     """Every weight of such a model by name, matrices as bf16 and vectors as f32, but empty: to be made up."""
     empty = np.zeros(0, np.uint8)

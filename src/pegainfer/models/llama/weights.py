@@ -11,7 +11,15 @@ import numpy as np
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.models.llama.config import LINE, LlamaConfig
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
-from pegainfer.ops.weights import Entry, WeightTable, in_layer, raw_f32, read_vector, read_weights
+from pegainfer.ops.weights import (
+    Entry,
+    WeightTable,
+    embedding_in_gguf,
+    in_layer,
+    raw_f32,
+    read_vector,
+    read_weights,
+)
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.tensorfile import TensorFile
@@ -67,11 +75,8 @@ class LlamaWeights:
 
 def load_gguf(file: GGUFFile) -> LlamaWeights:
     """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
-    embedding = file.tensors.get(TABLE.embed.gguf)
-    if embedding is None:
-        raise ModelFileError("tensor is missing", expected=TABLE.embed.gguf, where=file.path)
-    tied = TABLE.head.gguf not in file.tensors
-    config = LlamaConfig.from_gguf(file.metadata, str(file.path), vocab_size=embedding.shape[0], tied=tied)
+    rows, tied = embedding_in_gguf(TABLE, file)
+    config = LlamaConfig.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
     tensors = read_weights(TABLE, config, file, "gguf", ignored={ROPE_FREQS}, row_order=head_row_order)
     divisors = None
     if ROPE_FREQS in file.tensors:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pegainfer.contract.errors import ModelFileError
 from pegainfer.models.qwen3.config import LINE, Qwen3Config
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
-from pegainfer.ops.weights import Entry, WeightTable, in_layer, raw_f32, read_weights
+from pegainfer.ops.weights import Entry, WeightTable, embedding_in_gguf, in_layer, raw_f32, read_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.tensorfile import TensorFile
@@ -59,11 +58,8 @@ class Qwen3Weights:
 
 def load_gguf(file: GGUFFile) -> Qwen3Weights:
     """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
-    embedding = file.tensors.get(TABLE.embed.gguf)
-    if embedding is None:
-        raise ModelFileError("tensor is missing", expected=TABLE.embed.gguf, where=file.path)
-    tied = TABLE.head.gguf not in file.tensors
-    config = Qwen3Config.from_gguf(file.metadata, str(file.path), vocab_size=embedding.shape[0], tied=tied)
+    rows, tied = embedding_in_gguf(TABLE, file)
+    config = Qwen3Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
     return Qwen3Weights(config, read_weights(TABLE, config, file, "gguf"))
 
 

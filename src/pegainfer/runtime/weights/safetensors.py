@@ -6,7 +6,6 @@ the data), data. The data must be covered by the tensors without overlap and wit
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.runtime.weights.formats import FORMATS, SAFETENSORS_DTYPES
-from pegainfer.runtime.weights.tensorfile import Closing, MappedFile, TensorFile, TensorInfo
+from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
+from pegainfer.runtime.weights.tensorfile import Closing, MappedFile, TensorFile, TensorInfo, missing_tensor
 
 if TYPE_CHECKING:
     from pegainfer.runtime.weights.tensorfile import Bytes
@@ -159,13 +159,7 @@ class ShardedSafetensors(Closing):
     def _shard_of(self, name: str) -> SafetensorsFile:
         shard = self._home.get(name)
         if shard is None:
-            raise ModelFileError(
-                "tensor is missing",
-                expected=repr(name),
-                got=f"{len(self._tensors)} other tensors",
-                where=self._path,
-                remedy="use a complete model of a line that this build knows",
-            )
+            raise missing_tensor(name, len(self._tensors), self._path)
         return shard
 
     def _weight_map(self) -> dict[str, str]:
@@ -226,42 +220,6 @@ def open_safetensors(path: str | os.PathLike[str]) -> TensorFile:
         got=", ".join(f.name for f in found[:4]) or "no .safetensors file",
         where=p,
     )
-
-
-def read_small_file(path: Path, most: int) -> bytes:
-    """A whole file of at most `most` bytes. Raises ModelFileError."""
-    try:
-        with open(path, "rb") as f:
-            size = os.fstat(f.fileno()).st_size
-            if size > most:
-                raise ModelFileError("file is too large", expected=f"≤ {most} bytes", got=size, where=path)
-            return f.read(size)
-    except OSError as e:
-        raise ModelFileError(f"cannot read file: {e.strerror}", where=path) from None
-
-
-def parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object in which no key is given twice at any depth. Raises ModelFileError."""
-    try:
-        value = json.loads(data.decode(), object_pairs_hook=_unique_pairs, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as e:  # JSON and Unicode errors are ValueErrors
-        raise ModelFileError("not a valid JSON object", got=f"{e!s:.200}", where=where) from None
-    if type(value) is not dict:
-        raise ModelFileError("not a valid JSON object", got=type(value).__name__, where=where)
-    return value
-
-
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
-        raise ValueError(f"key {twice!r:.200} is given twice")
-    return result
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _naturals(value: Any, most_items: int, most: int) -> bool:

@@ -141,11 +141,16 @@ class MappedFile(Closing):
     def _info(self, name: str) -> TensorInfo:
         info = self._tensors.get(name)
         if info is None:
-            raise ModelFileError(
-                "tensor is missing",
-                expected=repr(name),
-                got=f"{len(self._tensors)} other tensors",
-                where=self._path,
-                remedy="use a complete file of a model line that this build knows",
-            )
+            raise missing_tensor(name, len(self._tensors), self._path)
         return info
+
+
+def missing_tensor(name: str, others: int, where: Path) -> ModelFileError:
+    """What who asks for a tensor that is not among the `others` is told."""
+    return ModelFileError(
+        "tensor is missing",
+        expected=repr(name),
+        got=f"{others} other tensors",
+        where=where,
+        remedy="use a complete model of a line that this build knows",
+    )
