@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 # How a process ends: done; unclean, with requests aborted or a fault of its own; the user can cure it.
 EXIT_OK, EXIT_FAILED, EXIT_USER = 0, 1, 2
 
@@ -75,6 +77,39 @@ class DeadlineError(PegaError):
 
 class EngineDeadError(PegaError):
     """The engine process or thread has ended; nothing submitted to it will be answered (HTTP 503)."""
+
+
+class ErrorFields(NamedTuple):
+    """A PegaError as it crosses between processes; its parts have become its message."""
+
+    kind: str  # the exception's name
+    message: str
+    param: str | None  # of a RequestError
+    retry_after: float  # seconds, of a QueueFullError
+
+
+def error_fields(error: PegaError) -> ErrorFields:
+    """What `restored_error` needs."""
+    return ErrorFields(
+        type(error).__name__,
+        str(error),
+        error.param if isinstance(error, RequestError) else None,
+        error.retry_after if isinstance(error, QueueFullError) else 0.0,
+    )
+
+
+def restored_error(
+    kind: str | None, message: str, param: str | None = None, retry_after: float = 0.0
+) -> PegaError:
+    """The exception that crossed; of a kind that is none of this module's, the root of all."""
+    found = globals().get(kind or "")
+    if found is RequestError:
+        return RequestError(message, param=param)
+    if found is QueueFullError:
+        return QueueFullError(message, retry_after=retry_after)
+    if isinstance(found, type) and issubclass(found, PegaError):
+        return found(message)
+    return PegaError(message)
 
 
 class InvariantError(AssertionError):

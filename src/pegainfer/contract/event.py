@@ -7,8 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from pegainfer.contract import errors
-from pegainfer.contract.errors import PegaError, QueueFullError, RequestError
+from pegainfer.contract.errors import PegaError, error_fields, restored_error
 
 
 class FinishReason(StrEnum):
@@ -58,15 +57,16 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 def error_events(request_id: str, indices: Iterable[int], error: PegaError) -> list[TokenEvent]:
     """The ERROR event of each index of a request that ends with an error."""
+    kind, message, param, retry_after = error_fields(error)
     return [
         TokenEvent(
             request_id=request_id,
             index=index,
             finish=FinishReason.ERROR,
-            error=str(error),
-            error_kind=type(error).__name__,
-            error_param=error.param if isinstance(error, RequestError) else None,
-            retry_after=error.retry_after if isinstance(error, QueueFullError) else 0.0,
+            error=message,
+            error_kind=kind,
+            error_param=param,
+            retry_after=retry_after,
         )
         for index in indices
     ]
@@ -75,14 +75,7 @@ def error_events(request_id: str, indices: Iterable[int], error: PegaError) -> l
 def error_of(event: TokenEvent) -> PegaError:
     """The exception that an ERROR event stands for; of a fault of ours, the root of all."""
     message = event.error or "the request failed"
-    kind = getattr(errors, event.error_kind or "", None)
-    if kind is RequestError:
-        return RequestError(message, param=event.error_param)
-    if kind is QueueFullError:
-        return QueueFullError(message, retry_after=event.retry_after)
-    if isinstance(kind, type) and issubclass(kind, PegaError):
-        return kind(message)
-    return PegaError(message)
+    return restored_error(event.error_kind, message, event.error_param, event.retry_after)
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

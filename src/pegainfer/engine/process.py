@@ -31,8 +31,7 @@ from pegainfer.contract.errors import (
     EXIT_USER,
     EngineDeadError,
     PegaError,
-    QueueFullError,
-    RequestError,
+    error_fields,
 )
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.grammar import GrammarFactory
@@ -217,15 +216,7 @@ class _Server:
         self._writer.put(codec.Events(events, stats))
 
     def refused(self, request: GenerateRequest, error: PegaError) -> None:
-        self._writer.put(
-            codec.Refused(
-                request.id,
-                type(error).__name__,
-                str(error),
-                param=error.param if isinstance(error, RequestError) else None,
-                retry_after=error.retry_after if isinstance(error, QueueFullError) else 0.0,
-            )
-        )
+        self._writer.put(codec.Refused(request.id, *error_fields(error)))
 
     def drained(self) -> None:
         if self._terms:

@@ -19,8 +19,15 @@ from typing import cast
 import msgspec
 
 from pegainfer.contract import codec
-from pegainfer.contract.errors import ConfigError, EngineDeadError, PegaError, QueueFullError, RequestError
-from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent, error_events
+from pegainfer.contract.errors import (
+    ConfigError,
+    EngineDeadError,
+    PegaError,
+    QueueFullError,
+    RequestError,
+    restored_error,
+)
+from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.handle import EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
 
@@ -220,8 +227,10 @@ class EngineClient(asyncio.Protocol):
                     self._stats = stats
                 for event in events:
                     self._deliver(event)
-            case codec.Refused():
-                for event in _refusal(message, self._live.get(message.request_id)):
+            case codec.Refused(request_id=request_id):
+                live = self._live.get(request_id)
+                error = restored_error(message.kind, message.message, message.param, message.retry_after)
+                for event in error_events(request_id, sorted(live.open) if live is not None else (), error):
                     self._deliver(event)
             case codec.Ready(info=info):
                 self._info = info
@@ -254,21 +263,6 @@ class EngineClient(asyncio.Protocol):
                 _call(entry.sink, event)
         if self._transport is not None:
             self._transport.close()
-
-
-def _refusal(refused: codec.Refused, live: _Live | None) -> list[TokenEvent]:
-    return [
-        TokenEvent(
-            request_id=refused.request_id,
-            index=index,
-            finish=FinishReason.ERROR,
-            error=refused.message,
-            error_kind=refused.kind,
-            error_param=refused.param,
-            retry_after=refused.retry_after,
-        )
-        for index in sorted(live.open if live is not None else ())
-    ]
 
 
 def _call(sink: Callable[[TokenEvent], None], event: TokenEvent) -> None:

@@ -16,6 +16,7 @@ from pegainfer.contract.errors import (
     QueueFullError,
     RequestError,
     UnsupportedError,
+    error_fields,
 )
 from pegainfer.contract.event import TokenEvent
 
@@ -156,8 +157,7 @@ def to_api_error(exc: Exception) -> ApiError:
     if isinstance(exc, ApiError):
         return exc
     if isinstance(exc, PegaError) and type(exc).__name__ in _KINDS:
-        param, retry_after = getattr(exc, "param", None), getattr(exc, "retry_after", 0.0)
-        return _of_kind(type(exc).__name__, str(exc), param, retry_after)
+        return _of_kind(*error_fields(exc))
     log.error("a request failed", exc_info=exc)
     return ApiError(500, INTERNAL)
 
