@@ -29,7 +29,9 @@ FLAG_NAMES = {
     "api": "--backend",
     "kv_dtype": "--kv-cache-dtype",
     "max_slots": "--max-num-seqs",
+    "model_path": "--model",
 }
+ALIASES = {"model_path": ("-m", "--model-path")}  # more names of a field's flag, those of other engines
 NO_FLAG = frozenset({"backend"})  # --device chooses it
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -139,16 +141,15 @@ def _parameters(config: type) -> list[inspect.Parameter]:
     out = []
     for field in flag_fields(config):
         kind = _kind_of_flag(hints[field.name])
-        names = flag_of(field)
-        if kind is bool:
-            names = f"{names}/{off_form(names)}"
+        name = flag_of(field)
+        names = (f"{name}/{off_form(name)}" if kind is bool else name, *ALIASES.get(field.name, ()))
         parser = _PARSERS[field.metadata["parse"]] if "parse" in field.metadata else None
         metavar = None  # typer's own, which would be Python's spelling of a list
         if typing.get_origin(kind) is list and parser is None:
             metavar = f"<{typing.get_args(kind)[0].__name__}>"
         elif parser is not None:  # else typer shows the name of the parsing function
             metavar = f"<{field.metadata['parse']}>"
-        option = typer.Option(names, help=_help(field), show_default=False, parser=parser, metavar=metavar)
+        option = typer.Option(*names, help=_help(field), show_default=False, parser=parser, metavar=metavar)
         hint: Any = Annotated[kind | None, option]
         out.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)

@@ -12,7 +12,7 @@ import typer
 from pegainfer.app.config import EngineConfig
 from pegainfer.cli.answer import request_for, running, show, stream
 from pegainfer.cli.flags import Given
-from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose, load_text_side
+from pegainfer.cli.target import ModelFlags, choose, load_text_side
 from pegainfer.contract.errors import ConfigError, RequestError
 from pegainfer.engine.config import SchedulerConfig
 
@@ -26,7 +26,6 @@ ONE_SEQUENCE = 1  # slots: the command answers one prompt
 class GenerateFlags:
     """What is asked of the model, and how the answer is drawn."""
 
-    model: str | None = field(default=None, metadata={"help": MODEL_HELP})
     raw: bool = field(
         default=False, metadata={"help": "Complete the prompt as it stands, without the chat template."}
     )
@@ -62,7 +61,7 @@ def generate(
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     scheduler = dataclasses.replace(scheduler, max_slots=scheduler.max_slots or ONE_SEQUENCE)
-    target = choose(ask.model, flags, engine, scheduler, given)
+    target = choose(None, flags, engine, scheduler, given)
     side = load_text_side(target)
     ids = _prompt_ids(text, ask, side)
     request = request_for(

@@ -29,7 +29,7 @@ MODEL_HELP = (
 class ModelFlags:
     """Of every command that loads a model."""
 
-    model_path: str | None = field(default=None, metadata={"help": "The model, in place of MODEL."})
+    model_path: str | None = field(default=None, metadata={"help": MODEL_HELP})
     revision: str | None = field(
         default=None, metadata={"help": "Branch, tag or commit of a model of the hub; default: main."}
     )
@@ -76,9 +76,7 @@ def choose(
     Raises ConfigError, UnsupportedError, and what `resolve` and `pull` raise.
     """
     if model is not None and flags.model_path is not None and model != flags.model_path:
-        raise ConfigError(
-            "two models", expected="MODEL or --model-path", got=f"{model} and {flags.model_path}"
-        )
+        raise ConfigError("two models", expected="MODEL or --model", got=f"{model} and {flags.model_path}")
     reference = model if model is not None else flags.model_path
     if flags.device == "null":
         if reference is not None:

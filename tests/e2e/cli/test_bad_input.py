@@ -267,7 +267,7 @@ def test_a_wrong_model_in_the_engine_process(make: Callable[[Path], Path], tmp_p
         (["generate", "x", "--device", "null", "--model", "y.gguf"], "the null device has no model"),
         (["generate", "x", "--device", "cuda"], "CUDA"),
         (["generate", "x", "--max-tokens", "0", "--device", "null"], "max_tokens"),
-        (["serve", "a.gguf", "--model-path", "b.gguf", "--port", "0"], "a.gguf and b.gguf"),
+        (["serve", "a.gguf", "--model", "b.gguf", "--port", "0"], "MODEL or --model; got a.gguf and b.gguf"),
         (["serve", "--port", "70000"], "70000"),
         (["serve", "--host", "no.such.host.invalid", "--port", "0"], "no.such.host.invalid"),
         (["serve", "org/name", "--offline", "--port", "0"], "org/name"),
@@ -353,7 +353,7 @@ def test_an_output_that_is_closed_is_no_fault() -> None:
 
 
 def test_an_empty_name_is_not_the_default_model() -> None:
-    assert one_line(pega("generate", "x", "--model-path", "")).startswith("--model-path is empty; ")
+    assert one_line(pega("generate", "x", "--model", "")).startswith("--model is empty; ")
     assert one_line(pega("serve", "", "--port", "0")).startswith("no such model; ")
 
 

@@ -14,6 +14,7 @@ from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
 from tests.support.fake_cuda import FakeCuda, fake_cuda
 from tests.support.fake_kernels import write_kernels
+from tests.support.server import pega_here
 
 
 @pytest.fixture
@@ -27,6 +28,22 @@ def model(tmp_path: Path) -> str:
 def chosen(model: str, device: str, *typed: str, **options: Any) -> Target:
     flags = ModelFlags(device=device)  # type: ignore[arg-type]
     return choose(model, flags, EngineConfig(**options), SchedulerConfig(), Given(typed))
+
+
+@pytest.mark.parametrize("flag", ["--model", "-m", "--model-path"])
+@pytest.mark.parametrize(
+    "command",
+    ["serve --port 0", "generate hi", "chat", "run-batch -i in -o out", "doctor --plan", "bench engine",
+     "bench ops", "bench startup"],
+)  # fmt: skip
+def test_every_command_takes_its_model_by_the_names_that_users_know(
+    command: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("{}\n")
+    done = pega_here(*command.split(), flag, "nowhere.gguf")
+    assert done.returncode == 2
+    assert "error: no such model; " in done.stderr and "got 'nowhere.gguf'" in done.stderr
 
 
 def test_auto_is_the_gpu_where_it_can_run(
