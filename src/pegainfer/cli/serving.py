@@ -71,8 +71,9 @@ async def _run(
     watching = asyncio.ensure_future(supervisor.keep_alive(engine))
     lines = _startup_lines(client.info, text_seconds)
     code = await run_server(
-        app, [listener], http, on_ready=lambda url: print(*lines, f"listening on {url}", sep="\n", flush=True)
-    )
+        app, [listener], http,
+        on_ready=lambda url: print(*lines, *_ready_lines(url, http), sep="\n", flush=True),
+    )  # fmt: skip
     watching.cancel()
     engine.close()
     await supervisor.check_end()
@@ -95,6 +96,12 @@ def _timed_text_side(target: Target) -> tuple[TextSide, float]:
     started = time.perf_counter()
     side = load_text_side(target)
     return side, time.perf_counter() - started
+
+
+def _ready_lines(url: str, http: HttpConfig) -> list[str]:
+    """Where it listens, and what a browser finds there."""
+    page = "open it in a browser to talk to the model; /dashboard shows what the server does"
+    return [f"listening on {url}", *([page] if http.page_is_open else [])]
 
 
 def _startup_lines(info: EngineInfo, text_seconds: float) -> list[str]:

@@ -53,6 +53,27 @@ def test_it_answers_and_says_what_it_started() -> None:
         assert server.errors.read_text() == ""
 
 
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ("", True),
+        ("--no-page", False),
+        ("--api-key k", False),
+        ("--api-key k --open-page", True),
+        ("--admin-key k", True),
+    ],
+)
+def test_it_says_that_there_is_a_page_where_a_browser_gets_one(flags: str, shown: bool) -> None:
+    with serving("--device", "null", *flags.split()) as server:
+        assert (httpx.get(server.url).status_code == 200) is shown
+        assert (httpx.get(server.url + "/dashboard").status_code == 200) is shown
+        assert server.stop() == 0
+        assert server.process.stdout is not None
+        after = server.process.stdout.read()
+    page = "open it in a browser to talk to the model; /dashboard shows what the server does\n"
+    assert after == (page if shown else "")
+
+
 def test_flags_reach_the_engine() -> None:
     with serving("--device", "null", "--max-model-len", "64", "--max-num-seqs", "3") as server:
         assert "3 sequences of up to 64 tokens" in server.said[0]

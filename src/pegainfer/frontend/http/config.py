@@ -191,6 +191,11 @@ class HttpConfig:
                 raise ConfigError("a key is empty or has blanks around it", where=flag)
             digests(keys)
 
+    @property
+    def page_is_open(self) -> bool:
+        """Whether a browser, which brings no key, gets the page's files."""
+        return self.page and (self.open_page or not self.api_key)
+
     def with_environment(self, environ: Mapping[str, str]) -> HttpConfig:
         """The same with the keys of the environment and of the key file: others can read a command line.
 
