@@ -26,6 +26,7 @@ from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError, to_api_error
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation_config import generation_defaults
+from pegainfer.frontend.http.metrics import REFUSALS
 from pegainfer.frontend.http.observed import Observed
 from pegainfer.frontend.http.responses import encode, error_headers, send_error
 from pegainfer.frontend.http.responses_api import routes as responses_routes
@@ -166,7 +167,7 @@ class _Endpoint:
             return
         except Exception as e:
             error = to_api_error(e)
-            if error.code in ("overloaded", "rate_limited", "engine_dead", "timeout"):
+            if error.code in REFUSALS:
                 self._front.metrics.reject(error.code)
             await send_error(send, error, scope["path"])
         finally:

@@ -62,6 +62,7 @@ LONG = (
 )
 LAG_PERIOD = 0.05  # seconds
 LAG = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+REFUSALS = ("overloaded", "rate_limited", "engine_dead", "timeout")  # codes of errors: the request was right
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
@@ -119,7 +120,8 @@ class FrontMetrics:
         self.first_token = self.histograms["time_to_first_token_seconds"]
         self.inter_token = self.histograms["inter_token_latency_seconds"]
         self.finished: dict[str, int] = {reason.value: 0 for reason in FinishReason}
-        self.rejected: dict[str, int] = {}
+        # From 0 on: who watches rates sees no first refusal of a series that begins with it.
+        self.rejected = dict.fromkeys(REFUSALS, 0)
         self.memory_trims = 0
         self.host_seconds: dict[str, float] = {"tokenize": 0.0, "template": 0.0, "detokenize": 0.0}
 
@@ -132,7 +134,8 @@ class FrontMetrics:
             lag.observe(max(0.0, loop.time() - due))
 
     def reject(self, reason: str) -> None:
-        self.rejected[reason] = self.rejected.get(reason, 0) + 1
+        """`reason`: one of REFUSALS."""
+        self.rejected[reason] += 1
 
     def abandon(self, choices: int) -> None:
         """So many continuations were given up: their client left, or their request failed."""

@@ -131,16 +131,20 @@ def test_rejections_are_counted_by_reason() -> None:
     from pegainfer.contract.errors import EngineDeadError, QueueFullError
 
     engine = FakeEngine()
+    before: dict[str, float] = {}
     found: dict[str, float] = {}
 
     async def main() -> None:
         async with client(make_app(engine)) as http:
+            before.update(parse((await http.get("/metrics")).text))
             for error in (QueueFullError("full"), QueueFullError("full"), EngineDeadError("gone")):
                 engine.refuse = error
                 assert (await http.post("/v1/completions", json={"prompt": "a"})).status_code == 503
             found.update(parse((await http.get("/metrics")).text))
 
     run(main)
+    for reason in ("overloaded", "rate_limited", "engine_dead", "timeout"):  # a rate needs the 0 before the 1
+        assert before[f'pegainfer:admission_rejections_total{{reason="{reason}"}}'] == 0
     assert found['pegainfer:admission_rejections_total{reason="overloaded"}'] == 2
     assert found['pegainfer:admission_rejections_total{reason="engine_dead"}'] == 1
 

@@ -36,11 +36,7 @@ const QUANTILES = [
 
 const hitRate = (h) => h.share("prefix_cache_hits_total", "prefix_cache_queries_total", LATENCY_OVER);
 const stepTime = (h) => h.share("step_seconds_sum", "step_seconds_count", RATE_OVER);
-
-// Nothing is exported before the first refusal.
-const refusals = (h) =>
-  h.rate("admission_rejections_total", RATE_OVER) ??
-  (h.rate("request_success_total", RATE_OVER) === null ? null : 0);
+const refusals = (h) => h.rate("admission_rejections_total", RATE_OVER);
 
 const TILES = [
   ["Running", (h) => number(h.value("num_requests_running"))],
