@@ -7,9 +7,9 @@ import json
 import re
 from pathlib import Path
 
-from pegainfer.app.cache import CACHE_VARIABLE
 from pegainfer.cli.flags import flag_of
 from pegainfer.frontend.http.config import KEY_VARIABLE, HttpConfig
+from pegainfer.runtime.user_cache import CACHE_VARIABLE
 from tests.support.asgi import ask
 from tests.support.fake_engine import FakeEngine
 
@@ -38,3 +38,12 @@ def test_files_for_servers_name_flags_and_variables_that_exist() -> None:
     assert named - foreign <= flags
     variables = set(re.findall(r"PEGAINFER_[A-Z_]+", text))
     assert variables == {CACHE_VARIABLE, KEY_VARIABLE}
+
+
+def test_what_a_container_fetches_goes_to_its_volume() -> None:
+    image = (DEPLOY / "Dockerfile").read_text()
+    (volume,) = re.findall(r"^VOLUME (\S+)$", image, re.MULTILINE)
+    assert dict(re.findall(rf"\b(HF_HOME|{CACHE_VARIABLE})=(\S+)", image)) == {
+        "HF_HOME": f"{volume}/hub",
+        CACHE_VARIABLE: f"{volume}/cache",
+    }

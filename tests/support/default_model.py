@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pegainfer.app.cache import cache_folder, cached_model
+from pegainfer.app.cache import cached_model
+from pegainfer.runtime.user_cache import cache_folder
 
 
 def default_model() -> Path:

@@ -1,4 +1,4 @@
-"""The cache folder and the default model's place in it."""
+"""The default model and its place in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pegainfer.contract.errors import ConfigError
+from pegainfer.runtime.user_cache import cache_folder
 
-CACHE_VARIABLE = "PEGAINFER_CACHE"
 CHUNK_BYTES = 1 << 20
 
 # Called with what is done ('download', 'unpack' or 'verify'), the bytes so far and the bytes in all.
@@ -42,20 +41,6 @@ DEFAULT_MODEL = PackagedModel(
     size=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-
-
-def cache_folder() -> Path:
-    """$PEGAINFER_CACHE, else pegainfer in $XDG_CACHE_HOME, else ~/.cache/pegainfer. Raises ConfigError."""
-    own = os.environ.get(CACHE_VARIABLE)
-    if own:
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    if base and os.path.isabs(base):
-        return Path(base) / "pegainfer"
-    try:
-        return Path.home() / ".cache" / "pegainfer"
-    except RuntimeError:
-        raise ConfigError("there is no home folder", remedy=f"set {CACHE_VARIABLE} to a folder") from None
 
 
 def cached_model(

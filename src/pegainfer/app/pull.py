@@ -21,16 +21,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pegainfer.app.cache import (
-    CACHE_VARIABLE,
     DEFAULT_MODEL,
     PackagedModel,
     Progress,
-    cache_folder,
     cached_model,
     read_chunks,
     write_note,
 )
 from pegainfer.contract.errors import ConfigError, ModelFileError
+from pegainfer.runtime.user_cache import CACHE_VARIABLE, cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from pegainfer.app import hub
-from pegainfer.app.cache import DEFAULT_MODEL, Progress, cache_folder, cached_model
+from pegainfer.app.cache import DEFAULT_MODEL, Progress, cached_model
 from pegainfer.app.hub import HubName
 from pegainfer.contract.errors import ConfigError
+from pegainfer.runtime.user_cache import cache_folder
 
 FORMS = (
     f"{DEFAULT_MODEL.display_name}, a .gguf file, a folder with config.json and safetensors, "

@@ -83,8 +83,9 @@ def doctor(
 
 def _machine() -> Iterator[tuple[str, str, bool]]:
     """(what, how it is, whether that is good enough to serve)."""
-    from pegainfer.app.cache import DEFAULT_MODEL, cache_folder, cached_model
+    from pegainfer.app.cache import DEFAULT_MODEL, cached_model
     from pegainfer.cli.machine import cpu_model, memory_bytes, num_cores, read_bandwidth
+    from pegainfer.runtime.user_cache import cache_folder
 
     yield "pegainfer", f"{__version__}, Python {platform.python_version()}, {platform.platform()}", True
     cores = num_cores()

@@ -72,10 +72,10 @@ def own_archs() -> list[str]:
 
 def default_folder() -> Path:
     """The package's own folder where it can be written, else the user's cache."""
-    from pegainfer.kernels.manifest import cache_folder, package_folder
+    from pegainfer.kernels.manifest import cubin_cache, package_folder
 
     folder = package_folder()
-    return folder if os.access(folder if folder.exists() else folder.parent, os.W_OK) else cache_folder()
+    return folder if os.access(folder if folder.exists() else folder.parent, os.W_OK) else cubin_cache()
 
 
 def _progress(done: int, total: int, unit: str) -> None:

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pegainfer.contract.errors import PegaError
+from pegainfer.contract.errors import ConfigError, PegaError
+from pegainfer.runtime.user_cache import cache_folder
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
@@ -135,12 +136,14 @@ def package_folder() -> Path:
     return Path(__file__).parent / "cubins"
 
 
-def cache_folder() -> Path:
-    """Where cubins go if the package's own folder cannot be written."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "pegainfer" / "cubins"
+def cubin_cache() -> Path:
+    """Where cubins go if the package's own folder cannot be written. Raises ConfigError."""
+    return cache_folder() / "cubins"
 
 
 def folders() -> tuple[Path, ...]:
     """In the order of the search."""
-    return package_folder(), cache_folder()
+    try:
+        return package_folder(), cubin_cache()
+    except ConfigError:  # there is no home, and so no cache
+        return (package_folder(),)

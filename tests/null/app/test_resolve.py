@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from pegainfer.app import cache, resolve
+from pegainfer.app import resolve
+from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.resolve import ModelRef
 from pegainfer.app.text import load_text
 from pegainfer.contract.errors import ConfigError
+from pegainfer.runtime.user_cache import CACHE_VARIABLE
 from tests.support.smalltokenizers import bpe_json
 
 
 @pytest.fixture(autouse=True)
 def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
-    monkeypatch.setenv(cache.CACHE_VARIABLE, str(folder))
+    monkeypatch.setenv(CACHE_VARIABLE, str(folder))
     return folder
 
 
@@ -31,7 +33,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     file = tmp_path / "My-Model.Q8_0.gguf"
     file.write_bytes(b"GGUF")
     assert resolve.resolve(str(file)) == ModelRef("gguf", file, "My-Model.Q8_0")
-    known = tmp_path / cache.DEFAULT_MODEL.file_name
+    known = tmp_path / DEFAULT_MODEL.file_name
     known.write_bytes(b"GGUF")
     assert resolve.resolve(str(known)).name == "SmolLM2-135M-Instruct"
 

@@ -9,7 +9,7 @@ import pytest
 
 from pegainfer.cli.kernels import KernelBuildFlags, build, default_folder, own_archs
 from pegainfer.contract.errors import ConfigError
-from pegainfer.kernels.manifest import Manifest, cache_folder
+from pegainfer.kernels.manifest import Manifest, cubin_cache, folders
 from tests.support.fake_cuda import FakeCuda, fake_cuda
 
 
@@ -42,7 +42,22 @@ def test_kernels_go_to_the_cache_where_the_package_cannot_be_written(
     monkeypatch.setattr("pegainfer.kernels.manifest.package_folder", lambda: tmp_path / "cubins")
     assert default_folder() == tmp_path / "cubins"
     monkeypatch.setattr("pegainfer.cli.kernels.os.access", lambda *_: False)
-    assert default_folder() == cache_folder()
+    monkeypatch.setenv("PEGAINFER_CACHE", str(tmp_path / "mine"))
+    assert default_folder() == cubin_cache() == tmp_path / "mine" / "cubins"
+    assert folders() == (tmp_path / "cubins", tmp_path / "mine" / "cubins")  # and are looked for there
+
+
+def test_without_a_home_the_packages_kernels_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pegainfer.kernels.manifest.package_folder", lambda: tmp_path)
+    monkeypatch.delenv("PEGAINFER_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert folders() == (tmp_path,)
 
 
 def test_bad_jobs_are_refused() -> None:
