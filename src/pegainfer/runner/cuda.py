@@ -32,7 +32,7 @@ from pegainfer.runner.pending import Part, PendingDraw, PendingPools, Step
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.ready import PLAIN, ReadySizes
 from pegainfer.runner.results import ASKED, DRAWN, DrawnRing, HiddenBuffer, ResultBuffer
-from pegainfer.runner.sampling import Call, PromptPart, prompt_parts, sampler_call
+from pegainfer.runner.sampling import Call, PromptPart, check_sampled_in_time, prompt_parts, sampler_call
 from pegainfer.runtime.cuda.driver import errors_at
 from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.stream import Event
@@ -164,10 +164,7 @@ class CudaRunner:
     def sample(self, handle: Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
         self._enter_thread()
         step = handle
-        if step.plan.step != self._last_forward:
-            raise InvariantError(
-                f"step {step.plan.step} is sampled after step {self._last_forward} has overwritten its logits"
-            )
+        check_sampled_in_time(step.plan.step, self._last_forward)
         parts: list[Part] = []
         pools = PendingPools([], [])
         with errors_at("step", step.plan.step):

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
 from pegainfer.kv.device.pool import KVPool
@@ -34,7 +33,13 @@ from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.program import Program
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.program import largest_step, only_group
-from pegainfer.runner.sampling import SamplerCalls, prompt_parts, step_result, token_logprobs
+from pegainfer.runner.sampling import (
+    SamplerCalls,
+    check_sampled_in_time,
+    gathered_logprobs,
+    prompt_parts,
+    step_result,
+)
 from pegainfer.runtime.worker import Task, Worker
 
 Array = np.ndarray[Any, Any]
@@ -151,10 +156,7 @@ class HostRunner:
     def _sample(self, handle: Task[_Step], masks: dict[int, bytes]) -> StepResult:
         step = handle.wait()  # it has ended: the worker runs in order; raises what the forward pass raised
         started = time.perf_counter()
-        if step.plan.step != self._last_forward:
-            raise InvariantError(
-                f"step {step.plan.step} is sampled after step {self._last_forward} has overwritten its logits"
-            )
+        check_sampled_in_time(step.plan.step, self._last_forward)
         prompt_logprobs = self._prompt_logprobs(step)
         pooled = self._pooled(step) if self._slots.sampling.pooled else None
         drawn = self._draw(step, masks) if len(step.rows.sampling) else None
@@ -169,12 +171,9 @@ class HostRunner:
         return drawn
 
     def _prompt_logprobs(self, step: _Step) -> dict[int, tuple[TokenLogprob, ...]]:
-        found: dict[int, list[TokenLogprob]] = {}
-        for row, targets, call in prompt_parts(self._slots, step.rows, self._info.max_slots):
-            results = self._programs.prompt_logprobs.run({**call.inputs, "x": step.outputs["x"]}, call.env)
-            entries = token_logprobs(results, targets)
-            found.setdefault(row, []).extend(e for e in entries if e is not None)
-        return {row: tuple(entries) for row, entries in found.items()}
+        run, outputs = self._programs.prompt_logprobs.run, step.outputs
+        parts = prompt_parts(self._slots, step.rows, self._info.max_slots)
+        return gathered_logprobs((p, run({**p.call.inputs, "x": outputs["x"]}, p.call.env)) for p in parts)
 
     def _pooled(self, step: _Step) -> dict[int, bytes]:
         """Vectors of the prompts that end in this step."""

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.step import StepPlan, StepResult
 from pegainfer.kv.device.stage import StagedRows
 from pegainfer.runner.pooling import HiddenPart, Pools, WholePrompt
 from pegainfer.runner.results import DrawnRing, HiddenBuffer, ResultBuffer
-from pegainfer.runner.sampling import PromptPart, step_result, token_logprobs
+from pegainfer.runner.sampling import PromptPart, gathered_logprobs, step_result
 from pegainfer.runtime.cuda.stream import Event
 
 Array = np.ndarray[Any, Any]
@@ -107,10 +106,5 @@ class PendingDraw:
             )  # fmt: skip
         else:
             drawn = self._ring.arrays(step.drawn, count)
-        prompt: dict[int, list[TokenLogprob]] = {}
-        for part in self._parts:
-            targets = part.asked.targets
-            entries = token_logprobs(part.results.arrays(len(targets)), targets)
-            prompt.setdefault(part.asked.row, []).extend(e for e in entries if e is not None)
-        logprobs = {row: tuple(entries) for row, entries in prompt.items()}
+        logprobs = gathered_logprobs((p.asked, p.results.arrays(len(p.asked.targets))) for p in self._parts)
         return step_result(step.plan, rows, drawn, logprobs, seconds, step.stage_seconds, self._pooled())

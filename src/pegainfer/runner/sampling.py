@@ -4,11 +4,12 @@ what the scheduler is told. Nothing here runs a program, so that every runner ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.step import StepPlan, StepResult
 from pegainfer.kv.device.slots import Slots
@@ -127,6 +128,27 @@ def prompt_parts(state: Slots, rows: StagedRows, largest: int) -> Iterator[Promp
                 "top_lens": np.full(len(part), asked[row], np.int32),
             }
             yield PromptPart(row, part, Call(inputs, {"T": rows.env["T"], "L": len(part)}))
+
+
+def gathered_logprobs(
+    parts: Iterable[tuple[PromptPart, Mapping[str, Array]]],
+) -> dict[int, tuple[TokenLogprob, ...]]:
+    """Of each row that asked for its prompt's; a row's parts come in the order of its tokens.
+
+    Args:
+        parts: with what the program gave for each, on the host; read before the next one is asked for.
+    """
+    found: dict[int, list[TokenLogprob]] = {}
+    for part, results in parts:
+        entries = token_logprobs(results, part.targets)
+        found.setdefault(part.row, []).extend(e for e in entries if e is not None)
+    return {row: tuple(entries) for row, entries in found.items()}
+
+
+def check_sampled_in_time(step: int, last_forward: int) -> None:
+    """Raises InvariantError where another forward pass has begun: all write the same logits."""
+    if step != last_forward:
+        raise InvariantError(f"step {step} is sampled after step {last_forward} has overwritten its logits")
 
 
 def step_result(
