@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,17 +69,7 @@ def run_once(
 
 def runner(ctx: CudaContext) -> Callable[[Trial], None]:
     """A `run` for ops.check.check_case."""
-
-    def execute(
-        program: Program,
-        weights: Mapping[str, RawWeight],
-        states: Arrays,
-        inputs: Arrays,
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
-        return run_once(ctx, program, weights, states, inputs, sizes)
-
-    return through_program(execute)
+    return through_program(partial(run_once, ctx))
 
 
 def raw(a: Array, format: str) -> RawWeight:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -47,17 +48,7 @@ def weights_in(spec: OpSpec, dtype: str) -> dict[str, str]:
 
 def runner(options: CpuOptions) -> Callable[[Trial], None]:
     """A `run` for ops.check.check_case."""
-
-    def execute(
-        program: Program,
-        weights: Mapping[str, RawWeight],
-        states: Arrays,
-        inputs: Arrays,
-        sizes: Mapping[str, int],
-    ) -> dict[str, Array]:
-        return run_poisoned(options, program, weights, states, inputs, sizes)
-
-    return through_program(execute)
+    return through_program(partial(run_poisoned, options))
 
 
 def run_poisoned(

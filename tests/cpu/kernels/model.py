@@ -17,24 +17,10 @@ from pegainfer.ops.quantize import raw_weight
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.weights.raw import RawWeight
+from tests.support.awkward import CONFIG as CONFIG
 
 Array = np.ndarray[Any, Any]
 
-# Widths that are no multiple of a tile of 16 rows but of a block of 32 columns where they must be.
-CONFIG = LlamaConfig(
-    vocab_size=203,
-    hidden_size=96,
-    intermediate_size=160,
-    num_layers=2,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=48,
-    norm_eps=1e-5,
-    rope_theta=1e4,
-    rope_scaling=None,
-    max_position_embeddings=640,
-    tie_word_embeddings=True,
-)
 BLOCKS, BLOCK_SIZE, WIDTH = 96, 16, 40
 LARGEST = {"T": 700, "R": 24, "L": 700}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,6 @@ from pegainfer.kernels.workload import (
     largest_of,
     positions_of,
 )
-from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.forward import forward, shapes
 from pegainfer.ops.check import check_case, through_program
 from pegainfer.ops.compose import run_reference
@@ -26,22 +27,10 @@ from pegainfer.ops.sampler import sampler
 from pegainfer.ops.spec import Role
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.weights.dequant import dequantize
+from tests.support import awkward
 
-CONFIG = LlamaConfig(
-    vocab_size=203,
-    hidden_size=96,
-    intermediate_size=160,
-    num_layers=3,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=48,
-    norm_eps=1e-5,
-    rope_theta=1e4,
-    rope_scaling=None,
-    max_position_embeddings=640,
-    tie_word_embeddings=True,
-)
-LONGEST = 640
+CONFIG = replace(awkward.CONFIG, num_layers=3)
+LONGEST = CONFIG.max_position_embeddings
 
 
 def programs() -> list[Program]:
