@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pegainfer.bench.config import DatasetConfig, LoadConfig, ReportConfig, SamplingConfig, ServerConfig
+from pegainfer.cli.progress import request_progress
 from pegainfer.contract.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def serve(
         report=report,
         text=_Tokenizer.load(tokenizer) if tokenizer is not None else None,
     )
-    with _bar(load.num_prompts, shown=not report.disable_tqdm) as on_progress:
+    with request_progress(load.num_prompts, shown=not report.disable_tqdm) as on_progress:
         done = run(plan, print, on_progress)
     _tell(done)
     return 0 if done.figures.completed else 1
@@ -153,18 +152,3 @@ class _Tokenizer:
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids)
-
-
-@contextlib.contextmanager
-def _bar(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, on a terminal only."""
-    if not shown or not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("requests", total=total)
-        yield lambda done: progress.advance(task, done)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from pegainfer.app.config import EngineConfig
-from pegainfer.cli.flags import Given, flag_fields, flag_of
+from pegainfer.cli.flags import Given, flag_fields, flag_of, off_form
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose
 from pegainfer.contract.errors import ConfigError, EngineDeadError
 from pegainfer.engine.config import SchedulerConfig
@@ -79,8 +79,7 @@ def _typed(engine: EngineConfig, given: Given) -> list[str]:
     for each in flag_fields(EngineConfig):
         flag, value = flag_of(each), getattr(engine, each.name)
         if flag in given:
-            negative = f"--no-{flag.removeprefix('--')}"
-            argv += [flag if value else negative] if isinstance(value, bool) else [flag, str(value)]
+            argv += [flag if value else off_form(flag)] if isinstance(value, bool) else [flag, str(value)]
     return argv
 
 

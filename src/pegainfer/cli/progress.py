@@ -6,8 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-# What is being done, how far (bytes), of how much.
-Progress = Callable[[str, int, int], None]
+from pegainfer.app.cache import Progress
 
 
 @contextlib.contextmanager
@@ -40,6 +39,22 @@ def _bars() -> Iterator[Progress]:
             bars.update(tasks[phase], completed=done, total=total)
 
         yield report
+
+
+@contextlib.contextmanager
+def request_progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A callback that takes how many requests have ended since its last call; on a terminal only."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("requests", total=total)
+        yield lambda done: bars.advance(task, done)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,16 +92,11 @@ def run_batch(
     target = choose(model, flags, engine, scheduler, given)
     answers, done = open_output(output)
     with answers, open_input(input) as requests:
-        from pegainfer.cli.supervisor import Supervisor
+        from pegainfer.cli.supervisor import supervised
         from pegainfer.frontend.http.server import run_loop
 
-        signal.signal(signal.SIGTERM, _exit_on_signal)
-        supervisor = Supervisor(target.spec, 0)
-        try:
-            supervisor.start()
+        with supervised(target.spec, restarts=0) as supervisor:
             return run_loop(_run(Job(requests, total, answers, done, batch), target, supervisor))
-        finally:
-            supervisor.stop()
 
 
 @dataclass(frozen=True)
@@ -114,10 +108,6 @@ class Job:
     answers: IO[bytes]
     done: set[str]
     batch: BatchFlags
-
-
-def _exit_on_signal(number: int, frame: object) -> None:
-    sys.exit(128 + number)
 
 
 async def _run(job: Job, target: Target, supervisor: Supervisor) -> int:

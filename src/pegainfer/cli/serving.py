@@ -7,9 +7,7 @@ engine process started ─► model read and packed ─────────�
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING
 from pegainfer import __version__
 from pegainfer.app.observers import observing
 from pegainfer.cli.machine import process_age
-from pegainfer.cli.supervisor import Supervisor
+from pegainfer.cli.supervisor import Supervisor, supervised
 from pegainfer.cli.target import Target, load_text_side
 from pegainfer.contract.observation import Observer
 from pegainfer.frontend.http.config import HttpConfig
@@ -34,19 +32,11 @@ def run_server_processes(target: Target, http: HttpConfig, listener: socket.sock
 
     Raises what loading the model raises, and EngineDeadError where the engine process ends by itself.
     """
-    # Until the server has its own handlers, SIGTERM is an exception here, so that the engine is ended too.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
-    supervisor = Supervisor(target.spec, http.engine_restarts)
-    with observing(http.access_log, http.otlp_traces_endpoint) as observers:
-        try:
-            supervisor.start()
-            return run_loop(_run(target, http, listener, supervisor, observers))
-        finally:
-            supervisor.stop()
-
-
-def _exit_on_signal(number: int, frame: object) -> None:
-    sys.exit(128 + number)
+    with (
+        observing(http.access_log, http.otlp_traces_endpoint) as observers,
+        supervised(target.spec, http.engine_restarts) as supervisor,
+    ):
+        return run_loop(_run(target, http, listener, supervisor, observers))
 
 
 async def _run(

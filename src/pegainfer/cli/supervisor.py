@@ -14,8 +14,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,25 @@ log = logging.getLogger(__name__)
 START_SECONDS = 600.0  # for the largest models from a cold disk
 END_SECONDS = 10.0  # for the engine process to end once it was asked to
 REASON_SECONDS = 0.5  # for a process whose socket has closed to end, so that it is known how
+
+
+@contextlib.contextmanager
+def supervised(spec: EngineSpec, restarts: int) -> Iterator[Supervisor]:
+    """An engine process that is started now and has ended when the context has.
+
+    Until a server has its own handlers, SIGTERM is an exception here, so that the engine is ended too.
+    """
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    supervisor = Supervisor(spec, restarts)
+    try:
+        supervisor.start()
+        yield supervisor
+    finally:
+        supervisor.stop()
+
+
+def _exit_on_signal(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 class Supervisor:
