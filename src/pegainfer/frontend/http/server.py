@@ -71,11 +71,34 @@ def address_of(sock: socket.socket, *, tls: bool = False) -> str:
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Runs the server's main coroutine on uvloop and returns its exit code."""
+    """Runs the main coroutine on uvloop and returns its exit code; 143 where SIGTERM has cancelled it."""
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_until_sigterm(main))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def _until_sigterm(main: Coroutine[Any, Any, int]) -> int:
+    """The handler is the loop's own: an exception out of another one would strike in any callback, as in that
+    of a socket's bytes, where the loop takes it for the socket's fault and goes on."""
+    loop, task, came = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    assert task is not None
+
+    def on_sigterm() -> None:
+        came.set()
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+    try:
+        return await main
+    except asyncio.CancelledError:
+        if not came.is_set():
+            raise
+        return 128 + signal.SIGTERM
 
 
 def preload() -> None:
