@@ -25,7 +25,7 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.frontend.tokenizer import Tokenizer
 
-# vLLM's names for options that have another name here: (config class, its field).
+# vLLM's names for options -> the field of EngineConfig or SchedulerConfig that holds them here.
 ALIASES: dict[str, str] = {
     "max_num_seqs": "max_slots",
     "max_num_batched_tokens": "max_prefill_tokens",
@@ -115,7 +115,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one conversation, a list of {'role', 'content'}, or each of a list of conversations.
 
-        Raises as `generate`, and UnsupportedError where the model has no chat template.
+        Raises as `generate`, and ConfigError where the model has no chat template.
         """
         template = self._text.template
         if template is None:
