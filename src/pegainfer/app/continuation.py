@@ -11,60 +11,44 @@ from pegainfer.contract.errors import RequestError
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob, error_of
 from pegainfer.contract.request import GenerateRequest, pack_tokens
 from pegainfer.frontend.detokenize import Detokenizer, StopStrings
+from pegainfer.frontend.http.choice import Choice
 from pegainfer.frontend.tokenizer import Tokenizer
 
 
 class Continuation:
-    """One of a request's n continuations. Mutated by `feed` until `finish` is set."""
+    """One of a request's n continuations, read as the server reads its own. Mutated by `feed`."""
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        """Raises RequestError for stop strings that cannot be looked for."""
         self._index = index
         self._params = params
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
-        self._stops = StopStrings(params.stop_strings)
+        self._choice = Choice(
+            index,
+            Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens),
+            StopStrings(params.stop_strings),
+            min_tokens=params.min_tokens,
+            user_stop_ids=frozenset(params.stop_token_ids or ()),
+            show_stop=params.include_stop_str_in_output,
+        )
         self.tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._text: list[str] = []
-        self.finish: str | None = None
         self._stop_reason: int | str | None = None
+
+    @property
+    def finish(self) -> str | None:
+        """Why it has ended; None before."""
+        return self._choice.finish
 
     def feed(self, event: TokenEvent) -> None:
         """Takes the tokens of an event, up to a stop string, and its finish."""
-        for i, token in enumerate(event.tokens):
-            self.tokens.append(token)
-            if event.logprobs is not None:
-                self._logprobs.append(event.logprobs[i])
-            last = i == len(event.tokens) - 1
-            ends = last and event.finish is FinishReason.STOP and token == event.stop_token
-            if ends and not self._params.include_stop_str_in_output:
-                continue
-            self._push(self._detokenizer.push(token))
-            if self.finish is not None:
-                return  # what comes after a stop string was generated in vain
-        if event.finish is not None:
-            self._end(event)
-
-    def _push(self, text: str) -> None:
-        if len(self.tokens) <= self._params.min_tokens:
-            self._text.append(text)
-            return
-        safe, stop = self._stops.push(text)
-        self._text.append(safe)
-        if stop is not None:
-            self.finish, self._stop_reason = FinishReason.STOP.value, stop
-            if self._params.include_stop_str_in_output:
-                self._text.append(stop)
-
-    def _end(self, event: TokenEvent) -> None:
-        assert event.finish is not None
-        self._push(self._detokenizer.flush())
-        if self.finish is not None:
-            return
-        self._text.append(self._stops.flush())
-        self.finish = event.finish.value
-        if event.stop_token is not None and event.stop_token in (self._params.stop_token_ids or ()):
-            self._stop_reason = event.stop_token
+        delta = self._choice.feed(event)
+        self.tokens += delta.tokens
+        # All of them: those of a stop string that is cut away have no text, but are among the tokens.
+        self._logprobs += (event.logprobs or ())[: len(delta.tokens)]
+        self._text.append(delta.text)
+        self._stop_reason = delta.stop_reason
 
     def output(self) -> CompletionOutput:
         """Raises RuntimeError before the end."""

@@ -128,17 +128,12 @@ def stream(
     """
     from pegainfer.contract.event import error_of
     from pegainfer.frontend.detokenize import Detokenizer, StopStrings
+    from pegainfer.frontend.http.choice import Choice
 
-    pieces, stops = Detokenizer(tokenizer), StopStrings(stop)
+    choice = Choice(0, Detokenizer(tokenizer), StopStrings(stop))
     events: queue.SimpleQueue[TokenEvent | None] = queue.SimpleQueue()  # None: Ctrl-C
     texts: list[str] = []
-    count, stopped, interrupted = 0, False, False
-
-    def add(text: str) -> None:
-        if text:
-            texts.append(text)
-            put(text)
-
+    count, interrupted = 0, False
     with _interrupts_to(events) if interruptible else contextlib.nullcontext():
         engine.submit(request, events.put)
         while True:
@@ -152,17 +147,15 @@ def stream(
             if event.error is not None:
                 raise error_of(event)
             count += len(event.tokens)
-            for token in event.tokens:
-                if not (stopped or interrupted):
-                    text, found = stops.push(pieces.push(token))
-                    stopped = found is not None
-                    add(text)
-            if stopped:
-                engine.cancel(request.id)
+            if choice.finish is None and not interrupted:
+                text = choice.feed(event).text
+                if text:
+                    texts.append(text)
+                    put(text)
             if event.finish is not None:
                 break
-    if not stopped:
-        add(stops.push(pieces.flush())[0] + stops.flush())
+            if choice.finish is not None:
+                engine.cancel(request.id)
     return Answer("".join(texts), count, event, interrupted)
 
 

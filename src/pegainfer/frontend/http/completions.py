@@ -118,7 +118,7 @@ def _echo(front: Front, ids: list[int]) -> Echo:
     detokenizer = Detokenizer(front.tokenizer, skip_special_tokens=True, after_text=False)
     parts = [detokenizer.push(token) for token in ids]
     bounds = itertools.accumulate(map(len, parts), initial=0)
-    return Echo("".join(parts) + detokenizer.flush(), list(bounds)[: len(parts)])
+    return Echo("".join(parts), list(bounds)[: len(parts)])  # half a character at its end is not shown
 
 
 class CompletionAnswer:
