@@ -21,14 +21,13 @@ from pegainfer.ops.backend import Backend, to_float32
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.reference import Watch
 from pegainfer.ops.spec import Role
-from pegainfer.ops.tensor import Kind, Sizes, Tensor
+from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
 from pegainfer.runtime.weights.raw import RawWeight
 
 Array = np.ndarray[Any, Any]
 
 # States that a device may keep in an order of its own; the reference fills one of its own beside it.
 OWN_ORDER = frozenset({"kv"})
-_NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "u32": np.uint32, "u64": np.uint64}
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _array_of(t: Tensor, arrays: dict[str, Array], env: Sizes) -> Array:
     if storage.kind in (Kind.BUFFER, Kind.OUTPUT):
         sizes = storage.sizes(env)
         if storage.name not in arrays or arrays[storage.name].shape != sizes:
-            arrays[storage.name] = np.zeros(sizes, _NUMPY[storage.dtype])
+            arrays[storage.name] = np.zeros(sizes, NUMPY[storage.dtype])
     found = arrays[storage.name]
     return found if t.kind in (Kind.WEIGHT, Kind.STATE) else found.reshape(t.sizes(env))
 

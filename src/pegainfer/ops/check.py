@@ -17,7 +17,7 @@ from pegainfer.ops.compose import dtype_name, one_call, run_reference, staged_in
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import raw_weight
 from pegainfer.ops.spec import Arrays, Case, OpSpec, Role, Tolerance
-from pegainfer.ops.tensor import FORMATS, Sizes
+from pegainfer.ops.tensor import FORMATS, NUMPY, Sizes
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.raw import RawWeight
 
@@ -25,7 +25,6 @@ Array = np.ndarray[Any, Any]
 
 GUARD_BYTES = 256  # on each side of an array: more than any kernel's widest store
 GUARD = 0xFF  # as floats of any width: NaN
-_NUMPY = {"f64": "<f8", "f32": "<f4", "f16": "<f2", "i32": "<i4", "i64": "<i8", "u32": "<u4", "u64": "<u8"}
 # An output stored in fewer bits may fall on the other side of a rounding border: one unit in its last place.
 _STORAGE = {"<f2": (2.0**-10, 2.0**-24)}
 
@@ -130,7 +129,7 @@ def _prepare(
         dtype = dtypes.get(o.name)
         if o.role is Role.OUT:
             shape = tuple(int(x) if x.isdigit() else case.sizes[x] for x in o.axes)
-            given[o.name] = _unwritten(shape, np.dtype(_NUMPY[dtype or o.dtypes[0]]))
+            given[o.name] = _unwritten(shape, NUMPY[dtype or o.dtypes[0]])
         elif o.role is Role.WEIGHT:
             weights[o.name] = raw_weight(dtype or "f32", case.arrays[o.name])
         elif o.name in case.arrays:
@@ -167,7 +166,7 @@ def through_program(execute: Execute) -> Callable[[Trial], None]:
 
 def _stored(a: Array, dtype: str | None) -> Array:
     with np.errstate(over="ignore"):
-        return a if dtype is None else a.astype(_NUMPY[dtype])
+        return a if dtype is None else a.astype(NUMPY[dtype])
 
 
 def _unwritten(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -9,12 +9,10 @@ import numpy as np
 
 from pegainfer.contract.errors import OpError
 from pegainfer.ops.program import OpCall, Program
-from pegainfer.ops.tensor import Kind, Sizes, Tensor
+from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
 
 Array = np.ndarray[Any, Any]
 Watch = Callable[[OpCall, Mapping[str, Array]], None]
-_NUMPY = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64}
-_NUMPY |= {"u32": np.uint32, "u64": np.uint64, "u8": np.uint8}
 
 
 class ReferenceExecutor:
@@ -42,7 +40,7 @@ class ReferenceExecutor:
         for t in self.program.tensors(Kind.BUFFER, Kind.OUTPUT):
             # All bits set, NaN as a float, shows what a reference leaves unwritten.
             unwritten = np.full(t.nbytes(env), 0xFF, np.uint8)
-            arrays[t.name] = unwritten.view(_NUMPY[t.dtype]).reshape(t.sizes(env))
+            arrays[t.name] = unwritten.view(NUMPY[t.dtype]).reshape(t.sizes(env))
         for call in self.program.calls:
             bound = {k: self._shaped(arrays, t, env) for k, t in call.tensors.items()}
             assert call.spec.reference is not None

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from pegainfer.contract.errors import OpError
 from pegainfer.runtime.weights.formats import FORMATS as STORED
@@ -23,6 +26,11 @@ FORMATS: dict[str, tuple[int, int]] = {
         *("f64", "f32", "f16", "bf16", "i64", "u64", "i32", "u32", "u8"),
         *("q4_0", "q4_1", "q8_0", "q4_k", "q6_k"),
     )
+}
+# How NumPy holds a plain dtype, little-endian as files have it; it has none for bf16.
+NUMPY: dict[str, np.dtype[Any]] = {
+    name: np.dtype(f"<{name[0]}{int(name[1:]) // 8}")
+    for name in ("f64", "f32", "f16", "i64", "u64", "i32", "u32", "u8")
 }
 FLOATS = ("f32", "f16", "bf16")
 WEIGHTS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k")

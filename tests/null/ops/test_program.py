@@ -21,7 +21,7 @@ from pegainfer.ops.program import ARENA_ALIGN, Builder, Program
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.sample import SAMPLE
 from pegainfer.ops.spec import Arrays, OpSpec
-from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.ops.tensor import NUMPY, Kind, Tensor
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.raw import RawWeight
 
@@ -89,9 +89,6 @@ def test_a_lowered_program_computes_what_the_coarse_op_means(spec: OpSpec) -> No
     for case in suitable_cases(spec, 21):
         report = check_case(spec, case, through_program(execute))
         assert not report.faults, report
-
-
-NUMPY = {"f32": "<f4", "i32": "<i4"}
 
 
 def run_in_arena(program: Program, arrays: Arrays, env: Mapping[str, int]) -> Arrays:

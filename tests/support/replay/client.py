@@ -21,7 +21,7 @@ from pegainfer.ops.backend import to_float32
 from pegainfer.ops.check import Trial, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Arrays, Role
-from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.ops.tensor import NUMPY, Kind, Tensor
 from pegainfer.runtime.weights.raw import RawWeight
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +29,6 @@ Array = np.ndarray[Any, Any]
 SOURCE = Path(__file__).with_name("replay.cpp")
 ISA_BYTES = 16
 PLAIN = -1  # format of a tensor that is not packed
-NUMPY = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "u32": np.uint32, "u64": np.uint64}
 
 
 class Replay:

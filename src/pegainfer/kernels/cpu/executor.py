@@ -17,14 +17,10 @@ from pegainfer.kernels.cpu.lower import encode
 from pegainfer.kernels.cpu.packed import PackedWeight
 from pegainfer.kernels.cpu.threads import ThreadPool
 from pegainfer.ops.program import OpCall, Program
-from pegainfer.ops.tensor import Kind, Sizes, Tensor
+from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
 
 Array = np.ndarray[Any, Any]
 Watch = Callable[[OpCall, Mapping[str, Array]], None]
-NUMPY: dict[str, np.dtype[Any]] = {
-    name: np.dtype(kind)
-    for name, kind in (("f32", "f4"), ("f16", "f2"), ("i32", "i4"), ("u32", "u4"), ("u64", "u8"))
-}
 
 
 class CpuExecutor:

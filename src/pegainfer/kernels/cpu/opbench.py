@@ -11,7 +11,6 @@ import numpy as np
 
 from pegainfer.kernels.cpu import kv
 from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
-from pegainfer.kernels.cpu.executor import NUMPY
 from pegainfer.kernels.cpu.library import isa_name, source_hash
 from pegainfer.kernels.cpu.lower import lowered
 from pegainfer.kernels.cpu.roofline import last_level_cache, measure_roofline
@@ -25,7 +24,7 @@ from pegainfer.ops.check import Report, check_case, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import raw_weight
 from pegainfer.ops.spec import Arrays
-from pegainfer.ops.tensor import Kind, Sizes, Tensor
+from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
 from pegainfer.runtime.weights.raw import RawWeight
 
 Array = np.ndarray[Any, Any]
