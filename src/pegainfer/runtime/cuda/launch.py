@@ -116,16 +116,10 @@ class Launch:
         self.kernel, self.grid, self.block, self.shared, self.label = kernel, grid, block, shared, label
         self._array, self._held = pack(args)
         self._params = ctypes.addressof(self._array)
-        d = bindings()
-        config = d.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
-        config.sharedMemBytes = shared
-        attributes = _attributes(d, pdl, cluster, cooperative)
-        config.attrs, config.numAttrs = attributes, len(attributes)
-        self._config = config
+        attributes = _attributes(bindings(), pdl, cluster, cooperative)
+        self._config = _configuration(grid, block, shared, attributes)
         self._stream: Stream | None = None
-        self._call = d.cuLaunchKernelEx
+        self._call = bindings().cuLaunchKernelEx
 
     def set(self, index: int, value: float) -> None:
         """Changes one argument in place, for launches to come (and captures to come, not past ones)."""
@@ -141,6 +135,16 @@ class Launch:
 
     def __str__(self) -> str:
         return f"{self.label}: {self.kernel.name} grid {self.grid} block {self.block} shared {self.shared}"
+
+
+def _configuration(grid: tuple[int, int, int], block: int, shared: int, attributes: list[Any]) -> Any:
+    """The driver's CUlaunchConfig, of no stream yet: grid in blocks, block in threads, shared in bytes."""
+    config = bindings().CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+    config.sharedMemBytes = shared
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
 
 
 @functools.cache
@@ -170,10 +174,5 @@ def _attributes(d: ModuleType, pdl: bool, cluster: int, cooperative: bool = Fals
 def active_clusters(kernel: Kernel, cluster: int, block: int, shared: int) -> int:
     """How many clusters of `cluster` blocks the device holds at once."""
     kernel.allow_shared(shared)
-    config = bindings().CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
-    config.sharedMemBytes = shared
-    attributes = _attributes(bindings(), False, cluster)
-    config.attrs, config.numAttrs = attributes, len(attributes)
+    config = _configuration((cluster, 1, 1), block, shared, _attributes(bindings(), False, cluster))
     return int(call("cuOccupancyMaxActiveClusters", kernel.handle, config, where=kernel.name))
