@@ -96,6 +96,14 @@ PLAIN: dict[str, Callable[..., None]] = {
     "lm_head": lambda a, eps: np.copyto(a["logits"], rms_norm(a["x"][a["rows"]], a["norm"], eps) @ a["w"].T),
 }
 
+# test_sample.py holds these, against dictionaries and plain Python.
+SAMPLING = {"sample", "adjust_logits", "sample_tokens", "append_tokens", "token_logprobs"}
+
+
+def test_every_other_op_is_here() -> None:
+    assert set(PLAIN) == set(REGISTRY) - SAMPLING
+    assert set(PLAIN) - set(SPOILT) == {"gather_rows"}  # a copy
+
 
 def plainly(spec: OpSpec, spoil: str | None = None) -> Callable[[Trial], None]:
     """The op in float32. `spoil`: an input whose last channel is halved first, a thirtieth of the result."""
