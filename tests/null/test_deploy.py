@@ -16,14 +16,26 @@ from tests.support.fake_engine import FakeEngine
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
+def exported() -> set[str]:
+    return set(re.findall(r"^# TYPE (\S+) ", ask(FakeEngine(), "/metrics").text, re.MULTILINE))
+
+
+def test_pages_name_metrics_that_are_exported() -> None:
+    known = {name.removeprefix("pegainfer:") for name in exported()}
+    for page, few in (("serving.md", 6), ("deploying.md", 5)):
+        words = re.findall(r"`([a-z_]+)(?:\{\w+\})?`", (DEPLOY.parent / "docs" / page).read_text())
+        named = {w for w in words if re.search(r"_(total|seconds)$|^num_requests_", w)}
+        assert len(named) >= few and named <= known, named - known
+
+
 def test_the_dashboard_draws_metrics_that_are_exported() -> None:
     dashboard = json.loads((DEPLOY / "grafana" / "pegainfer.json").read_text())
     targets = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
     assert len(targets) >= 20
-    exported = set(re.findall(r"^# TYPE (\S+) ", ask(FakeEngine(), "/metrics").text, re.MULTILINE))
+    known = exported()
     for expr in targets:
         for name in re.findall(r"pegainfer:\w+", expr):
-            assert re.sub(r"_(bucket|sum|count)$", "", name) in exported, expr
+            assert re.sub(r"_(bucket|sum|count)$", "", name) in known, expr
 
 
 def test_files_for_servers_name_flags_and_variables_that_exist() -> None:
