@@ -40,27 +40,15 @@ class LlamaJson:
     leading: bool = True
 
     def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
-        text = ("{" if start == "{" else "") + body
-        calls: list[ToolCall] = []
-        decoder = json.JSONDecoder()
-        at = 0
-        while text[at:].strip(" \n\t\r;"):
-            at += len(text[at:]) - len(text[at:].lstrip(" \n\t\r;"))
-            try:
-                value, at = decoder.raw_decode(text, at)
-            except (ValueError, RecursionError):
-                return None
-            call = call_of(value)
-            if call is None:
-                return None
-            calls.append(call)
-        return calls or None
+        calls, rest = leading_calls(("{" if start == "{" else "") + body, between=";")
+        return calls if calls and not rest else None
 
     def unfinished(self, body: str) -> bool:
         return False
 
     def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        return cut_off(("{" if start == "{" else "") + body)
+        calls, rest = leading_calls(("{" if start == "{" else "") + body, between=";")
+        return calls + cut_off(rest)
 
 
 @dataclass(frozen=True)
@@ -85,7 +73,8 @@ class DeepSeek:
 
     def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         name, arguments = self._parts(body)
-        return [ToolCall(name, arguments)] if name and "<｜tool▁sep｜>" in body else []
+        # Before the brace it cannot be told V3's `function` from a name of V3.1.
+        return [ToolCall(name, begun(arguments))] if name and arguments.lstrip().startswith("{") else []
 
     @staticmethod
     def _parts(body: str) -> tuple[str, str]:
@@ -114,7 +103,7 @@ class Kimi:
 
     def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         id, marker, arguments = body.partition("<|tool_call_argument_begin|>")
-        return [ToolCall(self._name(id), arguments, id.strip())] if marker else []
+        return [ToolCall(self._name(id), begun(arguments), id.strip())] if marker else []
 
     @staticmethod
     def _name(id: str) -> str:
@@ -154,13 +143,22 @@ class Mistral:
         return False
 
     def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        head = _MISTRAL_HEAD.match(body)
-        return [ToolCall(head["name"], body[head.end() :])] if head else cut_off(body)
+        calls: list[ToolCall] = []
+        if body.lstrip().startswith("["):
+            calls, rest = leading_calls(body.lstrip()[1:], between=",")
+            return calls + cut_off(rest)
+        at = 0
+        while head := _MISTRAL_HEAD.match(body, at):
+            arguments = begun(body[head.end() :])
+            calls.append(ToolCall(head["name"], arguments))
+            at = head.end() + len(arguments)
+        return calls
 
 
 _MISTRAL_HEAD = re.compile(
     r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+)?\s*(?:\[ARGS\])?\s*(?=\{)"
 )
+BLANKS = " \n\t\r"  # JSON's
 _NAME = re.compile(r'"name"\s*:\s*"(?P<name>[^"\\]+)"')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 
@@ -184,9 +182,38 @@ def ends_in_string(text: str) -> bool:
     return False
 
 
+def leading_calls(text: str, *, between: str) -> tuple[list[ToolCall], str]:
+    """The calls that a text begins with, JSON objects with `between` between them, and what follows those."""
+    decoder = json.JSONDecoder()
+    calls: list[ToolCall] = []
+    gap = between + BLANKS
+    text = text.lstrip(gap)
+    while text:
+        try:
+            value, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError):
+            break
+        call = call_of(value)
+        if call is None:
+            break
+        calls.append(call)
+        text = text[end:].lstrip(gap)
+    return calls, text
+
+
 def cut_off(body: str) -> list[ToolCall]:
     """The name and as much of the arguments as there is, of one JSON object that was cut off."""
     name, arguments = _NAME.search(body), _ARGUMENTS.search(body)
     if name is None or arguments is None:
         return []
-    return [ToolCall(name["name"], body[arguments.end() :])]
+    return [ToolCall(name["name"], begun(body[arguments.end() :]))]
+
+
+def begun(arguments: str) -> str:
+    """As much as there is of the arguments; where they are whole, nothing of what came after them."""
+    arguments = arguments.lstrip(BLANKS)
+    try:
+        _, end = json.JSONDecoder().raw_decode(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return arguments[:end]

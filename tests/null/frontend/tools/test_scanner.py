@@ -106,6 +106,27 @@ def test_what_is_known_of_a_call_that_a_limit_cut_off(style: str, text: str, arg
     assert scan(style, [text]) == (text, [])  # a model that ends so has made no call
 
 
+WRITE_JSON = sorted(set(STYLES) - {"qwen3_coder", "pythonic", "deepseek_v32", "deepseek_v4"})
+
+
+@pytest.mark.parametrize("style", WRITE_JSON)
+def test_wherever_a_limit_cuts_only_what_is_of_the_arguments_is_shown_as_such(style: str) -> None:
+    text = EXAMPLES[style].text
+    _, whole = scan(style, [text])
+    seen = 0
+    for end in range(len(text)):
+        _, calls = scan(style, [text[:end]], truncated=True)
+        assert len(calls) >= seen
+        seen = len(calls)
+        assert [c.name for c in calls] == [c.name for c in whole[:seen]]
+        for call, complete in zip(calls[:-1], whole, strict=False):
+            assert json.loads(call.arguments) == json.loads(complete.arguments)
+        if calls:
+            last, complete = calls[-1].arguments, whole[seen - 1].arguments
+            assert complete.startswith(last) or json.loads(last) == json.loads(complete)
+    assert seen == len(whole)
+
+
 def test_the_models_own_id_is_kept() -> None:
     _, calls = scan("kimi_k2", [EXAMPLES["kimi_k2"].text])
     assert [c.id for c in calls] == ["functions.get_weather:0", "functions.now:1"]
