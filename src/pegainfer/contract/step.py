@@ -135,6 +135,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # row -> of tokens start+1 .. start+count
     pooled: dict[int, bytes] = {}  # sampling row -> float32 LE, of a whole prompt whose request asks for it
     errors: dict[int, str] = {}  # row -> why this sequence alone failed (non-finite logits, a bad adapter)
+    error_kinds: dict[int, str] = {}  # of them, those that are no fault of ours: row -> TokenEvent.error_kind
     seconds: float = 0.0  # wall time on the device
     stage_seconds: float = 0.0  # of the host, turning the plan into the device's arrays
 

@@ -73,7 +73,7 @@ class Outcomes:
                 kv = seq.kv or seq.left_kv
                 if kv is not None:
                     failed.append(kv)
-                self._fail(seq, row, errors[i], now, events)
+                self._fail(seq, row, errors[i], now, events, result.error_kinds.get(i))
             elif seq.status is Status.FINISHED:
                 if not row.sample and seq.left_kv is not None:  # cancelled in its prefill: the KV is good
                     self._kv.publish(seq.left_kv, seq.tokens, row.start + row.count)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.errors import InvariantError, RequestError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.step import StepPlan, StepResult
 from pegainfer.kv.device.slots import Slots
@@ -20,8 +20,13 @@ Array = np.ndarray[Any, Any]
 
 _FAULTS = {
     STATUS_NOT_FINITE: "the model's logits are not finite",
-    STATUS_NOTHING_LEFT: "masks and banned tokens leave no token that could be drawn",
+    STATUS_NOTHING_LEFT: (
+        "allowed tokens, grammar, bad words and min_tokens leave no token that could be drawn; "
+        "remedy: allow more tokens, or fewer bad words and min_tokens"
+    ),
 }
+# A status that stands for a request that asks for what cannot be, by TokenEvent.error_kind.
+_KINDS = {STATUS_NOTHING_LEFT: RequestError.__name__}
 
 
 class Call(NamedTuple):
@@ -168,6 +173,7 @@ def step_result(
     tokens: list[tuple[int, ...]] = [()] * len(plan.rows)
     logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
     errors: dict[int, str] = {}
+    kinds: dict[int, str] = {}
     if drawn is not None:
         singles: list[tuple[int, ...]] = list(zip(drawn["tokens"].tolist(), strict=True))
         if len(singles) == len(tokens):
@@ -176,8 +182,10 @@ def step_result(
             for row, single in zip(rows.sampling.tolist(), singles, strict=True):
                 tokens[row] = single
         for place in np.flatnonzero(drawn["status"]).tolist():
-            row = int(rows.sampling[place])
-            tokens[row], errors[row] = (), _FAULTS[int(drawn["status"][place])]
+            row, status = int(rows.sampling[place]), int(drawn["status"][place])
+            tokens[row], errors[row] = (), _FAULTS[status]
+            if status in _KINDS:
+                kinds[row] = _KINDS[status]
         if drawn["ranks"].any():
             best = zip(rows.sampling.tolist(), token_logprobs(drawn, drawn["tokens"]), strict=True)
             logprobs = {row: (entry,) for row, entry in best if entry is not None and row not in errors}
@@ -188,6 +196,7 @@ def step_result(
         prompt_logprobs=prompt_logprobs,
         pooled=pooled or {},
         errors=errors,
+        error_kinds=kinds,
         seconds=seconds,
         stage_seconds=stage_seconds,
     )

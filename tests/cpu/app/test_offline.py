@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pegainfer import LLM, SamplingParams
+from pegainfer.contract.errors import RequestError
 from tests.support.default_model import default_model
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -50,6 +51,12 @@ def test_constraints_reach_the_kernels(llm: LLM) -> None:
     assert len(ended) < 10  # by an EOS, which min_tokens forbids
     assert longer.token_ids[: len(ended) - 1] == ended[:-1]
     assert len(longer.token_ids) >= 10
+
+
+def test_a_request_that_leaves_nothing_to_draw_is_told_so(llm: LLM) -> None:
+    eos = llm.get_tokenizer().eos_token_ids[0]
+    with pytest.raises(RequestError, match="leave no token that could be drawn; remedy: allow more tokens"):
+        llm.chat(QUESTION, SamplingParams(max_tokens=8, min_tokens=3, allowed_token_ids=[eos]))
 
 
 def test_seeds_repeat_and_differ(llm: LLM) -> None:

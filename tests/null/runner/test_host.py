@@ -203,6 +203,7 @@ def test_a_row_that_cannot_be_drawn_fails_alone(driver: Driver) -> None:
     )
     assert set(r.errors) == {0, 2}
     assert "leave no token" in r.errors[0]
+    assert r.error_kinds == {0: "RequestError"}  # logits that are not finite are a fault of ours
     assert "not finite" in r.errors[2]
     assert (r.tokens[0], r.tokens[2]) == ((), ())
     wanted = r.tokens[1]
