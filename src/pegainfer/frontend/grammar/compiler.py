@@ -19,6 +19,8 @@ WHITESPACE = r"([ \t]{1,4}|\r?\n[ \t]{0,40})"
 MAX_CHOICES = 4096  # of a request
 MAX_ROW_ITEMS, MAX_STEP_ITEMS = 2 * MAX_CHOICES, 30_000  # see `new_matcher`
 
+_SPELT_FREELY = '%llguidance {"no_forcing": true}\n'
+
 Kind = Literal["json_schema", "regex", "choice", "lark", "structural_tag"]
 
 
@@ -40,6 +42,7 @@ def compile_grammar(job: GrammarJob, tokenizer: LLTokenizer) -> str:
         text = _convert(job)
         if job.around:
             text = _wrap(text, job.around)
+        text = _spelt_freely(text)
     except RequestError:
         raise
     except Exception as error:  # the library's own readers raise what they like
@@ -86,10 +89,32 @@ def _convert(job: GrammarJob) -> str:
 
 def _wrap(text: str, around: str) -> str:
     """Both as one grammar of llguidance, the outer one first."""
-    is_json = text.lstrip().startswith("{")
-    inner = json.loads(text)["grammars"] if is_json else [{"lark_grammar": text}]
+    inner = _parts(text)
     inner[0]["name"] = "body"
     return json.dumps({"grammars": [{"name": "around", "lark_grammar": around}, *inner]})
+
+
+def _spelt_freely(text: str) -> str:
+    """The grammar with every tokenisation of what it allows, text without a choice included.
+
+    There the library would allow one token, the first of how our tokenizer cuts the text up to the next
+    choice; that is computed for each mask, and vocabulary.py cuts into bytes.
+    """
+    if not text.lstrip().startswith("{"):
+        return _SPELT_FREELY + text
+    if not _parts(text)[0].get("lark_grammar"):
+        text = _wrap(text, "start: @body")
+    grammars = _parts(text)
+    grammars[0]["lark_grammar"] = _SPELT_FREELY + grammars[0]["lark_grammar"]
+    return json.dumps({"grammars": grammars})
+
+
+def _parts(text: str) -> list[dict[str, Any]]:
+    """The grammars of one in llguidance's form, the first of which refers to the others."""
+    if not text.lstrip().startswith("{"):
+        return [{"lark_grammar": text}]
+    grammars: list[dict[str, Any]] = json.loads(text)["grammars"]
+    return grammars
 
 
 def json_options() -> Any:

@@ -33,7 +33,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 class _Wrapper:
-    """What LLTokenizer reads. It encodes greedily: nothing that we ask for depends on the tokenisation."""
+    """What LLTokenizer reads. It encodes as bytes; grammars are such that no mask asks (compiler.py)."""
 
     is_tokenizer_wrapper = True
 

@@ -11,8 +11,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from pegainfer.contract.errors import RequestError
 from pegainfer.frontend.byte_tokenizer import byte_tokenizer
-from pegainfer.frontend.grammar.compiler import GrammarJob, Kind, compile_grammar
-from pegainfer.frontend.grammar.vocabulary import ll_tokenizer, vocabulary_of
+from pegainfer.frontend.grammar import vocabulary
+from pegainfer.frontend.grammar.compiler import GrammarJob, Kind, compile_grammar, new_matcher
+from pegainfer.frontend.grammar.vocabulary import Vocabulary, ll_tokenizer, vocabulary_of
 from tests.support.schemas import SCHEMAS
 
 EOS = 257
@@ -54,6 +55,54 @@ TAG = {
 def test_what_a_grammar_lets_through(kind: Kind, grammar: Any, good: str, bad: str) -> None:
     assert accepts(kind, grammar, good)
     assert not accepts(kind, grammar, bad)
+
+
+PAIRS = [b"ye", b"yes", b'"y', b"es", b"<|end|>"]  # beside all bytes; the last is the end of a text
+PAIRS_EOS = 256 + len(PAIRS) - 1
+
+
+def pairs() -> LLTokenizer:
+    tokens = [bytes([byte]) for byte in range(256)] + PAIRS
+    return ll_tokenizer(Vocabulary(tokens, [PAIRS_EOS], [PAIRS_EOS]))
+
+
+@pytest.mark.parametrize(
+    ("job", "before", "allowed"),
+    [
+        (GrammarJob("choice", '["yes"]'), b"", {b"y", b"ye", b"yes"}),
+        (GrammarJob("choice", '["yes"]'), b"y", {b"e", b"es"}),
+        (GrammarJob("regex", "yes!?"), b"", {b"y", b"ye", b"yes"}),
+        (GrammarJob("lark", 'start: "yes" /[0-9]/'), b"", {b"y", b"ye", b"yes"}),
+        (GrammarJob("lark", '%llguidance {}\nstart: "yes"'), b"", {b"y", b"ye", b"yes"}),
+        (GrammarJob("json_schema", '{"const": "yes"}'), b"", {b'"', b'"y'}),
+        (GrammarJob("json_schema", '{"const": "yes"}'), b'"', {b"y", b"ye", b"yes"}),
+        (GrammarJob("json_schema", '{"const": "yes"}', 'start: "yes" @body'), b"", {b"y", b"ye", b"yes"}),
+        (GrammarJob("json_schema", '{"const": "yes"}', 'start: "yes" @body'), b'yes"', {b"y", b"ye", b"yes"}),
+        (GrammarJob("structural_tag", json.dumps(TAG)), b"<call=", {b"f"}),
+    ],
+)
+def test_text_without_a_choice_may_be_spelt_in_any_tokens(
+    job: GrammarJob, before: bytes, allowed: set[bytes]
+) -> None:
+    """A model that must write `"arguments"` letter by letter takes longer and loses its thread."""
+    matcher = new_matcher(pairs(), compile_grammar(job, pairs()))
+    assert all(matcher.consume_token(byte) for byte in before)
+    mask = matcher.compute_bitmask()
+    tokens = [bytes([byte]) for byte in range(256)] + PAIRS
+    assert {token for i, token in enumerate(tokens) if mask[i >> 3] >> (i & 7) & 1} == allowed
+
+
+def test_no_mask_cuts_a_long_text_without_a_choice_into_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would be done anew for each mask, and all of a batch waits for those."""
+    library = pairs()
+    text = compile_grammar(GrammarJob("json_schema", json.dumps({"const": "x" * 100_000})), library)
+    asked: list[object] = []
+    monkeypatch.setattr(vocabulary._Wrapper, "__call__", lambda self, text: asked.append(text) or [])
+    matcher = new_matcher(library, text)
+    for byte in b'"xxx':
+        assert any(matcher.compute_bitmask())
+        assert matcher.consume_token(byte)
+    assert not asked
 
 
 def test_whitespace_runs_are_bounded() -> None:
