@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from typing import Any
 
@@ -108,17 +107,31 @@ def _prompt(
     ids = prompt_ids(source, r, front, param)
     prompt = build_prompt(front, r, shared, params, ids, number=number)
     if r.echo:
-        prompt.echo = _echo(front, ids)
-        if isinstance(source, str) and r.truncate_prompt_tokens is None:
-            prompt.echo.text = source  # what decoding gives may differ where the tokenizer normalises
+        whole = source if isinstance(source, str) and r.truncate_prompt_tokens is None else None
+        prompt.echo = _echo(front, ids, whole, skip_special=r.skip_special_tokens is not False)
     return prompt
 
 
-def _echo(front: Front, ids: list[int]) -> Echo:
-    detokenizer = Detokenizer(front.tokenizer, skip_special_tokens=True, after_text=False)
-    parts = [detokenizer.push(token) for token in ids]
-    bounds = itertools.accumulate(map(len, parts), initial=0)
-    return Echo("".join(parts), list(bounds)[: len(parts)])  # half a character at its end is not shown
+def _echo(front: Front, ids: list[int], source: str | None, *, skip_special: bool) -> Echo:
+    """The prompt's text, and where each token's begins in it.
+
+    Args:
+        source: the text as the request has it. It may spell special tokens, and others were put around it.
+        skip_special: leaves special tokens out where there is no such text.
+    """
+    tokenizer, special = front.tokenizer, front.tokenizer.special_ids
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False, after_text=False)
+    parts, starts, at = [], [], 0
+    for token in ids:
+        starts.append(at)
+        if token in special:
+            name = tokenizer.token_bytes(token).decode("utf-8", "replace")
+            if skip_special if source is None else not source.startswith(name, at):
+                continue
+        parts.append(detokenizer.push(token))
+        at += len(parts[-1])
+    # What decoding gives may differ from the source where the tokenizer normalises.
+    return Echo("".join(parts) if source is None else source, starts)
 
 
 class CompletionAnswer:

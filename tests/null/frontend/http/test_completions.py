@@ -315,6 +315,28 @@ def test_echo_with_logprobs_covers_the_prompt() -> None:
     assert logprobs["text_offset"] == [0, 1, 1, 2, 3, 4]
 
 
+def test_echo_shows_special_tokens_that_the_prompt_spells_and_counts_them() -> None:
+    answer, _ = complete("xy", prompt="a<|im_end|>b", echo=True, logprobs=1, max_tokens=2)
+    choice = answer["choices"][0]
+    assert choice["text"] == "a<|im_end|>bxy"
+    assert choice["logprobs"]["tokens"] == ["a", "<|im_end|>", "b", "x", "y"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 11, 12, 13]
+
+
+@pytest.mark.parametrize(
+    ("skip", "text", "offsets"),
+    [(None, "abxy", [0, 1, 1, 2, 3]), (False, "a<|im_end|>bxy", [0, 1, 11, 12, 13])],
+)
+def test_echo_of_token_ids_skips_special_tokens_where_the_answer_does(
+    skip: bool | None, text: str, offsets: list[int]
+) -> None:
+    answer, _ = complete(
+        "xy", prompt=[97, 257, 98], echo=True, logprobs=1, max_tokens=2, skip_special_tokens=skip
+    )
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == (text, offsets)
+
+
 def test_scoring_a_text_generates_nothing() -> None:
     answer, engine = complete(prompt="abc", echo=True, logprobs=1, max_tokens=0)
     assert engine.requests[0].sampling.max_tokens == 0
