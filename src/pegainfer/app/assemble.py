@@ -178,8 +178,8 @@ def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) 
     elif need > budget:
         raise ConfigError(
             "the KV cache cannot hold one sequence of max_model_len tokens",
-            expected=f"≥ {need / 2**20:.0f} MiB for {length} tokens",
-            got=f"{budget / 2**20:.0f} MiB",
+            expected=f"≥ {need / 2**20:.2f} MiB for {length} tokens",
+            got=f"{budget / 2**20:.2f} MiB",
             remedy="raise kv_cache_memory or lower max_model_len",
         )
     slots = scheduler.max_slots or DEFAULT_SLOTS

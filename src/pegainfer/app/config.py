@@ -79,10 +79,11 @@ class EngineConfig:
         return "bf16" if self.backend == "cuda" else "f32"
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "threads", "kv_cache_memory"):
+        # A sequence is a token of prompt and one of answer at least.
+        for name, least in {"max_model_len": 2, "threads": 1, "kv_cache_memory": 1}.items():
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"bad {name}", expected="a whole number from 1", got=repr(value))
+            if value is not None and (type(value) is not int or value < least):
+                raise ConfigError(f"bad {name}", expected=f"a whole number from {least}", got=repr(value))
         choices = {
             "activation": ACTIVATIONS,
             "kv_dtype": KV_DTYPES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import queue
 import weakref
 from collections import deque
@@ -12,6 +13,7 @@ from typing import Any, Self
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.cache import DEFAULT_MODEL
+from pegainfer.app.chats import Message, Rendering, as_chats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.continuation import Request
 from pegainfer.app.outputs import RequestOutput
@@ -33,7 +35,6 @@ ALIASES: dict[str, str] = {
     "kv_cache_memory_bytes": "kv_cache_memory",
     "kv_cache_dtype": "kv_dtype",
 }
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -52,10 +53,16 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = DEFAULT_MODEL.name, *, revision: str | None = None, **options: Any
+        self,
+        model: str | os.PathLike[str] = DEFAULT_MODEL.name,
+        *,
+        revision: str | None = None,
+        **options: Any,
     ) -> None:
         config, scheduler = _configs(options)
-        ref = resolve(model, revision=revision)
+        if not isinstance(model, str | os.PathLike):
+            raise ConfigError("bad model", expected="a name or a path", got=f"{model!r:.80}")
+        ref = resolve(os.fspath(model), revision=revision)
         text = load_text(ref)
         engine = build_engine(ref.path, ref.name, config, scheduler)
         self._adopt(InProcessEngine(engine.runner, engine.info, scheduler), text, scheduler)
@@ -115,27 +122,22 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers one conversation, a list of {'role', 'content'}, or each of a list of conversations.
 
+        Messages and tools are those of /v1/chat/completions; a template that knows no tools gets them in the
+        system turn. Calls are left in the text as the model writes them.
+
         Raises as `generate`, and ConfigError where the model has no chat template.
         """
         template = self._text.template
         if template is None:
             raise ConfigError("the model has no chat template", remedy="use generate with a text")
-        if not isinstance(messages, Sequence) or isinstance(messages, str):
-            raise RequestError("bad messages", expected="a list of messages", got=type(messages).__name__)
-        single = all(isinstance(m, Mapping) for m in messages)
-        chats: Sequence[Any] = [messages] if single else messages
+        rendering = Rendering(
+            template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs
+        )
 
-        def encode(chat: Sequence[Message]) -> Prompt:
-            text = template.render(
-                chat,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                variables=chat_template_kwargs,
-            )
-            return encode_prompt(text, self._text.tokenizer, add_special_tokens=False)
+        def encode(chat: Any) -> Prompt:
+            return encode_prompt(rendering.text(chat), self._text.tokenizer, add_special_tokens=False)
 
-        encoded = [_numbered(i, encode, chat) for i, chat in enumerate(chats)]
+        encoded = [_numbered(i, encode, chat) for i, chat in enumerate(as_chats(messages))]
         return self._run(encoded, sampling_params, use_tqdm, None)
 
     def stats(self) -> EngineStats:

@@ -55,7 +55,9 @@ def check_request(
         # Together they could leave nothing to draw in the middle of an answer.
         if sampling.allowed_token_ids is not None or sampling.bad_words:
             name = "bad_words" if sampling.bad_words else "allowed_token_ids"
-            raise RequestError("excludes a grammar", expected="one of the two", got="both", param=name)
+            raise RequestError(
+                f"{name} and a grammar exclude each other", expected="one of the two", got="both", param=name
+            )
     if request.adapter is not None:
         raise RequestError("no such adapter is loaded", got=request.adapter[:64], param="adapter")
     if request.deadline is not None and not math.isfinite(request.deadline):

@@ -108,8 +108,58 @@ def test_chats_become_prompts(llm: LLM) -> None:
         text.replace("hi<|im_end|>\n", "hi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"),
     ]
     assert two[0].outputs[0].text == one.outputs[0].text
-    with pytest.raises(RequestError, match="messages"):
-        llm.chat("hi")
+    assert llm.chat([], GREEDY) == []  # no conversation, as no prompt
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hi", "bad messages; expected a conversation"),
+        (USER, "bad messages; expected a conversation"),
+        ([[]], "prompt 0: messages: expected at least one message, got none"),
+        ([[USER], []], "prompt 1: messages: expected at least one message, got none"),
+        ([USER, [USER]], "bad messages; expected a conversation"),
+        ([[USER], "hi"], "prompt 1: bad messages"),
+        ([{"content": "hi"}], "prompt 0: messages[0].role: required"),
+        ([{"role": "wizard", "content": "hi"}], "messages[0].role: expected one of system"),
+        ([{"role": "user"}], "messages[0].content: expected a string or a list of text parts"),
+        ([{**USER, "mood": "good"}], "messages[0].mood: unknown field"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+    ],
+)
+def test_faulty_chats_are_named(llm: LLM, messages: Any, message: str) -> None:
+    with pytest.raises(RequestError) as error:
+        llm.chat(messages, GREEDY)
+    assert message in str(error.value)
+
+
+def test_parts_of_text_are_read_as_the_server_reads_them(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (output,) = llm.chat([{"role": "developer", "content": parts}], GREEDY)
+    assert output.prompt == "<|im_start|>system\na\nb<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_tools_are_told_of_where_the_template_knows_none(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    history = [
+        USER,
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "function": {"name": "weather", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    ]
+    (output,) = llm.chat(history, GREEDY, tools=[tool])
+    assert output.prompt is not None
+    assert output.prompt.startswith("<|im_start|>system\nYou can call these functions")
+    assert '{"name": "weather", "parameters": {"type": "object"}}' in output.prompt
+    assert '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>' in output.prompt
+    assert "<tool_response>\nrain\n</tool_response>" in output.prompt
+    with pytest.raises(RequestError, match=r"tools\[0\]\.function"):
+        llm.chat([USER], GREEDY, tools=[{"type": "function"}])
 
 
 def says(text: str) -> NullModel:
@@ -253,8 +303,14 @@ def test_options_are_known_or_refused() -> None:
         LLM("no-such-model", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="bad max_model_len"):
         LLM("no-such-model", max_model_len=0)
+    with pytest.raises(ConfigError, match="bad max_model_len; expected a whole number from 2; got 1"):
+        LLM("no-such-model", max_model_len=1)  # there would be no room for an answer
     with pytest.raises(ConfigError, match="no such model"):
         LLM("no-such-model", max_num_seqs=3, enable_prefix_caching=False)
+    with pytest.raises(ConfigError, match="no such model"):
+        LLM(Path("/no/such/model.gguf"))
+    with pytest.raises(ConfigError, match="bad model; expected a name or a path; got None"):
+        LLM(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("options", "target"), [({}, 0.0), ({"target_itl_ms": 40.0}, 40.0)])
