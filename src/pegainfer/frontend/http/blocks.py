@@ -25,6 +25,7 @@ class Block:
     kind: BlockKind
     text: str = ""
     call: NumberedCall | None = None
+    cut: bool = False  # a limit or an abort ended the answer within it; known when it closes
 
 
 class Step(NamedTuple):
@@ -67,14 +68,14 @@ class Blocks:
             yield from self._piece(piece)
         if delta.finish is not None:
             self.finish, self.stop_reason = delta.finish, delta.stop_reason
-            yield from self._close()
+            yield from self._close(cut=delta.finish in ("length", "abort"))
 
     def _piece(self, piece: ReplyPiece) -> Iterator[Step]:
         if isinstance(piece, NumberedCall):
             yield from self._close()
             yield self._opened("call", piece)
             yield self._added(piece.arguments)
-            yield from self._close()
+            yield from self._close(cut=not piece.whole)
             return
         kind: BlockKind = "thinking" if isinstance(piece, Thought) else "text"
         if self._open is None or self._open.kind != kind:
@@ -92,9 +93,10 @@ class Blocks:
         self._open.text += text
         return Step("add", self._open, text)
 
-    def _close(self) -> Iterator[Step]:
+    def _close(self, *, cut: bool = False) -> Iterator[Step]:
         if self._open is not None:
             block, self._open = self._open, None
+            block.cut = cut
             yield Step("close", block)
 
     def _count(self, tokens: list[int]) -> None:

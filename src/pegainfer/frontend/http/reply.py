@@ -32,6 +32,7 @@ class NumberedCall:
     id: str
     name: str
     arguments: str
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +120,4 @@ class Reply:
         index = self._num_calls
         self._num_calls += 1
         id = call.id or self._syntax.style.new_id(call.name, index)
-        return NumberedCall(index, id, call.name, call.arguments)
+        return NumberedCall(index, id, call.name, call.arguments, call.whole)

@@ -39,6 +39,7 @@ class ToolCall:
     name: str
     arguments: str
     id: str | None = None  # where the model's format has one
+    whole: bool = True  # False: the answer's end has cut it off
 
 
 def new_call_id() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from pegainfer.frontend.tools.call import Tool, ToolCall
@@ -78,6 +79,7 @@ class ToolScanner:
             calls = self._syntax.read(start, text, self._tools)
             if calls is None and truncated:
                 calls = self._syntax.rest(start, text, self._tools)
+                calls[-1:] = [replace(call, whole=False) for call in calls[-1:]]
             self._take(calls or None, start + text, out)
         if self._blanks and not self._calls:
             out.append(self._blanks)

@@ -125,8 +125,6 @@ class ResponseAnswer:
                 yield from self._call_events(step)
             else:
                 yield from self._text_events(step, entries if step.what == "add" else [])
-        if delta.finish == "length" and self._items:
-            self._items[-1]["status"] = "incomplete"
 
     def _call_events(self, step: Step) -> Iterator[tuple[str, JsonObject]]:
         block, at = step.block, {"output_index": step.block.index}
@@ -190,7 +188,7 @@ class ResponseAnswer:
 
     def _item_done(self, block: Block) -> tuple[str, JsonObject]:
         item = self._items[block.index]
-        item["status"] = "incomplete" if self._blocks.finish == "length" else "completed"
+        item["status"] = "incomplete" if block.cut else "completed"
         self.response.output.append(item)
         return "response.output_item.done", {"output_index": block.index, "item": item}
 

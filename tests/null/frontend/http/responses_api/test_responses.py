@@ -159,6 +159,23 @@ def test_thoughts_text_and_calls_are_items_in_order() -> None:
     assert prompt_of(engine) == "assistant:|thought:so\nuser:?\n"
 
 
+@pytest.mark.parametrize(
+    ("after", "statuses"),
+    [
+        ("", ["incomplete"]),  # within the arguments of the only call
+        ('"}}\n</tool_call>', ["completed"]),  # the call is whole, though the answer is not
+        ('"}}\n</tool_call> and', ["completed", "incomplete"]),
+        ('"}}\n</tool_call><tool_call>{"name": "now", "arguments": {"z', ["completed", "incomplete"]),
+    ],
+)
+def test_the_last_item_alone_is_incomplete_where_a_limit_cut_it_off(after: str, statuses: list[str]) -> None:
+    """Also in the event that ends it: clients run the calls of items that are complete."""
+    text = '<tool_call>\n{"name": "now", "arguments": {"zone": "Par' + after
+    response, _ = create(text + "!", tools=[TOOL], max_output_tokens=len(text))
+    assert response["status"] == "incomplete"
+    assert [item["status"] for item in response["output"]] == statuses
+
+
 def test_a_conversation_reaches_the_template() -> None:
     items = [
         {"role": "developer", "content": "always"},
