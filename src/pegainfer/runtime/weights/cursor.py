@@ -47,7 +47,8 @@ class Cursor:
         value = self.u64()
         fits = min(most, (self.size - self.at) // least_bytes)
         if value > fits:
-            self.fail(f"{what} is impossible", expected=f"≤ {fits}", got=value, at=at)
+            remedy = "the file is truncated or damaged: fetch it again"
+            self.fail(f"{what} is impossible", expected=f"≤ {fits}", got=value, at=at, remedy=remedy)
         return value
 
     def string(self, what: str, most: int) -> str:
