@@ -59,7 +59,7 @@ class Choice:
             min_tokens: stop strings are not looked for in the text of so many first tokens.
             user_stop_ids: stop ids of the request, as against the model's own EOS.
             show_stop: the text includes the stop string or stop token.
-            all_logprobs: logprobs of a stop token are given even though its text is not shown.
+            all_logprobs: logprobs of tokens that end the text are given even though theirs is not shown.
         """
         self.index = index
         self.num_tokens = 0  # counted in usage: up to the one that ended it
@@ -119,8 +119,11 @@ class Choice:
             self._show(matched, delta)
         delta.finish = self.finish = FinishReason.STOP.value
         delta.stop_reason = matched
-        # Tokens that lie wholly in what is cut away have no text, hence no logprobs.
-        delta.entries.extend(e for e in self._held if e.start < self._shown)
+        # Tokens that lie wholly in what is cut away have no text, hence no logprobs if these go by the text.
+        for entry in self._held:
+            if entry.start < self._shown or self._all_logprobs:
+                entry.start = min(entry.start, self._shown)
+                delta.entries.append(entry)
         self._held.clear()
         return True
 

@@ -374,6 +374,20 @@ def test_token_ids_on_request() -> None:
     assert len(choice["logprobs"]["tokens"]) == 2  # aligned with the ids, EOS included
 
 
+@pytest.mark.parametrize(
+    ("ids", "tokens", "offsets"),
+    [(True, ["a", "b", "c", "d"], [0, 1, 2, 2]), (None, ["a", "b"], [0, 1])],
+)
+def test_logprobs_align_with_token_ids_where_a_stop_string_is_cut_away(
+    ids: bool | None, tokens: list[str], offsets: list[int]
+) -> None:
+    answer, _ = complete("abcdef", prompt="hi", stop="cd", return_token_ids=ids, logprobs=0, max_tokens=6)
+    choice = answer["choices"][0]
+    assert (choice["text"], answer["usage"]["completion_tokens"]) == ("ab", 4)
+    assert choice.get("token_ids") == ([97, 98, 99, 100] if ids else None)
+    assert (choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]) == (tokens, offsets)
+
+
 def test_special_tokens_are_skipped_or_shown() -> None:
     script = lambda r, i: [97, 256, 98]  # noqa: E731
     assert complete(script, prompt="hi", max_tokens=3)[0]["choices"][0]["text"] == "ab"
