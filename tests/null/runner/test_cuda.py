@@ -236,6 +236,16 @@ def test_idle_seconds_make_no_graphs(fake: FakeCuda, folders: Path, monkeypatch:
     runner.close()
 
 
+def test_a_closed_runner_holds_nothing_of_the_device(fake: FakeCuda, folders: Path) -> None:
+    """Whoever still has the runner: cuBLASLt keeps the context alive, and what nobody frees in it."""
+    runner = built(folders)
+    runner.sample(runner.forward(prefill())).wait()
+    assert fake.used > 1 << 22  # the cache alone
+    runner.close()
+    assert fake.used == 0
+    runner.close()
+
+
 def test_what_is_ready_at_the_start_has_its_graphs(fake: FakeCuda, folders: Path) -> None:
     runner = built(folders)
     steps = [s for kind in runner._parts.forward._captured._steps.values() for s in kind]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 from pegainfer.runtime.cuda.driver import CudaError, bindings, call
 
@@ -44,6 +46,15 @@ class DeviceInfo:
         return self.capability >= (9, 0)
 
 
+class Freed(Protocol):
+    """Memory that a device owns."""
+
+    def free(self) -> None: ...
+
+
+_threads = threading.local()  # device: the one that the thread has made current
+
+
 class Device:
     """Retains the primary context from `open` to `close`. One thread at a time makes it current."""
 
@@ -51,6 +62,7 @@ class Device:
         self.info = info
         self.handle = handle
         self._context = context
+        self._memory: WeakSet[Freed] = WeakSet()
 
     @classmethod
     def open(cls, ordinal: int = 0) -> Device:
@@ -88,6 +100,14 @@ class Device:
     def make_current(self) -> None:
         """Must be called once on every thread that uses the device."""
         call("cuCtxSetCurrent", self._context, where=self.info.name)
+        _threads.device = self
+
+    @staticmethod
+    def owns(memory: Freed) -> None:
+        """It is freed when the device closes that this thread has made current, if not before."""
+        device: Device | None = getattr(_threads, "device", None)
+        if device is not None:
+            device._memory.add(memory)
 
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes, as the driver sees them now: other processes count."""
@@ -99,7 +119,16 @@ class Device:
         call("cuCtxSynchronize", where=where)
 
     def close(self) -> None:
-        """Releases the context; idempotent. Memory, modules and streams of it end with it."""
-        if self._context is not None:
-            self._context = None
-            call("cuDevicePrimaryCtxRelease", self.handle)
+        """Frees the memory that was taken while it was current, and releases the context; idempotent.
+
+        Modules and streams end with the context, but not before the process if cuBLASLt was loaded: the
+        runtime library under it holds the context as well, and with it all memory that nobody frees.
+        """
+        if self._context is None:
+            return
+        for memory in list(self._memory):
+            memory.free()
+        if getattr(_threads, "device", None) is self:
+            _threads.device = None
+        self._context = None
+        call("cuDevicePrimaryCtxRelease", self.handle)

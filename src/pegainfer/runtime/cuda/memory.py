@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pegainfer.runtime.cuda.device import Device
 from pegainfer.runtime.cuda.driver import CudaError, call
 from pegainfer.runtime.cuda.stream import Event, Stream
 
@@ -19,7 +20,7 @@ def aligned(nbytes: int) -> int:
 
 
 class DeviceBuffer:
-    """Bytes on the device, freed by `free` or with the object."""
+    """Bytes on the device, freed by `free`, with the object or when the device is closed."""
 
     def __init__(self, nbytes: int, what: str) -> None:
         """`what` names the use in errors. Raises CudaError where memory is short."""
@@ -38,6 +39,7 @@ class DeviceBuffer:
                     got=f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB",
                     remedy="lower --max-model-len, --max-num-seqs or --kv-cache-memory, or free the GPU",
                 ) from None  # fmt: skip
+            Device.owns(self)
 
     def free(self) -> None:
         if self.address:
