@@ -1,8 +1,12 @@
-"""A step as the scheduler sees it and as every runner (CPU, CUDA, null, simulated) obeys it.
+"""A step as the scheduler plans it and as every runner (CPU, CUDA, null, simulated) executes it.
 
-A plan is a delta over state that lives in the runner's slots: token history, sampling parameters, block
-tables. The parts of a plan take effect in the order of StepPlan's fields. Two plans may be uncommitted at
-any time, so a row may start from a token that the host has not seen yet (`Row.follow`).
+This is contract version 2. A plan is a delta over state that lives in the runner's slots: token history,
+sampling parameters, block tables. The parts of a plan take effect in the order of StepPlan's fields;
+transfers alone run beside the steps. Two plans may be uncommitted at any time, so a row may start from a
+token that the host has not seen yet (`Row.follow`).
+
+Ranks. With data-parallel attention, `RunnerInfo.data_ranks` ranks have pools of their own. Block ids are
+per rank. A slot lives on one rank (`RunnerInfo.rank_of`), and its blocks are blocks of that rank.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.event import EngineStats, TokenEvent, TokenLogprob
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest, SamplingParams
+from pegainfer.contract.tiers import Tier, Transfer
 
 NO_BLOCK = -1  # in a window group's table: this block lies before the window and is never read
 
@@ -28,11 +34,16 @@ class PageGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A recurrent state, one a sequence, overwritten by each step; `snapshot_every` tokens may be kept."""
+    """A recurrent state, one for each sequence, overwritten by every step.
+
+    Copies of it are kept at chosen block boundaries (`StateSnapshot`), so that a prefix can be reused.
+    """
 
     name: str
     bytes_per_state: int
-    snapshot_every: int = 0  # a multiple of every page group's block size; 0: no prefix reuse
+    # A prompt's state is kept at multiples of so many tokens, and besides at the prompt's last block boundary
+    # and at that of the answer. A multiple of every page group's block size; 0: never kept.
+    snapshot_every: int = 0
 
 
 class KVSpec(msgspec.Struct, frozen=True):
@@ -45,9 +56,9 @@ class RunnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a runner can hold, fixed at start. The scheduler plans within these bounds."""
 
     kv: KVSpec
-    num_blocks: tuple[int, ...]  # blocks (or states) a group, ids 0..n-1
-    max_slots: int  # sequences with resident state
-    max_tokens: int  # rows' counts summed over a step
+    num_blocks: tuple[int, ...]  # blocks (or states) for each group and data-parallel rank, ids 0..n-1
+    max_slots: int  # sequences with resident state, over all ranks; a multiple of data_ranks
+    max_tokens: int  # positions that the rows of a step compute, summed, for each data-parallel rank
     # Totals that a step with a prompt in it is best filled up to, ascending: the first beside decodes while
     # little waits, the last otherwise; (): max_tokens.
     fill_tokens: tuple[int, ...] = ()
@@ -56,6 +67,13 @@ class RunnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_commit: int = 1  # tokens that one row may commit (above 1 with speculation)
     supports_prompt_logprobs: bool = True
     supports_pooling: bool = False  # of hidden states, see SamplingParams.pooling
+    tiers: tuple[Tier, ...] = ()  # below the device, the fastest first; evicted blocks move down one by one
+    max_adapters: int = 0  # adapters loaded at once; above 0 the runner is an AdapterRunner
+    data_ranks: int = 1  # data-parallel ranks, each with pools of its own
+
+    def rank_of(self, slot: int) -> int:
+        """The data-parallel rank on which a slot lives: equal runs of slots, in order."""
+        return slot * self.data_ranks // self.max_slots
 
 
 class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,14 +86,13 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     seed: int  # 64 bits; with the count of generated tokens it names each random number
     mask_tokens: tuple[int, ...] = ()  # EOS and stop ids, masked until min_tokens are generated
-    adapter: str | None = None
+    adapter: int = NO_ADAPTER  # index of the adapter that all rows of this slot use
 
 
 class SlotBlocks(msgspec.Struct, frozen=True, array_like=True):
     """Blocks appended to a slot's table for one group (for a state group: the slot's state id).
 
-    After a prefix hit, a window group's table begins with NO_BLOCK entries. A runner with speculation drafts
-    no further than the table's blocks reach.
+    After a prefix hit, a window group's table begins with NO_BLOCK entries.
     """
 
     slot: int
@@ -84,20 +101,47 @@ class SlotBlocks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
-    """One block (or state) is copied before any row runs: a fork's last partial block, a snapshot."""
+    """One block (or state) is copied within a device pool before any row runs.
+
+    A fork copies its parent's last partial block and state; a prefix hit copies a snapshot into the slot's
+    state.
+    """
 
     group: int
     src: int
     dst: int
+    rank: int = 0  # data-parallel rank whose pool this is
+
+
+class StateSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Keeps the state of `slot` as of its first `position` tokens in pool state `state` of the same rank.
+
+    `position` is a multiple of the block size in (start, start + count + drafts] of the slot's row in this
+    plan. The state is written exactly if the row passes the position with tokens that stay, i.e. if it really
+    starts before `position` and its committed tokens reach it; otherwise `state` keeps its content.
+    A snapshot whose row may or may not pass its position is repeated in each plan until one does.
+    """
+
+    slot: int
+    group: int
+    position: int  # tokens
+    state: int
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Compute positions [start, start + count) of a slot.
+    """Compute positions [start, start + count + drafts) of a slot.
 
-    Known tokens are those of NewSlot.tokens plus those that the runner sampled since. `sample` says that the
-    row ends at the last known token and draws what follows. With `follow`, an earlier uncommitted plan has a
-    sampling row of this slot: `start` is then the highest it can be, and the runner starts at its own last
-    known token.
+    Known tokens are those of NewSlot.tokens plus those that the runner sampled since. `sample` says that
+    position start + count - 1 is the last known token and that the row draws what follows.
+
+    Rows with drafts compute `drafts` positions more, for tokens that the runner itself proposes, and commit
+    0 to drafts + 1 tokens: the accepted ones and one that is drawn. How many it committed stays on the
+    device, where the next row needs it, and reaches the host with the result. Afterwards page groups hold
+    the accepted positions (what lies beyond is overwritten later), and state groups hold the state as of the
+    last accepted token, i.e. of all known tokens but the last.
+
+    With `follow`, an earlier uncommitted plan has a sampling row of this slot: `start` is then the highest
+    that it can be, and the runner starts at its own last known token.
     """
 
     slot: int
@@ -105,6 +149,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     count: int
     sample: bool
     follow: bool = False
+    drafts: int = 0  # at most RunnerInfo.max_commit - 1, and no further than the slot's tables reach
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,22 +160,26 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     news: tuple[NewSlot, ...] = ()
     blocks: tuple[SlotBlocks, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
+    transfers: tuple[Transfer, ...] = ()  # started by this plan; they may end during any later one
     rows: tuple[Row, ...] = ()
-    snapshots: tuple[BlockCopy, ...] = ()  # copied after the rows ran: states kept at a boundary
-    # The rows of the step before in the same order, each one token on; all sample, none obeys a grammar.
-    # Says what the rows say too, so that a runner need not find out.
+    snapshots: tuple[StateSnapshot, ...] = ()  # states that the rows leave beside those of their slots
+    # The slots of the step before in the same order, each at its last known token, with the same drafts; all
+    # sample, none obeys a grammar. The rows say the same, so a runner need not compare them.
     repeats: bool = False
+    # There are no rows: the result comes when a transfer in flight has ended, or after TRANSFER_WAIT_SECONDS.
+    wait_transfers: bool = False
 
     @property
     def num_tokens(self) -> int:
-        return sum(r.count for r in self.rows)
+        """Positions that the rows compute, drafts included."""
+        return sum(r.count + r.drafts for r in self.rows)
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a step produced, row by row in the plan's order."""
 
     step: int
-    tokens: tuple[tuple[int, ...], ...]  # 0..max_commit ids a row; () for rows that do not sample
+    tokens: tuple[tuple[int, ...], ...]  # 0..drafts+1 ids a row; () for rows that do not sample
     logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # row -> one a token, where asked for
     prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # row -> of tokens start+1 .. start+count
     pooled: dict[int, bytes] = {}  # sampling row -> float32 LE, of a whole prompt whose request asks for it
@@ -138,6 +187,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     error_kinds: dict[int, str] = {}  # of them, those that are no fault of ours: row -> TokenEvent.error_kind
     seconds: float = 0.0  # wall time on the device
     stage_seconds: float = 0.0  # of the host, turning the plan into the device's arrays
+    landed: tuple[int, ...] = ()  # ids of transfers that ended well since the result before
+    failed: dict[int, str] = {}  # transfers that failed since the result before: id -> reason
 
 
 class PendingStep(Protocol):

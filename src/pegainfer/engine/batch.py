@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StepPlan
+from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StateSnapshot, StepPlan
 from pegainfer.engine.cost import DECODE_PERIOD, StepLoad, prefill_pairs
 from pegainfer.engine.sequence import Sequence
 
@@ -47,7 +47,7 @@ class Batch:
         self.news: list[NewSlot] = []
         self.blocks: list[SlotBlocks] = []
         self.copies: list[BlockCopy] = []
-        self.snapshots: list[BlockCopy] = []
+        self.snapshots: list[StateSnapshot] = []
         self.decodes: list[Row] = []
         self.decode_seqs: list[Sequence] = []
         self.prefills: list[Row] = []

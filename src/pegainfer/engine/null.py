@@ -209,8 +209,7 @@ class NullRunner:
                     for j, t in enumerate(drawn)
                 )
             tokens.append(() if i in errors else drawn)
-        for copy in plan.snapshots:
-            self._memory.copy(copy, NOBODY, handle.uses, in_flight)
+        self._keep_snapshots(handle, in_flight)
         seconds = self.config.step_seconds + self.config.token_seconds * plan.num_tokens
         if not self.config.virtual:
             self._busy_until = max(self._busy_until, time.monotonic()) + seconds
@@ -224,6 +223,21 @@ class NullRunner:
             seconds=seconds,
         )
         return NullPending(self, handle, fault if isinstance(fault, Exception) else result, self._busy_until)
+
+    def _keep_snapshots(self, step: _Step, in_flight: list[Uses]) -> None:
+        """Writes each snapshot whose position its row has passed with tokens that stay."""
+        places = {row.slot: i for i, row in enumerate(step.plan.rows)}
+        for wanted in step.plan.snapshots:
+            i = places.get(wanted.slot)
+            if i is None:
+                raise InvariantError(f"{wanted} has no row in step {step.plan.step}")
+            row = step.plan.rows[i]
+            if not 0 < wanted.position <= row.start + row.count + row.drafts:
+                raise InvariantError(f"{wanted} lies outside of {row}")
+            slot = self.slots[wanted.slot]
+            end = len(slot.tokens) - 1 if row.sample else row.start + row.count
+            if step.starts[i] < wanted.position <= end:
+                self._memory.snapshot(slot, wanted, step.uses, in_flight)
 
     def _draw(
         self, slot: NullSlot, step: _Step, in_flight: list[Uses], mask: bytes | None

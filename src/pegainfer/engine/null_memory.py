@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.request import SamplingParams
-from pegainfer.contract.step import NO_BLOCK, BlockCopy, KVSpec, NewSlot, PageGroup, StateGroup
+from pegainfer.contract.step import (
+    NO_BLOCK,
+    BlockCopy,
+    KVSpec,
+    NewSlot,
+    PageGroup,
+    StateGroup,
+    StateSnapshot,
+)
 from pegainfer.engine.null_model import chain_next, chain_start
 
 UNWRITTEN = -1  # no chain is negative
@@ -29,7 +37,7 @@ class NullSlot:
         self.tokens: list[int] = []
         self.chains: list[int] = []
         self.next: int | None = None  # where the next row must start; None before the first
-        self._start = chain_start(new.adapter)
+        self._start = chain_start(None)
         for token in tokens:
             self.append(token)
 
@@ -86,7 +94,7 @@ class NullMemory:
     def copy(self, copy: BlockCopy, target: int, uses: Uses, in_flight: list[Uses]) -> None:
         """One block or state; what lies in the source is checked when it is read.
 
-        `target`: the sequence that gets the copy, NOBODY for a snapshot.
+        `target`: the sequence that gets the copy.
         """
         g, src, dst = copy.group, copy.src, copy.dst
         if self._is_whole(g):
@@ -156,6 +164,18 @@ class NullMemory:
                 state = slot.tables[g][0]
                 self._check_private(g, state, slot, in_flight)
                 self._states[g][state] = (position, slot.chain_at(position))
+
+    def snapshot(self, slot: NullSlot, wanted: StateSnapshot, uses: Uses, in_flight: list[Uses]) -> None:
+        """Keeps the slot's state as of `wanted.position` tokens in another state of the pool."""
+        g, state = wanted.group, wanted.state
+        if not isinstance(self.groups[g], StateGroup) or not 0 <= state < self.num_blocks[g]:
+            raise InvariantError(f"group {g}: {wanted} names no state")
+        if self._owners[g].get(state):
+            raise InvariantError(f"group {g}: snapshot to state {state}, which a sequence owns")
+        if any(used.get((g, state), set()) - {NOBODY} for used in in_flight):
+            raise InvariantError(f"group {g}: snapshot to state {state} while a plan in flight uses it")
+        uses.setdefault((g, state), set()).add(NOBODY)
+        self._states[g][state] = (wanted.position, slot.chain_at(wanted.position))
 
     def _is_whole(self, g: int) -> bool:
         """Whether all of a table is in use: a window group still names blocks that left the window."""

@@ -152,7 +152,7 @@ class Planner:
             batch.seconds_left -= self._cost.prefill(start, end - start)
         every = self._kv.snapshot_every
         if every and not sample and end % every == 0 and seq.kv is not None and end <= self._hashed(seq):
-            batch.snapshots += self._kv.snapshot(seq.kv, end, step=batch.step, spare=0)
+            batch.snapshots += self._kv.snapshot(seq.kv, seq.slot, end, step=batch.step, spare=0)
 
     def _cut(self, seq: Sequence, start: int, end: int) -> int:
         """Ends a chunk at the last snapshot boundary in it, where the states are not kept there yet."""

@@ -80,7 +80,6 @@ class Residents:
                 sampling=seq.runner_sampling(),
                 seed=seq.seed,
                 mask_tokens=seq.mask_tokens,
-                adapter=seq.request.adapter,
             )
         )
         assert seq.kv is not None

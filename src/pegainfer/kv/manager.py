@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pegainfer.contract.errors import ConfigError, InvariantError
 from pegainfer.contract.request import hash_blocks, pack_tokens
-from pegainfer.contract.step import NO_BLOCK, BlockCopy, KVSpec, PageGroup, StateGroup
+from pegainfer.contract.step import NO_BLOCK, BlockCopy, KVSpec, PageGroup, StateGroup, StateSnapshot
 from pegainfer.kv.blocks import BlockPool
 from pegainfer.kv.prefix import PrefixHit, find_prefix, first_in_window
 from pegainfer.kv.tables import UNBOUNDED, Growth, SequenceBlocks
@@ -230,8 +230,10 @@ class KVManager:
         part = pack_tokens(tokens[known * self.unit : units * self.unit])
         seq.hashes += hash_blocks(part, self.unit, parent=parent)
 
-    def snapshot(self, seq: SequenceBlocks, boundary: int, *, step: int, spare: int) -> list[BlockCopy]:
-        """Copies for plan `step` that keep each state as of `boundary` tokens, after its rows ran.
+    def snapshot(
+        self, seq: SequenceBlocks, slot: int, boundary: int, *, step: int, spare: int
+    ) -> list[StateSnapshot]:
+        """Snapshots for plan `step` that keep each state of `slot` as of `boundary` tokens.
 
         Empty where the states are kept already or fewer than `spare` would stay available. `keep_snapshots`
         lets them be found.
@@ -240,13 +242,13 @@ class KVManager:
         missing = [(g, pool) for g, _, pool in self._states if pool.lookup(key) is None]
         if any(pool.available - 1 < spare for _, pool in missing):
             return []
-        copies: list[BlockCopy] = []
+        snapshots: list[StateSnapshot] = []
         for g, pool in missing:
             state = pool.allocate()
             pool.release(state, after=step)
-            copies.append(BlockCopy(g, seq.tables[g][0], state))
+            snapshots.append(StateSnapshot(slot, g, boundary, state))
             self._snapshots.setdefault(step, []).append((seq, pool, state, key))
-        return copies
+        return snapshots
 
     def keep_snapshots(self, step: int, failed: Sequence[SequenceBlocks] = ()) -> None:
         """Step `step` succeeded but for the `failed` sequences: its snapshots are published."""

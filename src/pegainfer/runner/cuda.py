@@ -101,7 +101,8 @@ class CudaRunner:
         self._enter_thread()
         started = time.perf_counter()
         with errors_at("step", plan.step):
-            if plan.repeats and not (plan.news or plan.frees or plan.copies or plan.snapshots):
+            others = plan.news or plan.frees or plan.copies or plan.snapshots or plan.transfers
+            if plan.repeats and not others:
                 graph = self._going or self._begin_repeats()
                 if graph is not None:
                     return self._repeat(plan, graph, started)
@@ -155,7 +156,6 @@ class CudaRunner:
             self._run_decode(rows, continues)
         elif plan.rows:
             self._run_forward(rows)
-        self._copy(plan.snapshots)
         if rows.decode and 0 < len(plan.rows) == len(rows.sampling):
             self._last = rows
         self._last_forward = plan.step

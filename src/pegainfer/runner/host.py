@@ -149,7 +149,6 @@ class HostRunner:
         inputs = self._staging.inputs(rows)
         staged = time.perf_counter()
         outputs = self._programs.forward.run(inputs, rows.env) if plan.rows else {}
-        self._pool.copy(plan.snapshots)
         self._last_forward = plan.step
         return _Step(plan, rows, outputs, time.perf_counter() - started, staged - started)
 

@@ -7,7 +7,16 @@ import pytest
 
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.request import SamplingParams, pack_tokens
-from pegainfer.contract.step import NO_BLOCK, BlockCopy, NewSlot, Row, SlotBlocks, StepPlan, StepResult
+from pegainfer.contract.step import (
+    NO_BLOCK,
+    BlockCopy,
+    NewSlot,
+    Row,
+    SlotBlocks,
+    StateSnapshot,
+    StepPlan,
+    StepResult,
+)
 from pegainfer.engine.null import NullConfig, NullRunner
 from pegainfer.engine.null_model import NullModel
 from tests.null.engine.harness import ALL, EOS, HYBRID, MODEL, PAGES, WINDOW, null_config
@@ -265,7 +274,7 @@ def test_a_prefix_needs_its_state(copies: tuple[BlockCopy, ...], message: str | 
             news=(new(),),
             blocks=(SlotBlocks(0, 0, (3, 4)), SlotBlocks(0, 1, (0,))),
             rows=(Row(0, 0, 4, False),),
-            snapshots=(BlockCopy(1, 0, 2),),
+            snapshots=(StateSnapshot(0, 1, 4, 2),),
         ),
     )
     run(runner, second(rows=(Row(0, 4, 2, True),)))

@@ -135,7 +135,7 @@ def test_a_chunk_ends_at_a_snapshot_and_the_next_request_starts_from_it() -> Non
     d.run()
     assert d.answers["b", 0].finish.num_cached_tokens == 16  # type: ignore[union-attr]
     copies = d.plans[-1].copies
-    assert [(c.group, c.src) for c in copies] == [(1, d.plans[0].snapshots[0].dst)]
+    assert [(c.group, c.src) for c in copies] == [(1, d.plans[0].snapshots[0].state)]
     d.judge()
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.adapter import NO_ADAPTER
+from pegainfer.contract.errors import InvariantError, UnsupportedError
 from pegainfer.contract.step import NewSlot, PageGroup, RunnerInfo, SlotBlocks, StepPlan
 from pegainfer.kv.device.sampling import SamplingState
 
@@ -25,6 +26,11 @@ class Slots:
     """
 
     def __init__(self, info: RunnerInfo, max_logprobs: int) -> None:
+        """Raises UnsupportedError for a part of the contract that device runners do not have yet."""
+        self._refuse("rows that commit several tokens (max_commit)", info.max_commit > 1)
+        self._refuse("memory tiers (tiers)", bool(info.tiers))
+        self._refuse("adapters (max_adapters)", info.max_adapters > 0)
+        self._refuse("data-parallel ranks (data_ranks)", info.data_ranks > 1)
         slots, length = info.max_slots, info.max_model_len
         self.vocab_size = info.vocab_size
         self.pool_blocks = info.num_blocks
@@ -41,7 +47,12 @@ class Slots:
         self._taken = [False] * slots
 
     def apply(self, plan: StepPlan) -> None:
-        """Frees, new slots, appended blocks, in this order. Raises InvariantError for an impossible plan."""
+        """Frees, new slots, appended blocks, in this order.
+
+        Raises InvariantError for an impossible plan, UnsupportedError for parts that this runner does not do.
+        """
+        self._refuse("state snapshots", bool(plan.snapshots))
+        self._refuse("transfers", bool(plan.transfers))
         for slot in plan.frees:
             if not self._taken[slot]:
                 raise InvariantError(f"step {plan.step} frees slot {slot}, which is empty")
@@ -51,14 +62,20 @@ class Slots:
             self._enter(plan.step, new)
         for change in plan.blocks:
             self._extend(plan.step, change)
-        for copy in (*plan.copies, *plan.snapshots):
+        for copy in plan.copies:
             self._check_blocks(plan.step, copy.group, (copy.src, copy.dst))
 
     def advance(self, slots: Array, tokens: int = 1) -> None:
         """Counts drawn tokens, already in the history, for each of these distinct slots: [n] integers."""
         self.known[slots] += tokens
 
+    @staticmethod
+    def _refuse(feature: str, wanted: bool) -> None:
+        if wanted:
+            raise UnsupportedError(f"this device's runner does not support {feature}")
+
     def _enter(self, step: int, new: NewSlot) -> None:
+        self._refuse("adapters", new.adapter != NO_ADAPTER)
         if self._taken[new.slot]:
             raise InvariantError(f"step {step} puts sequence {new.seq} into slot {new.slot}, which is taken")
         tokens = np.frombuffer(new.tokens, "<i4")

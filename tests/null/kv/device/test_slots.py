@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.errors import InvariantError, UnsupportedError
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import (
     BlockCopy,
@@ -19,8 +20,10 @@ from pegainfer.contract.step import (
     RunnerInfo,
     SlotBlocks,
     StateGroup,
+    StateSnapshot,
     StepPlan,
 )
+from pegainfer.contract.tiers import DEVICE, Tier, Transfer
 from pegainfer.kv.device.pool import KVPool
 from pegainfer.kv.device.slots import Slots
 from pegainfer.kv.device.stage import StagedRows, Staging
@@ -154,7 +157,7 @@ def test_an_empty_plan_stages_nothing() -> None:
         lambda b: b.run(blocks=(SlotBlocks(1, 0, (64,)),)),  # outside the pool
         lambda b: b.run(blocks=(SlotBlocks(1, 0, (5, -1)),)),
         lambda b: b.run(copies=(BlockCopy(0, 3, 64),)),
-        lambda b: b.run(snapshots=(BlockCopy(0, -1, 3),)),
+        lambda b: b.run(copies=(BlockCopy(0, -1, 3),)),
         lambda b: b.run(rows=(Row(1, 0, 4, False),)),  # three tokens are known
         lambda b: b.run(rows=(Row(1, 0, 0, False),)),
         lambda b: b.run(rows=(Row(1, -1, 2, False),)),
@@ -189,3 +192,29 @@ def test_rows_that_go_on_are_those_of_a_later_plan() -> None:
     assert first.decode and advanced.env == staged.env
     for name in ("slots", "starts", "counts", "sampling"):
         assert getattr(advanced, name).tolist() == getattr(staged, name).tolist()
+
+
+@pytest.mark.parametrize(
+    ("feature", "parts"),
+    [
+        ("state snapshots", {"snapshots": (StateSnapshot(0, 0, 16, 1),)}),
+        ("transfers", {"transfers": (Transfer(1, 0, 1, 2, DEVICE, 3),)}),
+    ],
+)
+def test_a_plan_asks_for_nothing_that_the_runner_lacks(feature: str, parts: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=feature):
+        Bench().run(**parts)
+
+
+@pytest.mark.parametrize(
+    ("feature", "changes"),
+    [
+        ("max_commit", {"max_commit": 2}),
+        ("tiers", {"tiers": (Tier(kind="host", num_blocks=(8,)),)}),
+        ("max_adapters", {"max_adapters": 1}),
+        ("data_ranks", {"data_ranks": 2}),
+    ],
+)
+def test_slots_refuse_what_the_runner_lacks(feature: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=feature):
+        Slots(msgspec.structs.replace(info(PAGES), **changes), 4)
