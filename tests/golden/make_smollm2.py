@@ -7,6 +7,7 @@ at once. Run in the golden environment after `pegainfer pull`: python tests/gold
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 
@@ -118,7 +119,8 @@ def main() -> None:
     text, model = load_text(ref), load(ref.path)
     assert text.template is not None
     words = text.tokenizer.encode(TEXT.read_text())[:PERPLEXITY]
-    chats = [text.template.render([{"role": "user", "content": p}]) for p in PROMPTS]
+    now = datetime.datetime(2026, 11, 28)  # the template shows no date
+    chats = [text.template.render([{"role": "user", "content": p}], now=now) for p in PROMPTS]
     prompts = [text.tokenizer.encode(chat, add_special_tokens=False) for chat in chats] + [words[:LONG]]
     arrays: dict[str, np.ndarray] = {"num_prompts": np.array(len(prompts))}
     for i, prompt in enumerate(prompts):

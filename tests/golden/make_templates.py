@@ -5,18 +5,21 @@ Run in the golden environment, where transformers is installed: python tests/gol
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils import chat_template_utils
 
 FOLDER = Path(__file__).parents[1] / "data" / "templates"
 OUT = FOLDER / "renders.json"
 # date_string: Llama's templates write today's date without it.
 VARIABLES = {"bos_token": "<BOS>", "eos_token": "<EOS>", "date_string": "26 Jul 2024"}
+# What strftime_now formats.
+RENDERED_AT = datetime.datetime(2026, 11, 28, 12)
 SYSTEM = {"role": "system", "content": "Be brief. <b>&</b> 'ü'"}
 USER = {"role": "user", "content": "  How warm is it in Zürich?\n"}
 ANSWER = {"role": "assistant", "content": "12 °C."}
@@ -38,6 +41,14 @@ TOOL = {
 }
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
 ARGUMENTS = {"city": "Zürich", "days": 2}
+
+
+class FixedClock(datetime.datetime):
+    """Replaces the clock that transformers reads, so that every run writes the same file."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> FixedClock:
+        return cls.fromisoformat(RENDERED_AT.isoformat())
 
 
 def called(arguments: Any, *, content: str = "") -> dict[str, Any]:
@@ -84,13 +95,16 @@ def render(template: str, chat: list[dict[str, Any]], options: dict[str, Any]) -
     options = dict(options)
     tools = options.pop("tools", None)
     try:
-        texts, _ = render_jinja_template([chat], tools=tools, chat_template=template, **VARIABLES, **options)
+        texts, _ = chat_template_utils.render_jinja_template(
+            [chat], tools=tools, chat_template=template, **VARIABLES, **options
+        )
     except Exception:  # jinja2's errors, and what a template's own expressions raise
         return None
     return texts[0]
 
 
 def main() -> None:
+    chat_template_utils.datetime = FixedClock
     renders = {}
     for path in sorted(FOLDER.glob("*.jinja")):
         source = path.read_text()
@@ -102,6 +116,7 @@ def main() -> None:
         renders[path.stem] = {"sha256": hashlib.sha256(source.encode()).hexdigest(), "cases": cases}
     content = {
         "made_by": f"tests/golden/make_templates.py with transformers {transformers.__version__}",
+        "now": RENDERED_AT.isoformat(),
         "variables": VARIABLES,
         "chats": CHATS,
         "options": OPTIONS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,7 @@ class Rendering:
             messages, tools = plain_messages(messages, tools), ()
         return template.render(
             messages,
+            now=datetime.datetime.now(),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             tools=list(tools) or None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import itertools
 import sys
 from collections.abc import Iterator
@@ -155,7 +156,8 @@ class Conversation:
         template, tokenizer = self._side.template, self._side.tokenizer
         assert template is not None
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
-        ids = tokenizer.encode(template.render([*system, *self._turns]), add_special_tokens=False)
+        text = template.render([*system, *self._turns], now=datetime.datetime.now())
+        ids = tokenizer.encode(text, add_special_tokens=False)
         room = self._max_model_len - len(ids)
         if room < 1:
             raise RequestError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -88,7 +89,8 @@ def _prompt_ids(text: str, ask: GenerateFlags, side: TextSide) -> list[int]:
         messages = [{"role": "user", "content": text}]
         if ask.system is not None:
             messages.insert(0, {"role": "system", "content": ask.system})
-        ids = side.tokenizer.encode(side.template.render(messages), add_special_tokens=False)
+        rendered = side.template.render(messages, now=datetime.datetime.now())
+        ids = side.tokenizer.encode(rendered, add_special_tokens=False)
     if not ids:
         raise RequestError("the prompt is empty", expected="some text")
     return ids

@@ -73,6 +73,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        now: datetime.datetime,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -81,6 +82,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text, special tokens spelt out: encode it with add_special_tokens=False.
 
+        now: what `strftime_now` formats; transformers passes the local time without a zone.
         add_generation_prompt: end with the opening of the assistant's turn.
         continue_final_message: end within the last message, which the model goes on with.
         variables: further ones that the template may read, e.g. enable_thinking.
@@ -94,7 +96,7 @@ class ChatTemplate:
             documents=documents,
             variables=variables,
         )
-        text = self.render_variables(prepared)
+        text = self.render_variables(prepared, now)
         return cut_at_mark(text) if continue_final_message else text
 
     def prepare(
@@ -135,13 +137,14 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
 
-    def render_variables(self, variables: Mapping[str, Any]) -> str:
-        """The template over these variables alone. Raises RequestError as `render`."""
+    def render_variables(self, variables: Mapping[str, Any], now: datetime.datetime) -> str:
+        """Renders the template with exactly these variables. `now` and errors are those of `render`."""
         parts: list[str] = []
         size = 0
-        clock = _Clock(self._seconds)
+        deadline = _Deadline(self._seconds)
+        context = {**variables, "strftime_now": now.strftime, _TICK: deadline.tick}
         try:
-            for part in self._template.generate({**variables, _TICK: clock.tick}):
+            for part in self._template.generate(context):
                 size += len(part)
                 if size > MAX_RENDERED_CHARS:
                     raise RequestError("the rendered chat is too long", param="messages")
@@ -155,8 +158,8 @@ class ChatTemplate:
         return "".join(parts)
 
 
-class _Clock:
-    """Counts the rounds of a template's loops, and ends them when the time is over."""
+class _Deadline:
+    """Counts the iterations of a template's loops, and raises RequestError once the render's time is over."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -172,7 +175,7 @@ class _Clock:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Every round of a loop and every call of a macro ticks the render's clock; no product is huge."""
+    """Every iteration of a loop and every call of a macro checks the deadline; no product is huge."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -213,7 +216,6 @@ def _environment() -> _Environment:
     env.filters["tojson"] = _to_json
     env.filters[_TICK] = _ticking
     env.globals["raise_exception"] = _raise_exception
-    env.globals["strftime_now"] = _strftime_now
     return env
 
 
@@ -241,10 +243,6 @@ def _ticking(context: Context, items: Iterable[Any]) -> Iterator[Any]:
 
 def _raise_exception(message: str) -> None:
     raise _Refusal(message)
-
-
-def _strftime_now(format_: str) -> str:
-    return datetime.datetime.now().strftime(format_)
 
 
 def _with_end_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

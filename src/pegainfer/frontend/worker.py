@@ -6,6 +6,7 @@ chats are rendered here. Frames are 4 bytes of length (little-endian), then msgp
 
 from __future__ import annotations
 
+import datetime
 import os
 import resource
 import signal
@@ -35,6 +36,7 @@ class TemplateJob(msgspec.Struct, frozen=True, tag="template"):
     """A chat to render with the model's template, or with one of its own."""
 
     variables: dict[str, object]
+    now: datetime.datetime  # what the template's strftime_now formats
     source: str | None = None
 
 
@@ -117,11 +119,12 @@ class _Worker:
         from pegainfer.frontend.chat_template import ChatTemplate
 
         if job.source is not None:
-            return ChatTemplate(job.source, self._setup.special_tokens).render_variables(job.variables)
+            template = ChatTemplate(job.source, self._setup.special_tokens)
+            return template.render_variables(job.variables, job.now)
         if self._template is None:
             assert self._setup.template is not None
             self._template = ChatTemplate(self._setup.template, self._setup.special_tokens)
-        return self._template.render_variables(job.variables)
+        return self._template.render_variables(job.variables, job.now)
 
 
 def main() -> None:

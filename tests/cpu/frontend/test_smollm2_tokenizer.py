@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,9 @@ def test_21_bytes_have_no_token(text: TextSide) -> None:
 
 def test_the_chat_template(text: TextSide) -> None:
     assert text.template is not None
-    rendered = text.template.render([{"role": "user", "content": "What is 2 + 2?"}])
+    rendered = text.template.render(
+        [{"role": "user", "content": "What is 2 + 2?"}], now=datetime.datetime(2026, 11, 28)
+    )
     assert rendered == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"

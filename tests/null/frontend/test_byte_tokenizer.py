@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import datetime
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,5 +29,5 @@ def test_special_tokens_follow_the_bytes() -> None:
 
 def test_chats_are_chatml() -> None:
     template = ChatTemplate(TOKENIZER.chat_template or "", TOKENIZER.config.special_tokens)
-    text = template.render([{"role": "user", "content": "hi"}])
+    text = template.render([{"role": "user", "content": "hi"}], now=datetime.datetime(2026, 11, 28))
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

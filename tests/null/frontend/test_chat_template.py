@@ -13,6 +13,7 @@ import pytest
 from pegainfer.contract.errors import ConfigError, RequestError
 from pegainfer.frontend.chat_template import ChatTemplate
 
+NOW = datetime.datetime(2024, 2, 29, 23, 59, 58)
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Well, "}
 CHATML = (
@@ -23,7 +24,7 @@ CHATML = (
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(
-        messages or [USER], **options
+        messages or [USER], now=NOW, **options
     )
 
 
@@ -61,12 +62,9 @@ def test_loop_controls_and_generation_tag() -> None:
     assert render("a{% generation %}{{ messages[0].content }}{% endgeneration %}b") == "aHib"
 
 
-def test_the_clock() -> None:
-    today = datetime.datetime.now().strftime("%d %b %Y")
-    assert render("{{ strftime_now('%d %b %Y') }}") in (
-        today,
-        datetime.datetime.now().strftime("%d %b %Y"),  # where midnight passed between
-    )
+def test_strftime_now_formats_the_time_of_the_render() -> None:
+    assert render("{{ strftime_now('%d %b %Y, %H:%M:%S') }}") == "29 Feb 2024, 23:59:58"
+    assert render("{{ strftime_now(format='%j') }}{{ '%02d' % (strftime_now('%m') | int) }}") == "06002"
 
 
 def test_continue_the_final_message() -> None:
@@ -104,7 +102,7 @@ def test_continuing_excludes_a_generation_prompt() -> None:
     with pytest.raises(RequestError, match="exclude each other"):
         render(CHATML, continue_final_message=True)
     with pytest.raises(RequestError, match="no message to continue"):
-        ChatTemplate(CHATML).render([], add_generation_prompt=False, continue_final_message=True)
+        ChatTemplate(CHATML).render([], now=NOW, add_generation_prompt=False, continue_final_message=True)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +114,7 @@ def test_continuing_excludes_a_generation_prompt() -> None:
         "{{ ''.__class__.__base__.__subclasses__() }}",
         "{{ '{0.__class__.__init__.__globals__}'.format(raise_exception) }}",
         "{{ raise_exception.__globals__.items() }}",
+        "{{ strftime_now.__self__.max }}",
         "{{ cycler.__init__.__globals__ }}",
         "{% for i in range(10000000) %}x{% endfor %}",
         "{{ messages[0].missing.more }}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from pegainfer.frontend.grammar.vocabulary import vocabulary_of
 from pegainfer.frontend.pool import WorkerPool
 from pegainfer.frontend.worker import Setup, TemplateJob
 
+NOW = datetime.datetime(2026, 11, 28)
 # More rounds than anybody can wait for, none of which shows anything.
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}"
 
@@ -42,7 +44,7 @@ def test_results_come_back(pool: WorkerPool) -> None:
     grammar, chat = run(
         pool,
         GrammarJob("choice", '["a", "b"]'),
-        TemplateJob({"messages": messages, "add_generation_prompt": 0}),
+        TemplateJob({"messages": messages, "add_generation_prompt": 0}, NOW),
     )
     assert isinstance(grammar, str) and "start" in grammar
     assert chat == "<|im_start|>user\nhi<|im_end|>\n"
@@ -55,15 +57,15 @@ def test_a_jobs_fault_is_told_and_the_worker_lives_on(pool: WorkerPool) -> None:
 
 
 def test_an_endless_job_is_killed_and_the_next_is_served(pool: WorkerPool) -> None:
-    (late,) = run(pool, TemplateJob({"messages": []}, source=ENDLESS), seconds=0.5)
+    (late,) = run(pool, TemplateJob({"messages": []}, NOW, ENDLESS), seconds=0.5)
     assert "at most 0.5 s of work" in str(late)
-    assert run(pool, TemplateJob({}, source="fine")) == ["fine"]
+    assert run(pool, TemplateJob({}, NOW, "fine")) == ["fine"]
 
 
 def test_a_job_that_eats_all_memory_ends_alone(pool: WorkerPool) -> None:
-    (greedy,) = run(pool, TemplateJob({}, source="{{ ('a' * 9999999999) | length }}"))
+    (greedy,) = run(pool, TemplateJob({}, NOW, "{{ ('a' * 9999999999) | length }}"))
     assert isinstance(greedy, Exception)
-    assert run(pool, TemplateJob({}, source="fine")) == ["fine"]
+    assert run(pool, TemplateJob({}, NOW, "fine")) == ["fine"]
 
 
 def test_no_more_jobs_wait_than_there_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +73,8 @@ def test_no_more_jobs_wait_than_there_are_places(monkeypatch: pytest.MonkeyPatch
     pool = WorkerPool(lambda: Setup(vocabulary_of(byte_tokenizer()), None, {}), size=1)
 
     async def three() -> list[str | BaseException]:
-        endless = pool.run(TemplateJob({}, source=ENDLESS), 0.5, "the work")
-        others = [pool.run(TemplateJob({}, source="fine"), 30.0, "the work") for _ in range(2)]
+        endless = pool.run(TemplateJob({}, NOW, ENDLESS), 0.5, "the work")
+        others = [pool.run(TemplateJob({}, NOW, "fine"), 30.0, "the work") for _ in range(2)]
         return await asyncio.gather(endless, *others, return_exceptions=True)
 
     for _ in range(2):  # places come back, of jobs that failed too

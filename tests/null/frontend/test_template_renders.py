@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import hashlib
 import json
@@ -55,6 +56,7 @@ def test_renders_equal_transformers(name: str) -> None:
     source = (FOLDER / f"{name}.jinja").read_text()
     expected = golden["templates"][name]
     assert expected["sha256"] == hashlib.sha256(source.encode()).hexdigest()
+    now = datetime.datetime.fromisoformat(golden["now"])
     special = {k: golden["variables"][k] for k in ("bos_token", "eos_token")}
     template = ChatTemplate(source, special)
     for case, text in expected["cases"].items():
@@ -71,7 +73,9 @@ def test_renders_equal_transformers(name: str) -> None:
             variables: Any = variables,
         ) -> str:
             messages = golden["chats"][chat]
-            return template.render(messages, add_generation_prompt=opening, tools=tools, variables=variables)
+            return template.render(
+                messages, now=now, add_generation_prompt=opening, tools=tools, variables=variables
+            )
 
         if text is None:
             with pytest.raises(RequestError):

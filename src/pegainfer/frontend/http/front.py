@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import functools
 import itertools
 import time
@@ -115,7 +116,9 @@ class Front:
         roles = ("user", "system", "assistant", "user", "system", "user")
         turns = [{"role": r, "content": said if r == "system" else "something"} for r in roles]
         try:
-            return self.template.render(turns).count(said) == roles.count("system")
+            return self.template.render(turns, now=datetime.datetime.now()).count(said) == roles.count(
+                "system"
+            )
         except RequestError:
             return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -54,25 +55,28 @@ async def rendered(
     if source is not None and not front.config.request_chat_template:
         raise bad_value("chat_template", "none: this server runs without --request-chat-template", "one")
     variables, cut = await front.text_work(size, lambda: _variables(front, r, tools, extra), "template")
+    now = datetime.datetime.now()
     try:
-        text = await _run(front, variables, size, source)
+        text = await _run(front, variables, now, size, source)
     except RequestError:
         if not any("tool_calls" in m for m in variables["messages"]):
             raise
         # Templates differ in whether a call's arguments are an object or text.
         as_text = {**variables, "messages": with_text_arguments(variables["messages"])}
-        text = await _run(front, as_text, size, source)
+        text = await _run(front, as_text, now, size, source)
     return cut_at_mark(text) if cut else text
 
 
-async def _run(front: Front, variables: dict[str, Any], size: int, source: str | None) -> str:
+async def _run(
+    front: Front, variables: dict[str, Any], now: datetime.datetime, size: int, source: str | None
+) -> str:
     """`source`: a template of the request's own, which is trusted with nothing."""
     template = front.template
     assert template is not None
     if size <= INLINE_BYTES and source is None:
-        return await front.text_work(size, lambda: template.render_variables(variables), "template")
+        return await front.text_work(size, lambda: template.render_variables(variables, now), "template")
     job = front.workers.run(
-        TemplateJob(variables, source), front.config.template_seconds, "the chat template"
+        TemplateJob(variables, now, source), front.config.template_seconds, "the chat template"
     )
     return await front.timed("template", job)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -283,7 +284,26 @@ def test_a_long_chat_renders_in_a_worker_and_equals_the_short_way() -> None:
                 messages = [USER, {"role": "assistant", "content": "yes " + long}]
                 found = await http.post("/apply_template", json={"messages": messages, **extra})
                 options = {"add_generation_prompt": not extra, "continue_final_message": bool(extra)}
-                assert found.json()["prompt"] == TEMPLATE.render(messages, **options)
+                now = datetime.datetime(2026, 11, 28)  # the template shows no date
+                assert found.json()["prompt"] == TEMPLATE.render(messages, now=now, **options)
+        app.front.workers.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("size", [10, INLINE_BYTES])
+def test_the_server_renders_with_its_clock(size: int) -> None:
+    """Both ways: in the server's process and, for long chats, in a worker."""
+    dated = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}")
+
+    async def main() -> None:
+        app = create_app(fake(""), TOKENIZER, dated, HttpConfig())
+        before = datetime.date.today()
+        async with client(app) as http:
+            messages = [{"role": "user", "content": "x" * size}]
+            found = await http.post("/apply_template", json={"messages": messages})
+        after = datetime.date.today()  # another day where midnight passed in between
+        assert datetime.date.fromisoformat(found.json()["prompt"]) in (before, after)
         app.front.workers.close()
 
     run(main)
