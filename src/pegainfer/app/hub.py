@@ -25,7 +25,8 @@ _NAME = re.compile(
 )
 SMALL_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", "*.safetensors.index.json",
+    "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
+    "*.safetensors.index.json",
 )  # fmt: skip
 # Weights in another layout that some repositories hold beside those that are read here.
 OTHERS = ("*/*", "consolidated*")

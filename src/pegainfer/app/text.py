@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pegainfer.app.resolve import ModelRef
+from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.tokenizer import Tokenizer
 from pegainfer.frontend.tokenizer_files import load_tokenizer, read_json
@@ -21,8 +23,14 @@ class TextSide:
     generation: Mapping[str, Any] = field(default_factory=dict)  # what the model says of sampling, as it is
 
 
-def load_text(model: ModelRef) -> TextSide:
-    """Raises ModelFileError, UnsupportedError, and ConfigError for a template that does not compile."""
+def load_text(model: ModelRef, chat_template: Path | None = None) -> TextSide:
+    """The tokenizer, the template and the sampling defaults of a model.
+
+    Args:
+        chat_template: a file with the template that takes the place of the model's own.
+
+    Raises ModelFileError, UnsupportedError, and ConfigError for a template that does not compile.
+    """
     if model.kind == "folder":
         tokenizer = load_tokenizer(model.path)
         generation = read_json(model.path / "generation_config.json")
@@ -30,6 +38,19 @@ def load_text(model: ModelRef) -> TextSide:
         with GGUFFile(model.path) as file:
             tokenizer = tokenizer_from_gguf(file.metadata)
             generation = {k: v for k, v in file.metadata.items() if k.startswith("general.sampling.")}
-    source = tokenizer.chat_template
-    template = None if source is None else ChatTemplate(source, tokenizer.config.special_tokens)
+    source, tool_source = tokenizer.chat_template, tokenizer.config.named_templates.get("tool_use")
+    if chat_template is not None:
+        source, tool_source = _read(chat_template), None
+    special = tokenizer.config.special_tokens
+    template = None if source is None else ChatTemplate(source, special, tool_source=tool_source)
     return TextSide(tokenizer, template, generation)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(
+            "cannot read the chat template", expected="a Jinja file in UTF-8", got=f"{e!s:.200}",
+            where="--chat-template",
+        ) from None  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pegainfer.app.cache import DEFAULT_MODEL
@@ -33,6 +34,9 @@ class ModelFlags:
     revision: str | None = field(
         default=None, metadata={"help": "Branch, tag or commit of a model of the hub; default: main."}
     )
+    chat_template: str | None = field(
+        default=None, metadata={"help": "File of a chat template that takes the place of the model's own."}
+    )
     offline: bool = field(default=False, metadata={"help": "Fetch nothing: models that are here already."})
     device: Literal["cpu", "cuda", "auto", "reference", "null"] = field(
         default="cpu",
@@ -57,6 +61,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
 class Target:
     spec: EngineSpec
     model: ModelRef | None  # None on the null device
+    chat_template: str | None = None  # a file, see ModelFlags
 
 
 def choose(
@@ -98,7 +103,7 @@ def choose(
             offline=flags.offline,
         )
     spec = EngineSpec(name=found.name, path=str(found.path.absolute()), engine=engine, scheduler=scheduler)
-    return Target(spec, found)
+    return Target(spec, found, flags.chat_template)
 
 
 def pick_device(engine: EngineConfig) -> Literal["cpu", "cuda"]:
@@ -117,7 +122,7 @@ def load_text_side(target: Target) -> TextSide:
     from pegainfer.app.text import TextSide, load_text
 
     if target.model is not None:
-        return load_text(target.model)
+        return load_text(target.model, Path(target.chat_template) if target.chat_template else None)
     from pegainfer.frontend.byte_tokenizer import byte_tokenizer
     from pegainfer.frontend.chat_template import ChatTemplate
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ MAX_RENDERED_CHARS = 64 << 20
 MAX_PRODUCT = 1 << 20  # characters or items that `*` makes, and what `**` may make of a number
 RENDER_SECONDS = 5.0
 _TICK = "__tick"
+_WORD = re.compile(r"\w{1,40}")
 # Marks where the last message ends, for `continue_final_message`. The trailing space shows whether the
 # template trims messages: then what stands before the mark is trimmed, too.
 _END_MARK = "\ue000end-of-the-final-message\ue000 "
@@ -35,11 +37,17 @@ class ChatTemplate:
     """A compiled template. Safe to share among threads."""
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str] | None = None, seconds: float = RENDER_SECONDS
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        seconds: float = RENDER_SECONDS,
+        *,
+        tool_source: str | None = None,
     ) -> None:
         """
         Args:
             source: the template's text.
+            tool_source: the template that takes its place where there are tools.
             special_tokens: variables such as bos_token and eos_token.
             seconds: a render may take.
 
@@ -50,6 +58,8 @@ class ChatTemplate:
                 "chat template is too long", expected=f"≤ {MAX_TEMPLATE_CHARS} characters", got=len(source)
             )
         self.source = source
+        self.tool_source = tool_source
+        self._with_tools = None if tool_source is None else ChatTemplate(tool_source, special_tokens, seconds)
         self._seconds = seconds
         self._special_tokens = dict(special_tokens or {})
         try:
@@ -68,6 +78,35 @@ class ChatTemplate:
     def variables(self) -> frozenset[str]:
         """Names that the template looks up, as a caller may give them."""
         return frozenset(meta.find_undeclared_variables(_environment().parse(self.source)))
+
+    @property
+    def all_source(self) -> str:
+        """The text of the template, and of the one for tools where there is one."""
+        return self.source + (self.tool_source or "")
+
+    @functools.cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template shows a message only where its content is a list of parts.
+
+        A probe is rendered in both forms, which judges every way to go through the parts alike.
+        """
+        probe = "said-by-the-user"
+
+        def shows(content: str | list[dict[str, str]]) -> bool:
+            message = {"role": "user", "content": content}
+            variables = {
+                "messages": [message],
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": True,
+            }
+            try:
+                text = self.render_variables({**self._special_tokens, **variables}, datetime.datetime.now())
+                return probe in text
+            except RequestError:
+                return False
+
+        return not shows(probe) and shows([{"type": "text", "text": probe}])
 
     def render(
         self,
@@ -121,6 +160,9 @@ class ChatTemplate:
                 param="chat_template_kwargs",
                 got=" ".join(wrong),
             )
+        template = self._with_tools if tools and self._with_tools is not None else self
+        if template.takes_parts:
+            messages = with_parts(messages)
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
@@ -139,6 +181,8 @@ class ChatTemplate:
 
     def render_variables(self, variables: Mapping[str, Any], now: datetime.datetime) -> str:
         """Renders the template with exactly these variables. `now` and errors are those of `render`."""
+        if variables.get("tools") and self._with_tools is not None:
+            return self._with_tools.render_variables(variables, now)
         parts: list[str] = []
         size = 0
         deadline = _Deadline(self._seconds)
@@ -243,6 +287,32 @@ def _ticking(context: Context, items: Iterable[Any]) -> Iterator[Any]:
 
 def _raise_exception(message: str) -> None:
     raise _Refusal(message)
+
+
+def with_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with each text as a list of one part, for templates that take no other form."""
+    return [
+        {**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m
+        for m in messages
+    ]
+
+
+def lost_message(messages: Sequence[Mapping[str, Any]], text: str) -> int | None:
+    """The first message of a user, a system or a tool of which no word stands in the rendered text.
+
+    Templates may trim or quote a text, so that its words are looked for. What an assistant has said may be
+    left out on purpose, as its thoughts are.
+    """
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list):
+            content = " ".join(str(part.get("text", "")) for part in content)
+        if message.get("role") == "assistant" or not isinstance(content, str):
+            continue
+        found = _WORD.search(content)
+        if found is not None and not any(m[0] in text for m in _WORD.finditer(content)):
+            return i
+    return None
 
 
 def _with_end_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -20,7 +20,9 @@ _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Reads tokenizer.json and, where present, tokenizer_config.json, chat_template.jinja,
-    generation_config.json and config.json. Raises ModelFileError, UnsupportedError.
+    additional_chat_templates, generation_config.json and config.json.
+
+    Raises ModelFileError, UnsupportedError.
     """
     folder = Path(folder)
     path = folder / "tokenizer.json"
@@ -139,10 +141,12 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> tuple[str | None, d
                 named[item["name"]] = str(item.get("template", ""))
     elif isinstance(value, str):
         named["default"] = value
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            named["default"] = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise ModelFileError("cannot read chat template", got=f"{e!s:.200}", where=path) from None
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    files["default"] = folder / "chat_template.jinja"
+    for name, path in files.items():
+        if path.is_file():
+            try:
+                named[name] = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as e:
+                raise ModelFileError("cannot read chat template", got=f"{e!s:.200}", where=path) from None
     return named.pop("default", None), named

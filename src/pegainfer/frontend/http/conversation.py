@@ -38,18 +38,15 @@ class ChatRequest(GenerateFields, kw_only=True):
     reasoning_effort: str | None = None
     safety_identifier: str | None = None  # as `user`
     prompt_cache_key: str | None = None  # a hint; prefixes are shared with and without it
-    # Not served yet, see GenerateFields.
+    # Not served, see GenerateFields.
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
-    prediction: Any = None
-    store: Any = None
-    metadata: Any = None
-    service_tier: Any = None
-    verbosity: Any = None
     web_search_options: Any = None
     echo: Any = None
+    include_reasoning: Any = None
+    separate_reasoning: Any = None
 
 
 @dataclass(frozen=True)

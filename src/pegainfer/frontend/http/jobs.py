@@ -135,7 +135,7 @@ def prompt_ids(
         elif len(source) > USUAL_CHARS * longest:  # no shorter text is worth to be weighed
             least = front.tokenizer.bound.at_least(source, longest)
             if least > longest:
-                raise _too_long(param, longest, f"at least {least} in {len(source)} characters")
+                raise _too_long(param, longest, least, f"at least {least} in {len(source)} characters")
         source = front.tokenizer.encode(source, add_special_tokens=special)
     return _fit(source, request, front, param, longest)
 
@@ -149,14 +149,26 @@ def _fit(ids: list[int], request: GenerateFields, front: Front, param: str, long
     if not ids:
         raise bad_value(param, "at least one token", "none")
     if len(ids) > longest:
-        raise _too_long(param, longest, len(ids))
+        raise _too_long(param, longest, len(ids), str(len(ids)))
     check_token_ids(param, ids, front.engine.info.vocab_size)
     return ids
 
 
-def _too_long(param: str, longest: int, got: object) -> ApiError:
-    expected = f"≤ {longest} tokens (the context of {longest + 1} less one to generate)"
-    return bad_value(param, expected, f"{got}; shorten it", code="context_length_exceeded")
+def _too_long(param: str, longest: int, least: int, got: str) -> ApiError:
+    """The error for a prompt beyond the context, in the words by which clients recognise it.
+
+    Args:
+        least: tokens that the prompt has at least.
+        got: how many it has, in words.
+    """
+    expected = f"expected ≤ {longest} tokens (the context of {longest + 1} less one to generate)"
+    return ApiError(
+        400,
+        f"This model's maximum context length is {longest + 1} tokens: {expected}, got {got}; shorten it",
+        param=param,
+        code="context_length_exceeded",
+        anthropic=f"prompt is too long: {least} tokens > {longest} maximum",
+    )
 
 
 def build_prompt(
