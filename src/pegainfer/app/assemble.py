@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.step import KVSpec, PageGroup, Runner, RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.ops.backend import Backend, ReferenceBackend
+from pegainfer.runtime.control_groups import available_memory
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
 from pegainfer.runtime.weights.raw import RawWeight
@@ -241,19 +241,3 @@ def cpu_options(config: EngineConfig, *, timing: bool = False) -> CpuOptions:
         activation=cast(Activation, "bf16" if config.activation == "auto" else config.activation),
         timing=timing,
     )
-
-
-def available_memory() -> int:
-    """Bytes that the system can give without swapping, and that this process's control group allows."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for row in Path("/proc/meminfo").read_text().splitlines():
-            if row.startswith("MemAvailable:"):
-                free = int(row.split()[1]) * 1024
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            free = min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass  # another system, or no control group: what the C library says
-    return free

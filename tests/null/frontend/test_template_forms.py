@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pegainfer.frontend.chat_template import ChatTemplate, lost_message
+from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.http.app import create_app
 from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.template_messages import lost_message
 from tests.support.asgi import TOKENIZER, ask
 from tests.support.fake_engine import FakeEngine
 from tests.support.scripted import ask_app, scripted

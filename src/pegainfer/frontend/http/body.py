@@ -143,7 +143,7 @@ def load_json(body: bytes, max_depth: int) -> Any:
     Raises ApiError (400).
     """
     try:
-        text = body.decode("utf-8")
+        text = body.decode("utf-8-sig")  # without the byte order mark that some clients put first
     except UnicodeDecodeError as e:
         raise ApiError(
             400, f"request body: expected UTF-8, got an invalid byte at offset {e.start}"

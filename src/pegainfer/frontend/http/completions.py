@@ -104,7 +104,7 @@ def _prompt(
     of: int,
 ) -> Prompt:
     param = "prompt" if of == 1 else f"prompt[{number}]"
-    ids = prompt_ids(source, r, front, param)
+    ids = prompt_ids(source, r, front, param, special=r.add_special_tokens is not False)
     prompt = build_prompt(front, r, shared, params, ids, number=number)
     if r.echo:
         whole = source if isinstance(source, str) and r.truncate_prompt_tokens is None else None

@@ -97,5 +97,6 @@ def _reply_syntax(front: Front, plan: ToolPlan, prompt: str) -> ReplySyntax:
 
 def _prompt(front: Front, r: ChatRequest, shared: Common, options: AnswerOptions, text: str) -> Prompt:
     params = sampling(front, r, options, front.chat_defaults)
-    ids = prompt_ids(text, r, front, "messages", special=False)  # the template has written BOS itself
+    # The template has written BOS itself.
+    ids = prompt_ids(text, r, front, "messages", special=bool(r.add_special_tokens))
     return build_prompt(front, r, shared, params, ids)

@@ -99,6 +99,7 @@ class GenerateFields(CommonFields, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None  # default: true for a text, false for a rendered chat
     truncate_prompt_tokens: int | None = None  # keep only so many of the prompt's last tokens
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

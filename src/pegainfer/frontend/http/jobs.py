@@ -87,7 +87,7 @@ def sampling(
     front: Front, request: GenerateFields, options: AnswerOptions, defaults: SamplingDefaults
 ) -> SamplingParams:
     """The engine's parameters, the same for every prompt of a request. Raises ApiError (400)."""
-    return sampling_params(
+    params = sampling_params(
         request,
         defaults=defaults,
         config=front.config,
@@ -97,6 +97,15 @@ def sampling(
         prompt_logprobs=options.engine_prompt_logprobs,
         encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
     )
+    special = special_stops(front, stop_strings(request, front.config))
+    ids = tuple(sorted({*params.stop_token_ids, *special}))
+    return msgspec.structs.replace(params, stop_token_ids=ids) if special else params
+
+
+def special_stops(front: Front, stops: tuple[str, ...]) -> dict[int, str]:
+    """The stop strings that are special tokens, by id: the text of an answer may not show them."""
+    found = {front.special_id(text): text for text in stops}
+    return {token: text for token, text in found.items() if token is not None}
 
 
 def prompt_sources(
@@ -206,14 +215,15 @@ def build_prompt(
         arrival=shared.arrival,
     )
     skip_special = request.skip_special_tokens is not False
-    user_stops = frozenset(params.stop_token_ids)
+    stop_names: dict[int, int | str] = {token: token for token in params.stop_token_ids}
+    stop_names |= special_stops(front, shared.stops)
     choices = [
         Choice(
             number * shared.n + i,
             Detokenizer(front.tokenizer, skip_special_tokens=skip_special, shown_ids=shared.shown_ids),
             StopStrings(shared.stops) if shared.stops else None,
             min_tokens=params.min_tokens,
-            user_stop_ids=user_stops,
+            user_stops=stop_names,
             show_stop=bool(request.include_stop_str_in_output),
             all_logprobs=bool(request.return_token_ids),
         )

@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from pegainfer.contract.errors import RequestError
-from pegainfer.frontend.chat_template import cut_at_mark, lost_message, with_parts
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import Message, to_template, with_text_arguments
+from pegainfer.frontend.template_messages import cut_at_mark, lost_message, with_parts
 from pegainfer.frontend.tools.prompt import knows_tools, plain_messages
 from pegainfer.frontend.worker import TemplateJob
 

@@ -42,7 +42,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "half a UTF-8 character": (b'{"prompt": "\xe2\x82"}', "invalid byte at offset 12"),
     "UTF-8 surrogate": (b'{"prompt": "\xed\xa0\x80"}', "invalid byte"),
     "UTF-16": ('{"prompt": "a"}'.encode("utf-16"), "invalid byte"),
-    "byte order mark": (b'\xef\xbb\xbf{"prompt": "a"}', "syntax error"),
+    "two byte order marks": (b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "a"}', "syntax error"),
     "lone surrogate": (b'{"prompt": "\\ud800"}', "surrogate"),
     "lone low surrogate": (b'{"prompt": "x", "stop": ["\\udfff"]}', "surrogate"),
     "surrogate in a key": (b'{"\\uDabc": 1}', "surrogate"),

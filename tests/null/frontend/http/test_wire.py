@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from typing import Any
@@ -107,3 +108,33 @@ def test_what_the_tokenizer_is() -> None:
     assert info["eos_token_ids"] == list(TOKENIZER.eos_token_ids)
     assert info["model_max_length"] == INFO.max_model_len
     assert {name: info[name] for name in TOKENIZER.config.special_tokens} == TOKENIZER.config.special_tokens
+
+
+def test_line_ends_of_unicode_are_escaped_in_streams() -> None:
+    text = "a\u2028b\u2029c\u0085d é"
+    body = {"prompt": "x", "stream": True, "max_tokens": len(text.encode())}
+    answer = ask(FakeEngine(says(text)), "/v1/completions", body).text
+    shown = ""
+    for line in answer.splitlines():
+        assert not line or line.startswith("data: ")
+        if line.startswith("data: {"):
+            shown += json.loads(line[6:])["choices"][0]["text"]
+    assert shown == text
+
+
+def test_a_byte_order_mark_before_a_body() -> None:
+    assert ask(FakeEngine(says("x")), "/v1/completions", b'\xef\xbb\xbf{"prompt": "a"}').status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": [USER]})]
+)
+def test_a_stop_string_that_is_a_special_token_stops_by_its_id(path: str, body: dict[str, Any]) -> None:
+    token = TOKENIZER.eos_token_ids[0]
+    name = TOKENIZER.token_string(token)
+    engine = FakeEngine(lambda request, index: [104, 105])
+    assert ask(engine, path, {**body, "stop": [name, "zz"]}).status_code == 200
+    assert engine.requests[0].sampling.stop_token_ids == (token,)
+    plain = FakeEngine(says("hi"))
+    assert ask(plain, path, {**body, "stop": ["zz"]}).status_code == 200
+    assert plain.requests[0].sampling.stop_token_ids == ()
