@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.resolve import ModelRef
 from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.chat_template import ChatTemplate
@@ -38,6 +39,8 @@ def load_text(model: ModelRef, chat_template: Path | None = None) -> TextSide:
         with GGUFFile(model.path) as file:
             tokenizer = tokenizer_from_gguf(file.metadata)
             generation = {k: v for k, v in file.metadata.items() if k.startswith("general.sampling.")}
+        if not generation and model.path.name == DEFAULT_MODEL.file_name:
+            generation = dict(DEFAULT_MODEL.generation)
     source, tool_source = tokenizer.chat_template, tokenizer.config.named_templates.get("tool_use")
     if chat_template is not None:
         source, tool_source = _read(chat_template), None

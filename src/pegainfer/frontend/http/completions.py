@@ -14,7 +14,7 @@ from pegainfer.frontend.detokenize import Detokenizer
 from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.choice import Delta
-from pegainfer.frontend.http.fields import GenerateFields, count, token_limit
+from pegainfer.frontend.http.fields import GenerateFields, SamplingDefaults, count, token_limit
 from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
@@ -87,11 +87,19 @@ def _options(r: CompletionRequest, front: Front) -> AnswerOptions:
 
 
 def _prompts(front: Front, r: CompletionRequest, shared: Common, options: AnswerOptions) -> list[Prompt]:
-    params = sampling(front, r, options, front.completion_defaults)
+    params = sampling(front, r, options, _defaults(front, r))
     sources = prompt_sources(r.prompt, "prompt", front)
     most = max(front.config.max_prompts, front.config.max_n)
     at_most("n", len(sources) * shared.n, most, "continuations in one request")
     return [_prompt(front, r, shared, params, source, i, len(sources)) for i, source in enumerate(sources)]
+
+
+def _defaults(front: Front, r: CompletionRequest) -> SamplingDefaults:
+    """The route's own defaults are greedy; a request with a temperature draws as the model says."""
+    own, model = front.completion_defaults, front.chat_defaults
+    if r.temperature is None:
+        return own
+    return dataclasses.replace(own, top_k=model.top_k, top_p=model.top_p, min_p=model.min_p)
 
 
 def _prompt(

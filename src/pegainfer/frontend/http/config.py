@@ -63,7 +63,7 @@ class HttpConfig:
     cache_salt_per_key: bool = _flag(True, "Requests of different keys share no cached prefixes.")
     openai_defaults: bool = _flag(False, "Completions default to OpenAI's max_tokens 16 and temperature 1.")
     generation_config: Literal["none", "auto"] = _flag(
-        "none", "auto: chats default to what the model itself says of sampling (generation_config.json)."
+        "auto", "auto: sampling defaults to what the model itself says (generation_config.json)."
     )
     chat_template_kwargs: tuple[str, ...] = _flag(
         ("enable_thinking",), "Template variables that requests may set."

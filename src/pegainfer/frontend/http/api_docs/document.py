@@ -125,7 +125,7 @@ def _refine(schema: Schema, kind: type[msgspec.Struct], front: Front) -> None:
             field["enum"] = _neutral(name)
             field["description"] = "not served"
             continue
-        if name in ABOUT:
+        if name in ABOUT and "description" not in field:
             field["description"] = ABOUT[name]
         if name in limits and issubclass(kind, CommonFields):
             for choice in field.get("anyOf", [field]):
