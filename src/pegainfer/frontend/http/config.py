@@ -68,6 +68,9 @@ class HttpConfig:
     chat_template_kwargs: tuple[str, ...] = _flag(
         ("enable_thinking",), "Template variables that requests may set."
     )
+    open_objects: bool = _flag(
+        False, "Objects of a schema may have further properties where it does not say additionalProperties."
+    )
     request_chat_template: bool = _flag(False, "Let requests bring a chat template of their own.")
     tool_call_parser: str = _flag("auto", "How the model writes tool calls; auto: by its chat template.")
     reasoning_parser: str = _flag("auto", "How it marks its thoughts: think, none; auto: by its template.")

@@ -12,7 +12,7 @@ from typing import Any
 from pegainfer.frontend.http.fields import GenerateFields
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
-from pegainfer.frontend.http.grammars import checked_grammar
+from pegainfer.frontend.http.grammars import output_grammar
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_ids, sampling
 from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.options import AnswerOptions
@@ -70,10 +70,11 @@ async def prepare(
     plan = tool_plan(request)
     text = await prompt_text(front, request, plan, size)
     syntax = _reply_syntax(front, plan, text)
+    schemas = [tool.function.parameters for tool in request.tools or ()]
     job = output_job(front, request, plan, syntax.state)
     shared = dataclasses.replace(
         shared,
-        grammar=None if job is None else await checked_grammar(front, *job),
+        grammar=None if job is None else await output_grammar(front, *job, schemas),
         shown_ids=front.marker_ids(tools=bool(plan.tools)),
     )
     prompt = await front.text_work(len(text), lambda: _prompt(front, request, shared, options, text))

@@ -164,8 +164,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (CHAT, {"tool_choice": "required"}, "tool_choice"),
     (CHAT, {"tools": [{"type": "function", "function": {**FUNCTION, "parameters": BAD}}],
-            "tool_choice": "required"}, "tools"),
-    (CHAT, {"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+            "tool_choice": "required"}, "tools[0].function.parameters"),
     # 8
     ("/tokenize", {"messages": []}, "messages"),
     ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
