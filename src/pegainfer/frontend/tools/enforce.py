@@ -188,7 +188,29 @@ def _without(lark: Lark, frame: Frame, tools: Sequence[Tool], marker: str, *, si
 
 def calls_or_answer(lark: Lark, frame: Frame, tools: Sequence[Tool], *, single: bool) -> str:
     """The rule of an answer that is calls alone, or obeys the grammar that is referred to as @body."""
-    return lark.rule(f"{calls_only(lark, frame, _loose(tools), single=single)} | @body")
+    loose = _loose(tools)
+    if frame.begin.startswith("{{"):
+        return lark.rule(" | ".join([*(_call_as_json(lark, tool) for tool in loose), "@body"]))
+    return lark.rule(f"{calls_only(lark, frame, loose, single=single)} | @body")
+
+
+def _call_as_json(lark: Lark, tool: Tool) -> str:
+    """One call in Llama's form by a schema.
+
+    A literal beginning would be one lexeme, whose start an answer in JSON shares; the lexer does not go back.
+    """
+    parameters = dict(tool.parameters)
+    shared = {key: parameters.pop(key) for key in ("$defs", "definitions") if key in parameters}
+    properties = {"name": {"const": tool.name}, "parameters": parameters}
+    return lark.json(
+        {
+            **shared,
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
+        }
+    )
 
 
 def _loose(tools: Sequence[Tool]) -> list[Tool]:

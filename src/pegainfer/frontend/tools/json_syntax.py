@@ -145,8 +145,8 @@ class Mistral:
     def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         calls: list[ToolCall] = []
         if body.lstrip().startswith("["):
-            calls, rest = leading_calls(body.lstrip()[1:], between=",")
-            return calls + [call for call in cut_off(rest) if any(tool.name == call.name for tool in tools)]
+            calls, rest = leading_calls(body.lstrip()[1:], tools, between=",")
+            return calls + cut_off(rest)
         at = 0
         while head := _MISTRAL_HEAD.match(body, at):
             arguments = begun(body[head.end() :])

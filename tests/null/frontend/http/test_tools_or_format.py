@@ -91,6 +91,9 @@ def test_an_answer_in_the_format_is_content_in_every_family(parser: str) -> None
     assert (message["content"], message.get("tool_calls")) == (ANSWER, None)
     grammar = engine.requests[0].grammar
     assert grammar is not None and obeys(grammar.text, ANSWER)
+    if parser == "llama3_json":
+        assert obeys(grammar.text, '{"name": "w", "parameters": {"city": "Rome"}}')
+        assert not obeys(grammar.text, '{"name": "v", "parameters": {"city": "Rome"}}')
 
 
 def test_the_tool_whose_schema_is_at_fault_is_named() -> None:
