@@ -40,6 +40,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repeat_penalty": (1,),
     "separate_reasoning": (True,),
     "tfs_z": (1,),
+    # Creates a thread for later requests; this one is answered the same, and clients send all messages again.
+    "thread": (False, {}, {"type": "create"}),
     "type": ("text", "message"),  # of a chat's message
     "typical_p": (1,),
     "web_search_options": (),

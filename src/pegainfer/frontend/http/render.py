@@ -12,6 +12,7 @@ from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import Message, to_template, with_text_arguments
+from pegainfer.frontend.http.neutral import asks_for_nothing
 from pegainfer.frontend.template_messages import cut_at_mark, lost_message, with_parts
 from pegainfer.frontend.tools.prompt import knows_tools, plain_messages
 from pegainfer.frontend.worker import TemplateJob
@@ -107,8 +108,13 @@ def _variables(
     if front.template is None:
         raise ApiError(400, "messages: the model has no chat template; use /v1/completions", param="messages")
     messages = to_template(r.messages or [])
-    variables: dict[str, Any] = dict(r.chat_template_kwargs or {})
     allowed = front.config.chat_template_kwargs
+    # A variable that the template does not look up asks for nothing where its value is empty.
+    variables: dict[str, Any] = {
+        name: value
+        for name, value in (r.chat_template_kwargs or {}).items()
+        if name in allowed or name in front.template.variables or not asks_for_nothing(name, value)
+    }
     for name in variables:
         if name not in allowed:
             known = ", ".join(allowed) or "none"

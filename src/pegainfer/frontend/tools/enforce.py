@@ -200,7 +200,7 @@ def _call_as_json(lark: Lark, tool: Tool) -> str:
     A literal beginning would be one lexeme, whose start an answer in JSON shares; the lexer does not go back.
     """
     parameters = dict(tool.parameters)
-    shared = {key: parameters.pop(key) for key in ("$defs", "definitions") if key in parameters}
+    shared: JsonObject = {key: parameters.pop(key) for key in ("$defs", "definitions") if key in parameters}
     properties = {"name": {"const": tool.name}, "parameters": parameters}
     return lark.json(
         {

@@ -76,7 +76,7 @@ def test_an_unknown_field_that_asks_for_something(path: str, value: Any) -> None
         {"documents": []},
         {"seed": -1},
         {"web_search_options": None},
-        {"thread": False},
+        {"thread": {"type": "create"}},
         {"repeat_penalty": 1},
     ],
 )
@@ -222,3 +222,10 @@ def test_a_schema_is_left_as_it_is() -> None:
 def test_fields_of_other_servers_are_refused_with_what_to_send(field: str, value: Any, use: str) -> None:
     error = ask(FakeEngine(), CHAT, {**BODIES[CHAT], field: value}).json()["error"]
     assert error["param"] == field and error["message"].endswith(f"; use {use}")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({"thinking": False}, 200), ({"x": None}, 200), ({"x": 1}, 400)]
+)
+def test_a_template_variable_that_nothing_looks_up(given: dict[str, Any], expected: int) -> None:
+    assert status(CHAT, {**BODIES[CHAT], "chat_template_kwargs": given}) == expected
