@@ -1,14 +1,14 @@
-"""The Runner on a GPU: deltas and work are put on one stream, ids come back when the device is that far.
+"""The Runner on a GPU: deltas and work are put on one stream, ids come back once the device has drawn them.
 
     forward(plan) ─► histories, tables, inputs (pinned) ─► gather ─► graph or launches
     sample(…)     ─► sampler's graph ─► append to history ─► ids to pinned memory ─► event
     wait()        ─► waits for that event; two steps may be on the stream meanwhile
 
 Steps of one token a row make their inputs on the device. While the same rows go on, each a token further,
-nothing is sent at all, and nothing fetched: one graph, forward pass and sampler together, leaves what it
-draws in the host's memory.
+nothing is sent and nothing fetched: one graph, forward pass and sampler together, writes the drawn tokens to
+the host's memory.
 
-What it shares with the host's runner: kv/device keeps the counts, runner/sampling.py the sampler's inputs.
+It shares the slots, the staging and the sampler's inputs with the host's runner.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import InvariantError
-from pegainfer.contract.step import BlockCopy, RunnerInfo, StepPlan
-from pegainfer.kv.device.slots import Slots
-from pegainfer.kv.device.stage import StagedRows, Staging
+from pegainfer.contract.step import RunnerInfo, StepPlan
+from pegainfer.ops.program import Program
 from pegainfer.runner.buckets import Buckets
 from pegainfer.runner.parts import Executor, Parts
 from pegainfer.runner.pending import Part, PendingDraw, PendingPools, Step
@@ -33,6 +32,8 @@ from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.ready import PLAIN, ReadySizes
 from pegainfer.runner.results import ASKED, DRAWN, DrawnRing, HiddenBuffer, ResultBuffer
 from pegainfer.runner.sampling import Call, PromptPart, check_sampled_in_time, prompt_parts, sampler_call
+from pegainfer.runner.slots import Slots
+from pegainfer.runner.staging import StagedRows, Staging
 from pegainfer.runtime.cuda.driver import errors_at
 from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.stream import Event
@@ -54,13 +55,12 @@ class CudaRunner:
         self._parts = parts
         self._stream = parts.stream
         self._slots = Slots(info, max_logprobs)
-        self._staging = Staging(self._slots, info)
+        self._staging = Staging(self._slots, info, parts.inputs)
         self._sizes = ReadySizes(parts, Buckets(info))
         self._max_logprobs = max_logprobs
         self._spare: deque[ResultBuffer] = deque()
         self._drawn = DrawnRing(info.max_slots)
         self._ahead: Event | None = None  # the end of the step launched last
-        self._counts = [0] * info.max_slots  # blocks in each slot's table
         self._last: StagedRows | None = None  # of the last step, if all rows are one token and are drawn
         self._going: Graph | None = None  # what steps that repeat that one launch
         self._repeated = 0  # such steps that the counts of `_last` and of `_slots` do not have yet
@@ -97,6 +97,11 @@ class CudaRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    @property
+    def forward_program(self) -> Program:
+        """The forward pass as it was lowered."""
+        return self._parts.forward.program
+
     def forward(self, plan: StepPlan) -> Step:
         self._enter_thread()
         started = time.perf_counter()
@@ -112,7 +117,7 @@ class CudaRunner:
         """The step before once more, a token on: as little as can be on the host."""
         if plan.blocks:
             self._slots.apply(plan)
-            self._send_deltas(plan)
+            self._parts.state.apply(plan)
         results = self._take_buffer()
         began = self._begin(results)
         staged = time.perf_counter() - started
@@ -145,10 +150,10 @@ class CudaRunner:
     def _forward(self, plan: StepPlan, started: float) -> Step:
         last = self._end_repeats()
         self._slots.apply(plan)
-        self._send_deltas(plan)
-        self._copy(plan.copies)
+        self._parts.state.apply(plan)
+        self._parts.pools.copy(plan.copies, self._stream)
         continues = plan.repeats and last is not None and not (plan.news or plan.frees)
-        rows = last.advanced(1) if last is not None and continues else self._staging.rows(plan)
+        rows = self._advanced(last, plan) if last is not None and continues else self._staging.rows(plan)
         staged = time.perf_counter() - started
         results = self._take_buffer()
         began = self._begin(results)
@@ -160,6 +165,12 @@ class CudaRunner:
             self._last = rows
         self._last_forward = plan.step
         return Step(plan, rows, results, continues, began, None, staged)
+
+    def _advanced(self, last: StagedRows, plan: StepPlan) -> StagedRows:
+        rows = last.advanced(1)
+        if not plan.snapshots:
+            return rows
+        return last.advanced(1, self._staging.state_saves(plan, rows.starts, rows.counts))
 
     def sample(self, handle: Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
         self._enter_thread()
@@ -206,41 +217,16 @@ class CudaRunner:
         results.began.record(self._stream)
         return results.began
 
-    def _send_deltas(self, plan: StepPlan) -> None:
-        for new in plan.news:
-            self._counts[new.slot] = 0
-            self._parts.state.enter(new.slot, np.frombuffer(new.tokens, "<i4"))
-        slots: list[int] = []
-        places: list[int] = []
-        blocks: list[int] = []
-        for change in plan.blocks:
-            start = self._counts[change.slot]
-            self._counts[change.slot] = start + len(change.blocks)
-            slots += [change.slot] * len(change.blocks)
-            places += range(start, start + len(change.blocks))
-            blocks += change.blocks
-        if slots:
-            self._parts.state.extend(slots, places, blocks)
-
-    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
-        """Whole blocks, in order."""
-        if not copies:
-            return
-        pool = self._parts.pool
-        nbytes = pool.nbytes // pool.shape[0]
-        for c in copies:
-            self._stream.copy(pool.address + c.dst * nbytes, pool.address + c.src * nbytes, nbytes, c)
-
     def _run_decode(self, rows: StagedRows, continues: bool) -> None:
         self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], True))
-        if not continues:
-            self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling)
+        if rows.saves or not continues:
+            self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling, rows.saves)
         self._parts.forward.replay(rows.env, True)
 
     def _run_forward(self, rows: StagedRows) -> None:
         inputs = self._staging.inputs(rows)
         width = self._parts.state.history.shape[1]
-        places = np.repeat(rows.slots * width, rows.counts) + inputs["positions"]
+        places = np.repeat(rows.slots * width, rows.counts) + self._staging.positions
         self._parts.state.gather(rows.slots, places)
         self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], False))
         self._parts.forward.run(inputs, rows.env)

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from pegainfer.runner.buckets import Bucket, Buckets
-from pegainfer.runner.parts import Parts
+from pegainfer.runner.parts import Parts, Work
 from pegainfer.runtime.cuda.graph import Graph
 
 NOBODY = np.zeros(0, np.int64)
@@ -75,7 +75,7 @@ class ReadySizes:
         if rows not in self._whole:
             env, sampling = Bucket(rows, rows, True).env, {"L": rows, **PLAIN}
             drawn = self._parts.sampler.outputs(sampling)
-            work = [
+            work: list[Work] = [
                 *self._parts.forward.launches(env, True),
                 *self._parts.sampler.launches(sampling),
                 self._parts.state.publish(drawn["tokens"].address, drawn["status"].address, rows, place),

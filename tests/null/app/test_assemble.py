@@ -8,14 +8,8 @@ from typing import Any
 
 import pytest
 
-from pegainfer.app.assemble import (
-    BLOCK_SIZE,
-    DEFAULT_PREFILL_TOKENS,
-    DEFAULT_SLOTS,
-    build_engine,
-    open_model,
-    runner_info,
-)
+from pegainfer.app.assemble import build_engine, open_model
+from pegainfer.app.bounds import BLOCK_SIZE, DEFAULT_PREFILL_TOKENS, DEFAULT_SLOTS, runner_info
 from pegainfer.app.config import EngineConfig
 from pegainfer.contract.errors import ConfigError, ModelFileError, PegaError, UnsupportedError
 from pegainfer.contract.step import PageGroup, RunnerInfo
@@ -72,7 +66,7 @@ def test_too_little_memory_lowers_the_default_length_but_not_a_wish(
     info = bounds(tmp_path, kv_cache_memory=5 * BLOCK_BYTES)
     assert (info.max_model_len, info.num_blocks) == (5 * BLOCK_SIZE, (5,))
     assert "max_model_len lowered to 80" in caplog.text
-    with pytest.raises(ConfigError, match=r"cannot hold one sequence.*raise kv_cache_memory or lower"):
+    with pytest.raises(ConfigError, match=r"cannot hold one sequence.*raise kv_cache_memory, or lower"):
         bounds(tmp_path, kv_cache_memory=5 * BLOCK_BYTES, max_model_len=81)
     # In full: rounded to whole MiB both numbers could be the same.
     with pytest.raises(ConfigError, match=r"sequence.*≥ (\d+\.\d\d) MiB for 256 tokens; got \d+\.\d\d MiB"):
