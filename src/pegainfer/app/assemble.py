@@ -126,15 +126,18 @@ def engine_info(
     startup_seconds: Mapping[str, float] = MappingProxyType({}),
 ) -> EngineInfo:
     """What the front is told of an engine over a runner with these bounds; see EngineInfo."""
-    group = info.kv.groups[0]
+    # Prompts are hashed by the smallest block of all groups, see kv/manager.py.
+    pages = [(g.block_size, n) for g, n in zip(info.kv.groups, info.num_blocks, strict=True)
+             if isinstance(g, PageGroup)]  # fmt: skip
+    block_size, num_blocks = min(pages, default=(0, info.num_blocks[0]))
     return EngineInfo(
         model=model,
         architecture=architecture,
         device=device,
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
-        block_size=group.block_size if isinstance(group, PageGroup) else 0,
-        num_blocks=info.num_blocks[0],
+        block_size=block_size,
+        num_blocks=num_blocks,
         max_slots=info.max_slots,
         max_logprobs=max_logprobs,
         startup_seconds=dict(startup_seconds),
