@@ -40,7 +40,7 @@ from pegainfer.runtime.cuda.stream import Event
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 Array = np.ndarray[Any, Any]
-BUFFERS = 4  # of results: two steps in flight, the end of the one before them, one to spare
+BUFFERS = 4  # of results: two steps in flight, one whose end event is still needed, one to spare
 
 
 class CudaRunner:
@@ -50,7 +50,7 @@ class CudaRunner:
     """
 
     def __init__(self, info: RunnerInfo, parts: Parts, max_logprobs: int) -> None:
-        """`max_logprobs`: as the programs were made for."""
+        """`max_logprobs`: most alternatives a token, as the programs were recorded with."""
         self._info = info
         self._parts = parts
         self._stream = parts.stream
@@ -60,22 +60,25 @@ class CudaRunner:
         self._max_logprobs = max_logprobs
         self._spare: deque[ResultBuffer] = deque()
         self._drawn = DrawnRing(info.max_slots)
-        self._ahead: Event | None = None  # the end of the step launched last
-        self._last: StagedRows | None = None  # of the last step, if all rows are one token and are drawn
-        self._going: Graph | None = None  # what steps that repeat that one launch
-        self._repeated = 0  # such steps that the counts of `_last` and of `_slots` do not have yet
-        self._sent: bool | None = None  # whether the sampler's inputs, if still there, ask for logprobs
-        self._packed: set[Executor] = set()  # programs over what a step has left that are ready
+        self._last_end: Event | None = None  # end of the step launched last
+        self._last: StagedRows | None = None  # of the last step, if each row is one token and samples
+        self._repeat_graph: Graph | None = None  # runs a step that repeats the last one
+        self._repeated = 0  # repeated steps that `_last` and `_slots` do not count yet
+        # Whether the sampler's inputs on the device ask for logprobs; None where they are of another step.
+        self._sampler_inputs: bool | None = None
+        self._packed: set[Executor] = (
+            set()
+        )  # of the programs that read what a step left, those that are ready
         self._pools = Pools()
         self._spare_hidden: deque[HiddenBuffer] = deque()
         self._last_forward = 0
         self._thread = threading.get_ident()
 
     def start(self, seconds: float) -> int:
-        """Makes the likeliest sizes ready for as long as there is time, the others by `prepare` or when they
-        first come.
+        """Makes sizes of steps ready, the likeliest first, until the time is over. Others are made ready by
+        `prepare`, or by the first step that needs them.
 
-        Returns how many there are.
+        Returns how many are ready.
         """
         end = time.perf_counter() + seconds
         while time.perf_counter() < end and self._make_next(at_once=True):
@@ -90,7 +93,7 @@ class CudaRunner:
 
     def _make_next(self, at_once: bool) -> bool:
         self._enter_thread()
-        self._end_repeats()  # what is made ready runs once, and overwrites the batch on the device
+        self._end_repeats()  # a size that is made ready runs once, which overwrites the batch on the device
         return self._sizes.make_next(at_once)
 
     @property
@@ -108,13 +111,13 @@ class CudaRunner:
         with errors_at("step", plan.step):
             others = plan.news or plan.frees or plan.copies or plan.snapshots or plan.transfers
             if plan.repeats and not others:
-                graph = self._going or self._begin_repeats()
+                graph = self._repeat_graph or self._begin_repeats()
                 if graph is not None:
                     return self._repeat(plan, graph, started)
             return self._forward(plan, started)
 
     def _repeat(self, plan: StepPlan, graph: Graph, started: float) -> Step:
-        """The step before once more, a token on: as little as can be on the host."""
+        """Runs the last step again, one token further, with the least work on the host."""
         if plan.blocks:
             self._slots.apply(plan)
             self._parts.state.apply(plan)
@@ -128,19 +131,19 @@ class CudaRunner:
         return Step(plan, self._last, results, True, began, self._drawn.take(), staged)
 
     def _begin_repeats(self) -> Graph | None:
-        """The graph of steps that repeat the last one; None where they take more than a graph.
+        """The graph that repeats the last step; None where a graph alone cannot.
 
-        The sampler's inputs must be on the device, and nobody want more than the token.
+        The sampler's inputs must be on the device, and no request may ask for more than tokens.
         """
-        last = self._last
-        if last is None or not (self._parts.graphs and self._sent is False and self._slots.sampling.plain):
+        last, tokens_alone = self._last, self._sampler_inputs is False and self._slots.sampling.plain
+        if last is None or not (self._parts.graphs and tokens_alone):
             return None
-        self._going = self._sizes.joined(last.env["R"], self._drawn.place)
-        return self._going
+        self._repeat_graph = self._sizes.joined(last.env["R"], self._drawn.place)
+        return self._repeat_graph
 
     def _end_repeats(self) -> StagedRows | None:
-        """Counts what was repeated, and returns the last step's rows, which are forgotten."""
-        last, self._last, self._going = self._last, None, None
+        """Counts the repeated steps. Returns the rows of the last step and forgets them."""
+        last, self._last, self._repeat_graph = self._last, None, None
         if last is not None and self._repeated:
             self._slots.advance(last.slots, self._repeated)
             last = last.advanced(self._repeated)
@@ -167,6 +170,7 @@ class CudaRunner:
         return Step(plan, rows, results, continues, began, None, staged)
 
     def _advanced(self, last: StagedRows, plan: StepPlan) -> StagedRows:
+        """The rows of a plan that repeats the last step, with the plan's snapshots."""
         rows = last.advanced(1)
         if not plan.snapshots:
             return rows
@@ -188,7 +192,7 @@ class CudaRunner:
             elif masks:
                 raise InvariantError(f"step {step.plan.step} repeats the one before, but has masks")
             step.results.ended.record(self._stream)
-        self._ahead = step.results.ended
+        self._last_end = step.results.ended
         pooled = partial(pools.read, self._pools, self._spare_hidden)
         return PendingDraw(step, parts, pooled, self._drawn, self._spare)
 
@@ -206,12 +210,12 @@ class CudaRunner:
         return ResultBuffer(self._info.max_slots, self._max_logprobs)
 
     def _take_buffer(self) -> ResultBuffer:
-        """The one given back first: its events are still asked for when the step after the next is begun."""
+        """The buffer that was given back first: the events of later ones are still in use."""
         return self._spare.popleft() if self._spare else self._results()
 
     def _begin(self, results: ResultBuffer) -> Event:
-        """An event at the step's start; none is recorded where the step before runs up to it."""
-        ahead, self._ahead = self._ahead, None
+        """An event at the step's start: the end of the step before, if that is still running."""
+        ahead, self._last_end = self._last_end, None
         if ahead is not None and not ahead.done():
             return ahead
         results.began.record(self._stream)
@@ -232,18 +236,18 @@ class CudaRunner:
         self._parts.forward.run(inputs, rows.env)
 
     def _draw(self, step: Step, masks: dict[int, bytes]) -> None:
-        """No host knows yet whether a draw fails."""
+        """Draws for the sampling rows. Whether a draw failed is known only when its result is read."""
         rows = step.rows
         plain = self._slots.sampling.plain and not masks
-        if plain and step.continues and self._sent is not None:
-            asked = self._sent  # the forward pass has counted the sampler's inputs on
+        if plain and step.continues and self._sampler_inputs is not None:
+            asked = self._sampler_inputs  # the forward pass has advanced the sampler's inputs
             outputs = self._parts.sampler.replay({"L": rows.env["L"], **PLAIN}, False)
         else:
             call = sampler_call(self._slots, rows, masks)
             self._sizes.make_sampler(len(rows.sampling))
             outputs = self._parts.sampler.run(call.inputs, call.env)
             asked = bool((call.inputs["top_lens"] >= 0).any())
-            self._sent = asked if plain else None
+            self._sampler_inputs = asked if plain else None
         self._slots.advance(rows.slots[rows.sampling])
         step.results.fetch(outputs, (*DRAWN, *ASKED) if asked else (*DRAWN,), self._stream)
 
@@ -274,7 +278,7 @@ class CudaRunner:
         return PendingPools(parts, whole_prompts(self._slots, rows))
 
     def _run_over(self, program: Executor, call: Call) -> Mapping[str, DeviceTensor]:
-        """A program over what the step has left, ready for the most rows: its launches are packed once."""
+        """Runs a program that reads what the step left. It is made ready once, for the most rows."""
         env = {"T": self._info.max_tokens, "L": self._info.max_slots}
         if program not in self._packed:
             program.capture(env, False, graph=False)

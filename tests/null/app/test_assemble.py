@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.contract.errors import ConfigError, ModelFileError, PegaError, UnsupportedError
 from pegainfer.contract.step import PageGroup, RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.scheduler import Scheduler
+from pegainfer.models.llama import engine as llama
+from pegainfer.models.llama.weights import LlamaWeights
+from pegainfer.runner.model import LineModel
 from tests.support.modelfiles import gguf_bytes
 from tests.support.tinymodel import HEAD_DIM, KV_HEADS, LAYERS, MODELS, VOCAB, write_checkpoint, write_gguf
 
@@ -87,6 +92,24 @@ def test_the_engine_says_what_it_is(tmp_path: Path) -> None:
     assert (info.vocab_size, info.max_model_len, info.block_size) == (VOCAB, 256, BLOCK_SIZE)
     assert (info.num_blocks, info.max_logprobs) == ((1 << 20) // BLOCK_BYTES, 4)
     assert set(info.startup_seconds) == {"read", "pack"}
+
+
+def test_a_line_may_bring_its_own_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Policy(Scheduler):
+        pass
+
+    plain = llama.model
+
+    def model(weights: LlamaWeights) -> LineModel:
+        return replace(plain(weights), make_policy=Policy)
+
+    config, scheduler = EngineConfig(backend="reference", kv_cache_memory=1 << 20), SchedulerConfig()
+    folder = write_checkpoint(MODEL, tmp_path)
+    for make, policy in ((plain, Scheduler), (model, Policy)):
+        monkeypatch.setattr(llama, "model", make)
+        engine = build_engine(folder, "tiny", config, scheduler)
+        assert type(engine.policy(scheduler)) is policy
+        engine.runner.close()
 
 
 def fault(path: Path) -> PegaError:

@@ -11,5 +11,6 @@ struct Group {
     int* by_token;  // pages: place of each token; states: state that is saved after each token, or -1
     int first, width;
     int block_size;  // tokens a block; 0: a group of states, whose one column is the slot's state
-    int unused;      // up to a multiple of a pointer's size
+    int unused;      // pads to a multiple of a pointer
 };
+static_assert(sizeof(Group) == 32, "runner/resident.py packs 32 bytes");
