@@ -13,11 +13,11 @@ from pegainfer.app.assemble import build_engine, open_model
 from pegainfer.app.bounds import model_groups
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.memory import sequence_bytes, state_bytes
-from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
+from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, unpack_tokens
 from pegainfer.contract.step import PendingStep, Runner, RunnerInfo, StateGroup, StepPlan
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
-from tests.support.answers import answer, compare
+from tests.support.answers import Answer, answer, compare
 
 BATCH = 24  # requests that are in the engine together
 LENGTH = 400  # tokens of a sequence
@@ -114,65 +114,70 @@ def requests(
     return found
 
 
-def run(
-    folder: Path,
-    steps: int,
-    *,
-    tie: float | None = None,
-    reference: EngineConfig | None = None,
-    **engine: Any,
-) -> dict[str, Any]:
+def run(folder: Path, steps: int, *, tie: float | None = None, **engine: Any) -> dict[str, Any]:
     """Until the engine has made so many steps, in whole batches of requests; returns what was counted.
+
+    A second engine then runs the same requests, one sequence at a time, with no prefix cache, no chunks and
+    one plan in flight.
 
     Args:
         tie: largest gap of logits, in nat, at which tokens may part; None: they never may.
-        reference: the engine that runs requests one by one; the same as the other if None.
         engine: fields of EngineConfig.
-
-    Raises AssertionError where an answer differs.
     """
-    rng = np.random.default_rng(17)
     config = EngineConfig(max_model_len=LENGTH, **engine)
     # Without a latency target, whose chunks depend on the clock.
     scheduler = SchedulerConfig(max_slots=8, max_prefill_tokens=CHUNK, target_itl_ms=0.0)
-    alone = SchedulerConfig(
-        max_slots=1, max_prefill_tokens=LENGTH, prefix_cache=False, pipeline_depth=1, target_itl_ms=0.0
-    )
-    plain = reference or replace(config, kv_cache_memory=None)
-    left, right = build_engine(folder, "busy", config, scheduler), build_engine(folder, "plain", plain, alone)
-    counting = CountingRunner(left.runner)
-    busy, quiet = (
-        InProcessEngine(counting, left.info, scheduler),
-        InProcessEngine(right.runner, right.info, alone),
-    )
-    past: list[list[int]] = []
-    answers, ties, count = 0, [], 0
+    built = build_engine(folder, "busy", config, scheduler)
+    counting = CountingRunner(built.runner)
+    busy = InProcessEngine(counting, built.info, scheduler)
     try:
-        while busy.stats().steps < steps:
-            batch = requests(rng, count, left.info.vocab_size, past, drawn=tie is None)
-            count += len(batch)
-            cancelled = {r.id: int(rng.integers(1, 8)) for r in batch if rng.random() < 0.1}
-            got, want = answer(busy, batch, cancelled), answer(quiet, batch, {})
-            for r in batch:
-                ties += compare(got[r.id], want[r.id], tie)
-                answers += r.n
-                past.append(np.frombuffer(r.prompt, "<i4").tolist() + want[r.id].tokens[0])
-            past = past[-BATCH:]
+        done = _traffic(busy, steps, drawn=tie is None)
         stats = busy.stats()
     finally:
         busy.close()
+    alone = SchedulerConfig(
+        max_slots=1, max_prefill_tokens=LENGTH, prefix_cache=False, pipeline_depth=1, target_itl_ms=0.0
+    )
+    built = build_engine(folder, "alone", replace(config, kv_cache_memory=1 << 26), alone)
+    quiet = InProcessEngine(built.runner, built.info, alone)
+    ties: list[float] = []
+    differences: list[str] = []
+    try:
+        for request, got in done:
+            want = answer(quiet, [request], {})[request.id]
+            try:
+                ties += compare(got, want, tie)
+            except AssertionError as error:
+                differences.append(f"{request.id}: {error}")
+    finally:
         quiet.close()
     seen = dict(counting.counts) | {
-        "requests": count, "answers": answers, "preemptions": stats.preemptions,
-        "prefix tokens hit": stats.prefix_hits, "answers that part at a tie": len(ties),
-        "largest gap": round(max(ties, default=0.0), 4), "other differences": 0,
+        "requests": len(done), "answers": sum(request.n for request, _ in done),
+        "preemptions": stats.preemptions, "prefix tokens hit": stats.prefix_hits,
+        "answers that part at a tie": len(ties), "largest gap": round(max(ties, default=0.0), 4),
+        "differences": len(differences),
     }  # fmt: skip
-    print("\n".join(f"{name:28} {value:>10}" for name, value in seen.items()))
+    print("\n".join([*(f"{name:28} {value:>10}" for name, value in seen.items()), *differences[:5]]))
     return seen
 
 
+def _traffic(engine: InProcessEngine, steps: int, *, drawn: bool) -> list[tuple[GenerateRequest, Answer]]:
+    """Batches of requests, some of which are cancelled, until the engine has made so many steps."""
+    rng = np.random.default_rng(17)
+    done: list[tuple[GenerateRequest, Answer]] = []
+    past: list[list[int]] = []
+    while engine.stats().steps < steps:
+        batch = requests(rng, len(done), engine.info.vocab_size, past[-BATCH:], drawn)
+        cancelled = {r.id: int(rng.integers(1, 8)) for r in batch if rng.random() < 0.1}
+        answers = answer(engine, batch, cancelled)
+        done += [(r, answers[r.id]) for r in batch]
+        past += [unpack_tokens(r.prompt) + answers[r.id].tokens.get(0, []) for r in batch]
+    return done
+
+
 def check_coverage(seen: dict[str, Any]) -> None:
-    """Everything that the traffic is there for has happened."""
+    """Everything that the traffic is there for has happened, and no answer differs."""
+    assert seen["differences"] == 0
     for name in (
         "page blocks hit", "state hits", "snapshots restored", "states forked", "preemptions", "chunks",
         "following rows", "repeated steps", "snapshots",

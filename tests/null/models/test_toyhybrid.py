@@ -16,7 +16,7 @@ from pegainfer.engine.config import SchedulerConfig
 from tests.support.hybrid_traffic import check_coverage, memory_of, run
 from tests.support.toyhybrid.checkpoint import register, write_toy
 
-STEPS = int(os.environ.get("PEGAINFER_HYBRID_STEPS", "400"))
+STEPS = int(os.environ.get("PEGAINFER_HYBRID_STEPS", "250"))
 GREEDY = SamplingParams(temperature=0.0, logprobs=1)
 
 

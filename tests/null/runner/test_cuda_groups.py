@@ -19,6 +19,7 @@ from pegainfer.kernels.cuda.site import HANDLERS
 from pegainfer.runner.cuda import CudaRunner
 from tests.support.fake_cuda import FakeCuda, fake_cuda
 from tests.support.fake_kernels import FakeLt, write_kernels
+from tests.support.hybrid_traffic import check_coverage, memory_of, run
 from tests.support.toyhybrid.checkpoint import register, write_toy
 
 TOY = {
@@ -27,6 +28,7 @@ TOY = {
 PAGES, STATES = 0, 1  # groups
 PROMPT = list(range(3, 43))
 NONE = -1
+TIE = 0.0  # nat; requests are greedy with it
 
 
 @pytest.fixture
@@ -158,3 +160,8 @@ def test_a_copy_of_a_state_copies_every_part(runner: CudaRunner) -> None:
     for name, value in (("conv", 3), ("delta", 4)):
         each = parts[name].nbytes // states
         assert ctypes.string_at(parts[name].address + 2 * each, each) == bytes([value]) * each
+
+
+def test_random_traffic_makes_no_impossible_step(fake: FakeCuda, folder: Path) -> None:
+    """Nothing is computed, so that every token is 0; the host's side of copies, snapshots and steps runs."""
+    check_coverage(run(folder, 400, tie=TIE, backend="cuda", **memory_of(folder, backend="cuda")))
