@@ -123,7 +123,11 @@ class Staging:
         return StagedRows(slots, starts, counts, sampling, env, saves)
 
     def state_saves(self, plan: StepPlan, starts: Array, counts: Array) -> tuple[StateSave, ...]:
-        """The plan's snapshots as tokens of the step. Raises InvariantError for one outside its row."""
+        """The plan's snapshots as tokens of the step.
+
+        A row that starts at the position or behind it has no such token: an earlier row has passed it. Raises
+        InvariantError for a snapshot behind its row.
+        """
         row_of = {row.slot: i for i, row in enumerate(plan.rows)}
         firsts = np.cumsum(counts) - counts
         found: list[StateSave] = []
@@ -135,8 +139,8 @@ class Staging:
             if 0 <= index < counts[row]:
                 save = StateSave(snapshot.group, row, int(firsts[row]) + index, snapshot.state)
                 found.append(save)
-            elif not plan.rows[row].follow:  # a draw that failed moves a following row back
-                raise InvariantError(f"step {plan.step} has a snapshot outside its row: {snapshot}")
+            elif index >= 0 and not plan.rows[row].follow:  # a draw that failed moves a following row back
+                raise InvariantError(f"step {plan.step} has a snapshot behind its row: {snapshot}")
         return tuple(found)
 
     def _is_state(self, group: int) -> bool:

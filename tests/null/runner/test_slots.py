@@ -195,6 +195,14 @@ def test_a_snapshot_that_a_failed_draw_moves_out_of_its_row_is_not_taken() -> No
     assert rows.starts.tolist() == [6] and bench.inputs()["state.state_saves"] == [-1]
 
 
+def test_a_snapshot_that_an_earlier_row_has_passed_is_not_taken_again() -> None:
+    bench = Bench(PAGES, STATE)
+    blocks = (SlotBlocks(0, 0, (0, 1)), SlotBlocks(0, 1, (4,)))
+    bench.run(news=(new(0, list(range(8))),), blocks=blocks, rows=(Row(0, 0, 4, False),))
+    bench.run(rows=(Row(0, 4, 2, False),), snapshots=(StateSnapshot(0, 1, 4, 9),))
+    assert bench.inputs()["state.state_saves"] == [-1, -1]
+
+
 def test_a_windows_table_may_begin_with_blocks_that_are_not_there() -> None:
     window = PageGroup(name="near", block_size=4, bytes_per_block=1, window=4)
     bench = Bench(window)
@@ -243,8 +251,7 @@ def test_impossible_plans_are_refused(plan: Callable[[Bench], Any]) -> None:
         StateSnapshot(1, 1, 1, 64),  # outside the pool
         StateSnapshot(1, 1, 1, -1),
         StateSnapshot(0, 1, 1, 3),  # a slot without a row
-        StateSnapshot(1, 1, 1, 3),  # before the row
-        StateSnapshot(1, 1, 4, 3),  # behind it
+        StateSnapshot(1, 1, 4, 3),  # behind the row
     ],
 )
 def test_impossible_snapshots_are_refused(snapshot: StateSnapshot) -> None:
