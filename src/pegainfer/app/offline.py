@@ -65,7 +65,9 @@ class LLM:
         ref = resolve(os.fspath(model), revision=revision)
         text = load_text(ref)
         engine = build_engine(ref.path, ref.name, config, scheduler)
-        self._adopt(InProcessEngine(engine.runner, engine.info, scheduler), text, scheduler)
+        policy = engine.policy(scheduler)
+        running = InProcessEngine(engine.runner, engine.info, scheduler, policy=policy)
+        self._adopt(running, text, scheduler)
 
     @classmethod
     def over(cls, engine: InProcessEngine, text: TextSide, scheduler: SchedulerConfig) -> Self:

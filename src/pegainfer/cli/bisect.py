@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pegainfer.app.assemble import engine_info, make_backend, open_model, runner_info
+from pegainfer.app.assemble import engine_info, make_backend, open_model
+from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import TokenEvent
@@ -75,7 +76,8 @@ def compare(spec: EngineSpec, ids: list[int], answer: int) -> list[Difference]:
         weights = model.tensors(info.max_model_len)
         device, name = make_backend(weights, config)
         backend = ComparingBackend(device, weights)
-        runner = model.build(info, backend, kv_dtype=config.kv_format, max_logprobs=0)
+        groups = model_groups(model, config)
+        runner = model.build(info, groups, backend, steps=step_formats(config), max_logprobs=0)
     told = engine_info(info, spec.name, architecture, name, scheduler.max_logprobs)
     engine = InProcessEngine(runner, told, scheduler)
     sampling = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)

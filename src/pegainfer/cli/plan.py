@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from pegainfer.app import gpu
-from pegainfer.app.assemble import open_model, runner_info
+from pegainfer.app.assemble import open_model
+from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Cost
-from pegainfer.runner.program import Formats, largest_step
+from pegainfer.runner.program import largest_step
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,18 @@ def step_sizes(tokens: int, rows: int) -> dict[str, int]:
     return {"T": tokens, "R": rows, "L": rows}
 
 
-def step_programs(spec: EngineSpec, num_blocks: int = 0) -> StepPrograms:
+def step_programs(spec: EngineSpec, num_blocks: int = 1) -> StepPrograms:
     """Reads the model's header only. Raises what opening a model raises, and UnsupportedError without one.
 
     Args:
-        num_blocks: of the KV cache, for a GPU; 0: as told, or one where its memory decides.
+        num_blocks: of each KV group on a GPU, whose memory is not looked at.
     """
     if spec.is_null:
         raise UnsupportedError("the null device runs no program", remedy="name a model, leave --device out")
     with open_model(Path(spec.path), spec.engine.load_format) as (model, _):
         info = runner_info(model, spec.engine, spec.scheduler)
-        steps = Formats(kv=spec.engine.kv_format)
+        groups = model_groups(model, spec.engine)
         if spec.engine.backend == "cuda":
-            info = msgspec.structs.replace(info, num_blocks=(num_blocks or info.num_blocks[0] or 1,))
-            steps = gpu.FORMATS
-        programs = model.programs(info, steps, spec.scheduler.max_logprobs)
+            info = msgspec.structs.replace(info, num_blocks=(num_blocks,) * len(groups))
+        programs = model.programs(info, groups, step_formats(spec.engine), spec.scheduler.max_logprobs)
     return StepPrograms(info, programs["forward"], programs["sampler"])

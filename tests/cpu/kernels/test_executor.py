@@ -48,12 +48,12 @@ def linear_program(dtype: str = "f32") -> Program:
         ("token_ids", 4, CONFIG.vocab_size, r"embedding: ids\[4\]: expected 0 to 202, got 203"),
         ("token_ids", 0, -1, r"embedding: ids\[0\]: expected 0 to 202, got -1"),
         ("positions", 1, 640, r"positions\[1\]: expected 0 to 639, got 640"),
-        ("slots", 2, BLOCKS * BLOCK_SIZE, r"slots\[2\]: expected 0 to 1535, got 1536"),
+        ("kv.places", 2, BLOCKS * BLOCK_SIZE, r"slots\[2\]: expected 0 to 1535, got 1536"),
         ("logit_rows", 3, 5, r"lm_head: rows\[3\]: expected 0 to 4, got 5"),
         ("query_lens", 0, 6, r"attention: row 0 has tokens 0 to 6, expected within 5"),
         ("context_lens", 0, 4, r"context_lens\[0\]: expected 5 to 640, got 4"),
         ("context_lens", 0, 641, r"context_lens\[0\]: expected 5 to 640, got 641"),
-        ("block_table", (0, 0), BLOCKS, r"block_table\[0, 0\]: expected 0 to 95, got 96"),
+        ("kv.block_table", (0, 0), BLOCKS, r"block_table\[0, 0\]: expected 0 to 95, got 96"),
     ],
 )
 def test_an_index_out_of_bounds_is_named_and_nothing_runs(

@@ -14,7 +14,7 @@ from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
 from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.models.qwen3.config import Qwen3Config
-from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
@@ -33,6 +33,10 @@ SEQUENCES, SPREAD = sized((8, 1.18), (2, 1.36))  # of cut runs beside whole ones
 LARGEST = {"T": TOKENS, "R": ROWS, "L": ROWS}
 
 
+def sizes(formats: Formats) -> Sizes:
+    return Sizes(groups(CONFIG, BLOCK, formats), (BLOCKS,), WIDTH * BLOCK)
+
+
 class Model:
     """The model on the device and its weights on the host; every sequence has blocks of its own."""
 
@@ -48,9 +52,9 @@ class Model:
         freqs = inverse_frequencies(CONFIG.head_dim, CONFIG.rope_theta, None)
         self.constants["cos_sin"] = cos_sin_table(WIDTH * BLOCK, freqs)
         formats = {n: "f32" if len(s) == 1 else "bf16" for n, s in TABLE.shapes(CONFIG).items()}
-        sizes = Sizes(BLOCKS, BLOCK, WIDTH, WIDTH * BLOCK)
-        self.exact = forward(CONFIG, formats, sizes)
-        rounding = forward(CONFIG, formats, sizes, Formats("bf16", "bf16", "bf16"))
+        exact, rounded_to = Formats(), Formats("bf16", "bf16", "bf16")
+        self.exact = forward(CONFIG, formats, sizes(exact), exact)
+        rounding = forward(CONFIG, formats, sizes(rounded_to), rounded_to)
         weights = {n: raw(a, formats.get(n, "f32")) for n, a in self.constants.items()}
         self.kv = DeviceTensor.empty((BLOCKS, CONFIG.num_layers, 2, 2, BLOCK, 64), "bf16", "kv")
         backend = CudaBackend(ctx, weights, options)
@@ -77,9 +81,9 @@ class Model:
         starts = np.cumsum(counts) - counts
         inputs = {
             "token_ids": np.array(ids, i32), "positions": np.array(positions, i32),
-            "slots": np.array(slots, i32), "query_starts": starts.astype(i32),
+            "kv.places": np.array(slots, i32), "query_starts": starts.astype(i32),
             "query_lens": np.array(counts, i32),
-            "context_lens": np.array([len(t) for _, t, _ in rows], i32), "block_table": table,
+            "context_lens": np.array([len(t) for _, t, _ in rows], i32), "kv.block_table": table,
             "logit_rows": (starts + counts - 1).astype(i32),
         }  # fmt: skip
         return inputs, {"T": len(ids), "R": len(rows), "L": len(rows)}

@@ -18,7 +18,7 @@ from pegainfer.kernels.workload import (
     largest_of,
     positions_of,
 )
-from pegainfer.models.llama.forward import forward, shapes
+from pegainfer.models.llama.forward import forward, groups, shapes
 from pegainfer.ops.check import check_case, through_program
 from pegainfer.ops.compose import run_reference
 from pegainfer.ops.program import Program
@@ -35,7 +35,7 @@ LONGEST = CONFIG.max_position_embeddings
 
 def programs() -> list[Program]:
     formats = {name: "q4_1" if len(shape) == 2 else "f32" for name, shape in shapes(CONFIG).items()}
-    coarse = forward(CONFIG, formats, Sizes(100, 16, 40, LONGEST), Formats())
+    coarse = forward(CONFIG, formats, Sizes(groups(CONFIG, 16, Formats()), (100,), LONGEST), Formats())
     return [coarse, sampler(CONFIG.vocab_size, 8, LONGEST + 1, 20).lowered(lambda call: False)]
 
 

@@ -95,6 +95,18 @@ COSTS = {
     "embedding": ({"T": 2, "M": 3, "V": 100}, 4 * (2 * 2 * 3 + 2), 0),
     "rope": ({"T": 2, "H": 3, "D": 4, "P": 50}, 4 * (2 * 2 * 3 * 4 + 2 + 2 * 4), 3 * 2 * 3 * 4),
     "kv_append": ({"T": 2, "N": 9, "Y": 2, "G": 1, "S": 4, "D": 3}, 4 * (2 * 2 * 2 * 3 + 2), 0),
+    # 2 rows read and write 3 kept inputs of 6 channels; 3 tokens of 6 in and out, 4 taps
+    "causal_conv_silu": (
+        {"T": 3, "F": 6, "N": 9, "Y": 2, "X": 3, "W": 4, "R": 2},
+        4 * (2 * 3 * 6 + 4 * 6 + 2 * 2 * 3 * 6),
+        3 * 6 * (2 * 4 + 4),
+    ),
+    # 2 rows read and write 2 heads of 4x5; 3 tokens of 2 · 1 · 4 + 2 · 5 in and 2 · 5 out, 2 gates a head
+    "gated_delta_rule": (
+        {"T": 3, "F": 18, "N": 9, "Y": 2, "H": 2, "K": 4, "V": 5, "R": 2},
+        4 * (3 * 18 + 3 * 10 + 2 * 3 * 2 + 2 * 2 * 2 * 4 * 5),
+        7 * 3 * 2 * 4 * 5,
+    ),
     # C = 10 cached tokens of one layer, one KV head of 4, keys and values; Q = 12 pairs, 2 heads
     "attention": (
         {"T": 3, "H": 2, "D": 4, "N": 9, "Y": 2, "G": 1, "S": 4, "R": 2, "W": 3, "C": 10, "Q": 12},

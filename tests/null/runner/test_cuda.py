@@ -324,7 +324,7 @@ def test_logprobs_come_back_where_asked(runner: CudaRunner) -> None:
 
 
 def test_blocks_are_copied_on_the_device(runner: CudaRunner) -> None:
-    pool = runner._parts.pool
+    pool = runner._parts.pools.states["kv"]
     nbytes = pool.nbytes // pool.shape[0]
     ctypes.memset(pool.address + 4 * nbytes, 9, nbytes)
     runner.sample(runner.forward(StepPlan(step=1, copies=(BlockCopy(0, 4, 6),)))).wait()

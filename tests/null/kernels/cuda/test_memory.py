@@ -16,7 +16,7 @@ from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.site import Matmul
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.models.qwen3.config import Qwen3Config
-from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.launch import Block, Launch
@@ -39,7 +39,8 @@ def executor_of(ctx: CudaContext, sizes: tuple[int, int, int, int], options: Cud
         max_position_embeddings=64, tie_word_embeddings=True,
     )  # fmt: skip
     formats = dict.fromkeys(TABLE.shapes(config), "bf16")
-    program = forward(config, formats, Sizes(8, 16, 4, 64), Formats("bf16", "bf16", "bf16"))
+    steps = Formats("bf16", "bf16", "bf16")
+    program = forward(config, formats, Sizes(groups(config, 16, steps), (8,), 64), steps)
     table = RawWeight("f32", (64, d), np.zeros(64 * d * 4, np.uint8))
     backend = CudaBackend(ctx, {"cos_sin": table}, options, Dummy())
     kv = DeviceTensor.empty((8, 2, 2, 1, 16, d), "bf16", "kv")

@@ -18,7 +18,7 @@ from pegainfer.kernels.cuda.stepbench import CudaSteps
 from pegainfer.kernels.loads import StepShape
 from pegainfer.kernels.workload import Family
 from pegainfer.models.qwen3.config import Qwen3Config
-from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.compose import run_reference
 from pegainfer.ops.program import OpCall, Program
@@ -44,7 +44,7 @@ OPS = {
 def programs(blocks: int = 8) -> list[Program]:
     formats = {n: "q4_1" if len(shape) == 2 else "bf16" for n, shape in TABLE.shapes(CONFIG).items()}
     steps = Formats("bf16", "bf16", "bf16")
-    sizes = Sizes(blocks, 16, 16, 256)
+    sizes = Sizes(groups(CONFIG, 16, steps), (blocks,), 256)
     return [forward(CONFIG, formats, sizes, steps), sampler(CONFIG.vocab_size, 8, 257, 20)]
 
 

@@ -39,7 +39,6 @@ from tests.support.fake_cuda import FakeCuda, FakeLt, Launched, fake_cuda, fake_
 Calls = Sequence[OpCall]
 SOURCE = Path(module.__file__).parent / "sm90" / "pass" / "operands.cuh"
 H100 = DeviceInfo(0, "H100", (9, 0), 132, 50 << 20, 227 << 10, 228 << 10, 80 << 30, 13000)
-SIZES = Sizes(num_blocks=8, block_size=16, blocks_per_seq=4, num_positions=64)
 FIELDS: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_layers": 2, "num_heads": 4,
     "num_kv_heads": 2, "head_dim": 64, "norm_eps": 1e-6, "rope_theta": 1e4, "rope_scaling": None,
@@ -63,10 +62,12 @@ def program(line: str = "qwen3", activation: str = "bf16", residual: str = "bf16
     formats = Formats(activation, residual, activation)
     if line == "llama":
         config = LlamaConfig(**FIELDS | fields)
-        made = llama.forward(config, dict.fromkeys(LLAMA.shapes(config), "bf16"), SIZES, formats)
+        sizes = Sizes(llama.groups(config, 16, formats), (8,), 64)
+        made = llama.forward(config, dict.fromkeys(LLAMA.shapes(config), "bf16"), sizes, formats)
     else:
         other = Qwen3Config(**FIELDS | fields)
-        made = qwen3.forward(other, dict.fromkeys(QWEN3.shapes(other), "bf16"), SIZES, formats)
+        sizes = Sizes(qwen3.groups(other, 16, formats), (8,), 64)
+        made = qwen3.forward(other, dict.fromkeys(QWEN3.shapes(other), "bf16"), sizes, formats)
     return made.lowered(keep=keeps_whole)
 
 
@@ -258,11 +259,11 @@ class Rig:
     def run(self, queries: Sequence[int], logits: int = 1) -> list[Launched]:
         """The launches of a step of rows with so many tokens each."""
         total, rows, i32 = sum(queries), len(queries), np.int32
-        inputs = {n: np.arange(3, 3 + total, dtype=i32) for n in ("token_ids", "positions", "slots")}
+        inputs = {n: np.arange(3, 3 + total, dtype=i32) for n in ("token_ids", "positions", "kv.places")}
         inputs |= {n: np.array(queries, i32) for n in ("query_lens", "context_lens")}
         inputs |= {
             "query_starts": (np.cumsum(queries) - queries).astype(i32),
-            "block_table": np.ones((rows, 4), i32),
+            "kv.block_table": np.ones((rows, 4), i32),
             "logit_rows": np.arange(logits, dtype=i32),
         }
         self.fake.launches.clear()
@@ -311,9 +312,9 @@ def test_who_looks_between_ops_gets_the_usual_launches(tmp_path: Path) -> None:
     with fake_cuda() as fake:
         rig = Rig(fake, tmp_path, CudaOptions())
         rig.run([1])
-        inputs = {n: np.ones(1, np.int32) for n in ("token_ids", "positions", "slots", "query_lens")}
+        inputs = {n: np.ones(1, np.int32) for n in ("token_ids", "positions", "kv.places", "query_lens")}
         inputs |= {n: np.zeros(1, np.int32) for n in ("query_starts", "logit_rows")}
-        inputs |= {"context_lens": np.full(1, 2, np.int32), "block_table": np.ones((1, 4), np.int32)}
+        inputs |= {"context_lens": np.full(1, 2, np.int32), "kv.block_table": np.ones((1, 4), np.int32)}
         walked = [work for _, work, run in rig.executor.walk(inputs, ONE) if run() is None]
         assert all(walked) and not any("row_pass" in str(w) for work in walked for w in work)
 

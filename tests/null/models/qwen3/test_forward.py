@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pegainfer.models.qwen3.config import Qwen3Config
-from pegainfer.models.qwen3.forward import forward, head
+from pegainfer.models.qwen3.forward import forward, groups, head
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.program import Program
 from pegainfer.ops.sampler import prompt_logprobs
@@ -13,7 +13,6 @@ from pegainfer.ops.tensor import Kind
 from pegainfer.runner.program import Formats, Sizes
 from tests.support.tinyqwen3 import MODELS
 
-SIZES = Sizes(num_blocks=8, block_size=4, blocks_per_seq=8, num_positions=32)
 LAYER = ["qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "linear_residual"]
 
 
@@ -23,7 +22,8 @@ def config(name: str) -> Qwen3Config:
 
 def recorded(name: str, formats: Formats | None = None) -> Program:
     c = config(name)
-    return forward(c, dict.fromkeys(TABLE.shapes(c), "bf16"), SIZES, formats)
+    sizes = Sizes(groups(c, 4, formats or Formats()), (8,), 32)
+    return forward(c, dict.fromkeys(TABLE.shapes(c), "bf16"), sizes, formats)
 
 
 def test_the_calls_in_model_order() -> None:

@@ -12,6 +12,7 @@ import pytest
 from pegainfer.contract.errors import InvariantError, UnsupportedError
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import (
+    NO_BLOCK,
     BlockCopy,
     KVSpec,
     NewSlot,
@@ -24,13 +25,15 @@ from pegainfer.contract.step import (
     StepPlan,
 )
 from pegainfer.contract.tiers import DEVICE, Tier, Transfer
-from pegainfer.kv.device.pool import KVPool
-from pegainfer.kv.device.slots import Slots
-from pegainfer.kv.device.stage import StagedRows, Staging
+from pegainfer.runner.slots import Slots
+from pegainfer.runner.staging import StagedRows, Staging
 
+OWN = ("places", "block_table", "state_ids", "state_saves")  # inputs of a group
+INPUTS = ("token_ids", "positions", "query_starts", "query_lens", "context_lens", "logit_rows")
 PAGES = PageGroup(name="kv", block_size=4, bytes_per_block=1)
 COARSE = PageGroup(name="coarse", block_size=8, bytes_per_block=1)
 STATE = StateGroup(name="state", bytes_per_state=1)
+OTHER = StateGroup(name="other", bytes_per_state=1)
 
 
 def info(*groups: PageGroup | StateGroup) -> RunnerInfo:
@@ -62,7 +65,8 @@ class Bench:
     def __init__(self, *groups: PageGroup | StateGroup) -> None:
         self.info = info(*(groups or (PAGES,)))
         self.slots = Slots(self.info, max_logprobs=5)
-        self.staging = Staging(self.slots, self.info)
+        inputs = {f"{g.name}.{name}" for g in self.info.kv.groups for name in OWN}
+        self.staging = Staging(self.slots, self.info, inputs | set(INPUTS))
         self.step = 0
 
     def run(self, **parts: Any) -> StagedRows:
@@ -90,12 +94,12 @@ def test_a_prefill_and_a_decode_share_a_step() -> None:
     assert bench.inputs() == {
         "token_ids": [21, 22, 23, 24, 13],
         "positions": [1, 2, 3, 4, 3],
-        "slots": [5 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3, 3 * 4, 9 * 4 + 3],
+        "kv.places": [5 * 4 + 1, 5 * 4 + 2, 5 * 4 + 3, 3 * 4, 9 * 4 + 3],
         "query_starts": [0, 4],
         "query_lens": [4, 1],
         "context_lens": [5, 4],
         "logit_rows": [4],
-        "block_table": [[5, 3, 0, 0, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]],
+        "kv.block_table": [[5, 3, 0, 0, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]],
     }
     assert rows.sampling.tolist() == [1]
     # Row 0 reads 5 cached tokens for pairs 2 + 3 + 4 + 5, row 1 reads 4 for 4.
@@ -133,11 +137,80 @@ def test_groups_have_tables_of_their_own_and_states_one_entry() -> None:
         rows=(Row(0, 6, 4, True),),
     )
     staged = bench.inputs()
-    assert staged["slots"] == [10, 11, 12, 13]
-    assert staged["slots2"] == [78, 79, 32, 33]
-    assert staged["block_table2"] == [[9, 4, 0, 0]]
+    assert staged["kv.places"] == [10, 11, 12, 13]
+    assert staged["coarse.places"] == [78, 79, 32, 33]
+    assert staged["coarse.block_table"] == [[9, 4, 0, 0]]
+    assert (staged["state.state_ids"], staged["state.state_saves"]) == ([7], [-1] * 4)
+    assert set(staged) == {
+        *INPUTS, "kv.places", "kv.block_table", "coarse.places", "coarse.block_table", "state.state_ids",
+        "state.state_saves",
+    }  # fmt: skip
     bench.run(blocks=(SlotBlocks(0, 1, (8,)),))
     assert bench.slots.tables[1][0].tolist() == [8]
+
+
+def test_a_program_gets_the_inputs_that_it_has() -> None:
+    slots = Slots(info(PAGES, STATE), max_logprobs=0)
+    staging = Staging(slots, info(PAGES, STATE), {"token_ids", "state.state_ids"})
+    plan = StepPlan(
+        step=1, news=(new(0, [4, 5]),), blocks=(SlotBlocks(0, 0, (1,)), SlotBlocks(0, 1, (9,))),
+        rows=(Row(0, 0, 2, True),),
+    )  # fmt: skip
+    slots.apply(plan)
+    staged = {name: a.tolist() for name, a in staging.inputs(staging.rows(plan)).items()}
+    assert staged == {"token_ids": [4, 5], "state.state_ids": [9]}
+
+
+def test_snapshots_become_states_that_tokens_save() -> None:
+    """Two in one row and one in another, for two groups; a step without snapshots saves nothing."""
+    bench = Bench(PAGES, STATE, OTHER)
+    blocks = [SlotBlocks(s, 0, (3 * s, 3 * s + 1, 3 * s + 2)) for s in (1, 2)]
+    states = [SlotBlocks(s, g, (10 * g + s,)) for s in (1, 2) for g in (1, 2)]
+    bench.run(
+        news=(new(1, list(range(10))), new(2, list(range(9)))), blocks=(*blocks, *states),
+        rows=(Row(2, 0, 3, False),),
+    )  # fmt: skip
+    assert bench.inputs()["state.state_saves"] == [-1] * 3
+    snapshots = (
+        StateSnapshot(1, 1, 4, 33), StateSnapshot(1, 1, 8, 34), StateSnapshot(2, 1, 8, 35),
+        StateSnapshot(2, 2, 8, 36),
+    )  # fmt: skip
+    bench.run(rows=(Row(2, 3, 6, True), Row(1, 0, 8, False)), snapshots=snapshots)
+    staged = bench.inputs()
+    # Row of slot 2: positions 3 to 8, so position 7 is its token 4; row of slot 1: tokens 6 to 13.
+    assert staged["state.state_saves"] == [-1, -1, -1, -1, 35, -1, -1, -1, -1, 33, -1, -1, -1, 34]
+    assert staged["other.state_saves"] == [-1] * 4 + [36] + [-1] * 9
+    assert (staged["state.state_ids"], staged["other.state_ids"]) == ([12, 11], [22, 21])
+    bench.slots.history[2, 9] = 5
+    bench.slots.advance(np.array([2]))
+    bench.run(rows=(Row(2, 9, 1, True), Row(1, 8, 1, False)))
+    assert bench.inputs()["state.state_saves"] == [-1, -1]
+
+
+def test_a_snapshot_that_a_failed_draw_moves_out_of_its_row_is_not_taken() -> None:
+    bench = Bench(PAGES, STATE)
+    blocks = (SlotBlocks(0, 0, (0, 1)), SlotBlocks(0, 1, (4,)))
+    bench.run(news=(new(0, list(range(7))),), blocks=blocks, rows=(Row(0, 0, 7, True),))
+    rows = bench.run(rows=(Row(0, 7, 1, True, True),), snapshots=(StateSnapshot(0, 1, 8, 9),))
+    assert rows.starts.tolist() == [6] and bench.inputs()["state.state_saves"] == [-1]
+
+
+def test_a_snapshot_that_an_earlier_row_has_passed_is_not_taken_again() -> None:
+    bench = Bench(PAGES, STATE)
+    blocks = (SlotBlocks(0, 0, (0, 1)), SlotBlocks(0, 1, (4,)))
+    bench.run(news=(new(0, list(range(8))),), blocks=blocks, rows=(Row(0, 0, 4, False),))
+    bench.run(rows=(Row(0, 4, 2, False),), snapshots=(StateSnapshot(0, 1, 4, 9),))
+    assert bench.inputs()["state.state_saves"] == [-1, -1]
+
+
+def test_a_windows_table_may_begin_with_blocks_that_are_not_there() -> None:
+    window = PageGroup(name="near", block_size=4, bytes_per_block=1, window=4)
+    bench = Bench(window)
+    bench.run(news=(new(0, list(range(10))),), blocks=(SlotBlocks(0, 0, (NO_BLOCK, 8, 9)),))
+    bench.run(rows=(Row(0, 8, 2, True),))
+    assert bench.inputs()["near.places"] == [36, 37]
+    with pytest.raises(InvariantError, match="names blocks"):
+        bench.run(blocks=(SlotBlocks(0, 0, (64,)),))
 
 
 def test_an_empty_plan_stages_nothing() -> None:
@@ -157,6 +230,7 @@ def test_an_empty_plan_stages_nothing() -> None:
         lambda b: b.run(blocks=(SlotBlocks(1, 0, (64,)),)),  # outside the pool
         lambda b: b.run(blocks=(SlotBlocks(1, 0, (5, -1)),)),
         lambda b: b.run(copies=(BlockCopy(0, 3, 64),)),
+        lambda b: b.run(rows=(Row(1, 0, 3, True),), snapshots=(StateSnapshot(1, 0, 3, 3),)),  # pages
         lambda b: b.run(copies=(BlockCopy(0, -1, 3),)),
         lambda b: b.run(rows=(Row(1, 0, 4, False),)),  # three tokens are known
         lambda b: b.run(rows=(Row(1, 0, 0, False),)),
@@ -171,13 +245,21 @@ def test_impossible_plans_are_refused(plan: Callable[[Bench], Any]) -> None:
         plan(bench)
 
 
-def test_pool_copies_blocks_in_order() -> None:
-    pool = KVPool(4, (2, 3), np.dtype(np.float16))
-    pool.array[0] = 1
-    pool.copy((BlockCopy(0, 0, 2), BlockCopy(0, 2, 3)))
-    assert (pool.array[2] == 1).all()
-    assert (pool.array[3] == 1).all()
-    assert (pool.array[1] == 0).all()
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        StateSnapshot(1, 1, 1, 64),  # outside the pool
+        StateSnapshot(1, 1, 1, -1),
+        StateSnapshot(0, 1, 1, 3),  # a slot without a row
+        StateSnapshot(1, 1, 4, 3),  # behind the row
+    ],
+)
+def test_impossible_snapshots_are_refused(snapshot: StateSnapshot) -> None:
+    bench = Bench(PAGES, STATE)
+    blocks = (SlotBlocks(1, 0, (0,)), SlotBlocks(1, 1, (5,)))
+    bench.run(news=(new(1, [1, 2, 3, 4]),), blocks=blocks, rows=(Row(1, 0, 1, False),))
+    with pytest.raises(InvariantError):
+        bench.run(rows=(Row(1, 1, 2, False),), snapshots=(snapshot,))
 
 
 def test_rows_that_go_on_are_those_of_a_later_plan() -> None:
@@ -197,7 +279,6 @@ def test_rows_that_go_on_are_those_of_a_later_plan() -> None:
 @pytest.mark.parametrize(
     ("feature", "parts"),
     [
-        ("state snapshots", {"snapshots": (StateSnapshot(0, 0, 16, 1),)}),
         ("transfers", {"transfers": (Transfer(1, 0, 1, 2, DEVICE, 3),)}),
     ],
 )

@@ -1,4 +1,4 @@
-"""Sampling parameters of every slot, and a step's share of them as the sampling op takes it.
+"""Sampling parameters of every slot, and those of a step's rows as inputs of the sampling op.
 
 Names of staged arrays are those of the op `sample` (ops/sample.py), which documents each.
 """
@@ -45,7 +45,7 @@ class _Sequences:
 
 @dataclass(frozen=True)
 class _Extras:
-    """What few requests have: lists of their own length."""
+    """Parameters that few requests have: lists of any length."""
 
     bias_ids: Array  # int32, distinct
     bias_values: Array  # float32
@@ -104,7 +104,7 @@ class SamplingState:
 
     @property
     def plain(self) -> bool:
-        """Whether no slot has biases, masks of its own or banned tokens: arrays by slot are all there is."""
+        """Whether no slot has biases, a mask of its own or banned tokens."""
         return not self._extras
 
     def stage(self, slots: Array, draws: Array, masks: Mapping[int, bytes]) -> dict[str, Array]:
@@ -133,7 +133,10 @@ class SamplingState:
         return self._stage_bias(extras) | _stage_banned(extras, draws) | self._stage_masks(extras, masks)
 
     def stage_masks(self, count: int, masks: Mapping[int, bytes]) -> dict[str, Array]:
-        """Of `count` rows those in `masks` have one; see `stage`. The same rows are the same object again."""
+        """The masks of `count` rows, of which those in `masks` have one; see `stage`.
+
+        For the same rows as in the call before, `mask_rows` is the same array.
+        """
         whose = (count, *masks)
         if whose != self._masked:
             self._masked = whose

@@ -8,7 +8,7 @@ import numpy as np
 
 from pegainfer.contract.request import SamplingParams
 from pegainfer.contract.step import NewSlot
-from pegainfer.kv.device.sampling import SamplingState
+from pegainfer.runner.sampling_state import SamplingState
 
 VOCAB = 70  # three mask words, the last one partly used
 
