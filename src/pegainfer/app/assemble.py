@@ -21,8 +21,8 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.ops.backend import Backend, ReferenceBackend
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
-from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.safetensors import open_safetensors
+from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
     from pegainfer.kernels.cpu.backend import CpuOptions
@@ -214,7 +214,7 @@ def _gpu_info(model: Model, kv: KVSpec, length: int, blocks: int, scheduler: Sch
 
 
 def make_backend(
-    tensors: Mapping[str, RawWeight], config: EngineConfig, *, timing: bool = False
+    tensors: Mapping[str, Weight], config: EngineConfig, *, timing: bool = False
 ) -> tuple[Backend, str]:
     """The backend that holds these weights, and how it describes its device.
 

@@ -82,10 +82,9 @@ def build_runner(model: Model, info: RunnerInfo, config: EngineConfig, max_logpr
     try:
         max_logprobs = min(max_logprobs, info.vocab_size)
         info = fit(model, info, config, *ctx.device.memory(), max_logprobs)
-        dummy = config.load_format == "dummy"
-        tensors = model.tensors(info.max_model_len)
-        raw = {name: w for name, w in tensors.items() if not dummy or w.data.size}
-        backend = CudaBackend(ctx, raw, CudaOptions(graphs=config.cuda_graph), Dummy() if dummy else None)
+        dummy = Dummy() if config.load_format == "dummy" else None
+        weights = model.tensors(info.max_model_len)
+        backend = CudaBackend(ctx, weights, CudaOptions(graphs=config.cuda_graph), dummy)
         runner = prepare(model, info, backend, max_logprobs)
         clock.append(time.perf_counter())
         # The one waits for the disk and the bus, the other for Python: graphs need addresses, not values.

@@ -12,8 +12,8 @@ from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
 from pegainfer.runner.program import Formats
 from pegainfer.runtime.weights.gguf import GGUFFile
-from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.tensorfile import TensorFile
+from pegainfer.runtime.weights.weight import Weight
 
 # The `architectures` name of config.json, or `general.architecture` of GGUF -> the line's module.
 LINES: dict[str, str] = {
@@ -45,7 +45,7 @@ class Model(Protocol):
 
     def kv_spec(self, block_size: int, kv_dtype: str) -> KVSpec: ...
 
-    def tensors(self, num_positions: int) -> dict[str, RawWeight]: ...
+    def tensors(self, num_positions: int) -> dict[str, Weight]: ...
 
     def programs(self, info: RunnerInfo, steps: Formats, max_logprobs: int) -> dict[str, Program]: ...
 

@@ -26,12 +26,11 @@ from pegainfer.kernels.cuda.compare import compare_step
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
 from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.ops.backend import to_float32
 from pegainfer.ops.rounding import rounded
 from pegainfer.ops.tensor import Kind
 from pegainfer.runner.program import only_group
 from pegainfer.runtime.cuda.tensor import DeviceTensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -64,9 +63,7 @@ def compare(spec: EngineSpec, ids: list[int], answer: int) -> list[Difference]:
             ctx.close()
 
 
-def _ready(
-    ctx: CudaContext, model: Model, info: RunnerInfo, weights: Mapping[str, RawWeight]
-) -> CudaExecutor:
+def _ready(ctx: CudaContext, model: Model, info: RunnerInfo, weights: Mapping[str, Weight]) -> CudaExecutor:
     """The forward pass without graphs, over a cache of one sequence."""
     forward = model.programs(info, FORMATS, 0)["forward"]
     block_size = only_group(info.kv).block_size
@@ -78,9 +75,9 @@ def _ready(
     return executor
 
 
-def _as_on_device(weight: RawWeight) -> Array:
-    values = to_float32(weight)
-    return rounded(values, DTYPE) if len(weight.shape) > 1 and weight.format != "f32" else values
+def _as_on_device(weight: Weight) -> Array:
+    values = weight.values()
+    return rounded(values, DTYPE) if weight.dtype != "f32" else values
 
 
 def _steps(

@@ -12,7 +12,7 @@ from pegainfer.ops.program import Program
 from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
 from pegainfer.runner.host import HostRunner
 from pegainfer.runner.program import Formats, Sizes, only_group, page_spec
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Forward = Callable[[Mapping[str, str], Sizes, Formats], Program]
 MakeHead = Callable[[Mapping[str, str], str], Head]
@@ -52,8 +52,8 @@ class PagedModel:
     """
 
     config: DecoderConfig
-    weights: Mapping[str, RawWeight]
-    cos_sin: Callable[[int], RawWeight]
+    weights: Mapping[str, Weight]
+    cos_sin: Callable[[int], Weight]
     forward: Forward
     head: MakeHead
 
@@ -68,7 +68,7 @@ class PagedModel:
     @property
     def formats(self) -> dict[str, str]:
         """Storage format of each weight by name."""
-        return {name: w.format for name, w in self.weights.items()}
+        return {name: w.dtype for name, w in self.weights.items()}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -79,7 +79,7 @@ class PagedModel:
         c = self.config
         return page_spec(c.num_layers, c.num_kv_heads * c.head_dim, block_size, kv_dtype)
 
-    def tensors(self, num_positions: int) -> dict[str, RawWeight]:
+    def tensors(self, num_positions: int) -> dict[str, Weight]:
         """Every constant of the programs by name; `num_positions` is the served length."""
         return {**self.weights, "cos_sin": self.cos_sin(num_positions)}
 

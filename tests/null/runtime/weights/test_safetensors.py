@@ -55,10 +55,10 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
             "f8": ("f8_e4m3", (3,), 3),
             "f4": ("f4", (2,), 1),
         }
-        assert f.raw("a").view("<f4").tolist() == A.tolist()
-        assert f.raw("b").tobytes() == bytes(range(8))
-        assert f.raw("none").size == 0
-        assert not f.raw("a").flags.writeable
+        assert f.part("a").bytes().view("<f4").tolist() == A.tolist()
+        assert f.part("b").bytes().tobytes() == bytes(range(8))
+        assert f.part("none").bytes().size == 0
+        assert not f.part("a").bytes().flags.writeable
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -135,15 +135,14 @@ def test_shards_read_as_one(tmp_path: Path) -> None:
         with open_safetensors(place) as f:
             assert isinstance(f, ShardedSafetensors) and f.path == index
             assert sorted(f.tensors) == ["a", "b"]
-            assert f.raw("b").tobytes() == b"xyz"
-            path, offset = f.origin("b")
-            assert Path(path).name == "x-2.safetensors"
-            assert Path(path).read_bytes()[offset : offset + 3] == b"xyz"
-            f.release("a")
-            f.release()
-            assert f.raw("a").view("<f4").tolist() == A.tolist()
+            assert f.part("b").bytes().tobytes() == b"xyz"
+            (extent,) = f.part("b").extents
+            assert isinstance(extent.source, SafetensorsFile)
+            assert extent.source.path.name == "x-2.safetensors"
+            assert extent.source.path.read_bytes()[extent.offset : extent.end] == b"xyz"
+            assert f.part("a").bytes().view("<f4").tolist() == A.tolist()
             with pytest.raises(ModelFileError, match="tensor is missing; expected 'c'; got 2 other"):
-                f.raw("c")
+                f.part("c").bytes()
 
 
 @pytest.mark.parametrize(
