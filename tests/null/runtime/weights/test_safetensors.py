@@ -181,3 +181,22 @@ def test_folder_choices(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(one)
     with open_safetensors(tmp_path) as f:
         assert f.path.name == "model.safetensors"
+
+
+def test_rows_are_read_without_mapping_or_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safetensors_file({"a": ("F32", [3, 2], A.tobytes())}))
+    with SafetensorsFile(path) as f:
+        part, into = f.part("a"), np.empty(16, np.uint8)
+        part.take(0, [range(0, 3, 2)]).read(into)
+        assert into.view("<f4").tolist() == [0, 1, 4, 5]
+        monkeypatch.setattr(SafetensorsFile, "view", lambda _: pytest.fail("mapped"))
+        part.take(0, [range(2, 3), range(0, 1)]).read(into)
+        assert into.view("<f4").tolist() == [4, 5, 0, 1]
+        path.write_bytes(path.read_bytes()[:-4])
+        with pytest.raises(
+            ModelFileError, match=r"became shorter after it was opened; .* got \d+; at .*m.safe"
+        ):
+            part.take(0, [range(1, 3)]).read(into)
+    with pytest.raises(ModelFileError, match="weights file was closed"):
+        part.take(0, [range(1)]).read(into[:8])
