@@ -86,45 +86,37 @@ class Part:
 
     def __post_init__(self) -> None:
         """Raises ModelFileError where the extents do not hold the shape: kernels read without checking."""
-        rows, width = prod(self.shape[:-1]), self.width
-        held = sum(e.rows for e in self.extents)
-        if held != rows or any(e.width != width for e in self.extents):
-            got = f"{held} rows of {sorted({e.width for e in self.extents})} bytes"
-            raise ModelFileError(
-                f"bytes of a {self.format} array {list(self.shape)}",
-                expected=f"{rows} rows of {width} bytes",
-                got=got,
-            )
+        rows, width, held = prod(self.shape[:-1]), self.width, 0
         for e in self.extents:
+            held += e.rows if e.width == width else 0
             if e.offset < 0 or e.pitch < 0 or e.end > e.source.size:
                 raise ModelFileError(
                     "rows outside of their source", expected=f"≤ {e.source.size} bytes", got=e.end
                 )
+        if held != rows:
+            raise ModelFileError(
+                f"bytes of a {self.format} array {list(self.shape)}",
+                expected=f"{rows} rows of {width} bytes",
+                got=f"{held} of them",
+            )
 
     @classmethod
     def at(cls, format_name: str, shape: tuple[int, ...], source: Source, offset: int) -> Part:
         """An array that lies row after row from `offset` on. Raises ModelFileError."""
-        part = cls(format_name, (0, *(shape or (1,))[-1:]), ())
-        rows, width = prod(shape[:-1]), part.width
+        shape = shape or (1,)
+        rows, width = prod(shape[:-1]), _width(format_name, shape)
         extents = (Extent(source, offset, rows, width, width),) if rows and width else ()
-        return cls(format_name, shape or (1,), extents)
+        return cls(format_name, shape, extents)
 
     @classmethod
     def stacked(cls, parts: Sequence[Part]) -> Part:
         """Equal arrays, such as one of each expert, under a new first axis."""
         return cls(parts[0].format, (len(parts), *parts[0].shape), sum((p.extents for p in parts), ()))
 
-    @cached_property
+    @property
     def width(self) -> int:
-        """Bytes of a row. Raises ModelFileError where blocks of the format do not fill it."""
-        form = FORMATS[self.format]
-        if self.shape[-1] % form.elements:
-            raise ModelFileError(
-                f"width of a {self.format} array",
-                expected=f"a multiple of {form.elements}",
-                got=list(self.shape),
-            )
-        return form.nbytes(self.shape[-1])
+        """Bytes of a row."""
+        return _width(self.format, self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -132,6 +124,8 @@ class Part:
 
     def reshape(self, shape: tuple[int, ...]) -> Part:
         """The same bytes under other axes. Raises ModelFileError where rows with gaps would differ."""
+        if shape == self.shape:
+            return self
         if len(self.extents) == 1 and self.extents[0].is_contiguous:
             return Part.at(self.format, shape, self.extents[0].source, self.extents[0].offset)
         return Part(self.format, shape, self.extents)
@@ -178,8 +172,9 @@ class Part:
         """Where each row lies in this process's memory, [rows] int64, while the sources are open."""
         import numpy as np
 
-        starts = [e.source.view().ctypes.data + e.offset for e in self.extents]
-        rows = [s + e.pitch * np.arange(e.rows) for s, e in zip(starts, self.extents, strict=True)]
+        sources = {id(e.source): e.source for e in self.extents}
+        bases = {key: source.view().ctypes.data for key, source in sources.items()}
+        rows = [bases[id(e.source)] + e.offset + e.pitch * np.arange(e.rows) for e in self.extents]
         return np.concatenate(rows) if rows else np.empty(0, np.int64)
 
     @cached_property
@@ -223,6 +218,16 @@ class Memory:
 
     def read(self, extent: Extent, into: Bytes) -> None:
         into.reshape(extent.rows, extent.width)[...] = extent.mapped()
+
+
+def _width(format_name: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a row. Raises ModelFileError where blocks of the format do not fill it."""
+    form = FORMATS[format_name]
+    if shape[-1] % form.elements:
+        raise ModelFileError(
+            f"width of a {format_name} array", expected=f"a multiple of {form.elements}", got=list(shape)
+        )
+    return form.nbytes(shape[-1])
 
 
 def _rows_of(entries: range, inner: int) -> list[range]:

@@ -42,16 +42,21 @@ class StoredPart:
     formats: tuple[str, ...]
 
     @property
-    def steps(self) -> list[tuple[str, int]]:
+    def steps(self) -> tuple[tuple[str, int], ...]:
         """(axis of the matrix, entries that one stored entry covers) of each stored axis."""
-        split = (axis.partition("/") for axis in self.axes.split())
-        return [(letter, int(per or 1)) for letter, _, per in split]
+        return _steps(self.axes)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The stored array's shape for a vector [K], a matrix [N, K] or a stack [E, N, K]."""
         sizes = dict(zip("KN", reversed(shape), strict=False))
         stored = [-(-sizes[letter] // per) for letter, per in self.steps if letter in sizes]
         return (*shape[:-2], *(stored or [1]))
+
+
+@cache
+def _steps(axes: str) -> tuple[tuple[str, int], ...]:
+    split = (axis.partition("/") for axis in axes.split())
+    return tuple((letter, int(per or 1)) for letter, _, per in split)
 
 
 @dataclass(frozen=True)

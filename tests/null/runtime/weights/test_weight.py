@@ -164,7 +164,7 @@ def test_parts_that_do_not_hold_the_shape_are_refused() -> None:
     with pytest.raises(ModelFileError, match=r"width of a q8_0 array; expected a multiple of 32; got .*48"):
         in_memory("q8_0", (4, 48), np.zeros(1000, np.uint8))
     memory = Memory(np.zeros(64, np.uint8))
-    with pytest.raises(ModelFileError, match="expected 4 rows of 16 bytes; got 3 rows of"):
+    with pytest.raises(ModelFileError, match="expected 4 rows of 16 bytes; got 3 of them"):
         Part("f32", (4, 4), (Extent(memory, 0, 3, 16, 16),))
     scheme = fp8_blocks(16, 32)
     parts = stored_parts(scheme, (N, K), 0)
