@@ -32,7 +32,7 @@ from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr
 from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.stream import Event
 from pegainfer.runtime.cuda.tensor import DeviceTensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import float32
 
 BLOCK = 16
 
@@ -79,7 +79,7 @@ def make(
     program = forward(c, formats, sizes, steps)
     backend = CudaBackend(
         ctx,
-        {"cos_sin": RawWeight("f32", table.shape, table.reshape(-1).view(np.uint8))},
+        {"cos_sin": float32(table)},
         CudaOptions(),
         Dummy(),
     )

@@ -19,7 +19,7 @@ from pegainfer.ops.rounding import rounded as rounded
 from pegainfer.ops.spec import Arrays
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.tensor import DeviceTensor, to_bf16
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight, in_memory
 
 Array = np.ndarray[Any, Any]
 POISON = 0xFF  # as floats of any width: NaN
@@ -43,7 +43,7 @@ def poison(ctx: CudaContext, executor: CudaExecutor) -> None:
 def run_once(
     ctx: CudaContext,
     program: Program,
-    weights: Mapping[str, RawWeight],
+    weights: Mapping[str, Weight],
     states: Arrays,
     inputs: Arrays,
     sizes: Mapping[str, int],
@@ -72,8 +72,8 @@ def runner(ctx: CudaContext) -> Callable[[Trial], None]:
     return through_program(partial(run_once, ctx))
 
 
-def raw(a: Array, format: str) -> RawWeight:
+def raw(a: Array, format: str) -> Weight:
     """A weight as a file holds it: f32, f16 or bf16."""
     plain = np.ascontiguousarray(a, np.float32)
     data = to_bf16(plain) if format == "bf16" else plain.astype({"f32": "<f4", "f16": "<f2"}[format])
-    return RawWeight(format, a.shape, data.reshape(-1).view(np.uint8))
+    return in_memory(format, a.shape, data.reshape(-1).view(np.uint8))

@@ -21,11 +21,10 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend, ReferenceBackend
-from pegainfer.runtime.control_groups import available_memory
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
-from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.safetensors import open_safetensors
+from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
     from pegainfer.kernels.cpu.backend import CpuOptions
@@ -169,7 +168,7 @@ def _build_runner(
 
 
 def make_backend(
-    tensors: Mapping[str, RawWeight], config: EngineConfig, *, timing: bool = False
+    tensors: Mapping[str, Weight], config: EngineConfig, *, timing: bool = False
 ) -> tuple[Backend, str]:
     """The backend that holds these weights, and how it describes its device.
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.memory import Wish, divide, sequence_bytes, state_bytes
 from pegainfer.app.registry import Model
@@ -13,6 +10,7 @@ from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.device.layout import GroupLayout, kv_spec
 from pegainfer.runner.program import Formats
+from pegainfer.runtime.control_groups import available_memory
 
 BLOCK_SIZE = 16  # tokens
 DEFAULT_SLOTS = 64
@@ -106,19 +104,3 @@ def runner_bounds(
 def _prefill_tokens(config: EngineConfig, scheduler: SchedulerConfig) -> int:
     default = GPU_PREFILL_TOKENS if config.backend == "cuda" else DEFAULT_PREFILL_TOKENS
     return scheduler.max_prefill_tokens or default
-
-
-def available_memory() -> int:
-    """Bytes that the system can give without swapping, and that this process's control group allows."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for row in Path("/proc/meminfo").read_text().splitlines():
-            if row.startswith("MemAvailable:"):
-                free = int(row.split()[1]) * 1024
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            free = min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass  # another system, or no control group: use what the C library reports
-    return free

@@ -84,10 +84,9 @@ def build_runner(
         max_logprobs = min(scheduler.max_logprobs, info.vocab_size)
         budget = plan_memory(model, groups, info, config, *ctx.device.memory(), max_logprobs)
         info = fit(model, groups, budget, config, scheduler)
-        dummy = config.load_format == "dummy"
-        tensors = model.tensors(info.max_model_len)
-        raw = {name: w for name, w in tensors.items() if not dummy or w.data.size}
-        backend = CudaBackend(ctx, raw, CudaOptions(graphs=config.cuda_graph), Dummy() if dummy else None)
+        dummy = Dummy() if config.load_format == "dummy" else None
+        weights = model.tensors(info.max_model_len)
+        backend = CudaBackend(ctx, weights, CudaOptions(graphs=config.cuda_graph), dummy)
         runner = model.build_cuda(info, groups, backend, steps=GPU_FORMATS, max_logprobs=max_logprobs)
         if (reason := why_launches(runner.forward_program.calls, ctx.device.info)) is not None:
             log.info("a step of one row takes many launches instead of one, which would need %s", reason)

@@ -62,7 +62,7 @@ class LLM:
         config, scheduler = _configs(options)
         if not isinstance(model, str | os.PathLike):
             raise ConfigError("bad model", expected="a name or a path", got=f"{model!r:.80}")
-        ref = resolve(os.fspath(model), revision=revision)
+        ref = resolve(os.fspath(model), revision=revision, weights=config.load_format != "dummy")
         text = load_text(ref)
         engine = build_engine(ref.path, ref.name, config, scheduler)
         policy = engine.policy(scheduler)

@@ -13,8 +13,8 @@ from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
 from pegainfer.runner.program import Formats
 from pegainfer.runtime.weights.gguf import GGUFFile
-from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.tensorfile import TensorFile
+from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
     from pegainfer.runner.cuda import CudaRunner
@@ -46,7 +46,7 @@ class Model(Protocol):
     @property
     def make_policy(self) -> Callable[[RunnerInfo, Any], StepPolicy] | None: ...
 
-    def tensors(self, num_positions: int) -> dict[str, RawWeight]: ...
+    def tensors(self, num_positions: int) -> dict[str, Weight]: ...
 
     def weight_bytes(self, num_positions: int) -> int: ...
 

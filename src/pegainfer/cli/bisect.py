@@ -18,12 +18,12 @@ from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import TokenEvent
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.ops.backend import Backend, to_float32
+from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.reference import Watch
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -99,9 +99,9 @@ class ComparingBackend:
     `found` grows by one Difference for every operand that a call writes, in the order of the calls.
     """
 
-    def __init__(self, device: Backend, weights: Mapping[str, RawWeight]) -> None:
+    def __init__(self, device: Backend, weights: Mapping[str, Weight]) -> None:
         self._device = device
-        self._constants = {name: to_float32(w) for name, w in weights.items()}
+        self._constants = {name: w.values() for name, w in weights.items()}
         self.found: list[Difference] = []
 
     def prepare(self, program: Program, states: Mapping[str, Array], largest: Sizes) -> _Comparing:

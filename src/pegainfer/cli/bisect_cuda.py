@@ -28,10 +28,9 @@ from pegainfer.kernels.cuda.executor import CudaExecutor
 from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kv.device.cuda_pool import CudaPools
 from pegainfer.kv.device.layout import GroupLayout, PageLayout
-from pegainfer.ops.backend import to_float32
 from pegainfer.ops.rounding import rounded
 from pegainfer.ops.tensor import Kind
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -69,7 +68,7 @@ def _ready(
     model: Model,
     groups: tuple[GroupLayout, ...],
     info: RunnerInfo,
-    weights: Mapping[str, RawWeight],
+    weights: Mapping[str, Weight],
 ) -> CudaExecutor:
     """The forward pass without graphs, over a cache of one sequence."""
     forward = model.programs(info, groups, GPU_FORMATS, 0)["forward"]
@@ -82,9 +81,9 @@ def _ready(
     return executor
 
 
-def _as_on_device(weight: RawWeight) -> Array:
-    values = to_float32(weight)
-    return rounded(values, GPU_DTYPE) if len(weight.shape) > 1 and weight.format != "f32" else values
+def _as_on_device(weight: Weight) -> Array:
+    values = weight.values()
+    return rounded(values, GPU_DTYPE) if weight.dtype != "f32" else values
 
 
 def _steps(

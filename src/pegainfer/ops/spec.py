@@ -158,7 +158,7 @@ class OpSpec:
             want = int(axis) if axis.isdigit() else axes.setdefault(axis, size)
             if want != size:
                 raise OpError(f"{self.name}: axis {axis} of {o.name}", expected=want, got=f"{size} ({t})")
-        if o.role is Role.WEIGHT:
+        if o.role is Role.WEIGHT and t.dtype in FORMATS:
             per_block = FORMATS[t.dtype][0]
             if isinstance(t.shape[-1], int) and t.shape[-1] % per_block:
                 raise OpError(

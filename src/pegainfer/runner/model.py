@@ -14,7 +14,7 @@ from pegainfer.ops.program import Program
 from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
 from pegainfer.runner.host import HostRunner
 from pegainfer.runner.program import Formats, Sizes
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
     from pegainfer.runner.cuda import CudaRunner
@@ -43,11 +43,11 @@ class LineModel:
 
     vocab_size: int
     max_position_embeddings: int
-    weights: Mapping[str, RawWeight]
+    weights: Mapping[str, Weight]
     groups: Callable[[int, Formats], tuple[GroupLayout, ...]]
     forward: Callable[[Formatted, Sizes, Formats], Program]
     head: Callable[[Formatted, str], Head]
-    tables: Mapping[str, Callable[[int], RawWeight]] = field(default_factory=dict)
+    tables: Mapping[str, Callable[[int], Weight]] = field(default_factory=dict)
     make_policy: Callable[[RunnerInfo, Any], StepPolicy] | None = None
 
     def weight_bytes(self, num_positions: int) -> int:
@@ -57,7 +57,7 @@ class LineModel:
         row = sum(prod(make(1).shape) for make in self.tables.values())
         return 2 * matrices + 4 * (vectors + num_positions * row)
 
-    def tensors(self, num_positions: int) -> dict[str, RawWeight]:
+    def tensors(self, num_positions: int) -> dict[str, Weight]:
         """Every constant of the programs by name; `num_positions` is the served length."""
         return {**self.weights, **{name: make(num_positions) for name, make in self.tables.items()}}
 
@@ -70,7 +70,7 @@ class LineModel:
             groups: as `groups` made them; `info` has their KVSpec.
             steps: storage formats of what a step computes and keeps.
         """
-        formats = {name: w.format for name, w in self.weights.items()}
+        formats = {name: w.dtype for name, w in self.weights.items()}
         head = self.head(formats, steps.residual)
         return {
             "forward": self.forward(formats, Sizes.of(info, groups), steps),

@@ -26,7 +26,6 @@ from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.sampler import sampler
 from pegainfer.ops.spec import Role
 from pegainfer.runner.program import Formats, Sizes
-from pegainfer.runtime.weights.dequant import dequantize
 from tests.support import awkward
 
 CONFIG = replace(awkward.CONFIG, num_layers=3)
@@ -108,7 +107,7 @@ def test_cases_fit_their_op_and_pass_its_checker(f: Family, shape: StepShape) ->
     """The checker run on the reference itself: a case must not hold what the reference cannot read."""
     execute = through_program(
         lambda program, weights, states, inputs, sizes: ReferenceExecutor(
-            program, {**{k: dequantize(w.format, w.data, w.shape) for k, w in weights.items()}, **states}
+            program, {**{k: w.values() for k, w in weights.items()}, **states}
         ).run(inputs, sizes)
     )
     for options in f.options().values():

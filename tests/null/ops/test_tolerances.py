@@ -13,7 +13,6 @@ import pegainfer.ops.coarse
 import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.ops.check import Trial, check_case, suitable_cases
 from pegainfer.ops.spec import REGISTRY, OpSpec, Role
-from pegainfer.runtime.weights.dequant import dequantize
 from tests.null.ops.plain_recurrent import conv, delta_rule, sigmoid
 
 Array = np.ndarray[Any, Any]
@@ -114,7 +113,7 @@ def plainly(spec: OpSpec, spoil: str | None = None) -> Callable[[Trial], None]:
     def run(trial: Trial) -> None:
         a = dict(trial.arrays)
         for name, w in trial.weights.items():
-            a[name] = dequantize(w.format, w.data, w.shape)
+            a[name] = w.values()
         if spoil is not None:
             a[spoil] = a[spoil].copy()
             a[spoil][..., -1] /= 2
@@ -177,7 +176,7 @@ def test_int8_activations_need_their_own_tolerance(name: str, weights: str) -> N
     spec, output = REGISTRY[name], REGISTRY[name].operands[0].name
 
     def run(trial: Trial) -> None:
-        w = dequantize(trial.weights["w"].format, trial.weights["w"].data, trial.weights["w"].shape)
+        w = trial.weights["w"].values()
         before = trial.arrays["x"] if name == "linear_residual" else 0
         trial.arrays[output][...] = before + round_to_int8(trial.arrays["a"]) @ w.T.astype(np.float64)
 

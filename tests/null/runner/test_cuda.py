@@ -15,6 +15,8 @@ import pytest
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.offline import LLM
+from pegainfer.app.sampling_params import SamplingParams as Sampling
 from pegainfer.contract.errors import ConfigError, InvariantError
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StepPlan
@@ -25,6 +27,7 @@ from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.driver import CudaError
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, Code, FakeCuda, fake_cuda
 from tests.support.fake_kernels import FakeLt, write_kernels
+from tests.support.smalltokenizers import bpe_json
 from tests.support.tinyqwen3 import TinyQwen3
 
 MODEL = TinyQwen3("gpu", seed=5, dtype="bf16", config={"head_dim": 64})
@@ -80,6 +83,16 @@ def prefill(slot: int = 0, sampling: SamplingParams = GREEDY, step: int = 1) -> 
     blocks = (SlotBlocks(slot, 0, (7, 3)),)
     rows = (Row(slot, 0, len(PROMPT), True),)
     return StepPlan(step=step, news=(new(slot, PROMPT, sampling),), blocks=blocks, rows=rows)
+
+
+def test_offline_use_needs_no_weights_where_they_are_made_up(fake: FakeCuda, folders: Path) -> None:
+    (folders / "tokenizer.json").write_text(bpe_json())
+    options = {"backend": "cuda", "max_model_len": 64, "kv_cache_memory": 1 << 22}
+    with LLM(folders, load_format="dummy", **options) as llm:
+        (output,) = llm.generate({"prompt_token_ids": PROMPT}, Sampling(max_tokens=3, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 3
+    with pytest.raises(ConfigError, match=r"holds no whole model; .*no \*\.safetensors"):
+        LLM(folders, **options)
 
 
 def words(address: int, count: int) -> list[int]:

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
-from pegainfer.ops.weights import Entry, WeightTable, in_layer, raw_f32, read_weights
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.ops.weights import WeightTable, entry, in_layer, plan_weights
 from pegainfer.runtime.weights.tensorfile import TensorFile
+from pegainfer.runtime.weights.weight import Weight, float32
 from tests.support.toyhybrid.config import ToyConfig
 
 TABLE = WeightTable(
     line="toy",
-    embed=Entry("embed", "model.embed_tokens.weight", "", ("vocab_size", "hidden_size")),
-    others=(Entry("norm", "model.norm.weight", "", ("hidden_size",)),),
-    head=Entry("lm_head", "lm_head.weight", "", ("vocab_size", "hidden_size")),
+    embed=entry("embed", "model.embed_tokens.weight", "", ("vocab_size", "hidden_size")),
+    others=(entry("norm", "model.norm.weight", "", ("hidden_size",)),),
+    head=entry("lm_head", "lm_head.weight", "", ("vocab_size", "hidden_size")),
     layer=(
         in_layer("mix_norm", "mix_norm", "", ("hidden_size",)),
         in_layer("w_qkv", "mix.qkv", "", ("conv_size", "hidden_size")),
@@ -45,13 +45,13 @@ class ToyWeights:
     """A model's weights as its file holds them, by the forward's name."""
 
     config: ToyConfig
-    tensors: Mapping[str, RawWeight]
+    tensors: Mapping[str, Weight]
 
-    def cos_sin(self, num_positions: int) -> RawWeight:
+    def cos_sin(self, num_positions: int) -> Weight:
         """The rotation's table: [num_positions, D] f32."""
-        return raw_f32(cos_sin_table(num_positions, inverse_frequencies(self.config.head_dim, 1e4, None)))
+        return float32(cos_sin_table(num_positions, inverse_frequencies(self.config.head_dim, 1e4, None)))
 
 
 def load_safetensors(config: ToyConfig, file: TensorFile) -> ToyWeights:
     """Maps the tensors of a checkpoint. Raises ModelFileError, UnsupportedError."""
-    return ToyWeights(config, read_weights(TABLE, config, file, "hf"))
+    return ToyWeights(config, plan_weights(TABLE, config, file, "hf"))

@@ -29,7 +29,7 @@ from pegainfer.ops.spec import Arrays, Role
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.launch import Launch
 from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, to_bf16
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import in_memory
 
 Array = np.ndarray[Any, Any]
 
@@ -96,7 +96,7 @@ class CudaFamilyBench:
         self._repeated = Repeated(family, shapes, cold, least=LEAST, plain=plain)
         self._bits = self._draw()
         raw = {
-            name: RawWeight(DTYPE, bits.shape, bits.reshape(-1).view(np.uint8))
+            name: in_memory(DTYPE, bits.shape, bits.reshape(-1).view(np.uint8))
             for name, bits in self._bits.items()
         }
         self._backend = CudaBackend(ctx, raw, CudaOptions(), Dummy(heads=()))

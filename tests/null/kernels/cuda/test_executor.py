@@ -24,11 +24,12 @@ from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.coarse import GATE_UP_SWIGLU
 from pegainfer.ops.compose import one_call
+from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.tensor import Kind
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.driver import CudaError
 from pegainfer.runtime.cuda.tensor import DeviceTensor, to_bf16
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import float32
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeCuda, FakeLt, Launched, fake_cuda, fake_kernels
 from tests.support.heads import Heads, heads_program
 
@@ -51,7 +52,7 @@ class Rig:
         steps = Formats("bf16", "bf16", "bf16")
         program = forward(CONFIG, formats, Sizes(groups(CONFIG, 16, steps), (8,), 16 * WIDTH), steps)
         table = np.zeros((64, 64), np.float32)
-        raw = {"cos_sin": RawWeight("f32", table.shape, table.reshape(-1).view(np.uint8))}
+        raw = {"cos_sin": float32(table)}
         self.backend = CudaBackend(self.ctx, raw, options, Dummy())
         self.kv = DeviceTensor.empty((8, 2, 2, 2, 16, 64), "bf16", "kv")
         self.executor: CudaExecutor = self.backend.prepare(program, {"kv": self.kv}, LARGEST)
@@ -313,14 +314,12 @@ def test_an_op_without_a_kernel_is_refused(rig: Rig) -> None:
 def test_weights_are_packed_as_asked(rig: Rig) -> None:
     rng = np.random.default_rng(0)
     gate, up = (rng.standard_normal((3, 8)).astype(np.float32) for _ in "gu")
-    order = np.array([2, 0, 1])
-    raws = {
-        "w_gate": RawWeight("bf16", (3, 8), to_bf16(gate).reshape(-1).view(np.uint8)),
-        "w_up": RawWeight("bf16", (3, 8), to_bf16(up).reshape(-1).view(np.uint8), order),
-    }
+    order = [2, 0, 1]
+    weights = {name: quantized_weight("bf16", values) for name, values in (("w_gate", gate), ("w_up", up))}
+    weights["w_up"] = weights["w_up"].take(0, [range(i, i + 1) for i in order])
     dtypes = {"out": "bf16", "x": "bf16", "norm": "f32", "w_gate": "bf16", "w_up": "bf16"}
     program = one_call(GATE_UP_SWIGLU, {"T": 1, "F": 3, "M": 8}, dtypes, {"eps": 1e-6})
-    backend = CudaBackend(rig.ctx, raws)
+    backend = CudaBackend(rig.ctx, weights)
     backend.prepare(program, {}, {"T": 1})
     backend.load()
     (packed,) = backend.store._held.values()

@@ -22,7 +22,7 @@ from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.launch import Block, Launch
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 from pegainfer.runtime.cuda.tma import TensorMap
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import float32
 from tests.support.fake_cuda import FakeCuda, FakeLt, fake_cuda, fake_kernels
 
 # Hidden and intermediate size, heads, head size. Where matrices are small, each product is cut in its own
@@ -41,7 +41,7 @@ def executor_of(ctx: CudaContext, sizes: tuple[int, int, int, int], options: Cud
     formats = dict.fromkeys(TABLE.shapes(config), "bf16")
     steps = Formats("bf16", "bf16", "bf16")
     program = forward(config, formats, Sizes(groups(config, 16, steps), (8,), 64), steps)
-    table = RawWeight("f32", (64, d), np.zeros(64 * d * 4, np.uint8))
+    table = float32(np.zeros((64, d)))
     backend = CudaBackend(ctx, {"cos_sin": table}, options, Dummy())
     kv = DeviceTensor.empty((8, 2, 2, 1, 16, d), "bf16", "kv")
     executor = backend.prepare(program, {"kv": kv}, {"T": 100, "R": 64, "L": 64})

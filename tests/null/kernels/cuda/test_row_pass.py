@@ -33,7 +33,7 @@ from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.tensor import DeviceTensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import float32
 from tests.support.fake_cuda import FakeCuda, FakeLt, Launched, fake_cuda, fake_kernels
 
 Calls = Sequence[OpCall]
@@ -248,7 +248,7 @@ class Rig:
         ctx = CudaContext(kernels=fake_kernels(folder, arch))
         ctx.__dict__["lt"] = FakeLt()
         self.info = ctx.device.info
-        table = RawWeight("f32", (64, 64), np.zeros(64 * 64 * 4, np.uint8))
+        table = float32(np.zeros((64, 64)))
         backend = CudaBackend(ctx, {"cos_sin": table}, options, Dummy())
         self.kv = DeviceTensor.empty((8, 2, 2, 2, 16, 64), "bf16", "kv")
         largest = {"T": 8, "R": 2, "L": 2}
