@@ -32,7 +32,7 @@ def write_toy(folder: Path, *, dtype: str = "f32", seed: int = 5, **config: Any)
     entries = {}
     for entry, layer in TABLE.entries(read):
         values = rounded(draw(entry.name, entry.sizes(read), rng), dtype)
-        entries[entry.hf.format(layer)] = (dtype.upper(), values.shape, raw_bytes(values, dtype))
+        entries[entry.hf.name.format(layer)] = (dtype.upper(), values.shape, raw_bytes(values, dtype))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields))
     (folder / "model.safetensors").write_bytes(safetensors_file(entries))
