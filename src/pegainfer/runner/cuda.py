@@ -109,7 +109,7 @@ class CudaRunner:
         self._enter_thread()
         started = time.perf_counter()
         with errors_at("step", plan.step):
-            others = plan.news or plan.frees or plan.copies or plan.snapshots or plan.transfers
+            others = plan.news or plan.frees or plan.copies or plan.transfers
             if plan.repeats and not others:
                 graph = self._repeat_graph or self._begin_repeats()
                 if graph is not None:
@@ -118,16 +118,20 @@ class CudaRunner:
 
     def _repeat(self, plan: StepPlan, graph: Graph, started: float) -> Step:
         """Runs the last step again, one token further, with the least work on the host."""
-        if plan.blocks:
+        assert self._last is not None
+        if plan.blocks or plan.snapshots:
             self._slots.apply(plan)
             self._parts.state.apply(plan)
+        if plan.snapshots:
+            rows = self._advanced(self._last, plan, self._repeated + 1)
+            if rows.saves:
+                self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling, rows.saves)
         results = self._take_buffer()
         began = self._begin(results)
         staged = time.perf_counter() - started
         graph.launch(self._stream)
         self._repeated += 1
         self._last_forward = plan.step
-        assert self._last is not None
         return Step(plan, self._last, results, True, began, self._drawn.take(), staged)
 
     def _begin_repeats(self) -> Graph | None:
@@ -156,7 +160,7 @@ class CudaRunner:
         self._parts.state.apply(plan)
         self._parts.pools.copy(plan.copies, self._stream)
         continues = plan.repeats and last is not None and not (plan.news or plan.frees)
-        rows = self._advanced(last, plan) if last is not None and continues else self._staging.rows(plan)
+        rows = self._advanced(last, plan, 1) if last is not None and continues else self._staging.rows(plan)
         staged = time.perf_counter() - started
         results = self._take_buffer()
         began = self._begin(results)
@@ -169,12 +173,12 @@ class CudaRunner:
         self._last_forward = plan.step
         return Step(plan, rows, results, continues, began, None, staged)
 
-    def _advanced(self, last: StagedRows, plan: StepPlan) -> StagedRows:
-        """The rows of a plan that repeats the last step, with the plan's snapshots."""
-        rows = last.advanced(1)
+    def _advanced(self, last: StagedRows, plan: StepPlan, steps: int) -> StagedRows:
+        """The rows of a plan that repeats `last`, so many steps later, with the plan's snapshots."""
         if not plan.snapshots:
-            return rows
-        return last.advanced(1, self._staging.state_saves(plan, rows.starts, rows.counts))
+            return last.advanced(steps)
+        saves = self._staging.state_saves(plan, last.starts + steps, last.counts)
+        return last.advanced(steps, saves)
 
     def sample(self, handle: Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
         self._enter_thread()
