@@ -323,7 +323,9 @@ def test_prompts_take_what_a_step_has_unless_a_latency_is_asked_for(
         seen.append(scheduler.target_itl_ms)
         raise ConfigError("not in this test")
 
-    monkeypatch.setattr(offline, "resolve", lambda model, revision, weights: ModelRef("gguf", Path("m.gguf"), "m"))
+    monkeypatch.setattr(
+        offline, "resolve", lambda model, revision, weights: ModelRef("gguf", Path("m.gguf"), "m")
+    )
     monkeypatch.setattr(offline, "load_text", lambda ref: None)
     monkeypatch.setattr(offline, "build_engine", build)
     with pytest.raises(ConfigError, match="not in this test"):
