@@ -18,7 +18,7 @@ from pegainfer.ops.program import Program
 from pegainfer.ops.rounding import rounded as rounded
 from pegainfer.ops.spec import Arrays
 from pegainfer.ops.tensor import Kind
-from pegainfer.runtime.cuda.tensor import DeviceTensor, to_bf16
+from pegainfer.runtime.cuda.tensor import DeviceTensor, encode, to_bf16
 from pegainfer.runtime.weights.weight import Weight, in_memory
 
 Array = np.ndarray[Any, Any]
@@ -48,7 +48,10 @@ def run_once(
     inputs: Arrays,
     sizes: Mapping[str, int],
 ) -> dict[str, Array]:
-    """One step, run twice: the outputs must be equal bit by bit. States are written back, bf16 as float32."""
+    """One step, run twice on the same states: the outputs must be equal bit by bit.
+
+    States are written back, bf16 as float32.
+    """
     largest = {k: n + 3 if k in ("T", "R", "L") else n for k, n in sizes.items()}
     backend = CudaBackend(ctx, weights, EAGER)
     dtypes = {t.name: t.dtype for t in program.tensors(Kind.STATE)}
@@ -59,12 +62,21 @@ def run_once(
     outputs: list[dict[str, Array]] = []
     for _ in range(2):
         poison(ctx, executor)
+        for k, a in states.items():
+            write(ctx, held[k], a)
         outputs.append({k: t.numpy(ctx.stream) for k, t in executor.run(inputs, sizes).items()})
     for k, a in outputs[0].items():
         assert a.tobytes() == outputs[1][k].tobytes(), f"{program.name}: {k} differs from run to run"
     for k, a in states.items():
         a[...] = held[k].numpy(ctx.stream)
     return outputs[0]
+
+
+def write(ctx: CudaContext, tensor: DeviceTensor, values: Array) -> None:
+    """Copies values into a tensor's memory."""
+    host = encode(values, tensor.dtype)
+    ctx.stream.upload(tensor.address, host.ctypes.data, host.nbytes, tensor)
+    ctx.stream.synchronize(tensor)
 
 
 def runner(ctx: CudaContext) -> Callable[[Trial], None]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import OpError
-from pegainfer.kernels.cuda import attention, pointwise, qkv, sampling  # noqa: F401  (they register their ops)
+from pegainfer.kernels.cuda import attention, delta, pointwise, qkv, sampling  # noqa: F401  (they register)
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.inputs import InputStage, Layout
 from pegainfer.kernels.cuda.lowered import CapturedSteps, LoweredStep
