@@ -75,7 +75,7 @@ class Fields:
 
 
 class Descriptor:
-    """A TMA descriptor's 128 bytes: the matrix's address, then its sizes, strides and box as they were given."""
+    """A TMA descriptor's 128 bytes: the matrix's address, then sizes, strides and box as they were given."""
 
     def __init__(self, matrix: int, *numbers: int) -> None:
         self._bytes = (ctypes.c_uint64 * 16)(matrix, *numbers)
@@ -218,11 +218,11 @@ class FakeCuda:
         return OK, 0
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, f: str, threads: int, shared: int) -> Any:
-        """By threads and shared memory, of which the system takes 1 KiB a block; registers are unknown here."""
+        """By threads and shared memory, of which the system takes 1 KiB a block; registers are unknown."""
         return OK, max(1, min(2048 // threads, (self.shared + (1 << 10)) // (shared + (1 << 10))))
 
     def cuOccupancyMaxActiveClusters(self, f: str, config: Any) -> tuple[Any, ...]:
-        """One block an SM, on the share of the SMs that clusters can fill on an H100: 15 clusters of eight."""
+        """One block an SM, on the share of SMs that clusters can fill on an H100: 15 clusters of eight."""
         return OK, max(1, self.num_sms * 10 // 11 // max(1, config.gridDimX))
 
     def cuLaunchKernelEx(self, config: Any, function: str, params: int, extra: int) -> tuple[Any, ...]:
@@ -235,9 +235,7 @@ class FakeCuda:
         clusters = [int(a.value.clusterDim.x) for a in config.attrs if "CLUSTER_DIMENSION" in a.id.name]
         block, shared = config.blockDimX, config.sharedMemBytes
         self.launches.append(
-            Launched(
-                function, grid, block, shared, params, pdl, self.capturing, cooperative, sum(clusters)
-            )
+            Launched(function, grid, block, shared, params, pdl, self.capturing, cooperative, sum(clusters))
         )
         self.captured += self.capturing
         return (OK,)

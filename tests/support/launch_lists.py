@@ -1,7 +1,7 @@
 """The launches that steps of published models are bound to, on a driver without a GPU, as text to compare.
 
-Two builds whose lists are equal put the same work on the stream. `python -m tests.support.launch_lists FOLDER`
-writes the lists of every case; `diff -r` of two such folders shows what a change has changed.
+Two builds whose lists are equal put the same work on the stream. `python -m tests.support.launch_lists
+FOLDER` writes the lists of every case; `diff -r` of two such folders shows what a change has changed.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class Addresses:
     def words(self, data: bytes) -> str:
         """Eight bytes at a time; what is no address as it stands."""
         padded = data + bytes(-len(data) % 8)
-        return " ".join(self.name(int.from_bytes(padded[i : i + 8], "little")) for i in range(0, len(padded), 8))
+        words = (padded[i : i + 8] for i in range(0, len(padded), 8))
+        return " ".join(self.name(int.from_bytes(word, "little")) for word in words)
 
 
 def lines(work: list[Any], *, arguments: bool) -> Iterator[str]:
@@ -184,17 +185,16 @@ def lines(work: list[Any], *, arguments: bool) -> Iterator[str]:
 
 def lists(case: Case, *, arguments: bool = False) -> Iterator[str]:
     """Every step's list, each under a line of its sizes; lines that repeat are counted."""
-    with tempfile.TemporaryDirectory() as folder:
-        with fake_cuda(FakeCuda(memory=1 << 40, **CARDS[case.arch])):
-            ctx = CudaContext(kernels=fake_kernels(Path(folder), case.arch))
-            ctx.__dict__["lt"] = FakeLt()
-            made = executor(case, ctx)
-            for env, decode in steps(case):
-                made.capture(env, decode, graph=False)
-                yield f"== {env}{' decode' if decode else ''}"
-                yield from lines(made.launches(env, decode), arguments=arguments)
-                made._captured._steps[decode].clear()
-                made._captured._nearest.clear()
+    with tempfile.TemporaryDirectory() as folder, fake_cuda(FakeCuda(memory=1 << 40, **CARDS[case.arch])):
+        ctx = CudaContext(kernels=fake_kernels(Path(folder), case.arch))
+        ctx.__dict__["lt"] = FakeLt()
+        made = executor(case, ctx)
+        for env, decode in steps(case):
+            made.capture(env, decode, graph=False)
+            yield f"== {env}{' decode' if decode else ''}"
+            yield from lines(made.launches(env, decode), arguments=arguments)
+            made._captured._steps[decode].clear()
+            made._captured._nearest.clear()
 
 
 def main(folder: Path, *names: str) -> None:

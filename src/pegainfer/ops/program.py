@@ -23,6 +23,12 @@ class OpCall:
     attrs: dict[str, Any]
     axes: dict[str, Dim]
 
+    @classmethod
+    def of(cls, spec: OpSpec, attrs: Mapping[str, Any], **tensors: Tensor | None) -> OpCall:
+        """Checks operands and attributes against the op's declaration. Raises OpError."""
+        axes = spec.bind(tensors, attrs)
+        return cls(spec, {k: t for k, t in tensors.items() if t is not None}, dict(attrs), axes)
+
     def sizes(self, env: Sizes) -> dict[str, int]:
         """Axis letters in numbers, beside the step's own sizes."""
         fixed, symbolic = self._axes
@@ -198,9 +204,7 @@ class Builder:
 
     def emit(self, spec: OpSpec, attrs: Mapping[str, Any] | None = None, **tensors: Tensor | None) -> None:
         """Checks the call against the op's declaration and records it. Raises OpError."""
-        attrs = dict(attrs or {})
-        axes = spec.bind(tensors, attrs)
-        self.calls.append(OpCall(spec, {k: t for k, t in tensors.items() if t is not None}, attrs, axes))
+        self.calls.append(OpCall.of(spec, attrs or {}, **tensors))
 
     def build(self) -> Program:
         """Freezes the calls. Raises OpError where a call reads a buffer that none before it wrote."""

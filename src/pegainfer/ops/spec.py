@@ -167,6 +167,7 @@ class OpSpec:
 
 
 REGISTRY: dict[str, OpSpec] = {}
+FUSED: dict[str, OpSpec] = {}  # forms that no forward emits: rewrites put them in the place of others
 
 
 def declare(spec: OpSpec) -> OpSpec:
@@ -175,3 +176,17 @@ def declare(spec: OpSpec) -> OpSpec:
         raise OpError(f"op {spec.name} is declared twice")
     REGISTRY[spec.name] = spec
     return spec
+
+
+def declare_fused(spec: OpSpec) -> OpSpec:
+    """Adds a fused form to its registry."""
+    if spec.name in FUSED or spec.name in REGISTRY:
+        raise OpError(f"op {spec.name} is declared twice")
+    FUSED[spec.name] = spec
+    return spec
+
+
+def run_op(spec: OpSpec, *arrays: np.ndarray[Any, Any], **attrs: Any) -> None:
+    """An op's reference on arrays in the order of its operands; optional ones at the end may be left out."""
+    assert spec.reference is not None, f"{spec.name} is a coarse op"
+    spec.reference(**dict(zip((o.name for o in spec.operands), arrays, strict=False)), **attrs)
