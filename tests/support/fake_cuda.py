@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from pegainfer.kernels.build import find_sources
+from pegainfer.kernels.cuda.target import packaged_registers
 from pegainfer.kernels.manifest import Manifest, Unit, Variant
 from pegainfer.runtime.cuda import driver as door
 from pegainfer.runtime.cuda.cublaslt import MatmulProblem
@@ -319,11 +320,15 @@ def fake_cuda(fake: FakeCuda | None = None) -> Iterator[FakeCuda]:
 
 
 def fake_kernels(folder: Path, arch: str = "90a") -> tuple[Path, ...]:
-    """A folder of kernels as a build would leave it, of empty files: what a KernelLibrary asks for."""
+    """A folder of kernels as a build would leave it, of empty files: what a KernelLibrary asks for.
+
+    Kernels that are known to be short of registers have theirs; 32 stands for all that are not.
+    """
+    registers = packaged_registers(arch)
     units = []
     (folder / arch).mkdir(parents=True)
     for source in find_sources():
-        variants = tuple(Variant(n, f, 32, 0, 0, 0) for n, f in source.variants.items())
+        variants = tuple(Variant(n, f, registers.get(n, 32), 0, 0, 0) for n, f in source.variants.items())
         cubin = source.cubin("0" * 16)
         units.append(Unit(source.name, source.ops, cubin, f"hash of {source.name}", variants))
         (folder / arch / cubin).write_bytes(b"")

@@ -110,7 +110,8 @@ CASES = (
 )
 
 
-def _program(case: Case, made: PagedModel) -> Program:
+def recorded(case: Case) -> Program:
+    made = model(case.model, case.layers)
     formats = Formats(case.dtype, case.dtype, case.dtype)
     sizes = Sizes(num_blocks=64, block_size=16, blocks_per_seq=LENGTH // 16, num_positions=LENGTH)
     if case.program == "forward":
@@ -122,8 +123,7 @@ def _program(case: Case, made: PagedModel) -> Program:
 
 
 def executor(case: Case, ctx: CudaContext) -> CudaExecutor:
-    made = model(case.model, case.layers)
-    program = _program(case, made)
+    made, program = model(case.model, case.layers), recorded(case)
     states = {t.name: DeviceTensor.empty(t.sizes({}), t.dtype, t.name) for t in program.tensors(Kind.STATE)}
     raw = {name: w for name, w in made.tensors(LENGTH).items() if w.data.size}
     backend = CudaBackend(ctx, raw, CudaOptions(graphs=False, row_pass=case.row_pass), Dummy())

@@ -242,7 +242,7 @@ def rms_norm(
 ) -> Place:
     each, suffix = vector_width(width, dtype)
     args = [ptr(out), ptr(x), ptr(weight), i32(width), f32(eps)]
-    c.launch(f"rms_norm_{dtype}{suffix}", (rows, 1, 1), row_threads(width, each), args)
+    c.launch(f"rms_norm_{dtype}{suffix}", (rows, 1, 1), row_threads(width, each), args, why="a norm apart")
     return out
 
 

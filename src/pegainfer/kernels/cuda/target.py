@@ -11,17 +11,17 @@ from typing import Any
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.kernels.manifest import KernelsError, Manifest
-from pegainfer.runtime.cuda.device import DeviceInfo
+from pegainfer.runtime.cuda.device import ARCHS, DeviceInfo
 
 REGISTERS = 1 << 16  # of an SM
 SYSTEM = 1 << 10  # bytes of an SM's shared memory that the system takes for each block
 THREADS = {(8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of an SM; 2048 on others
-DATA = "tuning.json"
+DATA = "cards.json"
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """One measurement of tuning.json.
+    """One measurement of cards.json.
 
     Args:
         card: as the driver names it.
@@ -62,16 +62,51 @@ class Tuning:
 
 
 @cache
+def _packaged() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(files(__package__).joinpath(DATA).read_text())
+    return data
+
+
+def packaged_registers(arch: str) -> Mapping[str, int]:
+    """Registers of a thread, of kernels that fewer blocks of an SM can run for want of them."""
+    registers: Mapping[str, int] = _packaged()["registers"][arch]
+    return registers
+
+
+@cache
 def packaged_tuning() -> Tuning:
     """What ships with the package."""
-    raw = json.loads(files(__package__).joinpath(DATA).read_text())
     return Tuning(
         tuple(
-            Tuned(card["name"], card["arch"], r["op"], r.get("shape", {}), r.get("most", 0), r["numbers"])
-            for card in raw["cards"]
-            for r in card["tuned"]
+            Tuned(
+                card["name"], ARCHS[tuple(card["capability"])], r["op"], r.get("shape", {}), r.get("most", 0),
+                r["numbers"],
+            )
+            for card in _packaged()["cards"]
+            for r in card.get("tuned", ())
         )
-    )
+    )  # fmt: skip
+
+
+def card_of(arch: str) -> DeviceInfo:
+    """A card of an architecture, as its maker describes it, for plans without a GPU. Raises ConfigError."""
+    for card in _packaged()["cards"]:
+        capability = tuple(card["capability"])
+        if ARCHS[capability] == arch:
+            shared = card["shared_kib"] << 10
+            return DeviceInfo(
+                ordinal=0,
+                name=card["name"],
+                capability=capability,
+                num_sms=card["num_sms"],
+                l2_bytes=card["l2_mib"] << 20,
+                max_shared=shared,
+                shared_per_sm=shared + SYSTEM,
+                total_memory=card["memory_gib"] << 30,
+                driver=13000,
+                clusters=card["clusters"],
+            )
+    raise ConfigError("no such architecture", expected=" ".join(ARCHS.values()), got=arch, where="--arch")
 
 
 @cache
@@ -88,12 +123,13 @@ class Target:
 
     Args:
         kernels: declared features by kernel.
-        registers: of a thread, by kernel, where they have been compiled.
+        registers: of a thread, by kernel, where they have been compiled; None: those of cards.json, which has
+            the kernels that fewer blocks of an SM can run for want of registers.
     """
 
     info: DeviceInfo
     kernels: Mapping[str, Mapping[str, str]] = field(default_factory=declared_kernels)
-    registers: Mapping[str, int] = field(default_factory=dict)
+    registers: Mapping[str, int] | None = None
     tuning: Tuning = field(default_factory=packaged_tuning)
 
     @classmethod
@@ -118,7 +154,7 @@ class Target:
             THREADS.get(self.info.capability, 2048) // threads,
             self.info.shared_per_sm // (shared + SYSTEM),
         ]
-        registers = self.registers.get(kernel, 0)
-        if registers:  # are handed out to warps, 256 at a time
+        known = packaged_registers(self.info.arch) if self.registers is None else self.registers
+        if registers := known.get(kernel, 0):  # are handed out to warps, 256 at a time
             limits.append(REGISTERS // (-(-registers * 32 // 256) * 256 * -(-threads // 32)))
         return max(1, min(limits))
