@@ -102,6 +102,8 @@ class OpSpec:
         bytes: from axis sizes and operand bytes; None: each operand once (twice if in place).
         requires: (text, predicate over axis sizes) that must hold.
         lower: for a coarse op, emits the finer ops that it is made of.
+        fold: for a reduction over ranks, from the call before it and its own: the one call that they are on
+            one rank; None where the call before does not make what is reduced.
         cases: hostile inputs from a generator: sizes at the edges, large and tiny values, odd layouts.
         tolerance: by the dtype of the arithmetic.
     """
@@ -115,6 +117,7 @@ class OpSpec:
     bytes: Callable[[Sizes, Mapping[str, int]], int] | None = None
     requires: tuple[tuple[str, Callable[[Sizes], bool]], ...] = ()
     lower: Callable[..., None] | None = None
+    fold: Callable[[Any, Any], Any] | None = None
     cases: Callable[[np.random.Generator], list[Case]] | None = None
     tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
 

@@ -95,7 +95,7 @@ class PagedModel:
             steps: storage formats of what a step computes and keeps.
         """
         return {
-            "forward": self.forward(self.formats, Sizes.of(info), steps),
+            "forward": self.forward(self.formats, Sizes.of(info), steps).on_one_rank(),
             "sampler": sampler(info.vocab_size, info.max_slots, info.max_model_len + 1, max_logprobs),
             "prompt_logprobs": prompt_logprobs(self.head(self.formats, steps.residual), max_logprobs),
             "hidden_states": hidden_states(self.head(self.formats, steps.residual)),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse
+import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.contract.errors import OpError
 from pegainfer.ops.check import suitable_cases

@@ -9,9 +9,9 @@ from pegainfer.kernels.cuda.linear import gemm_problem, scale_of
 from pegainfer.kernels.cuda.lowering import LoweringContext, Step, blocks, handles
 from pegainfer.kernels.cuda.plan import Place, ptr, struct
 from pegainfer.kernels.cuda.pointwise import HEADS, layer_address, page_stride
-from pegainfer.kernels.cuda.rewrite import Calls, Rule, Temporaries, is_read
+from pegainfer.kernels.cuda.rewrite import Calls, Rule, Temporaries
 from pegainfer.ops.fused_heads import APPEND_ATTENTION, PROJECT_HEADS
-from pegainfer.ops.program import OpCall
+from pegainfer.ops.program import OpCall, is_read
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.launch import f32, i32, i64
 from pegainfer.runtime.cuda.tensor import item_bytes

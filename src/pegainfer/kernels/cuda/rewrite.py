@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from pegainfer.kernels.cuda.lowering import Step
 from pegainfer.ops.program import OpCall
-from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Dim, Kind, Tensor
 
 
@@ -102,14 +101,3 @@ def _apply(rule: Rule, done: Rewritten, step: Step, temporaries: Temporaries) ->
 def with_op(call: OpCall, **operands: Tensor) -> dict[str, Tensor]:
     """A call's operands with others in their place or beside them."""
     return {**call.tensors, **operands}
-
-
-def is_read(calls: Calls, t: Tensor) -> bool:
-    """Whether one of the calls reads what t holds before any of them."""
-    for call in calls:
-        roles = {
-            o.role for o in call.spec.operands if o.name in call.tensors and call.tensors[o.name].storage is t
-        }
-        if roles:
-            return roles != {Role.OUT}
-    return False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pegainfer.kernels.cuda.lowering import LoweringContext, Step, blocks, handles
 from pegainfer.kernels.cuda.plan import ptr, struct
-from pegainfer.kernels.cuda.rewrite import Calls, Rule, Temporaries, is_read, with_op
+from pegainfer.kernels.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.ops.fused import ADJUST_SOME_LOGITS, SAMPLE_SOME_TOKENS
-from pegainfer.ops.program import OpCall
+from pegainfer.ops.program import OpCall, is_read
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.launch import i32
 
