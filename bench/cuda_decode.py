@@ -17,10 +17,10 @@ from collections.abc import Callable
 import numpy as np
 
 from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.bind import Matmul, Work
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
 from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.site import Matmul, Work
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups

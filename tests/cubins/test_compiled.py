@@ -19,6 +19,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.build import find_sources, stale_units
 from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.target import Target, card_of
 from pegainfer.kernels.manifest import Manifest, Unit, Variant, read_manifest
 from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.launch import Launch
@@ -115,6 +116,22 @@ def test_no_kernel_needs_more_than_declared(compiled: Compiled) -> None:
     spills = {v.name: v.spills for v in compiled.kernels.values() if v.spills > SPILLS.get(v.name, 0)}
     large = {v.name: v.shared for v in compiled.kernels.values() if v.shared > STATIC}
     assert (spills, large) == ({}, {})
+
+
+def test_plans_without_compiled_kernels_count_the_same_blocks_an_sm(arch: str, compiled: Compiled) -> None:
+    """Then registers come from cards.json, for the kernels whose grid is as many blocks as fit the device."""
+    known, unknown = Target.of(card_of(arch), compiled.manifest), Target(card_of(arch))
+    count = 0
+    for name, kernel in compiled.kernels.items():
+        f = {k: int(v) for k, v in kernel.features.items() if v.isdigit()}
+        if not name.startswith("attention_") or not {"ring", "shared"} & set(f):
+            continue
+        for group in range(1, 9):
+            outputs = (f["block"] // 32 - 1) * group * f["head"] * 4 if "ring" in f else 0
+            block = f["block"], f.get("ring", f.get("shared", 0)) + outputs
+            count += 1
+            assert known.blocks_per_sm(name, *block) == unknown.blocks_per_sm(name, *block), name
+    assert count >= 8 * 18
 
 
 @pytest.fixture(scope="module")

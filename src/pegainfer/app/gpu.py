@@ -22,6 +22,7 @@ from pegainfer.runner.program import largest_step
 from pegainfer.runner.slots import table_widths
 
 if TYPE_CHECKING:
+    from pegainfer.kernels.cuda.target import Target
     from pegainfer.runner.cuda import CudaRunner
 
 log = logging.getLogger(__name__)
@@ -169,6 +170,23 @@ def why_not(config: EngineConfig) -> str | None:
     finally:
         device.close()
     return None
+
+
+def kernel_target(config: EngineConfig, arch: str = "") -> Target:
+    """What kernels are chosen for: a card of that architecture, or this machine's GPU and its kernels if ''.
+
+    Raises ConfigError for an unknown architecture, CudaError without a GPU, KernelsError without its kernels.
+    """
+    from pegainfer.kernels.cuda.context import CudaContext
+    from pegainfer.kernels.cuda.target import Target, card_of
+
+    if arch:
+        return Target(card_of(arch))
+    ctx = CudaContext(config.device_ordinal)
+    try:
+        return ctx.target
+    finally:
+        ctx.close()
 
 
 def describe(config: EngineConfig) -> str:

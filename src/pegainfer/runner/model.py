@@ -73,7 +73,7 @@ class LineModel:
         formats = {name: w.dtype for name, w in self.weights.items()}
         head = self.head(formats, steps.residual)
         return {
-            "forward": self.forward(formats, Sizes.of(info, groups), steps),
+            "forward": self.forward(formats, Sizes.of(info, groups), steps).on_one_rank(),
             "sampler": sampler(info.vocab_size, info.max_slots, info.max_model_len + 1, max_logprobs),
             "prompt_logprobs": prompt_logprobs(head, max_logprobs),
             "hidden_states": hidden_states(head),

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse
+import pegainfer.ops.fused
+import pegainfer.ops.fused_norm
+import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.contract.errors import OpError
 from pegainfer.ops.check import suitable_cases
 from pegainfer.ops.compose import STAGED, dtype_name, one_call
 from pegainfer.ops.program import OpCall
-from pegainfer.ops.spec import REGISTRY, OpSpec, Role, declare
+from pegainfer.ops.spec import FUSED, REGISTRY, OpSpec, Role, declare, declare_fused
 
 SPECS = sorted(REGISTRY.values(), key=lambda s: s.name)
+FORMS = sorted(FUSED.values(), key=lambda s: s.name)
 every_op = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 GLOSSARY = (Path(__file__).parents[3] / "GLOSSARY.md").read_text()
 
@@ -42,7 +46,7 @@ def test_is_complete(spec: OpSpec) -> None:
     assert not any(r is Role.IN for r in roles[: roles.index(Role.OUT)]) if Role.OUT in roles else True
 
 
-@every_op
+@pytest.mark.parametrize("spec", [*SPECS, *FORMS], ids=lambda s: s.name)
 def test_letters_are_in_the_glossary(spec: OpSpec) -> None:
     letters = {a for o in spec.operands for a in o.axes if not a.isdigit()}
     table = re.findall(r"^\| ([A-Z](?:, [A-Z])*) \|", GLOSSARY, re.MULTILINE)
@@ -138,3 +142,5 @@ def test_quantised_weights_cost_their_blocks() -> None:
 def test_a_name_is_declared_once() -> None:
     with pytest.raises(OpError, match="op linear is declared twice"):
         declare(REGISTRY["linear"])
+    with pytest.raises(OpError, match="declared twice"):
+        declare_fused(REGISTRY["linear"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse
+import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.ops.check import Trial, check_case, suitable_cases
 from pegainfer.ops.spec import REGISTRY, OpSpec, Role
@@ -90,6 +91,7 @@ PLAIN: dict[str, Callable[..., None]] = {
     "embedding": lambda a: np.copyto(a["out"], a["table"][a["ids"]]),
     "gather_rows": lambda a: np.copyto(a["out"], a["x"][a["rows"]]),
     "linear": lambda a: np.copyto(a["out"], a["a"] @ a["w"].T),
+    "reduce_residual": lambda a: np.copyto(a["x"], a["x"] + a["partial"]),
     "linear_residual": lambda a: np.copyto(a["x"], a["x"] + a["a"] @ a["w"].T),
     "kv_append": lambda a, layer: append(a["kv"], layer, a["slots"], a["k"], a["v"]),
     "attention": lambda a, layer, scale: np.copyto(a["out"], attention(a, layer, scale)),
@@ -144,7 +146,7 @@ SPOILT = {
     "rms_norm": "weight", "head_norm": "weight", "silu_mul": "up", "rope": "cos_sin", "embedding": "table",
     "linear": "w", "linear_residual": "w", "attention": "q", "kv_append": "k", "qkv_norm_rope_append": "wk",
     "gate_up_swiglu": "w_up", "lm_head": "w", "gated_rms_norm": "weight", "sigmoid_gate": "gate",
-    "causal_conv_silu": "taps", "gated_delta_rule": "qkv",
+    "causal_conv_silu": "taps", "gated_delta_rule": "qkv", "reduce_residual": "partial",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StateSnapshot, StepPlan
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.kernels.cuda.site import HANDLERS
+from pegainfer.kernels.cuda.lowering import HANDLERS
 from pegainfer.runner.cuda import CudaRunner
 from tests.support.fake_cuda import FakeCuda, fake_cuda
 from tests.support.fake_kernels import FakeLt, write_kernels
@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (kernels,))
     monkeypatch.setattr("pegainfer.kernels.cuda.context.CublasLt", FakeLt)
     for op in ("causal_conv_silu", "gated_delta_rule", "gated_rms_norm"):
-        monkeypatch.setitem(HANDLERS, op, lambda site: None)
+        monkeypatch.setitem(HANDLERS, op, lambda c: None)
     register(monkeypatch)
     return write_toy(tmp_path / "model", dtype="bf16", **TOY)
 

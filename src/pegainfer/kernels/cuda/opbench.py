@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.bind import Matmul, Work
 from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.lowering import keeps_whole
 from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.roofline import measure_roofline
 from pegainfer.kernels.cuda.sampled import SampledCall
-from pegainfer.kernels.cuda.site import Matmul, Work, keeps_whole
 from pegainfer.kernels.cuda.stepbench import CudaSteps
 from pegainfer.kernels.cuda.store import Dummy, fill_normal
 from pegainfer.kernels.cuda.timing import graph_times

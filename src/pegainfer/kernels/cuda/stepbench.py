@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.bind import Work
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.site import Work
 from pegainfer.kernels.cuda.store import Dummy, fill_normal
 from pegainfer.kernels.cuda.timing import graph_times
 from pegainfer.kernels.loads import StepShape

@@ -15,8 +15,9 @@ from pegainfer.models.llama.weights import TABLE
 from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD, QKV_NORM_ROPE_APPEND
 from pegainfer.ops.embed import EMBEDDING
-from pegainfer.ops.gemm import LINEAR_RESIDUAL
+from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.program import Builder, Program
+from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.sampler import Head
 from pegainfer.runner.program import INPUTS, Formats, Sizes, shape
 
@@ -56,6 +57,7 @@ def forward(
     )
     q, attn, act = (b.buffer(n, *shape(letters, axes), dtype=f.activation) for n, letters in BUFFERS.items())
     x = b.output("x", "T", c.hidden_size, dtype=f.residual)  # so that `prompt_logprobs` can read it
+    partial = b.buffer("partial", "T", c.hidden_size)  # float32, in which ranks add up
     logits = b.output("logits", "L", c.vocab_size)
     eps, scale = c.norm_eps, c.head_dim**-0.5
 
@@ -74,9 +76,11 @@ def forward(
             out=attn, q=q, kv=kv, query_starts=query_starts, query_lens=query_lens,
             context_lens=context_lens, block_table=pages.block_table,
         )  # fmt: skip
-        b.emit(LINEAR_RESIDUAL, x=x, a=attn.view("T", c.q_size), w=wo)
+        b.emit(LINEAR, out=partial, a=attn.view("T", c.q_size), w=wo)
+        b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
         b.emit(GATE_UP_SWIGLU, {"eps": eps}, out=act, x=x, norm=mlp_norm, w_gate=w_gate, w_up=w_up)
-        b.emit(LINEAR_RESIDUAL, x=x, a=act, w=w_down)
+        b.emit(LINEAR, out=partial, a=act, w=w_down)
+        b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
     b.emit(
         LM_HEAD, {"eps": eps},
         logits=logits, x=x, rows=logit_rows, norm=w["norm"], w=w[TABLE.head_name(c)],

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.bind import Matmul
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
 from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.site import Matmul
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups

@@ -18,9 +18,9 @@ from pegainfer.kernels.cuda import row_pass as module
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.lowering import keeps_whole
 from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.row_pass import RowPass, recognise
-from pegainfer.kernels.cuda.site import keeps_whole
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.models.llama import forward as llama
 from pegainfer.models.llama.config import LlamaConfig
@@ -371,7 +371,7 @@ def test_sizes_and_addresses_are_where_the_kernel_looks_for_them(tmp_path: Path)
         numbers = {n: v for n, v in args.items() if declared("Args")[n] == "i"}
         assert numbers == {
             "layers": 2, "m": 128, "h": 4, "g": 2, "f": 256, "v": 512, "block_size": 16,
-            "stage": SERVED.stage, "depth": SERVED.depth(rig.info), "window": module.WINDOW,
+            "stage": SERVED.stage, "depth": SERVED.depth(rig.info), "window": 2,
         }  # fmt: skip
         assert args["eps"] == pytest.approx(1e-6) and args["scale_log2"] == pytest.approx(
             64**-0.5 / math.log(2)

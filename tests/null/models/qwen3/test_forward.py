@@ -28,7 +28,11 @@ def recorded(name: str, formats: Formats | None = None) -> Program:
 
 def test_the_calls_in_model_order() -> None:
     program = recorded("tied_bf16")
-    assert [c.spec.name for c in program.calls] == ["embedding", *LAYER, *LAYER, "lm_head"]
+    one_rank = ["embedding", *LAYER, *LAYER, "lm_head"]
+    assert [c.spec.name for c in program.on_one_rank().calls] == one_rank
+    reductions = [c.spec.name for c in program.calls if c.spec.fold is not None]
+    assert reductions == ["reduce_residual"] * 2 * 2  # after attention's and the feed-forward's last matrix
+    assert len(program.calls) == len(one_rank) + len(reductions)
     for layer, call in enumerate(c for c in program.calls if c.spec.name == LAYER[0]):
         assert call.attrs["layer"] == layer
         assert call.tensors["q_norm"].name == f"layers.{layer}.q_norm"
@@ -51,7 +55,9 @@ def test_all_is_float32_unless_told() -> None:
 def test_activations_and_residual_have_formats_of_their_own(residual: str) -> None:
     """Logits and the rotation's table are float32 whatever the rest is."""
     program = recorded("tied_bf16", Formats(activation="bf16", residual=residual, kv="f16"))
-    found = {t.name: t.dtype for t in program.tensors(Kind.BUFFER, Kind.OUTPUT, Kind.STATE)}
+    assert next(t for t in program.tensors(Kind.BUFFER) if t.name == "partial").dtype == "f32"
+    one_rank = program.on_one_rank()
+    found = {t.name: t.dtype for t in one_rank.tensors(Kind.BUFFER, Kind.OUTPUT, Kind.STATE)}
     assert found == {"x": residual, "q": "bf16", "attn": "bf16", "act": "bf16", "kv": "f16", "logits": "f32"}
     inner = program.lowered(lambda _: False).tensors(Kind.BUFFER)
     beside = {t.name: t.dtype for t in inner if not t.name.startswith("11.lm_head")}
