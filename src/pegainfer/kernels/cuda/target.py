@@ -155,6 +155,7 @@ class Target:
             self.info.shared_per_sm // (shared + SYSTEM),
         ]
         known = packaged_registers(self.info.arch) if self.registers is None else self.registers
-        if registers := known.get(kernel, 0):  # are handed out to warps, 256 at a time
-            limits.append(REGISTERS // (-(-registers * 32 // 256) * 256 * -(-threads // 32)))
+        if registers := known.get(kernel, 0):  # A warp takes them 256 at a time, of its quarter of the SM.
+            of_a_warp = -(-registers * 32 // 256) * 256
+            limits.append(REGISTERS // 4 // of_a_warp * 4 // -(-threads // 32))
         return max(1, min(limits))
