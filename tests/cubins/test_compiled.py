@@ -18,6 +18,7 @@ from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.build import find_sources, stale_units
+from pegainfer.kernels.cuda.attention_choice import AttentionProblem, fit_sm
 from pegainfer.kernels.cuda.executor import CudaExecutor
 from pegainfer.kernels.cuda.target import Target, card_of
 from pegainfer.kernels.manifest import Manifest, Unit, Variant, read_manifest
@@ -173,3 +174,20 @@ def launches(executor: CudaExecutor) -> Iterator[Launch]:
     for env, decode_only in steps:
         for _, work in executor.work(env, decode_only):
             yield from (w for w in work if isinstance(w, Launch))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_plans_without_a_gpu_know_which_kernels_lack_registers(arch: str) -> None:
+    manifest = read_manifest(FOLDER / arch)
+    compiled, packaged = Target.of(card_of(arch), manifest), Target(card_of(arch))
+    checked = 0
+    for v in (v for unit in manifest.units for v in unit.variants):
+        if not v.name.startswith("attention_") or not {"ring", "shared"} & set(v.features):
+            continue
+        for group in (1, 4, 8):
+            p = AttentionProblem(
+                8, 8, 2 * group, 2, int(v.features["head"]), 16, 64, v.features["dtype"], True
+            )
+            assert fit_sm(p, packaged, v.name) == fit_sm(p, compiled, v.name), (v.name, group)
+            checked += 1
+    assert checked >= 18

@@ -176,22 +176,21 @@ def test_steps_repeat_bit_by_bit(graphs: Model) -> None:
         assert all(np.array_equal(graphs.logits(rows), first) for _ in range(5))
 
 
-def test_a_row_alone_has_the_bits_of_launches_apart(launches: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_alone_has_the_bits_of_launches_apart(
+    launches: Model, ctx: CudaContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Attention finishes the heads and appends the token; without that rule, another launch does."""
-    apart = tuple(rule for rule in planning.RULES if rule is not FINISH_IN_ATTENTION)
+    rules = tuple(rule for rule in planning.RULES if rule is not FINISH_IN_ATTENTION)
+    monkeypatch.setattr(planning, "RULES", rules)
+    apart = Model(ctx, CudaOptions(graphs=False, tune=False, row_pass=False))
     for row in DECODE:
-        launches.forget()
-        launches.logits(prefix_of([row]))
-        got, cached = launches.logits([row]), launches.kv.numpy(launches.ctx.stream)
-        launches.forget()
-        launches.logits(prefix_of([row]))
-        with monkeypatch.context() as patch:
-            patch.setattr(planning, "RULES", apart)
-            launches.executor._steps.clear()
-            again = launches.logits([row])
-        launches.executor._steps.clear()
-        assert again.tobytes() == got.tobytes()
-        assert launches.kv.numpy(launches.ctx.stream).tobytes() == cached.tobytes()
+        outcomes = []
+        for model in (launches, apart):
+            model.forget()
+            model.logits(prefix_of([row]))
+            logits = model.logits([row])
+            outcomes.append((logits.tobytes(), model.kv.numpy(ctx.stream).tobytes()))
+        assert outcomes[0] == outcomes[1]
 
 
 def test_a_row_decodes_alike_alone_and_in_company(graphs: Model) -> None:
