@@ -12,7 +12,7 @@ from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.engine.null import NullConfig, NullRunner
+from pegainfer.null.runner import NullConfig, NullRunner
 
 
 def null_info(runner: NullRunner) -> EngineInfo:

@@ -12,6 +12,10 @@ from typing import Literal
 import msgspec
 
 HASH_BYTES = 32  # SHA-256
+# A temperature below this means greedy, for HTTP, the offline API and every sampler. So low a temperature
+# only tells apart logits that are closer than their own float32 rounding error. A power of two is the same
+# number in float32 and float64.
+GREEDY_BELOW = 2.0**-20
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,7 +25,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     penalties, temperature, top_k, top_p, min_p.
     """
 
-    temperature: float = 1.0  # 0 means greedy: the highest logit, the lowest id among equals
+    # Below GREEDY_BELOW it means greedy: the highest logit, the lowest id among equals.
+    temperature: float = 1.0
     top_k: int = 0  # 0 means off
     top_p: float = 1.0  # 1 means off; the smallest set whose mass reaches top_p, after top_k
     min_p: float = 0.0  # drops tokens under min_p times the best probability

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from pegainfer.contract.handle import EngineInfo
-from pegainfer.engine.null import NullConfig, NullRunner
 from pegainfer.engine.process import serve_engine
+from pegainfer.null.runner import NullConfig, NullRunner
 from tests.support.null_engine import null_info
 
 

@@ -11,10 +11,10 @@ from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, unpack_tokens
 from pegainfer.contract.step import KVSpec, PageGroup, StateGroup, StepPlan, StepResult
 from pegainfer.engine.admission import derived_seed
-from pegainfer.engine.null import NullConfig, NullPending, NullRunner
-from pegainfer.engine.null_model import NullModel
 from pegainfer.engine.scheduler import Scheduler, SchedulerConfig
 from pegainfer.engine.sequence import Sequence, Status
+from pegainfer.null.model import NullModel
+from pegainfer.null.runner import NullConfig, NullPending, NullRunner
 
 BLOCK = 4
 EOS = 30

@@ -12,8 +12,8 @@ from pegainfer.contract.errors import EngineDeadError, InvariantError, RequestEr
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.engine.null import NullRunner
 from pegainfer.engine.scheduler import SchedulerConfig
+from pegainfer.null.runner import NullRunner
 from tests.null.engine.harness import EOS, MODEL, null_config, request
 
 PATIENCE = 30.0

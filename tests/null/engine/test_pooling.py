@@ -10,7 +10,7 @@ import pytest
 from pegainfer.contract.errors import RequestError
 from pegainfer.contract.event import FinishReason
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.engine.null_model import chain_next, chain_start, hidden_state
+from pegainfer.null.model import chain_next, chain_start, hidden_state
 from tests.null.engine.harness import Driver, null_config, request
 
 

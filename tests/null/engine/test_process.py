@@ -26,9 +26,9 @@ from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.step import Runner, StepResult
 from pegainfer.engine.channel import listen
-from pegainfer.engine.null import NullPending, NullRunner
 from pegainfer.engine.process import serve_engine
 from pegainfer.engine.scheduler import SchedulerConfig
+from pegainfer.null.runner import NullPending, NullRunner
 from tests.null.engine.harness import EOS, MODEL, null_config, request
 from tests.null.engine.test_inprocess import INFO, PATIENCE
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pegainfer.engine.null_model import chain_next, chain_start, hidden_state
+from pegainfer.null.model import chain_next, chain_start, hidden_state
 from tests.support.asgi import ask, client, make_app
 from tests.support.fake_engine import FakeEngine
 from tests.support.null_engine import null_engine

@@ -17,8 +17,8 @@ from pegainfer.contract.step import (
     StepPlan,
     StepResult,
 )
-from pegainfer.engine.null import NullConfig, NullRunner
-from pegainfer.engine.null_model import NullModel
+from pegainfer.null.model import NullModel
+from pegainfer.null.runner import NullConfig, NullRunner
 from tests.null.engine.harness import ALL, EOS, HYBRID, MODEL, PAGES, WINDOW, null_config
 
 PROMPT = [1, 2, 3, 4, 5, 6]

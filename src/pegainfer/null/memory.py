@@ -17,7 +17,7 @@ from pegainfer.contract.step import (
     StateGroup,
     StateSnapshot,
 )
-from pegainfer.engine.null_model import chain_next, chain_start
+from pegainfer.null.model import chain_next, chain_start
 
 UNWRITTEN = -1  # no chain is negative
 NOBODY = -1  # in place of a sequence's number

@@ -16,8 +16,8 @@ from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.request import unpack_tokens
 from pegainfer.contract.step import KVSpec, PageGroup, Row, RunnerInfo, StepPlan, StepResult
-from pegainfer.engine.null_memory import NOBODY, NullMemory, NullSlot, Uses
-from pegainfer.engine.null_model import NullModel, hidden_state
+from pegainfer.null.memory import NOBODY, NullMemory, NullSlot, Uses
+from pegainfer.null.model import NullModel, hidden_state
 
 # What goes wrong in a step: an exception that `wait` raises, or rows with their own error messages.
 Faults = Callable[[StepPlan], Exception | dict[int, str] | None]
