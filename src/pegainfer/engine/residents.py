@@ -165,7 +165,7 @@ class Residents:
                     raise InvariantError(
                         f"sequence {seq.number} is {seq.status.value} among the {status.value}"
                     )
-                ahead = seq.computed > seq.planned and not seq.sampling_rows
+                ahead = seq.computed > seq.planned and not seq.uncommitted
                 if ahead or not 0 <= seq.computed <= len(seq.tokens):
                     raise InvariantError(
                         f"sequence {seq.number}: computed {seq.computed}, planned {seq.planned}, "

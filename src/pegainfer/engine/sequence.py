@@ -28,7 +28,8 @@ class Sequence:
     """Known tokens are `tokens`; of these, `computed` have their KV written as of the last commit.
 
     `planned` runs ahead of `computed` by the rows in flight. While a sampling row is in flight, neither its
-    tokens nor its position are known exactly, and `planned` is not used: see `Row.follow`.
+    tokens nor its position are known exactly, and `planned` is not used: see `Row.follow`. `uncommitted`
+    tokens are then the most that the rows in flight can add.
     """
 
     __slots__ = (
@@ -57,7 +58,6 @@ class Sequence:
         "request",
         "request_id",
         "root",
-        "sampling_rows",
         "scheduled",
         "seed",
         "slot",
@@ -65,6 +65,7 @@ class Sequence:
         "stop_ids",
         "tenant",
         "tokens",
+        "uncommitted",
     )
 
     def __init__(
@@ -109,7 +110,7 @@ class Sequence:
         self.computed = 0
         self.planned = 0
         self.flying = 0  # rows in uncommitted plans
-        self.sampling_rows = 0  # those of them that sample
+        self.uncommitted = 0  # tokens that they may commit at most; 0 where none of them samples
         self.last_step = 0  # the last plan that has a row of it
         self.children: list[Sequence] = []  # HELD, forked when all but the last prompt token is computed
         # What its events carry

@@ -100,6 +100,7 @@ class NullRunner:
         self._in_flight: list[_Step] = []
         self._unsampled: _Step | None = None
         self._step: int | None = None
+        self._decoding: list[tuple[int, int]] = []  # slot and drafts of each row, if the last plan can repeat
         self._busy_until = 0.0
 
     @property
@@ -120,6 +121,7 @@ class NullRunner:
             raise InvariantError(f"a plan of {plan.num_tokens} tokens, at most {self._info.max_tokens}")
         if len(self._in_flight) > 1:
             raise InvariantError("more than two plans are uncommitted")
+        self._check_repeats(plan)
         self._step = plan.step
         step = _Step(plan)
         in_flight = [other.uses for other in self._in_flight]
@@ -134,6 +136,13 @@ class NullRunner:
         self._in_flight.append(step)
         self._unsampled = step
         return step
+
+    def _check_repeats(self, plan: StepPlan) -> None:
+        rows = [(row.slot, row.drafts) for row in plan.rows]
+        if plan.repeats and (rows != self._decoding or not rows):
+            raise InvariantError(f"step {plan.step} does not repeat the rows of the step before")
+        decodes = all(row.sample and row.count == 1 for row in plan.rows)
+        self._decoding = rows if decodes else []
 
     def _apply(self, plan: StepPlan, step: _Step, in_flight: list[Uses]) -> None:
         for free in plan.frees:
@@ -170,6 +179,10 @@ class NullRunner:
             start, end = known - 1, known
         elif slot.next is not None and start != slot.next:
             raise InvariantError(f"slot {row.slot}: row starts at {start}, expected {slot.next}")
+        if not 0 <= row.drafts < self._info.max_commit or (row.drafts and not row.sample):
+            raise InvariantError(f"slot {row.slot}: {row} has too many drafts")
+        if row.start + row.count + row.drafts > min(self._memory.reach(slot), self._info.max_model_len):
+            raise InvariantError(f"slot {row.slot}: {row} goes beyond the slot's tables or the context")
         if row.count < 1 or (end != known if row.sample else end >= known):
             raise InvariantError(f"slot {row.slot}: {row} does not fit {known} known tokens")
         self._memory.read(slot, start, step.uses)
@@ -202,7 +215,8 @@ class NullRunner:
             known = len(slot.tokens)
             if slot.sampling.pooling is not None and row.sample and known == slot.num_prompt:
                 pooled[i] = self._pooled(slot)
-            drawn = self._draw(slot, handle, in_flight, masks.get(i) if masks else None) if row.sample else ()
+            mask = masks.get(i) if masks else None
+            drawn = self._draw(slot, row.drafts, handle, in_flight, mask) if row.sample else ()
             if drawn and slot.sampling.logprobs is not None:
                 logprobs[i] = tuple(
                     self.config.model.logprob(t, slot.chain_at(known + j), slot.sampling.logprobs)
@@ -240,13 +254,13 @@ class NullRunner:
                 self._memory.snapshot(slot, wanted, step.uses, in_flight)
 
     def _draw(
-        self, slot: NullSlot, step: _Step, in_flight: list[Uses], mask: bytes | None
+        self, slot: NullSlot, drafts: int, step: _Step, in_flight: list[Uses], mask: bytes | None
     ) -> tuple[int, ...]:
-        """0..max_commit tokens; what speculation would have drafted beyond them is written as junk."""
+        """0..drafts + 1 tokens; rejected drafts leave junk in the pages, and the states roll back."""
         last = len(slot.tokens) - 1
-        k = min(self._info.max_commit, self._memory.reach(slot) - last, self._info.max_model_len - last - 1)
-        most = k if mask is None else 1
-        commits = 0 if self._rng.random() < self.config.zero_commits else self._rng.randint(1, most)
+        if mask is not None and drafts:
+            raise InvariantError(f"sequence {slot.seq}: a row with a mask has {drafts} drafts")
+        commits = 0 if self._rng.random() < self.config.zero_commits else self._rng.randint(1, drafts + 1)
         for _ in range(commits):
             token = self.config.model.draw(
                 slot.tokens,
@@ -258,7 +272,7 @@ class NullRunner:
                 mask,
             )
             slot.append(token)
-        junk = [step.plan.step] * (k - max(1, commits))
+        junk = [step.plan.step] * (drafts + 1 - max(1, commits))
         accepted = slot.chains[last + 1 : last + commits]
         self._memory.write(slot, last + 1, accepted + junk, step.uses, in_flight)
         slot.next = len(slot.tokens) - 1
