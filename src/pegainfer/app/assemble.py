@@ -129,6 +129,7 @@ def engine_info(
         num_blocks=info.num_blocks[0],
         max_slots=info.max_slots,
         max_logprobs=max_logprobs,
+        max_adapters=info.max_adapters,
         startup_seconds=dict(startup_seconds),
     )
 

@@ -68,6 +68,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     block_size: int = 0  # of block_hashes, in tokens; must be the engine's if hashes are given
     grammar: GrammarSpec | None = None
     adapter: str | None = None  # LoRA adapter's name
+    # AdapterInfo.digest of the adapter that block_hashes were made for; where the engine has loaded other
+    # content under the name since, it makes the hashes anew.
+    adapter_digest: bytes = b""
     cache_salt: str = ""  # prefixes are shared only among requests with the same salt
     priority: int = 0  # lower runs first, as in vLLM
     tenant: str = ""  # whose it is: the engine shares its time fairly among tenants
@@ -97,11 +100,10 @@ def unpack_tokens(data: bytes) -> list[int]:
     return token_array(data).tolist()
 
 
-def root_hash(adapter: str | None, cache_salt: str) -> bytes:
-    """The chain's start: requests of another adapter or salt never share a block."""
+def root_hash(adapter_digest: bytes | None, cache_salt: str) -> bytes:
+    """The chain's start: requests of another adapter's content or another salt never share a block."""
     h = hashlib.sha256(b"pegainfer-kv-1")
-    for part in (adapter or "", cache_salt):
-        raw = part.encode("utf-8", "surrogatepass")
+    for raw in (adapter_digest or b"", cache_salt.encode("utf-8", "surrogatepass")):
         h.update(len(raw).to_bytes(8, "little") + raw)
     return h.digest()
 

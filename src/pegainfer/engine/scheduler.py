@@ -16,6 +16,7 @@ import random
 from collections import deque
 from typing import NamedTuple
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.grammar import Matcher
@@ -110,6 +111,20 @@ class Scheduler:
         Index 0 alone goes on until the others are forked from it.
         """
         self._early_ends.cancel(request_id, index)
+
+    # Adapters and the cache; see StepPolicy
+
+    def add_adapter(self, info: AdapterInfo) -> int:
+        return self._residents.adapters.add(info)
+
+    def drop_adapter(self, name: str) -> None:
+        self._residents.adapters.drop(name)
+
+    def take_free_adapters(self) -> list[int]:
+        return self._residents.adapters.take_free(self._residents.retired)
+
+    def reset_prefix_cache(self) -> None:
+        self._kv.reset_prefix_cache()
 
     def has_work(self) -> bool:
         return bool(self._live or self._flight)

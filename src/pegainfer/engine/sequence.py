@@ -8,9 +8,10 @@ from enum import Enum
 
 import msgspec
 
+from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.grammar import Matcher
-from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, root_hash
+from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.fairness import Tenant
 from pegainfer.kv.tables import SequenceBlocks
 
@@ -33,6 +34,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "admitted",
         "arrival",
         "children",
@@ -81,6 +83,8 @@ class Sequence:
         rank: Rank,
         now: float,
         tenant: Tenant,
+        adapter: int = NO_ADAPTER,
+        root: bytes,
         matcher: Matcher | None = None,
     ) -> None:
         sampling = request.sampling
@@ -94,7 +98,8 @@ class Sequence:
         self.tokens = tokens  # prompt, then generated
         self.num_prompt = len(tokens)
         self.limit = limit  # tokens, prompt included, at which it ends
-        self.root = root_hash(request.adapter, request.cache_salt)
+        self.adapter = adapter  # index; it holds one use of it until it is finished
+        self.root = root  # parent of the first hash
         self.hashes = hashes  # of the prompt's full blocks
         eos = () if sampling.ignore_eos else request.eos_token_ids
         self.mask_tokens = tuple(dict.fromkeys(eos + sampling.stop_token_ids))

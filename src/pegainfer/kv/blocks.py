@@ -135,6 +135,13 @@ class BlockPool:
             self._forget(block)
             self._free.append(block)
 
+    def forget_all(self) -> None:
+        """No key finds a block any more: cached blocks are free, used ones stay with their holders."""
+        self._free += self._cached
+        self._cached.clear()
+        self._index.clear()
+        self._keys = [None] * self.num_blocks
+
     def _drop(self, blocks: Iterable[int]) -> None:
         refs, keys, free, cached = self._refs, self._keys, self._free, self._cached
         for block in blocks:

@@ -55,6 +55,7 @@ class KVManager:
         self._windows = [entry for entry in self._pages if entry[1].window > 0]
         self.has_windows = bool(self._windows)
         self._live: set[SequenceBlocks] = set()
+        self._epoch = 0  # how often the prefix cache was reset
 
     # What fits
 
@@ -123,7 +124,7 @@ class KVManager:
 
         The caller made sure by `reach` or `fits` that the blocks are there.
         """
-        seq = SequenceBlocks(root, hashes, len(self.groups))
+        seq = SequenceBlocks(root, hashes, len(self.groups), self._epoch)
         copies: list[BlockCopy] = []
         # All hits are acquired first: an allocation may evict what nobody holds.
         for pool, kept in zip(self.pools, hit.blocks, strict=True):
@@ -170,9 +171,10 @@ class KVManager:
                 return None
         if any(pool.available < 1 for _, _, pool in self._states):
             return None
-        child = SequenceBlocks(parent.root, parent.hashes[: computed // self.unit], len(self.groups))
+        child = SequenceBlocks(
+            parent.root, parent.hashes[: computed // self.unit], len(self.groups), parent.epoch
+        )
         child.published = len(child.hashes)  # the parent publishes them
-        child.private = parent.private
         copies: list[BlockCopy] = []
         for g, group in enumerate(self.groups):
             pool, table, source = self.pools[g], child.tables[g], parent.tables[g]
@@ -221,9 +223,10 @@ class KVManager:
         if not self.prefix_cache or units <= seq.published:
             return
         self.extend_hashes(seq, tokens, units)
+        current = seq.epoch == self._epoch
         if self.states is not None and seq.pending:
-            self.states.resolve(seq, computed)
-        for i in range(seq.published, units):
+            self.states.resolve(seq, computed, publish=current)
+        for i in range(seq.published, units) if current else ():
             end = (i + 1) * self.unit
             for g, group, pool in self._pages:
                 if end % group.block_size == 0:
@@ -240,6 +243,12 @@ class KVManager:
         parent = seq.hashes[-1] if known else seq.root
         part = pack_tokens(tokens[known * self.unit : units * self.unit])
         seq.hashes += hash_blocks(part, self.unit, parent=parent)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached blocks and states; sequences that have begun publish nothing any more."""
+        self._epoch += 1
+        for pool in self.pools:
+            pool.forget_all()
 
     def retire(self, step: int) -> None:
         """Step `step` is committed; what was released after it becomes free."""

@@ -95,8 +95,8 @@ class StateKeeper:
     def _name(self, pending: PendingState, slot: int, out: list[StateSnapshot]) -> None:
         out += [StateSnapshot(slot, g, pending.position, state) for g, _, state in pending.states]
 
-    def resolve(self, seq: SequenceBlocks, computed: int) -> None:
-        """A committed row has brought `seq` to `computed` tokens: what it passed can be found from now on.
+    def resolve(self, seq: SequenceBlocks, computed: int, *, publish: bool = True) -> None:
+        """A committed row has brought `seq` to `computed` tokens: what it passed is found, if `publish`.
 
         Of the snapshots taken while decoding only the newest is worth its memory; older ones are dropped.
         """
@@ -109,7 +109,7 @@ class StateKeeper:
                     pool.discard(state, old)
                 seq.rolling = [(pool, state, key) for _, pool, state in pending.states]
             for _, pool, state in pending.states:
-                if not seq.private:
+                if publish:
                     pool.publish(state, key)
                 if not seq.released:
                     pool.release(state, after=pending.step)

@@ -25,10 +25,10 @@ class SequenceBlocks:
 
     __slots__ = (
         "capacity",
+        "epoch",
         "firsts",
         "hashes",
         "pending",
-        "private",
         "published",
         "released",
         "rolling",
@@ -36,7 +36,7 @@ class SequenceBlocks:
         "tables",
     )
 
-    def __init__(self, root: bytes, hashes: Sequence[bytes], num_groups: int) -> None:
+    def __init__(self, root: bytes, hashes: Sequence[bytes], num_groups: int, epoch: int = 0) -> None:
         self.root = root  # parent of the first hash
         self.hashes = list(hashes)  # one a full unit, of prompt tokens and of what was computed since
         self.published = 0  # units that were offered to the prefix index
@@ -46,7 +46,7 @@ class SequenceBlocks:
         self.pending: list[PendingState] = []
         # The newest state that was kept while decoding: (pool, state, hash).
         self.rolling: list[tuple[BlockPool, int, bytes]] = []
-        self.private = False  # nothing more of it is published: the prefix cache was reset since it began
+        self.epoch = epoch  # resets of the prefix cache before it began
         self.released = False
 
 

@@ -21,9 +21,9 @@ LETTERS = tuple(b"etaoin shrdlu cmfwyp vbgkqjxz. etaoin shr,\n")
 NextToken = Callable[[Sequence[int], int, int], int]
 
 
-def chain_start(adapter: str | None) -> int:
-    """The chain before any token; another adapter computes other states."""
-    return zlib.crc32((adapter or "").encode())
+def chain_start(adapter_digest: bytes = b"") -> int:
+    """The chain before any token; an adapter of other content computes other states."""
+    return zlib.crc32(adapter_digest)
 
 
 def chain_next(chain: int, token: int) -> int:
@@ -100,10 +100,10 @@ class NullModel:
         *,
         eos_token_ids: Iterable[int] = (),
         max_model_len: int,
-        adapter: str | None = None,
+        adapter_digest: bytes = b"",
     ) -> list[int]:
         """What an engine must answer: all generated tokens, the one that ended it included."""
-        tokens, chain = list(prompt), chain_start(adapter)
+        tokens, chain = list(prompt), chain_start(adapter_digest)
         for token in prompt:
             chain = chain_next(chain, token)
         masked = (() if sampling.ignore_eos else tuple(eos_token_ids)) + sampling.stop_token_ids

@@ -9,42 +9,16 @@ from __future__ import annotations
 import random
 import struct
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.request import unpack_tokens
-from pegainfer.contract.step import KVSpec, PageGroup, Row, RunnerInfo, StepPlan, StepResult
+from pegainfer.contract.step import Row, RunnerInfo, StepPlan, StepResult
+from pegainfer.null.adapters import NullAdapters
+from pegainfer.null.config import NullConfig
 from pegainfer.null.memory import NOBODY, NullMemory, NullSlot, Uses
-from pegainfer.null.model import NullModel, hidden_state
-
-# What goes wrong in a step: an exception that `wait` raises, or rows with their own error messages.
-Faults = Callable[[StepPlan], Exception | dict[int, str] | None]
-
-
-def default_kv() -> KVSpec:
-    """One full-attention group with blocks of 16 tokens."""
-    return KVSpec((PageGroup(name="full", block_size=16, bytes_per_block=16),))
-
-
-@dataclass(frozen=True, kw_only=True)
-class NullConfig:
-    """The size and manners of the null device."""
-
-    model: NullModel = field(default_factory=NullModel)
-    kv: KVSpec = field(default_factory=default_kv)
-    num_blocks: tuple[int, ...] = (1024,)
-    max_slots: int = 16
-    max_tokens: int = 512
-    max_model_len: int = 4096
-    max_commit: int = 1
-    zero_commits: float = 0.0  # share of sampling rows that commit nothing
-    seed: int = 0  # of the generator that draws how many tokens a row commits
-    step_seconds: float = 0.0  # latency of each step
-    token_seconds: float = 0.0  # and of each token computed in it
-    virtual: bool = False  # latencies are told, but nobody sleeps them out
-    faults: Faults | None = None
+from pegainfer.null.model import chain_start, hidden_state
 
 
 class _Step:
@@ -90,9 +64,11 @@ class NullRunner:
             max_model_len=c.max_model_len,
             vocab_size=c.model.vocab_size,
             max_commit=c.max_commit,
+            max_adapters=c.max_adapters,
             supports_pooling=True,
         )
         self.slots: dict[int, NullSlot] = {}
+        self.adapters = NullAdapters(c.max_adapters)
         self.closed = False
         self.num_rows = 0
         self._memory = NullMemory(c.kv, c.num_blocks)
@@ -154,7 +130,8 @@ class NullRunner:
         for new in plan.news:
             if new.slot in self.slots or not 0 <= new.slot < self._info.max_slots:
                 raise InvariantError(f"slot {new.slot} is taken or does not exist")
-            self.slots[new.slot] = NullSlot(new, unpack_tokens(new.tokens), len(self._info.kv.groups))
+            start = chain_start(self.adapters.digest(new.adapter))
+            self.slots[new.slot] = NullSlot(new, unpack_tokens(new.tokens), len(self._info.kv.groups), start)
         owners: dict[tuple[int, int], int] = {}  # (group, block) -> the sequence that got it in this plan
         for part in plan.blocks:
             slot = self.slots[part.slot]
@@ -290,6 +267,18 @@ class NullRunner:
         states = [hidden_state(slot.chain_at(p)) for p in range(first, slot.num_prompt + 1)]
         mean = [sum(column) / len(states) for column in zip(*states, strict=True)]
         return struct.pack(f"<{len(mean)}f", *mean)
+
+    def read_adapter(self, name: str, path: str) -> tuple[AdapterInfo, bytes]:
+        return self.adapters.read(name, path)
+
+    def install_adapter(self, index: int, adapter: bytes) -> None:
+        self.adapters.install(index, adapter)
+
+    def remove_adapter(self, index: int) -> None:
+        rows = [row.slot for step in self._in_flight for row in step.plan.rows]
+        if any(slot in self.slots and self.slots[slot].adapter == index for slot in rows):
+            raise InvariantError(f"adapter {index} is removed while a plan in flight uses it")
+        self.adapters.remove(index)
 
     def settle(self, step: _Step) -> None:
         """The step's result was taken: what it used may be used again."""

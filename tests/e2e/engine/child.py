@@ -6,7 +6,8 @@ import sys
 
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.engine.process import serve_engine
-from pegainfer.null.runner import NullConfig, NullRunner
+from pegainfer.null.config import NullConfig
+from pegainfer.null.runner import NullRunner
 from tests.support.null_engine import null_info
 
 

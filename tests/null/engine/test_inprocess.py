@@ -35,10 +35,12 @@ class Inbox:
     def __init__(self, n: int = 1) -> None:
         self.events: list[TokenEvent] = []
         self.left = n
+        self.begun = threading.Event()
         self.ended = threading.Event()
 
     def __call__(self, event: TokenEvent) -> None:
         self.events.append(event)
+        self.begun.set()
         if event.finish is not None:
             self.left -= 1
             if not self.left:

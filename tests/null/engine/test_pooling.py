@@ -16,7 +16,7 @@ from tests.null.engine.harness import Driver, null_config, request
 
 def wanted(tokens: list[int], pooling: str) -> list[float]:
     """By the null model's own definition."""
-    chain = chain_start(None)
+    chain = chain_start()
     states = []
     for token in tokens:
         chain = chain_next(chain, token)

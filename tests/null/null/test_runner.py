@@ -17,8 +17,9 @@ from pegainfer.contract.step import (
     StepPlan,
     StepResult,
 )
+from pegainfer.null.config import NullConfig
 from pegainfer.null.model import NullModel
-from pegainfer.null.runner import NullConfig, NullRunner
+from pegainfer.null.runner import NullRunner
 from tests.null.engine.harness import ALL, EOS, HYBRID, MODEL, PAGES, WINDOW, null_config
 
 PROMPT = [1, 2, 3, 4, 5, 6]
