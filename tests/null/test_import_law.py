@@ -26,6 +26,7 @@ LAW: dict[str, frozenset[str]] = {
     "kv": frozenset({"contract"}),
     "kv/device": frozenset({"contract", "runtime", "kv"}),  # its pools take a plan's copies
     "engine": frozenset({"contract", "kv"}),
+    "null": frozenset({"contract"}),
     "runtime": frozenset(),
     "ops": frozenset({"runtime"}),
     "kernels": frozenset({"ops", "runtime"}),

@@ -140,6 +140,7 @@ def engine_info(
         num_blocks=num_blocks,
         max_slots=info.max_slots,
         max_logprobs=max_logprobs,
+        max_adapters=info.max_adapters,
         startup_seconds=dict(startup_seconds),
     )
 

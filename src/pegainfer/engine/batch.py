@@ -19,6 +19,7 @@ class Batch:
         "counted",
         "decode_seqs",
         "decodes",
+        "drafts",
         "hungry",
         "later_decodes",
         "left",
@@ -34,10 +35,12 @@ class Batch:
         "step",
     )
 
-    def __init__(self, step: int, max_tokens: int, max_prefill_tokens: int) -> None:
+    def __init__(self, step: int, max_tokens: int, max_prefill_tokens: int, drafts: int = 0) -> None:
+        """`drafts`: that each decode row may have."""
         self.step = step
         self.left = max_tokens
         self.prefill_left = max_prefill_tokens
+        self.drafts = drafts
         self.later_decodes = 0  # decode rows that are still to come and must find room
         self.counted = False  # whether later_decodes was counted: only a step with a prefill needs it
         self.context = 0  # positions that the later decode rows read
@@ -58,16 +61,16 @@ class Batch:
     @property
     def prefill_room(self) -> int:
         """Tokens that a prefill row may take now."""
-        return min(self.left - self.later_decodes, self.prefill_left)
+        return min(self.left - self.later_decodes * (self.drafts + 1), self.prefill_left)
 
-    def place_decode(self, seq: Sequence, start: int, follow: bool) -> None:
-        """Adds a row of one token and moves the sequence's plan forward."""
-        self.left -= 1
-        self.decodes.append(Row(seq.slot, start, 1, True, follow))
+    def place_decode(self, seq: Sequence, start: int, follow: bool, drafts: int) -> None:
+        """Adds a row of one known token and drafts, and moves the sequence's plan forward."""
+        self.left -= drafts + 1
+        self.decodes.append(Row(seq.slot, start, 1, True, follow, drafts))
         self.decode_seqs.append(seq)
         if not follow:
             seq.planned = start + 1
-        seq.sampling_rows += 1
+        seq.uncommitted += drafts + 1
         seq.flying += 1
         seq.last_step = self.step
 
@@ -81,7 +84,7 @@ class Batch:
         self.prefill_seqs.append(seq)
         seq.planned = start + count
         if sample:
-            seq.sampling_rows += 1
+            seq.uncommitted += 1
         seq.flying += 1
         seq.last_step = self.step
 

@@ -6,6 +6,7 @@ import math
 
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.step import NewSlot, PageGroup, RunnerInfo, SlotBlocks
+from pegainfer.engine.adapters import AdapterTable
 from pegainfer.engine.batch import Batch
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.fairness import Tenants
@@ -24,6 +25,7 @@ class Residents:
     def __init__(self, info: RunnerInfo, config: SchedulerConfig) -> None:
         self.kv = KVManager(info.kv, info.num_blocks, prefix_cache=config.prefix_cache)
         self.tenants = Tenants(config.aging_seconds)
+        self.adapters = AdapterTable(info.max_adapters)
         self.running = Ranked()
         self.waiting = Waiting(self.tenants)
         self.num_slots = min(info.max_slots, config.max_slots or info.max_slots)
@@ -37,7 +39,7 @@ class Residents:
             for g, n in zip(info.kv.groups, info.num_blocks, strict=True)
         ]
         self._leaving: dict[int, list[int]] = {}  # slots by the step after which they are free
-        self._retired = 0
+        self.retired = 0
 
     def enter(self, seq: Sequence, hit: PrefixHit, positions: int, batch: Batch) -> None:
         """Moves `seq` from the queue into a slot. A free slot and the blocks are there.
@@ -80,6 +82,7 @@ class Residents:
                 sampling=seq.runner_sampling(),
                 seed=seq.seed,
                 mask_tokens=seq.mask_tokens,
+                adapter=seq.adapter,
             )
         )
         assert seq.kv is not None
@@ -121,7 +124,7 @@ class Residents:
         assert seq.kv is not None
         self.running.remove(seq)
         self.kv.release(seq.kv, seq.last_step)
-        if seq.last_step <= self._retired:
+        if seq.last_step <= self.retired:
             self._free_slot(seq.slot)
         else:
             self._leaving.setdefault(seq.last_step, []).append(seq.slot)
@@ -133,13 +136,13 @@ class Residents:
 
     def retire(self, step: int) -> None:
         """Step `step` is committed: what waited for it is free."""
-        self._retired = step
+        self.retired = step
         self.kv.retire(step)
         for slot in self._leaving.pop(step, ()):
             self._free_slot(slot)
 
     def is_retired(self, step: int) -> bool:
-        return step <= self._retired
+        return step <= self.retired
 
     def _free_slot(self, slot: int) -> None:
         self.frees.append(slot)
@@ -148,6 +151,7 @@ class Residents:
     def check_integrity(self) -> None:
         """Raises InvariantError: slots and block references belong to exactly one holder."""
         self.kv.check_integrity()
+        self.adapters.check_integrity()
         held = [seq.slot for seq in self.running]
         leaving = [slot for slots in self._leaving.values() for slot in slots]
         if sorted(held + leaving + self.free_slots) != list(range(self.num_slots)):
@@ -165,7 +169,7 @@ class Residents:
                     raise InvariantError(
                         f"sequence {seq.number} is {seq.status.value} among the {status.value}"
                     )
-                ahead = seq.computed > seq.planned and not seq.sampling_rows
+                ahead = seq.computed > seq.planned and not seq.uncommitted
                 if ahead or not 0 <= seq.computed <= len(seq.tokens):
                     raise InvariantError(
                         f"sequence {seq.number}: computed {seq.computed}, planned {seq.planned}, "

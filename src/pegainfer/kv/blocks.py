@@ -128,6 +128,20 @@ class BlockPool:
         self._keys[block] = key
         self._index[key] = block
 
+    def discard(self, block: int, key: bytes) -> None:
+        """Forgets a cached block that still holds `key`, so that it is free; otherwise does nothing."""
+        if self._index.get(key) == block and block in self._cached:
+            del self._cached[block]
+            self._forget(block)
+            self._free.append(block)
+
+    def forget_all(self) -> None:
+        """No key finds a block any more: cached blocks are free, used ones stay with their holders."""
+        self._free += self._cached
+        self._cached.clear()
+        self._index.clear()
+        self._keys = [None] * self.num_blocks
+
     def _drop(self, blocks: Iterable[int]) -> None:
         refs, keys, free, cached = self._refs, self._keys, self._free, self._cached
         for block in blocks:

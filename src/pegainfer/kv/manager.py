@@ -1,4 +1,4 @@
-"""Block tables of sequences over all KV groups: allocate, publish, fork, snapshot, trim, release."""
+"""Block tables of sequences over all KV groups: allocate, publish, fork, trim, release."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from pegainfer.contract.errors import ConfigError, InvariantError
 from pegainfer.contract.request import hash_blocks, pack_tokens
-from pegainfer.contract.step import NO_BLOCK, BlockCopy, KVSpec, PageGroup, StateGroup, StateSnapshot
+from pegainfer.contract.step import NO_BLOCK, BlockCopy, KVSpec, PageGroup, StateGroup
 from pegainfer.kv.blocks import BlockPool
 from pegainfer.kv.prefix import PrefixHit, find_prefix, first_in_window
+from pegainfer.kv.states import StateKeeper
 from pegainfer.kv.tables import UNBOUNDED, Growth, SequenceBlocks
 
 
@@ -39,17 +40,22 @@ class KVManager:
                 raise ConfigError(
                     "snapshot_every must be a multiple of each block size", expected=sizes, got=every
                 )
-        # Multiples of so many tokens are places where all states can be kept together; 0: never.
-        every_state = len(snapshots) == len(spec.groups) - len(sizes)
-        self.snapshot_every = math.lcm(*snapshots) if prefix_cache and snapshots and every_state else 0
+        # Tokens between two positions that a hit can have; states can be kept at any of them.
+        self.stride = math.lcm(*sizes) if sizes else self.unit
         self._pages = [
             (g, group, self.pools[g]) for g, group in enumerate(self.groups) if isinstance(group, PageGroup)
         ]
         self._states = [(g, s, self.pools[g]) for g, s in enumerate(self.groups) if isinstance(s, StateGroup)]
+        every_state = bool(snapshots) and len(snapshots) == len(self._states)
+        self.states = (  # None where no state is ever kept
+            StateKeeper(self._states, self.unit, self.stride, math.lcm(*snapshots))
+            if prefix_cache and every_state
+            else None
+        )
         self._windows = [entry for entry in self._pages if entry[1].window > 0]
         self.has_windows = bool(self._windows)
         self._live: set[SequenceBlocks] = set()
-        self._snapshots: dict[int, list[tuple[SequenceBlocks, BlockPool, int, bytes]]] = {}
+        self._epoch = 0  # how often the prefix cache was reset
 
     # What fits
 
@@ -118,7 +124,7 @@ class KVManager:
 
         The caller made sure by `reach` or `fits` that the blocks are there.
         """
-        seq = SequenceBlocks(root, hashes, len(self.groups))
+        seq = SequenceBlocks(root, hashes, len(self.groups), self._epoch)
         copies: list[BlockCopy] = []
         # All hits are acquired first: an allocation may evict what nobody holds.
         for pool, kept in zip(self.pools, hit.blocks, strict=True):
@@ -165,7 +171,9 @@ class KVManager:
                 return None
         if any(pool.available < 1 for _, _, pool in self._states):
             return None
-        child = SequenceBlocks(parent.root, parent.hashes[: computed // self.unit], len(self.groups))
+        child = SequenceBlocks(
+            parent.root, parent.hashes[: computed // self.unit], len(self.groups), parent.epoch
+        )
         child.published = len(child.hashes)  # the parent publishes them
         copies: list[BlockCopy] = []
         for g, group in enumerate(self.groups):
@@ -187,6 +195,9 @@ class KVManager:
     def release(self, seq: SequenceBlocks, after: int) -> None:
         """Gives all blocks back once step `after` is retired. The tables stay readable for `publish`."""
         self._live.remove(seq)
+        seq.released = True
+        if self.states is not None:
+            self.states.release(seq, after)
         for pool, table in zip(self.pools, seq.tables, strict=True):
             # The tail goes first, so that the head of a prefix is evicted last.
             pool.release(*_held(table)[::-1], after=after)
@@ -204,7 +215,7 @@ class KVManager:
     # The prefix index
 
     def publish(self, seq: SequenceBlocks, tokens: array[int], computed: int) -> None:
-        """Offers all blocks filled by the first `computed` positions to later requests.
+        """Offers the blocks and states of the first `computed` positions to later requests.
 
         Called at commit, when it is certain what the blocks hold; hashes of generated tokens are made here.
         """
@@ -212,7 +223,10 @@ class KVManager:
         if not self.prefix_cache or units <= seq.published:
             return
         self.extend_hashes(seq, tokens, units)
-        for i in range(seq.published, units):
+        current = seq.epoch == self._epoch
+        if self.states is not None and seq.pending:
+            self.states.resolve(seq, computed, publish=current)
+        for i in range(seq.published, units) if current else ():
             end = (i + 1) * self.unit
             for g, group, pool in self._pages:
                 if end % group.block_size == 0:
@@ -230,31 +244,11 @@ class KVManager:
         part = pack_tokens(tokens[known * self.unit : units * self.unit])
         seq.hashes += hash_blocks(part, self.unit, parent=parent)
 
-    def snapshot(
-        self, seq: SequenceBlocks, slot: int, boundary: int, *, step: int, spare: int
-    ) -> list[StateSnapshot]:
-        """Snapshots for plan `step` that keep each state of `slot` as of `boundary` tokens.
-
-        Empty where the states are kept already or fewer than `spare` would stay available. `keep_snapshots`
-        lets them be found.
-        """
-        key = seq.hashes[boundary // self.unit - 1]
-        missing = [(g, pool) for g, _, pool in self._states if pool.lookup(key) is None]
-        if any(pool.available - 1 < spare for _, pool in missing):
-            return []
-        snapshots: list[StateSnapshot] = []
-        for g, pool in missing:
-            state = pool.allocate()
-            pool.release(state, after=step)
-            snapshots.append(StateSnapshot(slot, g, boundary, state))
-            self._snapshots.setdefault(step, []).append((seq, pool, state, key))
-        return snapshots
-
-    def keep_snapshots(self, step: int, failed: Sequence[SequenceBlocks] = ()) -> None:
-        """Step `step` succeeded but for the `failed` sequences: its snapshots are published."""
-        for seq, pool, state, key in self._snapshots.pop(step, ()):
-            if seq not in failed:
-                pool.publish(state, key)
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached blocks and states; sequences that have begun publish nothing any more."""
+        self._epoch += 1
+        for pool in self.pools:
+            pool.forget_all()
 
     def retire(self, step: int) -> None:
         """Step `step` is committed; what was released after it becomes free."""
@@ -275,6 +269,7 @@ class KVManager:
         """Raises InvariantError unless every reference belongs to a live table or a deferred release."""
         for g, group in enumerate(self.groups):
             holders = Counter(b for seq in self._live for b in seq.tables[g] if b != NO_BLOCK)
+            holders.update(self._pending_states(g))
             self.pools[g].check_integrity(holders)
             for seq in self._live:
                 table = seq.tables[g]
@@ -288,6 +283,11 @@ class KVManager:
         for seq in self._live:
             if seq.published > len(seq.hashes):
                 raise InvariantError("more units are published than hashed")
+
+    def _pending_states(self, g: int) -> list[int]:
+        """States of one group that live sequences hold for snapshots."""
+        pending = [p for seq in self._live for p in seq.pending]
+        return [state for p in pending for group, _, state in p.states if group == g]
 
 
 def _held(table: Sequence[int]) -> Sequence[int]:

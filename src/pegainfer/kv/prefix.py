@@ -42,6 +42,8 @@ def find_prefix(
         unit: tokens a hash; every page group's block size is a multiple of it.
         hashes: chained, one for each full unit of the prompt. A hash stands for the whole prefix that ends
             there, so a larger block or a state is found by the hash at its end.
+
+    States may be kept at any block boundary, so every boundary is tried, the last one first.
     """
     miss = PrefixHit(0, tuple(() for _ in groups))
     longest = min(len(hashes), (num_tokens - 1) // unit) * unit
@@ -51,7 +53,6 @@ def find_prefix(
         if isinstance(group, StateGroup):
             if group.snapshot_every == 0:
                 return miss
-            stride = math.lcm(stride, group.snapshot_every)
             continue
         stride = math.lcm(stride, group.block_size)
         if group.window == 0:

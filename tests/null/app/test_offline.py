@@ -18,10 +18,11 @@ from pegainfer.contract.errors import ConfigError, EngineDeadError, InvariantErr
 from pegainfer.contract.request import SamplingParams as EngineParams
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.engine.null import NullConfig, NullRunner
-from pegainfer.engine.null_model import NullModel
 from pegainfer.frontend.byte_tokenizer import CHATML, byte_tokenizer
 from pegainfer.frontend.chat_template import ChatTemplate
+from pegainfer.null.config import NullConfig
+from pegainfer.null.model import NullModel
+from pegainfer.null.runner import NullRunner
 from tests.support.null_engine import null_info
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)

@@ -11,10 +11,11 @@ from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, unpack_tokens
 from pegainfer.contract.step import KVSpec, PageGroup, StateGroup, StepPlan, StepResult
 from pegainfer.engine.admission import derived_seed
-from pegainfer.engine.null import NullConfig, NullPending, NullRunner
-from pegainfer.engine.null_model import NullModel
 from pegainfer.engine.scheduler import Scheduler, SchedulerConfig
 from pegainfer.engine.sequence import Sequence, Status
+from pegainfer.null.config import NullConfig
+from pegainfer.null.model import NullModel
+from pegainfer.null.runner import NullPending, NullRunner
 
 BLOCK = 4
 EOS = 30
@@ -48,6 +49,10 @@ def request(
     deadline: float | None = None,
     tenant: str = "",
     eos: tuple[int, ...] = (EOS,),
+    adapter: str | None = None,
+    adapter_digest: bytes = b"",
+    block_hashes: bytes = b"",
+    block_size: int = 0,
     **sampling: Any,
 ) -> GenerateRequest:
     """A request with a seed, so that its tokens can be predicted."""
@@ -62,6 +67,10 @@ def request(
         priority=priority,
         deadline=deadline,
         tenant=tenant,
+        adapter=adapter,
+        adapter_digest=adapter_digest,
+        block_hashes=block_hashes,
+        block_size=block_size,
     )
 
 

@@ -15,8 +15,8 @@ from collections import Counter
 from pegainfer.contract.errors import QueueFullError, RequestError
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import PageGroup, StateGroup, StepPlan
-from pegainfer.engine.null import Faults, NullConfig
 from pegainfer.engine.scheduler import SchedulerConfig
+from pegainfer.null.config import Faults, NullConfig
 from tests.null.engine.harness import EOS, SPECS, Driver, null_config, request
 
 MAX_LEN = 64

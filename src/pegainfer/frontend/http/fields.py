@@ -11,14 +11,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pegainfer.contract.request import SamplingParams
+from pegainfer.contract.request import GREEDY_BELOW, SamplingParams
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.formats import ResponseFormat, StructuredOutputs
 from pegainfer.frontend.http.limits import at_most, bad_value, in_range
 from pegainfer.frontend.http.neutral import Harmless
 
 INT32_MAX = 2**31 - 1
-GREEDY_BELOW = 1e-5  # a lower temperature would overflow float32 logits; it means greedy, as in vLLM
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 TokenIds = list[int]

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.engine.null_model import NullModel
 from pegainfer.frontend.http.app import App
+from pegainfer.null.model import NullModel
 from tests.support.asgi import Call, client, events, make_app, run, stream_text
 from tests.support.null_engine import null_engine
 

@@ -9,42 +9,16 @@ from __future__ import annotations
 import random
 import struct
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.request import unpack_tokens
-from pegainfer.contract.step import KVSpec, PageGroup, Row, RunnerInfo, StepPlan, StepResult
-from pegainfer.engine.null_memory import NOBODY, NullMemory, NullSlot, Uses
-from pegainfer.engine.null_model import NullModel, hidden_state
-
-# What goes wrong in a step: an exception that `wait` raises, or rows with their own error messages.
-Faults = Callable[[StepPlan], Exception | dict[int, str] | None]
-
-
-def default_kv() -> KVSpec:
-    """One full-attention group with blocks of 16 tokens."""
-    return KVSpec((PageGroup(name="full", block_size=16, bytes_per_block=16),))
-
-
-@dataclass(frozen=True, kw_only=True)
-class NullConfig:
-    """The size and manners of the null device."""
-
-    model: NullModel = field(default_factory=NullModel)
-    kv: KVSpec = field(default_factory=default_kv)
-    num_blocks: tuple[int, ...] = (1024,)
-    max_slots: int = 16
-    max_tokens: int = 512
-    max_model_len: int = 4096
-    max_commit: int = 1
-    zero_commits: float = 0.0  # share of sampling rows that commit nothing
-    seed: int = 0  # of the generator that draws how many tokens a row commits
-    step_seconds: float = 0.0  # latency of each step
-    token_seconds: float = 0.0  # and of each token computed in it
-    virtual: bool = False  # latencies are told, but nobody sleeps them out
-    faults: Faults | None = None
+from pegainfer.contract.step import Row, RunnerInfo, StepPlan, StepResult
+from pegainfer.null.adapters import NullAdapters
+from pegainfer.null.config import NullConfig
+from pegainfer.null.memory import NOBODY, NullMemory, NullSlot, Uses
+from pegainfer.null.model import chain_start, hidden_state
 
 
 class _Step:
@@ -90,9 +64,11 @@ class NullRunner:
             max_model_len=c.max_model_len,
             vocab_size=c.model.vocab_size,
             max_commit=c.max_commit,
+            max_adapters=c.max_adapters,
             supports_pooling=True,
         )
         self.slots: dict[int, NullSlot] = {}
+        self.adapters = NullAdapters(c.max_adapters)
         self.closed = False
         self.num_rows = 0
         self._memory = NullMemory(c.kv, c.num_blocks)
@@ -100,6 +76,7 @@ class NullRunner:
         self._in_flight: list[_Step] = []
         self._unsampled: _Step | None = None
         self._step: int | None = None
+        self._decoding: list[tuple[int, int]] = []  # slot and drafts of each row, if the last plan can repeat
         self._busy_until = 0.0
 
     @property
@@ -120,6 +97,7 @@ class NullRunner:
             raise InvariantError(f"a plan of {plan.num_tokens} tokens, at most {self._info.max_tokens}")
         if len(self._in_flight) > 1:
             raise InvariantError("more than two plans are uncommitted")
+        self._check_repeats(plan)
         self._step = plan.step
         step = _Step(plan)
         in_flight = [other.uses for other in self._in_flight]
@@ -135,6 +113,13 @@ class NullRunner:
         self._unsampled = step
         return step
 
+    def _check_repeats(self, plan: StepPlan) -> None:
+        rows = [(row.slot, row.drafts) for row in plan.rows]
+        if plan.repeats and (rows != self._decoding or not rows):
+            raise InvariantError(f"step {plan.step} does not repeat the rows of the step before")
+        decodes = all(row.sample and row.count == 1 for row in plan.rows)
+        self._decoding = rows if decodes else []
+
     def _apply(self, plan: StepPlan, step: _Step, in_flight: list[Uses]) -> None:
         for free in plan.frees:
             if free not in self.slots:
@@ -145,7 +130,8 @@ class NullRunner:
         for new in plan.news:
             if new.slot in self.slots or not 0 <= new.slot < self._info.max_slots:
                 raise InvariantError(f"slot {new.slot} is taken or does not exist")
-            self.slots[new.slot] = NullSlot(new, unpack_tokens(new.tokens), len(self._info.kv.groups))
+            start = chain_start(self.adapters.digest(new.adapter))
+            self.slots[new.slot] = NullSlot(new, unpack_tokens(new.tokens), len(self._info.kv.groups), start)
         owners: dict[tuple[int, int], int] = {}  # (group, block) -> the sequence that got it in this plan
         for part in plan.blocks:
             slot = self.slots[part.slot]
@@ -170,6 +156,10 @@ class NullRunner:
             start, end = known - 1, known
         elif slot.next is not None and start != slot.next:
             raise InvariantError(f"slot {row.slot}: row starts at {start}, expected {slot.next}")
+        if not 0 <= row.drafts < self._info.max_commit or (row.drafts and not row.sample):
+            raise InvariantError(f"slot {row.slot}: {row} has too many drafts")
+        if row.start + row.count + row.drafts > min(self._memory.reach(slot), self._info.max_model_len):
+            raise InvariantError(f"slot {row.slot}: {row} goes beyond the slot's tables or the context")
         if row.count < 1 or (end != known if row.sample else end >= known):
             raise InvariantError(f"slot {row.slot}: {row} does not fit {known} known tokens")
         self._memory.read(slot, start, step.uses)
@@ -202,7 +192,8 @@ class NullRunner:
             known = len(slot.tokens)
             if slot.sampling.pooling is not None and row.sample and known == slot.num_prompt:
                 pooled[i] = self._pooled(slot)
-            drawn = self._draw(slot, handle, in_flight, masks.get(i) if masks else None) if row.sample else ()
+            mask = masks.get(i) if masks else None
+            drawn = self._draw(slot, row.drafts, handle, in_flight, mask) if row.sample else ()
             if drawn and slot.sampling.logprobs is not None:
                 logprobs[i] = tuple(
                     self.config.model.logprob(t, slot.chain_at(known + j), slot.sampling.logprobs)
@@ -240,13 +231,13 @@ class NullRunner:
                 self._memory.snapshot(slot, wanted, step.uses, in_flight)
 
     def _draw(
-        self, slot: NullSlot, step: _Step, in_flight: list[Uses], mask: bytes | None
+        self, slot: NullSlot, drafts: int, step: _Step, in_flight: list[Uses], mask: bytes | None
     ) -> tuple[int, ...]:
-        """0..max_commit tokens; what speculation would have drafted beyond them is written as junk."""
+        """0..drafts + 1 tokens; rejected drafts leave junk in the pages, and the states roll back."""
         last = len(slot.tokens) - 1
-        k = min(self._info.max_commit, self._memory.reach(slot) - last, self._info.max_model_len - last - 1)
-        most = k if mask is None else 1
-        commits = 0 if self._rng.random() < self.config.zero_commits else self._rng.randint(1, most)
+        if mask is not None and drafts:
+            raise InvariantError(f"sequence {slot.seq}: a row with a mask has {drafts} drafts")
+        commits = 0 if self._rng.random() < self.config.zero_commits else self._rng.randint(1, drafts + 1)
         for _ in range(commits):
             token = self.config.model.draw(
                 slot.tokens,
@@ -258,7 +249,7 @@ class NullRunner:
                 mask,
             )
             slot.append(token)
-        junk = [step.plan.step] * (k - max(1, commits))
+        junk = [step.plan.step] * (drafts + 1 - max(1, commits))
         accepted = slot.chains[last + 1 : last + commits]
         self._memory.write(slot, last + 1, accepted + junk, step.uses, in_flight)
         slot.next = len(slot.tokens) - 1
@@ -276,6 +267,18 @@ class NullRunner:
         states = [hidden_state(slot.chain_at(p)) for p in range(first, slot.num_prompt + 1)]
         mean = [sum(column) / len(states) for column in zip(*states, strict=True)]
         return struct.pack(f"<{len(mean)}f", *mean)
+
+    def read_adapter(self, name: str, path: str) -> tuple[AdapterInfo, bytes]:
+        return self.adapters.read(name, path)
+
+    def install_adapter(self, index: int, adapter: bytes) -> None:
+        self.adapters.install(index, adapter)
+
+    def remove_adapter(self, index: int) -> None:
+        rows = [row.slot for step in self._in_flight for row in step.plan.rows]
+        if any(slot in self.slots and self.slots[slot].adapter == index for slot in rows):
+            raise InvariantError(f"adapter {index} is removed while a plan in flight uses it")
+        self.adapters.remove(index)
 
     def settle(self, step: _Step) -> None:
         """The step's result was taken: what it used may be used again."""

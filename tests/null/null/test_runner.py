@@ -17,8 +17,9 @@ from pegainfer.contract.step import (
     StepPlan,
     StepResult,
 )
-from pegainfer.engine.null import NullConfig, NullRunner
-from pegainfer.engine.null_model import NullModel
+from pegainfer.null.config import NullConfig
+from pegainfer.null.model import NullModel
+from pegainfer.null.runner import NullRunner
 from tests.null.engine.harness import ALL, EOS, HYBRID, MODEL, PAGES, WINDOW, null_config
 
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -175,8 +176,10 @@ WRONG_SECOND_PLANS: dict[str, tuple[StepPlan, str]] = {
     ),
     "no block for the position": (
         second(news=(new(slot=1, seq=1),), blocks=(SlotBlocks(1, 0, (5,)),), rows=(Row(1, 0, 6, True),)),
-        "no block for position 4",
+        "beyond the slot's tables",
     ),
+    "drafts that the device does not make": (second(rows=(Row(0, 6, 1, True, False, 1),)), "too many drafts"),
+    "a repetition of other rows": (second(rows=(Row(0, 6, 1, True),), repeats=True), "does not repeat"),
 }
 
 
@@ -187,6 +190,39 @@ def test_a_wrong_plan_is_noticed(name: str) -> None:
     run(runner, first_plan())
     with pytest.raises(InvariantError, match=message):
         runner.forward(plan)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "message"),
+    [
+        (StateSnapshot(1, 1, 4, 2), "has no row"),
+        (StateSnapshot(0, 1, 8, 2), "lies outside"),
+        (StateSnapshot(0, 1, 4, 0), "which a sequence owns"),
+        (StateSnapshot(0, 1, 4, 8), "names no state"),
+        (StateSnapshot(0, 0, 4, 8), "names no state"),
+    ],
+)
+def test_a_wrong_snapshot_is_noticed(snapshot: StateSnapshot, message: str) -> None:
+    runner = NullRunner(null_config(kv=HYBRID, num_blocks=(64, 8)))
+    blocks = (SlotBlocks(0, 0, (3, 4)), SlotBlocks(0, 1, (0,)))
+    plan = StepPlan(step=1, news=(new(),), blocks=blocks, rows=(Row(0, 0, 6, True),), snapshots=(snapshot,))
+    with pytest.raises(InvariantError, match=message):
+        run(runner, plan)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_row_with_drafts_commits_some_of_them_and_the_state_follows(seed: int) -> None:
+    runner = NullRunner(null_config(kv=HYBRID, num_blocks=(64, 8), max_commit=3, zero_commits=0.3, seed=seed))
+    blocks = (SlotBlocks(0, 0, tuple(range(4))), SlotBlocks(0, 1, (0,)))
+    plan = StepPlan(step=1, news=(new(),), blocks=blocks, rows=(Row(0, 0, 6, True),))
+    tokens = [*run(runner, plan).tokens[0]]
+    for step in (2, 3, 4, 5):
+        row = Row(0, len(PROMPT) + len(tokens) - 1, 1, True, False, 2)
+        drawn = run(runner, StepPlan(step=step, rows=(row,))).tokens[0]
+        assert len(drawn) <= 3
+        tokens += drawn
+    expected = MODEL.continuation(PROMPT, SamplingParams(ignore_eos=True), 5, max_model_len=64)
+    assert tokens == expected[: len(tokens)]
 
 
 def test_a_shared_full_block_is_fine() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pegainfer.contract.event import TokenLogprob
-from pegainfer.contract.request import SamplingParams
+from pegainfer.contract.request import GREEDY_BELOW, SamplingParams
 
 MASK64 = (1 << 64) - 1
 # What a byte-level tokenizer shows as text: mostly small letters, with blanks and a line's end now and then.
@@ -21,9 +21,9 @@ LETTERS = tuple(b"etaoin shrdlu cmfwyp vbgkqjxz. etaoin shr,\n")
 NextToken = Callable[[Sequence[int], int, int], int]
 
 
-def chain_start(adapter: str | None) -> int:
-    """The chain before any token; another adapter computes other states."""
-    return zlib.crc32((adapter or "").encode())
+def chain_start(adapter_digest: bytes = b"") -> int:
+    """The chain before any token; an adapter of other content computes other states."""
+    return zlib.crc32(adapter_digest)
 
 
 def chain_next(chain: int, token: int) -> int:
@@ -48,7 +48,7 @@ def hidden_state(chain: int) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class NullModel:
-    """Draws tokens. Of the sampling parameters it knows temperature 0 (the seed has no say), seed,
+    """Draws tokens. Of the sampling parameters it knows greedy (the seed does not matter), seed,
     allowed_token_ids, min_tokens with the masked ids, and logprobs."""
 
     vocab_size: int = 258
@@ -70,7 +70,7 @@ class NullModel:
         """The token after `tokens`, whose chain is `chain`. `mask`: bits of allowed ids, lowest first."""
         if self.next_token is not None:
             return self.next_token(tokens, num_prompt, seed)
-        x = scramble(chain ^ (0 if sampling.temperature == 0 else seed))
+        x = scramble(chain ^ (0 if sampling.temperature < GREEDY_BELOW else seed))
         banned: Sequence[int] = mask_tokens if len(tokens) - num_prompt < sampling.min_tokens else ()
         choices: Sequence[int] = self.letters
         if sampling.allowed_token_ids is not None:
@@ -100,10 +100,10 @@ class NullModel:
         *,
         eos_token_ids: Iterable[int] = (),
         max_model_len: int,
-        adapter: str | None = None,
+        adapter_digest: bytes = b"",
     ) -> list[int]:
         """What an engine must answer: all generated tokens, the one that ended it included."""
-        tokens, chain = list(prompt), chain_start(adapter)
+        tokens, chain = list(prompt), chain_start(adapter_digest)
         for token in prompt:
             chain = chain_next(chain, token)
         masked = (() if sampling.ignore_eos else tuple(eos_token_ids)) + sampling.stop_token_ids

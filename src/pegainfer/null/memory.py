@@ -17,7 +17,7 @@ from pegainfer.contract.step import (
     StateGroup,
     StateSnapshot,
 )
-from pegainfer.engine.null_model import chain_next, chain_start
+from pegainfer.null.model import chain_next
 
 UNWRITTEN = -1  # no chain is negative
 NOBODY = -1  # in place of a sequence's number
@@ -27,17 +27,19 @@ Uses = dict[tuple[int, int], set[int]]  # (group, block) -> sequences that a pla
 class NullSlot:
     """A sequence on the device."""
 
-    def __init__(self, new: NewSlot, tokens: list[int], num_groups: int) -> None:
+    def __init__(self, new: NewSlot, tokens: list[int], num_groups: int, start: int) -> None:
+        """`start`: the chain before any token."""
         self.seq = new.seq
         self.num_prompt = new.num_prompt
         self.sampling: SamplingParams = new.sampling
         self.seed = new.seed
+        self.adapter = new.adapter
         self.mask_tokens = new.mask_tokens
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.tokens: list[int] = []
         self.chains: list[int] = []
         self.next: int | None = None  # where the next row must start; None before the first
-        self._start = chain_start(None)
+        self._start = start
         for token in tokens:
             self.append(token)
 
