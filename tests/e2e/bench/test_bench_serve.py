@@ -100,7 +100,10 @@ def test_a_prompt_too_long_is_a_failure_with_the_servers_reason(server: Server) 
         "bench", "serve", "--port", str(server.port), "--num-prompts", "2", "--random-input-len", "9999"
     )
     assert done.returncode == 1
-    assert "failed: 2 × HTTP 400: prompt: expected ≤ 4095 tokens" in done.stderr
+    assert (
+        "failed: 2 × HTTP 400: This model's maximum context length is 4096 tokens: expected ≤ 4095 tokens"
+        in done.stderr
+    )
 
 
 def test_the_command_as_a_process(server: Server) -> None:
