@@ -23,6 +23,7 @@ from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StepPla
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.manifest import KernelsError
 from pegainfer.ops.sample import STATUS_NOT_FINITE
+from pegainfer.runner.buckets import Bucket
 from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.driver import CudaError
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, Code, FakeCuda, fake_cuda
@@ -69,6 +70,8 @@ def built(folder: Path, slots: int = 3, **more: Any) -> CudaRunner:
 @pytest.fixture
 def runner(fake: FakeCuda, folders: Path) -> Iterator[CudaRunner]:
     runner = built(folders)
+    for rows in (1, 2):  # A slow machine's start may not have made them ready.
+        runner._sizes.make(Bucket(rows, rows, True), at_once=True)
     yield runner
     runner.close()
 
@@ -132,7 +135,6 @@ def uploads(fake: FakeCuda, runner: CudaRunner, plan: StepPlan) -> int:
 def test_a_batch_that_goes_on_sends_nothing(fake: FakeCuda, runner: CudaRunner) -> None:
     for slot in (0, 1):
         runner.sample(runner.forward(prefill(slot, step=slot + 1))).wait()
-    runner._sizes.make(runner._sizes.buckets.of(2, 2, True))  # a busy machine's start may not have come to it
     assert uploads(fake, runner, decode(3, (1, 5), (0, 5))) == 2  # rows, sampling
     assert words(runner._parts.state.batch.address, 7) == [2, 1, 5, 0, 0, 5, 1]
     assert uploads(fake, runner, decode(4, (1, 6), (0, 6), repeats=True)) == 0

@@ -16,6 +16,7 @@ from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StateSnapshot, StepPlan
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.cuda.lowering import HANDLERS
+from pegainfer.runner.buckets import Bucket
 from pegainfer.runner.cuda import CudaRunner
 from tests.support.fake_cuda import FakeCuda, fake_cuda
 from tests.support.fake_kernels import FakeLt, write_kernels
@@ -58,6 +59,8 @@ def built(folder: Path, slots: int = 3, **more: Any) -> CudaRunner:
 @pytest.fixture
 def runner(fake: FakeCuda, folder: Path) -> Iterator[CudaRunner]:
     runner = built(folder)
+    for rows in (1, 2):  # A slow machine's start may not have made them ready.
+        runner._sizes.make(Bucket(rows, rows, True), at_once=True)
     yield runner
     runner.close()
 
@@ -135,7 +138,6 @@ def test_a_batch_that_goes_on_sends_nothing_but_a_snapshot(fake: FakeCuda, runne
     for slot in (0, 1):
         prefill(runner, slot, slot, slot + 1)
     rows = ((1, 40), (0, 40))
-    runner._sizes.make(runner._sizes.buckets.of(2, 2, True))  # a busy machine's start may not have come to it
     assert uploads(fake, decode, runner, 3, *rows) == 2  # rows, sampling
     batch = runner._parts.state.batch.address
     assert words(batch, 9) == [2, 1, 40, 0, NONE, 0, 40, 1, NONE]
