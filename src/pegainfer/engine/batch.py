@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StateSnapshot, StepPlan
+from pegainfer.contract.tiers import Transfer
 from pegainfer.engine.cost import DECODE_PERIOD, StepLoad, prefill_pairs
 from pegainfer.engine.sequence import Sequence
 
@@ -33,6 +34,7 @@ class Batch:
         "seconds_left",
         "snapshots",
         "step",
+        "transfers",
     )
 
     def __init__(self, step: int, max_tokens: int, max_prefill_tokens: int, drafts: int = 0) -> None:
@@ -51,6 +53,7 @@ class Batch:
         self.blocks: list[SlotBlocks] = []
         self.copies: list[BlockCopy] = []
         self.snapshots: list[StateSnapshot] = []
+        self.transfers: list[Transfer] = []
         self.decodes: list[Row] = []
         self.decode_seqs: list[Sequence] = []
         self.prefills: list[Row] = []
@@ -99,15 +102,21 @@ class Batch:
         return StepLoad(self.prefill_tokens, len(self.decodes), self.placed_context(), self.pairs)
 
     def build(self, frees: list[int], repeats: bool = False) -> tuple[StepPlan, list[Sequence]]:
-        """The frozen plan, decodes first, and the sequences of its rows. `repeats`: see StepPlan."""
+        """The frozen plan, decodes first, and the sequences of its rows. `repeats`: see StepPlan.
+
+        A plan without rows is one that waits for transfers.
+        """
+        rows = tuple(self.decodes + self.prefills)
         plan = StepPlan(
             step=self.step,
             frees=tuple(frees),
             news=tuple(self.news),
             blocks=tuple(self.blocks),
             copies=tuple(self.copies),
-            rows=tuple(self.decodes + self.prefills),
+            transfers=tuple(self.transfers),
+            rows=rows,
             snapshots=tuple(self.snapshots),
             repeats=repeats,
+            wait_transfers=not rows,
         )
         return plan, self.decode_seqs + self.prefill_seqs

@@ -78,6 +78,8 @@ class Outcomes:
             if not seq.flying:
                 seq.left_kv = None
         self._residents.retire(plan.step)
+        if result.landed or result.failed:
+            self._residents.end_transfers(result.landed, result.failed)
         self.counters.generation_tokens += extended
         return events
 
@@ -168,6 +170,8 @@ class Outcomes:
             self._residents.leave(seq)
         elif seq.status is Status.WAITING:
             self._residents.waiting.remove(seq)
+        elif seq.status is Status.LOADING:
+            self._residents.loading.remove(seq)
         family = self.live[seq.request.id]
         family.remove(seq)
         if seq.matcher is not None:

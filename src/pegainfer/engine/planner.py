@@ -213,7 +213,10 @@ class Planner:
         return not victim.flying
 
     def _enter(self, seq: Sequence, batch: Batch) -> bool:
-        """Admits `seq` with its first chunk if its known tokens fit; alone, with what does fit."""
+        """Admits `seq` with its first chunk if its known tokens fit; alone, with what does fit.
+
+        Where a lower tier has more of its prefix, that is loaded first. False if it stays in the queue.
+        """
         residents, kv = self._residents, self._kv
         alone = not residents.running.items
         available = kv.num_available()
@@ -226,6 +229,8 @@ class Planner:
             return False
         target = seq.target
         hit = kv.find(seq.hashes, target if seq.may_use_prefix else 0)
+        if residents.load(seq, hit, batch):
+            return True
         start = hit.num_tokens
         affordable = self._affordable(batch, start)
         room = min(batch.prefill_room, affordable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.step import NewSlot, PageGroup, RunnerInfo, SlotBlocks
@@ -23,7 +24,8 @@ class Residents:
     plan with a row of their sequence is retired."""
 
     def __init__(self, info: RunnerInfo, config: SchedulerConfig) -> None:
-        self.kv = KVManager(info.kv, info.num_blocks, prefix_cache=config.prefix_cache)
+        self.kv = KVManager(info.kv, info.num_blocks, prefix_cache=config.prefix_cache, tiers=info.tiers)
+        self.loading: list[Sequence] = []
         self.tenants = Tenants(config.aging_seconds)
         self.adapters = AdapterTable(info.max_adapters)
         self.running = Ranked()
@@ -50,10 +52,50 @@ class Residents:
         seq.kv = kv
         seq.computed = seq.planned = hit.num_tokens
         batch.copies += copies
+        seq.loaded = False
         self.waiting.remove(seq)
         if self.waiting.items and (best := self.waiting.items[0].rank) < seq.rank:
             seq.rank = (math.nextafter(best[0], -math.inf), seq.number)
         self._settle(seq, batch)
+
+    def load(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> bool:
+        """Starts to load what lower tiers have of a waiting sequence's prefix beyond `hit`.
+
+        False, and nothing changed, where that is nothing, where it was tried before, or without room.
+        """
+        tiers = self.kv.tiers
+        if tiers is None or seq.loaded or not seq.may_use_prefix:
+            return False
+        load = tiers.load(seq, seq.hashes, seq.target, hit, self.watermark)
+        if load is None:
+            return False
+        batch.transfers += load.transfers
+        self.waiting.remove(seq)
+        self.loading.append(seq)
+        seq.status = Status.LOADING
+        seq.loaded = True
+        return True
+
+    def end_transfers(self, landed: Iterable[int], failed: Iterable[int]) -> None:
+        """Transfers have ended; sequences whose last one it was are in the queue again.
+
+        What could not be loaded is computed.
+        """
+        tiers = self.kv.tiers
+        for ids, well in ((landed, True), (failed, False)):
+            for transfer in ids:
+                if tiers is None or not tiers.end(transfer, landed=well):
+                    raise InvariantError(f"transfer {transfer} has ended, but was not in flight")
+        for load in tiers.take_loaded() if tiers is not None else ():
+            seq = load.owner
+            if seq.status is Status.LOADING:  # otherwise it has ended meanwhile
+                self.loading.remove(seq)
+                seq.status = Status.WAITING
+                self.waiting.add(seq)
+
+    @property
+    def transfers_in_flight(self) -> int:
+        return 0 if self.kv.tiers is None else self.kv.tiers.in_flight
 
     def adopt(self, child: Sequence, parent: Sequence, positions: int, batch: Batch) -> bool:
         """Forks `child` off `parent` into a slot; False, and nothing changed, where there is no room."""
@@ -158,6 +200,8 @@ class Residents:
             raise InvariantError(
                 f"slots held {held}, leaving {leaving}, free {self.free_slots} are no partition"
             )
+        if any(seq.status is not Status.LOADING or seq.kv is not None for seq in self.loading):
+            raise InvariantError("a sequence among the loading ones is not loading, or has blocks")
         for queue, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
             ranks = [seq.rank for seq in queue]
             if ranks != sorted(ranks):

@@ -127,7 +127,7 @@ class Scheduler:
         self._kv.reset_prefix_cache()
 
     def has_work(self) -> bool:
-        return bool(self._live or self._flight)
+        return bool(self._live or self._flight or self._residents.transfers_in_flight)
 
     # A step
 
@@ -137,15 +137,18 @@ class Scheduler:
         self._early_ends.apply(now, events)
         residents = self._residents
         if len(self._flight) >= self.config.pipeline_depth or not (
-            residents.running.items or residents.waiting.items
+            residents.running.items or residents.waiting.items or residents.transfers_in_flight
         ):
             return None, events
         batch = Batch(self._step + 1, self.info.max_tokens, self._max_prefill, self._drafts())
         self._planner.fill(batch)
-        if not batch.decodes and not batch.prefills:
-            if not self._flight:
-                raise InvariantError("no sequence can make progress and no plan is in flight")
-            return None, events
+        if self._kv.tiers is not None:
+            batch.transfers += self._kv.tiers.spill()
+        if not (batch.decodes or batch.prefills or batch.transfers):
+            if self._flight:
+                return None, events
+            if not residents.transfers_in_flight:
+                raise InvariantError("no sequence can make progress and nothing is in flight")
         self._step = batch.step
         plan, seqs = batch.build(residents.frees, self._repeats(batch))
         self._decoding = [] if batch.prefills else seqs
@@ -163,7 +166,7 @@ class Scheduler:
 
     def _repeats(self, batch: Batch) -> bool:
         """Whether the batch has the last plan's rows again, each at its last known token."""
-        if batch.prefills or batch.news or self._outcomes.num_constrained:
+        if batch.prefills or batch.news or not batch.decodes or self._outcomes.num_constrained:
             return False
         if batch.decode_seqs != self._decoding:
             return False
@@ -198,7 +201,8 @@ class Scheduler:
         # Launched while the step before still ran, it began when that one ended.
         seconds = now - max(flight.launched, self._counters.last_step)
         self._tenants.note_step(flight.prefill_tokens, flight.decode_rows, seconds)
-        self._counters.step(flight.prefill_tokens, flight.decode_tokens, result.seconds, now)
+        if plan.rows:
+            self._counters.step(flight.prefill_tokens, flight.decode_tokens, result.seconds, now)
         return self._outcomes.commit(plan, flight.seqs, result, now)
 
     def _note_admissions(self, plan: StepPlan, seqs: list[Sequence], now: float) -> None:
@@ -228,6 +232,7 @@ class Scheduler:
         return EngineStats(
             running=running,
             waiting=sum(len(family) for family in self._live.values()) - running,
+            loading=len(residents.loading),
             free_blocks=pool.available,
             total_blocks=pool.num_blocks,
             steps=c.steps,
@@ -252,13 +257,9 @@ class Scheduler:
         """Raises InvariantError if any container is inconsistent, or a live sequence is in no queue."""
         self._residents.check_integrity()
         residents = self._residents
-        queued = {id(seq) for queue in (residents.running, residents.waiting) for seq in queue}
-        held = {
-            id(child)
-            for queue in (residents.running, residents.waiting)
-            for s in queue
-            for child in s.children
-        }
+        queues = (residents.running, residents.waiting, residents.loading)
+        queued = {id(seq) for queue in queues for seq in queue}
+        held = {id(child) for queue in queues for s in queue for child in s.children}
         live = {id(seq) for family in self._live.values() for seq in family}
         if queued & held or queued | held != live:
             raise InvariantError(f"{len(live)} live sequences, {len(queued)} in queues, {len(held)} held")

@@ -21,6 +21,7 @@ Rank = tuple[float, int]  # lower runs first; a total order, fixed at arrival bu
 class Status(Enum):
     HELD = "held"  # waits to be forked from its parent
     WAITING = "waiting"  # in the queue, new or preempted
+    LOADING = "loading"  # waits until its prefix is loaded from a lower tier, then enters the queue again
     RUNNING = "running"  # owns a slot and block tables
     FINISHED = "finished"  # its finish event is out; rows in flight are wasted
 
@@ -48,6 +49,7 @@ class Sequence:
         "last_step",
         "left_kv",
         "limit",
+        "loaded",
         "mask_tokens",
         "matcher",
         "min_stop",
@@ -118,6 +120,7 @@ class Sequence:
         self.uncommitted = 0  # tokens that they may commit at most; 0 where none of them samples
         self.last_step = 0  # the last plan that has a row of it
         self.children: list[Sequence] = []  # HELD, forked when all but the last prompt token is computed
+        self.loaded = False  # a prefix was loaded for it since it last ran: once is enough
         # What its events carry
         self.entered = False  # whether it was admitted before: the first time counts in statistics
         self.num_cached = 0  # prompt tokens from the prefix cache at the first admission

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from pegainfer.contract.errors import ConfigError, InvariantError
+from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import hash_blocks, pack_tokens
 from pegainfer.contract.step import NO_BLOCK, BlockCopy, KVSpec, PageGroup, StateGroup
+from pegainfer.contract.tiers import DEVICE, Tier
 from pegainfer.kv.blocks import BlockPool
+from pegainfer.kv.integrity import check_group
+from pegainfer.kv.layout import layout_of
 from pegainfer.kv.prefix import PrefixHit, find_prefix, first_in_window
 from pegainfer.kv.states import StateKeeper
 from pegainfer.kv.tables import UNBOUNDED, Growth, SequenceBlocks
+from pegainfer.kv.tiers import Tiers
 
 
 class KVManager:
     """Bookkeeping only: it knows ids and hashes, never memory. Not thread safe."""
 
-    def __init__(self, spec: KVSpec, num_blocks: Sequence[int], *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        spec: KVSpec,
+        num_blocks: Sequence[int],
+        *,
+        prefix_cache: bool = True,
+        tiers: Sequence[Tier] = (),
+        rank: int = 0,
+        ids: Iterator[int] | None = None,
+    ) -> None:
+        """Raises ConfigError where groups, their sizes and the block counts do not fit together.
+
+        Args:
+            num_blocks: by group, on the device.
+            rank: the data-parallel rank whose pools these are.
+            ids: of transfers; ranks share them.
+        """
         if not spec.groups or len(spec.groups) != len(num_blocks):
             raise ConfigError(
                 "KV groups and their block counts differ", expected=len(spec.groups), got=num_blocks
@@ -27,29 +47,19 @@ class KVManager:
         self.groups = spec.groups
         self.prefix_cache = prefix_cache
         self.pools = tuple(BlockPool(g.name, n) for g, n in zip(spec.groups, num_blocks, strict=True))
-        sizes = [g.block_size for g in spec.groups if isinstance(g, PageGroup)]
-        snapshots = [g.snapshot_every for g in spec.groups if isinstance(g, StateGroup) and g.snapshot_every]
-        self.unit = min(sizes or snapshots or [1])  # tokens a hash
-        for size in sizes + snapshots:
-            if size < 1 or size % self.unit:
-                raise ConfigError(
-                    "block sizes do not fit together", expected=f"multiples of {self.unit}", got=size
-                )
-        for every in snapshots:
-            if any(every % size for size in sizes):
-                raise ConfigError(
-                    "snapshot_every must be a multiple of each block size", expected=sizes, got=every
-                )
-        # Tokens between two positions that a hit can have; states can be kept at any of them.
-        self.stride = math.lcm(*sizes) if sizes else self.unit
+        # Tokens that one hash covers, and tokens between two positions that a hit can have.
+        self.unit, self.stride, every = layout_of(spec.groups)
         self._pages = [
             (g, group, self.pools[g]) for g, group in enumerate(self.groups) if isinstance(group, PageGroup)
         ]
         self._states = [(g, s, self.pools[g]) for g, s in enumerate(self.groups) if isinstance(s, StateGroup)]
-        every_state = bool(snapshots) and len(snapshots) == len(self._states)
-        self.states = (  # None where no state is ever kept
-            StateKeeper(self._states, self.unit, self.stride, math.lcm(*snapshots))
-            if prefix_cache and every_state
+        # None where no state is ever kept.
+        self.states = (
+            StateKeeper(self._states, self.unit, self.stride, every) if prefix_cache and every else None
+        )
+        self.tiers = (
+            Tiers(spec.groups, self.pools, self.unit, tiers, rank, ids or itertools.count(1))
+            if prefix_cache and tiers
             else None
         )
         self._windows = [entry for entry in self._pages if entry[1].window > 0]
@@ -71,10 +81,12 @@ class KVManager:
         return reach
 
     def room(self, seq: SequenceBlocks, *, with_deferred: bool = False) -> int:
-        """Positions that the tables of `seq` can be grown to now, or once the plans in flight are retired."""
+        """Positions that the tables of `seq` can be grown to now, or once what is in flight has ended."""
         room = UNBOUNDED
         for g, group, pool in self._pages:
-            blocks = len(seq.tables[g]) + pool.available + (pool.num_deferred if with_deferred else 0)
+            blocks = len(seq.tables[g]) + pool.available
+            if with_deferred:
+                blocks += pool.num_deferred + pool.num_moving
             room = min(room, blocks * group.block_size)
         return room
 
@@ -245,10 +257,12 @@ class KVManager:
         seq.hashes += hash_blocks(part, self.unit, parent=parent)
 
     def reset_prefix_cache(self) -> None:
-        """Forgets all cached blocks and states; sequences that have begun publish nothing any more."""
+        """Forgets all that is cached in every tier; sequences that have begun publish nothing any more."""
         self._epoch += 1
         for pool in self.pools:
             pool.forget_all()
+        if self.tiers is not None:
+            self.tiers.reset()
 
     def retire(self, step: int) -> None:
         """Step `step` is committed; what was released after it becomes free."""
@@ -266,28 +280,12 @@ class KVManager:
         seq.capacity = min((len(seq.tables[g]) * p.block_size for g, p, _ in self._pages), default=UNBOUNDED)
 
     def check_integrity(self) -> None:
-        """Raises InvariantError unless every reference belongs to a live table or a deferred release."""
+        """Raises InvariantError unless tables, snapshots, transfers and plans account for every reference."""
         for g, group in enumerate(self.groups):
-            holders = Counter(b for seq in self._live for b in seq.tables[g] if b != NO_BLOCK)
-            holders.update(self._pending_states(g))
-            self.pools[g].check_integrity(holders)
-            for seq in self._live:
-                table = seq.tables[g]
-                if isinstance(group, StateGroup):
-                    if len(table) != 1 or holders[table[0]] != 1:
-                        raise InvariantError(
-                            f"KV group '{group.name}': a sequence's state is missing or shared"
-                        )
-                elif any((b == NO_BLOCK) != (i < seq.firsts[g]) for i, b in enumerate(table)):
-                    raise InvariantError(f"KV group '{group.name}': released blocks and the window disagree")
-        for seq in self._live:
-            if seq.published > len(seq.hashes):
-                raise InvariantError("more units are published than hashed")
-
-    def _pending_states(self, g: int) -> list[int]:
-        """States of one group that live sequences hold for snapshots."""
-        pending = [p for seq in self._live for p in seq.pending]
-        return [state for p in pending for group, _, state in p.states if group == g]
+            moving = Counter[int]() if self.tiers is None else self.tiers.holders(g, DEVICE)
+            check_group(g, group, self.pools[g], self._live, moving)
+        if self.tiers is not None:
+            self.tiers.check_integrity()
 
 
 def _held(table: Sequence[int]) -> Sequence[int]:

@@ -6,6 +6,8 @@ sequence, or a plan in flight, still reads.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.request import SamplingParams
 from pegainfer.contract.step import (
@@ -18,6 +20,7 @@ from pegainfer.contract.step import (
     StateSnapshot,
 )
 from pegainfer.null.model import chain_next
+from pegainfer.null.transfers import Content
 
 UNWRITTEN = -1  # no chain is negative
 NOBODY = -1  # in place of a sequence's number
@@ -61,6 +64,7 @@ class NullMemory:
         self._pages: list[dict[int, list[int]]] = [{} for _ in spec.groups]
         self._states: list[dict[int, tuple[int, int]]] = [{} for _ in spec.groups]
         self._owners: list[dict[int, set[int]]] = [{} for _ in spec.groups]
+        self.moving: Collection[tuple[int, int]] = ()  # (group, block) that transfers in flight hold
 
     def attach(self, slot: NullSlot, g: int, blocks: tuple[int, ...]) -> None:
         """Appends blocks to a slot's table."""
@@ -105,6 +109,7 @@ class NullMemory:
                 raise InvariantError(f"group {g}: copy to block {dst}, which another sequence owns")
         if any(used.get((g, dst), set()) - {target} for used in in_flight):
             raise InvariantError(f"group {g}: copy to block {dst} while a plan in flight uses it")
+        self._check_still(g, dst)
         uses.setdefault((g, dst), set()).add(target)
         if isinstance(self.groups[g], StateGroup):
             if src not in self._states[g]:
@@ -176,6 +181,7 @@ class NullMemory:
             raise InvariantError(f"group {g}: snapshot to state {state}, which a sequence owns")
         if any(used.get((g, state), set()) - {NOBODY} for used in in_flight):
             raise InvariantError(f"group {g}: snapshot to state {state} while a plan in flight uses it")
+        self._check_still(g, state)
         uses.setdefault((g, state), set()).add(NOBODY)
         self._states[g][state] = (wanted.position, slot.chain_at(wanted.position))
 
@@ -184,7 +190,34 @@ class NullMemory:
         group = self.groups[g]
         return isinstance(group, StateGroup) or not group.window
 
+    def content(self, g: int, block: int) -> Content:
+        """A copy of what a block or state holds; None where it was never written."""
+        if isinstance(self.groups[g], StateGroup):
+            return self._states[g].get(block)
+        page = self._pages[g].get(block)
+        return None if page is None else list(page)
+
+    def expect(self, g: int, block: int, in_flight: list[Uses]) -> None:
+        """A transfer will fill the block; until then it holds nothing that may be read."""
+        owned = self._is_whole(g) and self._owners[g].get(block)
+        if owned or any(used.get((g, block)) for used in in_flight):
+            raise InvariantError(f"group {g}: block {block} is the target of a transfer, but in use")
+        self._pages[g].pop(block, None)
+        self._states[g].pop(block, None)
+
+    def land(self, g: int, block: int, content: Content) -> None:
+        """A transfer has filled the block."""
+        if isinstance(content, tuple):
+            self._states[g][block] = content
+        elif content is not None:
+            self._pages[g][block] = list(content)
+
+    def _check_still(self, g: int, block: int) -> None:
+        if (g, block) in self.moving:
+            raise InvariantError(f"group {g}: block {block} is overwritten while a transfer holds it")
+
     def _check_private(self, g: int, block: int, slot: NullSlot, in_flight: list[Uses]) -> None:
+        self._check_still(g, block)
         if block == NO_BLOCK or (self._is_whole(g) and self._owners[g][block] != {slot.seq}):
             raise InvariantError(
                 f"group {g}: sequence {slot.seq} writes to block {block}, which is not its own"

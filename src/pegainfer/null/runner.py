@@ -15,40 +15,13 @@ from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.request import unpack_tokens
 from pegainfer.contract.step import Row, RunnerInfo, StepPlan, StepResult
+from pegainfer.contract.tiers import DEVICE
 from pegainfer.null.adapters import NullAdapters
 from pegainfer.null.config import NullConfig
 from pegainfer.null.memory import NOBODY, NullMemory, NullSlot, Uses
 from pegainfer.null.model import chain_start, hidden_state
-
-
-class _Step:
-    """A plan between `forward` and the end of its wait."""
-
-    def __init__(self, plan: StepPlan) -> None:
-        self.plan = plan
-        self.uses: Uses = {}
-        self.sampled: set[int] = set()  # slots with a sampling row
-        self.starts: list[int] = []  # where each row really began
-
-
-class NullPending:
-    """A step whose result is known and whose latency is yet to pass."""
-
-    def __init__(self, runner: NullRunner, step: _Step, result: StepResult | Exception, ready: float) -> None:
-        self._runner, self._step, self._result, self._ready = runner, step, result, ready
-
-    def done(self) -> bool:
-        return time.monotonic() >= self._ready
-
-    def wait(self) -> StepResult:
-        """Sleeps out the step's latency. Raises the fault that was injected into it."""
-        left = self._ready - time.monotonic()
-        if left > 0:
-            time.sleep(left)
-        self._runner.settle(self._step)
-        if isinstance(self._result, Exception):
-            raise self._result
-        return self._result
+from pegainfer.null.pending import NullPending, NullStep
+from pegainfer.null.transfers import NullTransfers
 
 
 class NullRunner:
@@ -56,25 +29,19 @@ class NullRunner:
 
     def __init__(self, config: NullConfig | None = None) -> None:
         self.config = c = config or NullConfig()
-        self._info = RunnerInfo(
-            kv=c.kv,
-            num_blocks=c.num_blocks,
-            max_slots=c.max_slots,
-            max_tokens=c.max_tokens,
-            max_model_len=c.max_model_len,
-            vocab_size=c.model.vocab_size,
-            max_commit=c.max_commit,
-            max_adapters=c.max_adapters,
-            supports_pooling=True,
-        )
+        self._info = c.runner_info()
         self.slots: dict[int, NullSlot] = {}
         self.adapters = NullAdapters(c.max_adapters)
         self.closed = False
         self.num_rows = 0
         self._memory = NullMemory(c.kv, c.num_blocks)
+        self._transfers = NullTransfers(
+            c.tiers, c.num_blocks, most_steps=c.transfer_steps, failures=c.failed_transfers, seed=c.seed
+        )
+        self._memory.moving = self._transfers.moving
         self._rng = random.Random(c.seed)
-        self._in_flight: list[_Step] = []
-        self._unsampled: _Step | None = None
+        self._in_flight: list[NullStep] = []
+        self._unsampled: NullStep | None = None
         self._step: int | None = None
         self._decoding: list[tuple[int, int]] = []  # slot and drafts of each row, if the last plan can repeat
         self._busy_until = 0.0
@@ -87,7 +54,7 @@ class NullRunner:
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
-    def forward(self, plan: StepPlan) -> _Step:
+    def forward(self, plan: StepPlan) -> NullStep:
         """Applies the plan and computes its rows. Raises InvariantError where the plan is wrong."""
         if self._unsampled is not None:
             raise InvariantError("forward before the sampling of the plan before")
@@ -99,7 +66,7 @@ class NullRunner:
             raise InvariantError("more than two plans are uncommitted")
         self._check_repeats(plan)
         self._step = plan.step
-        step = _Step(plan)
+        step = NullStep(plan)
         in_flight = [other.uses for other in self._in_flight]
         self._apply(plan, step, in_flight)
         seen: set[int] = set()
@@ -120,7 +87,7 @@ class NullRunner:
         decodes = all(row.sample and row.count == 1 for row in plan.rows)
         self._decoding = rows if decodes else []
 
-    def _apply(self, plan: StepPlan, step: _Step, in_flight: list[Uses]) -> None:
+    def _apply(self, plan: StepPlan, step: NullStep, in_flight: list[Uses]) -> None:
         for free in plan.frees:
             if free not in self.slots:
                 raise InvariantError(f"slot {free} is freed but empty")
@@ -139,8 +106,15 @@ class NullRunner:
             owners.update(((part.group, block), slot.seq) for block in part.blocks)
         for copy in plan.copies:
             self._memory.copy(copy, owners.get((copy.group, copy.dst), NOBODY), step.uses, in_flight)
+        for t in plan.transfers:
+            if t.target_pool == DEVICE:
+                self._memory.expect(t.group, t.target, in_flight)
+            on_device = t.source_pool == DEVICE
+            self._transfers.start(t, self._memory.content(t.group, t.source) if on_device else None)
+        if plan.wait_transfers and plan.rows:
+            raise InvariantError(f"step {plan.step} waits for transfers, but has rows")
 
-    def _compute(self, row: Row, step: _Step, in_flight: list[Uses]) -> int:
+    def _compute(self, row: Row, step: NullStep, in_flight: list[Uses]) -> int:
         """Reads what the row needs, writes what it computes; returns where it really started."""
         slot = self.slots[row.slot]
         known = len(slot.tokens)
@@ -171,7 +145,7 @@ class NullRunner:
             self._memory.write_state(slot, end, in_flight)
         return start
 
-    def sample(self, handle: _Step, masks: dict[int, bytes] | None = None) -> NullPending:
+    def sample(self, handle: NullStep, masks: dict[int, bytes] | None = None) -> NullPending:
         """Draws the tokens of all sampling rows, then keeps the plan's snapshots."""
         if handle is not self._unsampled:
             raise InvariantError("sample without a forward before it")
@@ -204,6 +178,9 @@ class NullRunner:
         seconds = self.config.step_seconds + self.config.token_seconds * plan.num_tokens
         if not self.config.virtual:
             self._busy_until = max(self._busy_until, time.monotonic()) + seconds
+        if isinstance(fault, Exception):
+            return NullPending(self.settle, handle, fault, self._busy_until)
+        landed, failed = self._end_transfers(plan)
         result = StepResult(
             step=plan.step,
             tokens=tuple(tokens),
@@ -212,10 +189,22 @@ class NullRunner:
             pooled=pooled,
             errors=errors,
             seconds=seconds,
+            landed=landed,
+            failed=failed,
         )
-        return NullPending(self, handle, fault if isinstance(fault, Exception) else result, self._busy_until)
+        return NullPending(self.settle, handle, result, self._busy_until)
 
-    def _keep_snapshots(self, step: _Step, in_flight: list[Uses]) -> None:
+    def _end_transfers(self, plan: StepPlan) -> tuple[tuple[int, ...], dict[int, str]]:
+        """Ids of transfers that end with this plan's result: landed, and failed with the reason."""
+        if not self._transfers:
+            return (), {}
+        landed, failed = self._transfers.end_some(at_least_one=plan.wait_transfers)
+        for t, content in landed:
+            if t.target_pool == DEVICE:
+                self._memory.land(t.group, t.target, content)
+        return tuple(t.id for t, _ in landed), {t.id: "the null device was told to fail" for t in failed}
+
+    def _keep_snapshots(self, step: NullStep, in_flight: list[Uses]) -> None:
         """Writes each snapshot whose position its row has passed with tokens that stay."""
         places = {row.slot: i for i, row in enumerate(step.plan.rows)}
         for wanted in step.plan.snapshots:
@@ -231,7 +220,7 @@ class NullRunner:
                 self._memory.snapshot(slot, wanted, step.uses, in_flight)
 
     def _draw(
-        self, slot: NullSlot, drafts: int, step: _Step, in_flight: list[Uses], mask: bytes | None
+        self, slot: NullSlot, drafts: int, step: NullStep, in_flight: list[Uses], mask: bytes | None
     ) -> tuple[int, ...]:
         """0..drafts + 1 tokens; rejected drafts leave junk in the pages, and the states roll back."""
         last = len(slot.tokens) - 1
@@ -280,7 +269,7 @@ class NullRunner:
             raise InvariantError(f"adapter {index} is removed while a plan in flight uses it")
         self.adapters.remove(index)
 
-    def settle(self, step: _Step) -> None:
+    def settle(self, step: NullStep) -> None:
         """The step's result was taken: what it used may be used again."""
         if step in self._in_flight:
             self._in_flight.remove(step)

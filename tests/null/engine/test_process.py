@@ -28,7 +28,8 @@ from pegainfer.contract.step import Runner, StepResult
 from pegainfer.engine.channel import listen
 from pegainfer.engine.process import serve_engine
 from pegainfer.engine.scheduler import SchedulerConfig
-from pegainfer.null.runner import NullPending, NullRunner
+from pegainfer.null.pending import NullPending
+from pegainfer.null.runner import NullRunner
 from tests.null.engine.harness import EOS, MODEL, null_config, request
 from tests.null.engine.test_inprocess import INFO, PATIENCE
 
