@@ -17,7 +17,7 @@ SOURCES = Path(__file__).with_name("csrc")
 BUILD_HINT = "python -m pegainfer.kernels.cpu.build"
 ISAS = ("avx512", "avx2", "neon", "portable")  # best first
 
-MAX_OPERANDS, MAX_AXES, MAX_ATTRS, MAX_SIZES = 20, 10, 2, 16
+MAX_OPERANDS, MAX_AXES, MAX_ATTRS, MAX_SIZES = 20, 10, 5, 16
 ERROR_BYTES = 256
 
 
@@ -41,8 +41,8 @@ _FUNCTIONS = {
     "pega_isa_name": (c_char_p, (c_void_p,)),
     "pega_pool_create": (c_void_p, (c_int32, c_int32)),
     "pega_pool_destroy": (None, (c_void_p,)),
-    "pega_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
-    "pega_pack": (c_void_p, (c_int32, c_int64, c_int64, c_void_p, c_void_p, c_int32)),
+    "pega_packed_bytes": (c_int64, (c_int32, c_int64, c_int64, c_int64)),
+    "pega_pack": (c_void_p, (c_int32, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32)),
     "pega_unpack": (None, (c_void_p, c_int64, c_int64, c_void_p)),
     "pega_packed_free": (None, (c_void_p,)),
     "pega_exec_create": (

@@ -34,6 +34,9 @@ INSTRUCTIONS: dict[str, tuple[int, str]] = {
     "sigmoid_gate": (18, "TA"),
     "causal_conv_silu": (19, "TFNYXWR"),
     "gated_delta_rule": (20, "TFNYHKVR"),
+    "route_experts": (21, "TNK"),
+    "expert_gate_up": (22, "TNKMF"),
+    "expert_down": (23, "TNKMF"),
 }
 RECURRENT = ("causal_conv_silu", "gated_delta_rule")
 TILE = 16  # output rows of a packed weight's tile

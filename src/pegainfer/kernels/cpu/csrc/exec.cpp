@@ -1,5 +1,7 @@
 #include "exec.h"
 
+#include "multiply.h"
+
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -12,7 +14,7 @@ namespace pega {
 namespace {
 
 constexpr int64_t kSmallValues = 8192;  // up to so many values a thread prepares rows for itself: no barrier
-constexpr int kPhasesAnInstr = 3;
+constexpr int kPhasesAnInstr = 4;
 
 bool plan(Exec& e, const Instr& in) {
     switch (in.op) {
@@ -32,6 +34,10 @@ bool plan(Exec& e, const Instr& in) {
         case kCausalConv:
         case kDeltaRule:
             return plan_recurrent(e, in);
+        case kRouteExperts:
+        case kExpertGateUp:
+        case kExpertDown:
+            return plan_moe(e, in);
         default:
             return plan_rows(e, in);
     }
@@ -82,6 +88,17 @@ void widen(Limits& l, const Instr& in, int threads) {
             grow(l.states, a[2]);
             grow(l.width, 2 * a[5]);  // q and k of a token
             break;
+        case kRouteExperts:
+            grow(l.width, 3 * a[1]);  // scores, ranks and marks of a token's experts
+            break;
+        case kExpertGateUp:
+        case kExpertDown:
+            grow(l.slots, a[0] * a[2]);
+            grow(l.slot_width, in.op == kExpertGateUp ? a[3] : a[4]);
+            grow(l.experts, a[1]);
+            grow(l.expert_blocks, most_expert_blocks(a[0] * a[2], a[1]));
+            if (in.op == kExpertDown) grow(l.slot_results, a[0] * a[2] * a[3]);
+            break;
         default:
             break;
     }
@@ -102,13 +119,21 @@ float* floats(Exec& e, int64_t n) {
     return static_cast<float*>(e.allocate(static_cast<size_t>(n) * 4));
 }
 
+// Room for rows in every form; their distances depend on the instruction.
+Rows all_rows(Exec& e, int64_t rows, int64_t width) {
+    return {floats(e, rows * width), width, quant_rows(e, rows * width), halves(e, rows * (width + 1))};
+}
+
 void allocate_scratch(Exec& e) {
     Limits& l = e.limits;
     l.small = std::max(kSmallValues, l.width);
     l.acc = std::max<int64_t>(2 * 64 * 16, 64 * l.head_dim) + l.head_dim;
-    e.shared.f32 = floats(e, l.tokens * l.width);
-    e.shared.q = quant_rows(e, l.tokens * l.width);
-    e.shared.bf16 = halves(e, l.tokens * (l.width + 1));
+    e.shared = all_rows(e, l.tokens, l.width);
+    e.slots.rows = all_rows(e, l.slots, l.slot_width);
+    e.slots.results = floats(e, l.slot_results);
+    e.slots.order.resize(static_cast<size_t>(l.slots));
+    e.slots.starts.resize(static_cast<size_t>(l.experts + 1));
+    e.slots.blocks.resize(static_cast<size_t>(l.expert_blocks));
     e.scratch.resize(static_cast<size_t>(e.pool->threads()));
     for (Scratch& s : e.scratch) {
         s = {};
