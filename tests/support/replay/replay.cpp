@@ -98,6 +98,7 @@ struct Tensor {
     Tensor() = default;
     Tensor(Tensor&& o) noexcept
         : format(o.format),
+          count(o.count),
           n(o.n),
           k(o.k),
           bytes(o.bytes),
@@ -136,7 +137,8 @@ Request read_request(const char* isa) {
     read_exactly(r.program.data(), r.program.size());
     for (int64_t i = 0; i < num_tensors; i++) {
         Tensor t;
-        for (int64_t* field : {&t.format, &t.count, &t.n, &t.k, &t.bytes, &t.given, &t.wanted}) *field = read_number();
+        for (int64_t* field : {&t.format, &t.count, &t.n, &t.k, &t.bytes, &t.given, &t.wanted})
+            *field = read_number();
         if (t.given != 0) {
             t.content.resize(static_cast<size_t>(t.bytes));
             read_exactly(t.content.data(), t.content.size());
@@ -170,12 +172,12 @@ bool place(Request& r, std::vector<void*>& table, Answer& a) {
             continue;
         }
         const auto format = static_cast<int32_t>(t.format);
-        t.memory = std::make_unique<Guarded>(static_cast<size_t>(pega_packed_bytes(format, t.count, t.n, t.k)));
+        t.memory =
+            std::make_unique<Guarded>(static_cast<size_t>(pega_packed_bytes(format, t.count, t.n, t.k)));
         std::vector<const uint8_t*> rows;
         const auto all_rows = static_cast<size_t>(t.count * t.n);
         const size_t row_bytes = t.content.size() / all_rows;
-        for (size_t row = 0; row < all_rows; row++)
-            rows.push_back(t.content.data() + row * row_bytes);
+        for (size_t row = 0; row < all_rows; row++) rows.push_back(t.content.data() + row * row_bytes);
         t.weight = pega_pack(format, t.count, t.n, t.k, rows.data(), t.memory->data(), r.threads);
         if (t.weight == nullptr) return a.fail("tensor %zu does not pack", i);
         table.push_back(t.weight);
