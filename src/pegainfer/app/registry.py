@@ -26,9 +26,15 @@ LINES: dict[str, str] = {
     "llama": "pegainfer.models.llama.engine",
     "Qwen3ForCausalLM": "pegainfer.models.qwen3.engine",
     "qwen3": "pegainfer.models.qwen3.engine",
+    "Qwen3MoeForCausalLM": "pegainfer.models.qwen3_moe.engine",
+    "qwen3moe": "pegainfer.models.qwen3_moe.engine",
 }
 # What Hugging Face calls GGUF's architectures.
-HF_NAMES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+HF_NAMES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}
 
 
 class Model(Protocol):

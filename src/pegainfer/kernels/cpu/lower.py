@@ -37,6 +37,7 @@ INSTRUCTIONS: dict[str, tuple[int, str]] = {
     "route_experts": (21, "TNK"),
     "expert_gate_up": (22, "TNKMF"),
     "expert_down": (23, "TNKMF"),
+    "reduce_residual": (24, "TN"),
 }
 RECURRENT = ("causal_conv_silu", "gated_delta_rule")
 TILE = 16  # output rows of a packed weight's tile

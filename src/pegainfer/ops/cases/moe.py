@@ -68,7 +68,7 @@ def _rest(case: Case) -> tuple[dict[str, int], dict[str, Any], Arrays]:
 
 
 def _route_case(rng: np.random.Generator, t: int, n: int, k: int, router: str, flavour: Flavour) -> Case:
-    arrays = {"logits": flavour(rng, (t, n)) * np.float32(2 if flavour is normal else 1)}
+    arrays: Arrays = {"logits": flavour(rng, (t, n)) * np.float32(2 if flavour is normal else 1)}
     if ROUTERS[router]["sigmoid"]:
         arrays["bias"] = normal(rng, (n,)) / 4
         if flavour is zeros:  # every expert ties
@@ -208,7 +208,8 @@ def _gates_error(logits: Array, logits_error: Array, gates: Array, attrs: dict[s
     moved = logits_error.max(axis=1, keepdims=True, initial=0)
     relative = 4 * moved + (2 * spread + logits.shape[1] + 32) * U
     least = LEAST / (LEAST_SUM if attrs["renormalize"] else 1) * attrs["scale"]
-    return relative * np.abs(gates) + least
+    error: Array = relative * np.abs(gates) + least
+    return error
 
 
 def route_bound(case: Case) -> Arrays:

@@ -13,30 +13,31 @@ constexpr int kMaxOperands = 20, kMaxAxes = 10, kMaxAttrs = 5, kMaxSizes = 16;
 // Numbers are shared with kernels/cpu/lower.py, which also fixes the order of operands (that of the op's
 // declaration) and of axes (given here).
 enum Op : int32_t {
-    kEmbedding = 0,       // T V M
-    kGatherRows = 1,      // L M T
-    kRmsNorm = 2,         // T M
-    kHeadNorm = 3,        // T H D
-    kLinear = 4,          // T N K
-    kLinearResidual = 5,  // T N K
-    kRope = 6,            // T H D P
-    kKvAppend = 7,        // T N Y G S D
-    kAttention = 8,       // T N Y G S D H R W
-    kSiluMul = 9,         // T F
-    kQkv = 10,            // T N Y G S D H M P
-    kGateUp = 11,         // T F M
-    kLmHead = 12,         // L V M T
-    kAdjustLogits = 13,   // L V J E I U O Z X
-    kSampleTokens = 14,   // L V
-    kAppendTokens = 15,   // L Z X
-    kTokenLogprobs = 16,  // L V K
-    kGatedRmsNorm = 17,   // T H D
-    kSigmoidGate = 18,    // T A
-    kCausalConv = 19,     // T F N Y X W R
-    kDeltaRule = 20,      // T F N Y H K V R
-    kRouteExperts = 21,   // T N K
-    kExpertGateUp = 22,   // T N K M F
-    kExpertDown = 23,     // T N K M F
+    kEmbedding = 0,        // T V M
+    kGatherRows = 1,       // L M T
+    kRmsNorm = 2,          // T M
+    kHeadNorm = 3,         // T H D
+    kLinear = 4,           // T N K
+    kLinearResidual = 5,   // T N K
+    kRope = 6,             // T H D P
+    kKvAppend = 7,         // T N Y G S D
+    kAttention = 8,        // T N Y G S D H R W
+    kSiluMul = 9,          // T F
+    kQkv = 10,             // T N Y G S D H M P
+    kGateUp = 11,          // T F M
+    kLmHead = 12,          // L V M T
+    kAdjustLogits = 13,    // L V J E I U O Z X
+    kSampleTokens = 14,    // L V
+    kAppendTokens = 15,    // L Z X
+    kTokenLogprobs = 16,   // L V K
+    kGatedRmsNorm = 17,    // T H D
+    kSigmoidGate = 18,     // T A
+    kCausalConv = 19,      // T F N Y X W R
+    kDeltaRule = 20,       // T F N Y H K V R
+    kRouteExperts = 21,    // T N K
+    kExpertGateUp = 22,    // T N K M F
+    kExpertDown = 23,      // T N K M F
+    kReduceResidual = 24,  // T N
     kNumOps
 };
 

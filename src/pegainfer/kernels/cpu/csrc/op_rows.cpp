@@ -94,6 +94,11 @@ void sigmoid_gate(const Exec& e, const Instr& in, int64_t t) {
     e.kernels->sigmoid_mul(pointer<float>(in, 0) + t * width, pointer<float>(in, 1) + t * width, width);
 }
 
+void reduce_residual(const Exec& e, const Instr& in, int64_t t) {
+    const int64_t width = in.axis[1];
+    e.kernels->add(pointer<float>(in, 0) + t * width, pointer<float>(in, 1) + t * width, width);
+}
+
 }  // namespace
 
 void KvView::append(int64_t slot, int64_t head, const float* k, const float* v) const {
@@ -137,6 +142,8 @@ bool plan_rows(Exec& e, const Instr& in) {
             return by_rows<gated_norm>(e, in, a[0] * a[1], a[2]);
         case kSigmoidGate:
             return by_rows<sigmoid_gate>(e, in, a[0], a[1]);
+        case kReduceResidual:
+            return by_rows<reduce_residual>(e, in, a[0], a[1]);
         default:
             return e.fail("no kernel for op number %d", in.op);
     }
