@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pegainfer.kernels.cuda import attention, delta, pointwise  # noqa: F401  (they register their ops)
+from pegainfer.kernels.cuda import attention, delta, moe, pointwise  # noqa: F401  (they register their ops)
 from pegainfer.kernels.cuda.linear import FOLD_NORM
 from pegainfer.kernels.cuda.lowering import Step, choose, keeps_whole
 from pegainfer.kernels.cuda.plan import PlannedLaunch, StepPlan
