@@ -63,7 +63,7 @@ def _expert_down(c: LoweringContext) -> None:
         ptr(c.address("out")), ptr(results), ptr(c.address("experts")), ptr(c.address("gates")),
         *map(i32, (s["N"], s["K"], s["M"])),
     )  # fmt: skip
-    c.launch(f"sum_experts_{dtype}", (blocks(s["M"], 256), s["T"], 1), 256, [args])
+    c.launch(f"sum_experts_{dtype}", (s["T"], blocks(s["M"], 256), 1), 256, [args])
 
 
 def _products(
@@ -97,7 +97,7 @@ def _products(
     outputs = n // 2 if kind == "swiglu" else n
     suffix = "" if k % width == 0 else "_any"
     why = f"{slots} slots: a warp an output" if slots <= ROW_SLOTS else "no tiles for this dtype or width"
-    grid = (blocks(outputs, ROW_WARPS), slots, 1)
+    grid = (slots, blocks(outputs, ROW_WARPS), 1)
     c.launch(f"expert_rows_{dtype}_{kind}{suffix}", grid, 32 * ROW_WARPS, [args], why=why)
 
 

@@ -43,12 +43,12 @@ __device__ __forceinline__ void finish(const Args& a, int slot, int n, float v, 
 
 constexpr int ROW_WARPS = 8;
 
-// Grid: (outputs over ROW_WARPS, slots). N elements an access.
+// Grid: (slots, outputs over ROW_WARPS). N elements an access.
 template <typename T, bool SWIGLU, int N>
 __device__ __forceinline__ void rows(const Args& a) {
     constexpr int UNIT = SWIGLU ? 2 : 1;
-    const int slot = blockIdx.y, lane = threadIdx.x & 31;
-    const int n = (blockIdx.x * ROW_WARPS + (threadIdx.x >> 5)) * UNIT;
+    const int slot = blockIdx.x, lane = threadIdx.x & 31;
+    const int n = (blockIdx.y * ROW_WARPS + (threadIdx.x >> 5)) * UNIT;
     pdl_wait();
     pdl_launch();
     if (n >= a.n) return;

@@ -67,10 +67,10 @@ struct SumArgs {
     int num_experts, k, m;
 };
 
-// Grid: (M over the threads, T). A token's results are added up in the order of its slots.
+// Grid: (T, M over the threads). A token's results are added up in the order of its slots.
 template <typename T>
 __device__ __forceinline__ void sum(const SumArgs& a) {
-    const int token = blockIdx.y, m = blockIdx.x * blockDim.x + threadIdx.x;
+    const int token = blockIdx.x, m = blockIdx.y * blockDim.x + threadIdx.x;
     pdl_wait();
     pdl_launch();
     if (m >= a.m) return;
