@@ -225,9 +225,17 @@ def step_inputs(family: Family, shape: StepShape, pages: Pages, turn: int) -> Ar
         "block_table": lambda: pages.table(shape, turn),
         "rows": lambda: i32(np.arange(rows) * count + count - 1),
         "history_lens": lambda: np.full(rows, shape.context, np.int32),
+        "experts": lambda: _experts(family, shape, turn),
         "prompt_lens": lambda: np.full(rows, shape.context // 2, np.int32),
     }
     return {name: make() for name, make in makers.items() if name in family.dtypes}
+
+
+def _experts(family: Family, shape: StepShape, turn: int) -> Array:
+    """Distinct experts of each token in ascending order, all as likely as each other: [T, K] int32."""
+    count, chosen = family.axes["N"], family.axes["K"]
+    order = np.random.default_rng(turn).random((shape.rows * shape.count, count)).argsort(axis=1)
+    return i32(np.sort(order[:, :chosen], axis=1))
 
 
 def _values(

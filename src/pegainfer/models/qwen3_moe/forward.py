@@ -10,6 +10,7 @@ experts of a token, V vocabulary, N KV blocks, Y layers, S tokens a block, W blo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pegainfer.kv.device.layout import PageLayout, Part
 from pegainfer.models.qwen3_moe.config import Qwen3MoeConfig
@@ -54,9 +55,6 @@ def forward(
     cos_sin = b.weight("cos_sin", sizes.num_positions, c.head_dim, dtype="f32")
     pages = sizes.pages(b, "kv")
     kv, slots = pages.parts["kv"], pages.places
-    routing = {
-        "sigmoid": False, "renormalize": c.norm_topk_prob, "scale": 1.0, "groups": 1, "kept_groups": 1
-    }  # fmt: skip
     axes = {"H": c.num_heads, "D": c.head_dim, "F": c.intermediate_size}
     token_ids, positions, query_starts, query_lens, context_lens, logit_rows = (
         b.input(name, *letters) for name, letters in INPUTS.items()
@@ -92,7 +90,7 @@ def forward(
             b.emit(LINEAR, out=partial, a=act, w=v["w_down"])
         else:
             b.emit(
-                MOE, {"eps": eps, **routing},
+                MOE, {"eps": eps, **routing(c)},
                 out=partial, experts=experts, x=x, norm=v["mlp_norm"], w_router=v["w_router"],
                 w_gate=v["w_gate"], w_up=v["w_up"], w_down=v["w_down"],
             )  # fmt: skip
@@ -102,6 +100,13 @@ def forward(
         logits=logits, x=x, rows=logit_rows, norm=w["norm"], w=w[TABLE.head_name(c)],
     )  # fmt: skip
     return b.build()
+
+
+def routing(config: Qwen3MoeConfig) -> dict[str, Any]:
+    """How tokens go to experts: a softmax over all of them, without groups."""
+    return {
+        "sigmoid": False, "renormalize": config.norm_topk_prob, "scale": 1.0, "groups": 1, "kept_groups": 1
+    }  # fmt: skip
 
 
 def head(config: Qwen3MoeConfig, weights: Mapping[str, str], residual: str) -> Head:
