@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import ConfigError, OpError
-from pegainfer.kernels.cpu.library import ERROR_BYTES, Instr, library
+from pegainfer.kernels.cpu.instructions import OPCODES
+from pegainfer.kernels.cpu.library import ERROR_BYTES, library
 from pegainfer.kernels.cpu.lower import encode
 from pegainfer.kernels.cpu.packed import PackedWeight
 from pegainfer.kernels.cpu.threads import ThreadPool
@@ -170,16 +171,17 @@ class CpuExecutor:
 
     def _create(self, kernels: int, int8: bool, bf16: bool) -> None:
         calls = self.program.calls
-        code = (Instr * max(1, len(calls)))()
         self._sizes: list[str] = []
-        for i, call in enumerate(calls):
-            code[i] = encode(call, lambda t: self._place[t.storage], self._sizes)
+        code = b"".join(
+            encode(c, OPCODES.index(c.spec.name), lambda t: self._place[t.storage], self._sizes)
+            for c in calls
+        )
         numbers = ctypes.c_int64 * max(1, len(self._sizes))
         self._env = numbers()
         greatest = numbers(*(self.largest.get(name, 0) for name in self._sizes))
         error = ctypes.create_string_buffer(ERROR_BYTES)
         handle = self._lib.pega_exec_create(
-            self._pool.handle, kernels, int(int8), int(bf16), code, len(calls), self._table.ctypes.data,
+            self._pool.handle, kernels, int(int8), int(bf16), code, len(code) // 8, self._table.ctypes.data,
             greatest, len(self._sizes), error,
         )  # fmt: skip
         if handle is None:

@@ -1,40 +1,17 @@
-"""From a recorded program to the instructions of csrc/exec.h."""
+"""From a recorded program to the instructions of csrc/program.h."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 from pegainfer.contract.errors import UnsupportedError
-from pegainfer.kernels.cpu.library import MAX_SIZES, Instr
+from pegainfer.kernels.cpu.instructions import OPCODES, axis_letters, paged
 from pegainfer.kernels.cpu.packed import FORMAT_CODES
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.spec import Role
-from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.ops.tensor import Dim, Kind, Tensor
 
-# op -> (number, axis letters in order), as csrc/exec.h has them. Operands are in the declaration's order.
-INSTRUCTIONS: dict[str, tuple[int, str]] = {
-    "embedding": (0, "TVM"),
-    "gather_rows": (1, "LMT"),
-    "rms_norm": (2, "TM"),
-    "head_norm": (3, "THD"),
-    "linear": (4, "TNK"),
-    "linear_residual": (5, "TNK"),
-    "rope": (6, "THDP"),
-    "kv_append": (7, "TNYGSD"),
-    "attention": (8, "TNYGSDHRW"),
-    "silu_mul": (9, "TF"),
-    "qkv_norm_rope_append": (10, "TNYGSDHMP"),
-    "gate_up_swiglu": (11, "TFM"),
-    "lm_head": (12, "LVMT"),
-    "adjust_logits": (13, "LVJEIUOZX"),
-    "sample_tokens": (14, "LV"),
-    "append_tokens": (15, "LZX"),
-    "token_logprobs": (16, "LVK"),
-    "gated_rms_norm": (17, "THD"),
-    "sigmoid_gate": (18, "TA"),
-    "causal_conv_silu": (19, "TFNYXWR"),
-    "gated_delta_rule": (20, "TFNYHKVR"),
-}
 RECURRENT = ("causal_conv_silu", "gated_delta_rule")
 TILE = 16  # output rows of a packed weight's tile
 
@@ -44,7 +21,7 @@ def runs_whole(call: OpCall) -> bool:
     if call.spec.name == "qkv_norm_rope_append":
         head_dim = call.axes["D"]  # a unit of that kernel is a head, and must be whole tiles
         return isinstance(head_dim, int) and head_dim % TILE == 0
-    return call.spec.name in INSTRUCTIONS
+    return call.spec.name in OPCODES
 
 
 def lowered(program: Program) -> Program:
@@ -55,37 +32,39 @@ def lowered(program: Program) -> Program:
     return low
 
 
-def encode(call: OpCall, place: Callable[[Tensor], int], sizes: list[str]) -> Instr:
-    """One instruction.
+def encode(call: OpCall, number: int, place: Callable[[Tensor], int], sizes: list[str]) -> bytes:
+    """One instruction, in words of eight bytes.
 
     Args:
+        number: of its op, as in OPCODES.
         place: a tensor's number in the table of addresses.
         sizes: collects the names of step sizes that axes refer to.
     """
-    number, letters = INSTRUCTIONS[call.spec.name]
-    instr = Instr(op=number)
-    for i, operand in enumerate(call.spec.operands):
-        tensor = call.tensors.get(operand.name)
-        instr.operand[i] = -1 if tensor is None else place(tensor)
-        if tensor is not None and operand.role is Role.STATE:
-            instr.f16_state = int(tensor.dtype == "f16")
-    for i, letter in enumerate(letters):
-        dim = call.axes[letter]
-        if isinstance(dim, str):
-            if dim not in sizes:
-                sizes.append(dim)
-            dim = ~sizes.index(dim)
-        instr.axis[i] = dim
-    for i, name in enumerate(call.spec.attrs):
-        instr.attr[i] = float(call.attrs[name])
-    if len(sizes) > MAX_SIZES:
-        raise UnsupportedError("step sizes of a program", expected=f"at most {MAX_SIZES}", got=sizes)
-    return instr
+    spec = call.spec
+    tensors = [call.tensors.get(o.name) for o in spec.operands]
+    operands = [-1 if t is None else place(t) for t in tensors]
+    f16_state = any(
+        o.role is Role.STATE and t is not None and t.dtype == "f16"
+        for o, t in zip(spec.operands, tensors, strict=True)
+    )
+    axes = [_axis(call.axes[letter], sizes) for letter in axis_letters(spec)]
+    attrs = [float(call.attrs[name]) for name in spec.attrs]
+    words = [number, f16_state, *operands, *axes]
+    return struct.pack(f"={len(words)}q{len(attrs)}d", *words, *attrs)
+
+
+def _axis(dim: Dim, sizes: list[str]) -> int:
+    """A size as it is, or the complement of a step size's number."""
+    if isinstance(dim, int):
+        return dim
+    if dim not in sizes:
+        sizes.append(dim)
+    return ~sizes.index(dim)
 
 
 def _check(call: OpCall) -> None:
-    if call.spec.name not in INSTRUCTIONS:
-        raise UnsupportedError(f"no CPU kernel for {call}", expected=" ".join(INSTRUCTIONS))
+    if call.spec.name not in OPCODES:
+        raise UnsupportedError(f"no CPU kernel for {call}", expected=" ".join(OPCODES))
     for o in call.spec.operands:
         tensor = call.tensors.get(o.name)
         if tensor is None:
@@ -119,8 +98,8 @@ def _check_state(call: OpCall) -> None:
                 f"{call} on the CPU", expected=f"a value head size V that is a multiple of {TILE}", got=width
             )
     size = call.axes.get("S"), call.axes.get("D")
-    paged = any(o.role is Role.STATE and len(o.axes) == 6 for o in call.spec.operands)
-    if paged and any(not isinstance(n, int) or n % TILE for n in size):
+    has_pages = any(paged(o) for o in call.spec.operands)
+    if has_pages and any(not isinstance(n, int) or n % TILE for n in size):
         raise UnsupportedError(
             f"{call} on the CPU", expected=f"block size S and head size D multiples of {TILE}", got=size
         )
