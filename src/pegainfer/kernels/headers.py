@@ -4,15 +4,52 @@ With `--check` it writes nothing and fails where one of them differs from its de
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from pegainfer.kernels.cpu import instructions
+from pegainfer.runtime.cuda.arguments import LAYOUTS
+from pegainfer.runtime.cuda.layout import Layout
 
 ROOT = Path(__file__).parent
+# Words of a pointer's type that are no struct of ours.
+_KNOWN = {"const", "void", "int", "float", "unsigned", "long", "uint32_t", "float2", "float4", "uint2"}
+_CUDA_HEAD = """\
+// Generated from runtime/cuda/arguments.py by `python -m pegainfer.kernels.headers`; do not edit.
+// clang-format off
+#pragma once
+#include <cstdint>
+"""
+
+
+def arguments() -> str:
+    """The text of cuda/include/arguments.cuh: the structs that kernels get from Python."""
+    return "\n".join([_CUDA_HEAD, *(_struct(layout) for layout in LAYOUTS)])
+
+
+def _struct(layout: Layout) -> str:
+    space, _, name = layout.name.rpartition("::")
+    pointers = [f.c_type for f in layout.fields if f.inner is None and f.kind == "ptr"]
+    named = {word for text in pointers for word in re.findall(r"\w+", text)}
+    lines = [f"namespace {space} {{"] if space else []
+    lines += [f"struct {word};" for word in sorted(named - _KNOWN - {layout.template})]
+    lines.append(f"// {layout.doc}")
+    lines += [f"template <typename {layout.template}>"] if layout.template else []
+    lines.append(f"struct {name} {{")
+    for f in layout.fields:
+        count = f"[{f.count}]" if f.count else ""
+        lines.append(f"    {f.c_type} {f.name}{count};" + (f"  // {f.note}" if f.note else ""))
+    made = f"{name}<float>" if layout.template else name
+    lines += ["};", f"static_assert(sizeof({made}) == {layout.size});"]
+    lines += [f"}}  // namespace {space}"] if space else []
+    return "\n".join(lines) + "\n"
+
+
 HEADERS: dict[Path, Callable[[], str]] = {
     ROOT / "cpu" / "csrc" / "instructions.h": instructions.header,
+    ROOT / "cuda" / "include" / "arguments.cuh": arguments,
 }
 
 

@@ -20,11 +20,18 @@ from pegainfer.kernels.cuda.attention_choice import (
     refusal,
 )
 from pegainfer.kernels.cuda.lowering import LoweringContext, Step, handles
-from pegainfer.kernels.cuda.plan import ARRIVALS, Boxes, Place, PlannedArg, Struct, ptr, struct
+from pegainfer.kernels.cuda.plan import ARRIVALS, Boxes, Place, PlannedArg, Struct, struct
 from pegainfer.kernels.cuda.pointwise import layer_address, page_stride
 from pegainfer.ops.program import OpCall
+from pegainfer.runtime.cuda.arguments import (
+    ATTENTION,
+    ATTENTION_MERGE,
+    ATTENTION_PLAN,
+    ATTENTION_ROW,
+    PROJECTED,
+)
 from pegainfer.runtime.cuda.device import CLUSTER
-from pegainfer.runtime.cuda.launch import f32, i32, i64
+from pegainfer.runtime.cuda.launch import i32
 from pegainfer.runtime.cuda.memory import aligned
 from pegainfer.runtime.cuda.tensor import item_bytes
 
@@ -102,7 +109,7 @@ def _row(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice) -> No
     if choice.append:
         args.append(_projected(c))
     keys = int(c.target.tuning.numbers(c.target.info, "attention")["row_cluster_keys"])
-    args.append(struct(ptr(Place(ARRIVALS)), i32(keys)))
+    args.append(struct(ATTENTION_ROW, arrivals=Place(ARRIVALS), cluster_keys=keys))
     c.launch(choice.decode, (grid, 1, 1), threads, args, shared, why=choice.cut, cluster=CLUSTER)
 
 
@@ -129,10 +136,13 @@ def _plan(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice) -> _
     ends = list(accumulate((aligned(n) for n in sizes), initial=0))
     start = c.step_memory("/".join(map(str, key)), ends[-1])
     plan = _Plan(*(start + at for at in ends[:-1]))
+    query_starts, query_lens, context_lens = map(Place, rows)
     args = struct(
-        ptr(plan.counts), ptr(plan.cuts), ptr(plan.firsts), ptr(plan.merges), ptr(plan.decode),
-        ptr(plan.prefill), *(ptr(Place(t)) for t in rows), i32(p.rows), i32(p.group), i32(p.kv_heads),
-        i32(choice.tile_rows), i32(choice.decode_slots), i32(choice.prefill_slots), i32(choice.shares),
+        ATTENTION_PLAN, plan=plan.counts, cuts=plan.cuts, firsts=plan.firsts, merges=plan.merges,
+        decode=plan.decode, prefill=plan.prefill, query_starts=query_starts, query_lens=query_lens,
+        context_lens=context_lens, rows=p.rows, group=p.group, kv_heads=p.kv_heads,
+        tile_rows=choice.tile_rows, decode_slots=choice.decode_slots, prefill_slots=choice.prefill_slots,
+        shares=choice.shares,
     )  # fmt: skip
     c.launch_ahead("attention_plan", (1, 1, 1), 256, [args], "the work list of attention in all layers")
     return plan
@@ -182,18 +192,18 @@ def _args(
     # Decoding that finishes the heads takes q from them, not from here.
     q = None if "heads" in c.call.tensors else c.address("q")
     return struct(
-        ptr(c.address("out")), ptr(q), ptr(layer_address(c)),
-        *(ptr(c.address(n)) for n in names), ptr(plan.counts if plan else None), ptr(items), ptr(firsts),
-        *map(ptr, sums), i64(page_stride(c)), i32(p.heads), i32(p.kv_heads), i32(p.block_size),
-        i32(p.table_width), f32(c.call.attrs["scale"] * math.log2(math.e)),
+        ATTENTION, out=c.address("out"), q=q, kv=layer_address(c), **{n: c.address(n) for n in names},
+        plan=plan.counts if plan else None, items=items, firsts=firsts, sums=sums[0], heads=sums[1],
+        page_stride=page_stride(c), h=p.heads, g=p.kv_heads, block_size=p.block_size,
+        table_width=p.table_width, scale_log2=c.call.attrs["scale"] * math.log2(math.e),
     )  # fmt: skip
 
 
 def _projected(c: LoweringContext) -> Struct:
-    vectors = (c.vector("q_norm"), c.vector("k_norm"))
     return struct(
-        ptr(c.address("heads")), ptr(layer_address(c)), *map(ptr, vectors), ptr(c.address("positions")),
-        ptr(c.address("slots")), ptr(c.vector("cos_sin")), f32(c.call.attrs["eps"]),
+        PROJECTED, qkv=c.address("heads"), kv=layer_address(c), q_norm=c.vector("q_norm"),
+        k_norm=c.vector("k_norm"), positions=c.address("positions"), slots=c.address("slots"),
+        cos_sin=c.vector("cos_sin"), eps=c.call.attrs["eps"],
     )  # fmt: skip
 
 
@@ -205,6 +215,6 @@ def _merge_args(
     sums: tuple[Place, Place],
 ) -> Struct:
     return struct(
-        ptr(c.address("out")), ptr(plan.counts), ptr(plan.cuts), ptr(plan.merges), *map(ptr, sums),
-        i32(p.heads), i32(p.kv_heads), i32(choice.tile_rows),
+        ATTENTION_MERGE, out=c.address("out"), plan=plan.counts, cuts=plan.cuts, merges=plan.merges,
+        sums=sums[0], heads=sums[1], h=p.heads, g=p.kv_heads, tile_rows=choice.tile_rows,
     )  # fmt: skip

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pegainfer.kernels.cuda.lowering import LoweringContext, blocks, handles
 from pegainfer.kernels.cuda.plan import Place, ptr, struct
-from pegainfer.runtime.cuda.launch import Arg, f32, i32, i64
+from pegainfer.runtime.cuda.arguments import CONV, DELTA
+from pegainfer.runtime.cuda.launch import f32, i32, i64
 from pegainfer.runtime.cuda.tensor import item_bytes
 
-ROWS = ("state_ids", "state_saves", "query_starts", "query_lens", "context_lens")
+# Members of StepRows and the operands that they are.
+ROWS = {
+    "ids": "state_ids", "saves": "state_saves", "starts": "query_starts", "lens": "query_lens",
+    "contexts": "context_lens",
+}  # fmt: skip
 TILE = 64  # tokens of a row that one block of the convolution takes: kTile of conv.cu
 CONV_THREADS = 128
 CONV_TAPS = 4  # that the fast convolution is compiled for
@@ -24,9 +27,9 @@ def _causal_conv_silu(c: LoweringContext) -> None:
     each = 16 // item_bytes(dtype)
     fast = s["W"] == CONV_TAPS and s["F"] % each == 0
     args = struct(
-        ptr(c.address("out")), ptr(_layer(c, "conv", s["X"] * s["F"])), ptr(c.address("x")),
-        ptr(c.vector("taps")), *_rows(c), i64(s["Y"] * s["X"] * s["F"]),
-        *map(i32, (s["F"], s["X"], s["R"])),
+        CONV, out=c.address("out"), pool=_layer(c, "conv", s["X"] * s["F"]), x=c.address("x"),
+        taps=c.vector("taps"), rows=_rows(c), entry=s["Y"] * s["X"] * s["F"], channels=s["F"], kept=s["X"],
+        num_rows=s["R"],
     )  # fmt: skip
     across = blocks(s["F"], CONV_THREADS * (each if fast else 1))
     # Each row's last tile may be short; a row of one token is one tile.
@@ -40,11 +43,11 @@ def _gated_delta_rule(c: LoweringContext) -> None:
     heads, key_dim, value_dim = s["H"], s["K"], s["V"]
     entry = heads * key_dim * value_dim
     args = struct(
-        ptr(c.address("out")), ptr(_layer(c, "delta", entry)),
-        *(ptr(c.address(name)) for name in ("qkv", "a", "b")),
-        *(ptr(c.vector(name)) for name in ("a_log", "dt_bias")), *_rows(c), i64(s["Y"] * entry),
-        *map(i32, (s["F"], heads, (s["F"] - heads * value_dim) // (2 * key_dim), key_dim, value_dim)),
-        f32(c.call.attrs["eps"]), f32(key_dim**-0.5),
+        DELTA, out=c.address("out"), pool=_layer(c, "delta", entry), qkv=c.address("qkv"), a=c.address("a"),
+        b=c.address("b"), a_log=c.vector("a_log"), dt_bias=c.vector("dt_bias"), rows=_rows(c),
+        entry=s["Y"] * entry, channels=s["F"], heads=heads,
+        key_heads=(s["F"] - heads * value_dim) // (2 * key_dim), key_dim=key_dim, value_dim=value_dim,
+        eps=c.call.attrs["eps"], scale=key_dim**-0.5,
     )  # fmt: skip
     if key_dim != KEY_DIM or value_dim % COLUMNS:
         shared = 2 * key_dim * 4
@@ -78,9 +81,9 @@ def _sigmoid_gate(c: LoweringContext) -> None:
     c.launch(f"sigmoid_gate_{dtype}{suffix}", (grid, 1, 1), 256, args)
 
 
-def _rows(c: LoweringContext) -> Sequence[Arg]:
-    """StepRows of rows.cuh."""
-    return [ptr(c.address(name)) for name in ROWS]
+def _rows(c: LoweringContext) -> dict[str, Place]:
+    """Members of StepRows."""
+    return {member: c.address(operand) for member, operand in ROWS.items()}
 
 
 def _layer(c: LoweringContext, state: str, elements: int) -> Place:

@@ -10,6 +10,7 @@ from pegainfer.kernels.cuda.plan import ARRIVALS, Place, ptr, struct
 from pegainfer.kernels.cuda.skinny import NextNorm, Scale, SkinnyChoice, choose_skinny, skinny
 from pegainfer.kernels.cuda.target import SYSTEM, Target
 from pegainfer.kernels.cuda.wide import choose_wide
+from pegainfer.runtime.cuda.arguments import STREAM
 from pegainfer.runtime.cuda.cublaslt import MatmulProblem
 from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.launch import f32, i32, i64
@@ -201,9 +202,8 @@ def stream(
     partial = c.scratch(4 * choice.splits * p.m * p.n) if choice.splits > 1 else None
     width = p.n // 2 if p.out == "swiglu" else p.n
     args = struct(
-        ptr(out), ptr(x), ptr(w), ptr(norm), ptr(rows), ptr(partial),
-        ptr(Place(ARRIVALS)), i32(p.m), i32(p.n), i32(p.k), i32(ld_out or width), i32(choice.splits),
-        i32(choice.depth), f32(eps),
+        STREAM, out=out, x=x, w=w, norm=norm, rows=rows, partial=partial, arrivals=Place(ARRIVALS), m=p.m,
+        n=p.n, k=p.k, ld_out=ld_out or width, splits=choice.splits, depth=choice.depth, eps=eps,
     )  # fmt: skip
     c.launch(choice.kernel, choice.grid, THREADS, [args], choice.shared, why=choice.reason)
 

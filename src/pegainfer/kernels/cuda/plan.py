@@ -10,6 +10,7 @@ from pegainfer.ops.program import OpCall
 from pegainfer.ops.tensor import Sizes, Tensor
 from pegainfer.runtime.cuda.cublaslt import MatmulProblem
 from pegainfer.runtime.cuda.launch import Arg
+from pegainfer.runtime.cuda.layout import Layout
 
 # Where bytes lie, before a device has any
 
@@ -104,9 +105,9 @@ def ptr(place: Place | None) -> Arg:
     return Arg("ptr", 0 if place is None else place)
 
 
-def struct(*fields: Arg) -> Struct:
-    kinds, values = zip(*fields, strict=True)
-    return Struct(kinds, values)
+def struct(layout: Layout, **members: Any) -> Struct:
+    """A struct passed by value; pointers are places. Raises OpError as Layout.values does."""
+    return Struct(layout.kinds, layout.values(members))
 
 
 # Launches

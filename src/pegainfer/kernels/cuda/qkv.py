@@ -7,13 +7,13 @@ from pegainfer.kernels.cuda.attention_choice import lacks_append
 from pegainfer.kernels.cuda.gemm import SIXTEEN, project
 from pegainfer.kernels.cuda.linear import gemm_problem, scale_of
 from pegainfer.kernels.cuda.lowering import LoweringContext, Step, blocks, handles
-from pegainfer.kernels.cuda.plan import Place, ptr, struct
+from pegainfer.kernels.cuda.plan import Place, struct
 from pegainfer.kernels.cuda.pointwise import HEADS, layer_address, page_stride
 from pegainfer.kernels.cuda.rewrite import Calls, Rule, Temporaries
 from pegainfer.ops.fused_heads import APPEND_ATTENTION, PROJECT_HEADS
 from pegainfer.ops.program import OpCall, is_read
 from pegainfer.ops.tensor import Kind
-from pegainfer.runtime.cuda.launch import f32, i32, i64
+from pegainfer.runtime.cuda.arguments import NORM_ROPE_APPEND
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 # Attention finishes the heads that the projection leaves to it
@@ -89,9 +89,10 @@ def _qkv(c: LoweringContext) -> None:
     _project(c, heads)
     q_norm, k_norm, cos_sin = (c.vector(n) for n in ("q_norm", "k_norm", "cos_sin"))
     args = struct(
-        ptr(c.address("q")), ptr(layer_address(c)), ptr(heads), ptr(q_norm), ptr(k_norm),
-        ptr(c.address("positions")), ptr(c.address("slots")), ptr(cos_sin), i64(page_stride(c)),
-        i32(s["T"]), i32(s["H"]), i32(s["G"]), i32(s["S"]), f32(c.call.attrs["eps"]),
+        NORM_ROPE_APPEND, q=c.address("q"), kv=layer_address(c), qkv=heads, q_norm=q_norm, k_norm=k_norm,
+        positions=c.address("positions"), slots=c.address("slots"), cos_sin=cos_sin,
+        page_stride=page_stride(c), tokens=s["T"], h=s["H"], g=s["G"], block_size=s["S"],
+        eps=c.call.attrs["eps"],
     )  # fmt: skip
     grid = (blocks(s["T"] * count, 8), 1, 1)
     c.launch(f"norm_rope_append_{dtype}_d{s['D']}", grid, 256, [args], why="heads of 16 bits")

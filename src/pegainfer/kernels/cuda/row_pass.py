@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pegainfer.kernels.cuda.lowering import LoweringContext, Operands, Step, handles
-from pegainfer.kernels.cuda.plan import Boxes, Place, ptr, struct
+from pegainfer.kernels.cuda.plan import Boxes, Place, struct
 from pegainfer.kernels.cuda.rewrite import Calls, Rule, Temporaries
 from pegainfer.ops.fused import DECODE_PASS, decode_pass
 from pegainfer.ops.program import OpCall
 from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.runtime.cuda.arguments import MAX_LAYERS, PASS, PASS_LAYERS
 from pegainfer.runtime.cuda.device import DeviceInfo
-from pegainfer.runtime.cuda.launch import f32, i32
 from pegainfer.runtime.cuda.memory import aligned
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 LAYER = ("qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "linear_residual")
 # As in pass/operands.cuh; MAX_CHUNKS: of 8 columns that a thread multiplies, in pass/row.cuh.
-WARPS, THREADS, ROUND, MAX_LAYERS, MAX_CHUNKS = 8, 288, 256, 80, 6
+WARPS, THREADS, ROUND, MAX_CHUNKS = 8, 288, 256, 6
 STAGE, MIN_DEPTH = 20 << 10, 4  # bytes of a stage where no row is longer; stages
 HEAD_DIMS = (64, 128)
 PAGE = 16  # tokens
@@ -171,25 +171,23 @@ def _decode_pass(c: LoweringContext) -> None:
     info, grid = c.target.info, c.target.info.num_sms
     embedding, qkv, attention, head = (Operands(calls[i], c.step) for i in (0, 1, 2, -1))
     layers = [_layer([Operands(call, c.step) for call in group], p.dtype) for group in _by_layer(calls)]
-    rows = [attention.address(n) for n in ("query_lens", "context_lens", "block_table")]
     scale = attention.call.attrs["scale"] * math.log2(math.e)
     words, parts, launches, nbytes = p.told(info)
     # Nothing else may write here, or a word could bear a tag that is waited for. Zeros begin the count anew.
     told = c.step_memory("row pass", nbytes, zeroed=True)
     window = int(c.target.tuning.numbers(info, "decode_pass")["window"])
-    pointers = (
-        embedding.matrix("table", dtype=p.dtype), head.matrix("w", dtype=p.dtype), head.vector("norm"),
-        embedding.address("ids"), qkv.address("positions"), qkv.address("slots"), *rows,
-        qkv.vector("cos_sin"), qkv.address("kv"), embedding.address("out"), head.address("logits"),
-        told + words, told + parts, told + launches,
-    )  # fmt: skip
     args = struct(
-        *map(ptr, pointers), i32(p.layers), i32(p.width), i32(p.heads), i32(p.kv_heads), i32(p.feed_forward),
-        i32(p.vocabulary), i32(p.block_size), i32(p.stage), i32(p.depth(info)), i32(window),
-        f32(qkv.call.attrs["eps"]), f32(scale),
+        PASS, embedding=embedding.matrix("table", dtype=p.dtype), head=head.matrix("w", dtype=p.dtype),
+        norm=head.vector("norm"), token_ids=embedding.address("ids"), positions=qkv.address("positions"),
+        slots=qkv.address("slots"), query_lens=attention.address("query_lens"),
+        context_lens=attention.address("context_lens"), block_table=attention.address("block_table"),
+        cos_sin=qkv.vector("cos_sin"), kv=qkv.address("kv"), x=embedding.address("out"),
+        logits=head.address("logits"), words=told + words, parts=told + parts, launches=told + launches,
+        layers=p.layers, m=p.width, h=p.heads, g=p.kv_heads, f=p.feed_forward, v=p.vocabulary,
+        block_size=p.block_size, stage=p.stage, depth=p.depth(info), window=window,
+        eps=qkv.call.attrs["eps"], scale_log2=scale,
     )  # fmt: skip
-    unused = [ptr(None)] * (8 * (MAX_LAYERS - p.layers))
-    table = struct(*(ptr(place) for layer in layers for place in layer), *unused)
+    table = struct(PASS_LAYERS, layer=layers)
     shared = p.rest + p.depth(info) * (p.stage + 16)
     c.launch(
         p.kernel, (grid, 1, 1), THREADS, [_boxes(qkv, p), args, table], shared,
@@ -197,17 +195,19 @@ def _decode_pass(c: LoweringContext) -> None:
     )  # fmt: skip
 
 
-def _layer(calls: Sequence[Operands], dtype: str) -> list[Place | None]:
-    """A layer's weights, as in pass::Layer."""
+def _layer(calls: Sequence[Operands], dtype: str) -> dict[str, Place | None]:
+    """A layer's weights, as members of pass::Layer."""
     qkv, _, o, gate_up, down = calls
-    norms = [qkv.vector(n) for n in ("norm", "q_norm", "k_norm")]
-    matrices = (
-        qkv.matrix("wq", "wk", "wv", dtype=dtype),
-        o.matrix("w", dtype=dtype),
-        gate_up.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"),
-        down.matrix("w", dtype=dtype),
-    )
-    return [*matrices, *norms, gate_up.vector("norm")]
+    return {
+        "qkv": qkv.matrix("wq", "wk", "wv", dtype=dtype),
+        "o": o.matrix("w", dtype=dtype),
+        "gate_up": gate_up.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"),
+        "down": down.matrix("w", dtype=dtype),
+        "attn_norm": qkv.vector("norm"),
+        "q_norm": qkv.vector("q_norm"),
+        "k_norm": qkv.vector("k_norm"),
+        "mlp_norm": gate_up.vector("norm"),
+    }
 
 
 def _boxes(qkv: Operands, p: RowPass) -> Boxes:

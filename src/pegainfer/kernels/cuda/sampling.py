@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pegainfer.kernels.cuda.lowering import LoweringContext, Step, blocks, handles
-from pegainfer.kernels.cuda.plan import ptr, struct
+from pegainfer.kernels.cuda.plan import Place, ptr, struct
 from pegainfer.kernels.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.ops.fused import ADJUST_SOME_LOGITS, SAMPLE_SOME_TOKENS
 from pegainfer.ops.program import OpCall, is_read
 from pegainfer.ops.tensor import Kind
+from pegainfer.runtime.cuda.arguments import ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS
 from pegainfer.runtime.cuda.launch import i32
 
 CHUNK, MAX_CHUNKS, BINS = 4096, 256, 2048  # as in common/sample/sample.cuh
@@ -51,15 +52,9 @@ def _chunks(c: LoweringContext, vocab: int) -> int:
 @handles("adjust_logits", "adjust_some_logits")
 def _adjust_logits(c: LoweringContext) -> None:
     s = c.sizes
-    names = (
-        "scores", "logits", "bias_ids", "bias_values", "bias_starts", "bias_lens", "masks", "mask_rows",
-        "banned_tokens", "banned_seq_starts", "banned_seq_lens", "banned_starts", "banned_lens", "history",
-        "slots", "history_lens", "prompt_lens", "repetition_penalty", "frequency_penalty",
-        "presence_penalty",
-    )  # fmt: skip
     plain = c.address("plain") if "plain" in c.call.tensors else None
-    addresses = [ptr(c.address(n)) for n in names]
-    args = struct(*addresses, ptr(plain), i32(s["V"]), i32(s["I"]), i32(s["X"]))
+    operands = {o.name: c.address(o.name) for o in c.call.spec.operands if o.name != "plain"}
+    args = struct(ADJUST_LOGITS, **operands, plain=plain, vocab=s["V"], mask_words=s["I"], width=s["X"])
     c.launch("adjust_logits", (_chunks(c, s["V"]), s["L"], 1), 256, [args])
 
 
@@ -67,13 +62,13 @@ def _adjust_logits(c: LoweringContext) -> None:
 def _sample_tokens(c: LoweringContext) -> None:
     s = c.sizes
     rows, chunks = s["L"], _chunks(c, s["V"])
-    names = ("temperature", "top_k", "top_p", "min_p", "seeds", "draws")
-    scores, some = c.address("scores"), "plain" in c.call.tensors
-    sources = scores, c.address("logits") if some else scores, c.address("plain") if some else None
-    scratch = [c.scratch(rows * n) for n in (8 * chunks, 8 * chunks, 8 * BINS, 4 * BINS)]
-    outputs = [c.address(n) for n in ("tokens", "status")]
-    inputs = [c.address(n) for n in names]
-    args = struct(*map(ptr, (*outputs, *sources, *inputs, *scratch)), i32(s["V"]), i32(chunks))
+    operands: dict[str, Place | None] = {o.name: c.address(o.name) for o in c.call.spec.operands}
+    args = struct(
+        SAMPLE_TOKENS, **{"logits": operands["scores"], "plain": None} | operands,
+        peaks=c.scratch(rows * 8 * chunks), sums=c.scratch(rows * 8 * chunks),
+        bin_weights=c.scratch(rows * 8 * BINS), bin_counts=c.scratch(rows * 4 * BINS),
+        vocab=s["V"], chunks=chunks,
+    )  # fmt: skip
     c.launch("sample_peaks", (chunks, rows, 1), 256, [args])
     c.launch("sample_weigh", (chunks, rows, 1), 256, [args])
     c.launch("sample_pick", (rows, 1, 1), PICK_THREADS, [args], PICK_SHARED)
@@ -91,8 +86,10 @@ def _append_tokens(c: LoweringContext) -> None:
 def _token_logprobs(c: LoweringContext) -> None:
     s = c.sizes
     rows, chunks, k = s["L"], _chunks(c, s["V"]), s["K"]
-    names = ("logprobs", "ranks", "top_ids", "top_logprobs", "logits", "targets", "top_lens")
-    scratch = [c.scratch(rows * n) for n in (8 * chunks, 4 * chunks, 8 * chunks * k)]
-    args = struct(*(ptr(c.address(n)) for n in names), *map(ptr, scratch), i32(s["V"]), i32(chunks), i32(k))
+    args = struct(
+        TOKEN_LOGPROBS, **{o.name: c.address(o.name) for o in c.call.spec.operands},
+        parts=c.scratch(rows * 8 * chunks), before=c.scratch(rows * 4 * chunks),
+        best=c.scratch(rows * 8 * chunks * k), vocab=s["V"], chunks=chunks, k=k,
+    )  # fmt: skip
     c.launch("logprob_parts", (chunks, rows, 1), 256, [args])
     c.launch("logprob_merge", (rows, 1, 1), MAX_CHUNKS, [args])

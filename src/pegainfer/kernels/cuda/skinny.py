@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pegainfer.kernels.cuda.lowering import LoweringContext
-from pegainfer.kernels.cuda.plan import Boxes, Place, Struct, ptr, struct
+from pegainfer.kernels.cuda.plan import Boxes, Place, Struct, struct
 from pegainfer.kernels.cuda.target import SYSTEM, Target
+from pegainfer.runtime.cuda.arguments import SKINNY
 from pegainfer.runtime.cuda.device import DeviceInfo
-from pegainfer.runtime.cuda.launch import f32, i32
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 TOKENS = (8, 16, 32, 64)  # that kernels are compiled for
@@ -222,14 +222,16 @@ def skinny_args(
     """skinny::Args."""
     m, n, k = sizes
     tiles, chunks = -(-n // c.rows), -(-k // (BOX * c.wide))
-    numbers = (
-        m, n, k, ld_out, KINDS[kind], c.rows, c.groups, tiles // c.groups, tiles % c.groups, c.splits,
-        chunks // c.splits, chunks % c.splits, c.wide, c.depth_w, c.depth_x, c.trigger,
-        scale.groups if scale else 0, c.sums, c.before,
-    )  # fmt: skip
     left = (next_norm.norm, next_norm.normed, next_norm.squares) if next_norm else (None, None, None)
-    pointers = (out, scale.squares if scale else None, *left)
-    return struct(*map(ptr, pointers), *map(i32, numbers), f32(eps))
+    norm, normed, next_squares = left
+    return struct(
+        SKINNY, out=out, squares=scale.squares if scale else None, norm=norm, normed=normed,
+        next_squares=next_squares, m=m, n=n, k=k, ld_out=ld_out, kind=KINDS[kind], rows=c.rows,
+        groups=c.groups, rounds=tiles // c.groups, longer=tiles % c.groups, splits=c.splits,
+        chunks=chunks // c.splits, leftover=chunks % c.splits, wide=c.wide, depth_w=c.depth_w,
+        depth_x=c.depth_x, trigger=c.trigger, square_groups=scale.groups if scale else 0, sums=c.sums,
+        before=c.before, eps=eps,
+    )  # fmt: skip
 
 
 def skinny(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,7 +30,9 @@ from pegainfer.models.qwen3.weights import TABLE as QWEN3
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runner.program import Formats, Sizes
+from pegainfer.runtime.cuda.arguments import PASS, PASS_LAYER
 from pegainfer.runtime.cuda.device import DeviceInfo
+from pegainfer.runtime.cuda.layout import packing
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 from pegainfer.runtime.weights.weight import float32
 from tests.support.fake_cuda import FakeCuda, FakeLt, Launched, fake_cuda, fake_kernels
@@ -331,21 +332,6 @@ def test_another_gpu_gets_the_usual_launches(tmp_path: Path) -> None:
 
 # What the kernel is given
 
-TYPES = {"int": "i", "float": "f"}
-
-
-def declared(name: str) -> dict[str, str]:
-    """Field -> letter in Python's struct, of a struct that the kernel declares."""
-    text = re.sub(r"//.*", "", SOURCE.read_text())
-    found = re.search(rf"struct {name} \{{(.*?)\}};", text, re.S)
-    assert found is not None
-    fields: dict[str, str] = {}
-    for statement in found[1].split(";"):
-        words = statement.replace("const", " ").split(None, 1)
-        if len(words) == 2:
-            fields |= {f: "P" if "*" in f + words[0] else TYPES[words[0]] for f in words[1].split(",")}
-    return {f.strip("* \n"): letter for f, letter in fields.items()}
-
 
 def parameter(launch: Launched, index: int, nbytes: int) -> bytes:
     return ctypes.string_at((ctypes.c_void_p * (index + 1)).from_address(launch.params)[index] or 0, nbytes)
@@ -357,10 +343,8 @@ def ints(address: int, count: int) -> list[int]:
 
 def given(launch: Launched) -> dict[str, Any]:
     """The kernel's arguments by the names that it has for them."""
-    fields = declared("Args")
-    letters = "".join(fields.values())
-    values = struct.unpack(f"@{letters}", parameter(launch, 1, struct.calcsize(f"@{letters}")))
-    return dict(zip(fields, values, strict=True))
+    values = struct.unpack(packing(PASS.kinds), parameter(launch, 1, PASS.size))
+    return {f.name: value for f, value in zip(PASS.fields, values, strict=True)}
 
 
 def test_sizes_and_addresses_are_where_the_kernel_looks_for_them(tmp_path: Path) -> None:
@@ -368,7 +352,7 @@ def test_sizes_and_addresses_are_where_the_kernel_looks_for_them(tmp_path: Path)
         rig = Rig(fake, tmp_path, CudaOptions())
         (launch,) = rig.run([1])
         args = given(launch)
-        numbers = {n: v for n, v in args.items() if declared("Args")[n] == "i"}
+        numbers = {f.name: args[f.name] for f in PASS.fields if f.kind == "i32"}
         assert numbers == {
             "layers": 2, "m": 128, "h": 4, "g": 2, "f": 256, "v": 512, "block_size": 16,
             "stage": SERVED.stage, "depth": SERVED.depth(rig.info), "window": 2,
@@ -388,7 +372,7 @@ def test_sizes_and_addresses_are_where_the_kernel_looks_for_them(tmp_path: Path)
         outputs = rig.executor.outputs(ONE)
         assert (args["x"], args["logits"]) == (outputs["x"].address, outputs["logits"].address)
         assert args["kv"] == rig.kv.address
-        assert int.from_bytes(parameter(launch, 0, 8), "little") == rig.kv.address  # the copy engine's
+        assert int.from_bytes(parameter(launch, 0, 8), "little") == rig.kv.address  # of the TMA descriptor
         weights = {names[0]: t.address for (names, *_), t in rig.executor._weights._held.items()}  # type: ignore[index]
         assert args["embedding"] == args["head"] == weights["embed"]
         assert (args["norm"], args["cos_sin"]) == (weights["norm"], weights["cos_sin"])
@@ -404,9 +388,9 @@ def test_weights_of_every_layer_are_in_the_table(line: str, tmp_path: Path) -> N
     with fake_cuda() as fake:
         rig = Rig(fake, tmp_path, CudaOptions(), line)
         (launch,) = rig.run([1])
-        fields = list(declared("Layer"))
+        fields = [f.name for f in PASS_LAYER.fields]
         assert fields == ["qkv", "o", "gate_up", "down", "attn_norm", "q_norm", "k_norm", "mlp_norm"]
-        assert set(declared("Layer").values()) == {"P"}
+        assert set(PASS_LAYER.kinds) == {"ptr"}
         most = module.MAX_LAYERS * len(fields)
         table = np.frombuffer(parameter(launch, 2, 8 * most), np.uint64).reshape(-1, len(fields))
         weights = {names[0]: t.address for (names, *_), t in rig.executor._weights._held.items()}  # type: ignore[index]
@@ -421,5 +405,4 @@ def test_the_kernels_numbers_are_the_hosts() -> None:
     text = SOURCE.read_text()
     assert f"WARPS = {module.WARPS}, CONSUMERS = WARPS * 32, THREADS = CONSUMERS + 32" in text
     assert module.THREADS == 32 * (module.WARPS + 1)
-    for name in ("ROUND", "MAX_LAYERS"):
-        assert f"constexpr int {name} = {getattr(module, name)};" in text
+    assert f"constexpr int ROUND = {module.ROUND};" in text

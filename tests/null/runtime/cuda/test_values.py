@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pegainfer.contract.errors import OpError
 from pegainfer.runtime.cuda.launch import f32, i32, i64, pack, ptr, struct
+from pegainfer.runtime.cuda.layout import Layout
 from pegainfer.runtime.cuda.memory import StagingRing
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, row_major, to_bf16
@@ -31,10 +32,12 @@ def test_arguments_are_addresses_of_values_of_their_own_width() -> None:
 
 
 def test_a_struct_is_laid_out_as_c_does() -> None:
-    block = struct(i32(1), ptr(2), i32(3), f32(4.0), i32(5), i64(6)).value
-    assert block.data == c_struct.pack("@iPifiq", 1, 2, 3, 4.0, 5, 6)
-    assert struct(ptr(1), i32(2)).value.data == c_struct.pack("@Pi4x", 1, 2)
-    array, _ = pack([struct(i32(7), i32(8))])
+    layout = Layout("S", "", "int a\nfloat* p\nint b\nfloat x\nint c\nint64_t d")
+    assert struct(layout, d=6, c=5, x=4.0, b=3, p=2, a=1).value.data == c_struct.pack(
+        "@iPifiq", 1, 2, 3, 4.0, 5, 6
+    )
+    assert struct(Layout("S", "", "void* p\nint a"), p=None, a=2).value.data == c_struct.pack("@Pi4x", 0, 2)
+    array, _ = pack([struct(Layout("S", "", "int a\nint b"), a=7, b=8)])
     assert (ctypes.c_int32 * 2).from_address(array[0])[:] == [7, 8]
 
 

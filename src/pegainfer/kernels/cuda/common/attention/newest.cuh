@@ -21,16 +21,8 @@ struct Stored {
     }
 };
 
-struct Projected {
+struct Projected : ProjectedArgs {
     static constexpr bool RAW = true;
-    const void* qkv;       // [T, H + 2 G, D]
-    void* kv;              // as Args'
-    const float* q_norm;   // [D] or null
-    const float* k_norm;   // [D] or null
-    const int* positions;  // [T]
-    const int* slots;      // [T]; negative: nothing is cached
-    const float* cos_sin;  // [P, D]
-    float eps;
     template <typename T>
     __device__ __forceinline__ const T* queries(const Args& a, int token, int head, int d) const {
         return static_cast<const T*>(qkv) + (static_cast<int64_t>(token) * (a.h + 2 * a.g) + head) * d;

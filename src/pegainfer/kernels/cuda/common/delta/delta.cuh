@@ -6,20 +6,6 @@
 #include "reduce.cuh"
 #include "rows.cuh"
 
-template <typename T>
-struct DeltaArgs {
-    T* out;              // [T, H, V]
-    float* pool;         // the layer's part of state 0: [H, K, V]
-    const T* qkv;        // [T, F]: q of G key heads, k of as many, v of H value heads
-    const T *a, *b;      // [T, H]
-    const float* a_log;  // [H]
-    const float* dt_bias;
-    StepRows rows;
-    int64_t entry;  // elements from a state to the next
-    int channels, heads, key_heads, key_dim, value_dim;
-    float eps, scale;  // scale: K^-1/2, of q
-};
-
 // What a head does with a token before anything is read of its state.
 struct Gates {
     float decay, beta;

@@ -1,12 +1,7 @@
 // Where the rows of a step and their states lie (ops/delta.py), and which tile of which row a block works on.
 #pragma once
+#include "arguments.cuh"
 #include "ptx.cuh"
-
-// Row r's tokens are starts[r] … + lens[r] and its state is entry ids[r] of the pool; the state after token t
-// is also written to entry saves[t]. Negative: none.
-struct StepRows {
-    const int *ids, *saves, *starts, *lens, *contexts;
-};
 
 // A row of the step. Without a state (padding) its output is zeros.
 struct Row {

@@ -10,24 +10,13 @@
 // Each warp streams its own chunks of 64 k through a ring of cp.async stages that only its own threads read
 // back, so the main loop has no barrier. The ring is filled before griddepcontrol.wait: weights are constant.
 #pragma once
+#include "arguments.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
 
 namespace stream {
 
 enum class Out { Store, StoreF32, Residual, SwiGLU };
-
-struct Args {
-    void* out;          // [M, ld_out]
-    const void* x;      // [*, K]
-    const void* w;      // [N, K]
-    const float* norm;  // [K]: x is normalised first and multiplied by this; splits must be 1
-    const int* rows;    // [M]: which rows of x; null: the first M
-    float* partial;     // [splits, M, N] if splits > 1
-    int* arrivals;      // [groups] zeros if splits > 1, and zeros again afterwards
-    int m, n, k, ld_out, splits, depth;
-    float eps;
-};
 
 constexpr int WARPS = 8, THREADS = WARPS * 32;
 constexpr int TILE = 16;                 // rows of the weight

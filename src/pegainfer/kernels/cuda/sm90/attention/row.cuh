@@ -31,11 +31,6 @@ struct RowShape {
     static_assert(STAGES % WARPS == 0);
 };
 
-struct RowArgs {
-    unsigned* arrivals;  // [units], 0 before and after
-    int cluster_keys;
-};
-
 // What lies behind the ring in shared memory.
 template <int D>
 struct RowPlaces {

@@ -16,6 +16,7 @@
 #pragma once
 #include <cuda.h>
 
+#include "arguments.cuh"
 #include "cluster.cuh"
 #include "reduce.cuh"
 
@@ -27,26 +28,6 @@ constexpr int MAX_TOKENS = 64;                 // of a row of sums of squares
 constexpr int CONSUMERS = 128, THREADS = 256;  // four warps multiply, the others fetch
 constexpr int SWIZZLE = 64;                    // elements of k in a box: 128 bytes
 constexpr int BEFORE_READY = 1, CONSUMERS_ONLY = 2, BARRIERS_MADE = 3;  // named barriers
-
-struct Args {
-    void* out;             // [M, ld_out]; for RESIDUAL it is added to
-    const float* squares;  // [square_groups, MAX_TOKENS] of what x was before the norm; null: x as it is
-    const float* norm;     // RESIDUAL: [N] weight of the norm that follows; null: none does
-    void* normed;          // [M, N]: the new residual times `norm`
-    float* next_squares;   // [tiles · ⌈rows / 32⌉, MAX_TOKENS] of the new residual
-    int m, n, k, ld_out, kind;
-    int rows;              // of a tile: a multiple of 8
-    int groups;            // of blocks, gridDim.y; each takes every groups-th tile
-    int rounds, longer;    // tiles of a group; the first `longer` groups take one more
-    int splits;            // of k, gridDim.x: a cluster; if there are several, it has one tile
-    int chunks, leftover;  // stages of a split; the first `leftover` splits take one more
-    int wide;              // boxes of 64 k in a stage
-    int depth_w, depth_x;  // stages of the rings
-    int trigger;           // stages still to ask for when the next launch may start
-    int square_groups;
-    int sums, before;  // where a tile's sums, and what its end needs, lie in shared memory
-    float eps;
-};
 
 // What a ring of stages knows on one side: the slot, and the parity of the phase to wait for. Those who read
 // begin with parity 0, those who fill with 1.
