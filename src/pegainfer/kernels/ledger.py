@@ -12,27 +12,12 @@ from typing import Literal
 import msgspec
 
 from pegainfer.contract.errors import ConfigError
-from pegainfer.ops.spec import Cost, OpSpec, Role
+from pegainfer.ops.spec import STEP_AXES, Cost, OpSpec, Role
 
 LEDGER = Path(__file__).with_name("ledger.jsonl")  # ships with the package
 Memory = Literal["dram", "cache"]
 
-# Axes that a step's time does not depend on: capacities, and rows that the op passes over.
-IDLE_AXES = {
-    "attention": "NYW",
-    "kv_append": "NY",
-    "qkv_norm_rope_append": "NYP",
-    "causal_conv_silu": "NY",
-    "gated_delta_rule": "NY",
-    "rope": "P",
-    "gather_rows": "T",
-    "lm_head": "T",
-    "adjust_logits": "ZX",
-    "append_tokens": "ZX",
-}
-# Sizes of a step that no operand has but the cost does: cached tokens read, query-key pairs.
-COST_AXES = {"attention": "CQ"}
-STEP_AXES = frozenset("TRLCQJEUO")
+STEP_SIZES = STEP_AXES | {"C", "Q"}  # beside operands' axes those that only costs read (OpSpec.cost_axes)
 CLOCK_US = 0.02  # what a clock can tell
 FORWARD = "forward"  # the op of a row that is a whole step up to the logits
 NEIGHBOURS = 4  # rows that a price is interpolated from
@@ -76,7 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             'cuda.sm90a.bf16'.
         kernels: that one call launches, by their names in the manifest; empty where the variant says it all.
         case: what else its time depends on: sampling options; empty for most ops.
-        shape: axis sizes by letter (GLOSSARY.md), without IDLE_AXES, with COST_AXES.
+        shape: axis sizes by letter (GLOSSARY.md), without OpSpec.idle, with OpSpec.cost_axes.
         formats: storage of each operand that has more than one.
         device: the processor's or card's name.
         threads: 0 on a GPU.
@@ -158,14 +143,14 @@ def memory_of(spec: OpSpec) -> Memory:
 def shape_of(spec: OpSpec, sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes that a row of this op names."""
     letters = {a for o in spec.operands for a in o.axes if not a.isdigit()}
-    letters |= set(COST_AXES.get(spec.name, ""))
-    return {a: sizes[a] for a in sorted(letters - set(IDLE_AXES.get(spec.name, ""))) if a in sizes}
+    letters |= set(spec.cost_axes)
+    return {a: sizes[a] for a in sorted(letters - set(spec.idle)) if a in sizes}
 
 
 def shape_text(row: Row) -> str:
     """Sizes of the step, then the rest, then the case: 'T=8 · K=576 N=576 · greedy'."""
-    step = " ".join(f"{a}={n}" for a, n in row.shape.items() if a in STEP_AXES and (n or a in "TL"))
-    fixed = " ".join(f"{a}={n}" for a, n in row.shape.items() if a not in STEP_AXES)
+    step = " ".join(f"{a}={n}" for a, n in row.shape.items() if a in STEP_SIZES and (n or a in "TL"))
+    fixed = " ".join(f"{a}={n}" for a, n in row.shape.items() if a not in STEP_SIZES)
     return " · ".join(part for part in (step, fixed, row.case) if part)
 
 
@@ -210,11 +195,11 @@ def price(
         shape: as `shape_of` gives it.
         cost: of the call.
     """
-    fixed = {a: n for a, n in shape.items() if a not in STEP_AXES}
+    fixed = {a: n for a, n in shape.items() if a not in STEP_SIZES}
     near: list[tuple[float, Row]] = []
     for row in newest(rows):
         same = (row.op, row.variant, row.case) == (op, variant, case)
-        if same and {a: n for a, n in row.shape.items() if a not in STEP_AXES} == fixed:
+        if same and {a: n for a, n in row.shape.items() if a not in STEP_SIZES} == fixed:
             near.append((_distance(row.shape, shape), row))
     if not near:
         return None
@@ -231,5 +216,5 @@ def price(
 
 def _distance(a: Mapping[str, int], b: Mapping[str, int]) -> float:
     """Between the step sizes of two shapes, each doubling counting one, and from none to one as well."""
-    parts = [math.log2(max(a.get(x, 0), 0.5) / max(b.get(x, 0), 0.5)) for x in STEP_AXES]
+    parts = [math.log2(max(a.get(x, 0), 0.5) / max(b.get(x, 0), 0.5)) for x in STEP_SIZES]
     return math.sqrt(sum(p * p for p in parts))

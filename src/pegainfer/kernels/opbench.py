@@ -15,7 +15,6 @@ from pegainfer.kernels.loads import Loads, StepShape
 from pegainfer.kernels.workload import (
     Family,
     FamilyKey,
-    Options,
     Pages,
     blocks_of,
     case,
@@ -27,7 +26,7 @@ from pegainfer.ops.cases.common import i32
 from pegainfer.ops.check import Report
 from pegainfer.ops.compose import many_calls, staged_inputs
 from pegainfer.ops.program import OpCall, Program
-from pegainfer.ops.spec import Arrays, Cost, Role
+from pegainfer.ops.spec import Arrays, Cost, Role, Settings, state_ids
 from pegainfer.ops.tensor import FORMATS
 
 Array = np.ndarray[Any, Any]
@@ -98,9 +97,9 @@ class StepTimes:
 class FamilyBench(Protocol):
     """One family on one device, made for a set of shapes."""
 
-    def time(self, shape: StepShape, options: Options) -> Timing: ...
+    def time(self, shape: StepShape, options: Settings) -> Timing: ...
 
-    def check(self, shape: StepShape, options: Options) -> Report: ...
+    def check(self, shape: StepShape, options: Settings) -> Report: ...
 
     def identity(self, shape: StepShape) -> Identity: ...
 
@@ -190,7 +189,7 @@ class Repeated:
     def env(self, shape: StepShape) -> dict[str, int]:
         return shape.env | dict.fromkeys("JEUO", 0)
 
-    def fixed(self, shape: StepShape, options: Options) -> Arrays:
+    def fixed(self, shape: StepShape, options: Settings) -> Arrays:
         """Inputs that all calls share, in every run."""
         drawn = case(self.family, shape, options, SEED, MOST_IDS, only=(Role.IN, Role.INOUT))
         inputs = staged_inputs(self.family.spec, drawn.arrays)
@@ -247,6 +246,8 @@ def _pool_sizes(family: Family, shapes: tuple[StepShape, ...], cold: int) -> dic
         need = max(s.rows * blocks_of(s, sizes["S"]) for s in shapes)
         sizes |= {"Y": layers, "N": max(need, -(-cold // (layers * block)))}
         sizes["W"] = max(blocks_of(s, sizes["S"]) for s in shapes)
+    elif state_ids(family.spec) is not None:
+        sizes["N"] = max(s.rows for s in shapes)
     if "history" in family.dtypes:
         sizes |= {"Z": max(s.rows for s in shapes), "X": max(s.context for s in shapes) + 1}
     return sizes

@@ -11,42 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.kernels.ledger import IDLE_AXES, shape_of
+from pegainfer.kernels.ledger import shape_of
 from pegainfer.kernels.loads import Loads, StepShape
 from pegainfer.ops.cases.common import i32, normal
-from pegainfer.ops.cases.pointwise import rotation_table
 from pegainfer.ops.program import OpCall, Program
-from pegainfer.ops.spec import Arrays, Case, OpSpec, Role
+from pegainfer.ops.spec import Arrays, Case, Operand, OpSpec, Role, Settings, block_table, state_ids
 from pegainfer.ops.tensor import Kind
 
 Array = np.ndarray[Any, Any]
 
-ROPE_THETA = 1e4
 VALUES = {"u32": np.uint32, "u64": np.uint64, "i32": np.int32}
-
-
-# What users ask of sampling, by op: name -> values of operands that are not the neutral ones.
-Options = Mapping[str, float]
-SAMPLING: dict[str, dict[str, Options]] = {
-    "adjust_logits": {
-        "none": {},
-        "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.3, "presence_penalty": 0.1},
-    },
-    "sample_tokens": {
-        "greedy": {"temperature": 0.0},
-        "temperature 0.8": {"temperature": 0.8},
-        "top_k 40": {"temperature": 0.8, "top_k": 40},
-        "top_k 40, top_p 0.9": {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
-        "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
-        "min_p 0.1": {"temperature": 0.8, "min_p": 0.1},
-    },
-    "token_logprobs": {"top 5": {"top_lens": 5}},
-}
-NEUTRAL: Options = {"repetition_penalty": 1.0, "top_p": 1.0, "mask_rows": -1, "top_lens": -1}
-# Parameters of a row that are off where no option names them.
-SCALARS = frozenset({"temperature", "min_p", "frequency_penalty", "presence_penalty", "bias_values"})
-LOGITS_SPREAD = 4.0  # standard deviation of a trained model's logits, about
-
 
 # Op and sizes that no step changes: what calls that differ in layer and weights alone share.
 FamilyKey = tuple[str, tuple[tuple[str, int], ...]]
@@ -77,12 +51,13 @@ class Family:
     @property
     def paged(self) -> bool:
         """Whether it works on a KV cache."""
-        return "kv" in self.dtypes
+        return any(o.paged for o in self.spec.operands)
 
     @property
     def formats(self) -> dict[str, str]:
         """Storage of what may be stored in several ways: matrices and the KV cache."""
-        return {n: d for n, d in self.dtypes.items() if n in self.weights or n == "kv"}
+        named = {o.name for o in self.spec.operands if o.paged or o.role is Role.WEIGHT}
+        return {n: d for n, d in self.dtypes.items() if n in named}
 
     @property
     def key(self) -> FamilyKey:
@@ -93,18 +68,19 @@ class Family:
 
         Of steps that are the same to it, such as one row of 128 tokens and 128 rows of one, the first.
         """
-        letters = {a for o in self.spec.operands for a in o.axes} - set(IDLE_AXES.get(self.spec.name, ""))
-        shapes = loads.decodes if self.weights or self.spec.name == "attention" else loads.others
+        letters = {a for o in self.spec.operands for a in o.axes} - set(self.spec.idle)
+        reads_context = "C" in self.spec.cost_axes
+        shapes = loads.decodes if self.weights or reads_context else loads.others
         if "T" in letters:  # else it sees only the rows that sample
-            shapes += loads.prefills + (loads.long if self.spec.name == "attention" else ())
+            shapes += loads.prefills + (loads.long if reads_context else ())
         distinct: dict[tuple[object, ...], StepShape] = {}
         for s in shapes:
             if s.context <= longest:
                 distinct.setdefault(tuple(shape_of(self.spec, self.axes | s.env).items()), s)
         return tuple(distinct.values())
 
-    def options(self) -> Mapping[str, Options]:
-        return SAMPLING.get(self.spec.name, {"": {}})
+    def options(self) -> Mapping[str, Settings]:
+        return self.spec.settings
 
 
 def families(programs: Iterable[Program]) -> list[Family]:
@@ -126,8 +102,7 @@ def family_key(call: OpCall) -> FamilyKey:
 
 
 def _family_key(spec: OpSpec, axes: Mapping[str, int]) -> FamilyKey:
-    idle = IDLE_AXES.get(spec.name, "")
-    return spec.name, tuple(sorted((a, n) for a, n in axes.items() if a not in idle))
+    return spec.name, tuple(sorted((a, n) for a, n in axes.items() if a not in spec.idle))
 
 
 def _held_dtype(call: OpCall, name: str) -> str:
@@ -171,7 +146,7 @@ def positions_of(shape: StepShape) -> Array:
 def case(
     family: Family,
     shape: StepShape,
-    options: Options,
+    options: Settings,
     seed: int,
     most_ids: int | None = None,
     only: Collection[Role] = (Role.IN, Role.INOUT, Role.STATE, Role.WEIGHT),
@@ -188,18 +163,19 @@ def case(
     if family.paged:
         each = blocks_of(shape, sizes["S"])
         sizes |= {"N": shape.rows * each, "Y": 1, "W": each}
+    elif state_ids(family.spec) is not None:
+        sizes |= {"N": shape.rows, "Y": 1}
     if family.weights and most_ids is not None and "V" in sizes:
         sizes["V"] = min(sizes["V"], most_ids)
     arrays: Arrays = {}
     for o in family.spec.operands:
         if o.role in only and o.name in family.dtypes:
             dims = tuple(int(a) if a.isdigit() else sizes[a] for a in o.axes)
-            arrays[o.name] = _values(o.name, family.dtypes[o.name], dims, rng, options, o.role)
-    if "history" in arrays:
-        arrays["history"] = i32(rng.integers(0, sizes.get("V", 1), arrays["history"].shape))
+            arrays[o.name] = _values(o, family.dtypes[o.name], dims, rng, options)
+    for name in arrays:
+        if family.spec.operand(name).into == ("V",):
+            arrays[name] = i32(rng.integers(0, sizes.get("V", 1), arrays[name].shape))
     arrays |= step_inputs(family, shape, Pages(rng.permutation(sizes.get("N", 0)), sizes.get("S", 1)), 0)
-    if "ids" in arrays:
-        arrays["ids"] = i32(rng.integers(0, sizes["V"], sizes["T"]))
     label = f"{shape.rows} rows of {shape.count}, context {shape.context}"
     return Case(label, sizes, family.attrs, arrays)
 
@@ -215,15 +191,23 @@ def sizes_of(family: Family, shape: StepShape) -> dict[str, int]:
 def step_inputs(family: Family, shape: StepShape, pages: Pages, turn: int) -> Arrays:
     """What says where a step's rows lie: int32."""
     rows, count = shape.rows, shape.count
-    sampled = "logits" in family.dtypes or "history" in family.dtypes
+    indices: dict[tuple[str, ...], Callable[[], Array]] = {
+        ("P",): lambda: positions_of(shape),
+        ("N", "S"): lambda: pages.slots(shape, turn),
+        ("Z",): lambda: i32(np.arange(rows)),
+        ("T",): lambda: i32(np.arange(rows) * count + count - 1),
+    }
     makers: dict[str, Callable[[], Array]] = {
-        "positions": lambda: positions_of(shape),
-        "slots": lambda: i32(np.arange(rows)) if sampled else pages.slots(shape, turn),
+        o.name: indices[o.into] for o in family.spec.operands if o.into in indices
+    }
+    if (table := block_table(family.spec)) is not None:
+        makers[table.name] = lambda: pages.table(shape, turn)
+    if (state := state_ids(family.spec)) is not None:
+        makers[state.name] = lambda: i32(np.arange(rows))
+    makers |= {
         "query_starts": lambda: i32(np.arange(rows) * count),
         "query_lens": lambda: np.full(rows, count, np.int32),
         "context_lens": lambda: np.full(rows, shape.context, np.int32),
-        "block_table": lambda: pages.table(shape, turn),
-        "rows": lambda: i32(np.arange(rows) * count + count - 1),
         "history_lens": lambda: np.full(rows, shape.context, np.int32),
         "prompt_lens": lambda: np.full(rows, shape.context // 2, np.int32),
     }
@@ -231,22 +215,19 @@ def step_inputs(family: Family, shape: StepShape, pages: Pages, turn: int) -> Ar
 
 
 def _values(
-    name: str, dtype: str, dims: tuple[int, ...], rng: np.random.Generator, options: Options, role: Role
+    o: Operand, dtype: str, dims: tuple[int, ...], rng: np.random.Generator, given: Settings
 ) -> Array:
-    if name in options or name in NEUTRAL:
-        return np.full(dims, options.get(name, NEUTRAL.get(name, 0)), VALUES.get(dtype, np.float32))
-    if name == "cos_sin":
-        return rotation_table(dims[0], dims[1], ROPE_THETA)
-    if name == "seeds":
-        return rng.integers(0, 2**64, dims, dtype=np.uint64)
-    if dtype in VALUES or name in SCALARS:
-        return np.zeros(dims, VALUES.get(dtype, np.float32))
+    kind = VALUES.get(dtype, np.float32)
+    if o.name in given:
+        return np.full(dims, given[o.name], kind)
+    if o.fill is not None:
+        return o.fill(rng, dims).astype(kind)
+    if dtype in VALUES:
+        return np.zeros(dims, kind)
     values = normal(rng, dims)
-    if role is Role.WEIGHT:
+    if o.role is Role.WEIGHT:
         return values * np.float32(dims[-1] ** -0.5)
-    if name in ("logits", "scores"):
-        return values * np.float32(LOGITS_SPREAD)
-    return 1 + values / 4 if role is Role.IN and len(dims) == 1 else values  # gains of norms are near 1
+    return 1 + values / 4 if o.role is Role.IN and len(dims) == 1 else values  # gains of norms are near 1
 
 
 def largest_of(shapes: Iterable[StepShape]) -> dict[str, int]:

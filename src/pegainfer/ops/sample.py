@@ -22,6 +22,7 @@ from pegainfer.ops.cases.sampling import (
     token_logprobs_cases,
 )
 from pegainfer.ops.draw import GREEDY_BELOW, draw_id, kept_ids, random_fraction, weights_of
+from pegainfer.ops.fill import constant, logits, seeds
 from pegainfer.ops.program import Builder
 from pegainfer.ops.spec import INTS, In, Operand, OpSpec, Out, State, Tolerance, declare
 from pegainfer.ops.tensor import Tensor
@@ -149,31 +150,32 @@ def _token_logprobs(
 
 
 _ADJUST = (
-    In("bias_ids", "J", INTS),  # distinct within a row
-    In("bias_values", "J", F32),
-    In("bias_starts", "L", INTS),
+    In("bias_ids", "J", INTS, into="V"),  # distinct within a row
+    In("bias_values", "J", F32, fill=constant(0)),
+    In("bias_starts", "L", INTS, into="J"),
     In("bias_lens", "L", INTS),
     In("masks", "E I", ("u32",)),  # bit v % 32 of word v // 32 set: token v may be drawn
-    In("mask_rows", "L", INTS),  # which mask; -1: none
-    In("banned_tokens", "U", INTS),  # sequences that must not be completed, laid end to end
-    In("banned_seq_starts", "O", INTS),  # sequence o is banned_tokens[start .. start + len], len ≥ 1;
-    In("banned_seq_lens", "O", INTS),  # one of a single token is banned in any case
-    In("banned_starts", "L", INTS),  # row l's sequences are banned_starts[l] .. + banned_lens[l]
+    In("mask_rows", "L", INTS, into="E", fill=constant(-1)),  # which mask; -1: none
+    In("banned_tokens", "U", INTS, into="V"),  # sequences that must not be completed, laid end to end
+    # Sequence o is banned_tokens[start .. start + len], len ≥ 1; a single token is banned in any case.
+    In("banned_seq_starts", "O", INTS, into="U"),
+    In("banned_seq_lens", "O", INTS),
+    In("banned_starts", "L", INTS, into="O"),  # row l's sequences are banned_starts[l] .. + banned_lens[l]
     In("banned_lens", "L", INTS),
-    State("history", "Z X", INTS),
-    In("slots", "L", INTS),  # distinct
+    State("history", "Z X", INTS, into="V"),
+    In("slots", "L", INTS, into="Z"),  # distinct
     In("history_lens", "L", INTS),  # known tokens of the row, those of the prompt included
     In("prompt_lens", "L", INTS),
-    In("repetition_penalty", "L", F32),
-    In("frequency_penalty", "L", F32),
-    In("presence_penalty", "L", F32),
+    In("repetition_penalty", "L", F32, fill=constant(1)),
+    In("frequency_penalty", "L", F32, fill=constant(0)),
+    In("presence_penalty", "L", F32, fill=constant(0)),
 )
 _DRAW = (
-    In("temperature", "L", F32),  # below 2^-20: greedy
+    In("temperature", "L", F32, fill=constant(0)),  # below 2^-20: greedy
     In("top_k", "L", INTS),
-    In("top_p", "L", F32),
-    In("min_p", "L", F32),
-    In("seeds", "L", ("u64",)),
+    In("top_p", "L", F32, fill=constant(1)),
+    In("min_p", "L", F32, fill=constant(0)),
+    In("seeds", "L", ("u64",), fill=seeds),
     In("draws", "L", INTS),  # tokens that the row has generated so far
 )
 _TOKENS = (
@@ -195,13 +197,18 @@ ADJUST_LOGITS = declare(
     OpSpec(
         name="adjust_logits",
         doc="scores = logits + bias, -inf where masked or banned, less penalties (float32, uncontracted)",
-        operands=(Out("scores", "L V", F32), In("logits", "L V", F32), *_ADJUST),
+        operands=(Out("scores", "L V", F32), In("logits", "L V", F32, fill=logits), *_ADJUST),
         reference=_adjust_logits,
         flops=lambda s: s["L"] * s["V"],
         bytes=lambda s, held: (
             held["scores"] + held["logits"] + held["history"] // s["Z"] * s["L"] + s["L"] * s["I"] * 4
         ),
         requires=(_MASK_WORDS,),
+        idle="ZX",
+        settings={
+            "none": {},
+            "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.3, "presence_penalty": 0.1},
+        },
         cases=adjust_logits_cases,
         tolerance={"f32": Tolerance(0.0, 0.0, "each operation is one float32 rounding in a stated order")},
     )
@@ -211,9 +218,17 @@ SAMPLE_TOKENS = declare(
     OpSpec(
         name="sample_tokens",
         doc="a token of softmax(scores / temperature) cut by top_k, top_p, min_p (ops/draw.py); or the best",
-        operands=(*_TOKENS, In("scores", "L V", F32), *_DRAW),
+        operands=(*_TOKENS, In("scores", "L V", F32, fill=logits), *_DRAW),
         reference=_sample_tokens,
         flops=lambda s: 16 * s["L"] * s["V"],
+        settings={
+            "greedy": {"temperature": 0.0},
+            "temperature 0.8": {"temperature": 0.8},
+            "top_k 40": {"temperature": 0.8, "top_k": 40},
+            "top_k 40, top_p 0.9": {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
+            "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+            "min_p 0.1": {"temperature": 0.8, "min_p": 0.1},
+        },
         cases=sample_tokens_cases,
         tolerance={"f32": Tolerance(0.0, 0.0, "drawn in whole numbers: every backend gives the same token")},
     )
@@ -224,13 +239,14 @@ APPEND_TOKENS = declare(
         name="append_tokens",
         doc="history[slots[l], history_lens[l]] = tokens[l], where the history has room",
         operands=(
-            State("history", "Z X", INTS),
-            In("tokens", "L", INTS),
-            In("slots", "L", INTS),
+            State("history", "Z X", INTS, into="V"),
+            In("tokens", "L", INTS, into="V"),
+            In("slots", "L", INTS, into="Z"),
             In("history_lens", "L", INTS),
         ),
         reference=_append_tokens,
         bytes=lambda s, held: 4 * held["tokens"],
+        idle="ZX",
         cases=append_tokens_cases,
         tolerance={"f32": Tolerance(0.0, 0.0, "a copy")},
     )
@@ -242,13 +258,15 @@ TOKEN_LOGPROBS = declare(
         doc="log_softmax(logits) of targets (drawn or prompt tokens) and of the top_lens[l] best ids",
         operands=(
             *_LOGPROBS,
-            In("logits", "L V", F32),
-            In("targets", "L", INTS),
-            In("top_lens", "L", INTS),  # -1: the row is skipped (0, rank 0, ids -1); 0 … K: so many best
+            In("logits", "L V", F32, fill=logits),
+            In("targets", "L", INTS, into="V"),
+            # -1: the row is skipped (0, rank 0, ids -1); 0 … K: so many best
+            In("top_lens", "L", INTS, fill=constant(-1)),
         ),
         reference=_token_logprobs,
         flops=lambda s: 4 * s["L"] * s["V"],
         requires=(_K_BEST,),
+        settings={"top 5": {"top_lens": 5}},
         cases=token_logprobs_cases,
         tolerance={"f32": Tolerance(2.0**-23, 0.0, _LOGSUM, logprobs_bound)},
     )
@@ -281,15 +299,16 @@ SAMPLE = declare(
         operands=(
             *_TOKENS,
             *_LOGPROBS,
-            In("logits", "L V", F32),
+            In("logits", "L V", F32, fill=logits),
             *_ADJUST,
             *_DRAW,
-            In("top_lens", "L", INTS),
+            In("top_lens", "L", INTS, fill=constant(-1)),
         ),
         lower=_sample,
         flops=lambda s: 21 * s["L"] * s["V"],
         bytes=lambda s, held: held["logits"] + held["history"] // s["Z"] * s["L"] + s["L"] * s["I"] * 4,
         requires=(_MASK_WORDS, _K_BEST),
+        idle="ZX",
         cases=sample_cases,
         tolerance={"f32": Tolerance(2.0**-23, 0.0, _LOGSUM, logprobs_bound)},
     )

@@ -14,9 +14,7 @@ import pegainfer.ops.coarse
 import pegainfer.ops.sample  # noqa: F401
 from pegainfer.contract.errors import ConfigError
 from pegainfer.kernels.ledger import (
-    COST_AXES,
     FORWARD,
-    IDLE_AXES,
     LEDGER,
     Roofline,
     Row,
@@ -125,13 +123,6 @@ def test_newest_replaces_its_key_and_keeps_the_place() -> None:
 )
 def test_keys_differ(changes: dict[str, Any]) -> None:
     assert len(newest([row(), row(**changes)])) == 2
-
-
-def test_idle_and_cost_axes_are_letters_of_their_ops() -> None:
-    for op, letters in IDLE_AXES.items():
-        axes = {a for o in REGISTRY[op].operands for a in o.axes}
-        assert set(letters) <= axes, op
-    assert set(COST_AXES) <= set(REGISTRY)
 
 
 def test_a_shape_leaves_out_what_no_time_depends_on() -> None:

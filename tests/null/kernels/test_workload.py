@@ -9,7 +9,6 @@ import pytest
 
 from pegainfer.kernels.loads import CPU_LOADS, StepShape
 from pegainfer.kernels.workload import (
-    SAMPLING,
     Family,
     Pages,
     blocks_of,
@@ -24,7 +23,6 @@ from pegainfer.ops.compose import run_reference
 from pegainfer.ops.program import Program
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.sampler import sampler
-from pegainfer.ops.spec import Role
 from pegainfer.runner.program import Formats, Sizes
 from tests.support import awkward
 
@@ -130,18 +128,11 @@ def test_the_vocabulary_can_be_cut() -> None:
     assert case(family("sample_tokens"), StepShape(1, 1, 20), {}, 0, most_ids=50).sizes["V"] == 203
 
 
-@pytest.mark.parametrize("op", SAMPLING)
-def test_options_name_operands(op: str) -> None:
-    operands = {o.name: o for o in family(op).spec.operands}
-    for options in SAMPLING[op].values():
-        assert all(operands[name].role is Role.IN for name in options)
-
-
 def test_greedy_takes_the_best_and_temperature_draws() -> None:
     drawn = {}
     for name in ("greedy", "temperature 0.8"):
         f = family("sample_tokens")
-        made = case(f, StepShape(16, 1, 20), SAMPLING["sample_tokens"][name], 5)
+        made = case(f, StepShape(16, 1, 20), f.spec.settings[name], 5)
         outputs = {n: np.zeros(16, np.int32) for n in ("tokens", "status")}
         run_reference(f.spec, made.sizes, outputs | made.arrays, made.attrs)
         assert not outputs["status"].any()

@@ -70,11 +70,6 @@ def axis_letters(spec: OpSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(a for o in spec.operands for a in o.axes if not a.isdigit()))
 
 
-def paged(operand: Operand) -> bool:
-    """Whether it is a KV cache, whose elements are float32 or float16."""
-    return operand.role is Role.STATE and operand.axes[2:3] == ("2",)
-
-
 def header(names: Sequence[str] = OPCODES, specs: Mapping[str, OpSpec] = REGISTRY) -> str:
     """The text of csrc/instructions.h: an enumerator and an argument struct for each op."""
     ops = [specs[name] for name in names]
@@ -107,8 +102,8 @@ def _struct(op: OpSpec) -> str:
 def _c_type(o: Operand) -> str:
     if o.role is Role.WEIGHT:
         return "const Packed*"
-    if paged(o):
-        return "uint8_t*"
+    if o.paged:
+        return "uint8_t*"  # of float32 or float16
     # The kernels compute in float32; lowering refuses other floats.
     kind = C_TYPES.get(o.dtypes[0], "float")
     return f"const {kind}*" if o.role is Role.IN else f"{kind}*"

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 
 from pegainfer.contract.errors import UnsupportedError
-from pegainfer.kernels.cpu.instructions import OPCODES, axis_letters, paged
+from pegainfer.kernels.cpu.instructions import OPCODES, axis_letters
 from pegainfer.kernels.cpu.packed import FORMAT_CODES
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.spec import Role
@@ -98,7 +98,7 @@ def _check_state(call: OpCall) -> None:
                 f"{call} on the CPU", expected=f"a value head size V that is a multiple of {TILE}", got=width
             )
     size = call.axes.get("S"), call.axes.get("D")
-    has_pages = any(paged(o) for o in call.spec.operands)
+    has_pages = any(o.paged for o in call.spec.operands)
     if has_pages and any(not isinstance(n, int) or n % TILE for n in size):
         raise UnsupportedError(
             f"{call} on the CPU", expected=f"block size S and head size D multiples of {TILE}", got=size

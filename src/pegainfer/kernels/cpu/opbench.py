@@ -18,12 +18,12 @@ from pegainfer.kernels.cpu.variant import activation_on, arithmetic_of, variant_
 from pegainfer.kernels.ledger import Roofline, memory_of
 from pegainfer.kernels.loads import CPU_LOADS, StepShape
 from pegainfer.kernels.opbench import MOST_IDS, SEED, Identity, Repeated, StepTimes, Timing
-from pegainfer.kernels.workload import Family, FamilyKey, Options, case, families
+from pegainfer.kernels.workload import Family, FamilyKey, case, families
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.check import Report, check_case, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import quantized_weight
-from pegainfer.ops.spec import Arrays
+from pegainfer.ops.spec import Arrays, Settings
 from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
 from pegainfer.runtime.weights.weight import Weight
 
@@ -106,7 +106,7 @@ class FamilyBench:
             arithmetic_of(spec, dtypes, self._activation),
         )
 
-    def time(self, shape: StepShape, options: Options, seconds: float = SECONDS) -> Timing:
+    def time(self, shape: StepShape, options: Settings, seconds: float = SECONDS) -> Timing:
         """Runs the program until there are samples enough."""
         fixed, env = self._repeated.fixed(shape, options), self._repeated.env(shape)
         lead = self._repeated.lead + 1  # staging, and a call that finds threads asleep
@@ -120,7 +120,7 @@ class FamilyBench:
             turn += 1
         return self._repeated.timing(np.array(samples), shape)
 
-    def check(self, shape: StepShape, options: Options) -> Report:
+    def check(self, shape: StepShape, options: Settings) -> Report:
         """The op at this shape against its reference; of a vocabulary, the first MOST_IDS rows."""
         stored = {n: d for n, d in self.family.formats.items() if d != "f32"}
         return check_case(

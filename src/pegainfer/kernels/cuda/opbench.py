@@ -22,11 +22,11 @@ from pegainfer.kernels.cuda.timing import graph_times
 from pegainfer.kernels.ledger import Roofline, memory_of
 from pegainfer.kernels.loads import GPU_LOADS, StepShape
 from pegainfer.kernels.opbench import MOST_IDS, Identity, Repeated, StepTimes, Timing, paged_calls
-from pegainfer.kernels.workload import Family, FamilyKey, Options, blocks_of, families
+from pegainfer.kernels.workload import Family, FamilyKey, blocks_of, families
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.check import Report
 from pegainfer.ops.program import OpCall, Program
-from pegainfer.ops.spec import Arrays, Role
+from pegainfer.ops.spec import Arrays, Role, Settings
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.launch import Launch
 from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, to_bf16
@@ -111,7 +111,7 @@ class CudaFamilyBench:
         self._ctx.stream.synchronize("op bench")
         del self._executor, self._backend
 
-    def time(self, shape: StepShape, options: Options) -> Timing:
+    def time(self, shape: StepShape, options: Settings) -> Timing:
         """Replays a graph of all calls."""
         env, decode = self._repeated.env(shape), self._decodes(shape)
         self._executor.capture(env, decode, graph=False)  # cuBLASLt's algorithms are timed here
@@ -123,7 +123,7 @@ class CudaFamilyBench:
         times = graph_times(self._ctx, launches, REPLAYS, f"op bench of {self.family.spec.name}")
         return self._repeated.timing(np.array(times) * 1e3 / len(calls), shape)
 
-    def check(self, shape: StepShape, options: Options) -> Report:
+    def check(self, shape: StepShape, options: Settings) -> Report:
         """Some rows and columns of the first call against the reference."""
         env, lead = self._repeated.env(shape), self._repeated.lead
         label = f"{shape.rows} rows of {shape.count}, context {shape.context}"
@@ -174,7 +174,7 @@ class CudaFamilyBench:
         """As the executor tells from its inputs."""
         return shape.count == 1 and "query_lens" in self.family.dtypes
 
-    def _inputs(self, shape: StepShape, options: Options) -> Arrays:
+    def _inputs(self, shape: StepShape, options: Settings) -> Arrays:
         key = shape, tuple(options.items())
         if self._staged[0] != key:
             fixed = self._repeated.fixed(shape, options)

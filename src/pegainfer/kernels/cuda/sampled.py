@@ -17,7 +17,7 @@ from pegainfer.ops.check import Deviation, Report, compare_output
 from pegainfer.ops.compose import run_reference
 from pegainfer.ops.program import OpCall
 from pegainfer.ops.rounding import WRITTEN, run_rounding, share_of_rounding
-from pegainfer.ops.spec import Arrays, Case, Role
+from pegainfer.ops.spec import Arrays, Case, Role, block_table
 from pegainfer.ops.tensor import Sizes
 from pegainfer.runtime.cuda.tensor import DeviceTensor, item_bytes
 
@@ -102,16 +102,27 @@ class SampledCall:
         sizes = call.sizes(self._env)
         letter = next(o.axes[0] for o in call.spec.operands if o.axes[0] in "TL" and o.name in call.tensors)
         count = sizes[letter]
-        rows = np.unique(np.linspace(0, count - 1, min(ROWS, count)).astype(np.int64))
-        tokens = self._whole("rows")[rows].astype(np.int64) if "rows" in call.tensors else rows
+        most = count if call.spec.sequential else min(ROWS, count)
+        rows = np.unique(np.linspace(0, count - 1, most).astype(np.int64))
+        taken = self._index("T")
+        tokens = rows if taken is None else self._whole(taken)[rows].astype(np.int64)
         used: list[int] = []
-        if "block_table" in call.tensors:
+        if (table := block_table(call.spec)) is not None:
             for row, _, context in self._attended(rows):
-                used += self._whole("block_table")[row, : -(-context // sizes["S"])].tolist()
-        elif "kv" in call.tensors:
-            used = [s // sizes["S"] for s in self._whole("slots")[rows].tolist()]
+                used += self._whole(table.name)[row, : -(-context // sizes["S"])].tolist()
+        elif (slots := self._index("N", "S")) is not None:
+            used = [s // sizes["S"] for s in self._whole(slots)[rows].tolist()]
         blocks = np.array(list(dict.fromkeys(used)), np.int64)
         return _Places(letter, rows, tokens, blocks, {b: i for i, b in enumerate(blocks.tolist())})
+
+    def _index(self, *into: str) -> str | None:
+        """The operand in use that numbers entries of these axes."""
+        names = [o.name for o in self._call.spec.operands if o.into == into]
+        return next((n for n in names if n in self._call.tensors), None)
+
+    @property
+    def _paged(self) -> bool:
+        return any(o.paged for o in self._call.spec.operands)
 
     def _attended(self, tokens: Array) -> list[tuple[int, int, int]]:
         """(row, token, keys that it sees) of each token."""
@@ -127,45 +138,50 @@ class SampledCall:
     def _sizes(self) -> dict[str, int]:
         sizes = self._call.sizes(self._env)
         count, p = len(self._places.rows), self._places
-        sizes |= {"N": len(p.blocks), "Y": 1} if "kv" in self._before else {}
+        if self._call.spec.sequential:
+            return sizes
+        sizes |= {"N": len(p.blocks), "Y": 1} if self._paged else {}
         for letter in "TLR":
             if letter in sizes:
                 sizes[letter] = count
         sizes |= {letter: len(index) for letter, index in self._columns.items()}
-        if "block_table" in self._before:
-            sizes["W"] = self._before["block_table"].shape[1]
+        if (table := block_table(self._call.spec)) is not None:
+            sizes["W"] = self._before[table.name].shape[1]
         return sizes
 
     def _attrs(self) -> dict[str, Any]:
-        return self._call.attrs | ({"layer": 0} if "layer" in self._call.attrs else {})
+        return self._call.attrs | ({"layer": 0} if self._paged else {})
 
     def _read(self, names: Any) -> Arrays:
         """Operands as the reference takes them: compared rows, their blocks, weights."""
         arrays: Arrays = {}
         for name in names:
-            axes = self._call.spec.operand(name).axes
+            o = self._call.spec.operand(name)
+            axes = o.axes
             if name in self._weights:
                 arrays[name] = self._weights[name].copy()
-            elif name == "kv":
-                arrays[name] = self._blocks()
-            elif name == "rows":
+            elif self._call.spec.sequential:
+                arrays[name] = self._float(self._whole(name))
+            elif o.paged:
+                arrays[name] = self._blocks(name)
+            elif o.into == ("T",):
                 arrays[name] = i32(np.arange(len(self._places.rows)))
-            elif name == "slots" and "kv" in self._call.tensors:
-                arrays[name] = self._renumbered_slots()
+            elif o.into == ("N", "S"):
+                arrays[name] = self._renumbered_slots(name)
             elif axes[0] in ("T", "L"):
                 picked = self._places.rows if axes[0] == self._places.letter else self._places.tokens
                 arrays[name] = self._cut(name, self._picked(name, picked))
             elif axes[0] != "R":
                 arrays[name] = self._whole(name)
-        if "block_table" in names:
-            arrays |= self._queries()
+        if (table := block_table(self._call.spec)) is not None and table.name in names:
+            arrays |= self._queries(table.name)
         return arrays
 
-    def _queries(self) -> Arrays:
+    def _queries(self, block_table: str) -> Arrays:
         """Each compared token as a row of its own."""
         seen = self._attended(self._places.rows)
         size = self._call.sizes(self._env)["S"]
-        table = self._whole("block_table")
+        table = self._whole(block_table)
         width = max(-(-context // size) for _, _, context in seen)
         compact = np.zeros((len(seen), width), np.int32)
         for i, (row, _, context) in enumerate(seen):
@@ -175,25 +191,24 @@ class SampledCall:
             "query_starts": i32(np.arange(len(seen))),
             "query_lens": np.ones(len(seen), np.int32),
             "context_lens": i32([context for _, _, context in seen]),
-            "block_table": compact,
+            block_table: compact,
         }
 
-    def _renumbered_slots(self) -> Array:
+    def _renumbered_slots(self, name: str) -> Array:
         size = self._call.sizes(self._env)["S"]
-        slots = self._whole("slots")[self._places.rows].tolist()
+        slots = self._whole(name)[self._places.rows].tolist()
         return i32([self._places.numbers[s // size] * size + s % size for s in slots])
 
     def _written(self, name: str, like: Array) -> Array:
         """Where the compared rows write into a state; an op without slots leaves all of it alone."""
-        if "slots" not in self._call.tensors:
-            return np.ones(like.shape, bool)
         mask = np.zeros(like.shape, bool)
-        slots = self._renumbered_slots() if name == "kv" else self._picked("slots", self._places.rows)
-        if name == "kv":
-            size = like.shape[4]
-            mask[slots // size, :, :, :, slots % size] = True
+        if (slots := self._index("N", "S")) is not None:
+            places, size = self._renumbered_slots(slots), like.shape[4]
+            mask[places // size, :, :, :, places % size] = True
+        elif (slots := self._index("Z")) is not None:
+            mask[self._picked(slots, self._places.rows)] = True
         else:
-            mask[slots] = True
+            mask[...] = True
         return mask
 
     def _cut(self, name: str, a: Array) -> Array:
@@ -215,9 +230,9 @@ class SampledCall:
         parts = [DeviceTensor.at(t.address + int(r) * nbytes, row, t.dtype, t) for r in rows]
         return self._float(np.stack([p.numpy(self._ctx.stream) for p in parts]))
 
-    def _blocks(self) -> Array:
+    def _blocks(self, name: str) -> Array:
         """[blocks, 1, 2, G, S, D] of the call's layer."""
-        t = self._tensor("kv")
+        t = self._tensor(name)
         layers, *inside = t.shape[1:]
         each = int(np.prod(inside)) * item_bytes(t.dtype)
         layer = int(self._call.attrs["layer"])
