@@ -55,6 +55,8 @@ ADJUST_SOME_LOGITS = declare_fused(
         operands=(_SCORES, Out("plain", "L", INTS), _LOGITS, *_OPTIONS),
         reference=_adjust_some,
         flops=ADJUST_LOGITS.flops,
+        bytes=ADJUST_LOGITS.bytes,
+        idle=ADJUST_LOGITS.idle,
         requires=ADJUST_LOGITS.requires,
     )
 )

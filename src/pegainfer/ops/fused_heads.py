@@ -114,6 +114,12 @@ APPEND_ATTENTION = declare_fused(
         attrs=("eps", "layer", "scale"),
         reference=_append_attention,
         flops=ATTENTION.flops,
+        # The step's own keys and values are written, all cached ones are read.
+        bytes=lambda s, held: (
+            held["out"]
+            + held["heads"]
+            + held["kv"] // (s["N"] * s["Y"] * s["S"]) * (s.get("C", s["T"]) + s["T"])
+        ),
         idle="NYWP",
         cost_axes="CQ",
         requires=(

@@ -142,6 +142,15 @@ SCALED_QKV_ROPE_APPEND = declare_fused(
         ),
         attrs=("eps", "layer"),
         reference=_scaled_qkv,
+        bytes=lambda s, held: (
+            held["q"]
+            + held["x"]
+            + held["squares"]
+            + held["wq"]
+            + held["wk"]
+            + held["wv"]
+            + held["kv"] // (s["N"] * s["Y"] * s["S"]) * s["T"]
+        ),
         idle="NYP",
         flops=QKV_NORM_ROPE_APPEND.flops,
         requires=QKV_NORM_ROPE_APPEND.requires,

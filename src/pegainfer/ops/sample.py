@@ -152,15 +152,15 @@ def _token_logprobs(
 _ADJUST = (
     In("bias_ids", "J", INTS, into="V"),  # distinct within a row
     In("bias_values", "J", F32, fill=constant(0)),
-    In("bias_starts", "L", INTS, into="J"),
+    In("bias_starts", "L", INTS),
     In("bias_lens", "L", INTS),
     In("masks", "E I", ("u32",)),  # bit v % 32 of word v // 32 set: token v may be drawn
     In("mask_rows", "L", INTS, into="E", fill=constant(-1)),  # which mask; -1: none
     In("banned_tokens", "U", INTS, into="V"),  # sequences that must not be completed, laid end to end
     # Sequence o is banned_tokens[start .. start + len], len ≥ 1; a single token is banned in any case.
-    In("banned_seq_starts", "O", INTS, into="U"),
+    In("banned_seq_starts", "O", INTS),
     In("banned_seq_lens", "O", INTS),
-    In("banned_starts", "L", INTS, into="O"),  # row l's sequences are banned_starts[l] .. + banned_lens[l]
+    In("banned_starts", "L", INTS),  # row l's sequences are banned_starts[l] .. + banned_lens[l]
     In("banned_lens", "L", INTS),
     State("history", "Z X", INTS, into="V"),
     In("slots", "L", INTS, into="Z"),  # distinct

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import pegainfer.ops.reduce  # noqa: F401  (declares)
 from pegainfer.kernels.loads import CPU_LOADS, StepShape
 from pegainfer.kernels.workload import (
     Family,
@@ -18,11 +19,12 @@ from pegainfer.kernels.workload import (
     positions_of,
 )
 from pegainfer.models.llama.forward import forward, groups, shapes
-from pegainfer.ops.check import check_case, through_program
+from pegainfer.ops.check import check_case, suitable_cases, through_program
 from pegainfer.ops.compose import run_reference
 from pegainfer.ops.program import Program
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.sampler import sampler
+from pegainfer.ops.spec import REGISTRY, STEP_AXES, OpSpec
 from pegainfer.runner.program import Formats, Sizes
 from tests.support import awkward
 
@@ -37,6 +39,11 @@ def programs() -> list[Program]:
 
 
 FAMILIES = families(programs())
+REFERENCE = through_program(
+    lambda program, weights, states, inputs, sizes: ReferenceExecutor(
+        program, {**{k: w.values() for k, w in weights.items()}, **states}
+    ).run(inputs, sizes)
+)
 
 
 def family(name: str) -> Family:
@@ -103,15 +110,42 @@ def test_slots_are_where_the_table_says() -> None:
 @pytest.mark.parametrize("shape", [StepShape(1, 1, 33), StepShape(3, 1, 20), StepShape(1, 7, 19)], ids=str)
 def test_cases_fit_their_op_and_pass_its_checker(f: Family, shape: StepShape) -> None:
     """The checker run on the reference itself: a case must not hold what the reference cannot read."""
-    execute = through_program(
-        lambda program, weights, states, inputs, sizes: ReferenceExecutor(
-            program, {**{k: w.values() for k, w in weights.items()}, **states}
-        ).run(inputs, sizes)
-    )
     for options in f.options().values():
         made = case(f, shape, options, seed=3, most_ids=64)
-        report = check_case(f.spec, made, execute, dtypes=f.formats)
+        report = check_case(f.spec, made, REFERENCE, dtypes=f.formats)
         assert report.faults == ()
+
+
+def declared_family(spec: OpSpec) -> Family:
+    """A family that is made from the declaration alone, at the sizes of its greatest small case."""
+    small = [c for c in suitable_cases(spec, 3) if sum(a.size for a in c.arrays.values()) < 1 << 18]
+    picked = max(small, key=lambda c: sum(n for a, n in c.sizes.items() if a not in STEP_AXES))
+    dtypes = {o.name: o.dtypes[0] for o in spec.operands if not o.optional or o.name in picked.arrays}
+    axes = {a: n for a, n in picked.sizes.items() if a not in STEP_AXES}
+    attrs = {k: 0 if k == "layer" else v for k, v in picked.attrs.items()}
+    return Family(spec, axes, dtypes, attrs, 1)
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize("shape", [StepShape(3, 1, 20), StepShape(2, 7, 19)], ids=str)
+def test_every_declared_op_can_be_benched_and_checked(name: str, shape: StepShape) -> None:
+    """Nothing but the declaration says which inputs are valid."""
+    f = declared_family(REGISTRY[name])
+    for settings in f.options().values():
+        made = case(f, shape, settings, seed=3)
+        for o in f.spec.operands:
+            most = int(np.prod([made.sizes.get(a, 1) for a in o.into]))
+            if o.into and o.name in made.arrays and made.arrays[o.name].size:
+                assert made.arrays[o.name].min() >= -1 and made.arrays[o.name].max() < most, o.name
+        report = check_case(f.spec, made, REFERENCE, dtypes=f.formats)
+        assert report.faults == ()
+
+
+def test_rows_of_a_recurrent_op_have_states_of_their_own_and_save_none() -> None:
+    f = declared_family(REGISTRY["gated_delta_rule"])
+    made = case(f, StepShape(4, 3, 10), {}, 1)
+    assert made.arrays["state_ids"].tolist() == [0, 1, 2, 3]
+    assert (made.arrays["state_saves"] == -1).all() and made.arrays["delta"].shape[:2] == (4, 1)
 
 
 def test_cases_are_drawn_from_their_seed() -> None:
