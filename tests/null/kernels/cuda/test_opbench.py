@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pegainfer.ops.delta  # noqa: F401  (declares)
+
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.opbench import LEAST, CudaFamilyBench, CudaOps, launched
 from pegainfer.kernels.cuda.sampled import SampledCall
@@ -24,6 +26,7 @@ from pegainfer.ops.compose import run_reference
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.rounding import WRITTEN
 from pegainfer.ops.sampler import sampler
+from pegainfer.ops.spec import REGISTRY
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.tensor import encode, from_bf16
 from tests.support.fake_cuda import FakeCuda, FakeLt, Launched, fake_cuda, fake_kernels
@@ -210,3 +213,16 @@ def test_each_op_of_a_step_is_charged_with_what_it_adds(
     (attend,) = (t for k, t in many.calls.items() if k[0] == "attention")
     assert attend.kernels == ("attention_prefill_tiles_bf16_d64", "attention_merge_prefill_bf16_d64")
     bench.close()
+
+
+def test_a_recurrence_is_compared_whole(device: CudaOps) -> None:
+    """No token of it can be looked at without those before it."""
+    sizes = {"N": 9, "Y": 2, "H": 2, "K": 8, "V": 16, "F": 2 * 8 + 2 * 16}
+    spec = REGISTRY["gated_delta_rule"]
+    bf16 = {"out", "qkv", "a", "b"}
+    dtypes = {o.name: "bf16" if o.name in bf16 else o.dtypes[0] for o in spec.operands}
+    family = Family(spec, sizes, dtypes, {"layer": 0, "eps": 1e-6}, 1)
+    bench = device.bench(family, SHAPES)
+    for shape in SHAPES:
+        assert report(bench, shape).faults == ()
+        assert report(bench, shape, wrong=0.5).faults
