@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.delta  # noqa: F401  (declares)
-
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.opbench import LEAST, CudaFamilyBench, CudaOps, launched
 from pegainfer.kernels.cuda.sampled import SampledCall
