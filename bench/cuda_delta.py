@@ -1,6 +1,6 @@
 """The gated delta rule on a GPU: device time, rate and bandwidth of rows of one token and of whole prompts.
 
-python bench/cuda_delta.py [--key-heads 16] [--heads 32] [--decode 1 8 64 256] [--prefill 1x1024 1x16000 8x1024]
+python bench/cuda_delta.py [--key-heads 16] [--heads 32] [--decode 1 8 64 256] [--prefill 1x1024 8x1024]
 
 Decode reads and writes each row's state (float32, from memory: rows have states of their own in every call).
 Prefill counts 180,224 FLOP a token and value head, the GEMMs of a chunk of 64 tokens.

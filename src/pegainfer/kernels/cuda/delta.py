@@ -65,7 +65,7 @@ def _gated_delta_rule(c: LoweringContext) -> None:
 
 
 def _by_chunks(c: LoweringContext, args: Struct) -> None:
-    """The rows of several tokens in two launches: all chunks side by side, then each row's chunks in order."""
+    """Rows of several tokens in two launches: all chunks side by side, then each row's chunks in order."""
     tokens, rows, heads = c.sizes["T"], c.sizes["R"], c.sizes["H"]
     square = tokens * heads * CHUNK * item_bytes("bf16")
     scratch = struct(*(ptr(c.scratch(n)) for n in (square, square, tokens * heads * 16)))

@@ -71,7 +71,7 @@ def test_longer_rows_of_float32_go_token_by_token(tmp_path: Path) -> None:
 
 
 def test_blocks_take_several_chunks_and_rows_where_there_are_many(tmp_path: Path) -> None:
-    """A step of many decode rows starts no block for each of them: 8 blocks an SM at most, and one more round."""
+    """A step of many decode rows starts no block for each of them: about 8 blocks an SM at most."""
     (_, (_, _, rows)), (_, (chunks, _, _)), (_, (_, _, at_once)) = launches(
         tmp_path, GATED_DELTA_RULE, HEADS, [1] * 400 + [2000] * 8
     )
