@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pegainfer.kernels.cuda.lowering import LoweringContext, blocks, handles
-from pegainfer.kernels.cuda.plan import Place, ptr, struct
-from pegainfer.runtime.cuda.arguments import CONV, DELTA
+from pegainfer.kernels.cuda.plan import Place, Struct, ptr, struct
+from pegainfer.runtime.cuda.arguments import CONV, DELTA, DELTA_CHUNKS
 from pegainfer.runtime.cuda.launch import f32, i32, i64
 from pegainfer.runtime.cuda.tensor import item_bytes
 
@@ -17,6 +17,10 @@ TILE = 64  # tokens of a row that one block of the convolution takes: kTile of c
 CONV_THREADS = 128
 CONV_TAPS = 4  # that the fast convolution is compiled for
 KEY_DIM, COLUMNS, DELTA_THREADS = 128, 32, 128  # kKeys, kColumns and kThreads of delta.cuh
+CHUNK = 64  # tokens: kChunk of chunk.cuh
+PREPARE_THREADS, PREPARE_SHARED = 128, 36_352  # kPrepareThreads and kPrepareShared
+SCAN_THREADS, SCAN_SHARED = 64, 98304  # kScanThreads and kScanShared
+BLOCKS_PER_SM = 8  # of a chunk kernel, at most: each then takes several chunks or rows
 
 
 @handles("causal_conv_silu")
@@ -55,8 +59,30 @@ def _gated_delta_rule(c: LoweringContext) -> None:
         return
     grid = (value_dim // COLUMNS, heads, s["R"])
     c.launch(f"delta_step_{dtype}", grid, DELTA_THREADS, [args])
-    if not c.step.decode_only:
+    if c.step.decode_only:
+        return
+    if dtype == "bf16":
+        _by_chunks(c, args)
+    else:
         c.launch(f"delta_sequence_{dtype}", grid, DELTA_THREADS, [args])
+
+
+def _by_chunks(c: LoweringContext, args: Struct) -> None:
+    """Rows of several tokens in two launches: all chunks side by side, then each row's chunks in order."""
+    tokens, rows, heads = c.sizes["T"], c.sizes["R"], c.sizes["H"]
+    square = tokens * heads * CHUNK * item_bytes("bf16")
+    chunk_args = struct(
+        DELTA_CHUNKS, inverse=c.scratch(square), products=c.scratch(square),
+        factors=c.scratch(tokens * heads * 16), num_rows=rows,
+    )  # fmt: skip
+    key_heads = (c.sizes["F"] - heads * c.sizes["V"]) // (2 * KEY_DIM)
+    most = BLOCKS_PER_SM * c.target.info.num_sms
+    chunks = min(tokens // 2, rows + tokens // CHUNK, blocks(most, key_heads))
+    both = [args, chunk_args]
+    c.launch("delta_chunk_prepare_bf16", (chunks, key_heads, 1), PREPARE_THREADS, both, PREPARE_SHARED)
+    slices = c.sizes["V"] // COLUMNS
+    at_once = min(rows, tokens // 2, blocks(most, slices * heads))
+    c.launch("delta_chunk_scan_bf16", (slices, heads, at_once), SCAN_THREADS, both, SCAN_SHARED)
 
 
 @handles("gated_rms_norm")

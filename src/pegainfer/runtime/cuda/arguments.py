@@ -278,6 +278,18 @@ DELTA = Layout(
     (STEP_ROWS,),
     template="T",
 )
+DELTA_CHUNKS = Layout(
+    "ChunkArgs",
+    "What delta_chunk_prepare leaves for delta_chunk_scan. Rows of the matrices are whole up to the end of "
+    "their diagonal block of 16; nothing behind it is read.",
+    """
+    T* inverse  // [T, H, 64]: row of (I + A)^-1
+    T* products  // [T, H, 64]: row of P
+    float4* factors  // [T, H]: G, β, 1 / |k|, K^-1/2 / |q|
+    int num_rows
+    """,
+    template="T",
+)
 
 # Sampling
 
@@ -424,6 +436,6 @@ PUBLISH = Layout(
 # In the order of the header: a struct stands behind those that it holds.
 LAYOUTS = (
     ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND, STREAM, SKINNY,
-    PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS,
-    GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
+    PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_CHUNKS, ADJUST_LOGITS, SAMPLE_TOKENS,
+    TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
 )  # fmt: skip

@@ -54,11 +54,28 @@ def test_rows_of_one_token_read_and_write_each_state_once(tmp_path: Path) -> Non
     assert launches(tmp_path, GATED_DELTA_RULE, HEADS, [1, 1, 1]) == [("delta_step_bf16", (4, 4, 3))]
 
 
-def test_longer_rows_add_a_launch(tmp_path: Path) -> None:
+def test_longer_rows_of_bf16_go_by_chunks(tmp_path: Path) -> None:
     assert launches(tmp_path, GATED_DELTA_RULE, HEADS, [1, 70]) == [
         ("delta_step_bf16", (4, 4, 2)),
-        ("delta_sequence_bf16", (4, 4, 2)),
+        ("delta_chunk_prepare_bf16", (3, 2, 1)),  # (chunks at most, key heads)
+        ("delta_chunk_scan_bf16", (4, 4, 2)),
     ]
+
+
+def test_longer_rows_of_float32_go_token_by_token(tmp_path: Path) -> None:
+    dtypes = dict.fromkeys(("qkv", "a", "b", "out"), "f32")
+    assert launches(tmp_path, GATED_DELTA_RULE, HEADS, [1, 70], dtypes) == [
+        ("delta_step_f32", (4, 4, 2)),
+        ("delta_sequence_f32", (4, 4, 2)),
+    ]
+
+
+def test_blocks_take_several_chunks_and_rows_where_there_are_many(tmp_path: Path) -> None:
+    """A step of many decode rows starts no block for each of them: about 8 blocks an SM at most."""
+    (_, (_, _, rows)), (_, (chunks, _, _)), (_, (_, _, at_once)) = launches(
+        tmp_path, GATED_DELTA_RULE, HEADS, [1] * 400 + [2000] * 8
+    )
+    assert (rows, chunks, at_once) == (408, 528, 66)
 
 
 @pytest.mark.parametrize(("key_dim", "value_dim", "across"), [(64, 128, 4), (128, 48, 2)])

@@ -276,6 +276,16 @@ struct DeltaArgs {
 };
 static_assert(sizeof(DeltaArgs<float>) == 136);
 
+// What delta_chunk_prepare leaves for delta_chunk_scan. Rows of the matrices are whole up to the end of their diagonal block of 16; nothing behind it is read.
+template <typename T>
+struct ChunkArgs {
+    T* inverse;  // [T, H, 64]: row of (I + A)^-1
+    T* products;  // [T, H, 64]: row of P
+    float4* factors;  // [T, H]: G, β, 1 / |k|, K^-1/2 / |q|
+    int num_rows;
+};
+static_assert(sizeof(ChunkArgs<float>) == 32);
+
 // Logits and what adjusts them; operands of the op adjust_logits have their names.
 struct AdjustArgs {
     float* scores;  // [L, V]

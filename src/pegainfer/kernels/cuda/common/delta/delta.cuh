@@ -6,17 +6,25 @@
 #include "reduce.cuh"
 #include "rows.cuh"
 
-// What a head does with a token before anything is read of its state.
+// What a head does with a token before anything is read of its state. LogGates: g and β; Gates: e^g and β.
+struct LogGates {
+    float log_decay, beta;
+};
 struct Gates {
     float decay, beta;
 };
 template <typename T>
-__device__ __forceinline__ Gates gates_of(const DeltaArgs<T>& a, int64_t token, int head) {
+__device__ __forceinline__ LogGates log_gates_of(const DeltaArgs<T>& a, int64_t token, int head) {
     const int64_t at = token * a.heads + head;
     const float dt = to_f32(a.a[at]) + a.dt_bias[head];
     // From 20 on softplus is its argument to the last bit.
     const float step = dt > 20.f ? dt : log1pf(expf(dt));
-    return {expf(-expf(a.a_log[head]) * step), 1.f / (1.f + expf(-to_f32(a.b[at])))};
+    return {-expf(a.a_log[head]) * step, 1.f / (1.f + expf(-to_f32(a.b[at])))};
+}
+template <typename T>
+__device__ __forceinline__ Gates gates_of(const DeltaArgs<T>& a, int64_t token, int head) {
+    const LogGates gates = log_gates_of(a, token, head);
+    return {expf(gates.log_decay), gates.beta};
 }
 
 template <typename T>
