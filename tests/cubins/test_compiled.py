@@ -18,10 +18,10 @@ from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.build import find_sources, stale_units
-from pegainfer.kernels.cuda.attention_choice import AttentionProblem, fit_sm
-from pegainfer.kernels.cuda.executor import CudaExecutor
-from pegainfer.kernels.cuda.target import Target, card_of
 from pegainfer.kernels.manifest import Manifest, Unit, Variant, read_manifest
+from pegainfer.lower.cuda.attention_choice import AttentionProblem, fit_sm
+from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.target import Target, card_of
 from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.launch import Launch
 from tests.support.fake_cuda import FakeCuda, FakeLt, fake_cuda
@@ -149,7 +149,7 @@ def test_all_of_a_lines_steps_have_kernels(
 ) -> None:
     """Lowers steps of every size to launches: what was not compiled, or does not fit the card, is refused."""
     monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (FOLDER,))
-    monkeypatch.setattr("pegainfer.kernels.cuda.context.CublasLt", FakeLt)
+    monkeypatch.setattr("pegainfer.lower.cuda.context.CublasLt", FakeLt)
     (tmp_path / "config.json").write_text(json.dumps(LINES[line]))
     config = EngineConfig(backend="cuda", load_format="dummy", max_model_len=4096, kv_cache_memory=1 << 28)
     runner = build_engine(tmp_path, line, config, SchedulerConfig(max_slots=256)).runner

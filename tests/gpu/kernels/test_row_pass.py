@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor
-from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.row_pass import recognise
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.lower.cuda.row_pass import recognise
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16
 from tests.gpu.harness import EAGER, sized

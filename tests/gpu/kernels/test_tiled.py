@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.tiled import TiledChoice, launch_tiled, tiled_choice
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.tiled import TiledChoice, launch_tiled, tiled_choice
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 from tests.gpu.harness import POISON, rounded, sized
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.manifest import KernelsError
+from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.runtime.cuda.driver import CudaError
 from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr

@@ -10,7 +10,7 @@ namespace pega {
 
 constexpr int kMaxOperands = 20, kMaxAxes = 10, kMaxAttrs = 2, kMaxSizes = 16;
 
-// Numbers are shared with kernels/cpu/lower.py, which also fixes the order of operands (that of the op's
+// Numbers are shared with lower/cpu/encode.py, which also fixes the order of operands (that of the op's
 // declaration) and of axes (given here).
 enum Op : int32_t {
     kEmbedding = 0,       // T V M

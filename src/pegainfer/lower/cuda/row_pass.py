@@ -1,0 +1,223 @@
+"""The forward pass of one decoded row as one launch (sm90/pass/row.cuh), recognised in a recorded program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pegainfer.lower.cuda.lowering import LoweringContext, Operands, Step, handles
+from pegainfer.lower.cuda.plan import Boxes, Place, ptr, struct
+from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.ops.fused import DECODE_PASS, decode_pass
+from pegainfer.ops.program import OpCall
+from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.runtime.cuda.device import DeviceInfo
+from pegainfer.runtime.cuda.launch import f32, i32
+from pegainfer.runtime.cuda.memory import aligned
+from pegainfer.runtime.cuda.tensor import item_bytes
+
+LAYER = ("qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "linear_residual")
+# As in pass/operands.cuh; MAX_CHUNKS: of 8 columns that a thread multiplies, in pass/row.cuh.
+WARPS, THREADS, ROUND, MAX_LAYERS, MAX_CHUNKS = 8, 288, 256, 80, 6
+STAGE, MIN_DEPTH = 20 << 10, 4  # bytes of a stage where no row is longer; stages
+HEAD_DIMS = (64, 128)
+PAGE = 16  # tokens
+
+
+@dataclass(frozen=True)
+class RowPass:
+    """A pass that the kernel serves, in numbers."""
+
+    width: int  # M
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+    layers: int
+    block_size: int
+    dtype: str
+
+    @property
+    def kernel(self) -> str:
+        return f"row_pass_{self.dtype}_d{self.head_dim}"
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage of the ring: a row of any weight fits."""
+        longest = 2 * max(self.width, self.heads * self.head_dim, self.feed_forward)
+        return max(STAGE, -(-longest // 1024) * 1024)
+
+    @property
+    def rest(self) -> int:
+        """Bytes of shared memory beside the ring and its barriers."""
+        sums = 4 * max(WARPS * ROUND, WARPS * self.heads // self.kv_heads * self.head_dim)
+        vectors = 4 * (WARPS + ROUND + self.head_dim) + 8 * 8 * WARPS + 8 * self.head_dim * 2
+        return vectors + sums
+
+    def depth(self, info: DeviceInfo) -> int:
+        """Stages of the ring."""
+        return (info.max_shared - self.rest) // (self.stage + 16)
+
+    def parts(self, info: DeviceInfo) -> int:
+        """Parts that a KV head's keys are cut into, at the most."""
+        return 1 << min(info.num_sms // self.kv_heads, 32).bit_length() - 1
+
+    def told(self, info: DeviceInfo) -> tuple[int, int, int, int]:
+        """Where words, parts and two counters lie in the memory through which blocks tell each other results,
+        and its bytes.
+        """
+        words = self.width + 2 * (self.heads + self.kv_heads) * self.head_dim + self.feed_forward
+        parts = self.parts(info) * self.heads * (self.head_dim + 1)
+        ends = list(accumulate((aligned(4 * words), aligned(8 * parts), 8), initial=0))
+        return ends[0], ends[1], ends[2], ends[3]
+
+    def lacks(self, info: DeviceInfo) -> str | None:
+        """What the kernel needs and this pass or GPU has not; None where it serves."""
+        sides = (self.width, self.heads * self.head_dim, self.feed_forward)
+        longest = 8 * 32 * WARPS * MAX_CHUNKS
+        needs = (
+            (info.arch == "90a", f"a Hopper GPU, not {info.name}"),
+            (self.dtype == "bf16", f"bf16, not {self.dtype}"),
+            (self.head_dim in HEAD_DIMS, f"heads of 64 or 128, not {self.head_dim}"),
+            (
+                self.heads <= 8 * self.kv_heads,
+                f"at most 8 heads a KV head, not {self.heads / self.kv_heads:g}",
+            ),
+            (self.kv_heads <= info.num_sms, f"at most {info.num_sms} KV heads, not {self.kv_heads}"),
+            (self.layers <= MAX_LAYERS, f"at most {MAX_LAYERS} layers, not {self.layers}"),
+            (self.block_size % PAGE == 0, f"blocks of a multiple of {PAGE} tokens, not {self.block_size}"),
+            (all(s % 8 == 0 for s in sides), f"sides of a multiple of 8, not {sides}"),
+            (max(sides) <= longest, f"sides of at most {longest}, not {max(sides)}"),
+            # A round may be shorter than its most, by part of a stage.
+            (-(-self.width // info.num_sms) <= ROUND // 2, f"more SMs than {info.num_sms}"),
+            (self.depth(info) >= MIN_DEPTH, f"more shared memory than {info.max_shared} bytes a block"),
+        )
+        return next((what for held, what in needs if not held), None)
+
+
+def why_launches(calls: Calls, info: DeviceInfo) -> str | None:
+    """Why a step of one decoded row stays many launches; None where it is one."""
+    row_pass = recognise(calls)
+    return "the pass of a llama or Qwen3 decoder" if row_pass is None else row_pass.lacks(info)
+
+
+def _one_launch(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
+    if not step.decode_only or any(step.env.get(s) != 1 for s in "TRL"):
+        return "one decoded row that samples"
+    return why_launches(calls, step.target.info) or [decode_pass(calls)]
+
+
+ONE_LAUNCH = Rule("decode_pass", (), _one_launch)
+
+
+def recognise(calls: Calls) -> RowPass | None:
+    """The pass that these calls are, if they are embedding, layers and head of a llama or Qwen3 decoder."""
+    names = [c.spec.name for c in calls]
+    layers = (len(calls) - 2) // len(LAYER)
+    if layers < 1 or names != ["embedding", *LAYER * layers, "lm_head"]:
+        return None
+    first, head, inside = calls[0], calls[-1], _by_layer(calls)
+    x, eps = first.tensors["out"], head.attrs["eps"]
+    alike = all(_same_inputs(inside[0], group) for group in inside)
+    if not alike or not all(_is_layer(i, group, x, eps) for i, group in enumerate(inside)):
+        return None
+    between = [c.tensors[n] for c in calls[1:-1] for n in ("q", "kv", "x", "out", "a") if n in c.tensors]
+    if {t.dtype for t in between} != {x.dtype} or head.tensors["logits"].dtype != "f32":
+        return None
+    if head.tensors["x"].storage is not x.storage or head.axes["V"] != first.axes["V"]:
+        return None
+    sizes = {a: d for c in (first, calls[1], calls[4], head) for a, d in c.axes.items()}
+    if any(isinstance(sizes[a], str) for a in "MHGDFVS"):
+        return None
+    m, h, g, d, f, v, s = (int(sizes[a]) for a in "MHGDFVS")
+    return RowPass(m, h, g, d, f, v, layers, s, x.dtype)
+
+
+def _by_layer(calls: Sequence[OpCall]) -> list[Sequence[OpCall]]:
+    return [calls[i : i + len(LAYER)] for i in range(1, len(calls) - 1, len(LAYER))]
+
+
+def _is_layer(number: int, calls: Sequence[OpCall], x: Tensor, eps: float) -> bool:
+    """Whether one op's result is the next one's operand, and nothing else that lasts."""
+    qkv, attention, o, gate_up, down = (c.tensors for c in calls)
+    between = (qkv["q"], attention["out"], gate_up["out"])
+    chained = (
+        qkv["q"].storage is attention["q"].storage
+        and attention["out"].storage is o["a"].storage
+        and gate_up["out"].storage is down["a"].storage
+        and all(t["x"].storage is x.storage for t in (qkv, o, gate_up, down))
+        and all(t.storage.kind is Kind.BUFFER for t in between)
+    )
+    numbered = calls[0].attrs["layer"] == calls[1].attrs["layer"] == number
+    return chained and numbered and calls[0].attrs["eps"] == calls[3].attrs["eps"] == eps
+
+
+def _same_inputs(first: Sequence[OpCall], other: Sequence[OpCall]) -> bool:
+    """Whether another layer has the sizes, the cache, the step's inputs and the scale of the first."""
+    names = (("kv", "positions", "slots", "cos_sin"), ("kv", "query_lens", "context_lens", "block_table"))
+    same = all(first[i].tensors[n].storage is other[i].tensors[n].storage for i in range(2) for n in names[i])
+    sizes = all(f.axes == o.axes for f, o in zip(first, other, strict=True))
+    return same and sizes and first[1].attrs["scale"] == other[1].attrs["scale"]
+
+
+@handles(DECODE_PASS)
+def _decode_pass(c: LoweringContext) -> None:
+    calls: Sequence[OpCall] = c.call.attrs["calls"]
+    p = recognise(calls)
+    assert p is not None
+    info, grid = c.target.info, c.target.info.num_sms
+    embedding, qkv, attention, head = (Operands(calls[i], c.step) for i in (0, 1, 2, -1))
+    layers = [_layer([Operands(call, c.step) for call in group], p.dtype) for group in _by_layer(calls)]
+    rows = [attention.address(n) for n in ("query_lens", "context_lens", "block_table")]
+    scale = attention.call.attrs["scale"] * math.log2(math.e)
+    words, parts, launches, nbytes = p.told(info)
+    # Nothing else may write here, or a word could bear a tag that is waited for. Zeros begin the count anew.
+    told = c.step_memory("row pass", nbytes, zeroed=True)
+    window = int(c.target.tuning.numbers(info, "decode_pass")["window"])
+    pointers = (
+        embedding.matrix("table", dtype=p.dtype), head.matrix("w", dtype=p.dtype), head.vector("norm"),
+        embedding.address("ids"), qkv.address("positions"), qkv.address("slots"), *rows,
+        qkv.vector("cos_sin"), qkv.address("kv"), embedding.address("out"), head.address("logits"),
+        told + words, told + parts, told + launches,
+    )  # fmt: skip
+    args = struct(
+        *map(ptr, pointers), i32(p.layers), i32(p.width), i32(p.heads), i32(p.kv_heads), i32(p.feed_forward),
+        i32(p.vocabulary), i32(p.block_size), i32(p.stage), i32(p.depth(info)), i32(window),
+        f32(qkv.call.attrs["eps"]), f32(scale),
+    )  # fmt: skip
+    unused = [ptr(None)] * (8 * (MAX_LAYERS - p.layers))
+    table = struct(*(ptr(place) for layer in layers for place in layer), *unused)
+    shared = p.rest + p.depth(info) * (p.stage + 16)
+    c.launch(
+        p.kernel, (grid, 1, 1), THREADS, [_boxes(qkv, p), args, table], shared,
+        why="one decoded row of a llama or Qwen3 decoder", cooperative=True,
+    )  # fmt: skip
+
+
+def _layer(calls: Sequence[Operands], dtype: str) -> list[Place | None]:
+    """A layer's weights, as in pass::Layer."""
+    qkv, _, o, gate_up, down = calls
+    norms = [qkv.vector(n) for n in ("norm", "q_norm", "k_norm")]
+    matrices = (
+        qkv.matrix("wq", "wk", "wv", dtype=dtype),
+        o.matrix("w", dtype=dtype),
+        gate_up.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"),
+        down.matrix("w", dtype=dtype),
+    )
+    return [*matrices, *norms, gate_up.vector("norm")]
+
+
+def _boxes(qkv: Operands, p: RowPass) -> Boxes:
+    """The whole cache, 16 tokens of a head at a time; see attention's boxes, which begin at a layer."""
+    s, item = qkv.sizes, item_bytes(p.dtype)
+    row = p.head_dim * item
+    return Boxes(
+        qkv.address("kv"),
+        (s["N"] * s["Y"] * 2 * p.kv_heads, p.block_size // 8, p.head_dim // 64, 8, 64),
+        (p.block_size * row, 8 * row, 64 * item, row),
+        p.dtype,
+        (1, PAGE // 8, p.head_dim // 64, 8, 64),
+    )
