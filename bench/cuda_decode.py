@@ -194,7 +194,7 @@ def decode(
 def is_product(work: Work) -> bool:
     """Whether it multiplies by a weight."""
     if isinstance(work, Launch):
-        return work.kernel.name.startswith(("skinny", "wide", "stream", "tiled"))
+        return work.kernel.name.startswith(("skinny", "wide", "stream"))
     return isinstance(work, Matmul)
 
 

@@ -28,6 +28,7 @@ from pegainfer.kernels.manifest import KernelsError, Manifest, Unit, Variant, so
 from pegainfer.kernels.triton.aot import TRITON, check_triton, compile_triton
 
 ROOT = Path(__file__).parent / "cuda"
+COMPILE_TRITON = Path(__file__).parent / "triton" / "compile.py"
 ARCHS = ("80", "86", "89", "90a", "100a", "120a")
 FLAGS = (
     "-O3",
@@ -67,7 +68,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """As the manifest has it: 'common/norm/rms_norm.cu', 'triton/gemm/tiled.py:tiled_bf16_store_32'."""
+        """As the manifest has it: 'common/norm/rms_norm.cu', 'triton/<family>/<file>.py:<variant>'."""
         if not self.triton:
             return self.path.relative_to(ROOT).as_posix()
         return f"{self.path.relative_to(ROOT.parent).as_posix()}:{next(iter(self.variants))}"
@@ -147,7 +148,7 @@ def source_hash(source: Source, arch: str, compiler: str) -> str:
         features = json.dumps(source.variants, sort_keys=True)
         digest = hashlib.sha256(" ".join((arch, TRITON, features)).encode())
         digest.update(_VARIANT.sub("", source.path.read_text()).encode())
-        digest.update((ROOT.parent / "triton" / "compile.py").read_bytes())
+        digest.update(COMPILE_TRITON.read_bytes())
         return digest.hexdigest()[:16]
     digest = hashlib.sha256(" ".join((arch, compiler, *FLAGS)).encode())
     seen: set[Path] = set()
