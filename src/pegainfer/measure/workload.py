@@ -16,7 +16,7 @@ from pegainfer.measure.step_shapes import Loads, StepShape
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.cases.pointwise import rotation_table
 from pegainfer.ops.program import OpCall, Program
-from pegainfer.ops.spec import Arrays, Case, OpSpec, Role
+from pegainfer.ops.spec import Arrays, Case, Operand, OpSpec, Role
 from pegainfer.ops.tensor import Kind
 
 Array = np.ndarray[Any, Any]
@@ -42,9 +42,6 @@ SAMPLING: dict[str, dict[str, Options]] = {
     },
     "token_logprobs": {"top 5": {"top_lens": 5}},
 }
-NEUTRAL: Options = {"repetition_penalty": 1.0, "top_p": 1.0, "mask_rows": -1, "top_lens": -1}
-# Parameters of a row that are off where no option names them.
-SCALARS = frozenset({"temperature", "min_p", "frequency_penalty", "presence_penalty", "bias_values"})
 LOGITS_SPREAD = 4.0  # standard deviation of a trained model's logits, about
 
 
@@ -194,7 +191,7 @@ def case(
     for o in family.spec.operands:
         if o.role in only and o.name in family.dtypes:
             dims = tuple(int(a) if a.isdigit() else sizes[a] for a in o.axes)
-            arrays[o.name] = _values(o.name, family.dtypes[o.name], dims, rng, options, o.role)
+            arrays[o.name] = _values(o, family.dtypes[o.name], dims, rng, options)
     if "history" in arrays:
         arrays["history"] = i32(rng.integers(0, sizes.get("V", 1), arrays["history"].shape))
     arrays |= step_inputs(family, shape, Pages(rng.permutation(sizes.get("N", 0)), sizes.get("S", 1)), 0)
@@ -231,15 +228,17 @@ def step_inputs(family: Family, shape: StepShape, pages: Pages, turn: int) -> Ar
 
 
 def _values(
-    name: str, dtype: str, dims: tuple[int, ...], rng: np.random.Generator, options: Options, role: Role
+    operand: Operand, dtype: str, dims: tuple[int, ...], rng: np.random.Generator, options: Options
 ) -> Array:
-    if name in options or name in NEUTRAL:
-        return np.full(dims, options.get(name, NEUTRAL.get(name, 0)), VALUES.get(dtype, np.float32))
+    name, role = operand.name, operand.role
+    option = options.get(name, operand.neutral)
+    if option is not None:
+        return np.full(dims, option, VALUES.get(dtype, np.float32))
     if name == "cos_sin":
         return rotation_table(dims[0], dims[1], ROPE_THETA)
     if name == "seeds":
         return rng.integers(0, 2**64, dims, dtype=np.uint64)
-    if dtype in VALUES or name in SCALARS:
+    if dtype in VALUES:
         return np.zeros(dims, VALUES.get(dtype, np.float32))
     values = normal(rng, dims)
     if role is Role.WEIGHT:

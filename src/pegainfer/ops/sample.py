@@ -152,27 +152,27 @@ _ADJUST = (
     In("bias_ids", "J", INTS),  # distinct within a row
     In("bias_values", "J", F32),
     In("bias_starts", "L", INTS),
-    In("bias_lens", "L", INTS),
+    In("bias_lens", "L", INTS, neutral=0),
     In("masks", "E I", ("u32",)),  # bit v % 32 of word v // 32 set: token v may be drawn
-    In("mask_rows", "L", INTS),  # which mask; -1: none
+    In("mask_rows", "L", INTS, neutral=-1),  # which mask; -1: none
     In("banned_tokens", "U", INTS),  # sequences that must not be completed, laid end to end
     In("banned_seq_starts", "O", INTS),  # sequence o is banned_tokens[start .. start + len], len ≥ 1;
     In("banned_seq_lens", "O", INTS),  # one of a single token is banned in any case
     In("banned_starts", "L", INTS),  # row l's sequences are banned_starts[l] .. + banned_lens[l]
-    In("banned_lens", "L", INTS),
+    In("banned_lens", "L", INTS, neutral=0),
     State("history", "Z X", INTS),
     In("slots", "L", INTS),  # distinct
     In("history_lens", "L", INTS),  # known tokens of the row, those of the prompt included
     In("prompt_lens", "L", INTS),
-    In("repetition_penalty", "L", F32),
-    In("frequency_penalty", "L", F32),
-    In("presence_penalty", "L", F32),
+    In("repetition_penalty", "L", F32, neutral=1),
+    In("frequency_penalty", "L", F32, neutral=0),
+    In("presence_penalty", "L", F32, neutral=0),
 )
 _DRAW = (
-    In("temperature", "L", F32),  # below 2^-20: greedy
-    In("top_k", "L", INTS),
-    In("top_p", "L", F32),
-    In("min_p", "L", F32),
+    In("temperature", "L", F32, neutral=0),  # below 2^-20: greedy
+    In("top_k", "L", INTS, neutral=0),
+    In("top_p", "L", F32, neutral=1),
+    In("min_p", "L", F32, neutral=0),
     In("seeds", "L", ("u64",)),
     In("draws", "L", INTS),  # tokens that the row has generated so far
 )
@@ -244,7 +244,9 @@ TOKEN_LOGPROBS = declare(
             *_LOGPROBS,
             In("logits", "L V", F32),
             In("targets", "L", INTS),
-            In("top_lens", "L", INTS),  # -1: the row is skipped (0, rank 0, ids -1); 0 … K: so many best
+            In(
+                "top_lens", "L", INTS, neutral=-1
+            ),  # -1: the row is skipped (0, rank 0, ids -1); 0 … K: so many best
         ),
         reference=_token_logprobs,
         flops=lambda s: 4 * s["L"] * s["V"],
@@ -284,7 +286,7 @@ SAMPLE = declare(
             In("logits", "L V", F32),
             *_ADJUST,
             *_DRAW,
-            In("top_lens", "L", INTS),
+            In("top_lens", "L", INTS, neutral=-1),
         ),
         lower=_sample,
         flops=lambda s: 21 * s["L"] * s["V"],

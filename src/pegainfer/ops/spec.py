@@ -26,18 +26,29 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor of an op. `axes` are letters of GLOSSARY.md, or numbers."""
+    """One tensor of an op. `axes` are letters of GLOSSARY.md, or numbers.
+
+    Args:
+        neutral: the value of an option that has no effect; None for what is no option.
+    """
 
     name: str
     role: Role
     axes: tuple[str, ...]
     dtypes: tuple[str, ...]
     optional: bool = False
+    neutral: float | None = None
 
 
 def _operand(role: Role, default: tuple[str, ...]) -> Callable[..., Operand]:
-    def make(name: str, axes: str, dtypes: tuple[str, ...] = default, optional: bool = False) -> Operand:
-        return Operand(name, role, tuple(axes.split()), dtypes, optional)
+    def make(
+        name: str,
+        axes: str,
+        dtypes: tuple[str, ...] = default,
+        optional: bool = False,
+        neutral: float | None = None,
+    ) -> Operand:
+        return Operand(name, role, tuple(axes.split()), dtypes, optional, neutral)
 
     return make
 

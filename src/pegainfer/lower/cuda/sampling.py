@@ -7,6 +7,7 @@ from pegainfer.lower.cuda.plan import ptr, struct
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.ops.fused import ADJUST_SOME_LOGITS, SAMPLE_SOME_TOKENS
 from pegainfer.ops.program import OpCall, is_read
+from pegainfer.ops.sample import ADJUST_LOGITS, SAMPLE_TOKENS
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.launch import i32
 
@@ -51,14 +52,8 @@ def _chunks(c: LoweringContext, vocab: int) -> int:
 @handles("adjust_logits", "adjust_some_logits")
 def _adjust_logits(c: LoweringContext) -> None:
     s = c.sizes
-    names = (
-        "scores", "logits", "bias_ids", "bias_values", "bias_starts", "bias_lens", "masks", "mask_rows",
-        "banned_tokens", "banned_seq_starts", "banned_seq_lens", "banned_starts", "banned_lens", "history",
-        "slots", "history_lens", "prompt_lens", "repetition_penalty", "frequency_penalty",
-        "presence_penalty",
-    )  # fmt: skip
     plain = c.address("plain") if "plain" in c.call.tensors else None
-    addresses = [ptr(c.address(n)) for n in names]
+    addresses = [ptr(c.address(o.name)) for o in ADJUST_LOGITS.operands]  # in the order of struct AdjustArgs
     args = struct(*addresses, ptr(plain), i32(s["V"]), i32(s["I"]), i32(s["X"]))
     c.launch("adjust_logits", (_chunks(c, s["V"]), s["L"], 1), 256, [args])
 
@@ -67,12 +62,11 @@ def _adjust_logits(c: LoweringContext) -> None:
 def _sample_tokens(c: LoweringContext) -> None:
     s = c.sizes
     rows, chunks = s["L"], _chunks(c, s["V"])
-    names = ("temperature", "top_k", "top_p", "min_p", "seeds", "draws")
-    scores, some = c.address("scores"), "plain" in c.call.tensors
+    *outputs, scores = (c.address(o.name) for o in SAMPLE_TOKENS.operands[:3])
+    inputs = [c.address(o.name) for o in SAMPLE_TOKENS.operands[3:]]
+    some = "plain" in c.call.tensors
     sources = scores, c.address("logits") if some else scores, c.address("plain") if some else None
     scratch = [c.scratch(rows * n) for n in (8 * chunks, 8 * chunks, 8 * BINS, 4 * BINS)]
-    outputs = [c.address(n) for n in ("tokens", "status")]
-    inputs = [c.address(n) for n in names]
     args = struct(*map(ptr, (*outputs, *sources, *inputs, *scratch)), i32(s["V"]), i32(chunks))
     c.launch("sample_peaks", (chunks, rows, 1), 256, [args])
     c.launch("sample_weigh", (chunks, rows, 1), 256, [args])
