@@ -117,7 +117,8 @@ def _plan(spec: EngineSpec, device: OpDevice, wanted: tuple[str, ...]) -> Plan:
     if unknown := sorted(set(wanted) - set(names)):
         raise ConfigError("no such op in this model's step", expected=" ".join(names), got=" ".join(unknown))
     longest = programs.info.max_model_len
-    return [(f, f.step_shapes(longest, device.loads)) for f in found if not wanted or f.spec.name in wanted]
+    chosen = [f for f in found if not wanted or f.spec.name in wanted]
+    return [(f, f.step_shapes(longest, device.step_sizes)) for f in chosen]
 
 
 @dataclass(frozen=True)

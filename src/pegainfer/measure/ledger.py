@@ -17,7 +17,7 @@ from pegainfer.ops.spec import Cost, OpSpec, Role
 LEDGER = Path(__file__).with_name("ledger.jsonl")  # ships with the package
 Memory = Literal["dram", "cache"]
 
-# Axes that a step's time does not depend on: capacities, and rows that the op passes over.
+# Axes that a step's time does not depend on: capacities, and rows that the op skips.
 IDLE_AXES = {
     "attention": "NYW",
     "kv_append": "NY",
@@ -33,13 +33,13 @@ IDLE_AXES = {
 # Sizes of a step that no operand has but the cost does: cached tokens read, query-key pairs.
 COST_AXES = {"attention": "CQ"}
 STEP_AXES = frozenset("TRLCQJEUO")
-CLOCK_US = 0.02  # what a clock can tell
+CLOCK_US = 0.02  # resolution of the clock
 FORWARD = "forward"  # the op of a row that is a whole step up to the logits
 NEIGHBOURS = 4  # rows that a price is interpolated from
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine does at the most, measured in the same run.
+    """The machine's ceilings, measured in the same run.
 
     Args:
         read_gb_s: reading an array that no cache holds, 10⁹ bytes a second.
@@ -59,7 +59,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
         return max(cost.bytes / bandwidth / 1e3, cost.flops / self.peaks[arithmetic] / 1e3, self.launch_us)
 
     def best_of(self, other: Roofline) -> Roofline:
-        """The better of each: what else runs on a machine can only make them worse."""
+        """The better value of each: other work on the machine can only make them worse."""
         return Roofline(
             read_gb_s=max(self.read_gb_s, other.read_gb_s),
             cache_gb_s=max(self.cache_gb_s, other.cache_gb_s),
@@ -87,8 +87,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         memory: where the op's bytes come from in a step.
         arithmetic: a key of the roofline's peaks.
         calls: of this op in one step of `model`.
-        step_us, step_kernels: what a call adds to a whole step of these sizes, and launches there, where it
-            overlaps with the one before it; None where it takes what it takes by itself.
+        step_us, step_kernels: microseconds that a call adds to a whole step of these sizes, where it overlaps
+            with the one before it, and its kernels there; None where a step adds exactly `us`.
         date: UTC, ISO 8601.
     """
 
@@ -122,7 +122,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What a later measurement of the same thing shares with this one."""
+        """The fields that a later measurement of the same thing has in common with this one."""
         sizes = tuple(sorted(self.shape.items()))
         return self.device, self.threads, self.op, self.variant, self.case, sizes, self.calls, self.model
 
@@ -170,7 +170,7 @@ def shape_text(row: Row) -> str:
 
 
 def append(rows: Iterable[Row], path: Path = LEDGER) -> None:
-    """Adds rows at the end, with the rates that follow from them spelled out for who reads the file."""
+    """Adds rows at the end, with derived rates for readers of the file."""
     lines = []
     for row in rows:
         derived = {n: getattr(row, n) for n in ("gb_s", "gflop_s", "floor_us", "share")}

@@ -1,5 +1,5 @@
-"""What the op benches of all devices share: an op's calls repeated in one program as a step meets them, with
-weights and pages cold; timings; and what a device must offer to be benched.
+"""The part of the op benches that all devices share: calls of an op repeated in one program with cold weights
+and pages, as in a step; timings; and the protocol of a device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pegainfer.measure.ledger import Memory, Roofline
-from pegainfer.measure.step_shapes import Loads, StepShape
+from pegainfer.measure.step_shapes import StepShape, StepSizes
 from pegainfer.measure.workload import (
     Family,
     FamilyKey,
@@ -53,7 +53,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Identity:
-    """What ran: the ledger's name of it.
+    """What was measured, as the ledger identifies it.
 
     Args:
         kernels: by their names in the manifest, in order; empty where the variant says it all.
@@ -70,7 +70,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class InStep:
-    """What one call of an op adds to a whole step of the model.
+    """The cost that one call of an op adds to a whole step of the model.
 
     Args:
         us: microseconds.
@@ -113,7 +113,7 @@ class OpDevice(Protocol):
     Args:
         name: of the processor or card.
         threads: that compute; 0 on a GPU.
-        loads: the step sizes that it is measured at.
+        step_sizes: those that it is measured at.
     """
 
     @property
@@ -123,7 +123,7 @@ class OpDevice(Protocol):
     def threads(self) -> int: ...
 
     @property
-    def loads(self) -> Loads: ...
+    def step_sizes(self) -> StepSizes: ...
 
     def families(self, programs: Iterable[Program]) -> list[Family]:
         """The distinct calls of a model's programs as this device lowers and stores them."""
@@ -134,7 +134,7 @@ class OpDevice(Protocol):
     def steps(
         self, record: Callable[[int], Program], longest: int, wanted: Collection[FamilyKey]
     ) -> dict[StepShape, StepTimes]:
-        """Whole forward passes of the model; none where an op takes in a step what it takes by itself.
+        """Whole forward passes of the model; None where an op takes the same time in a step as by itself.
 
         Args:
             record: the forward pass over a KV cache of so many blocks.
@@ -171,7 +171,7 @@ class Repeated:
         self.rng = np.random.default_rng(SEED)
         self.sizes = _pool_sizes(family, shapes, cold_bytes)
         self.pages = Pages(self.rng.permutation(self.sizes.get("N", 0)), self.sizes.get("S", 1))
-        # What each call has of its own: rows of one table, weights, or pages.
+        # Each call has its own rows of a table, weights or pages.
         moving = {"ids", "block_table"} & set(family.dtypes)
         self.own = frozenset(moving or family.weights)
         self.calls = plain if moving or not family.weights else _copies(family, cold_bytes, least)
@@ -198,18 +198,18 @@ class Repeated:
             inputs.pop(name, None)
         return inputs
 
-    def moving(self, shape: StepShape, turn: int) -> Arrays:
+    def moving(self, shape: StepShape, iteration: int) -> Arrays:
         """Inputs that differ from call to call or from run to run."""
         inputs: Arrays = {}
         if "slots" in self.family.dtypes:
-            inputs["slots"] = step_inputs(self.family, shape, self.pages, turn)["slots"]
+            inputs["slots"] = step_inputs(self.family, shape, self.pages, iteration)["slots"]
         for i in range(self.calls):
             if "ids" in self.own:  # those of the first call are such that a check can have the whole table
                 most = self.sizes["V"] if i else min(self.sizes["V"], MOST_IDS)
                 inputs[f"ids.{i}"] = i32(self.rng.integers(0, most, shape.env["T"]))
             if "block_table" in self.own:
                 layers = self.sizes["Y"]
-                table = self.pages.table(shape, (turn * self.calls + i) // layers)
+                table = self.pages.table(shape, (iteration * self.calls + i) // layers)
                 inputs[f"block_table.{i}"] = np.zeros((shape.rows, self.sizes["W"]), np.int32)
                 inputs[f"block_table.{i}"][:, : table.shape[1]] = table
         return inputs

@@ -23,11 +23,11 @@ class StepShape:
 
 
 @dataclass(frozen=True)
-class Loads:
+class StepSizes:
     """The steps that a device's ops are measured at.
 
     Args:
-        decodes: rows with one token each, for products and attention.
+        decodes: rows with one token each, for GEMMs and attention.
         others: the same for all other ops.
         prefills: seen by ops that work on all tokens of a step, not by those of the rows that sample.
         long: more contexts, for attention.
@@ -47,7 +47,7 @@ def _prefills(*counts: int) -> tuple[StepShape, ...]:
     return tuple(StepShape(1, count, count) for count in counts)
 
 
-CPU_LOADS = Loads(
+CPU_STEP_SIZES = StepSizes(
     decodes=_decodes((1, 2, 4, 8, 16), 128),
     others=_decodes((1, 2, 4, 8, 16), 128),
     prefills=_prefills(128, 512),
@@ -57,7 +57,7 @@ CPU_LOADS = Loads(
         StepShape(1, 128, 4096),
     ),
 )
-GPU_LOADS = Loads(
+GPU_STEP_SIZES = StepSizes(
     decodes=_decodes((1, 8, 16, 32, 64, 128, 256), 1024),
     others=_decodes((1, 8, 64, 256), 1024),
     prefills=_prefills(128, 512, 1024, 2048),

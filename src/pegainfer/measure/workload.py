@@ -1,4 +1,4 @@
-"""What a model's steps ask of its ops: each distinct call, at the sizes of decode and prefill, with inputs.
+"""The distinct calls of a model's steps, at the sizes of decode and prefill, with inputs.
 
 Every device's op bench walks these; how the calls are repeated and timed is the device's own.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.measure.ledger import IDLE_AXES, shape_of
-from pegainfer.measure.step_shapes import Loads, StepShape
+from pegainfer.measure.step_shapes import StepShape, StepSizes
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.cases.pointwise import rotation_table
 from pegainfer.ops.program import OpCall, Program
@@ -25,7 +25,7 @@ ROPE_THETA = 1e4
 VALUES = {"u32": np.uint32, "u64": np.uint64, "i32": np.int32}
 
 
-# What users ask of sampling, by op: name -> values of operands that are not the neutral ones.
+# Usual sampling options by op: name -> values of operands that are not the neutral ones.
 Options = Mapping[str, float]
 SAMPLING: dict[str, dict[str, Options]] = {
     "adjust_logits": {
@@ -45,7 +45,7 @@ SAMPLING: dict[str, dict[str, Options]] = {
 LOGITS_SPREAD = 4.0  # standard deviation of a trained model's logits, about
 
 
-# Op and sizes that no step changes: what calls that differ in layer and weights alone share.
+# Op and sizes that no step changes: equal for calls that differ in layer and weights only.
 FamilyKey = tuple[str, tuple[tuple[str, int], ...]]
 
 
@@ -85,15 +85,15 @@ class Family:
     def key(self) -> FamilyKey:
         return _family_key(self.spec, self.axes)
 
-    def step_shapes(self, longest: int, loads: Loads) -> tuple[StepShape, ...]:
+    def step_shapes(self, longest: int, sizes: StepSizes) -> tuple[StepShape, ...]:
         """At which a bench measures it; no context is longer than `longest` tokens.
 
         Of steps that are the same to it, such as one row of 128 tokens and 128 rows of one, the first.
         """
         letters = {a for o in self.spec.operands for a in o.axes} - set(IDLE_AXES.get(self.spec.name, ""))
-        shapes = loads.decodes if self.weights or self.spec.name == "attention" else loads.others
+        shapes = sizes.decodes if self.weights or self.spec.name == "attention" else sizes.others
         if "T" in letters:  # else it sees only the rows that sample
-            shapes += loads.prefills + (loads.long if self.spec.name == "attention" else ())
+            shapes += sizes.prefills + (sizes.long if self.spec.name == "attention" else ())
         distinct: dict[tuple[object, ...], StepShape] = {}
         for s in shapes:
             if s.context <= longest:
@@ -136,22 +136,22 @@ def _held_dtype(call: OpCall, name: str) -> str:
 
 @dataclass(frozen=True)
 class Pages:
-    """Blocks of a KV pool, dealt out to a step's rows in no order; a different set each `turn`."""
+    """Blocks of a KV pool, dealt out to a step's rows in no order; a different set each `iteration`."""
 
     blocks: Array  # [N], a permutation
     block_size: int
 
-    def table(self, shape: StepShape, turn: int) -> Array:
+    def table(self, shape: StepShape, iteration: int) -> Array:
         """[R, ceil(context / S)] int32."""
         each = blocks_of(shape, self.block_size)
         need = shape.rows * each
-        start = turn % max(1, len(self.blocks) // need) * need
+        start = iteration % max(1, len(self.blocks) // need) * need
         return i32(self.blocks[start : start + need].reshape(shape.rows, each))
 
-    def slots(self, shape: StepShape, turn: int) -> Array:
+    def slots(self, shape: StepShape, iteration: int) -> Array:
         """Places of the step's tokens: [T] int32."""
         where = positions_of(shape).reshape(shape.rows, shape.count)
-        blocks = np.take_along_axis(self.table(shape, turn), where // self.block_size, axis=1)
+        blocks = np.take_along_axis(self.table(shape, iteration), where // self.block_size, axis=1)
         return i32(blocks * self.block_size + where % self.block_size).reshape(-1)
 
 
@@ -209,17 +209,17 @@ def sizes_of(family: Family, shape: StepShape) -> dict[str, int]:
     return sizes
 
 
-def step_inputs(family: Family, shape: StepShape, pages: Pages, turn: int) -> Arrays:
-    """What says where a step's rows lie: int32."""
+def step_inputs(family: Family, shape: StepShape, pages: Pages, iteration: int) -> Arrays:
+    """The inputs that tell where a step's rows lie: int32."""
     rows, count = shape.rows, shape.count
     sampled = "logits" in family.dtypes or "history" in family.dtypes
     makers: dict[str, Callable[[], Array]] = {
         "positions": lambda: positions_of(shape),
-        "slots": lambda: i32(np.arange(rows)) if sampled else pages.slots(shape, turn),
+        "slots": lambda: i32(np.arange(rows)) if sampled else pages.slots(shape, iteration),
         "query_starts": lambda: i32(np.arange(rows) * count),
         "query_lens": lambda: np.full(rows, count, np.int32),
         "context_lens": lambda: np.full(rows, shape.context, np.int32),
-        "block_table": lambda: pages.table(shape, turn),
+        "block_table": lambda: pages.table(shape, iteration),
         "rows": lambda: i32(np.arange(rows) * count + count - 1),
         "history_lens": lambda: np.full(rows, shape.context, np.int32),
         "prompt_lens": lambda: np.full(rows, shape.context // 2, np.int32),

@@ -216,7 +216,7 @@ def counters(model: Model, executor: CudaExecutor) -> DeviceTensor:
     """[2] u32: how many launches there have been, and blocks that have ended."""
     row_pass = recognise(executor.program.calls)
     assert row_pass is not None
-    _, _, launches, _ = row_pass.told(model.ctx.device.info)
+    _, _, launches, _ = row_pass.exchange_layout(model.ctx.device.info)
     return DeviceTensor.at(executor._kept["row pass"].address + launches, (2,), "u32", executor)
 
 

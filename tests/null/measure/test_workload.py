@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pegainfer.measure.step_shapes import CPU_LOADS, StepShape
+from pegainfer.measure.step_shapes import CPU_STEP_SIZES, StepShape
 from pegainfer.measure.workload import (
     SAMPLING,
     Family,
@@ -74,10 +74,10 @@ def test_a_steps_sizes_count_tokens_and_pairs() -> None:
 
 
 def test_ops_of_sampling_rows_have_no_prefill_and_no_context_is_too_long() -> None:
-    assert {s.count for s in family("lm_head").step_shapes(LONGEST, CPU_LOADS)} == {1}
-    assert {s.count for s in family("linear_residual").step_shapes(LONGEST, CPU_LOADS)} == {1, 128, 512}
-    assert max(s.context for s in family("attention").step_shapes(8192, CPU_LOADS)) == 8192
-    assert max(s.context for s in family("attention").step_shapes(LONGEST, CPU_LOADS)) == 512
+    assert {s.count for s in family("lm_head").step_shapes(LONGEST, CPU_STEP_SIZES)} == {1}
+    assert {s.count for s in family("linear_residual").step_shapes(LONGEST, CPU_STEP_SIZES)} == {1, 128, 512}
+    assert max(s.context for s in family("attention").step_shapes(8192, CPU_STEP_SIZES)) == 8192
+    assert max(s.context for s in family("attention").step_shapes(LONGEST, CPU_STEP_SIZES)) == 512
 
 
 def test_programs_are_planned_for_the_greatest_sizes() -> None:

@@ -55,7 +55,7 @@ class CpuExecutor:
         self._pool = pool
         self._lib = library()
         self._memory: dict[Tensor, Array] = {}  # buffers and outputs, flat, at their largest
-        self._given: dict[str, Array] = {}  # the last step's inputs, which C++ reads where they lie
+        self._given: dict[str, Array] = {}  # the last step's inputs, which C++ reads in place
         self._results: dict[str, Array] = {}  # the outputs in the shapes of the last step's sizes
         self._place: dict[Tensor, int] = {t: i for i, t in enumerate(program.tensors())}
         self._table = np.zeros(len(self._place) + 1, np.uint64)  # addresses; C++ reads it in each step
@@ -124,7 +124,8 @@ class CpuExecutor:
         self._set(t, _address(held))
 
     def _set_sizes(self, env: Sizes) -> None:
-        """Where they differ from the last step's, inputs are looked at anew and outputs shaped anew."""
+        """Sets the step's sizes. If they differ from those of the last step, inputs are checked and outputs
+        shaped again."""
         for i, name in enumerate(self._sizes):
             size = env.get(name, -1)
             if size < 0 or size > self.largest.get(name, size):

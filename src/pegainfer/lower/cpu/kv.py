@@ -1,4 +1,4 @@
-"""How the kernels order a KV cache within a block, and the way there and back for tests.
+"""How the kernels order a KV cache within a block; conversions from and to the reference's order for tests.
 
 The array is [N, Y, 2, G, S, D] by name, as the reference has it, but what lies within one block and layer is,
 for each KV head, K as [S / 16, D, 16] (lanes are tokens) and then V as [S, D].

@@ -1,1 +1,1 @@
-"""CUDA kernels and what chooses and launches them. Imports without a GPU."""
+"""Lowering and execution on GPUs: rewrite, choose, bind, run. Imports without a GPU."""

@@ -15,11 +15,11 @@ DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES, CUT_BYTES = 1
 PAGE = 16  # tokens that a decoding warp takes at a time; a block is whole pages
 TILE_HEADS = (64, 128)  # that sm90/attention/prefill.cuh is compiled for
 PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in a step
-# Up to so many rows are cut by their own length: products of as many are the same bit by bit whoever shares
-# the batch, and so is attention. More are cut into even shares (adr/0010).
+# Up to this many rows are split by their own length, so a row's attention has the same bits whatever other
+# rows share its batch, as its GEMMs have. More rows are split into even shares (adr/0010).
 OWN_PARTS_ROWS = 16
-# On Hopper a step's only row goes to one block on every SM, which add up their own parts (adr/0012), where it
-# has so few units: in clusters of eight blocks, one unit each, up to so many keys, beyond that all over.
+# On Hopper the only row of a step goes to one block on every SM (adr/0012) if it has at most this many units.
+# Up to this many keys, a cluster of eight blocks has one unit; longer rows are shared out to all blocks.
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class AttentionChoice:
 
     @property
     def boxes(self) -> bool:
-        """Whether prefill reads the cache through the tensor memory accelerator."""
+        """Whether prefill reads the cache by TMA."""
         return "_tiles_" in self.prefill
 
     @property

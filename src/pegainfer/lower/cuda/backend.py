@@ -22,7 +22,7 @@ class CudaBackend:
 
     Args:
         weights: every constant of the programs to come, by name.
-        dummy: makes the weights that are missing or have no parts.
+        dummy: generates the weights that are missing or have no parts.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CudaBackend:
         )  # fmt: skip
 
     def load(self, progress: Progress | None = None) -> None:
-        """Brings the weights of all prepared programs to the device."""
+        """Loads the weights of all prepared programs to the device."""
         self.store.load(progress)
 
     def describe(self) -> str:

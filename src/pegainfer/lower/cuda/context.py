@@ -55,7 +55,7 @@ class CudaContext:
         return self._maps[key]
 
     def _with_clusters(self, info: DeviceInfo) -> DeviceInfo:
-        """Which SMs a card lacks differs from card to card, so the driver is asked."""
+        """Queries the driver, because cards of one type lack different SMs."""
         if not info.clusters_exist:
             return info
         kernel = self.library.kernel("launch_nothing")
@@ -63,7 +63,8 @@ class CudaContext:
 
     @cached_property
     def lt(self) -> CublasLt:
-        """Loaded at first use: half a second that a decode-only test can spare."""
+        """Loaded at first use, because loading takes half a second and a decode-only test does not need
+        it."""
         lt = CublasLt()
         self._closers.append(lt.close)
         return lt

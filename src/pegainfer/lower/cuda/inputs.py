@@ -39,7 +39,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Filled:
-    """What a slot of the ring was last filled as: where each input's own values go, with padding behind them.
+    """The layout that a slot of the ring was last filled with: where each input's values go, followed by
+    padding.
 
     Args:
         sizes: the step's own, in the order of InputStage's symbols.

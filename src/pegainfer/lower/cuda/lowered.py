@@ -56,7 +56,7 @@ class LoweredStep:
         self.graph_name = graph_name
 
     def make_graph(self, stream: Stream) -> None:
-        """Records the launches; nothing of them runs. What is under way on the stream goes on."""
+        """Records the launches without running them. Work in flight on the stream continues."""
         assert self.graph_name is not None, "run_once comes first"
         self.graph = Graph(stream, lambda: self._launch(stream), self.graph_name)
         self.graph.upload(stream)

@@ -29,7 +29,7 @@ from pegainfer.runtime.cuda.memory import aligned
 
 @dataclass(frozen=True)
 class Step:
-    """What a step is lowered for: sizes, and the card.
+    """The sizes of a step, and the card that it is lowered for.
 
     Args:
         decode_only: no row has more than one query token.
@@ -89,7 +89,8 @@ class Operands:
 
 
 class LoweringContext(Operands):
-    """What the function that lowers an op is given: the call's operands, and the plan that launches go to."""
+    """Argument of the function that lowers an op: the call's operands, and the plan to which it adds
+    launches."""
 
     def __init__(self, call: OpCall, step: Step, plan: StepPlan) -> None:
         super().__init__(call, step)
@@ -132,7 +133,8 @@ class LoweringContext(Operands):
         """Adds a kernel; none for an empty grid."""
         if 0 in grid:
             return
-        # The step's first kernel waits for what was made ahead of it: some look at that before they wait.
+        # The step's first kernel waits for the launches ahead of the calls, because some kernels read their
+        # results before griddepcontrol.wait.
         pdl = self.target.info.pdl and (self._follows or bool(self._launches))
         self._launches.append(
             PlannedLaunch(
@@ -200,5 +202,5 @@ def choose(calls: Sequence[tuple[OpCall, int]], step: Step) -> StepPlan:
 
 
 def blocks(work: int, each: int) -> int:
-    """How many pieces of `each` cover `work`."""
+    """The number of blocks of `each` elements that cover `work`: the quotient, rounded up."""
     return -(-work // each)

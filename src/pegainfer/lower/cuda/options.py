@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# What padding rows and tokens of a graph hold: no slot, place, state, mask or logprobs; 0 for all others.
+# Values of the padding rows and tokens of a graph: no slot, place, state, mask or logprobs; 0 for all other
+# inputs.
 # Inputs of a KV group are named <group>.<name>.
 PADDING: dict[str, int] = dict.fromkeys(
     ("slots", "places", "state_ids", "state_saves", "mask_rows", "top_lens"), -1

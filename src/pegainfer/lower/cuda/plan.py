@@ -1,4 +1,4 @@
-"""Launches before they have addresses: what a step will put on the stream, made and printed without a GPU."""
+"""The launches of a step before they have addresses. They are made and printed without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pegainfer.ops.tensor import Sizes, Tensor
 from pegainfer.runtime.cuda.cublaslt import MatmulProblem
 from pegainfer.runtime.cuda.launch import Arg
 
-# Where bytes lie, before a device has any
+# Kinds of device memory, before any is allocated
 
 
 @dataclass(frozen=True, slots=True)

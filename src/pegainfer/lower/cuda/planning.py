@@ -1,4 +1,4 @@
-"""A program's steps as plans: which calls are rewritten, and with which kernels what remains is launched."""
+"""Plans of a program's steps: which calls are rewritten, and which kernels run the rewritten calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pegainfer.ops.program import OpCall, Program
 RULES = (ONE_LAUNCH, FINISH_IN_ATTENTION, FOLD_NORM, LEAVE_PLAIN_ROWS)
 
 
-# Kernels that no plan has: weights made and converted, probes, what a runner keeps on the device.
+# Kernels that are in no plan: they generate and convert weights, measure the card, and keep a runner's state.
 SUPPORT = frozenset(
     {
         "launch_nothing", "read_bandwidth", "decode_inputs", "publish_drawn", "append_tokens", "take_rows_32",
@@ -28,7 +28,7 @@ SUPPORT = frozenset(
 
 
 def rules(*, row_pass: bool = True, fused: bool = True) -> tuple[Rule, ...]:
-    """What steps are rewritten by.
+    """The rules that rewrite steps.
 
     Args:
         row_pass: a step of one decoded row is one launch, where a kernel serves it.

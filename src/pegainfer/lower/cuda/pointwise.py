@@ -1,4 +1,4 @@
-"""Lowering of embedding, norms, rotation, cache writes and activation."""
+"""Lowering of embedding, norms, RoPE, cache writes and activation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Lowering of the projection to q, k and v. What follows it is a launch, or attention's to do."""
+"""Lowering of the projection to q, k and v. Norm, RoPE and the cache's append follow as a launch of their
+own, or decode attention does them."""
 
 from __future__ import annotations
 

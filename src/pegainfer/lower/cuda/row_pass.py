@@ -65,9 +65,9 @@ class RowPass:
         """Parts that a KV head's keys are cut into, at the most."""
         return 1 << min(info.num_sms // self.kv_heads, 32).bit_length() - 1
 
-    def told(self, info: DeviceInfo) -> tuple[int, int, int, int]:
-        """Where words, parts and two counters lie in the memory through which blocks tell each other results,
-        and its bytes.
+    def exchange_layout(self, info: DeviceInfo) -> tuple[int, int, int, int]:
+        """Offsets of tagged words, attention's parts and the two counters in the memory through which blocks
+        exchange results; and its size in bytes.
         """
         words = self.width + 2 * (self.heads + self.kv_heads) * self.head_dim + self.feed_forward
         parts = self.parts(info) * self.heads * (self.head_dim + 1)
@@ -75,7 +75,7 @@ class RowPass:
         return ends[0], ends[1], ends[2], ends[3]
 
     def lacks(self, info: DeviceInfo) -> str | None:
-        """What the kernel needs and this pass or GPU has not; None where it serves."""
+        """The kernel's first requirement that this pass or GPU does not meet; None if it meets all."""
         sides = (self.width, self.heads * self.head_dim, self.feed_forward)
         longest = 8 * 32 * WARPS * MAX_CHUNKS
         needs = (
@@ -141,7 +141,7 @@ def _by_layer(calls: Sequence[OpCall]) -> list[Sequence[OpCall]]:
 
 
 def _is_layer(number: int, calls: Sequence[OpCall], x: Tensor, eps: float) -> bool:
-    """Whether one op's result is the next one's operand, and nothing else that lasts."""
+    """Whether each op's result is an operand of the next op only, and no other result outlives the layer."""
     qkv, attention, o, gate_up, down = (c.tensors for c in calls)
     between = (qkv["q"], attention["out"], gate_up["out"])
     chained = (
@@ -173,15 +173,16 @@ def _decode_pass(c: LoweringContext) -> None:
     layers = [_layer([Operands(call, c.step) for call in group], p.dtype) for group in _by_layer(calls)]
     rows = [attention.address(n) for n in ("query_lens", "context_lens", "block_table")]
     scale = attention.call.attrs["scale"] * math.log2(math.e)
-    words, parts, launches, nbytes = p.told(info)
-    # Nothing else may write here, or a word could bear a tag that is waited for. Zeros begin the count anew.
-    told = c.step_memory("row pass", nbytes, zeroed=True)
+    words, parts, launches, nbytes = p.exchange_layout(info)
+    # No other kernel may write here: a word could then have a tag that a block waits for. Zeros restart the
+    # count of launches.
+    exchange = c.step_memory("row pass", nbytes, zeroed=True)
     window = int(c.target.tuning.numbers(info, "decode_pass")["window"])
     pointers = (
         embedding.matrix("table", dtype=p.dtype), head.matrix("w", dtype=p.dtype), head.vector("norm"),
         embedding.address("ids"), qkv.address("positions"), qkv.address("slots"), *rows,
         qkv.vector("cos_sin"), qkv.address("kv"), embedding.address("out"), head.address("logits"),
-        told + words, told + parts, told + launches,
+        exchange + words, exchange + parts, exchange + launches,
     )  # fmt: skip
     args = struct(
         *map(ptr, pointers), i32(p.layers), i32(p.width), i32(p.heads), i32(p.kv_heads), i32(p.feed_forward),

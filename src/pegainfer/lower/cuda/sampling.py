@@ -15,7 +15,7 @@ CHUNK, MAX_CHUNKS, BINS = 4096, 256, 2048  # as in common/sample/sample.cuh
 PICK_THREADS, PICK_SHARED = 1024, 40 << 10  # sample_pick's block; its struct Shared fits
 
 
-# Rows that nothing is adjusted in are not copied: the draw reads their logits.
+# Rows without adjustments are not copied: sampling reads their logits directly.
 
 
 def _leave_plain_rows(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:

@@ -32,7 +32,7 @@ class SkinnyChoice:
     depth_x: int
     trigger: int  # stages before the end at which the next launch may start
     sums: int  # offset of a tile's sums in shared memory
-    before: int  # offset of what a tile's end needs beside them
+    before: int  # offset of the epilogue's other inputs
     shared: int  # bytes
     why: str = ""
     threads: int = THREADS
@@ -81,13 +81,12 @@ class Shares:
 FILLED = {1: 1.0, 2: 1.0, 3: 0.91, 4: 0.91, 5: 0.87}
 LEAST_ROWS = 64  # of a tile: wgmma multiplies as many in any case
 NEVER_MEASURED = "even shares, for a shape that was never measured"
-MANY_TILES = 6  # a block: the launch is so long that what it overlaps with matters less than its rings
+MANY_TILES = 6  # a block: in so long a launch, deep rings matter more than overlap with other launches
 
 
 def shares(m: int, n: int, k: int, target: Target) -> tuple[Shares, str]:
-    """What was measured to be best, else the fewest splits of k whose even shares have enough rows.
-
-    Returns the reason beside it.
+    """The fastest measured shares, else the fewest splits of k whose even shares have enough rows; and the
+    reason.
     """
     tuned = target.tuning.find(target.info, "skinny", m, n=n, k=k)
     if tuned is not None and tuned.numbers is not None:
@@ -165,8 +164,8 @@ def skinny_choice(
     slots = -(-units // splits)
     sums = slots * splits * 2 * FRAGMENT
     extra = 16 + 4 * tokens + (slots * 512 + -(-rows // 32) * 128 if residual else 0)
-    # Sums lie in the rings at the end, unless the next tile is on its way there, or other blocks are to send
-    # theirs before these rings are free.
+    # The epilogue keeps sums in the rings' memory, unless copies of the next tile are in flight there, or
+    # other blocks may send their sums before the rings are free.
     for own in (0, sums) if splits == 1 or not early else (sums,):
         rest = room - own - extra - depth_x * (stage_x + 16)
         depth = min(depth_w or 32, rest // (stage_w + 16))
@@ -178,7 +177,7 @@ def skinny_choice(
     if residual and tiles > groups:
         return None
     barriers = rings + 16 * (depth + depth_x) + 16 + 4 * tokens
-    # wgmma takes 64 rows even of a smaller tile; what it reads past the last stage must be there.
+    # wgmma reads 64 rows even of a smaller tile, so memory must extend past the last stage.
     shared = max(rings + 16 * (depth + depth_x) + extra + own, depth * stage_w + (blocks * 64 - rows) * 128)
     return SkinnyChoice(
         f"skinny_{dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, wide, depth, depth_x,
@@ -196,7 +195,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class NextNorm:
-    """What a residual's GEMM leaves for the norm that follows it.
+    """Outputs of a residual's GEMM for the norm that follows it.
 
     Args:
         norm: that norm's weight.

@@ -1,4 +1,4 @@
-"""A model's weights on the GPU, in the layouts that the kernels read."""
+"""The weights of a model on the GPU, in the layouts that the kernels read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr
 from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor, item_bytes
-from pegainfer.runtime.cuda.upload import SLOT_BYTES, Piece, Progress, upload
+from pegainfer.runtime.cuda.upload import SLOT_BYTES, Progress, WorkItem, upload
 from pegainfer.runtime.weights.weight import VALUES, Weight
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +28,8 @@ FILL_BLOCKS = 1024
 
 @dataclass(frozen=True)
 class Dummy:
-    """Weights made on the device instead of read: seeded normals that keep activations of order one.
+    """Weights that are generated on the device instead of read: seeded normals that keep activations of order
+    one.
 
     Args:
         heads: matrices whose rows score the vocabulary; they are `peak` times larger, so that logits have
@@ -159,13 +160,13 @@ class WeightStore:
         """Raises ModelFileError where a file cannot be read."""
         self._ctx.device.make_current()
         stream, convert = Stream(), _Conversion(self._ctx)
-        pieces: list[Piece] = []
+        work_items: list[WorkItem] = []
         for target in targets:
             if self._is_stored(target.name):
-                pieces += _pieces(self._weights[target.name], target, convert)
+                work_items += _work_items(self._weights[target.name], target, convert)
             else:
                 self._make(target, stream)
-        upload(pieces, stream, progress)
+        upload(work_items, stream, progress)
         stream.synchronize("weights")
 
     def _make(self, target: Target, stream: Stream) -> None:
@@ -186,7 +187,8 @@ class WeightStore:
 
 
 class _Conversion:
-    """Converts pieces on the device. Work of one stream is in order: one buffer serves all its pieces."""
+    """Converts work items on the device. Work of one stream is in order, so one buffer serves all work items
+    of a stream."""
 
     def __init__(self, ctx: CudaContext) -> None:
         self._ctx = ctx
@@ -207,21 +209,21 @@ class _Conversion:
         stream.copy_rows(address, target.pitch, out, target.width, target.width, rows)
 
 
-def _pieces(weight: Weight, target: Target, convert: _Conversion) -> list[Piece]:
-    """A weight's way to the device, in pieces of whole rows that fit a slot of the ring."""
+def _work_items(weight: Weight, target: Target, convert: _Conversion) -> list[WorkItem]:
+    """The work items that bring a weight to the device: whole rows that fit a slot of the ring."""
     source = weight.scheme.name if weight.scheme.name in PLAIN else "f32"  # as it lies in the slot
     row_bytes = target.shape[-1] * item_bytes(source)
     if row_bytes > SLOT_BYTES:
         raise OpError(f"a row of weight {target.name} is too long", expected=SLOT_BYTES, got=row_bytes)
-    pieces, address = [], target.address
+    work_items, address = [], target.address
     for matrix in weight.matrices():
         for first in range(0, matrix.shape[0], SLOT_BYTES // row_bytes):
             count = min(SLOT_BYTES // row_bytes, matrix.shape[0] - first)
             read = _reader(matrix, first, count)
             send = _sender(target, source, address, count, convert)
-            pieces.append(Piece(count * row_bytes, read, send, target.name))
+            work_items.append(WorkItem(count * row_bytes, read, send, target.name))
             address += count * target.pitch
-    return pieces
+    return work_items
 
 
 def _sender(

@@ -1,4 +1,5 @@
-"""What the choice of a kernel depends on beside op and sizes: card, compiled kernels, measurements."""
+"""What the choice of a kernel depends on, apart from op and sizes: the card, the compiled kernels,
+measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Tuned:
         card: as the driver names it.
         shape: sizes that must be equal; none for numbers that hold for every shape.
         most: the most rows (tokens) that it is for.
-        numbers: what was best; None where the library was.
+        numbers: the fastest choice; None where the library was faster.
     """
 
     card: str
@@ -68,7 +69,7 @@ def _packaged() -> dict[str, Any]:
 
 
 def packaged_registers(arch: str) -> Mapping[str, int]:
-    """Registers of a thread, of kernels that fewer blocks of an SM can run for want of them."""
+    """Registers of a thread, for the kernels of which registers limit the blocks that an SM runs."""
     registers: Mapping[str, int] = _packaged()["registers"][arch]
     return registers
 
@@ -119,7 +120,7 @@ def declared_kernels() -> Mapping[str, Mapping[str, str]]:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A card, the kernels there are for it, and what was measured.
+    """A card, its kernels, and measurements.
 
     Args:
         kernels: declared features by kernel.
@@ -134,7 +135,7 @@ class Target:
 
     @classmethod
     def of(cls, info: DeviceInfo, manifest: Manifest) -> Target:
-        """With what was compiled."""
+        """The target of a card and the manifest of its compiled kernels."""
         variants = [v for unit in manifest.units for v in unit.variants]
         return cls(info, {v.name: v.features for v in variants}, {v.name: v.registers for v in variants})
 

@@ -10,9 +10,9 @@ from pegainfer.runtime.cuda.device import DeviceInfo
 
 TOKENS, ROWS = (128, 256), (64, 88, 96, 152)  # that kernels are compiled for
 UNIT = 4 * (512 + 16)  # bytes of the sums of 16 tokens by 32 rows
-FETCHERS = 128  # threads that do not multiply
-# The next launch, where it fits beside this one, may start when so many stages fewer than a ring holds are
-# still to be asked for: earlier, what it fetches is missed here.
+PRODUCERS = 128  # threads that do not multiply
+# The next launch, where it fits beside this one, may start when the stages still to be copied are this many
+# fewer than a ring holds. If it started earlier, its copies would delay those of this launch.
 LATER = 2
 
 
@@ -26,9 +26,8 @@ class Cut:
 
 
 def cut(m: int, n: int, k: int, target: Target) -> tuple[Cut | None, str]:
-    """What was measured to be best, else the fewest splits of k whose even shares have enough rows; and why.
-
-    None where the library is quicker.
+    """The fastest measured shares, else the fewest splits of k whose even shares have enough rows; and the
+    reason. None where the library is faster.
     """
     tuned = target.tuning.find(target.info, "wide", m, n=n, k=k)
     if tuned is not None:
@@ -40,7 +39,7 @@ def cut(m: int, n: int, k: int, target: Target) -> tuple[Cut | None, str]:
     if rows > ROWS[-1]:
         return None, f"a block would have {rows} of the weight's rows, and kernels take {ROWS[-1]}"
     if m > TOKENS[0] and splits > 1:
-        # Nothing starts beside such a launch, and adding up costs more than the library's way.
+        # No other launch overlaps with such a one, and the library is faster than adding up splits.
         return None, f"the library is quicker than {splits} splits of k on all of an SM"
     return Cut(rows, splits, 2 if rows > 128 and m <= TOKENS[0] else 3), NEVER_MEASURED
 
@@ -83,8 +82,8 @@ def wide_choice(
     stage_w, stage_x, depth_x = rows * 128, tokens * 128, depth_x * most // tokens
     slots = -(-(-(-rows // 32) * (most // 16)) // splits)
     extra = 16 + 4 * most + (slots * 1024 + -(-rows // 32) * 128 if residual else 0)
-    # wgmma takes all of the kernel's rows and tokens even of smaller stages: what it reads past the end of
-    # either ring must be there. x's comes first.
+    # wgmma reads all of the kernel's rows and tokens even from smaller stages, so memory must extend past the
+    # end of either ring. x's ring comes first.
     past_w, past_x = (columns - rows) * 128, (most - tokens) * 128
     depth = min(32, (room - max(extra, past_w) - depth_x * (stage_x + 16)) // (stage_w + 16))
     rings = depth * stage_w + depth_x * stage_x
@@ -94,5 +93,5 @@ def wide_choice(
     shared = max(rings + 16 * (depth + depth_x) + extra, rings + past_w, depth_x * stage_x + past_x)
     return SkinnyChoice(
         f"wide_{dtype}_{most}_{columns}", tokens, tiles, rows, splits, 1, depth, depth_x,
-        max(1, depth - later), 0, barriers, shared, why, most + FETCHERS,
+        max(1, depth - later), 0, barriers, shared, why, most + PRODUCERS,
     )  # fmt: skip

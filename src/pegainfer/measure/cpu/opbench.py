@@ -17,7 +17,7 @@ from pegainfer.measure.cpu.roofline import last_level_cache, measure_roofline
 from pegainfer.measure.cpu.variant import activation_on, arithmetic_of, variant_of
 from pegainfer.measure.ledger import Roofline, memory_of
 from pegainfer.measure.opbench import MOST_IDS, SEED, Identity, Repeated, StepTimes, Timing
-from pegainfer.measure.step_shapes import CPU_LOADS, StepShape
+from pegainfer.measure.step_shapes import CPU_STEP_SIZES, StepShape
 from pegainfer.measure.workload import Family, FamilyKey, Options, case, families
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.check import Report, check_case, through_program
@@ -34,9 +34,9 @@ MOST_SAMPLES = 2000
 
 
 class CpuOps:
-    """This processor: implements kernels.opbench.OpDevice."""
+    """This processor: implements measure.opbench.OpDevice."""
 
-    loads = CPU_LOADS
+    step_sizes = CPU_STEP_SIZES
 
     def __init__(self, name: str, options: CpuOptions) -> None:
         """`name`: the processor's."""
@@ -111,13 +111,13 @@ class FamilyBench:
         fixed, env = self._repeated.fixed(shape, options), self._repeated.env(shape)
         lead = self._repeated.lead + 1  # staging, and a call that finds threads asleep
         samples: list[int] = []
-        started, turn = time.perf_counter(), 0
-        while turn < 2 or (time.perf_counter() - started < seconds and len(samples) < MOST_SAMPLES):
+        started, iteration = time.perf_counter(), 0
+        while iteration < 2 or (time.perf_counter() - started < seconds and len(samples) < MOST_SAMPLES):
             self._executor.reset_timings()
-            self._executor.run(fixed | self._repeated.moving(shape, turn), env)
-            if turn:
+            self._executor.run(fixed | self._repeated.moving(shape, iteration), env)
+            if iteration:
                 samples += [ns for _, ns in self._executor.timings()[lead:]]
-            turn += 1
+            iteration += 1
         return self._repeated.timing(np.array(samples), shape)
 
     def check(self, shape: StepShape, options: Options) -> Report:

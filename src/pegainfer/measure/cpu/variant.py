@@ -1,4 +1,4 @@
-"""What the CPU's kernels are called in the ledger, and in which arithmetic each computes."""
+"""Names of the CPU's kernels in the ledger, and the arithmetic in which each computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pegainfer.ops.spec import OpSpec, Role
 
 
 def activation_on(activation: Activation, isa: str | None) -> Activation:
-    """What these kernels make of CpuOptions.activation: 'bf16' is 'int8' where they do not multiply bf16."""
+    """The activation format that these kernels use for CpuOptions.activation: 'int8' instead of 'bf16' where
+    they cannot multiply bf16."""
     return "int8" if activation == "bf16" and not has_bf16(isa) else activation
 
 

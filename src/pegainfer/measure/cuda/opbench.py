@@ -16,12 +16,12 @@ from pegainfer.lower.cuda.lowering import keeps_whole
 from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.lower.cuda.store import Dummy, fill_normal
 from pegainfer.measure.cuda.roofline import measure_roofline
-from pegainfer.measure.cuda.sampling_check import SampledCall
+from pegainfer.measure.cuda.sampling_check import SamplingCheck
 from pegainfer.measure.cuda.stepbench import CudaSteps
 from pegainfer.measure.cuda.timing import graph_times
 from pegainfer.measure.ledger import Roofline, memory_of
 from pegainfer.measure.opbench import MOST_IDS, Identity, Repeated, StepTimes, Timing, paged_calls
-from pegainfer.measure.step_shapes import GPU_LOADS, StepShape
+from pegainfer.measure.step_shapes import GPU_STEP_SIZES, StepShape
 from pegainfer.measure.workload import Family, FamilyKey, Options, blocks_of, families
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.check import Report
@@ -41,13 +41,13 @@ REPLAYS = 20  # of a shape's graph
 COLUMN_AXES, COLUMNS = "VNF", 512  # of a result that a check compares, where columns are a matrix's rows
 LIBRARY = "cublaslt"
 KV_BLOCK = 16  # tokens, at the least
-PERIOD = (1 << 20) + 7  # elements after which drawn weights repeat: no matrix has rows of this length
+PERIOD = (1 << 20) + 7  # drawn weights repeat after this many elements; no matrix has rows of this length
 
 
 class CudaOps:
-    """One GPU: implements kernels.opbench.OpDevice."""
+    """One GPU: implements measure.opbench.OpDevice."""
 
-    loads = GPU_LOADS
+    step_sizes = GPU_STEP_SIZES
     threads = 0
 
     def __init__(self, ordinal: int = 0, ctx: CudaContext | None = None) -> None:
@@ -66,8 +66,8 @@ class CudaOps:
     def steps(
         self, record: Callable[[int], Program], longest: int, wanted: Collection[FamilyKey]
     ) -> dict[StepShape, StepTimes]:
-        loads = self.loads
-        shapes = tuple(s for s in (*loads.decodes, *loads.prefills, *loads.long) if s.context <= longest)
+        sizes = self.step_sizes
+        shapes = tuple(s for s in (*sizes.decodes, *sizes.prefills, *sizes.long) if s.context <= longest)
         blocks = max(s.rows * blocks_of(s, KV_BLOCK) for s in shapes)
         bench = CudaSteps(self._ctx, record(blocks), shapes)
         try:
@@ -130,7 +130,7 @@ class CudaFamilyBench:
         for number, (call, _, run) in enumerate(self._executor.walk(self._inputs(shape, options), env)):
             if number == lead:
                 weights, columns = self._weights(call)
-                sampled = SampledCall(self._executor, self._ctx, call, env, weights, columns)
+                sampled = SamplingCheck(self._executor, self._ctx, call, env, weights, columns)
                 return sampled.check(label, run)
             run()
         raise AssertionError("a program without its op")
@@ -171,7 +171,7 @@ class CudaFamilyBench:
         return work[self._repeated.lead :]
 
     def _decodes(self, shape: StepShape) -> bool:
-        """As the executor tells from its inputs."""
+        """Whether each row decodes a token; the executor decides it from its inputs in the same way."""
         return shape.count == 1 and "query_lens" in self.family.dtypes
 
     def _inputs(self, shape: StepShape, options: Options) -> Arrays:
@@ -193,7 +193,7 @@ class CudaFamilyBench:
         return drawn
 
     def _weights(self, call: OpCall) -> tuple[Arrays, Arrays]:
-        """Float32 by operand, and which rows those are by axis letter (SampledCall)."""
+        """Float32 by operand, and which rows those are by axis letter (SamplingCheck)."""
         weights: Arrays = {}
         columns: Arrays = {}
         for o in call.spec.operands:

@@ -1,4 +1,4 @@
-"""What this card can give at the most: the roofs that shares are measured against."""
+"""The card's ceilings, against which shares of the roofline are measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS_PER_SM = (2, 4, 8)
 RUNS = 5
 SWEEPS = 16  # of the part that the L2 cache holds, one launch each
 LAUNCHES = 256  # that do nothing
-PEAKS = {"bf16": 8192, "f32": 4096}  # dtype -> rows, columns and depth of the product that is timed
+PEAKS = {"bf16": 8192, "f32": 4096}  # dtype -> rows, columns and depth of the timed GEMM
 
 
 def read_gb_s(ctx: CudaContext, nbytes: int = BYTES, sweeps: int = 1) -> float:
@@ -37,7 +37,7 @@ def read_gb_s(ctx: CudaContext, nbytes: int = BYTES, sweeps: int = 1) -> float:
 
 
 def gflop_s(ctx: CudaContext, dtype: str, size: int) -> float:
-    """Best 10⁹ multiplications and additions a second of a square product of random numbers by cuBLASLt."""
+    """Best 10⁹ multiplications and additions a second of a square GEMM of random numbers by cuBLASLt."""
     shape = (size, size)
     x, w, out = (DeviceTensor.empty(shape, dtype, "operand of the peak") for _ in range(3))
     for seed, t in enumerate((x, w)):

@@ -1,5 +1,6 @@
-"""A call at its full size on the device, some of its rows and columns against the reference: they do not
-depend on each other, and a reference in float64 takes its time.
+"""Checks a call that runs at its full size on the device: some of its rows and columns are compared with the
+reference. Rows and columns do not depend on each other, and a float64 reference of all of them would take too
+long.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class _Places:
     numbers: dict[int, int]
 
 
-class SampledCall:
-    """Reads what a call works on, before and after it runs.
+class SamplingCheck:
+    """Compares a sample of a call's outputs with the reference. It reads the call's operands before and after
+    the call.
 
     Args:
         weights: the call's own, float32 by operand.
@@ -228,5 +230,5 @@ class SampledCall:
         return self._float(np.stack([p.numpy(self._ctx.stream) for p in parts]))
 
     def _float(self, a: Array) -> Array:
-        """bf16 comes as float32; f16 as the reference would rather have it."""
+        """bf16 comes as float32; f16 is converted to float32 for the reference."""
         return a.astype(np.float32) if a.dtype == np.float16 else a

@@ -1,4 +1,4 @@
-"""What each op adds to a whole step: graphs of a model's forward pass, op by op more of it."""
+"""Measures what each op adds to a whole step, from graphs of growing parts of a model's forward pass."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SEED = 7
 class CudaSteps:
     """A model's forward pass on dummy weights.
 
-    In a step, a launch starts while the one before it ends, weights are fetched ahead of that, and a product
-    may hand its rows to the next one's norm. None of this can be seen in an op by itself, so its price in a
-    step is a difference: the time of the launches of all layers up to this op in each, less the time of those
-    before it. What an op overlaps with the one before is won by itself, and all parts add up to the step.
-    (Leaving one op out of the whole does not do: a short one's neighbours then meet differently, and cost
-    more by as much as it took.)
+    In a step, a launch starts while the one before it ends, weights are fetched ahead of that, and a GEMM may
+    compute sums for the next one's norm. An op by itself shows none of this, so its price in a step is a
+    difference: the time of the launches of all layers up to this op in each layer, minus the time of the
+    launches before it. The overlap of an op with the one before it counts for the later op, and all prices
+    add up to the step. (Leaving one op out of the whole step gives wrong prices: the neighbours of a short op
+    then overlap differently, and take longer by as much as the op took.)
 
     Args:
         program: of a KV cache with blocks enough for every shape that will be timed.

@@ -23,7 +23,7 @@ def graph_times(ctx: CudaContext, work: Iterable[Work], repeats: int, where: str
         for launch in launches:
             launch(ctx.stream)
 
-    body()  # whatever a library or the driver does at a first launch happens outside of the graph
+    body()  # a library or the driver may do extra work at a first launch, which must stay out of the graph
     graph = Graph(ctx.stream, body, where)
     try:
         marks = []

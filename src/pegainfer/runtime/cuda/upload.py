@@ -21,7 +21,7 @@ READERS = 8
 
 
 @dataclass(frozen=True)
-class Piece:
+class WorkItem:
     """Part of a weight.
 
     Args:
@@ -38,7 +38,7 @@ class Piece:
 
 
 def upload(
-    pieces: Sequence[Piece], stream: Stream, progress: Progress | None = None, readers: int = READERS
+    pieces: Sequence[WorkItem], stream: Stream, progress: Progress | None = None, readers: int = READERS
 ) -> None:
     """Reads and sends all pieces; returns when the last copy has ended. Raises what a read or send raised.
 
@@ -49,10 +49,10 @@ def upload(
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for i in range(len(ring)):
         free.put(i)
-    ready: queue.SimpleQueue[tuple[int, Piece] | BaseException] = queue.SimpleQueue()
+    ready: queue.SimpleQueue[tuple[int, WorkItem] | BaseException] = queue.SimpleQueue()
     stop = threading.Event()
 
-    def fill(piece: Piece) -> None:
+    def fill(piece: WorkItem) -> None:
         slot = free.get()
         if stop.is_set():
             free.put(slot)  # wakes the next reader, which gives up as well
@@ -96,10 +96,10 @@ def upload(
 
 
 def _next(
-    ready: queue.SimpleQueue[tuple[int, Piece] | BaseException],
+    ready: queue.SimpleQueue[tuple[int, WorkItem] | BaseException],
     sent: list[tuple[Event, int]],
     free: queue.SimpleQueue[int],
-) -> tuple[int, Piece] | BaseException:
+) -> tuple[int, WorkItem] | BaseException:
     """The next filled slot; slots whose copies end meanwhile go back to the readers."""
     while True:
         try:

@@ -196,7 +196,7 @@ def test_a_power_of_two_of_parts(kv_heads: int, parts: int) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_blocks_tell_each_other_has_room(name: str) -> None:
     m, h, g, d, f, v, layers = PUBLISHED[name]
-    words, parts, counters, end = RowPass(m, h, g, d, f, v, layers, 16, "bf16").told(H100)
+    words, parts, counters, end = RowPass(m, h, g, d, f, v, layers, 16, "bf16").exchange_layout(H100)
     assert words % 16 == parts % 16 == counters % 16 == 0
     assert parts - words >= 4 * (m + (h + 2 * g) * d + h * d + f)  # x, q k v, attention, activations
     assert counters - parts >= 8 * 2 ** int(math.log2(min(32, 132 // g))) * h * (d + 1)
@@ -394,7 +394,7 @@ def test_sizes_and_addresses_are_where_the_kernel_looks_for_them(tmp_path: Path)
         assert args["embedding"] == args["head"] == weights["embed"]
         assert (args["norm"], args["cos_sin"]) == (weights["norm"], weights["cos_sin"])
         kept = rig.executor._kept["row pass"]
-        places = [kept.address + place for place in SERVED.told(rig.info)]
+        places = [kept.address + place for place in SERVED.exchange_layout(rig.info)]
         assert [args["words"], args["parts"], args["launches"]] == places[:3]
         assert kept.nbytes >= places[3] - kept.address
         assert not any(ctypes.string_at(kept.address, kept.nbytes))  # no word says that it is there

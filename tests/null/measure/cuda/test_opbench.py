@@ -13,7 +13,7 @@ import pytest
 
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.measure.cuda.opbench import LEAST, CudaFamilyBench, CudaOps, launched
-from pegainfer.measure.cuda.sampling_check import SampledCall
+from pegainfer.measure.cuda.sampling_check import SamplingCheck
 from pegainfer.measure.cuda.stepbench import CudaSteps
 from pegainfer.measure.step_shapes import StepShape
 from pegainfer.measure.workload import Family
@@ -98,7 +98,7 @@ def report(bench: CudaFamilyBench, shape: StepShape, wrong: float = 0.0) -> Any:
         if number < bench._repeated.lead:
             as_kernel(bench, call, shape)()
             continue
-        sampled = SampledCall(bench._executor, bench._ctx, call, env, *bench._weights(call))
+        sampled = SamplingCheck(bench._executor, bench._ctx, call, env, *bench._weights(call))
         return sampled.check("case", as_kernel(bench, call, shape, wrong))
     raise AssertionError
 

@@ -2,7 +2,7 @@
 // are normalised (Qwen3), rotated and written to q; key heads likewise, into their page; value heads are
 // copied into theirs.
 #include "ptx.cuh"
-#include "rotation.cuh"
+#include "rope.cuh"
 
 struct Args {
     void* q;               // [T, H, D]
@@ -40,7 +40,7 @@ __device__ __forceinline__ void norm_rope_append(const Args& a) {
     if (!mine) return;
     HeadPart<T, D> x;
     x.load_from(static_cast<const T*>(a.qkv) + static_cast<int64_t>(unit) * D, lane);
-    if (!is_v) turn_head(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
+    if (!is_v) apply_rope(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
     T* to;
     if (is_q) {
         to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;

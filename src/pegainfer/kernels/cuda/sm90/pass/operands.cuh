@@ -35,7 +35,7 @@ struct Args {
     void* kv;                // [N, Y, 2, G, S, D]
     void* x;                 // [M]
     float* logits;           // [V]
-    uint32_t* words;         // what blocks tell each other: x [M], qkv [(H + 2 G) D], attn [H D], act [F]
+    uint32_t* words;         // what blocks exchange: x [M], qkv [(H + 2 G) D], attn [H D], act [F]
     uint2* parts;            // attention's parts: [parts, H, D + 1]
     // [2]: how many launches there have been on these words; blocks that have ended, 0 before and after.
     unsigned* launches;
@@ -45,12 +45,12 @@ struct Args {
     float eps, scale_log2;
 };
 
-// One product: out[n] = sum over k of in[k] · w[n, k].
-struct Product {
+// One GEMM: out[n] = sum over k of in[k] · w[n, k].
+struct Gemm {
     const void* w;
     int k, rows;
     int unit;  // rows that a block takes together
-    __device__ __forceinline__ Product(const Args& a, const Layers& layers, int layer, int kind, int d) {
+    __device__ __forceinline__ Gemm(const Args& a, const Layers& layers, int layer, int kind, int d) {
         const Layer& l = layers.layer[layer];
         switch (kind) {
             case QKV:

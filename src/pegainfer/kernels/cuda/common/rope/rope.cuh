@@ -1,8 +1,8 @@
-// A head's norm (Qwen3) and rotation by one warp: the same bits in every kernel that does it.
+// A head's norm (Qwen3) and RoPE by one warp. Every kernel that includes this gets the same bits.
 //
-// Lane l holds the N elements from l N of the head's first half, and those of its second that they are paired
-// with. Multiplications and additions are named one by one, so that no kernel's compiler joins others of
-// them.
+// Lane l holds the N elements from l N of the head's first half, and the elements of the second half that
+// RoPE pairs with them. Each multiplication and addition is an intrinsic, so that the compiler contracts the
+// same ones in every kernel.
 #pragma once
 #include "reduce.cuh"
 #include "types.cuh"
@@ -25,7 +25,7 @@ struct HeadPart {
     }
 };
 
-// 1 / rms of a head, to every lane.
+// Returns 1 / rms of a head in every lane.
 template <typename T, int D>
 __device__ __forceinline__ float head_scale(const HeadPart<T, D>& x, float eps) {
     float sum = 0;
@@ -37,10 +37,10 @@ __device__ __forceinline__ float head_scale(const HeadPart<T, D>& x, float eps) 
     return rsqrtf(__fmaf_rn(warp_sum(sum), 1.f / D, eps));
 }
 
-// Multiplies by scale · weight, then turns by the position's angles.
+// Multiplies by scale · weight, then applies RoPE by the position's angles.
 template <typename T, int D>
-__device__ __forceinline__ void turn_head(HeadPart<T, D>& x, float scale, const HeadPart<float, D>& weight,
-                                          const HeadPart<float, D>& cos_sin) {
+__device__ __forceinline__ void apply_rope(HeadPart<T, D>& x, float scale, const HeadPart<float, D>& weight,
+                                           const HeadPart<float, D>& cos_sin) {
 #pragma unroll
     for (int i = 0; i < HeadLanes<D>::N; i++) {
         const float low = __fmul_rn(to_f32(x.low.v[i]), __fmul_rn(scale, weight.low.v[i]));
