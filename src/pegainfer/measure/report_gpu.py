@@ -26,23 +26,24 @@ edit. `pegainfer bench ops MODEL --device cuda --append` adds measurements; the 
 shape stands here.
 
 *Alone*: medians of many calls of one op after each other in a graph, weights and KV pages cold. *In a
-step*: what a call adds to a forward pass of these sizes: the time of all layers up to this op in each, less
-the time of those before it; these parts add up to the pass. `–` where only the pass as a whole was timed. The
-two differ. Alone, an op follows its own kind: nothing is handed to it, so that a product starts with its
-norm's launch, and a launch of 5 µs has only another like it to fetch its weights behind. In a step a product
-gets its norm's sums from the product before it, and its weights are on their way while attention or a longer
-product still runs: decoding takes less than its ops alone add up to. A pass that is one launch has no parts;
-its ops stand here as they are where no such launch serves a model. The first op's part has the start of
-the graph in it; the launches that make a step's inputs and attention's work list, one each, are in no part.
-Long prompts heat the card, whose clock follows: a pass may take more than its ops alone, and as each part is
-the difference of two passes at clocks of their own, parts of such steps are right to some 10% only (one may
-even seem to be below its floor). Sampling is timed alone; it runs after the forward pass.
+step*: the time that a call adds to a forward pass of these sizes. It is the time of all layers up to this op
+in each layer, minus the time up to the op before it; these parts add up to the pass. `–` where only the pass
+as a whole was timed. The two figures differ. Alone, an op follows calls of the same op: a GEMM starts with its
+norm's launch, and the prefetch of its weights overlaps only with a launch as short as itself. In a step, a
+GEMM gets its norm's sums from the GEMM before it, and the copies of its weights are in flight while attention
+or a longer GEMM still runs. So decoding takes less time than the sum of its ops alone. A pass that is one
+launch has no parts; its ops are listed as they run where no such launch serves a model. The first op's part
+includes the start of the graph. The launches that make a step's inputs and attention's work list, one each,
+are in no part. Long prompts heat the card, which then lowers its clock: a pass may take more time than its ops
+alone, and each part is the difference of two passes at different clocks. Parts of such steps are therefore
+accurate to about 10% only, and one may even appear to be below its floor. Sampling runs after the forward pass
+and is timed alone.
 
 The *floor* of a call is the largest of its bytes over the bandwidth, its arithmetic over the peak, and the
 time between two launches that do nothing, all measured in the same run. *Share* is the floor over the time;
-*lost* is time above the floor, of all calls in a step, as it was there where that was taken, else alone. An
-op with weights or KV pages reads from memory; the others read what the step has just written, from the L2
-cache while it fits. *Error* is against the op's reference, of what its tolerance or bf16's rounding allows.
+*lost* is the time above the floor of all calls in a step, from *in a step* where that was measured, else from
+*alone*. An op with weights or KV pages reads from memory; the others read recent results of the step, from the
+L2 cache while they fit. *Error* is against the op's reference, of what its tolerance or bf16's rounding allows.
 Letters are those of `GLOSSARY.md`.
 """
 
