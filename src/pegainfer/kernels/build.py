@@ -42,7 +42,6 @@ FLAGS = (
 )
 Progress = Callable[[int, int, str], None]  # units done, units in all, the one just done
 
-
 _OP = re.compile(r"^(?://|#) op ([\w, ]+):", re.M)
 _VARIANT = re.compile(r"^(?://|#) variant (\w+):(.*)$", re.M)
 _FEATURE = re.compile(r"(\w+)=(\S+)")

@@ -26,25 +26,25 @@ edit. `pegainfer bench ops MODEL --device cuda --append` adds measurements; the 
 shape stands here.
 
 *Alone*: medians of many calls of one op after each other in a graph, weights and KV pages cold. *In a
-step*: the time that a call adds to a forward pass of these sizes. It is the time of all layers up to this op
-in each layer, minus the time up to the op before it; these parts add up to the pass. `–` where only the pass
-as a whole was timed. The two figures differ. Alone, an op follows calls of the same op: a GEMM starts with its
-norm's launch, and the prefetch of its weights overlaps only with a launch as short as itself. In a step, a
-GEMM gets its norm's sums from the GEMM before it, and the copies of its weights are in flight while attention
-or a longer GEMM still runs. So decoding takes less time than the sum of its ops alone. A pass that is one
-launch has no parts; its ops are listed as they run where no such launch serves a model. The first op's part
-includes the start of the graph. The launches that make a step's inputs and attention's work list, one each,
-are in no part. Long prompts heat the card, which then lowers its clock: a pass may take more time than its ops
-alone, and each part is the difference of two passes at different clocks. Parts of such steps are therefore
-accurate to about 10% only, and one may even appear to be below its floor. Sampling runs after the forward pass
-and is timed alone.
+step*: the time that a call adds to a forward pass of these sizes. It is the time of all layers up to this
+op in each layer, minus the time up to the op before it; these parts add up to the pass. `–` where only the
+pass as a whole was timed. The two figures differ. Alone, an op follows calls of the same op: a GEMM starts
+with its norm's launch, and the prefetch of its weights overlaps only with a launch as short as itself. In a
+step, a GEMM gets its norm's sums from the GEMM before it, and the copies of its weights are in flight while
+attention or a longer GEMM still runs. So decoding takes less time than the sum of its ops alone. A pass
+that is one launch has no parts; its ops are listed as they run where no such launch serves a model. The
+first op's part includes the start of the graph. The launches that make a step's inputs and attention's work
+list, one each, are in no part. Long prompts heat the card, which then lowers its clock: a pass may take
+more time than its ops alone, and each part is the difference of two passes at different clocks. Parts of
+such steps are therefore accurate to about 10% only, and one may even appear to be below its floor. Sampling
+runs after the forward pass and is timed alone.
 
 The *floor* of a call is the largest of its bytes over the bandwidth, its arithmetic over the peak, and the
 time between two launches that do nothing, all measured in the same run. *Share* is the floor over the time;
-*lost* is the time above the floor of all calls in a step, from *in a step* where that was measured, else from
-*alone*. An op with weights or KV pages reads from memory; the others read recent results of the step, from the
-L2 cache while they fit. *Error* is against the op's reference, of what its tolerance or bf16's rounding allows.
-Letters are those of `GLOSSARY.md`.
+*lost* is the time above the floor of all calls in a step, from *in a step* where that was measured, else
+from *alone*. An op with weights or KV pages reads from memory; the others read recent results of the step,
+from the L2 cache while they fit. *Error* is against the op's reference, of what its tolerance or bf16's
+rounding allows. Letters are those of `GLOSSARY.md`.
 """
 
 

@@ -38,9 +38,12 @@ class WorkItem:
 
 
 def upload(
-    work_items: Sequence[WorkItem], stream: Stream, progress: Progress | None = None, readers: int = READERS
+    work_items: Sequence[WorkItem],
+    stream: Stream,
+    progress: Progress | None = None,
+    readers: int = READERS,
 ) -> None:
-    """Reads and sends all work_items; returns when the last copy has ended. Raises what a read or send raised.
+    """Reads and sends all work items; returns when the last copy has ended. Raises a read's or send's error.
 
     Work items may be sent out of order.
     """
