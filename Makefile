@@ -152,7 +152,7 @@ figures: $(VENV)/.stamp-dev
 	@$(BIN)/python bench/cpu_figures.py "$(PEER)"
 
 docs-kernels: $(VENV)/.stamp-run
-	@$(BIN)/python -m pegainfer.kernels.report
+	@$(BIN)/python -m pegainfer.measure.report
 
 clean:
 	rm -rf $(VENV) $(GOLDEN_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.roofline import measure_roofline
-from pegainfer.kernels.cuda.timing import graph_times
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.measure.cuda.roofline import measure_roofline
+from pegainfer.measure.cuda.timing import graph_times
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.delta import GATED_DELTA_RULE
 from pegainfer.ops.spec import Role

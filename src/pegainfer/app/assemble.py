@@ -27,8 +27,8 @@ from pegainfer.runtime.weights.safetensors import open_safetensors
 from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
-    from pegainfer.kernels.cpu.backend import CpuOptions
-    from pegainfer.kernels.profile import Profiler
+    from pegainfer.lower.cpu.backend import CpuOptions
+    from pegainfer.measure.profile import Profiler
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ def make_backend(
     """
     if config.backend == "reference":
         return ReferenceBackend(tensors), "reference (NumPy)"
-    from pegainfer.kernels.cpu.backend import CpuBackend
+    from pegainfer.lower.cpu.backend import CpuBackend
 
     backend = CpuBackend(tensors, cpu_options(config, timing=timing))
     return backend, backend.describe()
@@ -188,7 +188,7 @@ def make_backend(
 
 def cpu_options(config: EngineConfig, *, timing: bool = False) -> CpuOptions:
     """What the CPU's kernels are asked for, with 'auto' decided."""
-    from pegainfer.kernels.cpu.backend import Activation, CpuOptions
+    from pegainfer.lower.cpu.backend import Activation, CpuOptions
 
     return CpuOptions(
         threads=config.threads or 0,

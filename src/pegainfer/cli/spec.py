@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pegainfer.contract.grammar import GrammarFactory
     from pegainfer.contract.handle import EngineInfo
     from pegainfer.frontend.grammar.vocabulary import Vocabulary
-    from pegainfer.kernels.profile import Profiler
+    from pegainfer.measure.profile import Profiler
 
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"  # of every process
 

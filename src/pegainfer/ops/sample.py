@@ -22,7 +22,7 @@ from pegainfer.ops.cases.sampling import (
     token_logprobs_cases,
 )
 from pegainfer.ops.draw import GREEDY_BELOW, draw_id, kept_ids, random_fraction, weights_of
-from pegainfer.ops.fill import constant, logits
+from pegainfer.ops.fill import logits
 from pegainfer.ops.program import Builder
 from pegainfer.ops.sample_operands import ADJUST, DRAW, F32, LOGPROBS, TOKENS
 from pegainfer.ops.spec import INTS, In, Operand, OpSpec, Out, State, Tolerance, declare
@@ -222,7 +222,7 @@ TOKEN_LOGPROBS = declare(
             In("logits", "L V", F32, fill=logits),
             In("targets", "L", INTS, into="V"),
             # -1: the row is skipped (0, rank 0, ids -1); 0 … K: so many best
-            In("top_lens", "L", INTS, fill=constant(-1)),
+            In("top_lens", "L", INTS, neutral=-1),
         ),
         reference=_token_logprobs,
         flops=lambda s: 4 * s["L"] * s["V"],
@@ -263,7 +263,7 @@ SAMPLE = declare(
             In("logits", "L V", F32, fill=logits),
             *ADJUST,
             *DRAW,
-            In("top_lens", "L", INTS, fill=constant(-1)),
+            In("top_lens", "L", INTS, neutral=-1),
         ),
         lower=_sample,
         flops=lambda s: 21 * s["L"] * s["V"],

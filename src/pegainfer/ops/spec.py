@@ -37,6 +37,7 @@ class Operand:
             (block · S + offset). Empty for other operands.
         fill: values that a bench gives it, of this shape; None: zeros for whole numbers, of which
             the workload makes indices and lengths valid, else normal ones.
+        neutral: the value of an option that has no effect, which a bench gives it; None for other operands.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Operand:
     optional: bool = False
     into: tuple[str, ...] = ()
     fill: Fill | None = None
+    neutral: float | None = None
 
     @property
     def paged(self) -> bool:
@@ -61,8 +63,9 @@ def _operand(role: Role, default: tuple[str, ...]) -> Callable[..., Operand]:
         optional: bool = False,
         into: str = "",
         fill: Fill | None = None,
+        neutral: float | None = None,
     ) -> Operand:
-        return Operand(name, role, tuple(axes.split()), dtypes, optional, tuple(into.split()), fill)
+        return Operand(name, role, tuple(axes.split()), dtypes, optional, tuple(into.split()), fill, neutral)
 
     return make
 

@@ -9,10 +9,10 @@ from zlib import crc32
 
 import numpy as np
 
-from pegainfer.kernels.cpu import kv
-from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
-from pegainfer.kernels.cpu.executor import CpuExecutor
 from pegainfer.kernels.cpu.library import supported_isas
+from pegainfer.lower.cpu import kv
+from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
+from pegainfer.lower.cpu.executor import CpuExecutor
 from pegainfer.ops.check import Trial, check_case, suitable_cases, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Arrays, OpSpec, Role

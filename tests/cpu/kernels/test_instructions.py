@@ -11,8 +11,8 @@ import pytest
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.kernels import headers
 from pegainfer.kernels.cpu import instructions, library
-from pegainfer.kernels.cpu.backend import CpuBackend
-from pegainfer.kernels.cpu.lower import encode
+from pegainfer.lower.cpu.backend import CpuBackend
+from pegainfer.lower.cpu.encode import encode
 from pegainfer.ops.norm import RMS_NORM
 from pegainfer.ops.program import Builder, OpCall
 from pegainfer.ops.spec import In, OpSpec, Out, State

@@ -6,9 +6,9 @@ import pytest
 
 import pegainfer.ops.coarse
 import pegainfer.ops.sample  # noqa: F401
-from pegainfer.kernels.cpu.backend import CpuOptions
 from pegainfer.kernels.cpu.instructions import OPCODES
 from pegainfer.kernels.cpu.library import has_bf16
+from pegainfer.lower.cpu.backend import CpuOptions
 from pegainfer.ops.spec import REGISTRY, OpSpec, Role
 from tests.cpu.kernels.harness import FORMATS, ISAS, QUANTISED, SUPERBLOCKS, check, runner, weights_in
 

@@ -11,12 +11,12 @@ from typing import IO, Any
 import numpy as np
 
 from pegainfer.contract.errors import OpError, UnsupportedError
-from pegainfer.kernels.cpu import kv
-from pegainfer.kernels.cpu.backend import CpuOptions
 from pegainfer.kernels.cpu.instructions import OPCODES, declaration_hash
 from pegainfer.kernels.cpu.library import ERROR_BYTES, source_hash
-from pegainfer.kernels.cpu.lower import encode, lowered
-from pegainfer.kernels.cpu.packed import FORMAT_CODES
+from pegainfer.lower.cpu import kv
+from pegainfer.lower.cpu.backend import CpuOptions
+from pegainfer.lower.cpu.encode import encode, lowered
+from pegainfer.lower.cpu.packed import FORMAT_CODES
 from pegainfer.ops.check import Trial, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Arrays, Role

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pegainfer.contract.request import (
+    INT32_MAX,
     GenerateRequest,
     GrammarSpec,
     SamplingParams,
@@ -19,7 +20,6 @@ from pegainfer.frontend.http.auth import tenant
 from pegainfer.frontend.http.choice import Choice
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import (
-    INT32_MAX,
     GenerateFields,
     SamplingDefaults,
     check_token_ids,

@@ -18,7 +18,7 @@ from pegainfer.runtime.cuda.memory import StagingRing
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, row_major, to_bf16
 from pegainfer.runtime.cuda.tma import TensorMap
-from pegainfer.runtime.cuda.upload import Piece, upload
+from pegainfer.runtime.cuda.upload import WorkItem, upload
 from tests.support.fake_cuda import fake_cuda
 
 Array = np.ndarray[Any, Any]
@@ -129,7 +129,7 @@ def test_upload_reads_in_parallel_and_sends_every_piece() -> None:
         stream = Stream()
         target = DeviceTensor.empty((10_000,), "u8")
         pieces = [
-            Piece(
+            WorkItem(
                 100,
                 lambda into, at=at: np.copyto(into, data[at : at + 100]),
                 lambda host, s, at=at: s.upload(target.address + at, host, 100),
@@ -148,6 +148,6 @@ def test_upload_raises_what_a_reader_raises() -> None:
         raise OSError("file ends at byte 50")
 
     with fake_cuda():
-        piece = Piece(100, short, lambda host, stream: None, "weights")
+        piece = WorkItem(100, short, lambda host, stream: None, "weights")
         with pytest.raises(OSError, match="file ends at byte 50"):
             upload([piece] * 30, Stream(), readers=2)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from pegainfer.contract.request import INT32_MAX
 from pegainfer.frontend.http.anthropic.content import (
     CacheControl,
     SystemBlock,
@@ -16,7 +17,7 @@ from pegainfer.frontend.http.anthropic.content import (
 )
 from pegainfer.frontend.http.conversation import ChatRequest
 from pegainfer.frontend.http.errors import field_names
-from pegainfer.frontend.http.fields import INT32_MAX, SHARED, CommonFields, count, token_limit
+from pegainfer.frontend.http.fields import SHARED, CommonFields, count, token_limit
 from pegainfer.frontend.http.formats import JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value, unsupported

@@ -1,9 +1,9 @@
-// Products of a weight with few rows of activations (decode): bound by how fast the weight can be read.
+// GEMMs of a weight with few rows of activations (decode): bound by how fast the weight can be read.
 //
 //   out[m, n] = sum over k of x[m, k] · w[n, k],  m ≤ 8 NT,  w: [N, K] read once.
 //
 // The weight's rows fill the 16-row side of mma.m16n8k16, the tokens its 8-column side. The order of k within
-// a product is free as long as both operands share it, so each thread takes 16 contiguous bytes of a weight's
+// a GEMM is free as long as both operands share it, so each thread takes 16 contiguous bytes of a weight's
 // row as its share of two mma steps: fragments come straight from memory, without a shuffle. Blocks share out
 // the weight's rows evenly to the single row (tiles are partly masked), or K as well (`splits`).
 //
@@ -48,7 +48,7 @@ __device__ __forceinline__ void finish(const Args& a, int token, int n, float v,
 }
 
 // Copies x[m, k0 .. k0 + span) into shared memory, zeros past K. Through registers: waiting for a cp.async
-// group would also wait for the ring's stages, which were asked for before. Eight loads are under way at a
+// group would also wait for the ring's stages, which were requested before. Eight loads are under way at a
 // time.
 template <typename T>
 __device__ __forceinline__ void stage_x(const Args& a, uint32_t xs, int stride, int k0, int span) {

@@ -3,7 +3,7 @@
 // copied into theirs.
 #include "arguments.cuh"
 #include "ptx.cuh"
-#include "rotation.cuh"
+#include "rope.cuh"
 
 // All but the projection itself was there before the kernel ahead of this one began, and is fetched before
 // that one ends.
@@ -27,7 +27,7 @@ __device__ __forceinline__ void norm_rope_append(const NormRopeAppendArgs& a) {
     if (!mine) return;
     HeadPart<T, D> x;
     x.load_from(static_cast<const T*>(a.qkv) + static_cast<int64_t>(unit) * D, lane);
-    if (!is_v) turn_head(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
+    if (!is_v) apply_rope(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
     T* to;
     if (is_q) {
         to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;

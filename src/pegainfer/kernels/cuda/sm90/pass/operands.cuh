@@ -12,12 +12,12 @@ constexpr int MEET = 1, MADE = 2;  // named barriers: of the consumers; of all, 
 
 enum Kind : int { QKV, O, GATE_UP, DOWN, HEAD };
 
-// One product: out[n] = sum over k of in[k] · w[n, k].
-struct Product {
+// One GEMM: out[n] = sum over k of in[k] · w[n, k].
+struct Gemm {
     const void* w;
     int k, rows;
     int unit;  // rows that a block takes together
-    __device__ __forceinline__ Product(const Args& a, const Layers& layers, int layer, int kind, int d) {
+    __device__ __forceinline__ Gemm(const Args& a, const Layers& layers, int layer, int kind, int d) {
         const Layer& l = layers.layer[layer];
         switch (kind) {
             case QKV:
