@@ -101,9 +101,12 @@ class Answer:
 
 def all_pools(scheduler: Scheduler) -> list[BlockPool]:
     """Of all groups, the tiers' included."""
-    kv = scheduler._residents.kv
-    tiers = () if kv.tiers is None else (pool for levels in kv.tiers._levels for pool in levels.pools[1:])
-    return [*kv.pools, *tiers]
+    pools = []
+    for home in scheduler._residents.homes:
+        kv = home.kv
+        tiers = () if kv.tiers is None else (pool for levels in kv.tiers._levels for pool in levels.pools[1:])
+        pools += [*kv.pools, *tiers]
+    return pools
 
 
 class Driver:
@@ -141,7 +144,7 @@ class Driver:
 
     @property
     def running(self) -> list[Sequence]:
-        return self.scheduler._residents.running.items
+        return [seq for home in self.scheduler._residents.homes for seq in home.running]
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -314,7 +317,7 @@ class Driver:
         for pool in all_pools(self.scheduler):
             assert pool.available == pool.num_blocks and pool.num_deferred == pool.num_moving == 0
         assert not residents.loading and not residents.transfers_in_flight
-        assert len(residents.free_slots) == residents.num_slots
+        assert all(sorted(home.free_slots) == list(home.slots) for home in residents.homes)
         stats = self.scheduler.stats()
         assert stats.running == stats.waiting == stats.in_flight == 0
         assert sum(stats.finished.values()) == len(self.answers)
