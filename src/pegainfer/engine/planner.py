@@ -204,12 +204,12 @@ class Planner:
         """The data-parallel rank where a waiting sequence should run.
 
         Of the ranks where it fits now, the one that has most of its prefix, then the one with the fewest
-        sequences. If it fits nowhere: where room was made for it, else an empty rank, else the one whose
-        worst-ranked sequence it would displace.
+        sequences, then the one whose cache has most room left. If it fits nowhere: where room was made for it,
+        else an empty rank, else the one whose worst-ranked sequence it would displace.
         """
         if len(batches) == 1:
             return batches[0]
-        best: tuple[int, int, Batch] | None = None
+        best: tuple[tuple[int, int, int], Batch] | None = None
         for batch in batches:
             home = batch.home
             if self._takes(batch) and not home.is_blocked(seq):
@@ -217,11 +217,12 @@ class Planner:
                 hit = home.kv.find(seq.hashes, num_tokens)
                 if home.running.items and not home.kv.fits(hit, seq.target, 1, self._residents.watermark):
                     continue
-                key = (home.kv.cached_tokens(seq.hashes, num_tokens, hit), -len(home.running))
-                if best is None or key > best[:2]:
-                    best = (*key, batch)
+                cached = home.kv.cached_tokens(seq.hashes, num_tokens, hit)
+                key = (cached, -len(home.running), home.kv.pools[0].num_free)
+                if best is None or key > best[0]:
+                    best = key, batch
         if best is not None:
-            return best[2]
+            return best[1]
         if self._displaced is not None and self._displaced[0] is seq:
             return batches[self._displaced[1]]
         last = (math.inf, 0)
