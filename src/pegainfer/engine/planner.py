@@ -204,8 +204,8 @@ class Planner:
         """The data-parallel rank where a waiting sequence should run.
 
         Of the ranks where it fits now, the one that has most of its prefix, then the one with the fewest
-        sequences, then the one whose cache has most room left. If it fits nowhere: where room was made for it,
-        else an empty rank, else the one whose worst-ranked sequence it would displace.
+        sequences, then the one whose cache has most room left. If it fits nowhere, the one where room was
+        made for it, else an empty one, else the one whose worst-ranked sequence it would displace.
         """
         if len(batches) == 1:
             return batches[0]
