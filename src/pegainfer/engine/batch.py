@@ -148,10 +148,8 @@ class Batch:
 
 
 def merged(batches: Seq[Batch]) -> Batch:
-    """All data-parallel ranks' parts of one plan as one; with one rank, its own."""
+    """All data-parallel ranks' parts of one plan as one."""
     first = batches[0]
-    if len(batches) == 1:
-        return first
     out = Batch(first.step, first.home, 0, 0)
     for batch in batches:
         out.budget += batch.budget

@@ -101,6 +101,12 @@ class Residents:
                     seq.status = Status.WAITING
                     self.waiting.add(seq)
 
+    def spill(self, batches: Iterable[Batch]) -> None:
+        """Adds the transfers that bring blocks of scarce pools down to lower tiers."""
+        for batch in batches:
+            if batch.home.kv.tiers is not None:
+                batch.transfers += batch.home.kv.tiers.spill()
+
     @property
     def transfers_in_flight(self) -> int:
         return sum([home.kv.tiers.in_flight for home in self.homes if home.kv.tiers is not None])

@@ -142,20 +142,18 @@ class Scheduler:
         self._early_ends.apply(now, events)
         residents = self._residents
         if len(self._flight) >= self.config.pipeline_depth or not (
-            residents.num_running or residents.waiting.items or residents.transfers_in_flight
+            self._live or residents.transfers_in_flight
         ):
             return None, events
-        batches = [
-            Batch(self._step + 1, home, self.info.max_tokens, self._max_prefill, self._drafts(home))
-            for home in residents.homes
-        ]
+        info, batches = self.info, []
+        for home in residents.homes:
+            batches.append(
+                Batch(self._step + 1, home, info.max_tokens, self._max_prefill, self._drafts(home))
+            )
         self._planner.fill(batches)
-        for batch in batches:
-            if batch.home.kv.tiers is not None:
-                batch.transfers += batch.home.kv.tiers.spill()
-        # Ranks work side by side: the one with the most to do sets how long the step takes.
-        load = max(batches, key=_placed).load() if len(batches) > 1 else batches[0].load()
-        batch = merged(batches)
+        if info.tiers:
+            residents.spill(batches)
+        batch = batches[0] if len(batches) == 1 else merged(batches)
         if not (batch.decodes or batch.prefills or batch.transfers):
             if self._flight:
                 return None, events
@@ -163,6 +161,8 @@ class Scheduler:
                 raise InvariantError("no sequence can make progress and nothing is in flight")
         self._step = batch.step
         plan, seqs = batch.build(residents.frees, self._repeats(batch))
+        # Ranks work side by side: the one with the most to do sets how long the step takes.
+        load = batch.load() if len(batches) == 1 else max(batches, key=_placed).load()
         self._decoding = [] if batch.prefills else seqs
         if self.info.max_commit > 1:
             self._decoding_drafts = [row.drafts for row in batch.decodes]
