@@ -31,7 +31,7 @@ def test_random_scenarios(part: int, soak_counts: Counter[str]) -> None:
 
 
 def test_the_scenarios_reach_every_corner() -> None:
-    counts = run_seeds(0, 40)
+    counts = run_seeds(0, 64)
     for what in (
         "preemptions",
         "prefix hits (tokens)",
