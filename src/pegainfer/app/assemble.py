@@ -137,7 +137,7 @@ def engine_info(
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
         block_size=block_size,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks * info.data_ranks,
         max_slots=info.max_slots,
         max_logprobs=max_logprobs,
         max_adapters=info.max_adapters,

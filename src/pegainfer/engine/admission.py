@@ -49,7 +49,7 @@ class Admission:
         self._rng = rng
         self._next_number = 0
         # Tokens of a sequence that runs alone; the last one's KV is never needed.
-        self.reach = residents.kv.reach_alone(info.max_commit) + 1
+        self.reach = residents.homes[0].kv.reach_alone(info.max_commit) + 1
         if self.reach < 2 or info.max_tokens < 1 or residents.num_slots < 1:
             raise ConfigError("the runner cannot hold one sequence", got=info)
 
@@ -103,7 +103,7 @@ class Admission:
 
     def _check(self, request: GenerateRequest, matcher: Matcher | None) -> array[int]:
         """Returns the prompt's ids. Raises RequestError, QueueFullError."""
-        tokens = check_request(request, self._info, self._config, self._residents.kv.unit, self.reach)
+        tokens = check_request(request, self._info, self._config, self._residents.unit, self.reach)
         self._check_room(len(tokens))
         if request.grammar is not None and matcher is None:
             raise RequestError(
@@ -139,4 +139,4 @@ class Admission:
         raw = request.block_hashes
         if raw and request.adapter_digest == digest:
             return [raw[i : i + HASH_BYTES] for i in range(0, len(raw), HASH_BYTES)]
-        return hash_blocks(request.prompt, self._residents.kv.unit, parent=root)
+        return hash_blocks(request.prompt, self._residents.unit, parent=root)
