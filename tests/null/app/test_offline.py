@@ -199,6 +199,27 @@ def test_ends(params: dict[str, Any], text: str, reason: str, stop: Any, count: 
     assert (c.text, c.finish_reason, c.stop_reason, len(c.token_ids)) == (text, reason, stop, count)
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize(("shown", "text"), [(False, "hi"), (True, "hi<|im_end|>")])
+def test_a_stop_string_that_is_a_special_token_stops_by_its_id(
+    ignore_eos: bool, shown: bool, text: str
+) -> None:
+    """Its text is left out of answers, so that it would never be found there."""
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=64,
+        stop=["zz", "<|im_end|>"],
+        ignore_eos=ignore_eos,
+        include_stop_str_in_output=shown,
+        skip_special_tokens=False,
+    )
+    with over_null(model=says("hi")) as llm:
+        (output,) = llm.generate("x", params)
+    (c,) = output.outputs
+    assert (c.text, c.token_ids) == (text, [*b"hi", EOS])
+    assert (c.finish_reason, c.stop_reason) == ("stop", "<|im_end|>")
+
+
 def test_a_stopped_request_leaves_nothing_behind() -> None:
     with over_null(model=says("a" * 3000)) as llm:
         outputs = llm.generate(["x"] * 6, SamplingParams(temperature=0, max_tokens=3000, stop="aa"))

@@ -97,15 +97,9 @@ def sampling(
         prompt_logprobs=options.engine_prompt_logprobs,
         encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
     )
-    special = special_stops(front, stop_strings(request, front.config))
+    special = front.tokenizer.special_stops(stop_strings(request, front.config))
     ids = tuple(sorted({*params.stop_token_ids, *special}))
     return msgspec.structs.replace(params, stop_token_ids=ids) if special else params
-
-
-def special_stops(front: Front, stops: tuple[str, ...]) -> dict[int, str]:
-    """The stop strings that are special tokens, by id: the text of an answer may not show them."""
-    found = {front.special_id(text): text for text in stops}
-    return {token: text for token, text in found.items() if token is not None}
 
 
 def prompt_sources(
@@ -216,7 +210,7 @@ def build_prompt(
     )
     skip_special = request.skip_special_tokens is not False
     stop_names: dict[int, int | str] = {token: token for token in params.stop_token_ids}
-    stop_names |= special_stops(front, shared.stops)
+    stop_names |= front.tokenizer.special_stops(shared.stops)
     choices = [
         Choice(
             number * shared.n + i,
