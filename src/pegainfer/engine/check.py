@@ -31,10 +31,11 @@ def check_request(
     """
     tokens = _prompt(request, info, block_size)
     end = min(info.max_model_len, reach)
-    if len(tokens) >= end:
+    longest = end if request.sampling.max_tokens == 0 else end - 1
+    if len(tokens) > longest:
         raise RequestError(
             "the prompt leaves no room for an answer",
-            expected=f"fewer than {end} tokens",
+            expected=f"at most {longest} tokens",
             got=len(tokens),
             param="prompt",
             remedy="shorten the prompt or start the engine with a larger context",

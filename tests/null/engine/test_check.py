@@ -146,7 +146,7 @@ def test_a_runner_without_prompt_logprobs() -> None:
 
 def test_a_prompt_that_the_pool_cannot_hold() -> None:
     s = scheduler(num_blocks=(5,))  # 20 positions, so 21 tokens
-    with pytest.raises(RequestError, match="fewer than 21 tokens"):
+    with pytest.raises(RequestError, match="at most 20 tokens"):
         s.add(request("r", [1] * 21), 0.0)
     with pytest.raises(RequestError, match="at most 21 tokens together") as caught:
         s.add(request("r", [1] * 11, max_tokens=11), 0.0)

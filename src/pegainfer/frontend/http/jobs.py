@@ -122,7 +122,13 @@ def prompt_sources(
 
 
 def prompt_ids(
-    source: str | list[int], request: GenerateFields, front: Front, param: str, *, special: bool = True
+    source: str | list[int],
+    request: GenerateFields,
+    front: Front,
+    param: str,
+    *,
+    special: bool = True,
+    answered: bool = True,
 ) -> list[int]:
     """A prompt's ids, truncated if the request asks for it. Raises ApiError where they do not fit.
 
@@ -130,15 +136,17 @@ def prompt_ids(
 
     Args:
         special: put BOS (and EOS) around a text where the model's files say so.
+        answered: the context must have room for a token after the prompt.
     """
-    longest = front.engine.info.max_model_len - 1
+    longest = front.engine.info.max_model_len - int(answered)
     if isinstance(source, str):
         if request.truncate_prompt_tokens is not None:
             front.check_counted(param, source)
         elif len(source) > USUAL_CHARS * longest:  # no shorter text is worth to be weighed
             least = front.tokenizer.bound.at_least(source, longest)
             if least > longest:
-                raise _too_long(param, longest, least, f"at least {least} in {len(source)} characters")
+                got = f"at least {least} in {len(source)} characters"
+                raise _too_long(param, front, longest, least, got)
         source = front.tokenizer.encode(source, add_special_tokens=special)
     return _fit(source, request, front, param, longest)
 
@@ -152,22 +160,24 @@ def _fit(ids: list[int], request: GenerateFields, front: Front, param: str, long
     if not ids:
         raise bad_value(param, "at least one token", "none")
     if len(ids) > longest:
-        raise _too_long(param, longest, len(ids), str(len(ids)))
+        raise _too_long(param, front, longest, len(ids), str(len(ids)))
     check_token_ids(param, ids, front.engine.info.vocab_size)
     return ids
 
 
-def _too_long(param: str, longest: int, least: int, got: str) -> ApiError:
+def _too_long(param: str, front: Front, longest: int, least: int, got: str) -> ApiError:
     """The error for a prompt beyond the context, in the words by which clients recognise it.
 
     Args:
         least: tokens that the prompt has at least.
         got: how many it has, in words.
     """
-    expected = f"expected ≤ {longest} tokens (the context of {longest + 1} less one to generate)"
+    context = front.engine.info.max_model_len
+    why = f" (the context of {context} less one to generate)" if longest < context else ""
+    expected = f"expected ≤ {longest} tokens{why}"
     return ApiError(
         400,
-        f"This model's maximum context length is {longest + 1} tokens: {expected}, got {got}; shorten it",
+        f"This model's maximum context length is {context} tokens: {expected}, got {got}; shorten it",
         param=param,
         code="context_length_exceeded",
         anthropic=f"prompt is too long: {least} tokens > {longest} maximum",
