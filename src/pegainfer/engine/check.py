@@ -62,7 +62,7 @@ def check_request(
     if request.deadline is not None and not math.isfinite(request.deadline):
         raise RequestError("bad deadline", expected="finite seconds", got=request.deadline, param="deadline")
     for token in request.eos_token_ids:
-        _integer("eos_token_ids", token, 0, info.vocab_size - 1)
+        _integer("eos_token_ids", token, 0, 2**31 - 1)
     _check_sampling(request.sampling, info, config)
     _check_prompt_logprobs(request.sampling.prompt_logprobs, len(tokens))
     return tokens
