@@ -281,17 +281,13 @@ def _check_names(
     line: str, file: TensorFile, wanted: Collection[str], ignored: Sequence[str], head: str
 ) -> None:
     if missing := [n for n in wanted if n not in file.tensors]:
+        tied = "set tie_word_embeddings in config.json to true if the head is the embedding"
         raise ModelFileError(
             "tensors are missing",
             expected=missing[0] + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
             got=f"{len(file.tensors)} tensors",
             where=file.path,
-            remedy="use a complete file, or "
-            + (
-                "set tie_word_embeddings in config.json to true if the head is the embedding"
-                if missing == [head]
-                else "correct the config's number of layers"
-            ),
+            remedy=tied if missing == [head] else "use a complete file, or correct the number of layers",
         )
     extra = [n for n in file.tensors if n not in wanted and not any(fnmatchcase(n, p) for p in ignored)]
     if extra:
