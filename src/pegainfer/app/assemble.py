@@ -21,7 +21,7 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend, ReferenceBackend
-from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.gguf_split import open_gguf
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
 from pegainfer.runtime.weights.safetensors import open_safetensors
 from pegainfer.runtime.weights.weight import Weight
@@ -59,7 +59,7 @@ def open_model(path: Path, load_format: str = "auto") -> Iterator[tuple[Model, s
     """A model and its architecture's name. Its weights stay mapped until the context ends.
 
     Args:
-        path: a .gguf file or a checkpoint's folder.
+        path: a .gguf file, any part of a split one, or a checkpoint's folder.
         load_format: as EngineConfig has it; 'dummy' reads a folder's config.json alone.
 
     Raises ConfigError, ModelFileError, UnsupportedError.
@@ -74,7 +74,7 @@ def open_model(path: Path, load_format: str = "auto") -> Iterator[tuple[Model, s
         with open_safetensors(path) as checkpoint:
             yield line.from_hf(config, where, checkpoint), architecture
     else:
-        with GGUFFile(path) as file:
+        with open_gguf(path) as file:
             name = file.metadata.get("general.architecture")
             line = find_line(name, str(path))
             yield line.from_gguf(file), HF_NAMES.get(str(name), str(name))

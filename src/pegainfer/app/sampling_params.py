@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pegainfer.contract import request
@@ -49,11 +49,16 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def to_engine(self, encode: Callable[[str], list[int]]) -> request.SamplingParams:
+    def to_engine(
+        self, encode: Callable[[str], list[int]], *, special_stops: Iterable[int] = ()
+    ) -> request.SamplingParams:
         """The engine's form, in token ids.
 
         Args:
-            encode: text to ids without special tokens. Raises RequestError for an empty bad word.
+            encode: text to ids without special tokens.
+            special_stops: ids of the stop strings that are special tokens.
+
+        Raises RequestError for an empty bad word.
         """
         allowed = self.allowed_token_ids
         engine_fields = request.SamplingParams.__struct_fields__
@@ -64,7 +69,7 @@ class SamplingParams:
             "logit_bias": tuple((self.logit_bias or {}).items()),
             "allowed_token_ids": None if allowed is None else tuple(allowed),
             "bad_words": self._bad_words(encode),
-            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "stop_token_ids": tuple(dict.fromkeys([*(self.stop_token_ids or ()), *special_stops])),
         }
         return request.SamplingParams(**values)
 

@@ -118,7 +118,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     prompt: bytes  # int32 little-endian token ids, at least one
     sampling: SamplingParams = SamplingParams()
     n: int = 1  # how many continuations; TokenEvent.index tells them apart
-    eos_token_ids: tuple[int, ...] = ()  # the model's, from its generation config
+    eos_token_ids: tuple[int, ...] = ()  # the model's; ids beyond the vocabulary end nothing
     block_hashes: bytes = b""  # HASH_BYTES for each full block of the prompt, chained; empty: engine hashes
     block_size: int = 0  # of block_hashes, in tokens; must be the engine's if hashes are given
     grammar: GrammarSpec | None = None

@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from array import array
 
+import msgspec
+
 from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.errors import ConfigError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.grammar import Matcher
@@ -70,6 +72,10 @@ class Admission:
         except PegaError:
             self._outcomes.counters.rejections += 1
             raise
+        # Tokenizers may name more tokens than the model has: such an end can never be drawn, and is no index.
+        ends = tuple(t for t in request.eos_token_ids if t < self._info.vocab_size)
+        if len(ends) < len(request.eos_token_ids):
+            request = msgspec.structs.replace(request, eos_token_ids=ends)
         sampling = request.sampling
         most = self._info.max_model_len if sampling.max_tokens is None else len(tokens) + sampling.max_tokens
         limit = min(most, self._info.max_model_len, self.reach)

@@ -34,10 +34,11 @@ def check_request(
     """
     tokens = _prompt(request, info, block_size)
     end = min(info.max_model_len, reach)
-    if len(tokens) >= end:
+    longest = end if request.sampling.max_tokens == 0 else end - 1
+    if len(tokens) > longest:
         raise RequestError(
             "the prompt leaves no room for an answer",
-            expected=f"fewer than {end} tokens",
+            expected=f"at most {longest} tokens",
             got=len(tokens),
             param="prompt",
             remedy="shorten the prompt or start the engine with a larger context",
@@ -64,7 +65,7 @@ def check_request(
     if request.deadline is not None and not math.isfinite(request.deadline):
         raise RequestError("bad deadline", expected="finite seconds", got=request.deadline, param="deadline")
     for token in request.eos_token_ids:
-        _integer("eos_token_ids", token, 0, info.vocab_size - 1)
+        _integer("eos_token_ids", token, 0, 2**31 - 1)
     _check_sampling(request.sampling, info, config)
     _check_prompt_logprobs(request.sampling.prompt_logprobs, len(tokens))
     return tokens

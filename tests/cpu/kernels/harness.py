@@ -20,9 +20,9 @@ from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 ISAS = supported_isas()
-FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0")
-SUPERBLOCKS = ("q4_k", "q6_k")  # of 256 columns
-QUANTISED = ("q8_0", "q4_1", "q4_0", *SUPERBLOCKS)
+FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0", "q5_0", "q5_1")
+SUPERBLOCKS = ("q4_k", "q5_k", "q6_k")  # of 256 columns
+QUANTISED = ("q8_0", "q4_1", "q4_0", "q5_0", "q5_1", *SUPERBLOCKS)
 POISON = 0xFF  # as floats: NaN
 
 

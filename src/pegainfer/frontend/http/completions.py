@@ -112,7 +112,8 @@ def _prompt(
     of: int,
 ) -> Prompt:
     param = "prompt" if of == 1 else f"prompt[{number}]"
-    ids = prompt_ids(source, r, front, param, special=r.add_special_tokens is not False)
+    special, answered = r.add_special_tokens is not False, params.max_tokens != 0
+    ids = prompt_ids(source, r, front, param, special=special, answered=answered)
     prompt = build_prompt(front, r, shared, params, ids, number=number)
     if r.echo:
         whole = source if isinstance(source, str) and r.truncate_prompt_tokens is None else None

@@ -113,7 +113,7 @@ def _variables(
     variables: dict[str, Any] = {
         name: value
         for name, value in (r.chat_template_kwargs or {}).items()
-        if name in allowed or name in front.template.variables or not asks_for_nothing(name, value)
+        if name in allowed or name in front.template.variables or not asks_for_nothing("", value)
     }
     for name in variables:
         if name not in allowed:

@@ -33,6 +33,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    parse_special: bool | None = None  # false: what spells a special token is plain text
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
@@ -76,7 +77,8 @@ async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> 
         special = request.messages is None
 
     def answer() -> bytes:
-        ids = front.tokenizer.encode(text, add_special_tokens=bool(special))
+        parse = request.parse_special is not False
+        ids = front.tokenizer.encode(text, add_special_tokens=bool(special), parse_special=parse)
         names = [token_name(front.tokenizer, t) for t in ids] if request.return_token_strs else None
         most = front.engine.info.max_model_len
         return encode(Tokens(count=len(ids), max_model_len=most, tokens=ids, token_strs=names))

@@ -15,7 +15,10 @@ from pegainfer.runtime.weights.weight import VALUES, Weight
 
 Array = np.ndarray[Any, Any]
 
-FORMAT_CODES = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3, "q4_1": 4, "q4_0": 5, "q4_k": 6, "q6_k": 7}
+FORMAT_CODES = {
+    "f32": 0, "f16": 1, "bf16": 2, "q8_0": 3, "q4_1": 4, "q4_0": 5, "q4_k": 6, "q6_k": 7,
+    "q5_0": 8, "q5_1": 9, "q5_k": 10,
+}  # fmt: skip
 
 
 class PackedWeight:
