@@ -13,7 +13,7 @@ from pegainfer.frontend.grammar.schema import prepared
 from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.reasoning.think import ThinkState, ThinkSyntax
 from pegainfer.frontend.tools.call import Tool
-from pegainfer.frontend.tools.field_syntax import is_text
+from pegainfer.frontend.tools.values import is_text
 
 MAX_CALLS = 32  # in one answer; without a bound a small model might call for ever
 

@@ -11,10 +11,11 @@ from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.reasoning.think import ThinkSyntax
 from pegainfer.frontend.tools.call import new_call_id
 from pegainfer.frontend.tools.enforce import FRAMES, Frame
-from pegainfer.frontend.tools.field_syntax import Dsml, Pythonic, QwenCoder
+from pegainfer.frontend.tools.field_syntax import Dsml, QwenCoder
 from pegainfer.frontend.tools.json_syntax import DeepSeek, Hermes, Kimi, LlamaJson, Mistral
 from pegainfer.frontend.tools.prompt import knows_tools
-from pegainfer.frontend.tools.scanner import Syntax
+from pegainfer.frontend.tools.python_syntax import Pythonic
+from pegainfer.frontend.tools.syntax import Syntax
 
 _FURTHER = ("[ARGS]", "[CALL_ID]", "<|python_end|>")  # that models write and no grammar of ours asks for
 AUTO, NONE = "auto", "none"
