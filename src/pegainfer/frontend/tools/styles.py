@@ -81,16 +81,18 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ('"parameters": dictionary',)),
 )
 REASONING: Mapping[str, ThinkSyntax] = {"think": ThinkSyntax()}
+_STYLE_ALIASES = {"qwen3_xml": "qwen3_coder", "llama4_pythonic": "pythonic", "llama4_json": "llama3_json"}
 _REASONING_ALIASES = ("qwen3", "deepseek_r1", "deepseek_v3", "kimi_k2")  # vLLM's names for the same
 
 
 def choose_style(wanted: str, template: str | None) -> Style:
     """The style of this name, or by the template. Raises ConfigError for an unknown name."""
     if wanted != AUTO:
+        wanted = _STYLE_ALIASES.get(wanted, wanted)
         if wanted not in STYLES:
             raise ConfigError(
                 "no such tool call parser",
-                expected=", ".join((AUTO, *STYLES)),
+                expected=", ".join((AUTO, *STYLES, *_STYLE_ALIASES)),
                 got=wanted,
                 where="--tool-call-parser",
             )
