@@ -14,12 +14,11 @@ from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
 from pegainfer.frontend.http.grammars import output_grammar
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_ids, sampling
-from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.options import AnswerOptions
 from pegainfer.frontend.http.render import TemplateValue, rendered
 from pegainfer.frontend.http.reply import ReplySyntax
-from pegainfer.frontend.http.thinking import effort_variables, thinking_switch
+from pegainfer.frontend.http.thinking import budget_of, thinking_variables
 from pegainfer.frontend.http.tools import NamedTool, ToolParam, ToolPlan, output_job, tool_plan
 from pegainfer.frontend.reasoning.think import ThinkState
 
@@ -37,7 +36,9 @@ class ChatRequest(GenerateFields, kw_only=True):
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    enable_thinking: bool | None = None  # as chat_template_kwargs.enable_thinking
+    enable_thinking: bool | None = None  # as among chat_template_kwargs
+    thinking_token_budget: int | None = None  # tokens that the model may think; -1: any number
+    thinking_budget: int | None = None  # the same, as Qwen's API calls it
     safety_identifier: str | None = None  # as `user`
     prompt_cache_key: str | None = None  # a hint; prefixes are shared with and without it
     # Not served, see GenerateFields.
@@ -73,7 +74,8 @@ async def prepare(
     text = await prompt_text(front, request, plan, size)
     syntax = _reply_syntax(front, plan, text)
     schemas = [tool.function.parameters for tool in request.tools or ()]
-    job = output_job(front, request, plan, syntax.state)
+    budget = budget_of(front, request, options.max_tokens)
+    job = output_job(front, request, plan, syntax.state, budget)
     shared = dataclasses.replace(
         shared,
         grammar=None if job is None else await output_grammar(front, *job, schemas),
@@ -85,14 +87,7 @@ async def prepare(
 
 async def prompt_text(front: Front, request: ChatRequest, plan: ToolPlan, size: int) -> str:
     """What the model reads. Raises ApiError, RequestError."""
-    if request.enable_thinking is None:
-        variables = effort_variables(front, request.reasoning_effort)
-    elif request.reasoning_effort is not None:
-        raise bad_value("enable_thinking", "only one of it and reasoning_effort", "both")
-    elif request.enable_thinking:
-        variables = thinking_switch(front, on=True)
-    else:
-        variables = effort_variables(front, "none", "enable_thinking")
+    variables = thinking_variables(front, request)
     return await rendered(front, request, size, plan.shown, variables)
 
 

@@ -13,7 +13,7 @@ from pegainfer.frontend.http.logprobs import token_name
 from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.render import TemplateValue, rendered
 from pegainfer.frontend.http.responses import encode, send_bytes, send_json
-from pegainfer.frontend.http.thinking import effort_variables
+from pegainfer.frontend.http.thinking import thinking_variables
 from pegainfer.frontend.http.tools import ToolParam, shown_tools
 
 _OF_MESSAGES = (
@@ -23,6 +23,7 @@ _OF_MESSAGES = (
     "chat_template",
     "tools",
     "reasoning_effort",
+    "enable_thinking",
 )
 
 
@@ -40,6 +41,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     chat_template: str | None = None
     tools: list[ToolParam] | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: int | None = None  # does not change the prompt; for requests sent here unchanged
+    thinking_budget: int | None = None
     return_token_strs: bool | None = None
 
 
@@ -64,6 +68,9 @@ class TemplateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     chat_template: str | None = None
     tools: list[ToolParam] | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: int | None = None  # does not change the prompt; for requests sent here unchanged
+    thinking_budget: int | None = None
 
 
 async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,7 +98,7 @@ async def _text(front: Front, r: TokenizeRequest, size: int) -> str:
     if (r.prompt is None) == (r.messages is None):
         raise bad_value("prompt", "either prompt or messages", "neither" if r.prompt is None else "both")
     if r.prompt is None:
-        extra = effort_variables(front, r.reasoning_effort)
+        extra = thinking_variables(front, r)
         return await rendered(front, r, size, shown_tools(r.tools), extra, checked=False)
     for name in _OF_MESSAGES:
         if getattr(r, name) is not None:
@@ -136,6 +143,6 @@ async def apply_template(front: Front, scope: Scope, receive: Receive, send: Sen
     """POST /apply_template: a conversation as the model reads it. Raises ApiError (400, 404)."""
     request, size = await read_request(scope, receive, TemplateRequest, front.config)
     front.check_model(request.model)
-    tools, extra = shown_tools(request.tools), effort_variables(front, request.reasoning_effort)
+    tools, extra = shown_tools(request.tools), thinking_variables(front, request)
     text = await rendered(front, request, size, tools, extra, checked=False)
     await send_json(send, {"prompt": text})
