@@ -57,7 +57,7 @@ def thinking_variables(front: Front, r: Thinks) -> dict[str, TemplateValue]:
     On a model that does not think, none of them can change the answer.
     """
     found = effort_variables(front, r.reasoning_effort)
-    if r.enable_thinking is None or front.reasoning is None:
+    if r.enable_thinking is None or (front.reasoning is None and not knows_levels(front)):
         return found
     switched = thinking_switch(front, on=r.enable_thinking)
     if not switched and not r.enable_thinking:
