@@ -1,16 +1,20 @@
-"""Seeded random Qwen3.5 models, small enough for a test, written as safetensors.
+"""Seeded random Qwen3.5 models, small enough for a test, written as safetensors or GGUF.
 
 Golden values made from them stand in tests/data/qwen3_5; a change here changes them (`make golden`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.support.tinymodel import VOCAB, Tiny, rounded
+from pegainfer.ops.quantize import quantize
+from pegainfer.runtime.weights.dequant import dequantize
+from tests.support.modelfiles import GGML, GGUFTensor, gguf_bytes
+from tests.support.tinymodel import VOCAB, Tiny, by_role, rounded
 
 Array = np.ndarray[Any, Any]
 
@@ -184,3 +188,155 @@ MODELS: dict[str, TinyQwen3_5] = {
         ),
     )
 }  # fmt: skip
+
+# name -> (model, storage format of a matrix by its GGUF name)
+GGUF_MODELS: dict[str, tuple[TinyQwen3_5, Callable[[str], str]]] = {
+    "gguf_q8_0": (TextOnly("gguf_q8_0", seed=61), by_role("q8_0", "q8_0", "q8_0")),
+    # Three value heads a key head, so that one order of them is not the other's inverse.
+    "gguf_q4_1_untied": (
+        TextOnly(
+            "gguf_q4_1_untied",
+            seed=62,
+            config={
+                "tie_word_embeddings": False, "linear_num_value_heads": 6, "linear_value_head_dim": 32,
+                "num_hidden_layers": 6, "full_attention_interval": 3,
+            },
+        ),
+        by_role("q8_0", "q4_1", "q8_0"),
+    ),
+}  # fmt: skip
+GGUF_NAMES = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+    "linear_attn.in_proj_z.weight": "attn_gate.weight",
+    "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+    "linear_attn.in_proj_b.weight": "ssm_beta.weight",
+    "linear_attn.conv1d.weight": "ssm_conv1d.weight",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.norm.weight": "ssm_norm.weight",
+    "linear_attn.out_proj.weight": "ssm_out.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+GGUF_FIXED = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def gguf_name(name: str) -> str:
+    """What llama.cpp's converter calls a tensor of a checkpoint."""
+    if name in GGUF_FIXED:
+        return GGUF_FIXED[name]
+    _, _, layer, part = name.split(".", 3)
+    return f"blk.{layer}.{GGUF_NAMES[part]}"
+
+
+def gguf_metadata(model: TinyQwen3_5) -> dict[str, Any]:
+    c = model.text_config()
+    found = {
+        "block_count": c["num_hidden_layers"] + 1,  # with the draft head's
+        "nextn_predict_layers": 1,
+        "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"],
+        "feed_forward_length": c["intermediate_size"],
+        "attention.head_count": c["num_attention_heads"],
+        "attention.head_count_kv": c["num_key_value_heads"],
+        "attention.key_length": c["head_dim"],
+        "attention.value_length": c["head_dim"],
+        "attention.layer_norm_rms_epsilon": c["rms_norm_eps"],
+        "rope.freq_base": c["rope_parameters"]["rope_theta"],
+        "rope.dimension_count": int(c["head_dim"] * c["rope_parameters"]["partial_rotary_factor"]),
+        "rope.dimension_sections": np.array([2, 1, 1, 0], np.int32),
+        "full_attention_interval": c["full_attention_interval"],
+        "ssm.conv_kernel": c["linear_conv_kernel_dim"],
+        "ssm.state_size": c["linear_key_head_dim"],
+        "ssm.group_count": c["linear_num_key_heads"],
+        "ssm.time_step_rank": c["linear_num_value_heads"],
+        "ssm.inner_size": c["linear_num_value_heads"] * c["linear_value_head_dim"],
+    }
+    return {"general.architecture": "qwen35"} | {f"qwen35.{k}": v for k, v in found.items()}
+
+
+def value_channels(model: TinyQwen3_5, name: str) -> tuple[int, int, int] | None:
+    """(axis, first entry, entries of one head) of what a tensor holds for each value head; None: nothing."""
+    c = model.text_config()
+    keys = 2 * c["linear_num_key_heads"] * c["linear_key_head_dim"]
+    dim = c["linear_value_head_dim"]
+    places = {
+        "in_proj_qkv.weight": (0, keys, dim), "conv1d.weight": (0, keys, dim),
+        "in_proj_z.weight": (0, 0, dim), "out_proj.weight": (1, 0, dim), "in_proj_a.weight": (0, 0, 1),
+        "in_proj_b.weight": (0, 0, 1), "A_log": (0, 0, 1), "dt_bias": (0, 0, 1),
+    }  # fmt: skip
+    return places.get(name.partition("linear_attn.")[2])
+
+
+def reordered(model: TinyQwen3_5, name: str, values: Array, *, tiled: bool) -> Array:
+    """Value heads into llama.cpp's order, the first of each key head first; or back to that of key heads."""
+    place = value_channels(model, name)
+    if place is None:
+        return values
+    axis, first, dim = place
+    c = model.text_config()
+    keys, heads = c["linear_num_key_heads"], c["linear_num_value_heads"]
+    sizes = (keys, heads // keys) if tiled else (heads // keys, keys)
+    rest, own = np.split(np.moveaxis(values, axis, 0), [first])
+    own = own.reshape(*sizes, dim, *own.shape[1:]).swapaxes(0, 1).reshape(own.shape)
+    return np.ascontiguousarray(np.moveaxis(np.concatenate([rest, own]), 0, axis))
+
+
+def has_one_added(name: str) -> bool:
+    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+
+
+def gguf_tensors(model: TinyQwen3_5, formats: Callable[[str], str]) -> list[GGUFTensor]:
+    """The model's tensors as a converter would write them, and one of the draft head.
+
+    Args:
+        formats: storage format of a matrix by its GGUF name; vectors and the convolution are f32.
+    """
+    layers = model.text_config()["num_hidden_layers"]
+    found = [GGUFTensor(f"blk.{layers}.nextn.enorm.weight", GGML["f32"], (64,), bytes(256))]
+    for name, values in model.tensors().items():
+        stored = reordered(model, name, values, tiled=True)
+        if has_one_added(name):
+            stored = 1 + stored
+        elif name.endswith("A_log"):
+            stored = -np.exp(stored)
+        elif name.endswith("conv1d.weight"):
+            stored = stored[:, 0]
+        form = form_of(name, formats)
+        data = quantize(form, np.ascontiguousarray(stored)).tobytes()
+        found.append(GGUFTensor(gguf_name(name), GGML[form], stored.shape, data))
+    return found
+
+
+def form_of(name: str, formats: Callable[[str], str]) -> str:
+    matrix = name.endswith(("proj.weight", "embed_tokens.weight", "lm_head.weight")) or "in_proj" in name
+    return formats(gguf_name(name)) if matrix else "f32"
+
+
+def file_values(model: TinyQwen3_5, formats: Callable[[str], str]) -> dict[str, Array]:
+    """Float32 values that a GGUF file of these formats holds, by Hugging Face's names and in their order."""
+    found = model.tensors()
+    for name, values in found.items():
+        if (form := form_of(name, formats)) != "f32":
+            tiled = reordered(model, name, values, tiled=True)
+            stored = dequantize(form, quantize(form, tiled), tiled.shape)
+            found[name] = reordered(model, name, stored, tiled=False)
+    return found
+
+
+def write_gguf(model: TinyQwen3_5, path: Path, formats: Callable[[str], str]) -> Path:
+    path.write_bytes(gguf_bytes(gguf_metadata(model), gguf_tensors(model, formats)))
+    return path

@@ -137,13 +137,16 @@ _GGUF_NEUTRAL = {
 }  # fmt: skip
 
 
-def refuse_unserved_gguf(f: Fields, metadata: Mapping[str, Any]) -> None:
+def refuse_unserved_gguf(
+    f: Fields, metadata: Mapping[str, Any], served: frozenset[str] = frozenset()
+) -> None:
     """Raises UnsupportedError that names the first key which would change the result and is not served.
 
     Args:
         metadata: the architecture's keys, without its prefix; what `f` reads.
+        served: keys that the line reads beside those of all lines.
     """
-    for key in sorted(metadata.keys() - GGUF_SERVED):
+    for key in sorted(metadata.keys() - GGUF_SERVED - served):
         neutral = _GGUF_NEUTRAL.get(key, (0, ""))
         value = metadata[key]
         ignorable = isinstance(value, int | float | str) and value in neutral

@@ -17,7 +17,7 @@ SOURCES = Path(__file__).with_name("csrc")
 BUILD_HINT = "python -m pegainfer.kernels.cpu.build"
 ISAS = ("avx512", "avx2", "neon", "portable")  # best first
 
-MAX_OPERANDS, MAX_AXES, MAX_ATTRS, MAX_SIZES = 20, 10, 2, 16
+MAX_OPERANDS, MAX_AXES, MAX_ATTRS, MAX_SIZES = 20, 10, 3, 16
 ERROR_BYTES = 256
 
 

@@ -44,7 +44,7 @@ def _gated_delta_rule(c: LoweringContext) -> None:
         *(ptr(c.address(name)) for name in ("qkv", "a", "b")),
         *(ptr(c.vector(name)) for name in ("a_log", "dt_bias")), *_rows(c), i64(s["Y"] * entry),
         *map(i32, (s["F"], heads, (s["F"] - heads * value_dim) // (2 * key_dim), key_dim, value_dim)),
-        f32(c.call.attrs["eps"]), f32(key_dim**-0.5),
+        f32(c.call.attrs["eps"]), f32(key_dim**-0.5), i32(int(c.call.attrs["tiled"])),
     )  # fmt: skip
     if key_dim != KEY_DIM or value_dim % COLUMNS:
         shared = 2 * key_dim * 4

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pegainfer.contract.errors import UnsupportedError
 from pegainfer.models.qwen3_5.config import Qwen3_5Config
 from pegainfer.models.qwen3_5.forward import forward, groups, head
-from pegainfer.models.qwen3_5.weights import TABLE, Qwen3_5Weights, load_safetensors
+from pegainfer.models.qwen3_5.weights import TABLE, Qwen3_5Weights, load_gguf, load_safetensors
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUFFile
@@ -17,17 +16,12 @@ from pegainfer.runtime.weights.tensorfile import TensorFile
 
 
 def from_gguf(file: GGUFFile) -> LineModel:
-    """Raises UnsupportedError."""
-    raise UnsupportedError(
-        "Qwen3.5 in a GGUF file", expected="a folder with config.json and safetensors", where=file.path
-    )
+    """Raises ConfigError, ModelFileError, UnsupportedError."""
+    return model(load_gguf(file))
 
 
 def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> LineModel:
-    """`config`: the parsed config.json, which `where` names.
-
-    Raises ConfigError, ModelFileError, UnsupportedError.
-    """
+    """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
     return model(load_safetensors(Qwen3_5Config.from_hf(config, where), file))
 
 

@@ -125,7 +125,7 @@ def forward(
                 out=conv_out, conv=states.parts["conv"], x=qkv, taps=lw["taps"], **state_rows,
             )  # fmt: skip
             b.emit(
-                GATED_DELTA_RULE, {"layer": linear, "eps": KEY_EPS},
+                GATED_DELTA_RULE, {"layer": linear, "eps": KEY_EPS, "tiled": int(c.tiled_heads)},
                 out=mixed, delta=states.parts["delta"], qkv=conv_out, a=a, b=beta, a_log=lw["a_log"],
                 dt_bias=lw["dt_bias"], **state_rows,
             )  # fmt: skip

@@ -8,7 +8,7 @@
 
 namespace pega {
 
-constexpr int kMaxOperands = 20, kMaxAxes = 10, kMaxAttrs = 2, kMaxSizes = 16;
+constexpr int kMaxOperands = 20, kMaxAxes = 10, kMaxAttrs = 3, kMaxSizes = 16;
 
 // Numbers are shared with kernels/cpu/lower.py, which also fixes the order of operands (that of the op's
 // declaration) and of axes (given here).

@@ -18,6 +18,7 @@ struct DeltaArgs {
     int64_t entry;  // elements from a state to the next
     int channels, heads, key_heads, key_dim, value_dim;
     float eps, scale;  // scale: K^-1/2, of q
+    int tiled;         // whether value head h reads key head h mod G instead of h / (H / G)
 };
 
 // What a head does with a token before anything is read of its state.
@@ -35,7 +36,8 @@ __device__ __forceinline__ Gates gates_of(const DeltaArgs<T>& a, int64_t token, 
 
 template <typename T>
 __device__ __forceinline__ const T* query_at(const DeltaArgs<T>& a, int64_t token, int head) {
-    return a.qkv + token * a.channels + head / (a.heads / a.key_heads) * a.key_dim;
+    const int key_head = a.tiled ? head % a.key_heads : head / (a.heads / a.key_heads);
+    return a.qkv + token * a.channels + key_head * a.key_dim;
 }
 template <typename T>
 __device__ __forceinline__ const T* value_at(const DeltaArgs<T>& a, int64_t token, int head) {
