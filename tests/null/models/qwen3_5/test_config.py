@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pegainfer.contract.errors import ConfigError, UnsupportedError
 from pegainfer.models.qwen3_5.config import FULL, LINEAR, Qwen3_5Config
-from tests.support.tinyqwen3_5 import MODELS, ROPE, TEXT, TRAINED, YARN
+from tests.support.tinyqwen3_5 import GGUF_MODELS, MODELS, ROPE, TEXT, TRAINED, YARN, gguf_metadata
 
 # The published config of Qwen3.5-4B, without what concerns images.
 QWEN3_5_4B = {
@@ -187,3 +188,33 @@ def test_features_of_other_models_are_refused(fields: dict[str, Any], message: s
 def test_every_tiny_model_is_read() -> None:
     for model in MODELS.values():
         Qwen3_5Config.from_hf(model.hf_config(), "config.json")
+
+
+def gguf(**fields: Any) -> Qwen3_5Config:
+    changed = {f"qwen35.{k.replace('__', '.')}": v for k, v in fields.items()}
+    metadata = gguf_metadata(GGUF_MODELS["gguf_q8_0"][0]) | changed
+    metadata = {k: v for k, v in metadata.items() if v is not ...}
+    return Qwen3_5Config.from_gguf(metadata, "here.gguf", vocab_size=160, tied=True)
+
+
+def test_gguf_says_the_same_but_for_the_order_of_value_heads() -> None:
+    assert gguf() == replace(flat(), tiled_heads=True, draft_layers=1)
+    assert gguf(nextn_predict_layers=..., block_count=5) == replace(gguf(), draft_layers=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "message"),
+    [
+        ({"ssm__group_count": ...}, ConfigError, "qwen35.ssm.group_count is missing; at here.gguf"),
+        ({"ssm__time_step_rank": 3}, ConfigError, "expected a multiple of 2; got 3"),
+        ({"ssm__inner_size": 65}, ConfigError, "expected a multiple of 4; got 65"),
+        ({"rope__dimension_count": 7}, ConfigError, "expected even, at most 32; got 7"),
+        ({"block_count": 2}, ConfigError, "block_count is wrong; expected enough for both kinds of layers"),
+        ({"attention__value_length": 8}, UnsupportedError, "expected the head size 32; got 8"),
+        ({"ssm__dt_b_c_rms": True}, UnsupportedError, "qwen35.ssm.dt_b_c_rms is not supported"),
+    ],
+)
+def test_gguf_metadata_is_checked_alike(fields: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as error:
+        gguf(**fields)
+    assert message in str(error.value)
