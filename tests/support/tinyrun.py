@@ -62,14 +62,21 @@ def compare(
 
 
 def forced(
-    path: Path, ids: list[int], name: str, follow: int, *, activation: str = "f32", **engine: Any
+    path: Path,
+    ids: list[int],
+    name: str,
+    follow: int,
+    *,
+    activation: str = "f32",
+    kv_dtype: str = "f32",
+    **engine: Any,
 ) -> tuple[list[TokenLogprob], list[int]]:
     """A text in one step, then `follow` greedy tokens: what follows each of the text's tokens, and those ids.
 
     Args:
         engine: other fields of EngineConfig.
     """
-    config = EngineConfig(activation=activation, kv_dtype="f32", kv_cache_memory=1 << 22, **engine)
+    config = EngineConfig(activation=activation, kv_dtype=kv_dtype, kv_cache_memory=1 << 22, **engine)
     scheduler = SchedulerConfig(max_slots=2, max_prefill_tokens=len(ids))
     runner = build_engine(path, name, config, scheduler).runner
     try:
