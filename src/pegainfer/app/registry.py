@@ -26,9 +26,16 @@ LINES: dict[str, str] = {
     "llama": "pegainfer.models.llama.engine",
     "Qwen3ForCausalLM": "pegainfer.models.qwen3.engine",
     "qwen3": "pegainfer.models.qwen3.engine",
+    "Qwen3_5ForConditionalGeneration": "pegainfer.models.qwen3_5.engine",
+    "Qwen3_5ForCausalLM": "pegainfer.models.qwen3_5.engine",
+    "qwen35": "pegainfer.models.qwen3_5.engine",
 }
 # What Hugging Face calls GGUF's architectures.
-HF_NAMES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+HF_NAMES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen35": "Qwen3_5ForConditionalGeneration",
+}
 
 
 class Model(Protocol):

@@ -78,10 +78,11 @@ def _gated_delta_rule(
     *,
     layer: int,
     eps: float,
+    tiled: int,
 ) -> None:
     heads, key_dim, value_dim = delta.shape[2:]
     q, k, v = split_heads(qkv, heads, key_dim, value_dim)
-    q, k = unit_keys(q, eps, heads) * key_dim**-0.5, unit_keys(k, eps, heads)
+    q, k = unit_keys(q, eps, heads, tiled) * key_dim**-0.5, unit_keys(k, eps, heads, tiled)
     decay, beta = np.exp(log_decay(a, a_log, dt_bias)), sigmoid(b.astype(np.float64))
     for row, state in enumerate(state_ids):
         first, count = query_starts[row], query_lens[row]
@@ -151,8 +152,9 @@ GATED_DELTA_RULE = declare(
             In("dt_bias", "H"),
             *ROWS,
         ),
-        # q and k of each head are divided by sqrt(Σ x² + eps), q by sqrt(K) too.
-        attrs=("layer", "eps"),
+        # q and k of each head are divided by sqrt(Σ x² + eps), q by sqrt(K) too. Value head h reads key head
+        # h // (H / G), as in Hugging Face's files; h mod G where tiled is 1, as in GGUF files.
+        attrs=("layer", "eps", "tiled"),
         reference=_gated_delta_rule,
         idle="NY",
         sequential=True,

@@ -39,8 +39,8 @@ def program(state_dtype: str = "f32", value_dim: int = VALUE_DIM) -> Program:
         out = b.output(f"out.{layer}", "T", HEADS, value_dim)
         b.emit(CAUSAL_CONV_SILU, {"layer": layer}, out=mixed, conv=conv, x=x, taps=taps, **rows)
         b.emit(
-            GATED_DELTA_RULE, {"layer": layer, "eps": EPS}, out=out, delta=delta, qkv=mixed, **gates, **heads,
-            **rows,
+            GATED_DELTA_RULE, {"layer": layer, "eps": EPS, "tiled": 0},
+            out=out, delta=delta, qkv=mixed, **gates, **heads, **rows,
         )  # fmt: skip
     return b.build()
 

@@ -51,7 +51,7 @@ def _gated_delta_rule(c: LoweringContext) -> None:
         b=c.address("b"), a_log=c.vector("a_log"), dt_bias=c.vector("dt_bias"), rows=_rows(c),
         entry=s["Y"] * entry, channels=s["F"], heads=heads,
         key_heads=(s["F"] - heads * value_dim) // (2 * key_dim), key_dim=key_dim, value_dim=value_dim,
-        eps=c.call.attrs["eps"], scale=key_dim**-0.5,
+        eps=c.call.attrs["eps"], scale=key_dim**-0.5, tiled=int(c.call.attrs["tiled"]),
     )  # fmt: skip
     if key_dim != KEY_DIM or value_dim % COLUMNS:
         shared = 2 * key_dim * 4

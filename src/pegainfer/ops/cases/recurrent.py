@@ -194,7 +194,9 @@ def _delta_case(
         "dt_bias": np.log(np.expm1(rng.uniform(0.001, 0.1, h))).astype(np.float32),
     }
     label = f"{r.label}, {keys}x{group} heads of {key_dim}x{value_dim}, {flavour.__name__}"
-    return Case(label, sizes, {"layer": layer, "eps": 1e-6}, arrays)
+    tiled = int(rng.integers(2))
+    label += ", tiled" if tiled else ""
+    return Case(label, sizes, {"layer": layer, "eps": 1e-6, "tiled": tiled}, arrays)
 
 
 def delta_bound(case: Case) -> Arrays:
@@ -205,9 +207,9 @@ def delta_bound(case: Case) -> Arrays:
     no element errs by more than its column's length.
     """
     a, s, layer = case.arrays, case.sizes, case.attrs["layer"]
-    heads, width, eps = s["H"], s["K"], case.attrs["eps"]
+    heads, width, eps, tiled = s["H"], s["K"], case.attrs["eps"], case.attrs["tiled"]
     q, k, v = split_heads(a["qkv"], heads, width, s["V"])
-    q, k = unit_keys(q, eps, heads) * width**-0.5, unit_keys(k, eps, heads)
+    q, k = unit_keys(q, eps, heads, tiled) * width**-0.5, unit_keys(k, eps, heads, tiled)
     decay, decay_error, beta, beta_error = _gate_errors(a)
     normed = (width / 2 + 12) * U  # relative, of q and k: half of the sum's, and their products
     summed = normed + (width + 16) * U

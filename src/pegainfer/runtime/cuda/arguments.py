@@ -274,6 +274,7 @@ DELTA = Layout(
     int value_dim
     float eps
     float scale  // K^-1/2, of q
+    int tiled  // 1: value head h reads key head h mod G instead of h / (H / G)
     """,
     (STEP_ROWS,),
     template="T",

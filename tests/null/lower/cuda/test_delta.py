@@ -33,7 +33,7 @@ def launches(
         o.name: "i32" if o.dtypes == ("i32",) else "f32" if o.name in FLOAT32 else "bf16"
         for o in spec.operands
     } | (dtypes or {})
-    attrs = {a: {"layer": 1}.get(a, 1e-6) for a in spec.attrs}
+    attrs = {a: {"layer": 1, "tiled": False}.get(a, 1e-6) for a in spec.attrs}
     sizes = sizes | largest
     program = one_call(spec, sizes, stored, attrs)
     inputs = {

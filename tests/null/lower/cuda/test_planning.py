@@ -38,6 +38,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 3, "vocab_size": 4096, "rms_norm_eps": 1e-5, "rope_theta": 1e5,
         "max_position_embeddings": 4096, "tie_word_embeddings": True,
     },
+    "qwen3_5": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+        "text_config": {
+            "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4,
+            "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 16, "vocab_size": 4096,
+            "max_position_embeddings": 4096, "tie_word_embeddings": True,
+        },
+    },
 }  # fmt: skip
 
 

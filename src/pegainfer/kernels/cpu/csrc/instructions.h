@@ -58,7 +58,7 @@ constexpr Arity kArity[kNumOps] = {
     {4, 3, 1},  // gated_rms_norm
     {2, 2, 0},  // sigmoid_gate
     {9, 7, 1},  // causal_conv_silu
-    {12, 8, 2},  // gated_delta_rule
+    {12, 8, 3},  // gated_delta_rule
 };
 
 // The arguments of an op in a step: operands, axis sizes, attributes. Each takes eight bytes.
@@ -298,10 +298,10 @@ struct GatedDeltaRuleArgs {
     const int32_t* query_lens;  // [R]
     const int32_t* context_lens;  // [R]
     int64_t T, H, V, N, Y, K, F, R;
-    double layer, eps;
+    double layer, eps, tiled;
 };
 
 constexpr const char* kDeclarationHash =
-    "9037395f45224a4cb2861e2d07f9ce15f98d8ac04c063289acdff3d9e6621b3e";
+    "fa1cafc9aab0c50ca35316d34c6024462393ca59dad285e0e15b4529254ee3e8";
 
 }  // namespace pega

@@ -143,6 +143,7 @@ struct Delta {
     StepRows rows;
     int64_t channels, heads, key_dim, value_dim, entry, keys;
     float eps;
+    bool tiled;
 
     explicit Delta(const GatedDeltaRuleArgs& args)
         : out(args.out),
@@ -158,9 +159,12 @@ struct Delta {
           value_dim(args.V),
           entry(args.Y * heads * key_dim * value_dim),
           keys((channels - heads * value_dim) / (2 * key_dim)),
-          eps(static_cast<float>(args.eps)) {
+          eps(static_cast<float>(args.eps)),
+          tiled(args.tiled != 0) {
         pool = args.delta + static_cast<int64_t>(args.layer) * (entry / args.Y);
     }
+
+    int64_t key_head(int64_t head) const { return tiled ? head % keys : head / (heads / keys); }
 
     float* state(int64_t id, int64_t head) const { return pool + id * entry + head * key_dim * value_dim; }
 
@@ -203,7 +207,7 @@ void run_delta(const void* context, const Phase& p, int64_t chunk, int thread) {
         int64_t n = 0;
         int32_t save = -1;
         for (; n < together && t + n < last && save < 0; n++) {  // a state that is saved ends the run
-            const float* at = token + n * d.channels + head / (d.heads / d.keys) * d.key_dim;
+            const float* at = token + n * d.channels + d.key_head(head) * d.key_dim;
             e.kernels->unit(q + n * d.key_dim, at, d.key_dim, d.eps, scale);
             e.kernels->unit(k + n * d.key_dim, at + d.keys * d.key_dim, d.key_dim, d.eps, 1);
             decay[n] = d.decay(t + n, head);

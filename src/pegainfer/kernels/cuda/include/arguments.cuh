@@ -273,6 +273,7 @@ struct DeltaArgs {
     int value_dim;
     float eps;
     float scale;  // K^-1/2, of q
+    int tiled;  // 1: value head h reads key head h mod G instead of h / (H / G)
 };
 static_assert(sizeof(DeltaArgs<float>) == 136);
 

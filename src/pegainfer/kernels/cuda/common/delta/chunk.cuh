@@ -72,6 +72,7 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
     const uint32_t keys = shared_address(shared), queries = keys + kChunk * kKeys * 2;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane / 4, t = lane % 4;
     const int key_head = blockIdx.y, group = a.heads / a.key_heads;
+    const int apart = a.tiled ? a.key_heads : 1;  // value heads of one key head
     pdl_wait();
     pdl_launch();
     for (int index = blockIdx.x;; index += gridDim.x) {
@@ -136,7 +137,8 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
 
         for (int begin = 0; begin < group; begin += kHeadsAtOnce) {
             __syncthreads();  // K and Q, or the matrices before, are read
-            const int heads = min(kHeadsAtOnce, group - begin), head = key_head * group + begin;
+            const int heads = min(kHeadsAtOnce, group - begin);
+            const int head = (a.tiled ? key_head : key_head * group) + begin * apart;
             if (warp < heads) {  // gates: two tokens a lane, and their sums over the chunk
                 const int token = 2 * lane;
                 float step[2], beta[2];
@@ -144,7 +146,7 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
                 for (int i = 0; i < 2; i++) {
                     const bool valid = token + i < count;
                     const LogGates gates =
-                        valid ? log_gates_of(a, first + token + i, head + warp) : LogGates{};
+                        valid ? log_gates_of(a, first + token + i, head + warp * apart) : LogGates{};
                     step[i] = gates.log_decay;
                     beta[i] = gates.beta;
                 }
@@ -169,7 +171,8 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
                 for (int half = 0; half < 2; half++) {  // rows g and g + 8 of the warp's 16
                     const int i = own + g + 8 * half;
                     const float factor = beta[i] * key_scale[i];
-                    bf16* products = chunks.products + ((first + i) * a.heads + head + h) * kChunk + 2 * t;
+                    bf16* products =
+                        chunks.products + ((first + i) * a.heads + head + h * apart) * kChunk + 2 * t;
 #pragma unroll
                     for (int n = 0; n < 8; n++) {
                         if (n / 2 > warp) continue;
@@ -193,7 +196,7 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
             if (threadIdx.x < heads * kChunk) {
                 const int h = threadIdx.x / kChunk, token = threadIdx.x % kChunk;
                 if (token < count)
-                    chunks.factors[(first + token) * a.heads + head + h] =
+                    chunks.factors[(first + token) * a.heads + head + h * apart] =
                         make_float4(sums[h * kChunk + token], betas[h * kChunk + token], key_scale[token],
                                     query_scale[token]);
             }
@@ -211,7 +214,8 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
                 for (int i = column; i < count * 8; i += kChunk) {
                     const int token = i / 8, unit = i % 8;
                     if (unit / 2 <= token / 16)
-                        store(chunks.inverse + ((first + token) * a.heads + head + h) * kChunk + unit * 8,
+                        store(chunks.inverse + ((first + token) * a.heads + head + h * apart) * kChunk +
+                                  unit * 8,
                               load<bf16, 8>(inverse + token * kChunk + unit * 8));
                 }
         }

@@ -29,7 +29,8 @@ __device__ __forceinline__ Gates gates_of(const DeltaArgs<T>& a, int64_t token, 
 
 template <typename T>
 __device__ __forceinline__ const T* query_at(const DeltaArgs<T>& a, int64_t token, int head) {
-    return a.qkv + token * a.channels + head / (a.heads / a.key_heads) * a.key_dim;
+    const int key_head = a.tiled ? head % a.key_heads : head / (a.heads / a.key_heads);
+    return a.qkv + token * a.channels + key_head * a.key_dim;
 }
 template <typename T>
 __device__ __forceinline__ const T* value_at(const DeltaArgs<T>& a, int64_t token, int head) {
