@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pegainfer.kernels.cuda.lowering import Step
-from pegainfer.kernels.cuda.planning import plan_program
-from pegainfer.kernels.cuda.target import Target, card_of
 from pegainfer.kv.device.layout import block_bytes
+from pegainfer.lower.cuda.lowering import Step
+from pegainfer.lower.cuda.planning import plan_program
+from pegainfer.lower.cuda.target import Target, card_of
 from pegainfer.models.qwen3_5.config import Qwen3_5Config
 from pegainfer.models.qwen3_5.forward import forward, groups
 from pegainfer.models.qwen3_5.weights import TABLE

@@ -1,4 +1,4 @@
-// Programs as Python encodes them (kernels/cpu/lower.py). An instruction is a sequence of 64-bit words:
+// Programs as Python encodes them (lower/cpu/encode.py). An instruction is a sequence of 64-bit words:
 //   op
 //   f16_state   1 where the KV cache holds float16, else 0
 //   operands    index into the table of addresses; negative where an optional operand is absent
