@@ -89,6 +89,10 @@ class Tiny:
         values = {name: self._draw(rng, shape) for name, shape in self.shapes().items()}
         return {name: rounded(v, self.dtype) for name, v in values.items()}
 
+    def stored_as(self, name: str) -> str:
+        """The dtype of a tensor in a checkpoint."""
+        return self.dtype
+
     @staticmethod
     def _draw(rng: np.random.RandomState, shape: tuple[int, ...]) -> Array:
         """Norms near one; matrices that keep the residual stream's scale and make logits well apart."""
@@ -141,7 +145,10 @@ def write_checkpoint(model: Tiny, folder: Path, values: Mapping[str, Array] | No
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(model.hf_config()))
     tensors = model.tensors() if values is None else values
-    entries = {name: (model.dtype.upper(), v.shape, raw_bytes(v, model.dtype)) for name, v in tensors.items()}
+    entries = {
+        name: (model.stored_as(name).upper(), v.shape, raw_bytes(v, model.stored_as(name)))
+        for name, v in tensors.items()
+    }
     if model.shards == 1:
         (folder / "model.safetensors").write_bytes(safetensors_file(entries))
         return folder

@@ -15,7 +15,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.contract.errors import PegaError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.request import SamplingParams, pack_tokens
-from pegainfer.contract.step import NewSlot, Row, Runner, SlotBlocks, StepPlan, StepResult
+from pegainfer.contract.step import NewSlot, Row, Runner, SlotBlocks, StateGroup, StepPlan, StepResult
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.cpu.library import ISAS, kernels
 
@@ -62,21 +62,31 @@ def compare(
 
 
 def forced(
-    path: Path, ids: list[int], name: str, follow: int, *, activation: str = "f32", **engine: Any
+    path: Path,
+    ids: list[int],
+    name: str,
+    follow: int,
+    *,
+    activation: str = "f32",
+    kv_dtype: str = "f32",
+    **engine: Any,
 ) -> tuple[list[TokenLogprob], list[int]]:
     """A text in one step, then `follow` greedy tokens: what follows each of the text's tokens, and those ids.
 
     Args:
         engine: other fields of EngineConfig.
     """
-    config = EngineConfig(activation=activation, kv_dtype="f32", kv_cache_memory=1 << 22, **engine)
+    config = EngineConfig(activation=activation, kv_dtype=kv_dtype, kv_cache_memory=1 << 22, **engine)
     scheduler = SchedulerConfig(max_slots=2, max_prefill_tokens=len(ids))
     runner = build_engine(path, name, config, scheduler).runner
     try:
         steps = itertools.count(1)
         params = SamplingParams(temperature=0.0, prompt_logprobs=20, logprobs=20)
         new = NewSlot(slot=1, seq=1, tokens=pack_tokens(ids), num_prompt=len(ids), sampling=params, seed=0)
-        blocks = (SlotBlocks(1, 0, tuple(range(15, -1, -1))),)
+        blocks = tuple(
+            SlotBlocks(1, g, (1,) if isinstance(group, StateGroup) else tuple(range(15, -1, -1)))
+            for g, group in enumerate(runner.info.kv.groups)
+        )
         result = _run(runner, steps, news=(new,), blocks=blocks, rows=(Row(1, 0, len(ids), True),))
         entries = [*result.prompt_logprobs[0], *result.logprobs[0]]
         greedy = [result.tokens[0][0]]

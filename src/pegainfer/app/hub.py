@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pegainfer.contract.errors import ConfigError
+from pegainfer.runtime.weights.gguf_split import model_of
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +89,13 @@ def _fetch(name: HubName, revision: str | None, offline: bool, weights: bool) ->
     from huggingface_hub import snapshot_download
 
     chosen = _gguf(name, _files(name, revision, offline))
-    wanted = [chosen] if chosen else [*SMALL_FILES, *(["*.safetensors"] if weights else [])]
+    wanted = chosen or [*SMALL_FILES, *(["*.safetensors"] if weights else [])]
     folder = snapshot_download(
         name.repository, revision=revision, local_files_only=offline, endpoint=_endpoint(),
         allow_patterns=wanted,
         ignore_patterns=None if chosen else list(OTHERS),
     )  # fmt: skip
-    return Path(folder) / chosen if chosen else Path(folder)
+    return Path(folder) / chosen[0] if chosen else Path(folder)
 
 
 def _unreachable(e: Exception) -> bool:
@@ -139,19 +140,25 @@ def _slow_answer_told(name: HubName) -> Iterator[None]:
         timer.cancel()
 
 
-def _gguf(name: HubName, files: Sequence[str]) -> str | None:
-    """Which GGUF file is meant; None where safetensors are. Raises ConfigError where it is not clear."""
+def _gguf(name: HubName, files: Sequence[str]) -> list[str]:
+    """Which GGUF file is meant, or all parts of a split one in order; none where safetensors are.
+
+    Raises ConfigError where it is not clear.
+    """
     ggufs = sorted(f for f in files if f.endswith(".gguf"))
     plain = any(f.endswith(".safetensors") and "/" not in f for f in files)
     if name.file is None and name.quant is None and (plain or not ggufs):
-        return None
+        return []
+    models: dict[str, list[str]] = {}  # files by the model that they hold or are parts of
+    for f in ggufs:
+        models.setdefault(model_of(f) or f, []).append(f)
     if name.file is not None:
-        found = [f for f in ggufs if f == name.file]
+        found = [m for m, parts in models.items() if name.file in parts]
     else:
-        wanted = (name.quant or (DEFAULT_QUANT if len(ggufs) > 1 else "")).lower()
+        wanted = (name.quant or (DEFAULT_QUANT if len(models) > 1 else "")).lower()
         # It stands between the model's name and the suffix: Model-Q4_K_M.gguf, model.q8_0.gguf.
         between = re.compile(rf"(^|[-._/]){re.escape(wanted)}[-.]")
-        found = [f for f in ggufs if not wanted or between.search(f.lower())]
+        found = [m for m, parts in models.items() if not wanted or between.search(parts[0].lower())]
     if len(found) != 1:
         raise ConfigError(
             f"{name.repository} has {'no' if not found else 'more than one'} such GGUF file",
@@ -159,7 +166,7 @@ def _gguf(name: HubName, files: Sequence[str]) -> str | None:
             got=name.file or name.quant or f"{len(ggufs)} files, none chosen",
             remedy=f"name one: {name.repository}:QUANT or {name.repository}/FILE.gguf",
         )
-    return found[0]
+    return models[found[0]]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
 from pegainfer.runner.program import Formats
-from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from pegainfer.runtime.weights.weight import Weight
 
@@ -28,12 +28,16 @@ LINES: dict[str, str] = {
     "qwen3": "pegainfer.models.qwen3.engine",
     "Qwen3MoeForCausalLM": "pegainfer.models.qwen3_moe.engine",
     "qwen3moe": "pegainfer.models.qwen3_moe.engine",
+    "Qwen3_5ForConditionalGeneration": "pegainfer.models.qwen3_5.engine",
+    "Qwen3_5ForCausalLM": "pegainfer.models.qwen3_5.engine",
+    "qwen35": "pegainfer.models.qwen3_5.engine",
 }
 # What Hugging Face calls GGUF's architectures.
 HF_NAMES = {
     "llama": "LlamaForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "qwen35": "Qwen3_5ForConditionalGeneration",
 }
 
 
@@ -84,7 +88,7 @@ class Model(Protocol):
 class ModelLine(Protocol):
     """The module that a line registers."""
 
-    def from_gguf(self, file: GGUFFile) -> Model: ...
+    def from_gguf(self, file: GGUF) -> Model: ...
 
     def from_hf(self, config: Mapping[str, Any], where: str, file: TensorFile) -> Model: ...
 

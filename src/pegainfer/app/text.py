@@ -14,7 +14,7 @@ from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.tokenizer import Tokenizer
 from pegainfer.frontend.tokenizer_files import load_tokenizer, read_json
 from pegainfer.frontend.tokenizer_gguf import tokenizer_from_gguf
-from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.gguf_split import open_gguf
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def load_text(model: ModelRef, chat_template: Path | None = None) -> TextSide:
         tokenizer = load_tokenizer(model.path)
         generation = read_json(model.path / "generation_config.json")
     else:
-        with GGUFFile(model.path) as file:
+        with open_gguf(model.path) as file:
             tokenizer = tokenizer_from_gguf(file.metadata)
             generation = {k: v for k, v in file.metadata.items() if k.startswith("general.sampling.")}
         if not generation and model.path.name == DEFAULT_MODEL.file_name:

@@ -54,6 +54,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
     "cpu": (*KV_FLAGS, "--threads", "--isa", "--activation-dtype"),
     "cuda": (*KV_FLAGS, "--device-ordinal", "--gpu-memory-utilization", "--cuda-graph", "--load-format"),
     "reference": KV_FLAGS,
+    "null": ("--max-model-len", "--tensor-parallel-size", "--data-parallel-size"),
 }
 
 
@@ -86,7 +87,7 @@ def choose(
     if flags.device == "null":
         if reference is not None:
             raise ConfigError("the null device has no model", got=reference, remedy="leave the model out")
-        given.refuse(EngineConfig, "--device null", but=("--max-model-len",))
+        given.refuse(EngineConfig, "--device null", but=APPLIES["null"])
         return Target(EngineSpec(name="null", path="", engine=engine, scheduler=scheduler), None)
     device = flags.device if flags.device != "auto" else pick_device(engine)
     engine = dataclasses.replace(engine, backend=device)

@@ -39,6 +39,11 @@ _WORDS_DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
+# As Qwen2's, but combining marks belong to a word.
+_WORDS_QWEN3_5 = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"""
+    r"""| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
 _WORDS_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 
 
@@ -75,6 +80,7 @@ def _digits_then_gpt2_words() -> tokenizers.pre_tokenizers.PreTokenizer:
 _SMOLLM = PreTokenizer(_digits_then_gpt2_words)
 _LLAMA3 = PreTokenizer(_splits(_WORDS_LLAMA3), whole_words=True, adds_bos=True)
 _QWEN2 = PreTokenizer(_splits(_WORDS_QWEN2), nfc=True)
+_QWEN3_5 = PreTokenizer(_splits(_WORDS_QWEN3_5), nfc=True)
 _DEEPSEEK3 = PreTokenizer(_splits(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _WORDS_DEEPSEEK3))
 # By tokenizer.ggml.pre.
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
@@ -88,6 +94,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama-v3": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "qwen35": _QWEN3_5,
     "deepseek-v3": _DEEPSEEK3,
     # llama.cpp's cuts for files whose converter did not know the model.
     "default": PreTokenizer(_splits(r"[\p{P}\$\+<=>\^~\|]+", _WORDS_GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),

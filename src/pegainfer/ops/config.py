@@ -36,8 +36,30 @@ def kv_heads(f: Fields, key: str, heads: int, default: int | None) -> int:
     return found
 
 
+def rotary_size(f: Fields, head_dim: int, default: float) -> int:
+    """Leading channels of a head that a config.json rotates: an even number of them.
+
+    Args:
+        default: `partial_rotary_factor` of a config without it.
+
+    Raises ConfigError.
+    """
+    key = "partial_rotary_factor"
+    rope = f.inner(f.mapping("rope_parameters") or f.mapping("rope_scaling") or {}, "rope scaling: ")
+    size = int(head_dim * (rope if rope.has(key) else f).number(key, default, most=1.0))
+    f.require(key, size > 0 and size % 2 == 0, f"a share of {head_dim} that is an even number")
+    return size
+
+
+def served_length(trained: int, scaling: Mapping[str, Any] | None) -> int:
+    """Tokens that can be served: instructions to add yarn to a config.json leave the length in it alone."""
+    if scaling is None or scaling["rope_type"] != "yarn":
+        return trained
+    return max(trained, int(scaling["factor"] * scaling["original_max_position_embeddings"]))
+
+
 def hf_rope(
-    f: Fields, kinds: tuple[str, ...], max_position_embeddings: int
+    f: Fields, kinds: tuple[str, ...], max_position_embeddings: int, *, partial: bool = False
 ) -> tuple[float, Mapping[str, Any] | None]:
     """Theta and scaling (None for none) of a config.json, checked.
 
@@ -46,12 +68,15 @@ def hf_rope(
     Args:
         kinds: rope types that the line serves.
         max_position_embeddings: what yarn was trained for if it does not say (as in transformers).
+        partial: whether the line may rotate a part of each head (`rotary_size`).
 
     Raises ConfigError and UnsupportedError.
     """
     found = f.mapping("rope_parameters") or f.mapping("rope_scaling") or {}
     rope = f.inner(found, "rope scaling: ")
     theta = (rope if rope.has("rope_theta") else f).number("rope_theta", 1e4, least=1.0)
+    key = "partial_rotary_factor"
+    rope.refuse(key, not partial and rope.number(key, 1.0) != 1.0, expected=1.0)
     return theta, rope_scaling(rope, found, kinds, max_position_embeddings)
 
 
@@ -119,7 +144,7 @@ def refuse_unserved_gguf(
 
     Args:
         metadata: the architecture's keys, without its prefix; what `f` reads.
-        served: keys that the line reads beside GGUF_SERVED.
+        served: keys that the line reads beside those of all lines.
     """
     for key in sorted(metadata.keys() - GGUF_SERVED - served):
         neutral = _GGUF_NEUTRAL.get(key, (0, ""))
@@ -136,7 +161,6 @@ def rope_scaling(
     """The scaling's checked numbers for `ops.rope`, None for none. `found` is what `f` reads."""
     kind = f.text("rope_type", f.text("type", "default"))
     f.refuse("rope_type", kind not in kinds, expected=_any_of(kinds), got=kind)
-    f.refuse("partial_rotary_factor", f.number("partial_rotary_factor", 1.0) != 1.0, expected=1.0)
     if kind == "default":
         return None
     needed, optional = _NUMBERS[kind]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pegainfer.ops import fill
 from pegainfer.ops.cases.moe import (
     expert_down_bound,
     expert_down_cases,
@@ -108,7 +109,7 @@ ROUTE_EXPERTS = declare(
         operands=(
             Out("experts", "T K", INTS),
             Out("gates", "T K", ("f32",)),
-            In("logits", "T N", ("f32",)),
+            In("logits", "T N", ("f32",), fill=fill.logits),
             In("bias", "N", ("f32",), optional=True),
         ),
         attrs=ROUTING,
@@ -134,7 +135,7 @@ EXPERT_GATE_UP = declare(
         operands=(
             Out("act", "T K F"),
             In("h", "T M"),
-            In("experts", "T K", INTS),
+            In("experts", "T K", INTS, into="N"),
             Weight("w_gate", "N F M"),
             Weight("w_up", "N F M"),
         ),
@@ -159,7 +160,7 @@ EXPERT_DOWN = declare(
         operands=(
             Out("out", "T M", ("f32",)),
             In("act", "T K F"),
-            In("experts", "T K", INTS),
+            In("experts", "T K", INTS, into="N"),
             In("gates", "T K", ("f32",)),
             Weight("w_down", "N M F"),
         ),

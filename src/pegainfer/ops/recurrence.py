@@ -24,10 +24,15 @@ def split_heads(qkv: Array, heads: int, key_dim: int, value_dim: int) -> tuple[A
     return q.reshape(shape), k.reshape(shape), v.reshape(tokens, heads, value_dim)
 
 
-def unit_keys(x: Array, eps: float, heads: int) -> Array:
-    """Each key head over its length, once for each value head that shares it: [T, H, K] of [T, G, K]."""
+def unit_keys(x: Array, eps: float, heads: int, tiled: int) -> Array:
+    """Each key head over its length, once for each value head that shares it: [T, H, K] of [T, G, K].
+
+    Args:
+        tiled: see GATED_DELTA_RULE.
+    """
     normed = x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + eps)
-    return np.repeat(normed, heads // x.shape[1], axis=1)
+    shared = heads // x.shape[1]
+    return np.tile(normed, (1, shared, 1)) if tiled else np.repeat(normed, shared, axis=1)
 
 
 def sigmoid(x: Array) -> Array:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
+from pegainfer.ops.weight_checks import check_names, check_tied
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.part import Part
 from pegainfer.runtime.weights.tensorfile import TensorFile, missing_tensor
-from pegainfer.runtime.weights.weight import SCHEMES, Scheme, Weight, plain
+from pegainfer.runtime.weights.weight import SCHEMES, VALUES, Scheme, Weight, float32, plain
 
 Array = np.ndarray[Any, Any]
 Spelling = Literal["hf", "gguf"]
 Rows = Callable[[Any], Sequence[range]]  # of a config: rows of a stored matrix
+Convert = Callable[[Any, Array], Array]  # of a config and stored values: the weight's values, float32
 SchemeOf = Callable[[str], Scheme | None]  # of a tensor's name; None: the format that the file says
 
 
@@ -41,11 +42,14 @@ class InFile:
         shape: fields of the config, where the tensor's shape is not the weight's: several weights may share
             a tensor.
         rows: which rows of each stored matrix are the weight's, in its order; None: all.
+        convert: makes the weight's values of the stored ones. Such a weight is read when it is planned and
+            kept as float32, so this is for small tensors.
     """
 
     name: str
     shape: tuple[str, ...] = ()
     rows: Rows | None = None
+    convert: Convert | None = None
 
     def names(self, layer: int, experts: int) -> list[str]:
         """The tensors' names: one, or one of each expert."""
@@ -120,6 +124,11 @@ class WeightTable:
         head = [] if config.tie_word_embeddings else [(self.head, 0)]
         return [(self.embed, 0), *((e, 0) for e in self.others), *layers, *head]
 
+    def of_layer(self, config: LayeredConfig, layer: int) -> dict[str, str]:
+        """The names of a layer's weights by what follows the layer's number in them."""
+        found = [e for e in self.layer if e.when is None or e.when(config, layer)]
+        return {e.name.partition("{}.")[2]: e.name.format(layer) for e in found}
+
     def shapes(self, config: LayeredConfig) -> dict[str, tuple[int, ...]]:
         """Each weight's shape by its name."""
         return {e.name.format(i): e.sizes(config) for e, i in self.entries(config)}
@@ -142,8 +151,8 @@ def plan_weights(
 ) -> dict[str, Weight]:
     """Every weight of the table by name: which byte ranges of which file hold which of its parts.
 
-    Reads nothing but headers, with one exception: a tied head that is stored as well is compared with the
-    embedding.
+    Reads nothing but headers, with two exceptions: a tied head that is stored as well is compared with the
+    embedding, and values that are converted (`InFile.convert`) are read.
 
     Args:
         spelling: whose names the file has.
@@ -160,9 +169,9 @@ def plan_weights(
     wanted = dict.fromkeys(name for p in plans for part in p.parts.values() for name in part)
     head = getattr(table.head, spelling).name
     if config.tie_word_embeddings and head in file.tensors:
-        _check_tied(file, getattr(table.embed, spelling).name, head)
+        check_tied(file, getattr(table.embed, spelling).name, head)
         ignored = (*ignored, head)
-    _check_names(table.line, file, wanted, ignored)
+    check_names(table.line, file, wanted, ignored, head)
     weights = {p.entry.name.format(p.layer): p.weight() for p in plans}
     if ranks == 1:
         return weights
@@ -209,6 +218,8 @@ class _Plan:
         weight = Weight(scheme, self.shape, parts)
         if self.stored.rows is not None:
             weight = weight.take(len(self.shape) - 2, self.stored.rows(self.config))
+        if self.stored.convert is not None:
+            weight = float32(self.stored.convert(self.config, _read(weight)))
         assert weight.shape == self.entry.sizes(self.config), f"{self.entry.name}: rows do not make its shape"
         return weight
 
@@ -266,32 +277,9 @@ def read_vector(file: TensorFile, name: str, size: int) -> Array:
     return dequantize(info.format, file.part(name).bytes(), info.shape)
 
 
-def _check_tied(file: TensorFile, embed: str, head: str) -> None:
-    """Some writers store a tied head as well; then it must be the embedding."""
-    if embed in file.tensors and not np.array_equal(file.part(head).bytes(), file.part(embed).bytes()):
-        raise ModelFileError(
-            "the config ties lm_head to the embedding, but their tensors differ",
-            expected=f"{head} equal to {embed}",
-            where=file.path,
-            remedy="set tie_word_embeddings to false in config.json if the head is its own",
-        )
-
-
-def _check_names(line: str, file: TensorFile, wanted: Collection[str], ignored: Sequence[str]) -> None:
-    if missing := [n for n in wanted if n not in file.tensors]:
-        raise ModelFileError(
-            "tensors are missing",
-            expected=missing[0] + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
-            got=f"{len(file.tensors)} tensors",
-            where=file.path,
-            remedy="use a complete file, or correct the config's number of layers",
-        )
-    extra = [n for n in file.tensors if n not in wanted and not any(fnmatchcase(n, p) for p in ignored)]
-    if extra:
-        raise UnsupportedError(
-            f"tensors that the {line} line does not use",
-            expected=f"{len(wanted)} tensors by name",
-            got=extra[0] + (f" and {len(extra) - 1} more" if len(extra) > 1 else ""),
-            where=file.path,
-            remedy="the model has features that this line lacks, or its config names too few layers",
-        )
+def _read(weight: Weight) -> Array:
+    """The values of a plain weight, float32, read from the file rather than from its mapping."""
+    part = weight.parts[VALUES]
+    raw = np.empty(part.nbytes, np.uint8)
+    part.read(raw)
+    return dequantize(part.format, raw, weight.shape)

@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 
 from pegainfer.contract.errors import OpError
-from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
+from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.moe import MOE, ROUTE_EXPERTS
 from pegainfer.ops.quantize import quantized_weight
-from tests.cpu.kernels.harness import FORMATS, ISAS
+from tests.cpu.kernels.harness import FORMATS, ISAS, SUPERBLOCKS
 
 Array = np.ndarray[Any, Any]
 SOFTMAX = {"sigmoid": False, "renormalize": True, "scale": 1.0, "groups": 1, "kept_groups": 1}
-N, K, M, F = 8, 3, 64, 96
-STACKS = {"w_gate": (N, F, M), "w_up": (N, F, M), "w_down": (N, M, F)}
+N, K = 8, 3
+
+
+def widths(dtype: str) -> tuple[int, int]:
+    """M and F that whole blocks of a format fill."""
+    return (256, 512) if dtype in SUPERBLOCKS else (64, 96)
 
 
 class Block:
@@ -25,34 +29,36 @@ class Block:
 
     def __init__(self, options: CpuOptions, dtype: str, router: Array | None = None) -> None:
         rng = np.random.default_rng(4)
-        w = {n: rng.standard_normal(s, np.float32) / np.float32(s[-1] ** 0.5) for n, s in STACKS.items()}
+        m, f = widths(dtype)
+        stacks = {"w_gate": (N, f, m), "w_up": (N, f, m), "w_down": (N, m, f)}
+        w = {n: rng.standard_normal(s, np.float32) / np.float32(s[-1] ** 0.5) for n, s in stacks.items()}
         weights = {name: quantized_weight(dtype, values) for name, values in w.items()}
-        chosen = rng.standard_normal((N, M), np.float32) if router is None else router
+        chosen = rng.standard_normal((N, m), np.float32) if router is None else router
         weights["w_router"] = quantized_weight("f32", chosen)
         dtypes = {"out": "f32", "experts": "i32", "x": "f32", "norm": "f32"}
         dtypes |= {name: weight.dtype for name, weight in weights.items()}
-        sizes = {"N": N, "K": K, "M": M, "F": F}
+        sizes = {"N": N, "K": K, "M": m, "F": f}
         self.backend = CpuBackend(weights, options)
         program = one_call(MOE, sizes, dtypes, {"eps": 1e-6, **SOFTMAX})
         self.executor = self.backend.prepare(program, {}, {"T": 200})
 
     def __call__(self, x: Array) -> dict[str, Array]:
-        inputs = {"x": x, "norm": np.ones(M, np.float32)}
+        inputs = {"x": x, "norm": np.ones(x.shape[1], np.float32)}
         return {k: a.copy() for k, a in self.executor.run(inputs, {"T": len(x)}).items()}
 
     def close(self) -> None:
         self.backend.close()
 
 
-def rows(count: int) -> Array:
-    return np.random.default_rng(5).standard_normal((count, M), np.float32)
+def rows(count: int, dtype: str) -> Array:
+    return np.random.default_rng(5).standard_normal((count, widths(dtype)[0]), np.float32)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activation", ["f32", "int8"])
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", (*FORMATS, *SUPERBLOCKS))
 def test_a_token_gives_the_same_bits_alone_and_in_any_company(dtype: str, activation: Any, isa: str) -> None:
-    x = rows(150)
+    x = rows(150, dtype)
     together = Block(CpuOptions(threads=2, isa=isa, activation=activation), dtype)
     alone = Block(CpuOptions(threads=1, isa=isa, activation=activation), dtype)
     try:
@@ -72,7 +78,7 @@ def test_a_token_gives_the_same_bits_alone_and_in_any_company(dtype: str, activa
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("dtype", "activation"), [("q8_0", "int8"), ("q4_1", "f32"), ("bf16", "int8")])
 def test_nan_in_one_row_harms_no_other(dtype: str, activation: Any, isa: str) -> None:
-    x = rows(90)
+    x = rows(90, dtype)
     block = Block(CpuOptions(threads=2, isa=isa, activation=activation), dtype)
     try:
         want, bad = block(x), x.copy()
@@ -90,8 +96,8 @@ def test_nan_in_one_row_harms_no_other(dtype: str, activation: Any, isa: str) ->
 
 def test_all_tokens_to_the_same_experts() -> None:
     """A router of zeros ties all experts: every token meets the first K, the others get none."""
-    x = rows(200)
-    block = Block(CpuOptions(threads=2), "q8_0", np.zeros((N, M), np.float32))
+    x = rows(200, "q8_0")
+    block = Block(CpuOptions(threads=2), "q8_0", np.zeros((N, x.shape[1]), np.float32))
     try:
         got = block(x)
         assert (got["experts"] == np.arange(K)).all()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pegainfer.contract.errors import OpError, UnsupportedError
-from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
-from pegainfer.kernels.cpu.executor import CpuExecutor
+from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
+from pegainfer.lower.cpu.executor import CpuExecutor
 from pegainfer.ops.delta import CAUSAL_CONV_SILU, GATED_DELTA_RULE
 from pegainfer.ops.program import Builder, Program
 from tests.cpu.kernels.harness import ISAS
@@ -39,8 +39,8 @@ def program(state_dtype: str = "f32", value_dim: int = VALUE_DIM) -> Program:
         out = b.output(f"out.{layer}", "T", HEADS, value_dim)
         b.emit(CAUSAL_CONV_SILU, {"layer": layer}, out=mixed, conv=conv, x=x, taps=taps, **rows)
         b.emit(
-            GATED_DELTA_RULE, {"layer": layer, "eps": EPS}, out=out, delta=delta, qkv=mixed, **gates, **heads,
-            **rows,
+            GATED_DELTA_RULE, {"layer": layer, "eps": EPS, "tiled": 0},
+            out=out, delta=delta, qkv=mixed, **gates, **heads, **rows,
         )  # fmt: skip
     return b.build()
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.moe import ROW_SLOTS, TILE_SLOTS
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.moe import ROW_SLOTS, TILE_SLOTS
 from pegainfer.ops.compose import one_call, run_reference
 from pegainfer.ops.moe import EXPERT_DOWN, EXPERT_GATE_UP, ROUTE_EXPERTS
 from pegainfer.ops.rounding import rounded

@@ -57,6 +57,8 @@ WORDS = [
     ("llama-bpe", "  a\t\tb \r\n c", [" ", " a", "\t", "\tb", " \r\n", " c"]),
     ("llama-bpe", "foo(bar)=>x_1;\n\t}", ["foo", "(bar", ")=>", "x", "_", "1", ";\n", "\t", "}"]),
     ("qwen2", "你好世界 1234 ①Ⅳ", ["你好世界", " ", "1", "2", "3", "4", " ", "①", "Ⅳ"]),
+    # A mark that no letter takes up belongs to the word: of Devanagari, vowel signs and the virama.
+    ("qwen35", "हिन्दी 12 don't\n", ["हिन्दी", " ", "1", "2", " don", "'t", "\n"]),
     ("qwen2", "foo(bar)=>x_1;\n", ["foo", "(bar", ")=>", "x", "_", "1", ";\n"]),
     ("deepseek-v3", "don’t 12345", ["don", "’", "t", " ", "123", "45"]),
     ("deepseek-v3", "ひらがなカタカナ한국어", ["ひらがなカタカナ", "한국어"]),

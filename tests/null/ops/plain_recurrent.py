@@ -38,7 +38,7 @@ def conv(a: dict[str, Array], layer: int) -> None:
         pool[state] = window
 
 
-def delta_rule(a: dict[str, Array], layer: int, eps: float) -> None:
+def delta_rule(a: dict[str, Array], layer: int, eps: float, tiled: int) -> None:
     """Value head by value head, each with its key head."""
     a["out"][...] = 0
     heads, key_dim, value_dim = a["delta"].shape[2:]
@@ -51,7 +51,7 @@ def delta_rule(a: dict[str, Array], layer: int, eps: float) -> None:
             pool = a["delta"][:, layer, h]
             s = np.zeros_like(pool[state]) if fresh else pool[state].copy()
             for t in tokens:
-                at = h // group * key_dim
+                at = (h % (keys // key_dim) if tiled else h // group) * key_dim
                 q, k = (a["qkv"][t, at + start : at + start + key_dim] for start in (0, keys))
                 q, k = (x / np.sqrt((x * x).sum(dtype=F32) + F32(eps)) for x in (q, k))
                 v = a["qkv"][t, 2 * keys + h * value_dim :][:value_dim]

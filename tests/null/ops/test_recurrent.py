@@ -103,7 +103,7 @@ def test_a_key_that_is_stored_twice_is_overwritten() -> None:
         "dt_bias": np.zeros(1), "state_ids": np.array([0]), "state_saves": np.array([-1, -1]),
         "query_starts": np.array([0]), "query_lens": np.array([2]), "context_lens": np.array([2]),
     }  # fmt: skip
-    run_reference(GATED_DELTA_RULE, {}, arrays, {"layer": 0, "eps": 0.0})
+    run_reference(GATED_DELTA_RULE, {}, arrays, {"layer": 0, "eps": 0.0, "tiled": 0})
     np.testing.assert_allclose(arrays["out"].ravel(), np.array([3, 5]) / np.sqrt(2))
     np.testing.assert_allclose(heads.ravel(), [5, 0], atol=1e-12)
 

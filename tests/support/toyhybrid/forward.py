@@ -92,7 +92,7 @@ def forward(config: ToyConfig, weights: Mapping[str, str], sizes: Sizes, formats
             out=conv_out, conv=states.parts["conv"], x=qkv, taps=taps, **mixer_rows,
         )  # fmt: skip
         b.emit(
-            GATED_DELTA_RULE, {"layer": layer, "eps": eps},
+            GATED_DELTA_RULE, {"layer": layer, "eps": eps, "tiled": 0},
             out=mixed, delta=states.parts["delta"], qkv=conv_out, a=a, b=beta, a_log=a_log, dt_bias=dt_bias,
             **mixer_rows,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from pegainfer.frontend.detokenize import Detokenizer
 from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.choice import Delta
-from pegainfer.frontend.http.fields import GenerateFields, SamplingDefaults, count, token_limit
+from pegainfer.frontend.http.fields import CUTS, GenerateFields, SamplingDefaults, count, token_limit
 from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
@@ -99,7 +99,7 @@ def _defaults(front: Front, r: CompletionRequest) -> SamplingDefaults:
     own, model = front.completion_defaults, front.chat_defaults
     if r.temperature is None:
         return own
-    return dataclasses.replace(own, top_k=model.top_k, top_p=model.top_p, min_p=model.min_p)
+    return dataclasses.replace(own, **{name: getattr(model, name) for name in CUTS})
 
 
 def _prompt(
@@ -112,7 +112,8 @@ def _prompt(
     of: int,
 ) -> Prompt:
     param = "prompt" if of == 1 else f"prompt[{number}]"
-    ids = prompt_ids(source, r, front, param, special=r.add_special_tokens is not False)
+    special, answered = r.add_special_tokens is not False, params.max_tokens != 0
+    ids = prompt_ids(source, r, front, param, special=special, answered=answered)
     prompt = build_prompt(front, r, shared, params, ids, number=number)
     if r.echo:
         whole = source if isinstance(source, str) and r.truncate_prompt_tokens is None else None

@@ -92,8 +92,7 @@ class Front:
 
     def special_id(self, token: str) -> int | None:
         """The id of a special token; None for what is none."""
-        found = self.tokenizer.token_id(token)
-        return found if found in self.tokenizer.special_ids else None
+        return self.tokenizer.special_id(token)
 
     def marker_ids(self, *, tools: bool) -> frozenset[int]:
         """Special tokens that the parsers of an answer must see."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from pegainfer.contract.errors import ConfigError
-from pegainfer.frontend.http.fields import CHAT_DEFAULTS, INT32_MAX, SamplingDefaults
+from pegainfer.contract.request import INT32_MAX, NUMBERS, Number
+from pegainfer.frontend.http.fields import CHAT_DEFAULTS, SamplingDefaults
 
-# Name here → names there, and the bounds that a request's field has.
-_FIELDS: dict[str, tuple[tuple[str, str], float, float]] = {
-    "temperature": (("temperature", "general.sampling.temp"), 0.0, 100.0),
-    "top_k": (("top_k", "general.sampling.top_k"), -1, INT32_MAX),
-    "top_p": (("top_p", "general.sampling.top_p"), 1e-9, 1.0),
-    "min_p": (("min_p", "general.sampling.min_p"), 0.0, 1.0),
-    "repetition_penalty": (("repetition_penalty", "general.sampling.penalty_repeat"), 0.01, 100.0),
-    "max_tokens": (("max_new_tokens", "general.sampling.max_new_tokens"), 1, INT32_MAX),
-}
-_WHOLE = ("top_k", "max_tokens")
+_RANGES = {**NUMBERS, "max_tokens": Number("", 1, INT32_MAX, whole=True)}
+# Other names that fields have in generation_config.json, and in GGUF files after "general.sampling.".
+_NAMES = {"max_tokens": "max_new_tokens"}
+_GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat", "max_tokens": "max_new_tokens"}
 
 
 def generation_defaults(given: Mapping[str, Any]) -> SamplingDefaults:
@@ -26,18 +22,21 @@ def generation_defaults(given: Mapping[str, Any]) -> SamplingDefaults:
     Raises ConfigError for a value that no request may have.
     """
     found: dict[str, Any] = {}
-    for name, (keys, low, high) in _FIELDS.items():
+    for field in dataclasses.fields(SamplingDefaults):
+        name, number = field.name, _RANGES[field.name]
+        keys = _NAMES.get(name, name), f"general.sampling.{_GGUF_NAMES.get(name, name)}"
         key = next((key for key in keys if given.get(key) is not None), None)
         if key is None:
             continue
         value = given[key]
-        fits = isinstance(value, int) if name in _WHOLE else isinstance(value, int | float)
-        if isinstance(value, bool) or not fits or not low <= value <= high:
+        fits = isinstance(value, int) if number.whole else isinstance(value, int | float)
+        if isinstance(value, bool) or not fits or not number.in_request(value):
             raise ConfigError(
-                f"the model's own {key} is out of its range", expected=f"{low:g} to {high:g}", got=value,
+                f"the model's own {key} is out of its range", got=value,
+                expected=f"{'above ' if number.above else ''}{number.low:g} to {number.high:g}",
                 where="generation_config.json or general.sampling", remedy="--generation-config none",
             )  # fmt: skip
         found[name] = max(value, 0) if name == "top_k" else value
     if given.get("do_sample") is False:
         found["temperature"] = 0.0
-    return SamplingDefaults(**{**{f: getattr(CHAT_DEFAULTS, f) for f in _FIELDS}, **found})
+    return dataclasses.replace(CHAT_DEFAULTS, **found)

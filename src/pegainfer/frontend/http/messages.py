@@ -166,7 +166,11 @@ def _text(content: str | list[ContentPart], where: str) -> str:
     texts = []
     for i, part in enumerate(content):
         if part.type != "text":
-            raise unsupported(f"{where}[{i}].type", f"a part of type {part.type!r}")
+            raise unsupported(
+                f"{where}[{i}].type",
+                f"a part of type {part.type!r}",
+                remedy="models are served for text alone, those that can see as well",
+            )
         if part.text is None:
             raise bad_value(f"{where}[{i}].text", "a string", "null")
         texts.append(part.text)

@@ -51,6 +51,9 @@ _ROWS = (
     _Rows("every state saved", ((5, 5), (20, 3)), saved=1.0),
     _Rows("padding alone", ((PADDING, 1), (PADDING, 0))),
 )
+_LONG = _Rows(
+    "prompts longer than a chunk", ((130, 130), (70, 66), (1, 1), (200, 64), (PADDING, 3)), saved=0.05
+)
 
 
 def _pool(rng: np.random.Generator, r: _Rows) -> tuple[dict[str, int], Arrays, Array]:
@@ -151,6 +154,7 @@ def delta_cases(rng: np.random.Generator) -> list[Case]:
     kinds: list[tuple[_Rows, tuple[int, int, int, int], Flavour]]
     kinds = [(r, h, normal) for r, h in zip(_ROWS, heads, strict=True)]
     kinds += [(_ROWS[5 + i % 2], heads[i % 6], f) for i, f in enumerate(flavours)]
+    kinds += [(_LONG, (1, 3, 128, 64), normal), (_LONG, (2, 1, 128, 32), zeros)]
     return [_delta_case(rng, *kind) for kind in kinds]
 
 
@@ -190,7 +194,9 @@ def _delta_case(
         "dt_bias": np.log(np.expm1(rng.uniform(0.001, 0.1, h))).astype(np.float32),
     }
     label = f"{r.label}, {keys}x{group} heads of {key_dim}x{value_dim}, {flavour.__name__}"
-    return Case(label, sizes, {"layer": layer, "eps": 1e-6}, arrays)
+    tiled = int(rng.integers(2))
+    label += ", tiled" if tiled else ""
+    return Case(label, sizes, {"layer": layer, "eps": 1e-6, "tiled": tiled}, arrays)
 
 
 def delta_bound(case: Case) -> Arrays:
@@ -201,9 +207,9 @@ def delta_bound(case: Case) -> Arrays:
     no element errs by more than its column's length.
     """
     a, s, layer = case.arrays, case.sizes, case.attrs["layer"]
-    heads, width, eps = s["H"], s["K"], case.attrs["eps"]
+    heads, width, eps, tiled = s["H"], s["K"], case.attrs["eps"], case.attrs["tiled"]
     q, k, v = split_heads(a["qkv"], heads, width, s["V"])
-    q, k = unit_keys(q, eps, heads) * width**-0.5, unit_keys(k, eps, heads)
+    q, k = unit_keys(q, eps, heads, tiled) * width**-0.5, unit_keys(k, eps, heads, tiled)
     decay, decay_error, beta, beta_error = _gate_errors(a)
     normed = (width / 2 + 12) * U  # relative, of q and k: half of the sum's, and their products
     summed = normed + (width + 16) * U

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -155,6 +156,5 @@ def _defaults(kind: type[msgspec.Struct], front: Front) -> dict[str, Any]:
         found = front.chat_defaults
     if found is None:
         return {}
-    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    values = {n: v for n in names if (v := getattr(found, n)) is not None}
+    values = {name: value for name, value in dataclasses.asdict(found).items() if value is not None}
     return {**values, "max_output_tokens": values["max_tokens"]} if "max_tokens" in values else values

@@ -21,15 +21,15 @@ struct Router {
     float scale;
     int64_t experts, chosen, groups, kept_groups;
 
-    explicit Router(const Instr& in)
-        : sigmoid(in.attr[0] != 0),
-          renormalize(in.attr[1] != 0),
-          has_bias(in.ptr[3] != nullptr),
-          scale(static_cast<float>(in.attr[2])),
-          experts(in.axis[1]),
-          chosen(in.axis[2]),
-          groups(static_cast<int64_t>(in.attr[3])),
-          kept_groups(static_cast<int64_t>(in.attr[4])) {}
+    explicit Router(const RouteExpertsArgs& a)
+        : sigmoid(a.sigmoid != 0),
+          renormalize(a.renormalize != 0),
+          has_bias(a.bias != nullptr),
+          scale(static_cast<float>(a.scale)),
+          experts(a.N),
+          chosen(a.K),
+          groups(static_cast<int64_t>(a.groups)),
+          kept_groups(static_cast<int64_t>(a.kept_groups)) {}
 };
 
 // The greatest of n values among those that are marked open; the first of equals.
@@ -101,18 +101,18 @@ void route_row(const Router& r, const float* logits, const float* bias, int32_t*
 // phase.a: tokens a chunk.
 void run_route(const void* context, const Phase& p, int64_t chunk, int thread) {
     const Exec& e = *static_cast<const Exec*>(context);
-    const Instr& in = e.instr(p);
-    const Router r(in);
+    const auto a = e.instr(p).args<RouteExpertsArgs>();
+    const Router r(a);
     float* scratch = e.scratch[static_cast<size_t>(thread)].f32;
-    const int64_t last = std::min(in.axis[0], (chunk + 1) * p.a);
+    const int64_t last = std::min(a.T, (chunk + 1) * p.a);
     for (int64_t t = chunk * p.a; t < last; t++)
-        route_row(r, static_cast<const float*>(in.ptr[2]) + t * r.experts,
-                  static_cast<const float*>(in.ptr[3]), static_cast<int32_t*>(in.ptr[0]) + t * r.chosen,
-                  static_cast<float*>(in.ptr[1]) + t * r.chosen, scratch);
+        route_row(r, a.logits + t * r.experts, a.bias, a.experts + t * r.chosen, a.gates + t * r.chosen,
+                  scratch);
 }
 
 bool plan_route(Exec& e, const Instr& in) {
-    const Router r(in);
+    const auto a = in.args<RouteExpertsArgs>();
+    const Router r(a);
     const bool divides = r.groups >= 1 && r.experts % r.groups == 0;
     const bool kept = r.kept_groups >= 1 && r.kept_groups <= r.groups;
     if (!divides || !kept || r.chosen > r.kept_groups * (r.experts / r.groups))
@@ -122,12 +122,13 @@ bool plan_route(Exec& e, const Instr& in) {
             static_cast<long long>(r.experts), static_cast<long long>(r.chosen),
             static_cast<long long>(r.kept_groups), static_cast<long long>(r.groups));
     const int64_t each = std::max<int64_t>(1, kValuesAChunk / (r.experts * (r.chosen + 1)));
-    e.add_phase(in, run_route, (in.axis[0] + each - 1) / each, each);
+    e.add_phase(in, run_route, (a.T + each - 1) / each, each);
     return true;
 }
 
 // expert_gate_up and expert_down: [slots] inputs of width k, weights [experts, n, k].
 struct Grouped {
+    float* out;
     const float* x;
     const int32_t* experts;  // [slots]
     const float* gates;      // [slots], of expert_down
@@ -135,37 +136,27 @@ struct Grouped {
     const Packed* w[2];
     int num_w;
 
-    explicit Grouped(const Instr& in)
-        : x(static_cast<const float*>(in.ptr[1])),
-          experts(static_cast<const int32_t*>(in.ptr[2])),
-          gates(nullptr),
-          tokens(in.axis[0]),
-          chosen(in.axis[2]),
-          num_experts(in.axis[1]) {
-        if (in.op == kExpertGateUp) {
-            n = in.axis[4], k = in.axis[3], num_w = 2;
-            w[0] = static_cast<const Packed*>(in.ptr[3]), w[1] = static_cast<const Packed*>(in.ptr[4]);
-        } else {
-            n = in.axis[3], k = in.axis[4], num_w = 1;
-            gates = static_cast<const float*>(in.ptr[3]);
-            w[0] = static_cast<const Packed*>(in.ptr[4]), w[1] = nullptr;
-        }
-    }
-
     int64_t num_slots() const { return tokens * chosen; }
     bool has_expert(int64_t slot) const { return experts[slot] >= 0 && experts[slot] < num_experts; }
     // The input of a slot: its token's row, or its own.
-    const float* input(const Instr& in, int64_t slot) const {
-        return x + (in.op == kExpertGateUp ? slot / chosen : slot) * k;
-    }
+    const float* input(int64_t slot) const { return x + (num_w == 2 ? slot / chosen : slot) * k; }
 };
+
+Grouped grouped(const Instr& in) {
+    if (in.op == kExpertGateUp) {
+        const auto a = in.args<ExpertGateUpArgs>();
+        return {a.act, a.h, a.experts, nullptr, a.T, a.K, a.N, a.F, a.M, {a.w_gate, a.w_up}, 2};
+    }
+    const auto a = in.args<ExpertDownArgs>();
+    return {a.out, a.act, a.experts, a.gates, a.T, a.K, a.N, a.M, a.F, {a.w_down}, 1};
+}
 
 // Sorts the slots by expert and cuts each expert's into blocks. One chunk.
 void run_group(const void* context, const Phase& p, int64_t, int) {
     const Exec& e = *static_cast<const Exec*>(context);
     auto& s = const_cast<ExpertSlots&>(e.slots);
     const Instr& in = e.instr(p);
-    const Grouped g(in);
+    const Grouped g = grouped(in);
     int32_t* const starts = s.starts.data();
     std::fill(starts, starts + g.num_experts + 1, 0);
     for (int64_t i = 0; i < g.num_slots(); i++)
@@ -184,7 +175,7 @@ void run_group(const void* context, const Phase& p, int64_t, int) {
         if (g.has_expert(i)) {
             s.order[static_cast<size_t>(starts[g.experts[i]]++)] = static_cast<int32_t>(i);
         } else if (in.op == kExpertGateUp) {
-            std::fill_n(static_cast<float*>(in.ptr[0]) + i * g.n, g.n, 0.0f);
+            std::fill_n(g.out + i * g.n, g.n, 0.0f);
         }
     }
 }
@@ -192,8 +183,7 @@ void run_group(const void* context, const Phase& p, int64_t, int) {
 // Prepares the inputs of slots in their order. phase.a: slots a chunk.
 void run_prepare(const void* context, const Phase& p, int64_t chunk, int) {
     const Exec& e = *static_cast<const Exec*>(context);
-    const Instr& in = e.instr(p);
-    const Grouped g(in);
+    const Grouped g = grouped(e.instr(p));
     const Rows& r = e.slots.rows;
     bool some_round = false, some_halve = false, some_plain = false;
     for (int i = 0; i < g.num_w; i++) {
@@ -203,7 +193,7 @@ void run_prepare(const void* context, const Phase& p, int64_t chunk, int) {
     }
     const int64_t last = std::min(e.slots.num_slots, (chunk + 1) * p.a);
     for (int64_t i = chunk * p.a; i < last; i++) {
-        const float* x = g.input(in, e.slots.order[static_cast<size_t>(i)]);
+        const float* x = g.input(e.slots.order[static_cast<size_t>(i)]);
         if (some_round) quantise_row(e, x, g.k, r.q, i);
         if (some_halve) e.kernels->round_bf16(x, g.k, r.bf16 + i * even(g.k));
         if (some_plain)
@@ -216,13 +206,13 @@ void run_experts(const void* context, const Phase& p, int64_t chunk, int thread)
     const Exec& e = *static_cast<const Exec*>(context);
     if (chunk / p.b >= e.slots.num_blocks) return;
     const Instr& in = e.instr(p);
-    const Grouped g(in);
+    const Grouped g = grouped(in);
     const ExpertBlock block = e.slots.blocks[static_cast<size_t>(chunk / p.b)];
     const int32_t* slots = e.slots.order.data() + block.first;
     const Rows rows{e.slots.rows.f32, g.k, e.slots.rows.q, e.slots.rows.bf16};
     const Scratch& s = e.scratch[static_cast<size_t>(thread)];
     float* const up = s.acc + kTokensAChunk * kTile;
-    float* const out = in.op == kExpertGateUp ? static_cast<float*>(in.ptr[0]) : e.slots.results;
+    float* const out = in.op == kExpertGateUp ? g.out : e.slots.results;
     const int64_t tiles = g.w[0]->tiles, first = chunk % p.b * p.a, last = std::min(tiles, first + p.a);
     for (int64_t tile = first; tile < last; tile++) {
         const int64_t at = block.expert * tiles + tile, wide = std::min<int64_t>(kTile, g.n - tile * kTile);
@@ -242,11 +232,10 @@ void run_experts(const void* context, const Phase& p, int64_t chunk, int thread)
 // out[t] = sum over a token's slots, in order, of gate · result. phase.a: tokens a chunk.
 void run_sum(const void* context, const Phase& p, int64_t chunk, int) {
     const Exec& e = *static_cast<const Exec*>(context);
-    const Instr& in = e.instr(p);
-    const Grouped g(in);
+    const Grouped g = grouped(e.instr(p));
     const int64_t last = std::min(g.tokens, (chunk + 1) * p.a);
     for (int64_t t = chunk * p.a; t < last; t++) {
-        float* out = static_cast<float*>(in.ptr[0]) + t * g.n;
+        float* out = g.out + t * g.n;
         std::fill_n(out, g.n, 0.0f);
         for (int64_t slot = t * g.chosen; slot < (t + 1) * g.chosen; slot++) {
             if (!g.has_expert(slot)) continue;
@@ -257,7 +246,7 @@ void run_sum(const void* context, const Phase& p, int64_t chunk, int) {
 }
 
 bool plan_experts(Exec& e, const Instr& in) {
-    const Grouped g(in);
+    const Grouped g = grouped(in);
     const int threads = e.pool->threads();
     const int64_t slots = g.num_slots(), blocks = most_expert_blocks(slots, g.num_experts);
     if (slots == 0) return true;

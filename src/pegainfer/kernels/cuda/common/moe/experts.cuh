@@ -10,21 +10,11 @@
 // slots were sorted by expert, and blocks beyond those in use end at once, so that the grid depends on the
 // number of tokens alone. The sums of a slot do not depend on its neighbours in a tile.
 #pragma once
+#include "arguments.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
 
 namespace experts {
-
-struct Args {
-    void* out;                           // [slots, SWIGLU ? n / 2 : n]
-    const void* x;                       // [slots / each, k]
-    const int* experts;                  // [slots]
-    const void* w;                       // [num_experts, n, k]
-    const int* order;                    // [slots], by expert; of expert_tiles
-    const int4* blocks;                  // expert, first, count, -: of `order`
-    const int* in_use;                   // blocks in use
-    int slots, num_experts, n, k, each;  // each: slots that share a row of x
-};
 
 __device__ __forceinline__ float silu(float gate) {
     return gate / (1.f + expf(-gate));
@@ -77,7 +67,7 @@ __device__ __forceinline__ void rows(const Args& a) {
 
 constexpr int TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * 32;
 constexpr int TILE_N = 64;      // rows of a matrix: 16 a warp
-constexpr int TILE_SLOTS = 64;  // as kernels/cuda/moe.py has it
+constexpr int TILE_SLOTS = 64;  // as lower/cuda/moe.py has it
 constexpr int TILE_K = 64;
 constexpr int STAGES = 3;
 constexpr int ROW_BYTES = TILE_K * 2;

@@ -3,21 +3,15 @@
 // A warp takes a token: its scores and ranks lie in shared memory, N floats each. Without a bias the logits
 // themselves are the ranks, as equal scores of different logits would tie by rounding. NaN ranks last; of
 // equals the lower number wins. K is at most 32: lane j keeps the j-th choice.
+#include "arguments.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
+
+using route::Args;
 
 namespace {
 
 constexpr int WARPS = 4;
-
-struct Args {
-    int* experts;         // [T, K]
-    float* gates;         // [T, K]
-    const float* logits;  // [T, N]
-    const float* bias;    // [N], or null
-    int tokens, n, k, sigmoid, renormalize, groups, kept_groups;
-    float scale;
-};
 
 struct Best {
     float value;

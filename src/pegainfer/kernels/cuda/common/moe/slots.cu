@@ -1,21 +1,12 @@
 // op expert_gate_up, expert_down: slots sorted by expert, and each token's weighted sum.
+#include "arguments.cuh"
 #include "ptx.cuh"
 
-namespace {
+using slots::SortArgs;
+using slots::SumArgs;
 
 constexpr int THREADS = 1024;
 constexpr int TILE_SLOTS = 64;  // as experts.cuh has it
-
-struct SortArgs {
-    int* order;          // [slots]
-    int4* blocks;        // [most blocks] expert, first, count, 0
-    int* in_use;         // blocks in use
-    const int* experts;  // [slots]
-    uint8_t* zeroed;     // [slots, row_bytes]: rows of slots without expert become zeros; null: none do
-    int slots, num_experts, row_bytes;
-};
-
-}  // namespace
 
 // One block; 2 · N + 1 numbers of shared memory. The order of an expert's slots may differ from run to run,
 // which changes no result: every slot's sums are its own.
@@ -58,14 +49,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) sort_slots(const SortArgs 
 }
 
 namespace {
-
-struct SumArgs {
-    float* out;           // [T, M]
-    const void* results;  // [T · K, M]
-    const int* experts;   // [T, K]
-    const float* gates;   // [T, K]
-    int num_experts, k, m;
-};
 
 // Grid: (T, M over the threads). A token's results are added up in the order of its slots.
 template <typename T>

@@ -1,0 +1,223 @@
+"""What a Qwen3.5 model's config says, read from Hugging Face's config.json or from GGUF metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pegainfer.ops.config import (
+    gguf_rope,
+    head_size,
+    hf_rope,
+    kv_heads,
+    refuse_unserved_gguf,
+    rotary_size,
+    served_length,
+)
+from pegainfer.runtime.weights.fields import Fields
+
+LINE = "qwen3_5"
+ROPE_KINDS = ("default", "yarn")
+FULL, LINEAR = "full_attention", "linear_attention"
+DEFAULT_INTERVAL = 4  # every fourth layer is one of full attention
+DEFAULT_ROTARY = 0.25  # share of a head that is rotated
+GGUF_SERVED = frozenset(
+    [
+        "full_attention_interval",
+        "nextn_predict_layers",
+        "rope.dimension_sections",  # of image positions; those of text are equal on all axes
+        "ssm.conv_kernel",
+        "ssm.group_count",
+        "ssm.inner_size",
+        "ssm.state_size",
+        "ssm.time_step_rank",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Qwen3_5Config:
+    """Sizes and constants of one dense model; every field was checked for type, range and mutual fit."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layer_types: tuple[str, ...]  # FULL or LINEAR, at least one of each
+    num_heads: int  # of full attention
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int  # leading channels of a head that are rotated
+    delta_key_heads: int  # of linear attention
+    delta_heads: int  # value heads, each with a state [delta_key_dim, delta_dim]
+    delta_key_dim: int
+    delta_dim: int
+    conv_width: int  # taps of the causal convolution
+    norm_eps: float  # of all norms, those of heads included
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None  # rope_type 'yarn' with its numbers
+    max_position_embeddings: int  # tokens that the model was trained for, or that yarn stretches it to
+    tie_word_embeddings: bool  # lm_head is the embedding's table
+    draft_layers: int = 0  # that GGUF counts behind the others; not served
+    tiled_heads: bool = False  # value head h reads key head h mod G, not h // (heads / G), of G key heads
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_types)
+
+    @property
+    def num_full_layers(self) -> int:
+        return self.layer_types.count(FULL)
+
+    @property
+    def num_linear_layers(self) -> int:
+        return self.layer_types.count(LINEAR)
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def gated_q_size(self) -> int:
+        """Rows of q_proj: of each head, the queries and then the output gate."""
+        return 2 * self.q_size
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def delta_size(self) -> int:
+        """Channels of the values of linear attention."""
+        return self.delta_heads * self.delta_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Channels of q, k and v of linear attention."""
+        return 2 * self.delta_key_heads * self.delta_key_dim + self.delta_size
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], where: str) -> Qwen3_5Config:
+        """From a parsed config.json, whose text model stands in `text_config` or in the object itself.
+
+        Defaults are those of transformers' Qwen3_5TextConfig, but sizes must be there. What concerns images
+        is not read.
+
+        Args:
+            where: names the file in errors.
+
+        Raises ConfigError and UnsupportedError.
+        """
+        top = Fields(config, where, line=LINE)
+        text = top.mapping("text_config")
+        f = top if text is None else top.inner(text, "text_config: ")
+        for fields in (top, f):
+            fields.refuse("quantization_config", fields.has("quantization_config"), expected="none")
+        _refuse_variants(f)
+        trained = f.integer("max_position_embeddings", 32768, most=1 << 30)
+        theta, scaling = hf_rope(f, ROPE_KINDS, trained, partial=True)
+        heads = f.integer("num_attention_heads")
+        head_dim = head_size(f, "head_dim", 256)
+        key_heads, value_heads = f.integer("linear_num_key_heads"), f.integer("linear_num_value_heads")
+        f.require(
+            "linear_num_value_heads", value_heads % key_heads == 0, f"a multiple of {key_heads} key heads"
+        )
+        return cls(
+            vocab_size=f.integer("vocab_size", most=1 << 24),
+            hidden_size=f.integer("hidden_size"),
+            intermediate_size=f.integer("intermediate_size"),
+            layer_types=_layer_types(f),
+            num_heads=heads,
+            num_kv_heads=kv_heads(f, "num_key_value_heads", heads, None),
+            head_dim=head_dim,
+            rotary_dim=rotary_size(f, head_dim, DEFAULT_ROTARY),
+            delta_key_heads=key_heads,
+            delta_heads=value_heads,
+            delta_key_dim=f.integer("linear_key_head_dim", 128, most=1024),
+            delta_dim=f.integer("linear_value_head_dim", 128, most=1024),
+            conv_width=f.integer("linear_conv_kernel_dim", 4, least=2, most=64),
+            norm_eps=f.number("rms_norm_eps", 1e-6, most=1.0),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            max_position_embeddings=served_length(trained, scaling),
+            # Files say it in both places or in one; the text model's own word counts.
+            tie_word_embeddings=f.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", False)),
+        )
+
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], where: str, *, vocab_size: int, tied: bool
+    ) -> Qwen3_5Config:
+        """From `qwen35.*` metadata. The draft head's layers, which follow the others, are left out.
+
+        Args:
+            vocab_size: rows of token_embd.weight, for files without `qwen35.vocab_size`.
+            tied: whether the file lacks output.weight, which is how GGUF says it.
+
+        Raises ConfigError and UnsupportedError.
+        """
+        prefix = "qwen35."
+        own = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
+        f = Fields(own, where, line=LINE, prefix=prefix)
+        refuse_unserved_gguf(f, own, GGUF_SERVED)
+        heads = f.integer("attention.head_count")
+        head_dim = head_size(f, "attention.key_length", 256)
+        value_dim = f.integer("attention.value_length", head_dim)
+        f.refuse("attention.value_length", value_dim != head_dim, expected=f"the head size {head_dim}")
+        rotary = f.integer("rope.dimension_count", int(head_dim * DEFAULT_ROTARY))
+        f.require("rope.dimension_count", rotary % 2 == 0 and rotary <= head_dim, f"even, at most {head_dim}")
+        key_heads, value_heads = f.integer("ssm.group_count"), f.integer("ssm.time_step_rank")
+        f.require("ssm.time_step_rank", value_heads % key_heads == 0, f"a multiple of {key_heads}")
+        inner = f.integer("ssm.inner_size")
+        f.require("ssm.inner_size", inner % value_heads == 0, f"a multiple of {value_heads}")
+        trained = f.integer("context_length", most=1 << 30)
+        theta, scaling = gguf_rope(f, ROPE_KINDS)
+        blocks, drafting = f.integer("block_count", most=1024), f.integer("nextn_predict_layers", 0, least=0)
+        interval = f.integer("full_attention_interval", DEFAULT_INTERVAL)
+        f.require("block_count", blocks - drafting >= interval > 1, "enough for both kinds of layers")
+        return cls(
+            vocab_size=f.integer("vocab_size", vocab_size, most=1 << 24),
+            hidden_size=f.integer("embedding_length"),
+            intermediate_size=f.integer("feed_forward_length"),
+            layer_types=_by_interval(blocks - drafting, interval),
+            num_heads=heads,
+            num_kv_heads=kv_heads(f, "attention.head_count_kv", heads, None),
+            head_dim=head_dim,
+            rotary_dim=rotary,
+            delta_key_heads=key_heads,
+            delta_heads=value_heads,
+            delta_key_dim=f.integer("ssm.state_size", most=1024),
+            delta_dim=inner // value_heads,
+            conv_width=f.integer("ssm.conv_kernel", least=2, most=64),
+            norm_eps=f.number("attention.layer_norm_rms_epsilon", most=1.0),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            max_position_embeddings=served_length(trained, scaling),
+            tie_word_embeddings=tied,
+            draft_layers=drafting,
+            tiled_heads=True,
+        )
+
+
+def _by_interval(layers: int, interval: int) -> tuple[str, ...]:
+    """The last layer of each interval is one of full attention."""
+    return tuple(LINEAR if (i + 1) % interval else FULL for i in range(layers))
+
+
+def _refuse_variants(f: Fields) -> None:
+    """Raises UnsupportedError for what would change the result and is not served."""
+    f.refuse("attention_bias", f.boolean("attention_bias", False), expected="false")
+    f.refuse("attn_output_gate", not f.boolean("attn_output_gate", True), expected="true")
+    only = {"hidden_act": "silu", "output_gate_type": "swish", "mamba_ssm_dtype": "float32"}
+    for key, served in only.items():
+        f.refuse(key, f.text(key, served) != served, expected=served)
+
+
+def _layer_types(f: Fields) -> tuple[str, ...]:
+    """The kind of each layer: the config's list, or one of full attention at the end of each interval."""
+    layers = f.integer("num_hidden_layers", most=1024)
+    interval = f.integer("full_attention_interval", DEFAULT_INTERVAL)
+    found = f.texts("layer_types") or _by_interval(layers, interval)
+    f.require("layer_types", len(found) == layers, f"one for each of {layers} layers")
+    f.refuse("layer_types", set(found) != {FULL, LINEAR}, expected=f"{FULL} and {LINEAR}, both of them")
+    return tuple(found)

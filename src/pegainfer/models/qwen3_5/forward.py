@@ -1,0 +1,161 @@
+"""The forward pass of dense Qwen3.5 (transformers `modeling_qwen3_5.py`), and its KV groups.
+
+Layers of linear attention (gated delta rule, arXiv:2412.06464) and of full attention with an output gate
+alternate; each is followed by a gated feed-forward network.
+
+Axes: T tokens of the step, R rows (sequences), L rows of the residual stream whose logits are wanted, M the
+residual stream's width; full attention has H query heads and G KV heads of D channels; linear attention has B
+value heads of E channels and C channels of q, k and v; F feed-forward width, V vocabulary, P positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pegainfer.kv.device.layout import GroupLayout, PageLayout, Part, StateLayout
+from pegainfer.models.qwen3_5.config import FULL, Qwen3_5Config
+from pegainfer.models.qwen3_5.weights import TABLE
+from pegainfer.ops.activation import SIGMOID_GATE
+from pegainfer.ops.attention import ATTENTION
+from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD, QKV_NORM_ROPE_APPEND
+from pegainfer.ops.delta import CAUSAL_CONV_SILU, GATED_DELTA_RULE
+from pegainfer.ops.embed import EMBEDDING
+from pegainfer.ops.gemm import LINEAR
+from pegainfer.ops.norm import GATED_RMS_NORM, RMS_NORM
+from pegainfer.ops.program import Builder, Program
+from pegainfer.ops.reduce import REDUCE_RESIDUAL
+from pegainfer.ops.sampler import Head
+from pegainfer.runner.program import INPUTS, Formats, Sizes, shape
+
+SNAPSHOT_EVERY = 256  # tokens between two states that are kept for prefix reuse
+KEY_EPS = 1e-6  # added to the squared length of q and k in linear attention
+
+# name -> shape; activations in Formats.activation.
+BUFFERS: dict[str, tuple[str, ...]] = {
+    "h": ("T", "M"),
+    "qkv": ("T", "C"),
+    "conv_out": ("T", "C"),
+    "z": ("T", "B", "E"),
+    "a": ("T", "B"),
+    "beta": ("T", "B"),
+    "mixed": ("T", "B", "E"),
+    "normed": ("T", "B", "E"),
+    "q": ("T", "H", "D"),
+    "attn": ("T", "H", "D"),
+    "attn_gate": ("T", "H", "D"),
+    "act": ("T", "F"),
+}
+
+
+def groups(config: Qwen3_5Config, block_size: int, formats: Formats) -> tuple[GroupLayout, ...]:
+    """Pages of the full layers' keys and values; states of the linear layers.
+
+    A state holds the convolution's last inputs [layers, W - 1, C] and the delta rule's matrices
+    [layers, B, K, E] in float32. All layers of a block or state lie together, so that it is one copy.
+    """
+    c = config
+    pages = (c.num_full_layers, 2, c.num_kv_heads, block_size, c.head_dim)
+    conv = (c.num_linear_layers, c.conv_width - 1, c.conv_size)
+    delta = (c.num_linear_layers, c.delta_heads, c.delta_key_dim, c.delta_dim)
+    states = (Part("conv", conv, formats.activation), Part("delta", delta, "f32"))
+    return (
+        PageLayout("kv", (Part("kv", pages, formats.kv),), block_size),
+        StateLayout("states", states, SNAPSHOT_EVERY),
+    )
+
+
+def forward(
+    config: Qwen3_5Config, weights: Mapping[str, str], sizes: Sizes, formats: Formats | None = None
+) -> Program:
+    """Token ids to logits: x [T, M] and logits [L, V] are its outputs; it writes `kv`, `conv` and `delta`.
+
+    Long because it is the whole list of a step's calls, in order.
+
+    Args:
+        weights: storage format of each weight by its name in models/qwen3_5/weights.py.
+        formats: of what is computed; float32 throughout if None.
+    """
+    c, f = config, formats or Formats()
+    b = Builder("qwen3_5")
+    w = {name: b.weight(name, *dims, dtype=weights[name]) for name, dims in TABLE.shapes(c).items()}
+    cos_sin = b.weight("cos_sin", sizes.num_positions, c.head_dim, dtype="f32")
+    pages, states = sizes.pages(b, "kv"), sizes.states(b, "states")
+    step = {name: b.input(name, *letters) for name, letters in INPUTS.items()}
+    rows = {name: step[name] for name in ("query_starts", "query_lens", "context_lens")}
+    state_rows = {**rows, "state_ids": states.state_ids, "state_saves": states.state_saves}
+    axes = {
+        "M": c.hidden_size, "C": c.conv_size, "B": c.delta_heads, "E": c.delta_dim, "H": c.num_heads,
+        "D": c.head_dim, "F": c.intermediate_size,
+    }  # fmt: skip
+    h, qkv, conv_out, z, a, beta, mixed, normed, q, attn, attn_gate, act = (
+        b.buffer(n, *shape(letters, axes), dtype=f.activation) for n, letters in BUFFERS.items()
+    )
+    x = b.output("x", "T", c.hidden_size, dtype=f.residual)  # so that `prompt_logprobs` can read it
+    partial = b.buffer("partial", "T", c.hidden_size)  # float32, in which ranks add up
+    logits = b.output("logits", "L", c.vocab_size)
+    eps = c.norm_eps
+
+    b.emit(EMBEDDING, out=x, table=w["embed"], ids=step["token_ids"])
+    full = linear = 0  # layers of each kind so far: their places in pages and states
+    for layer, kind in enumerate(c.layer_types):
+        lw = {part: w[name] for part, name in TABLE.of_layer(c, layer).items()}
+        b.emit(RMS_NORM, {"eps": eps}, out=h, x=x, weight=lw["mix_norm"])
+        if kind == FULL:
+            b.emit(
+                QKV_NORM_ROPE_APPEND, {"eps": eps, "layer": full},
+                q=q, kv=pages.parts["kv"], x=x, norm=lw["mix_norm"], wq=lw["wq"], wk=lw["wk"], wv=lw["wv"],
+                positions=step["positions"], slots=pages.places, cos_sin=cos_sin, q_norm=lw["q_norm"],
+                k_norm=lw["k_norm"],
+            )  # fmt: skip
+            b.emit(
+                ATTENTION, {"layer": full, "scale": c.head_dim**-0.5},
+                out=attn, q=q, kv=pages.parts["kv"], block_table=pages.block_table, **rows,
+            )  # fmt: skip
+            b.emit(LINEAR, out=attn_gate.view("T", c.q_size), a=h, w=lw["wg"])
+            b.emit(SIGMOID_GATE, x=attn.view("T", c.q_size), gate=attn_gate.view("T", c.q_size))
+            b.emit(LINEAR, out=partial, a=attn.view("T", c.q_size), w=lw["wo"])
+            full += 1
+        else:
+            b.emit(LINEAR, out=qkv, a=h, w=lw["w_qkv"])
+            b.emit(LINEAR, out=z.view("T", c.delta_size), a=h, w=lw["w_z"])
+            b.emit(LINEAR, out=a, a=h, w=lw["w_a"])
+            b.emit(LINEAR, out=beta, a=h, w=lw["w_b"])
+            b.emit(
+                CAUSAL_CONV_SILU, {"layer": linear},
+                out=conv_out, conv=states.parts["conv"], x=qkv, taps=lw["taps"], **state_rows,
+            )  # fmt: skip
+            b.emit(
+                GATED_DELTA_RULE, {"layer": linear, "eps": KEY_EPS, "tiled": int(c.tiled_heads)},
+                out=mixed, delta=states.parts["delta"], qkv=conv_out, a=a, b=beta, a_log=lw["a_log"],
+                dt_bias=lw["dt_bias"], **state_rows,
+            )  # fmt: skip
+            b.emit(GATED_RMS_NORM, {"eps": eps}, out=normed, x=mixed, gate=z, weight=lw["out_norm"])
+            b.emit(LINEAR, out=partial, a=normed.view("T", c.delta_size), w=lw["w_out"])
+            linear += 1
+        b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
+        b.emit(
+            GATE_UP_SWIGLU, {"eps": eps},
+            out=act, x=x, norm=lw["mlp_norm"], w_gate=lw["w_gate"], w_up=lw["w_up"],
+        )  # fmt: skip
+        b.emit(LINEAR, out=partial, a=act, w=lw["w_down"])
+        b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
+    b.emit(
+        LM_HEAD, {"eps": eps},
+        logits=logits, x=x, rows=step["logit_rows"], norm=w["norm"], w=w[TABLE.head_name(c)],
+    )  # fmt: skip
+    return b.build()
+
+
+def head(config: Qwen3_5Config, weights: Mapping[str, str], residual: str) -> Head:
+    """The forward's last call, for programs that apply it to other rows."""
+    name = TABLE.head_name(config)
+    return Head(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        eps=config.norm_eps,
+        norm="norm",
+        norm_format=weights["norm"],
+        weight=name,
+        weight_format=weights[name],
+        residual=residual,
+    )

@@ -1,0 +1,204 @@
+"""Qwen3.5's weights: one table of names and shapes, and what is done to them as they are read.
+
+- The factor of all norms but linear attention's own is 1 + w: the 1 is added here, in float32.
+- q_proj holds the queries and the output gate of each head in turn; they become two matrices.
+- Only the first `rotary_dim` channels of a head are rotated, i with i + rotary_dim / 2. The channels of q
+  and k are put into another order, in which these pairs lie half a head apart, and the rotation's table has
+  angle 0 for all other pairs: so kernels rotate whole heads. Scores are the same, as q and k share the order.
+- GGUF files have the value heads of linear attention in another order, which is kept: see `tiled_heads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pegainfer.models.qwen3_5.config import FULL, LINE, LINEAR, Qwen3_5Config
+from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
+from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, plan_weights
+from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.tensorfile import TensorFile
+from pegainfer.runtime.weights.weight import Weight, float32
+
+Array = np.ndarray[Any, Any]
+Stored = Mapping[str, Any]  # fields of InFile beside the name
+NO_CHANGE: Stored = {}
+
+PREFIXES = ("model.language_model.", "model.")  # of published files; of saves without the vision tower
+IGNORED = ("model.visual.*", "visual.*", "mtp.*")  # images are not served, nor is the draft head
+
+
+def _channel_order(c: Qwen3_5Config) -> list[range]:
+    """The channels of a head in the order in which kernels rotate them."""
+    half, kept = c.rotary_dim // 2, (c.head_dim - c.rotary_dim) // 2
+    first, second = range(half), range(half, 2 * half)
+    rest = range(2 * half, 2 * half + kept), range(2 * half + kept, c.head_dim)
+    return [r for r in (first, rest[0], second, rest[1]) if r]
+
+
+def _moved(ranges: list[range], by: int) -> list[range]:
+    return [range(r.start + by, r.stop + by) for r in ranges]
+
+
+def _query_rows(c: Qwen3_5Config) -> list[range]:
+    order = _channel_order(c)
+    return [r for h in range(c.num_heads) for r in _moved(order, 2 * h * c.head_dim)]
+
+
+def _gate_rows(c: Qwen3_5Config) -> list[range]:
+    return [range((2 * h + 1) * c.head_dim, 2 * (h + 1) * c.head_dim) for h in range(c.num_heads)]
+
+
+def _key_rows(c: Qwen3_5Config) -> list[range]:
+    order = _channel_order(c)
+    return [r for g in range(c.num_kv_heads) for r in _moved(order, g * c.head_dim)]
+
+
+def _add_one(c: Qwen3_5Config, w: Array) -> Array:
+    factor: Array = np.float32(1) + w
+    return factor
+
+
+def _head_factor(c: Qwen3_5Config, w: Array) -> Array:
+    factor: Array = _add_one(c, w)[[channel for r in _channel_order(c) for channel in r]]
+    return factor
+
+
+def _transposed(c: Qwen3_5Config, w: Array) -> Array:
+    return w.T
+
+
+def _gguf_head_factor(c: Qwen3_5Config, w: Array) -> Array:
+    factor: Array = w[[channel for r in _channel_order(c) for channel in r]]
+    return factor
+
+
+def _decay_log(c: Qwen3_5Config, w: Array) -> Array:
+    """GGUF has -exp(A_log)."""
+    found: Array = np.log(-w)
+    return found
+
+
+def _of(kind: str) -> Callable[[Qwen3_5Config, int], bool]:
+    return lambda c, layer: c.layer_types[layer] == kind
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Makes entries. `prefix`: what the names of a checkpoint's tensors begin with, but for the head's."""
+
+    prefix: str
+
+    def weight(
+        self, name: str, hf: str, gguf: str, *shape: str,
+        in_hf: Stored = NO_CHANGE, in_gguf: Stored = NO_CHANGE, kind: str = "",
+    ) -> Entry:  # fmt: skip
+        """`in_hf`, `in_gguf`: fields of InFile. `kind`: of the layers that have the weight; '' for all."""
+        when = _of(kind) if kind else None
+        return Entry(name, shape, InFile(hf, **in_hf), InFile(gguf, **in_gguf), when=when)
+
+    def layer(self, name: str, hf: str, gguf: str, *shape: str, **options: Any) -> Entry:
+        names = f"layers.{{}}.{name}", f"{self.prefix}layers.{{}}.{hf}", f"blk.{{}}.{gguf}"
+        return self.weight(*names, *shape, **options)
+
+    def full(self, name: str, hf: str, gguf: str, *shape: str, **options: Any) -> Entry:
+        names = name, f"self_attn.{hf}.weight", f"{gguf}.weight"
+        return self.layer(*names, *shape, kind=FULL, **options)
+
+    def linear(self, name: str, hf: str, gguf: str, *shape: str, **options: Any) -> Entry:
+        return self.layer(name, f"linear_attn.{hf}", gguf, *shape, kind=LINEAR, **options)
+
+
+def _both(**options: Any) -> dict[str, Stored]:
+    return {"in_hf": options, "in_gguf": options}
+
+
+def _table(prefix: str) -> WeightTable:
+    names = _Names(prefix)
+    layer, full, linear = names.layer, names.full, names.linear
+    one: Stored = {"convert": _add_one}  # GGUF's norms have the 1 already
+    table, hidden = ("vocab_size", "hidden_size"), ("hidden_size",)
+    gated = ("gated_q_size", "hidden_size")
+    head_norm = {"in_hf": {"convert": _head_factor}, "in_gguf": {"convert": _gguf_head_factor}}
+    return WeightTable(
+        line=LINE,
+        embed=names.weight("embed", f"{prefix}embed_tokens.weight", "token_embd.weight", *table),
+        others=(names.weight("norm", f"{prefix}norm.weight", "output_norm.weight", *hidden, in_hf=one),),
+        head=names.weight("lm_head", "lm_head.weight", "output.weight", *table),
+        layer=(
+            layer("mix_norm", "input_layernorm.weight", "attn_norm.weight", *hidden, in_hf=one),
+            full("wq", "q_proj", "attn_q", "q_size", "hidden_size", **_both(shape=gated, rows=_query_rows)),
+            full("wg", "q_proj", "attn_q", "q_size", "hidden_size", **_both(shape=gated, rows=_gate_rows)),
+            full("wk", "k_proj", "attn_k", "kv_size", "hidden_size", **_both(rows=_key_rows)),
+            full("wv", "v_proj", "attn_v", "kv_size", "hidden_size"),
+            full("q_norm", "q_norm", "attn_q_norm", "head_dim", **head_norm),
+            full("k_norm", "k_norm", "attn_k_norm", "head_dim", **head_norm),
+            full("wo", "o_proj", "attn_output", "hidden_size", "q_size"),
+            linear("w_qkv", "in_proj_qkv.weight", "attn_qkv.weight", "conv_size", "hidden_size"),
+            linear("w_z", "in_proj_z.weight", "attn_gate.weight", "delta_size", "hidden_size"),
+            linear("w_a", "in_proj_a.weight", "ssm_alpha.weight", "delta_heads", "hidden_size"),
+            linear("w_b", "in_proj_b.weight", "ssm_beta.weight", "delta_heads", "hidden_size"),
+            linear(
+                "taps", "conv1d.weight", "ssm_conv1d.weight", "conv_width", "conv_size",
+                **_both(shape=("conv_size", "conv_width"), convert=_transposed),
+            ),
+            linear("a_log", "A_log", "ssm_a", "delta_heads", in_gguf={"convert": _decay_log}),
+            linear("dt_bias", "dt_bias", "ssm_dt.bias", "delta_heads"),
+            linear("out_norm", "norm.weight", "ssm_norm.weight", "delta_dim"),
+            linear("w_out", "out_proj.weight", "ssm_out.weight", "hidden_size", "delta_size"),
+            layer(
+                "mlp_norm", "post_attention_layernorm.weight", "post_attention_norm.weight", *hidden,
+                in_hf=one,
+            ),
+            layer("w_gate", "mlp.gate_proj.weight", "ffn_gate.weight", "intermediate_size", "hidden_size"),
+            layer("w_up", "mlp.up_proj.weight", "ffn_up.weight", "intermediate_size", "hidden_size"),
+            layer("w_down", "mlp.down_proj.weight", "ffn_down.weight", "hidden_size", "intermediate_size"),
+        ),
+    )  # fmt: skip
+
+
+TABLES = {prefix: _table(prefix) for prefix in PREFIXES}
+TABLE = TABLES[PREFIXES[0]]  # for names and shapes, which do not depend on the prefix
+
+
+@dataclass(frozen=True)
+class Qwen3_5Weights:
+    """Where a model's weights lie in its file.
+
+    Args:
+        tensors: by the forward's name; valid while the file is open.
+    """
+
+    config: Qwen3_5Config
+    tensors: Mapping[str, Weight]
+
+    def cos_sin(self, num_positions: int) -> Weight:
+        """The rotation's table with yarn's attention factor in it: [num_positions, D] f32.
+
+        The pairs that are not rotated have cosine 1 and sine 0.
+        """
+        c = self.config
+        freqs = inverse_frequencies(c.rotary_dim, c.rope_theta, c.rope_scaling)
+        rotated = cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling))
+        half, pairs = c.rotary_dim // 2, c.head_dim // 2
+        table = np.zeros((num_positions, c.head_dim), np.float32)
+        table[:, :half], table[:, half:pairs] = rotated[:, :half], 1
+        table[:, pairs : pairs + half] = rotated[:, half:]
+        return float32(table)
+
+
+def load_gguf(file: GGUFFile) -> Qwen3_5Weights:
+    """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
+    rows, tied = embedding_in_gguf(TABLE, file)
+    config = Qwen3_5Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
+    ignored = [f"blk.{config.num_layers + i}.*" for i in range(config.draft_layers)]
+    return Qwen3_5Weights(config, plan_weights(TABLE, config, file, "gguf", ignored=ignored))
+
+
+def load_safetensors(config: Qwen3_5Config, file: TensorFile) -> Qwen3_5Weights:
+    """Finds the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
+    prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in file.tensors), PREFIXES[0])
+    return Qwen3_5Weights(config, plan_weights(TABLES[prefix], config, file, "hf", ignored=IGNORED))

@@ -1,0 +1,74 @@
+"""The recorded forward: which ops in which order, what a sequence keeps, and how a GPU runs it."""
+
+from __future__ import annotations
+
+from pegainfer.kv.device.layout import block_bytes
+from pegainfer.lower.cuda.lowering import Step
+from pegainfer.lower.cuda.planning import plan_program
+from pegainfer.lower.cuda.target import Target, card_of
+from pegainfer.models.qwen3_5.config import Qwen3_5Config
+from pegainfer.models.qwen3_5.forward import forward, groups
+from pegainfer.models.qwen3_5.weights import TABLE
+from pegainfer.ops.program import Program
+from pegainfer.ops.tensor import Kind
+from pegainfer.runner.program import Formats, Sizes
+from tests.null.models.qwen3_5.test_config import QWEN3_5_4B
+from tests.support.tinyqwen3_5 import MODELS
+
+LINEAR = [
+    "rms_norm", *["linear"] * 4, "causal_conv_silu", "gated_delta_rule", "gated_rms_norm", "linear_residual",
+]  # fmt: skip
+FULL = ["rms_norm", "qkv_norm_rope_append", "attention", "linear", "sigmoid_gate", "linear_residual"]
+MLP = ["gate_up_swiglu", "linear_residual"]
+BF16 = Formats(activation="bf16", residual="bf16", kv="bf16")
+
+
+def recorded(c: Qwen3_5Config, formats: Formats | None = None, positions: int = 64) -> Program:
+    sizes = Sizes(groups(c, 16, formats or Formats()), (8, 3), positions)
+    names = {n: "bf16" if len(s) > 1 else "f32" for n, s in TABLE.shapes(c).items()}
+    return forward(c, names, sizes, formats)
+
+
+def test_the_calls_in_model_order() -> None:
+    c = Qwen3_5Config.from_hf(MODELS["published_bf16"].hf_config(), "config.json")
+    program = recorded(c).on_one_rank()
+    layers = [op for kind in (LINEAR, FULL, LINEAR, FULL, LINEAR) for op in (*kind, *MLP)]
+    assert [call.spec.name for call in program.calls] == ["embedding", *layers, "lm_head"]
+    for op, weight in (("attention", None), ("gated_delta_rule", "a_log")):
+        calls = [call for call in program.calls if call.spec.name == op]
+        assert [call.attrs["layer"] for call in calls] == list(range(len(calls)))  # within its own group
+        if weight is not None:
+            assert [call.tensors[weight].name for call in calls] == [f"layers.{i}.a_log" for i in (0, 2, 4)]
+
+
+def test_what_a_sequence_keeps() -> None:
+    """Of the 4B model in bf16: 32,768 bytes a token and 51,511,296 a state."""
+    c = Qwen3_5Config.from_hf(QWEN3_5_4B, "config.json")
+    pages, states = groups(c, 16, BF16)
+    assert block_bytes(pages) == 16 * 32_768
+    assert block_bytes(states) == 51_511_296
+    assert {part.name: part.dtype for part in states.parts} == {"conv": "bf16", "delta": "f32"}
+
+
+def test_all_is_float32_unless_told() -> None:
+    c = Qwen3_5Config.from_hf(MODELS["true_heads_bf16"].hf_config(), "config.json")
+    computed = recorded(c).lowered(lambda _: False).tensors(Kind.BUFFER, Kind.OUTPUT, Kind.STATE)
+    assert {t.dtype for t in computed} == {"f32"}
+
+
+def test_every_op_of_the_4b_model_has_a_gpu_kernel() -> None:
+    """One decoded row, several of them, a prompt, and both together; on Hopper and elsewhere."""
+    program = recorded(Qwen3_5Config.from_hf(QWEN3_5_4B, "config.json"), BF16, 4096).on_one_rank()
+    for arch in ("80", "90a", "120a"):
+        for tokens, rows in ((1, 1), (8, 8), (64, 64), (1024, 1), (129, 64)):
+            step = Step(Target(card_of(arch)), {"T": tokens, "R": rows, "L": rows}, tokens == rows)
+            plan = plan_program(program, step)
+            assert all(launches for _, launches in plan.calls), (arch, tokens)
+            assert sum(plan.replaces) == len(program.calls)
+            names = {call.spec.name for call, _ in plan.calls}
+            assert {"gated_delta_rule", "causal_conv_silu", "gated_rms_norm", "sigmoid_gate"} <= names
+            # The output gate reads what attention leaves, also where attention finishes the heads itself.
+            order = [call.spec.name.removeprefix("append_") for call, _ in plan.calls]
+            for i, name in enumerate(order):
+                if name == "attention":
+                    assert order[i + 1 : i + 3] == ["linear", "sigmoid_gate"]
