@@ -22,7 +22,7 @@ OTHERS = {  # of docker, systemctl, useradd, run-batch and benches
     "agent-routes.md": {"--concurrency"},
     "structured-output.md": {"--cost"},
     "serving.md": {"--cpu-clock"},
-    "accuracy.md": {"--seeds"},
+    "accuracy.md": {"--seeds", "--first"},
     "CONTRIBUTING.md": {"--strict"},
 }
 
