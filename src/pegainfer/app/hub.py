@@ -51,13 +51,21 @@ class HubName:
         return HubName(match[1], match[2], match[3])
 
 
-def fetch(name: HubName, *, revision: str | None = None, offline: bool = False, weights: bool = True) -> Path:
+def fetch(
+    name: HubName,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    weights: bool = True,
+    folder: str | None = None,
+) -> Path:
     """The model's folder or GGUF file on this machine; what is missing is fetched, broken downloads go on.
 
     Args:
         revision: branch, tag or commit; None: the main branch.
         offline: take only what was fetched before.
         weights: without, configuration and tokenizer alone.
+        folder: of all fetched models; None: the library's own.
 
     Raises ConfigError: no such model or revision, no permission, no network, no space.
     """
@@ -71,29 +79,30 @@ def fetch(name: HubName, *, revision: str | None = None, offline: bool = False, 
     offline = offline or constants.HF_HUB_OFFLINE
     with _told(name, revision, offline):
         try:
-            return _fetch(name, revision, offline, weights)
+            return _fetch(name, revision, offline, weights, folder)
         except Exception as e:
             if offline or not _unreachable(e):
                 raise
             try:
-                found = _fetch(name, revision, True, weights)
+                found = _fetch(name, revision, True, weights, folder)
             except errors.LocalEntryNotFoundError:
                 raise e from None
             log.warning("the hub cannot be reached: %s as it was fetched before", name.repository)
             return found
 
 
-def _fetch(name: HubName, revision: str | None, offline: bool, weights: bool) -> Path:
+def _fetch(name: HubName, revision: str | None, offline: bool, weights: bool, folder: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
-    chosen = _gguf(name, _files(name, revision, offline))
+    chosen = _gguf(name, _files(name, revision, offline, folder))
     wanted = [chosen] if chosen else [*SMALL_FILES, *(["*.safetensors"] if weights else [])]
-    folder = snapshot_download(
+    found = snapshot_download(
         name.repository, revision=revision, local_files_only=offline, endpoint=_endpoint(),
         allow_patterns=wanted,
         ignore_patterns=None if chosen else list(OTHERS),
+        cache_dir=folder,
     )  # fmt: skip
-    return Path(folder) / chosen if chosen else Path(folder)
+    return Path(found) / chosen if chosen else Path(found)
 
 
 def _unreachable(e: Exception) -> bool:
@@ -109,7 +118,7 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT")
 
 
-def _files(name: HubName, revision: str | None, offline: bool) -> list[str]:
+def _files(name: HubName, revision: str | None, offline: bool, cache: str | None) -> list[str]:
     """Paths in the repository; offline, those that are here."""
     from huggingface_hub import HfApi, snapshot_download
 
@@ -119,7 +128,11 @@ def _files(name: HubName, revision: str | None, offline: bool) -> list[str]:
     # Newer versions of the library want a whole snapshot unless told which files matter.
     folder = Path(
         snapshot_download(
-            name.repository, revision=revision, local_files_only=True, allow_patterns="config.json"
+            name.repository,
+            revision=revision,
+            local_files_only=True,
+            allow_patterns="config.json",
+            cache_dir=cache,
         )
     )
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]

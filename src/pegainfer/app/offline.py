@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import queue
 import weakref
@@ -14,27 +13,17 @@ from typing import Any, Self
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.chats import Message, Rendering, as_chats
-from pegainfer.app.config import EngineConfig
 from pegainfer.app.continuation import Request
+from pegainfer.app.llm_options import OFFLINE, read_options
 from pegainfer.app.outputs import RequestOutput
 from pegainfer.app.prompts import Prompt, PromptType, as_list, encode_prompt
-from pegainfer.app.resolve import resolve
 from pegainfer.app.sampling_params import SamplingParams
-from pegainfer.app.text import TextSide, load_text
+from pegainfer.app.text import TextSide
 from pegainfer.contract.errors import ConfigError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.frontend.tokenizer import Tokenizer
-
-# vLLM's names for options -> the field of EngineConfig or SchedulerConfig that holds them here.
-ALIASES: dict[str, str] = {
-    "max_num_seqs": "max_slots",
-    "max_num_batched_tokens": "max_prefill_tokens",
-    "enable_prefix_caching": "prefix_cache",
-    "kv_cache_memory_bytes": "kv_cache_memory",
-    "kv_cache_dtype": "kv_dtype",
-}
 
 
 class LLM:
@@ -43,10 +32,10 @@ class LLM:
     Args:
         model: the default model's name, a .gguf file, a folder with config.json, safetensors and
             tokenizer.json, or owner/model of the hub, which is fetched.
-        revision: of a model of the hub.
-        options: fields of EngineConfig and SchedulerConfig, or vLLM's names for them: max_model_len,
-            max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_memory_bytes,
-            kv_cache_dtype, seed.
+        options: those of docs/options.md that are marked for it, by their names or other engines' names:
+            device, max_model_len, max_num_seqs, activation_dtype, kv_cache_dtype, seed and more; revision,
+            download_dir and offline of a model of the hub; tokenizer, a folder, a .gguf file or a name of
+            the hub, where it is not the model's own.
 
     Raises ConfigError for an unknown option or model, ModelFileError and UnsupportedError for a model that
     cannot be loaded.
@@ -55,17 +44,12 @@ class LLM:
     def __init__(
         self,
         model: str | os.PathLike[str] = DEFAULT_MODEL.name,
-        *,
-        revision: str | None = None,
         **options: Any,
     ) -> None:
-        config, scheduler = _configs(options)
-        if not isinstance(model, str | os.PathLike):
-            raise ConfigError("bad model", expected="a name or a path", got=f"{model!r:.80}")
-        ref = resolve(os.fspath(model), revision=revision)
-        text = load_text(ref)
-        engine = build_engine(ref.path, ref.name, config, scheduler)
-        self._adopt(InProcessEngine(engine.runner, engine.info, scheduler), text, scheduler)
+        found = read_options(model, options, OFFLINE)
+        text = found.text()
+        engine = build_engine(found.model.path, found.model.name, found.engine, found.scheduler)
+        self._adopt(InProcessEngine(engine.runner, engine.info, found.scheduler), text, found.scheduler)
 
     @classmethod
     def over(cls, engine: InProcessEngine, text: TextSide, scheduler: SchedulerConfig) -> Self:
@@ -234,22 +218,3 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
     if len(value) != count:
         raise RequestError(f"{name} and prompts differ in number", expected=count, got=len(value), param=name)
     return list(value)
-
-
-def _configs(options: Mapping[str, Any]) -> tuple[EngineConfig, SchedulerConfig]:
-    """Raises ConfigError for options that no config class has."""
-    fields: dict[type, set[str]] = {
-        c: {f.name for f in dataclasses.fields(c)} for c in (EngineConfig, SchedulerConfig)
-    }
-    # Here nobody waits for the next token: a step takes as much of the prompts as it can.
-    parts: dict[type, dict[str, Any]] = {EngineConfig: {}, SchedulerConfig: {"target_itl_ms": 0.0}}
-    for name, value in options.items():
-        field = ALIASES.get(name, name)
-        owner = next((c for c, names in fields.items() if field in names), None)
-        if owner is None:
-            known = sorted({*ALIASES, *fields[EngineConfig], *fields[SchedulerConfig]})
-            raise ConfigError(
-                "unknown option, or one that does not apply here", expected=" ".join(known), got=name
-            )
-        parts[owner][field] = value
-    return EngineConfig(**parts[EngineConfig]), SchedulerConfig(**parts[SchedulerConfig])

@@ -18,6 +18,7 @@ from pegainfer.cli import (
     run_batch,
     serve,
 )
+from pegainfer.cli.command_line import ModelCommand
 from pegainfer.cli.flags import expand
 
 ABOUT = """Serves language models: Python on the host, C++ and CUDA kernels, no model framework.
@@ -42,14 +43,15 @@ def build_app() -> typer.Typer:
         ("pull", pull.pull),
         ("doctor", doctor.doctor),
     ):
-        app.command(name)(expand(command))
+        app.command(name, cls=None if command is pull.pull else ModelCommand)(expand(command))
     bench = _group("Measure this machine, or a server.", _nothing)
-    bench.command("engine", short_help="Prefill and decode alone, in tokens a second.")(
-        expand(bench_engine.engine)
-    )
-    bench.command("ops", short_help="Each op alone, beside its floor.")(expand(bench_ops.ops))
+    for name, measure, about in (
+        ("engine", bench_engine.engine, "Prefill and decode alone, in tokens a second."),
+        ("ops", bench_ops.ops, "Each op alone, beside its floor."),
+        ("startup", bench_startup.startup, "Time until ready, and memory."),
+    ):
+        bench.command(name, cls=ModelCommand, short_help=about)(expand(measure))
     bench.command("serve", short_help="An OpenAI-compatible server under load.")(expand(bench_serve.serve))
-    bench.command("startup", short_help="Time until ready, and memory.")(expand(bench_startup.startup))
     app.add_typer(bench, name="bench")
     compiled = _group("The CUDA kernels, compiled ahead of time.", _nothing)
     compiled.command("build")(expand(kernels.build))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def _device(argv: Sequence[str]) -> str:
     """Which device's engine to load for, before anybody has checked the flags: a guess costs only time."""
     named = [a.removeprefix("--device=") for a in argv if a.startswith("--device=")]
     named += [value for flag, value in itertools.pairwise(argv) if flag == "--device"]
-    device = named[-1] if named else "cpu"
+    device = named[-1] if named else os.environ.get("PEGAINFER_DEVICE", "cpu")
     if device == "cuda" and any(a.startswith("--device-ordinal") for a in argv):
         return "cpu"  # the GPU is opened when its number is known
     return device if device in DEVICES else ""

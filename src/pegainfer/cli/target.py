@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.resolve import ModelRef, resolve
+from pegainfer.app.resolve import ModelRef, find_tokenizer, resolve
 from pegainfer.cli.flags import Given
 from pegainfer.cli.progress import download_progress
 from pegainfer.cli.spec import EngineSpec
@@ -29,9 +30,26 @@ MODEL_HELP = (
 class ModelFlags:
     """Of every command that loads a model."""
 
+    config: str | None = field(
+        default=None,
+        metadata={
+            "help": "YAML file of options, named as the flags without --. What is typed goes before the "
+            "environment (PEGAINFER_ and the option's name in capitals), and that before the file."
+        },
+    )
     model_path: str | None = field(default=None, metadata={"help": MODEL_HELP})
     revision: str | None = field(
         default=None, metadata={"help": "Branch, tag or commit of a model of the hub; default: main."}
+    )
+    tokenizer: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder with tokenizer.json, .gguf file or name of the hub whose tokenizer and chat "
+            "template take the place of the model's own."
+        },
+    )
+    download_dir: str | None = field(
+        default=None, metadata={"help": "Folder for models of the hub; default: that library's own cache."}
     )
     offline: bool = field(default=False, metadata={"help": "Fetch nothing: models that are here already."})
     device: Literal["cpu", "cuda", "auto", "reference", "null"] = field(
@@ -48,7 +66,14 @@ KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
 # Flags of EngineConfig that a device obeys.
 APPLIES: dict[str, tuple[str, ...]] = {
     "cpu": (*KV_FLAGS, "--threads", "--isa", "--activation-dtype"),
-    "cuda": (*KV_FLAGS, "--device-ordinal", "--gpu-memory-utilization", "--cuda-graph", "--load-format"),
+    "cuda": (
+        *KV_FLAGS,
+        "--device-ordinal",
+        "--gpu-memory-utilization",
+        "--cuda-graph",
+        "--load-format",
+        "--activation-dtype",
+    ),
     "reference": KV_FLAGS,
 }
 
@@ -93,12 +118,27 @@ def choose(
             fetch=True,
             progress=progress,
             weights=engine.load_format != "dummy",
-            text=text,
+            text=text and flags.tokenizer is None,
             revision=flags.revision,
             offline=flags.offline,
+            download_dir=flags.download_dir,
         )
-    spec = EngineSpec(name=found.name, path=str(found.path.absolute()), engine=engine, scheduler=scheduler)
+    spec = EngineSpec(
+        name=found.name,
+        path=str(found.path.absolute()),
+        engine=engine,
+        scheduler=scheduler,
+        tokenizer=_tokenizer(flags),
+    )
     return Target(spec, found)
+
+
+def _tokenizer(flags: ModelFlags) -> str:
+    """The path of the tokenizer that takes the place of the model's own; '' for none. Raises ConfigError."""
+    if flags.tokenizer is None:
+        return ""
+    found = find_tokenizer(flags.tokenizer, offline=flags.offline, download_dir=flags.download_dir)
+    return str(found.absolute())
 
 
 def pick_device(engine: EngineConfig) -> Literal["cpu", "cuda"]:
@@ -117,7 +157,8 @@ def load_text_side(target: Target) -> TextSide:
     from pegainfer.app.text import TextSide, load_text
 
     if target.model is not None:
-        return load_text(target.model)
+        other = Path(target.spec.tokenizer) if target.spec.tokenizer else None
+        return load_text(target.model, tokenizer=other)
     from pegainfer.frontend.byte_tokenizer import byte_tokenizer
     from pegainfer.frontend.chat_template import ChatTemplate
 

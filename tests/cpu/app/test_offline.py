@@ -17,7 +17,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(str(default_model()), max_model_len=1024, activation="f32") as found:
+    with LLM(str(default_model()), max_model_len=1024, activation_dtype="f32") as found:
         yield found
 
 

@@ -108,10 +108,10 @@ def test_without_a_network(
     ref = resolve("o/whole")
     online = hub._files
 
-    def unreachable(name: HubName, revision: str | None, offline: bool) -> list[str]:
+    def unreachable(name: HubName, revision: str | None, offline: bool, cache: str | None) -> list[str]:
         if not offline:
             raise httpx.ConnectError("refused", request=httpx.Request("GET", "http://x"))
-        return online(name, revision, offline)
+        return online(name, revision, offline, cache)
 
     monkeypatch.setattr(hub, "_files", unreachable)
     assert resolve("o/whole") == ref
@@ -138,7 +138,7 @@ def test_a_hub_that_does_not_answer_is_told_of_meanwhile(monkeypatch: pytest.Mon
         return ["config.json"]
 
     monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", answer)
-    assert hub._files(HubName("o/slow"), None, False) == ["config.json"]
+    assert hub._files(HubName("o/slow"), None, False, None) == ["config.json"]
     assert said == ["the hub has not answered yet for o/slow; serve --offline takes what was fetched before"]
 
 

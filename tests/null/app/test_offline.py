@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pegainfer.app import offline
+from pegainfer.app import llm_options, offline
 from pegainfer.app.offline import LLM
 from pegainfer.app.outputs import Logprob
 from pegainfer.app.resolve import ModelRef
@@ -299,7 +299,10 @@ def test_a_sequence_that_fails_in_a_step_is_raised() -> None:
 
 
 def test_options_are_known_or_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option.*got tensor_parallel_size"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^tensor_parallel_size 2 is not served here; remedy: one process computes on one GPU",
+    ):
         LLM("no-such-model", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="bad max_model_len"):
         LLM("no-such-model", max_model_len=0)
@@ -323,8 +326,8 @@ def test_prompts_take_what_a_step_has_unless_a_latency_is_asked_for(
         seen.append(scheduler.target_itl_ms)
         raise ConfigError("not in this test")
 
-    monkeypatch.setattr(offline, "resolve", lambda model, revision: ModelRef("gguf", Path("m.gguf"), "m"))
-    monkeypatch.setattr(offline, "load_text", lambda ref: None)
+    monkeypatch.setattr(llm_options, "resolve", lambda model, **place: ModelRef("gguf", Path("m.gguf"), "m"))
+    monkeypatch.setattr(llm_options, "load_text", lambda ref, tokenizer: None)
     monkeypatch.setattr(offline, "build_engine", build)
     with pytest.raises(ConfigError, match="not in this test"):
         LLM("m", **options)

@@ -83,7 +83,7 @@ def test_auto_is_the_cpu_otherwise_and_says_why_in_one_line(
         ("cpu", "--gpu-memory-utilization"),
         ("cpu", "--cuda-graph"),
         ("cuda", "--threads"),
-        ("cuda", "--activation-dtype"),
+        ("reference", "--activation-dtype"),
         ("reference", "--device-ordinal"),
     ],
 )

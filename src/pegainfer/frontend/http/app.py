@@ -25,7 +25,7 @@ from pegainfer.frontend.http.browsers import BrowserGuard
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError, to_api_error
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.generation_config import generation_defaults
+from pegainfer.frontend.http.generation_config import generation_defaults, overrides
 from pegainfer.frontend.http.metrics import REFUSALS
 from pegainfer.frontend.http.observed import Observed
 from pegainfer.frontend.http.responses import encode, error_headers, send_error
@@ -137,7 +137,12 @@ def create_app(
             template=template,
             config=config,
             names=tuple(dict.fromkeys(served)),
-            chat_defaults=generation_defaults(generation if config.generation_config == "auto" else {}),
+            chat_defaults=generation_defaults(
+                {
+                    **(generation if config.generation_config == "auto" else {}),
+                    **overrides(config.override_generation_config),
+                }
+            ),
         ),
         observers,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,3 +42,21 @@ def generation_defaults(given: Mapping[str, Any]) -> SamplingDefaults:
     if given.get("do_sample") is False:
         found["temperature"] = 0.0
     return SamplingDefaults(**{**{f: getattr(CHAT_DEFAULTS, f) for f in _FIELDS}, **found})
+
+
+def overrides(text: str) -> dict[str, Any]:
+    """The object of --override-generation-config; empty for an empty text. Raises ConfigError."""
+    where = "--override-generation-config"
+    try:
+        value = json.loads(text) if text else {}
+    except (ValueError, RecursionError) as e:
+        raise ConfigError("not valid JSON", got=f"{e!s:.100}", where=where) from None
+    known = {*(name for names, _, _ in _FIELDS.values() for name in names), "do_sample"}
+    wrong = sorted(set(value) - known) if isinstance(value, dict) else [type(value).__name__]
+    if wrong:
+        raise ConfigError(
+            "no sampling defaults",
+            expected="a JSON object of " + " ".join(sorted(k for k in known if "." not in k)),
+            got=" ".join(wrong)[:200], where=where,
+        )  # fmt: skip
+    return dict(value)
