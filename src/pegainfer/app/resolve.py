@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,6 +38,7 @@ def resolve(
     revision: str | None = None,
     offline: bool = False,
     download_dir: str | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> ModelRef:
     """Finds a model. Raises ConfigError where there is none, and what `pull` raises.
 
@@ -49,6 +51,7 @@ def resolve(
         revision: branch, tag or commit, of a hub name alone.
         offline: fetch nothing.
         download_dir: the folder of models of the hub; None: the hub library's own.
+        tell: takes one line for the user about what is fetched from the hub, and why.
     """
     name = HubName.parse(reference)
     if revision is not None and (name is None or Path(reference).exists()):
@@ -67,7 +70,10 @@ def resolve(
         raise ConfigError("not a model reference", expected=FORMS, got=f"{e!s:.100}") from None
     if name is None or (path.suffix == ".gguf" and name.file is None):
         raise ConfigError("no such model", expected=FORMS, got=f"{reference!r:.200}", remedy="check the path")
-    path = hub.fetch(name, revision=revision, offline=offline, weights=weights, folder=download_dir)
+    path = hub.fetch(
+        name,
+        hub.FetchOptions(revision=revision, offline=offline, weights=weights, folder=download_dir, tell=tell),
+    )
     if path.suffix == ".gguf":
         return ModelRef("gguf", path, f"{name.repository}:{name.quant}" if name.quant else path.stem)
     return ModelRef("folder", _folder(path, weights, text).path, name.repository)
@@ -88,7 +94,8 @@ def find_tokenizer(
         return path
     name = HubName.parse(reference)
     if not path.is_dir() and name is not None:
-        path = hub.fetch(name, revision=revision, offline=offline, weights=False, folder=download_dir)
+        options = hub.FetchOptions(revision=revision, offline=offline, weights=False, folder=download_dir)
+        path = hub.fetch(name, options)
     if path.suffix != ".gguf" and not (path / "tokenizer.json").is_file():
         raise ConfigError(
             "no such tokenizer",

@@ -14,6 +14,7 @@ from pegainfer.cli import (
     doctor,
     generate,
     kernels,
+    models,
     pull,
     run_batch,
     serve,
@@ -28,6 +29,8 @@ pegainfer chat                       a conversation in the terminal
 pegainfer generate "Who are you?"    one answer
 pegainfer serve                      an OpenAI-compatible server on port 8000
 pegainfer run-batch -i in -o out     a file of requests to a file of answers
+pegainfer pull owner/model           a model of the hub; list, show and rm: those that are here
+pegainfer ps                         the servers that run
 pegainfer doctor                     what this machine can do, and what is missing
 """
 
@@ -44,6 +47,13 @@ def build_app() -> typer.Typer:
         ("doctor", doctor.doctor),
     ):
         app.command(name, cls=None if command is pull.pull else ModelCommand)(expand(command))
+    for name, manage in (
+        ("list", models.list_models),
+        ("show", models.show),
+        ("rm", models.rm),
+        ("ps", models.ps),
+    ):
+        app.command(name)(manage)
     bench = _group("Measure this machine, or a server.", _nothing)
     for name, measure, about in (
         ("engine", bench_engine.engine, "Prefill and decode alone, in tokens a second."),

@@ -12,7 +12,7 @@ from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.resolve import ModelRef, find_tokenizer, resolve
 from pegainfer.cli.flags import Given
-from pegainfer.cli.progress import download_progress
+from pegainfer.cli.progress import download_progress, say
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
@@ -122,6 +122,7 @@ def choose(
             revision=flags.revision,
             offline=flags.offline,
             download_dir=flags.download_dir,
+            tell=say,
         )
     spec = EngineSpec(
         name=found.name,

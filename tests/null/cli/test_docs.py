@@ -13,7 +13,8 @@ from pegainfer.cli.commands import build_app
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 COMMANDS = (
-    "serve", "generate", "chat", "run-batch", "pull", "doctor", "bench engine", "bench ops", "bench serve",
+    "serve", "generate", "chat", "run-batch", "pull", "list", "show", "rm", "ps", "doctor",
+    "bench engine", "bench ops", "bench serve",
     "bench startup", "kernels build",
 )  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")

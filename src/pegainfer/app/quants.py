@@ -1,0 +1,149 @@
+"""Which GGUF file of a repository to take: by the formats that its name says, its size, and the memory here.
+
+Names follow llama.cpp's: `Model-Q4_K_M.gguf`, `model.q8_0.gguf`, `BF16/Model-BF16-00001-of-00003.gguf`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pegainfer.contract.errors import ConfigError, UnsupportedError
+
+# The first that is served and fits is taken: four bits are the usual balance of size, speed and accuracy;
+# then more bits for their accuracy, then the rest.
+PREFERENCE = (
+    "Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0", "Q4_1", "Q4_0", "Q5_1", "Q5_0",
+    "BF16", "F16", "F32",
+)  # fmt: skip
+# What llama.cpp's quantiser puts beside the format that a file is named by.
+_BESIDE = {"Q4_K_S": ("q5_k",), "Q4_K_M": ("q6_k",), "Q5_K_M": ("q6_k",), "Q4_0": (), "Q4_1": ()}
+_PLAIN = {"FP16": "F16", "FP32": "F32"}
+_QUANT = re.compile(
+    r"(?:^|[-._/])((?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32)(?=[-.])",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+# Beside the weights: KV cache, activations and the process.
+_EXTRA_SHARE, _EXTRA_BYTES = 0.10, 256 << 20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A file and why it was taken."""
+
+    file: str
+    why: str
+
+
+def quant_of(path: str) -> str | None:
+    """'Q4_K_M' of 'Model-Q4_K_M.gguf'; None for a name that says nothing of formats."""
+    found: str | None = None
+    for match in _QUANT.finditer(path):  # the last one: a model's own name may hold another
+        found = match[1].upper()
+    return None if found is None else _PLAIN.get(found, found)
+
+
+def formats_of(quant: str) -> tuple[str, ...]:
+    """Storage formats of a file that is named by this quantisation, in ggml's names."""
+    base = re.sub(r"_(?:XXS|XS|S|M|L|XL)$", "", quant.removeprefix("UD-"))
+    return (base.lower(), *_BESIDE.get(quant, ()))
+
+
+def memory_for(nbytes: int) -> int:
+    """About what a model of so many bytes of weights takes, in bytes."""
+    return round(nbytes * (1 + _EXTRA_SHARE)) + _EXTRA_BYTES
+
+
+def choose_file(
+    repository: str,
+    files: Mapping[str, int],
+    served: tuple[str, ...],
+    memory: int,
+    *,
+    quant: str | None = None,
+    file: str | None = None,
+) -> Choice:
+    """The GGUF file that was asked for, or the best one for this machine.
+
+    Args:
+        files: paths of GGUF files -> bytes.
+        served: formats of weights that are served.
+        memory: bytes that a model may take.
+        quant, file: what the user has named, if anything.
+
+    Raises ConfigError where what was named is not there or not one file, UnsupportedError where no file of
+    the repository is served.
+    """
+    if file is not None or quant is not None:
+        return Choice(_named(repository, files, quant, file), "it was named")
+    usable, refused = _usable(files, served)
+    if not usable:
+        raise UnsupportedError(
+            f"no GGUF file of {repository} is served",
+            expected="formats " + " ".join(served),
+            got="; ".join(f"{path}: {why}" for path, why in sorted(refused.items()))[:400],
+            remedy="name another repository of this model",
+        )
+    order = sorted(usable, key=lambda path: (_rank(path), files[path], path))
+    fitting = [path for path in order if memory_for(files[path]) <= memory]
+    if not fitting:
+        smallest = min(usable, key=lambda path: (files[path], path))
+        return Choice(
+            smallest, f"none fits into the {memory / 2**30:.1f} GiB that are free; this is the smallest"
+        )
+    return Choice(fitting[0], _reason(fitting[0], order, files, refused, memory))
+
+
+def _named(repository: str, files: Mapping[str, int], quant: str | None, file: str | None) -> str:
+    """Raises ConfigError."""
+    if file is not None:
+        found = [path for path in files if path == file]
+    else:
+        # It stands between the model's name and the suffix: Model-Q4_K_M.gguf, model.q8_0.gguf.
+        between = re.compile(rf"(^|[-._/]){re.escape((quant or '').lower())}[-.]")
+        found = [path for path in files if between.search(path.lower())]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{repository} has {'no' if not found else 'more than one'} such GGUF file",
+            expected=" ".join(sorted(files))[:400] or "a repository with GGUF files",
+            got=file or quant,
+            remedy=f"name one: {repository}:QUANT or {repository}/FILE.gguf",
+        )
+    return found[0]
+
+
+def _usable(files: Mapping[str, int], served: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
+    """The files whose names say nothing against them; and the others, each with its reason."""
+    refused: dict[str, str] = {}
+    for path in files:
+        quant, parts = quant_of(path), _PART.search(path)
+        name = path.rsplit("/", 1)[-1].lower()
+        if parts is not None and int(parts[1]) > 1:
+            refused[path] = "one part of several"
+        elif name.startswith(("mmproj", "imatrix")) or "-mmproj" in name or "imatrix" in name:
+            refused[path] = "not a language model"
+        elif quant is not None and (wrong := [f for f in formats_of(quant) if f not in served]):
+            refused[path] = f"{' and '.join(wrong)} not served"
+    return [path for path in files if path not in refused], refused
+
+
+def _rank(path: str) -> int:
+    quant = (quant_of(path) or "").removeprefix("UD-")
+    return PREFERENCE.index(quant) if quant in PREFERENCE else len(PREFERENCE)
+
+
+def _reason(
+    path: str, order: list[str], files: Mapping[str, int], refused: Mapping[str, str], memory: int
+) -> str:
+    """One sentence for the user."""
+    size = f"{memory_for(files[path]) / 2**30:.1f} of {memory / 2**30:.1f} GiB free"
+    if len(files) == 1:
+        return f"the only GGUF file; {size}"
+    larger = [f"{quant_of(p) or p} does not fit" for p in order[: order.index(path)]]
+    unserved = [f"{quant_of(p)}: {why}" for p, why in refused.items() if _rank(p) < _rank(path)]
+    passed = larger + sorted(unserved)
+    if passed:
+        return f"{size}; " + ", ".join(passed[:4])
+    return f"the usual balance of size, speed and accuracy; {size}"
