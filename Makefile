@@ -12,6 +12,8 @@ GOLDEN_VENV := .venv-golden
 BIN := $(VENV)/bin
 QUESTION ?= What is the capital of France?
 PYTEST_ARGS ?=
+# A number that shuffles the tests of `make test`.
+SEED ?=
 KERNEL_ARCHS ?= 90a 120a
 
 # pip says nothing but errors; the lines below say what is going on and how long it may take.
@@ -21,12 +23,21 @@ SOURCES := pyproject.toml $(NATIVE)
 CXX_FILES := $(filter %.cpp %.h %.inc,$(NATIVE)) $(shell find src -name '*.cu' -o -name '*.cuh') \
   $(shell find tests -name '*.cpp')
 
+# Under `faketime` the tests alone see the moved clock: package servers' certificates are valid today. The
+# monotonic clock stays, because Python's waits with a timeout never end where libfaketime moves it.
+ifdef FAKETIME
+STEADY_SLEEP := build/steady_sleep.so
+MOVED_CLOCK := FAKETIME_DONT_FAKE_MONOTONIC=1 NO_FAKE_STAT=1 \
+  LD_PRELOAD='$(abspath $(STEADY_SLEEP)):$(value LD_PRELOAD)'
+unexport LD_PRELOAD
+endif
+
 .PHONY: help run gpu test browser check kernels neon golden bench figures docs-api docs-kernels clean
 
 help:
 	@echo "make run      build, fetch the default model and let it answer a question"
 	@echo "make gpu      build with CUDA kernels, and let the default model answer on the GPU"
-	@echo "make test     every test that needs no GPU"
+	@echo "make test     every test that needs no GPU (SEED=7 shuffles them)"
 	@echo "make browser  the chat page and the dashboard in Chromium"
 	@echo "make check    ruff, mypy --strict, clang-format, import law"
 	@echo "make kernels  compile the CUDA kernels for $(KERNEL_ARCHS) and check what came out; needs no GPU"
@@ -77,9 +88,15 @@ gpu: $(VENV)/.stamp-gpu
 	@$(BIN)/pegainfer pull >/dev/null
 	@$(BIN)/pegainfer generate --device cuda "$(QUESTION)"
 
-test: $(VENV)/.stamp-dev
+build/steady_sleep.so: tests/support/steady_sleep.cpp
+	@mkdir -p $(@D)
+	@$(CXX) -O1 -shared -fPIC -o $@ $<
+
+test: $(VENV)/.stamp-dev $(STEADY_SLEEP)
 	@$(BIN)/pegainfer pull >/dev/null
-	@$(BIN)/python -m pytest -m "not gpu and not multi and not cubins and not neon and not browser" $(PYTEST_ARGS)
+	@$(MOVED_CLOCK) $(BIN)/python -m pytest \
+	  -m "not gpu and not multi and not cubins and not neon and not browser" \
+	  $(if $(SEED),-p randomly --randomly-seed=$(SEED)) $(PYTEST_ARGS)
 
 # Without a Chromium its tests are skipped, and say so.
 browser: $(VENV)/.stamp-dev

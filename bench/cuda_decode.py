@@ -17,13 +17,13 @@ from collections.abc import Callable
 import numpy as np
 
 from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.bind import Matmul, Work
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
 from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.site import Matmul, Work
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.models.qwen3.config import Qwen3Config
-from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.runner.program import Formats, Sizes
@@ -32,7 +32,7 @@ from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr
 from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.stream import Event
 from pegainfer.runtime.cuda.tensor import DeviceTensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import float32
 
 BLOCK = 16
 
@@ -74,11 +74,12 @@ def make(
     blocks = rows * width
     table = cos_sin_table(width * BLOCK, inverse_frequencies(c.head_dim, c.rope_theta, None))
     formats = dict.fromkeys(TABLE.shapes(c), "bf16")
-    sizes = Sizes(blocks, BLOCK, width, width * BLOCK)
-    program = forward(c, formats, sizes, Formats("bf16", "bf16", "bf16"))
+    steps = Formats("bf16", "bf16", "bf16")
+    sizes = Sizes(groups(c, BLOCK, steps), (blocks,), width * BLOCK)
+    program = forward(c, formats, sizes, steps)
     backend = CudaBackend(
         ctx,
-        {"cos_sin": RawWeight("f32", table.shape, table.reshape(-1).view(np.uint8))},
+        {"cos_sin": float32(table)},
         CudaOptions(),
         Dummy(),
     )
@@ -141,11 +142,11 @@ def inputs(rows: int, count: int, context: int, width: int) -> dict[str, np.ndar
     return {
         "token_ids": np.arange(rows * count, dtype=np.int32) * 7 % 1000,
         "positions": positions,
-        "slots": (table[row, positions // BLOCK] * BLOCK + positions % BLOCK).astype(np.int32),
+        "kv.places": (table[row, positions // BLOCK] * BLOCK + positions % BLOCK).astype(np.int32),
         "query_starts": np.arange(rows, dtype=np.int32) * count,
         "query_lens": np.full(rows, count, np.int32),
         "context_lens": np.full(rows, context, np.int32),
-        "block_table": table,
+        "kv.block_table": table,
         "logit_rows": (np.arange(rows, dtype=np.int32) + 1) * count - 1,
     }
 

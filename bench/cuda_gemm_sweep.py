@@ -13,9 +13,11 @@ from itertools import product
 
 from cuda_decode import graph_ms, normal, read_bandwidth
 
+from pegainfer.kernels.cuda.bind import Binder, Memory
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.gemm import GemmProblem, StreamChoice, choose_stream, stream, stream_choice
-from pegainfer.kernels.cuda.site import Memory, Site
+from pegainfer.kernels.cuda.lowering import LoweringContext, Step
+from pegainfer.kernels.cuda.plan import Place, Planned, StepMemory, StepPlan
 from pegainfer.kernels.cuda.store import WeightStore
 from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.program import Builder
@@ -44,17 +46,16 @@ def main() -> None:
     for buffer in (weights, x, norm):
         normal(ctx, DeviceTensor.at(buffer.address, (buffer.nbytes // 2,), "bf16"))
     scratch = DeviceBuffer(1 << 26, "scratch")
-    site = make_site(ctx, scratch)
+    places = {"weights": weights.address, "x": x.address, "out": out.address, "norm": norm.address}
+    binder = Binder(
+        ctx, WeightStore(ctx, {}), Memory(lambda t: 0, scratch.address, places.__getitem__), tune=False
+    )
     for (name, n, k, kind, fused), m in product(SHAPES, args.rows):
         p = GemmProblem(m, n, k, "bf16", kind, fused)
         times: list[tuple[float, StreamChoice]] = []
         for choice in candidates(p, ctx):
-            site.work.clear()
-            for layer in range(LAYERS):
-                site.enter(site.this)
-                w = weights.address + 2 * layer * n * k
-                stream(site, p, choice, out.address, x.address, w, norm=norm.address if fused else None)
-            times.append((graph_ms(ctx, site.work) / LAYERS * 1e3, choice))
+            work = binder.bind(planned(ctx, p, choice))
+            times.append((graph_ms(ctx, work) / LAYERS * 1e3, choice))
         times.sort(key=lambda t: t[0])
         floor = 2 * n * k / bandwidth * 1e6
         chosen = choose_stream(p, ctx.device.info)
@@ -74,9 +75,8 @@ def candidates(p: GemmProblem, ctx: CudaContext) -> list[StreamChoice]:
     return [c for c in found if c is not None]
 
 
-def make_site(ctx: CudaContext, scratch: DeviceBuffer) -> Site:
-    memory = Memory(lambda t: 0, scratch.address, scratch.nbytes, lambda key, nbytes: 0)
-    site = Site(ctx, WeightStore(ctx, {}), memory, {"T": 1}, True, False)
+def planned(ctx: CudaContext, p: GemmProblem, choice: StreamChoice) -> list[Planned]:
+    """A launch a layer, each with a weight of its own."""
     b = Builder("sweep")
     b.emit(
         LINEAR,
@@ -84,8 +84,13 @@ def make_site(ctx: CudaContext, scratch: DeviceBuffer) -> Site:
         a=b.input("a", 1, 8, dtype="f32"),
         w=b.weight("w", 8, 8, dtype="f32"),
     )
-    site.enter(b.calls[0])
-    return site
+    plan = StepPlan({}, True)
+    out, x, norm, weights = (Place(StepMemory(name, 0)) for name in ("out", "x", "norm", "weights"))
+    for layer in range(LAYERS):
+        c = LoweringContext(b.calls[0], Step(ctx.target, {}, True), plan)
+        w = weights + 2 * layer * p.n * p.k
+        stream(c, p, choice, out, x, w, norm=norm if p.norm else None)
+    return list(plan.launches)
 
 
 if __name__ == "__main__":

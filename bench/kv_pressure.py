@@ -117,12 +117,13 @@ def main() -> int:
 
 
 def block_bytes(model: str) -> int:
-    """Of one block, of the model's one group."""
-    from pegainfer.app.assemble import open_model, runner_info
+    """Of one block in all groups of the model."""
+    from pegainfer.app.assemble import open_model
+    from pegainfer.app.bounds import model_groups
+    from pegainfer.kv.device.layout import block_bytes
 
     with open_model(resolve(model, fetch=True).path) as (found, _):
-        group = runner_info(found, EngineConfig(max_model_len=BLOCK), SchedulerConfig()).kv.groups[0]
-    return group.bytes_per_block  # type: ignore[union-attr]
+        return sum(map(block_bytes, model_groups(found, EngineConfig())))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ that never ends, so that both write texts of the same length.
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
 import json
 import queue
@@ -56,7 +57,7 @@ class Runner:
     def request(self, name: str, spec: GrammarSpec | None, about: str, **sampling: object) -> GenerateRequest:
         template = self.text.template
         assert template is not None
-        prompt = template.render([{"role": "user", "content": about}])
+        prompt = template.render([{"role": "user", "content": about}], now=datetime.datetime.now())
         tokenizer = self.text.tokenizer
         return GenerateRequest(
             id=name,

@@ -18,7 +18,9 @@ from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.build import find_sources, stale_units
+from pegainfer.kernels.cuda.attention_choice import AttentionProblem, fit_sm
 from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.target import Target, card_of
 from pegainfer.kernels.manifest import Manifest, Unit, Variant, read_manifest
 from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.launch import Launch
@@ -117,6 +119,22 @@ def test_no_kernel_needs_more_than_declared(compiled: Compiled) -> None:
     assert (spills, large) == ({}, {})
 
 
+def test_plans_without_compiled_kernels_count_the_same_blocks_an_sm(arch: str, compiled: Compiled) -> None:
+    """Then registers come from cards.json, for the kernels whose grid is as many blocks as fit the device."""
+    known, unknown = Target.of(card_of(arch), compiled.manifest), Target(card_of(arch))
+    count = 0
+    for name, kernel in compiled.kernels.items():
+        f = {k: int(v) for k, v in kernel.features.items() if v.isdigit()}
+        if not name.startswith("attention_") or not {"ring", "shared"} & set(f):
+            continue
+        for group in range(1, 9):
+            outputs = (f["block"] // 32 - 1) * group * f["head"] * 4 if "ring" in f else 0
+            block = f["block"], f.get("ring", f.get("shared", 0)) + outputs
+            count += 1
+            assert known.blocks_per_sm(name, *block) == unknown.blocks_per_sm(name, *block), name
+    assert count >= 8 * 18
+
+
 @pytest.fixture(scope="module")
 def card(arch: str) -> Iterator[FakeCuda]:
     """A driver that computes nothing and shows a card of this architecture."""
@@ -156,3 +174,20 @@ def launches(executor: CudaExecutor) -> Iterator[Launch]:
     for env, decode_only in steps:
         for _, work in executor.work(env, decode_only):
             yield from (w for w in work if isinstance(w, Launch))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_plans_without_a_gpu_know_which_kernels_lack_registers(arch: str) -> None:
+    manifest = read_manifest(FOLDER / arch)
+    compiled, packaged = Target.of(card_of(arch), manifest), Target(card_of(arch))
+    checked = 0
+    for v in (v for unit in manifest.units for v in unit.variants):
+        if not v.name.startswith("attention_") or not {"ring", "shared"} & set(v.features):
+            continue
+        for group in (1, 4, 8):
+            p = AttentionProblem(
+                8, 8, 2 * group, 2, int(v.features["head"]), 16, 64, v.features["dtype"], True
+            )
+            assert fit_sm(p, packaged, v.name) == fit_sm(p, compiled, v.name), (v.name, group)
+            checked += 1
+    assert checked >= 18

@@ -71,7 +71,7 @@ def load(path: Path) -> LlamaForCausalLM:
         )
         state = {}
         for name, info in file.tensors.items():
-            values = torch.from_numpy(dequantize(info.format, file.raw(name), info.shape).copy())
+            values = torch.from_numpy(dequantize(info.format, file.part(name).bytes(), info.shape).copy())
             if name in ("token_embd.weight", "output_norm.weight"):
                 state["model.embed_tokens.weight" if "embd" in name else "model.norm.weight"] = values
                 continue

@@ -18,8 +18,8 @@ from pegainfer.ops.program import Program
 from pegainfer.ops.rounding import rounded as rounded
 from pegainfer.ops.spec import Arrays
 from pegainfer.ops.tensor import Kind
-from pegainfer.runtime.cuda.tensor import DeviceTensor, to_bf16
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.cuda.tensor import DeviceTensor, encode, to_bf16
+from pegainfer.runtime.weights.weight import Weight, in_memory
 
 Array = np.ndarray[Any, Any]
 POISON = 0xFF  # as floats of any width: NaN
@@ -43,12 +43,15 @@ def poison(ctx: CudaContext, executor: CudaExecutor) -> None:
 def run_once(
     ctx: CudaContext,
     program: Program,
-    weights: Mapping[str, RawWeight],
+    weights: Mapping[str, Weight],
     states: Arrays,
     inputs: Arrays,
     sizes: Mapping[str, int],
 ) -> dict[str, Array]:
-    """One step, run twice: the outputs must be equal bit by bit. States are written back, bf16 as float32."""
+    """One step, run twice on the same states: the outputs must be equal bit by bit.
+
+    States are written back, bf16 as float32.
+    """
     largest = {k: n + 3 if k in ("T", "R", "L") else n for k, n in sizes.items()}
     backend = CudaBackend(ctx, weights, EAGER)
     dtypes = {t.name: t.dtype for t in program.tensors(Kind.STATE)}
@@ -59,6 +62,8 @@ def run_once(
     outputs: list[dict[str, Array]] = []
     for _ in range(2):
         poison(ctx, executor)
+        for k, a in states.items():
+            write(ctx, held[k], a)
         outputs.append({k: t.numpy(ctx.stream) for k, t in executor.run(inputs, sizes).items()})
     for k, a in outputs[0].items():
         assert a.tobytes() == outputs[1][k].tobytes(), f"{program.name}: {k} differs from run to run"
@@ -67,13 +72,20 @@ def run_once(
     return outputs[0]
 
 
+def write(ctx: CudaContext, tensor: DeviceTensor, values: Array) -> None:
+    """Copies values into a tensor's memory."""
+    host = encode(values, tensor.dtype)
+    ctx.stream.upload(tensor.address, host.ctypes.data, host.nbytes, tensor)
+    ctx.stream.synchronize(tensor)
+
+
 def runner(ctx: CudaContext) -> Callable[[Trial], None]:
     """A `run` for ops.check.check_case."""
     return through_program(partial(run_once, ctx))
 
 
-def raw(a: Array, format: str) -> RawWeight:
+def raw(a: Array, format: str) -> Weight:
     """A weight as a file holds it: f32, f16 or bf16."""
     plain = np.ascontiguousarray(a, np.float32)
     data = to_bf16(plain) if format == "bf16" else plain.astype({"f32": "<f4", "f16": "<f2"}[format])
-    return RawWeight(format, a.shape, data.reshape(-1).view(np.uint8))
+    return in_memory(format, a.shape, data.reshape(-1).view(np.uint8))

@@ -86,9 +86,8 @@ class Model:
         rng = np.random.default_rng(shape.hidden)
         self.ctx, self.shape = ctx, shape
         width = LONGEST // shape.block
-        sizes = Sizes(width + FOREIGN, shape.block, width, LONGEST)
-        self.exact, _ = recorded(shape, sizes, Formats())
-        self.program, shapes = recorded(shape, sizes, Formats("bf16", "bf16", "bf16"))
+        self.exact, _ = recorded(shape, width + FOREIGN, Formats())
+        self.program, shapes = recorded(shape, width + FOREIGN, Formats("bf16", "bf16", "bf16"))
         table = cos_sin_table(LONGEST, inverse_frequencies(shape.head_dim, 1e4, None))
         norms = {n: 1 + rng.standard_normal(s) / 8 for n, s in shapes.items() if len(s) == 1}
         weights = {n: raw(a, "f32") for n, a in (norms | {"cos_sin": table}).items()}
@@ -122,11 +121,11 @@ class Model:
         table[0, : len(blocks)] = blocks
         slot = int(blocks[at]) * size + offset if cached else -1
         numbers = {
-            "token_ids": token, "positions": context - 1, "slots": slot, "query_starts": 0, "query_lens": 1,
-            "context_lens": context, "logit_rows": 0,
+            "token_ids": token, "positions": context - 1, "kv.places": slot, "query_starts": 0,
+            "query_lens": 1, "context_lens": context, "logit_rows": 0,
         }  # fmt: skip
         inputs = {n: np.array([v], np.int32) for n, v in numbers.items()}
-        return Step(bits, inputs | {"block_table": table}, (int(blocks[at]), offset))
+        return Step(bits, inputs | {"kv.block_table": table}, (int(blocks[at]), offset))
 
     def looking_at(self, context: int, token: int) -> Step:
         """A step in which every head of every layer looks at that cached token, or at the new one: its score
@@ -212,8 +211,8 @@ class Model:
         return found
 
 
-def recorded(shape: Shape, sizes: Sizes, formats: Formats) -> tuple[Program, dict[str, tuple[int, ...]]]:
-    """The forward pass, and the shapes of its weights by name."""
+def recorded(shape: Shape, blocks: int, formats: Formats) -> tuple[Program, dict[str, tuple[int, ...]]]:
+    """The forward pass over a cache of so many blocks, and the shapes of its weights by name."""
     s = shape
     fields: dict[str, Any] = {
         "vocab_size": s.vocabulary, "hidden_size": s.hidden, "intermediate_size": s.feed_forward,
@@ -224,10 +223,12 @@ def recorded(shape: Shape, sizes: Sizes, formats: Formats) -> tuple[Program, dic
     if s.line == "llama":
         config = LlamaConfig(**fields)
         shapes = LLAMA.shapes(config)
+        sizes = Sizes(llama.groups(config, s.block, formats), (blocks,), LONGEST)
         program = llama.forward(config, stored(shapes), sizes, formats)
     else:
         other = Qwen3Config(**fields)
         shapes = QWEN3.shapes(other)
+        sizes = Sizes(qwen3.groups(other, s.block, formats), (blocks,), LONGEST)
         program = qwen3.forward(other, stored(shapes), sizes, formats)
     return program, shapes
 

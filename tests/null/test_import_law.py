@@ -24,8 +24,9 @@ LAW: dict[str, frozenset[str]] = {
     "bench": frozenset({"contract"}),  # knows servers by HTTP alone; its tokenizer is handed in
     "observe": frozenset({"contract"}),
     "kv": frozenset({"contract"}),
-    "kv/device": frozenset({"contract", "runtime", "kv"}),  # it reads StepPlans
+    "kv/device": frozenset({"contract", "runtime", "kv"}),  # its pools take a plan's copies
     "engine": frozenset({"contract", "kv"}),
+    "null": frozenset({"contract"}),
     "runtime": frozenset(),
     "ops": frozenset({"runtime"}),
     "kernels": frozenset({"ops", "runtime"}),

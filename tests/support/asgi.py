@@ -40,7 +40,7 @@ def client(app: App, **headers: str) -> httpx.AsyncClient:
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs an async test."""
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 110))
 
 
 def ask(
@@ -56,7 +56,7 @@ def ask(
             raw = body if isinstance(body, bytes) else json.dumps(body).encode()
             return await http.request(method or "POST", path, content=raw)
 
-    return asyncio.run(asyncio.wait_for(main(), 60))
+    return asyncio.run(asyncio.wait_for(main(), 110))
 
 
 class Call:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import mmap
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +19,12 @@ from types import ModuleType
 from typing import Any
 
 from pegainfer.kernels.build import find_sources
+from pegainfer.kernels.cuda.target import packaged_registers
 from pegainfer.kernels.manifest import Manifest, Unit, Variant
 from pegainfer.runtime.cuda import driver as door
 from pegainfer.runtime.cuda.cublaslt import MatmulProblem
+
+MAP_NORESERVE = 0x4000  # Linux's; Python names it from 3.13 on
 
 
 class Code(int):
@@ -72,10 +76,10 @@ class Fields:
 
 
 class Descriptor:
-    """128 bytes for the copy engine, of which the first 8 are the matrix's address."""
+    """A TMA descriptor's 128 bytes: the matrix's address, then sizes, strides and box as they were given."""
 
-    def __init__(self, matrix: int) -> None:
-        self._bytes = (ctypes.c_uint64 * 16)(matrix)
+    def __init__(self, matrix: int, *numbers: int) -> None:
+        self._bytes = (ctypes.c_uint64 * 16)(matrix, *numbers)
 
     def getPtr(self) -> int:
         return ctypes.addressof(self._bytes)
@@ -91,6 +95,7 @@ class Launched:
     pdl: bool
     captured: bool
     cooperative: bool
+    cluster: int  # blocks along x; 0 for none
 
 
 @dataclass
@@ -163,8 +168,9 @@ class FakeCuda:
     def cuMemAlloc(self, nbytes: int) -> tuple[Any, ...]:
         if self.used + nbytes > self.memory:
             return (OUT_OF_MEMORY, 0)
-        raw = (ctypes.c_uint8 * (nbytes + 256))()
-        address = -(-ctypes.addressof(raw) // 256) * 256
+        # Anonymous pages are taken when they are first written: a model's weights cost nothing here.
+        raw = mmap.mmap(-1, nbytes + 256, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        address = -(-ctypes.addressof(ctypes.c_uint8.from_buffer(raw)) // 256) * 256
         self._held[address] = (raw, nbytes)
         self.used += nbytes
         return OK, address
@@ -213,10 +219,12 @@ class FakeCuda:
         return OK, 0
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, f: str, threads: int, shared: int) -> Any:
-        return OK, max(1, min(2048 // threads, (228 << 10) // max(1, shared)))
+        """By threads and shared memory, of which the system takes 1 KiB a block; registers are unknown."""
+        return OK, max(1, min(2048 // threads, (self.shared + (1 << 10)) // (shared + (1 << 10))))
 
     def cuOccupancyMaxActiveClusters(self, f: str, config: Any) -> tuple[Any, ...]:
-        return OK, max(1, 2 * self.num_sms // max(1, config.gridDimX))
+        """One block an SM, on the share of SMs that clusters can fill on an H100: 15 clusters of eight."""
+        return OK, max(1, self.num_sms * 10 // 11 // max(1, config.gridDimX))
 
     def cuLaunchKernelEx(self, config: Any, function: str, params: int, extra: int) -> tuple[Any, ...]:
         if self.broken is not None and function.startswith(self.broken):
@@ -225,9 +233,10 @@ class FakeCuda:
         pdl, cooperative = (
             any(what in a.id.name for a in config.attrs) for what in ("PROGRAMMATIC_STREAM", "COOPERATIVE")
         )
+        clusters = [int(a.value.clusterDim.x) for a in config.attrs if "CLUSTER_DIMENSION" in a.id.name]
         block, shared = config.blockDimX, config.sharedMemBytes
         self.launches.append(
-            Launched(function, grid, block, shared, params, pdl, self.capturing, cooperative)
+            Launched(function, grid, block, shared, params, pdl, self.capturing, cooperative, sum(clusters))
         )
         self.captured += self.capturing
         return (OK,)
@@ -247,8 +256,10 @@ class FakeCuda:
         self.graph_launches += 1
         return (OK,)
 
-    def cuTensorMapEncodeTiled(self, kind: Any, rank: int, address: Any, *args: Any) -> tuple[Any, ...]:
-        return OK, Descriptor(int(address))
+    def cuTensorMapEncodeTiled(
+        self, kind: Any, rank: int, address: Any, sizes: Any, strides: Any, box: Any, *args: Any
+    ) -> tuple[Any, ...]:
+        return OK, Descriptor(int(address), *map(int, (*sizes, *strides, *box)))
 
     def cuEventElapsedTime(self, start: Any, stop: Any) -> tuple[Any, ...]:
         return OK, 1.0
@@ -309,11 +320,15 @@ def fake_cuda(fake: FakeCuda | None = None) -> Iterator[FakeCuda]:
 
 
 def fake_kernels(folder: Path, arch: str = "90a") -> tuple[Path, ...]:
-    """A folder of kernels as a build would leave it, of empty files: what a KernelLibrary asks for."""
+    """A folder of kernels as a build would leave it, of empty files: what a KernelLibrary asks for.
+
+    Kernels that are known to be short of registers have theirs; 32 stands for all that are not.
+    """
+    registers = packaged_registers(arch)
     units = []
     (folder / arch).mkdir(parents=True)
     for source in find_sources():
-        variants = tuple(Variant(n, f, 32, 0, 0, 0) for n, f in source.variants.items())
+        variants = tuple(Variant(n, f, registers.get(n, 32), 0, 0, 0) for n, f in source.variants.items())
         cubin = source.cubin("0" * 16)
         units.append(Unit(source.name, source.ops, cubin, f"hash of {source.name}", variants))
         (folder / arch / cubin).write_bytes(b"")

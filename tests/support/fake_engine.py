@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import EngineStats, FinishReason, Timings, TokenEvent, TokenLogprob
-from pegainfer.contract.handle import EngineInfo, EventSink
+from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest, unpack_tokens
 from pegainfer.frontend.byte_tokenizer import VOCAB_SIZE
 
@@ -74,6 +75,8 @@ class FakeEngine:
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[str] = []
         self.cancelled_indices: list[tuple[str, int]] = []
+        self._adapters: dict[str, AdapterInfo] = {}
+        self.resets = 0
         self.drained = False
         self.closed = False
 
@@ -103,6 +106,21 @@ class FakeEngine:
         if live is not None:
             for index in live.scripts:
                 live.sink(TokenEvent(request_id=request_id, index=index, finish=FinishReason.ABORT))
+
+    def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
+        self._adapters[name] = AdapterInfo(name=name, path=path, digest=b"")
+        done(None)
+
+    def unload_adapter(self, name: str, done: DoneSink) -> None:
+        del self._adapters[name]
+        done(None)
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        return tuple(self._adapters.values())
+
+    def reset_prefix_cache(self, done: DoneSink) -> None:
+        self.resets += 1
+        done(None)
 
     def stats(self) -> EngineStats:
         return self._stats

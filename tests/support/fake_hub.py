@@ -10,7 +10,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-COMMIT = "a" * 40
+
+def commit_of(repository: str) -> str:
+    """The only commit of a repository. No two have the same one, as on the real hub."""
+    return hashlib.sha1(repository.encode()).hexdigest()
 
 
 @dataclass
@@ -33,7 +36,7 @@ class FakeHub:
             return 403, {"X-Error-Code": "GatedRepo"}, b""
         files = self.repositories[name]
         if parts[0] == "api":
-            if len(parts) > 4 and parts[5:6] not in (["main"], [COMMIT]):
+            if len(parts) > 4 and parts[5:6] not in (["main"], [commit_of(name)]):
                 return 404, {"X-Error-Code": "RevisionNotFound"}, b""
             kind = parts[4] if len(parts) > 4 else "info"
             return 200, {"Content-Type": "application/json"}, self._listing(name, kind, files)
@@ -41,7 +44,7 @@ class FakeHub:
         if method == "GET":
             self.fetched.append("/".join(parts[4:]))
         etag = f'"{hashlib.sha1(content).hexdigest()}"'
-        return 200, {"ETag": etag, "X-Repo-Commit": COMMIT}, content
+        return 200, {"ETag": etag, "X-Repo-Commit": commit_of(name)}, content
 
     def _listing(self, name: str, kind: str, files: dict[str, bytes]) -> bytes:
         if kind == "tree":
@@ -51,7 +54,7 @@ class FakeHub:
             ]
             return json.dumps(entries).encode()
         siblings = [{"rfilename": f, "size": len(c)} for f, c in files.items()]
-        listing = {"id": name, "sha": COMMIT, "private": False, "siblings": siblings}
+        listing = {"id": name, "sha": commit_of(name), "private": False, "siblings": siblings}
         if name in self.architectures:
             listing["gguf"] = {"architecture": self.architectures[name]}
         return json.dumps(listing).encode()

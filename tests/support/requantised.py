@@ -27,7 +27,7 @@ def requantised(source: Path, target: Path, form: str) -> Path:
             at += -(-FORMATS[kind].nbytes(prod(info.shape)) // ALIGNMENT) * ALIGNMENT
         out.write(gguf_bytes({k: _plain(v) for k, v in file.metadata.items()}, table, alignment=ALIGNMENT))
         for name, info in file.tensors.items():
-            data = file.raw(name)
+            data = file.part(name).bytes()
             if len(info.shape) == 2:
                 data = quantize(form, dequantize(info.format, data, info.shape))
             out.write(data.tobytes())

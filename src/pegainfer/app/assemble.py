@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.registry import HF_NAMES, Model, ModelLine, find_line
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.handle import EngineInfo
-from pegainfer.contract.step import KVSpec, PageGroup, Runner, RunnerInfo
+from pegainfer.contract.step import PageGroup, Runner, RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.scheduler import Scheduler
+from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend, ReferenceBackend
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
-from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.safetensors import open_safetensors
+from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
     from pegainfer.kernels.cpu.backend import CpuOptions
@@ -30,21 +32,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BLOCK_SIZE = 16  # tokens
-DEFAULT_SLOTS = 64
-# Prefill is as quick in pieces of 64 as of 512 tokens (608 to 619 tokens a CPU second with the default model,
-# AVX-512), and decodes in the same step wait for the piece.
-DEFAULT_PREFILL_TOKENS = 128
-MAX_KV_BYTES = 1 << 30  # of the default; more where one sequence needs more
 MAX_CONFIG_BYTES = 16 << 20
+
+MakePolicy = Callable[[RunnerInfo, SchedulerConfig], StepPolicy]
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A model ready to be scheduled."""
+    """A model ready to be scheduled.
+
+    Args:
+        make_policy: the line's own scheduling policy; None: the default scheduler.
+    """
 
     runner: Runner
     info: EngineInfo
+    make_policy: MakePolicy | None = None
+
+    def policy(self, config: SchedulerConfig) -> StepPolicy:
+        """The policy that schedules this engine's steps."""
+        return (self.make_policy or Scheduler)(self.runner.info, config)
 
 
 @contextlib.contextmanager
@@ -101,12 +108,13 @@ def build_engine(
     config.check_backend()
     started = time.perf_counter()
     with open_model(path, config.load_format) as (model, architecture):
+        groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
-        runner, device, phases = _build_runner(model, info, config, scheduler, profiler)
+        runner, device, phases = _build_runner(model, groups, info, config, scheduler, profiler)
     seconds = {"read": read - started, **phases}
     told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
-    return Engine(runner, told)
+    return Engine(runner, told, model.make_policy)
 
 
 def engine_info(
@@ -118,23 +126,28 @@ def engine_info(
     startup_seconds: Mapping[str, float] = MappingProxyType({}),
 ) -> EngineInfo:
     """What the front is told of an engine over a runner with these bounds; see EngineInfo."""
-    group = info.kv.groups[0]
+    # Prompts are hashed by the smallest block of all groups, see kv/manager.py.
+    pages = [(g.block_size, n) for g, n in zip(info.kv.groups, info.num_blocks, strict=True)
+             if isinstance(g, PageGroup)]  # fmt: skip
+    block_size, num_blocks = min(pages, default=(0, info.num_blocks[0]))
     return EngineInfo(
         model=model,
         architecture=architecture,
         device=device,
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
-        block_size=group.block_size if isinstance(group, PageGroup) else 0,
-        num_blocks=info.num_blocks[0],
+        block_size=block_size,
+        num_blocks=num_blocks,
         max_slots=info.max_slots,
         max_logprobs=max_logprobs,
+        max_adapters=info.max_adapters,
         startup_seconds=dict(startup_seconds),
     )
 
 
 def _build_runner(
     model: Model,
+    groups: tuple[GroupLayout, ...],
     info: RunnerInfo,
     config: EngineConfig,
     scheduler: SchedulerConfig,
@@ -144,77 +157,19 @@ def _build_runner(
     if config.backend == "cuda":
         from pegainfer.app.gpu import build_runner
 
-        built = build_runner(model, info, config, scheduler.max_logprobs)
+        built = build_runner(model, groups, info, config, scheduler)
         return built.runner, built.device, built.seconds
     started = time.perf_counter()
     backend, device = make_backend(model.tensors(info.max_model_len), config, timing=profiler is not None)
     backend = backend if profiler is None else profiler.around(backend)
-    runner = model.build(info, backend, kv_dtype=config.kv_format, max_logprobs=scheduler.max_logprobs)
+    runner = model.build(
+        info, groups, backend, steps=step_formats(config), max_logprobs=scheduler.max_logprobs
+    )
     return runner, device, {"pack": time.perf_counter() - started}
 
 
-def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) -> RunnerInfo:
-    """Bounds of the runner: what was asked for, or defaults that fit the machine. Raises ConfigError.
-
-    On a GPU num_blocks is 0 unless a size was asked for: app/gpu.py fills its memory.
-    """
-    kv = model.kv_spec(BLOCK_SIZE, config.kv_format)
-    block_bytes = sum(g.bytes_per_block for g in kv.groups if isinstance(g, PageGroup))
-    length = config.max_model_len or model.max_position_embeddings
-    if length > model.max_position_embeddings:
-        raise ConfigError(
-            "max_model_len exceeds what the model was trained for",
-            expected=f"≤ {model.max_position_embeddings}",
-            got=length,
-        )
-    if config.backend == "cuda":
-        return _gpu_info(model, kv, length, (config.kv_cache_memory or 0) // block_bytes, scheduler)
-    need = -(-length // BLOCK_SIZE) * block_bytes
-    free = available_memory()
-    budget = config.kv_cache_memory or max(min(MAX_KV_BYTES, free // 4), min(need, free // 2))
-    if need > budget and config.max_model_len is None and budget >= block_bytes:
-        length = budget // block_bytes * BLOCK_SIZE
-        log.warning("max_model_len lowered to %d: the KV cache of %d MiB holds no more", length, budget >> 20)
-    elif need > budget:
-        raise ConfigError(
-            "the KV cache cannot hold one sequence of max_model_len tokens",
-            expected=f"≥ {need / 2**20:.2f} MiB for {length} tokens",
-            got=f"{budget / 2**20:.2f} MiB",
-            remedy="raise kv_cache_memory or lower max_model_len",
-        )
-    slots = scheduler.max_slots or DEFAULT_SLOTS
-    prefill = min(scheduler.max_prefill_tokens or DEFAULT_PREFILL_TOKENS, length)
-    return RunnerInfo(
-        kv=kv,
-        num_blocks=(budget // block_bytes,),
-        max_slots=slots,
-        max_tokens=prefill + slots,
-        max_model_len=length,
-        vocab_size=model.vocab_size,
-        supports_pooling=True,
-    )
-
-
-def _gpu_info(model: Model, kv: KVSpec, length: int, blocks: int, scheduler: SchedulerConfig) -> RunnerInfo:
-    from pegainfer.app.gpu import FILL_TOKENS, PREFILL_TOKENS, SLOTS
-
-    slots = scheduler.max_slots or SLOTS
-    asked = scheduler.max_prefill_tokens
-    max_tokens = min(asked or PREFILL_TOKENS, length) + slots
-    return RunnerInfo(
-        kv=kv,
-        num_blocks=(blocks,),
-        max_slots=slots,
-        max_tokens=max_tokens,
-        fill_tokens=() if asked else tuple(n for n in FILL_TOKENS if n <= max_tokens),
-        max_model_len=length,
-        vocab_size=model.vocab_size,
-        supports_pooling=True,
-    )
-
-
 def make_backend(
-    tensors: Mapping[str, RawWeight], config: EngineConfig, *, timing: bool = False
+    tensors: Mapping[str, Weight], config: EngineConfig, *, timing: bool = False
 ) -> tuple[Backend, str]:
     """The backend that holds these weights, and how it describes its device.
 
@@ -241,19 +196,3 @@ def cpu_options(config: EngineConfig, *, timing: bool = False) -> CpuOptions:
         activation=cast(Activation, "bf16" if config.activation == "auto" else config.activation),
         timing=timing,
     )
-
-
-def available_memory() -> int:
-    """Bytes that the system can give without swapping, and that this process's control group allows."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for row in Path("/proc/meminfo").read_text().splitlines():
-            if row.startswith("MemAvailable:"):
-                free = int(row.split()[1]) * 1024
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            free = min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass  # another system, or no control group: what the C library says
-    return free

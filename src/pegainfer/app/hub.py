@@ -27,7 +27,8 @@ _NAME = re.compile(
 )
 SMALL_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", "*.safetensors.index.json",
+    "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
+    "*.safetensors.index.json",
 )  # fmt: skip
 # Weights in another layout that some repositories hold beside those that are read here.
 OTHERS = ("*/*", "consolidated*")
@@ -139,8 +140,8 @@ def _choose(name: HubName, listing: Listing) -> Choice | None:
     plain = any(path.endswith(".safetensors") and "/" not in path for path in listing.files)
     if name.file is None and name.quant is None and (plain or not ggufs):
         return None
-    from pegainfer.app.assemble import available_memory
     from pegainfer.ops.tensor import WEIGHTS
+    from pegainfer.runtime.control_groups import available_memory
 
     return choose_file(name.repository, ggufs, WEIGHTS, available_memory(), quant=name.quant, file=name.file)
 

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pegainfer.app.assemble import BLOCK_SIZE, open_model, runner_info
+from pegainfer.app.assemble import open_model
+from pegainfer.app.bounds import model_groups, runner_info
 from pegainfer.app.cache import DEFAULT_MODEL, cached_model
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.hub import HubName
+from pegainfer.app.memory import state_bytes
 from pegainfer.app.quants import quant_of
 from pegainfer.app.resolve import ModelRef
 from pegainfer.contract.errors import ConfigError, PegaError
-from pegainfer.contract.step import PageGroup
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.ops.tensor import FORMATS
+from pegainfer.kv.device.layout import PageLayout, block_bytes
 from pegainfer.runtime.user_cache import cache_folder
 
 
@@ -51,6 +52,7 @@ class Facts:
         parameters: elements of all weights.
         context: tokens that it was trained for.
         kv_bytes: of the keys and values of one token, as the CPU stores them by default.
+        state_bytes: of the recurrent states of one sequence; 0 for a model without them.
         served_context: tokens of a sequence on this machine by default.
         memory: bytes of weights and KV cache on this machine by default.
     """
@@ -60,6 +62,7 @@ class Facts:
     parameters: int
     context: int
     kv_bytes: int
+    state_bytes: int
     served_context: int
     memory: int
 
@@ -73,26 +76,23 @@ def examine(path: Path) -> Facts:
 
     Raises ConfigError, ModelFileError or UnsupportedError with the reason why it cannot be served here.
     """
+    config = EngineConfig()
     with open_model(path) as (model, architecture):
         formats: Counter[str] = Counter()
-        parameters = 0
-        for name, shape in model.shapes.items():
-            per_block, block_bytes = FORMATS[model.formats[name]]
-            count = math.prod(shape)
-            parameters += count
-            formats[model.formats[name]] += count // per_block * block_bytes
-        config = EngineConfig()
+        for weight in model.weights.values():
+            formats[weight.scheme.name] += sum(part.nbytes for part in weight.parts.values())
+        groups = model_groups(model, config)
         info = runner_info(model, config, SchedulerConfig())
-        pages = [group for group in info.kv.groups if isinstance(group, PageGroup)]
-        block = sum(group.bytes_per_block for group in pages)
         return Facts(
             architecture=architecture,
             formats=dict(formats.most_common()),
-            parameters=parameters,
+            parameters=sum(math.prod(weight.shape) for weight in model.weights.values()),
             context=model.max_position_embeddings,
-            kv_bytes=block // BLOCK_SIZE,
+            kv_bytes=sum(block_bytes(g) // g.block_size for g in groups if isinstance(g, PageLayout)),
+            state_bytes=state_bytes(groups),
             served_context=info.max_model_len,
-            memory=sum(formats.values()) + info.num_blocks[0] * block,
+            memory=sum(formats.values())
+            + sum(n * block_bytes(g) for n, g in zip(info.num_blocks, groups, strict=True)),
         )
 
 

@@ -48,8 +48,11 @@ class LLM:
     ) -> None:
         found = read_options(model, options, OFFLINE)
         text = found.text()
-        engine = build_engine(found.model.path, found.model.name, found.engine, found.scheduler)
-        self._adopt(InProcessEngine(engine.runner, engine.info, found.scheduler), text, found.scheduler)
+        scheduler = found.scheduler
+        engine = build_engine(found.model.path, found.model.name, found.engine, scheduler)
+        policy = engine.policy(scheduler)
+        running = InProcessEngine(engine.runner, engine.info, scheduler, policy=policy)
+        self._adopt(running, text, scheduler)
 
     @classmethod
     def over(cls, engine: InProcessEngine, text: TextSide, scheduler: SchedulerConfig) -> Self:

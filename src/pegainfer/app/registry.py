@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pegainfer.contract.errors import UnsupportedError
-from pegainfer.contract.step import KVSpec, Runner, RunnerInfo
+from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
+from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
 from pegainfer.runner.program import Formats
 from pegainfer.runtime.weights.gguf import GGUFFile
-from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.tensorfile import TensorFile
+from pegainfer.runtime.weights.weight import Weight
+
+if TYPE_CHECKING:
+    from pegainfer.runner.cuda import CudaRunner
+    from pegainfer.runner.parts import CudaBackend
 
 # The `architectures` name of config.json, or `general.architecture` of GGUF -> the line's module.
 LINES: dict[str, str] = {
@@ -36,20 +41,41 @@ class Model(Protocol):
     def max_position_embeddings(self) -> int: ...
 
     @property
-    def formats(self) -> dict[str, str]: ...
+    def weights(self) -> Mapping[str, Weight]: ...
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+    def groups(self) -> Callable[[int, Formats], tuple[GroupLayout, ...]]: ...
 
-    def block_shape(self, block_size: int) -> tuple[int, ...]: ...
+    @property
+    def make_policy(self) -> Callable[[RunnerInfo, Any], StepPolicy] | None: ...
 
-    def kv_spec(self, block_size: int, kv_dtype: str) -> KVSpec: ...
+    def tensors(self, num_positions: int) -> dict[str, Weight]: ...
 
-    def tensors(self, num_positions: int) -> dict[str, RawWeight]: ...
+    def weight_bytes(self, num_positions: int) -> int: ...
 
-    def programs(self, info: RunnerInfo, steps: Formats, max_logprobs: int) -> dict[str, Program]: ...
+    def programs(
+        self, info: RunnerInfo, groups: tuple[GroupLayout, ...], steps: Formats, max_logprobs: int
+    ) -> dict[str, Program]: ...
 
-    def build(self, info: RunnerInfo, backend: Backend, *, kv_dtype: str, max_logprobs: int) -> Runner: ...
+    def build(
+        self,
+        info: RunnerInfo,
+        groups: tuple[GroupLayout, ...],
+        backend: Backend,
+        *,
+        steps: Formats,
+        max_logprobs: int,
+    ) -> Runner: ...
+
+    def build_cuda(
+        self,
+        info: RunnerInfo,
+        groups: tuple[GroupLayout, ...],
+        backend: CudaBackend,
+        *,
+        steps: Formats,
+        max_logprobs: int,
+    ) -> CudaRunner: ...
 
 
 class ModelLine(Protocol):

@@ -11,7 +11,6 @@ from pegainfer.contract.errors import RequestError
 
 # Fields that the engine's own parameters have under the same name and type.
 _SHARED = (
-    "temperature",
     "top_p",
     "min_p",
     "seed",
@@ -73,6 +72,7 @@ class SamplingParams:
         """
         return request.SamplingParams(
             **{name: getattr(self, name) for name in _SHARED},
+            temperature=0.0 if 0 <= self.temperature < request.GREEDY_BELOW else self.temperature,
             top_k=max(self.top_k, 0) if self.top_k >= -1 else self.top_k,
             logit_bias=tuple((self.logit_bias or {}).items()),
             allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),

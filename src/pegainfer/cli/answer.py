@@ -39,7 +39,9 @@ def running(target: Target) -> Iterator[tuple[InProcessEngine, EngineInfo]]:
     from pegainfer.engine.inprocess import InProcessEngine
 
     built = build(target.spec)
-    engine = InProcessEngine(built.runner, built.info, target.spec.scheduler)
+    engine = InProcessEngine(
+        built.runner, built.info, target.spec.scheduler, policy=built.policy(target.spec.scheduler)
+    )
     try:
         yield engine, built.info
     finally:

@@ -138,7 +138,8 @@ def engine(
     steps = StepProfiler(target.spec.engine) if profiled else None
     built = build(target.spec, steps.profiler if steps else None)
     tracer = steps.tracer if steps else None
-    running = InProcessEngine(built.runner, built.info, target.spec.scheduler, tracer=tracer)
+    config = target.spec.scheduler
+    running = InProcessEngine(built.runner, built.info, config, policy=built.policy(config), tracer=tracer)
     profiles: dict[Case, CaseProfile] = {}
     try:
         driver = _Driver(running, bench.context)

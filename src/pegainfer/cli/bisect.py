@@ -11,18 +11,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pegainfer.app.assemble import engine_info, make_backend, open_model, runner_info
+from pegainfer.app.assemble import engine_info, make_backend, open_model
+from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import TokenEvent
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.ops.backend import Backend, to_float32
+from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.reference import Watch
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -75,7 +76,8 @@ def compare(spec: EngineSpec, ids: list[int], answer: int) -> list[Difference]:
         weights = model.tensors(info.max_model_len)
         device, name = make_backend(weights, config)
         backend = ComparingBackend(device, weights)
-        runner = model.build(info, backend, kv_dtype=config.kv_format, max_logprobs=0)
+        groups = model_groups(model, config)
+        runner = model.build(info, groups, backend, steps=step_formats(config), max_logprobs=0)
     told = engine_info(info, spec.name, architecture, name, scheduler.max_logprobs)
     engine = InProcessEngine(runner, told, scheduler)
     sampling = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
@@ -97,9 +99,9 @@ class ComparingBackend:
     `found` grows by one Difference for every operand that a call writes, in the order of the calls.
     """
 
-    def __init__(self, device: Backend, weights: Mapping[str, RawWeight]) -> None:
+    def __init__(self, device: Backend, weights: Mapping[str, Weight]) -> None:
         self._device = device
-        self._constants = {name: to_float32(w) for name, w in weights.items()}
+        self._constants = {name: w.values() for name, w in weights.items()}
         self.found: list[Difference] = []
 
     def prepare(self, program: Program, states: Mapping[str, Array], largest: Sizes) -> _Comparing:

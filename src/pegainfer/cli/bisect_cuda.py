@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pegainfer.app.assemble import open_model, runner_info
-from pegainfer.app.gpu import DTYPE, FORMATS
+from pegainfer.app.assemble import open_model
+from pegainfer.app.bounds import GPU_DTYPE, GPU_FORMATS, model_groups, runner_info
 from pegainfer.app.registry import Model
 from pegainfer.cli.bisect import Difference, layer_of
 from pegainfer.cli.spec import EngineSpec
@@ -26,12 +26,11 @@ from pegainfer.kernels.cuda.compare import compare_step
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
 from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.ops.backend import to_float32
+from pegainfer.kv.device.cuda_pool import CudaPools
+from pegainfer.kv.device.layout import GroupLayout, PageLayout
 from pegainfer.ops.rounding import rounded
 from pegainfer.ops.tensor import Kind
-from pegainfer.runner.program import only_group
-from pegainfer.runtime.cuda.tensor import DeviceTensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -50,51 +49,56 @@ def compare(spec: EngineSpec, ids: list[int], answer: int) -> list[Difference]:
         length = len(ids) + answer
         engine = dataclasses.replace(spec.engine, max_model_len=length, kv_cache_memory=None)
         info = runner_info(model, engine, spec.scheduler)
-        block_size = only_group(info.kv).block_size
-        info = msgspec.structs.replace(
-            info, num_blocks=(-(-length // block_size),), max_slots=1, max_tokens=len(ids)
-        )
+        groups = model_groups(model, engine)
+        # One sequence, whose blocks and states have the numbers 0, 1, 2, and so on.
+        num_blocks = tuple(-(-length // g.block_size) if isinstance(g, PageLayout) else 1 for g in groups)
+        info = msgspec.structs.replace(info, num_blocks=num_blocks, max_slots=1, max_tokens=len(ids))
         weights = model.tensors(length)
         ctx = CudaContext(spec.engine.device_ordinal)
         try:
-            executor = _ready(ctx, model, info, weights)
+            executor = _ready(ctx, model, groups, info, weights)
             constants = {name: _as_on_device(w) for name, w in weights.items()}
-            return _steps(ctx, executor, constants, ids, answer)
+            return _steps(ctx, executor, groups, constants, ids, answer)
         finally:
             ctx.close()
 
 
 def _ready(
-    ctx: CudaContext, model: Model, info: RunnerInfo, weights: Mapping[str, RawWeight]
+    ctx: CudaContext,
+    model: Model,
+    groups: tuple[GroupLayout, ...],
+    info: RunnerInfo,
+    weights: Mapping[str, Weight],
 ) -> CudaExecutor:
     """The forward pass without graphs, over a cache of one sequence."""
-    forward = model.programs(info, FORMATS, 0)["forward"]
-    block_size = only_group(info.kv).block_size
-    pool = DeviceTensor.empty((info.num_blocks[0], *model.block_shape(block_size)), DTYPE, "KV cache")
-    ctx.stream.fill(pool.address, 0, pool.nbytes)
+    forward = model.programs(info, groups, GPU_FORMATS, 0)["forward"]
+    pools = CudaPools(groups, info.num_blocks)
+    for part in pools.states.values():
+        ctx.stream.fill(part.address, 0, part.nbytes)
     backend = CudaBackend(ctx, weights, CudaOptions(graphs=False, tune=False))
-    executor = backend.prepare(forward, {"kv": pool}, {"T": info.max_tokens, "R": 1, "L": 1})
+    executor = backend.prepare(forward, pools.states, {"T": info.max_tokens, "R": 1, "L": 1})
     backend.load()
     return executor
 
 
-def _as_on_device(weight: RawWeight) -> Array:
-    values = to_float32(weight)
-    return rounded(values, DTYPE) if len(weight.shape) > 1 and weight.format != "f32" else values
+def _as_on_device(weight: Weight) -> Array:
+    values = weight.values()
+    return rounded(values, GPU_DTYPE) if weight.dtype != "f32" else values
 
 
 def _steps(
     ctx: CudaContext,
     executor: CudaExecutor,
+    groups: tuple[GroupLayout, ...],
     constants: Mapping[str, Array],
     ids: list[int],
     answer: int,
 ) -> list[Difference]:
     found: list[Difference] = []
     tokens, start = list(ids), 0
-    blocks = next(t.shape[1] for t in executor.program.tensors(Kind.INPUT) if t.name == "block_table")
+    shapes = {t.name: t.sizes({"T": 0, "R": 1, "L": 1}) for t in executor.program.tensors(Kind.INPUT)}
     for step in range(answer):
-        inputs = _inputs(tokens, start, int(blocks))
+        inputs = _inputs(tokens, start) | _group_inputs(groups, start, len(tokens), shapes)
         env = {"T": len(tokens) - start, "R": 1, "L": 1}
         found += [
             Difference(
@@ -113,13 +117,29 @@ def _steps(
     return found
 
 
-def _inputs(tokens: list[int], start: int, blocks: int) -> dict[str, Array]:
-    """A step over tokens from `start` on, of one sequence whose blocks lie in order."""
+def _inputs(tokens: list[int], start: int) -> dict[str, Array]:
+    """A step over the tokens of one sequence from `start` on."""
     places = np.arange(start, len(tokens), dtype=np.int32)
     count = len(places)
     values = {
-        "token_ids": np.array(tokens[start:]), "positions": places, "slots": places,
+        "token_ids": np.array(tokens[start:]), "positions": places,
         "query_starts": [0], "query_lens": [count], "context_lens": [len(tokens)],
-        "block_table": np.arange(blocks)[None], "logit_rows": [count - 1],
+        "logit_rows": [count - 1],
     }  # fmt: skip
     return {name: np.asarray(v, np.int32) for name, v in values.items()}
+
+
+def _group_inputs(
+    groups: tuple[GroupLayout, ...], start: int, stop: int, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Array]:
+    """Inputs of the KV groups for positions [start, stop) of one sequence whose blocks lie in order."""
+    found: dict[str, Array] = {}
+    for g in groups:
+        if isinstance(g, PageLayout):
+            found[f"{g.name}.places"] = np.arange(start, stop, dtype=np.int32)
+            width = shapes[f"{g.name}.block_table"][1]
+            found[f"{g.name}.block_table"] = np.arange(width, dtype=np.int32)[None]
+        else:
+            found[f"{g.name}.state_ids"] = np.zeros(1, np.int32)
+            found[f"{g.name}.state_saves"] = np.full(stop - start, -1, np.int32)
+    return {name: array for name, array in found.items() if name in shapes}

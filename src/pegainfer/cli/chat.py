@@ -10,9 +10,9 @@ import dataclasses
 import datetime
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,15 +47,41 @@ class ChatFlags:
     max_tokens: int = field(
         default=0, metadata={"help": "Longest answer in tokens; 0: up to the context's end."}
     )
-    temperature: float = field(default=0.7, metadata={"help": "0 always takes the likeliest token."})
-    top_k: int = field(default=0, metadata={"help": "Draw among the k likeliest tokens; 0 or -1: all."})
-    top_p: float = field(
-        default=0.95, metadata={"help": "Draw among the likeliest tokens that reach this mass."}
+    temperature: float | None = field(
+        default=None, metadata={"help": "0 always takes the likeliest token; default: the model's own."}
+    )
+    top_k: int | None = field(
+        default=None,
+        metadata={"help": "Draw among the k likeliest tokens; 0 or -1: all; default: the model's."},
+    )
+    top_p: float | None = field(
+        default=None,
+        metadata={"help": "Draw among the likeliest that reach this mass; default: the model's."},
     )
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0:
             raise ConfigError("max_tokens", expected="≥ 0", got=self.max_tokens, where="--max-tokens")
+
+    def drawn(self, generation: Mapping[str, Any]) -> Drawn:
+        """How answers are drawn where the model says this of sampling. Raises ConfigError."""
+        from pegainfer.frontend.http.generation_config import generation_defaults
+
+        own = generation_defaults(generation)
+        return Drawn(
+            own.temperature if self.temperature is None else self.temperature,
+            own.top_k if self.top_k is None else self.top_k,
+            own.top_p if self.top_p is None else self.top_p,
+        )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The values in force."""
+
+    temperature: float
+    top_k: int
+    top_p: float
 
 
 def chat(
@@ -81,7 +107,12 @@ def chat(
     terminal = sys.stdin.isatty()
     with running(target) as (engine_here, info):
         if terminal:
-            print(f"{target.spec.name} on {info.device}. /help lists commands.", file=sys.stderr)
+            drawn = ask.drawn(side.generation)
+            print(
+                f"{target.spec.name} on {info.device}, temperature {drawn.temperature:g}, "
+                f"top_p {drawn.top_p:g}. /help lists commands.",
+                file=sys.stderr,
+            )
         Conversation(engine_here, side, ask, scheduler.seed, info.max_model_len).talk(terminal)
     return 0
 
@@ -95,6 +126,7 @@ class Conversation:
         self._engine = engine
         self._side = side
         self._ask = ask
+        self._drawn = ask.drawn(side.generation)
         self._seed = seed
         self._max_model_len = max_model_len
         self._system = ask.system
@@ -167,7 +199,7 @@ class Conversation:
         number = next(self._numbers)
         seed = None if self._seed is None else self._seed + number
         longest = min(self._ask.max_tokens or room, room)
-        request = request_for(f"chat-{number}", ids, tokenizer, self._ask, seed, longest)
+        request = request_for(f"chat-{number}", ids, tokenizer, self._drawn, seed, longest)
         return request, len(ids)
 
 

@@ -39,6 +39,13 @@ class DoctorFlags:
     )
     tokens: int = field(default=1, metadata={"help": "With --plan: tokens of the step."})
     rows: int = field(default=1, metadata={"help": "With --plan: sequences of the step."})
+    arch: str = field(
+        default="",
+        metadata={
+            "help": "With --plan --device cuda: the architecture to list launches for, such as 90a; needs no "
+            "GPU. Default: this machine's GPU."
+        },
+    )
     text: str = field(default=SAMPLE_TEXT, metadata={"help": "With --bisect: the prompt."})
 
     def __post_init__(self) -> None:
@@ -75,7 +82,7 @@ def doctor(
         return int(not all(good for *_, good in lines))
     if ask.bisect and not {"--activation-dtype", "--device"} & given:
         engine = dataclasses.replace(engine, activation="f32")
-    target = choose(model, flags, engine, scheduler, given)
+    target = choose(model, flags, engine, scheduler, given, text=ask.bisect)
     if ask.plan:
         _print_plan(target, ask)
     return _bisect(target, ask.text) if ask.bisect else 0
@@ -120,11 +127,24 @@ def _gpu() -> str:
 def _print_plan(target: Target, ask: DoctorFlags) -> None:
     from pegainfer.cli.plan import step_programs
 
+    engine = target.spec.engine
+    if ask.arch and engine.backend != "cuda":
+        raise ConfigError("only a GPU has an architecture", got=f"--arch {ask.arch}", remedy="--device cuda")
     programs = step_programs(target.spec)
     print(programs.describe(ask.tokens, ask.rows))
     largest = programs.largest
     print(f"\nThe arena is sized for the largest step, {largest['T']} tokens in {largest['R']} rows; a step "
           f"allocates nothing.")  # fmt: skip
+    if engine.backend == "cuda":
+        from pegainfer.app.gpu import kernel_target, why_not
+
+        if not ask.arch and (reason := why_not(engine)) is not None:
+            print(f"\nLaunches are listed for a GPU ({reason}), or for an architecture: --arch 90a")
+            return
+        card = kernel_target(engine, ask.arch)
+        print(f"\nLaunches on {card.info.name}, sm_{card.info.arch}:")
+        for plan in programs.launches(card, ask.tokens, ask.rows):
+            print(f"\n{plan}")
 
 
 def _bisect(target: Target, text: str) -> int:

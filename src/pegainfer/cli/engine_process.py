@@ -9,6 +9,7 @@ cure it; why is told through the socket.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import gc
 import importlib
@@ -26,6 +27,7 @@ from pegainfer.cli.spec import LOG_FORMAT, EngineSpec, build, make_grammars
 from pegainfer.contract.errors import EXIT_FAILED, PegaError
 
 if TYPE_CHECKING:
+    from pegainfer.app.assemble import Engine
     from pegainfer.contract.handle import EngineInfo
     from pegainfer.contract.step import Runner
 
@@ -57,8 +59,19 @@ def main(device: str) -> int:
         _start_warm_up(spec.engine.device_ordinal)
     from pegainfer.engine.process import serve_engine
 
+    engine: Engine
+
+    def start() -> tuple[Runner, EngineInfo]:
+        nonlocal engine
+        engine = _build(spec)
+        return engine.runner, engine.info
+
     return serve_engine(
-        lambda: _build(spec), socket_path, spec.scheduler, grammars=lambda info: make_grammars(spec, info)
+        start,
+        socket_path,
+        spec.scheduler,
+        make_policy=lambda _, config: engine.policy(config),
+        grammars=lambda info: make_grammars(spec, info),
     )
 
 
@@ -66,7 +79,7 @@ def _load(device: str) -> None:
     """Imports what an engine on this device needs, before it is known what it shall run."""
     modules = ["pegainfer.engine.process", "pegainfer.app.assemble", "pegainfer.app.grammars"]
     if device == "cuda":
-        modules += ["pegainfer.app.gpu", "pegainfer.kernels.cuda.backend", "pegainfer.kernels.cuda.resident"]
+        modules += ["pegainfer.app.gpu", "pegainfer.kernels.cuda.backend", "pegainfer.runner.resident"]
         modules += ["pegainfer.runner.cuda"]
     from pegainfer.app.registry import LINES
 
@@ -104,14 +117,14 @@ def _warm_up(ordinal: int) -> None:
         warm_up()
 
 
-def _build(spec: EngineSpec) -> tuple[Runner, EngineInfo]:
-    """The engine's parts, with the time its imports took among the phases."""
+def _build(spec: EngineSpec) -> Engine:
+    """The engine, with the time that its imports took among the phases."""
     started = time.perf_counter()
     engine = build(spec)
     phases = dict(engine.info.startup_seconds)
     imports = time.perf_counter() - started - sum(phases.values())
     info = msgspec.structs.replace(engine.info, startup_seconds={"import": imports, **phases})
-    return engine.runner, info
+    return dataclasses.replace(engine, info=info)
 
 
 if __name__ == "__main__":

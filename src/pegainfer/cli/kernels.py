@@ -22,6 +22,13 @@ class KernelBuildFlags:
         default=(),
         metadata={"help": "Only kernels of these ops, with commas; may be repeated; default: all."},
     )
+    model: str = field(
+        default="",
+        metadata={
+            "help": "Only kernels that steps of this model can launch: a folder with config.json, a .gguf "
+            "file or a name of the hub; default: all."
+        },
+    )
     jobs: int = field(default=0, metadata={"help": "Compilers at a time; 0: one a core."})
     folder: str = field(
         default="",
@@ -31,6 +38,8 @@ class KernelBuildFlags:
     def __post_init__(self) -> None:
         if self.jobs < 0:
             raise ConfigError("jobs of a build", expected="0 or more", got=self.jobs, where="--jobs")
+        if self.model and self.ops:
+            raise ConfigError("a model's kernels and those of ops", expected="--model or --ops", got="both")
 
 
 def build(*, ask: KernelBuildFlags) -> int:
@@ -38,12 +47,34 @@ def build(*, ask: KernelBuildFlags) -> int:
     from pegainfer.kernels.build import build_kernels
 
     folder = Path(ask.folder) if ask.folder else default_folder()
-    archs, ops = listed(ask.arch), listed(ask.ops)
-    manifests = build_kernels(archs or own_archs(), ops or None, folder, ask.jobs, _progress)
+    archs, ops = listed(ask.arch) or own_archs(), listed(ask.ops)
+    kernels = model_kernels(ask.model, archs) if ask.model else None
+    manifests = build_kernels(archs, ops or None, folder, ask.jobs, _progress, kernels)
     for m in manifests:
         count = sum(len(u.variants) for u in m.units)
         print(f"sm_{m.arch}: {count} kernels in {len(m.units)} units, {folder / m.arch}")
     return 0
+
+
+def model_kernels(reference: str, archs: list[str]) -> dict[str, set[str]]:
+    """By architecture, every kernel that steps of a model can launch. Reads its config.json or GGUF header.
+
+    Raises what finding and opening a model raise, ConfigError for an unknown architecture, UnsupportedError
+    for a model that no kernel serves.
+    """
+    from pegainfer.app.config import EngineConfig
+    from pegainfer.app.resolve import resolve
+    from pegainfer.cli.plan import step_programs
+    from pegainfer.cli.spec import EngineSpec
+    from pegainfer.engine.config import SchedulerConfig
+    from pegainfer.kernels.cuda.target import Target, card_of
+
+    found = resolve(reference, fetch=True, weights=False, text=False)
+    load_format = "dummy" if found.path.is_dir() else "auto"
+    engine = EngineConfig(backend="cuda", load_format=load_format)
+    spec = EngineSpec(name=found.name, path=str(found.path), engine=engine, scheduler=SchedulerConfig())
+    programs = step_programs(spec)
+    return {arch: programs.kernels(Target(card_of(arch))) for arch in archs}
 
 
 def listed(given: tuple[str, ...]) -> list[str]:

@@ -7,6 +7,7 @@ on stderr says how), 130 interrupted.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -21,14 +22,14 @@ CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; whatever the user can cure ends as one line."""
+    _prepare_output()
     try:
         with early_child(sys.argv[1:] if argv is None else ()):
             from pegainfer.cli.commands import build_app
 
             given = None if argv is None else list(argv)
             code = build_app()(given, prog_name="pegainfer", standalone_mode=False)
-        if sys.stdout is not None:  # closed by the caller, as in `>&-`
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except PegaError as error:
         return _complain(str(error), EXIT_FAILED if isinstance(error, EngineDeadError) else EXIT_USER)
@@ -48,10 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _wrong_command_line(error)
 
 
+def _prepare_output() -> None:
+    """Output that any terminal takes: a closed one goes nowhere, letters that it lacks become `?`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller, as in `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def _forget_output() -> None:
     """What is still buffered goes nowhere, so that the interpreter's end does not fail on it again."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _wrong_command_line(error: Exception) -> int:

@@ -72,10 +72,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a model on this machine: architecture, sizes, formats, template, and the memory it needs."""
-    from pegainfer.app.assemble import available_memory
     from pegainfer.app.library import examine
     from pegainfer.app.resolve import resolve
     from pegainfer.app.text import load_text
+    from pegainfer.runtime.control_groups import available_memory
 
     ref = resolve(model, revision=revision, offline=True, download_dir=download_dir)
     facts, text = examine(ref.path), load_text(ref)
@@ -92,6 +92,7 @@ def show(
         "sampling": {k: v for k, v in text.generation.items() if not isinstance(v, memoryview)},
         "weight_bytes": facts.weight_bytes,
         "kv_bytes_per_token": facts.kv_bytes,
+        "state_bytes": facts.state_bytes,
         "served_context": facts.served_context,
         "memory_bytes": facts.memory,
         "free_bytes": available_memory(),
@@ -114,13 +115,10 @@ def _lines(shown: dict[str, Any]) -> Iterable[tuple[str, str]]:
     sampling = ", ".join(f"{k} {v}" for k, v in shown["sampling"].items())
     yield "its own sampling", sampling or "-"
     yield "a token's KV", f"{shown['kv_bytes_per_token'] / 1024:.1f} KiB"
-    yield (
-        "memory here",
-        (
-            f"{_size(shown['memory_bytes'])} with a KV cache for {shown['served_context']} tokens a sequence; "
-            f"{_size(shown['free_bytes'])} are free"
-        ),
-    )
+    if shown["state_bytes"]:
+        yield "a sequence's state", _size(shown["state_bytes"])
+    memory, free = _size(shown["memory_bytes"]), _size(shown["free_bytes"])
+    yield "memory here", f"{memory} with KV for {shown['served_context']} tokens a sequence; {free} are free"
 
 
 def _tool_style(template: Any) -> str:
@@ -129,8 +127,8 @@ def _tool_style(template: Any) -> str:
 
     if template is None:
         return ""
-    style = choose_style(AUTO, template.source).name
-    return style if knows_tools(template.source) else f"{style}, told of in the system turn"
+    style = choose_style(AUTO, template.all_source).name
+    return style if knows_tools(template.all_source) else f"{style}, told of in the system turn"
 
 
 def rm(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegainfer.app import gpu
-from pegainfer.app.assemble import open_model, runner_info
+from pegainfer.app.assemble import open_model
+from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Cost
-from pegainfer.runner.program import Formats, largest_step
+from pegainfer.runner.program import largest_step
+
+if TYPE_CHECKING:
+    from pegainfer.kernels.cuda.plan import StepPlan
+    from pegainfer.kernels.cuda.target import Target
+
+NO_OPTIONS = dict.fromkeys("JEUO", 0)  # logit biases, masks and banned tokens of a sampling step
 
 
 @dataclass(frozen=True)
@@ -22,8 +30,15 @@ class StepPrograms:
     """The programs of a model by name, and the sizes that they are planned for."""
 
     info: RunnerInfo
-    forward: Program
-    sampler: Program
+    all: Mapping[str, Program]
+
+    @property
+    def forward(self) -> Program:
+        return self.all["forward"]
+
+    @property
+    def sampler(self) -> Program:
+        return self.all["sampler"]
 
     @property
     def largest(self) -> dict[str, int]:
@@ -37,24 +52,48 @@ class StepPrograms:
     def describe(self, tokens: int, rows: int) -> str:
         return self.forward.describe(step_sizes(tokens, rows), self.largest)
 
+    def launches(self, target: Target, tokens: int, rows: int) -> Iterator[StepPlan]:
+        """What a GPU launches: the forward pass, then sampling of all rows without options."""
+        from pegainfer.kernels.cuda.lowering import Step
+        from pegainfer.kernels.cuda.planning import plan_program
+
+        sizes = step_sizes(tokens, rows)
+        yield plan_program(self.forward, Step(target, sizes, tokens == rows))
+        yield plan_program(self.sampler, Step(target, {"L": rows, **NO_OPTIONS}, False))
+
+    def kernels(self, target: Target) -> set[str]:
+        """Every kernel that a GPU may launch for this model, at the sizes that steps are padded to."""
+        from pegainfer.kernels.cuda.lowering import Step
+        from pegainfer.kernels.cuda.planning import SUPPORT, chosen_kernels
+        from pegainfer.runner.buckets import Buckets
+
+        buckets = Buckets(self.info)
+        steps = {
+            "forward": [Step(target, b.env, b.decode) for b in buckets.all()],
+            "sampler": [Step(target, {"L": n, **NO_OPTIONS}, False) for n in buckets.batches],
+        }
+        over = [Step(target, {"T": self.info.max_tokens, "L": self.info.max_slots}, False)]
+        named = (chosen_kernels(p, steps.get(name, over)) for name, p in self.all.items())
+        return set(SUPPORT).union(*named)
+
 
 def step_sizes(tokens: int, rows: int) -> dict[str, int]:
     return {"T": tokens, "R": rows, "L": rows}
 
 
-def step_programs(spec: EngineSpec, num_blocks: int = 0) -> StepPrograms:
+def step_programs(spec: EngineSpec, num_blocks: int = 1) -> StepPrograms:
     """Reads the model's header only. Raises what opening a model raises, and UnsupportedError without one.
 
     Args:
-        num_blocks: of the KV cache, for a GPU; 0: as told, or one where its memory decides.
+        num_blocks: of each KV group on a GPU, whose memory is not looked at.
     """
     if spec.is_null:
         raise UnsupportedError("the null device runs no program", remedy="name a model, leave --device out")
     with open_model(Path(spec.path), spec.engine.load_format) as (model, _):
         info = runner_info(model, spec.engine, spec.scheduler)
-        steps = Formats(kv=spec.engine.kv_format)
+        groups = model_groups(model, spec.engine)
         if spec.engine.backend == "cuda":
-            info = msgspec.structs.replace(info, num_blocks=(num_blocks or info.num_blocks[0] or 1,))
-            steps = gpu.FORMATS
-        programs = model.programs(info, steps, spec.scheduler.max_logprobs)
-    return StepPrograms(info, programs["forward"], programs["sampler"])
+            count = num_blocks or info.num_blocks[0] or 1
+            info = msgspec.structs.replace(info, num_blocks=(count,) * len(groups))
+        programs = model.programs(info, groups, step_formats(spec.engine), spec.scheduler.max_logprobs)
+    return StepPrograms(info, programs)

@@ -50,7 +50,7 @@ class BatchFlags:
     concurrency: int = field(default=64, metadata={"help": "Requests under way at a time."})
     served_model_name: tuple[str, ...] = field(default=(), metadata=_flag("served_model_name"))
     openai_defaults: bool = field(default=False, metadata=_flag("openai_defaults"))
-    generation_config: Literal["none", "auto"] = field(default="none", metadata=_flag("generation_config"))
+    generation_config: Literal["none", "auto"] = field(default="auto", metadata=_flag("generation_config"))
     override_generation_config: str = field(default="", metadata=_flag("override_generation_config"))
     chat_template_kwargs: tuple[str, ...] = field(
         default=HttpConfig.chat_template_kwargs, metadata=_flag("chat_template_kwargs")

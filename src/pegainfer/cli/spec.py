@@ -78,7 +78,8 @@ def _vocabulary(spec: EngineSpec) -> Vocabulary:
 def _build_null(spec: EngineSpec) -> Engine:
     """The null device under the names and bounds that were asked for."""
     from pegainfer.app.assemble import Engine, engine_info
-    from pegainfer.engine.null import NullConfig, NullRunner
+    from pegainfer.null.config import NullConfig
+    from pegainfer.null.runner import NullRunner
 
     defaults = NullConfig()
     runner = NullRunner(

@@ -15,13 +15,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegainfer.cli.engine_child import take_child
+from pegainfer.cli.socket_folder import socket_folder
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import EngineDeadError, PegaError
 
@@ -69,7 +69,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Takes the process that waits, or a new one; it makes its socket in time. Needs no event loop."""
-        self._folder = Path(tempfile.mkdtemp(prefix="pegainfer-"))
+        self._folder = socket_folder()
         self._ended = None
         self._starting = True
         child = take_child()

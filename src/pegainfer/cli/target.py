@@ -48,6 +48,9 @@ class ModelFlags:
             "template take the place of the model's own."
         },
     )
+    chat_template: str | None = field(
+        default=None, metadata={"help": "File of a chat template that takes the place of the model's own."}
+    )
     download_dir: str | None = field(
         default=None, metadata={"help": "Folder for models of the hub; default: that library's own cache."}
     )
@@ -82,6 +85,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
 class Target:
     spec: EngineSpec
     model: ModelRef | None  # None on the null device
+    chat_template: str | None = None  # a file, see ModelFlags
 
 
 def choose(
@@ -131,7 +135,7 @@ def choose(
         scheduler=scheduler,
         tokenizer=_tokenizer(flags),
     )
-    return Target(spec, found)
+    return Target(spec, found, flags.chat_template)
 
 
 def _tokenizer(flags: ModelFlags) -> str:
@@ -159,7 +163,8 @@ def load_text_side(target: Target) -> TextSide:
 
     if target.model is not None:
         other = Path(target.spec.tokenizer) if target.spec.tokenizer else None
-        return load_text(target.model, tokenizer=other)
+        template = Path(target.chat_template).expanduser() if target.chat_template else None
+        return load_text(target.model, tokenizer=other, chat_template=template)
     from pegainfer.frontend.byte_tokenizer import byte_tokenizer
     from pegainfer.frontend.chat_template import ChatTemplate
 

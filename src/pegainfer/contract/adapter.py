@@ -39,4 +39,4 @@ class AdapterRunner(Protocol):
         """
 
     def remove_adapter(self, index: int) -> None:
-        """Frees an index. No plan in flight and no slot uses it."""
+        """Frees an index. No plan in flight has a row that uses it, and none to come will have one."""

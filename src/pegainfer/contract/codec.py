@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.handle import EngineInfo
@@ -33,6 +34,23 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """`call` is the front's number of this call, which Done carries."""
+
+    call: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    call: int
+    name: str
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    call: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """Engine to front, once, when the first request can be served."""
 
@@ -56,6 +74,22 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     retry_after: float = 0.0
 
 
+class Adapters(msgspec.Struct, frozen=True, tag="adapters"):
+    """Engine to front: all adapters that are loaded now. Comes before the Done of the call that caused it."""
+
+    adapters: list[AdapterInfo]
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """Engine to front: a call has ended, with an error as Refused has it or without one (`kind` is None)."""
+
+    call: int
+    kind: str | None = None
+    message: str = ""
+    param: str | None = None
+    retry_after: float = 0.0
+
+
 class Events(msgspec.Struct, frozen=True, tag="events"):
     """Engine to front, at most one a step."""
 
@@ -63,8 +97,9 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
     stats: EngineStats | None = None
 
 
-ToEngine = Submit | Cancel | Drain | Shutdown
-ToFront = Ready | Failed | Refused | Events
+Call = LoadAdapter | UnloadAdapter | ResetPrefixCache
+ToEngine = Submit | Cancel | Drain | Shutdown | Call
+ToFront = Ready | Failed | Refused | Events | Adapters | Done
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

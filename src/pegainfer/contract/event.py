@@ -83,6 +83,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     running: int = 0  # sequences with a slot
     waiting: int = 0  # sequences without one
+    loading: int = 0  # of these, sequences whose prefix is being loaded from a lower tier
     free_blocks: int = 0  # of the first KV group
     total_blocks: int = 0
     steps: int = 0

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
-from pegainfer.contract.errors import EngineDeadError
+from pegainfer.contract.adapter import AdapterInfo
+from pegainfer.contract.errors import EngineDeadError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.request import GenerateRequest
 
 # Called for every event of a request, in order, from the handle's own thread or event loop: must not block.
 EventSink = Callable[[TokenEvent], None]
+# Called once when a call has ended, on the same thread as events: with None, or with why it failed.
+DoneSink = Callable[[PegaError | None], None]
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +31,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     max_slots: int
     max_logprobs: int = 20
+    max_adapters: int = 0  # adapters that may be loaded at once; 0: none
     startup_seconds: dict[str, float] = {}  # by phase: import, read, pack, warm
 
 
@@ -49,6 +54,21 @@ class EngineHandle(Protocol):
     def stats(self) -> EngineStats:
         """The latest snapshot that the engine sent."""
 
+    def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
+        """Loads an adapter's files, which the engine must be able to read, under a new name.
+
+        `adapters` has it before `done` is called, and requests may name it from then on.
+        """
+
+    def unload_adapter(self, name: str, done: DoneSink) -> None:
+        """Takes no more requests for an adapter. Those that were taken go on; then its memory is freed."""
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests may name, as of the engine's last message."""
+
+    def reset_prefix_cache(self, done: DoneSink) -> None:
+        """Forgets all cached prefixes in every tier. Running requests go on, but cache nothing more."""
+
     def alive(self) -> bool: ...
 
     def death(self) -> EngineDeadError | None:
@@ -58,3 +78,28 @@ class EngineHandle(Protocol):
         """Takes no more requests; what runs goes on."""
 
     def close(self) -> None: ...
+
+
+class PendingCalls:
+    """Calls that wait for their end, by number; the side of a handle that every handle has."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._sinks: dict[int, DoneSink] = {}
+
+    def add(self, done: DoneSink) -> int:
+        """A number for the call, under which `end` finds `done`."""
+        call = next(self._numbers)
+        self._sinks[call] = done
+        return call
+
+    def end(self, call: int, error: PegaError | None) -> None:
+        """A call has ended; nothing happens where it has before."""
+        done = self._sinks.pop(call, None)
+        if done is not None:
+            done(error)
+
+    def end_all(self, error: PegaError) -> None:
+        """No call will be answered any more."""
+        for call in tuple(self._sinks):
+            self.end(call, error)

@@ -12,6 +12,10 @@ from typing import Literal
 import msgspec
 
 HASH_BYTES = 32  # SHA-256
+# A temperature below this means greedy, for HTTP, the offline API and every sampler. So low a temperature
+# only tells apart logits that are closer than their own float32 rounding error. A power of two is the same
+# number in float32 and float64.
+GREEDY_BELOW = 2.0**-20
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,7 +25,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     penalties, temperature, top_k, top_p, min_p.
     """
 
-    temperature: float = 1.0  # 0 means greedy: the highest logit, the lowest id among equals
+    # Below GREEDY_BELOW it means greedy: the highest logit, the lowest id among equals.
+    temperature: float = 1.0
     top_k: int = 0  # 0 means off
     top_p: float = 1.0  # 1 means off; the smallest set whose mass reaches top_p, after top_k
     min_p: float = 0.0  # drops tokens under min_p times the best probability
@@ -63,6 +68,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     block_size: int = 0  # of block_hashes, in tokens; must be the engine's if hashes are given
     grammar: GrammarSpec | None = None
     adapter: str | None = None  # LoRA adapter's name
+    # AdapterInfo.digest of the adapter that block_hashes were made for; where the engine has loaded other
+    # content under the name since, it makes the hashes anew.
+    adapter_digest: bytes = b""
     cache_salt: str = ""  # prefixes are shared only among requests with the same salt
     priority: int = 0  # lower runs first, as in vLLM
     tenant: str = ""  # whose it is: the engine shares its time fairly among tenants
@@ -92,11 +100,10 @@ def unpack_tokens(data: bytes) -> list[int]:
     return token_array(data).tolist()
 
 
-def root_hash(adapter: str | None, cache_salt: str) -> bytes:
-    """The chain's start: requests of another adapter or salt never share a block."""
+def root_hash(adapter_digest: bytes | None, cache_salt: str) -> bytes:
+    """The chain's start: requests of another adapter's content or another salt never share a block."""
     h = hashlib.sha256(b"pegainfer-kv-1")
-    for part in (adapter or "", cache_salt):
-        raw = part.encode("utf-8", "surrogatepass")
+    for raw in (adapter_digest or b"", cache_salt.encode("utf-8", "surrogatepass")):
         h.update(len(raw).to_bytes(8, "little") + raw)
     return h.digest()
 

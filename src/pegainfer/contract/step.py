@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from pegainfer.contract.adapter import NO_ADAPTER
+from pegainfer.contract.adapter import NO_ADAPTER, AdapterInfo
 from pegainfer.contract.event import EngineStats, TokenEvent, TokenLogprob
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest, SamplingParams
@@ -235,7 +235,7 @@ class Constraint(NamedTuple):
 
 
 class StepPolicy(Protocol):
-    """The scheduler's face. Pure: no clock, no device, no I/O; time comes in as an argument (seconds)."""
+    """The scheduler's interface. Pure: no clock, no device, no I/O; time is an argument (seconds)."""
 
     def add(self, request: GenerateRequest, now: float, matcher: Matcher | None = None) -> None:
         """Queues a request. Raises RequestError, QueueFullError; nothing is kept in that case.
@@ -259,6 +259,21 @@ class StepPolicy(Protocol):
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Takes the oldest uncommitted plan's result."""
+
+    def add_adapter(self, info: AdapterInfo) -> int:
+        """Reserves an adapter index and lets requests name the adapter. Raises RequestError.
+
+        The caller installs the adapter in the runner before it adds a request or asks for a plan.
+        """
+
+    def drop_adapter(self, name: str) -> None:
+        """Takes no more requests for an adapter. Raises RequestError where no such adapter is loaded."""
+
+    def take_free_adapters(self) -> list[int]:
+        """Indices of dropped adapters that no sequence and no plan in flight uses any more; each once."""
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes in every tier; what runs now publishes nothing any more."""
 
     def has_work(self) -> bool: ...
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from array import array
 
+from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.errors import ConfigError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import HASH_BYTES, GenerateRequest, hash_blocks, root_hash
@@ -60,8 +61,12 @@ class Admission:
         Args:
             matcher: of the request's grammar where it has one; taken over.
         """
+        adapter, digest = NO_ADAPTER, b""
         try:
             tokens = self._check(request, matcher)
+            if request.adapter is not None:
+                adapter, info = self._residents.adapters.find(request.adapter)
+                digest = info.digest
         except PegaError:
             self._outcomes.counters.rejections += 1
             raise
@@ -70,7 +75,10 @@ class Admission:
         limit = min(most, self._info.max_model_len, self.reach)
         seed = self._rng.getrandbits(64) if sampling.seed is None else sampling.seed & MASK64
         rank = request.priority + now / self._config.aging_seconds
-        hashes = self._hash(request)
+        root = root_hash(digest, request.cache_salt)
+        hashes = self._hash(request, root, digest)
+        for _ in range(request.n if adapter != NO_ADAPTER else 0):
+            self._residents.adapters.enter(adapter)
         tenant = self._residents.tenants.enter(request.tenant)
         first = self._next_number
         self._next_number += request.n
@@ -86,6 +94,8 @@ class Admission:
                 rank=(rank, first + index),
                 now=now,
                 tenant=tenant,
+                adapter=adapter,
+                root=root,
                 matcher=matcher if matcher is None or index == 0 else matcher.copy(),
             )
             for index in range(request.n)
@@ -119,12 +129,14 @@ class Admission:
             remedy="try again later",
         )
 
-    def _hash(self, request: GenerateRequest) -> list[bytes]:
-        """Hashes of the prompt's full blocks: those that came with it, else made here."""
+    def _hash(self, request: GenerateRequest, root: bytes, digest: bytes) -> list[bytes]:
+        """Hashes of the prompt's full blocks: those that came with it, else made here.
+
+        Those that came are of no use where they were made for other content of the adapter.
+        """
         if not self._config.prefix_cache:
             return []
         raw = request.block_hashes
-        if raw:
+        if raw and request.adapter_digest == digest:
             return [raw[i : i + HASH_BYTES] for i in range(0, len(raw), HASH_BYTES)]
-        parent = root_hash(request.adapter, request.cache_salt)
-        return hash_blocks(request.prompt, self._residents.kv.unit, parent=parent)
+        return hash_blocks(request.prompt, self._residents.kv.unit, parent=root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StateSnapshot, StepPlan
+from pegainfer.contract.tiers import Transfer
 from pegainfer.engine.cost import DECODE_PERIOD, StepLoad, prefill_pairs
 from pegainfer.engine.sequence import Sequence
 
@@ -19,6 +20,7 @@ class Batch:
         "counted",
         "decode_seqs",
         "decodes",
+        "drafts",
         "hungry",
         "later_decodes",
         "left",
@@ -32,12 +34,15 @@ class Batch:
         "seconds_left",
         "snapshots",
         "step",
+        "transfers",
     )
 
-    def __init__(self, step: int, max_tokens: int, max_prefill_tokens: int) -> None:
+    def __init__(self, step: int, max_tokens: int, max_prefill_tokens: int, drafts: int = 0) -> None:
+        """`drafts`: that each decode row may have."""
         self.step = step
         self.left = max_tokens
         self.prefill_left = max_prefill_tokens
+        self.drafts = drafts
         self.later_decodes = 0  # decode rows that are still to come and must find room
         self.counted = False  # whether later_decodes was counted: only a step with a prefill needs it
         self.context = 0  # positions that the later decode rows read
@@ -48,6 +53,7 @@ class Batch:
         self.blocks: list[SlotBlocks] = []
         self.copies: list[BlockCopy] = []
         self.snapshots: list[StateSnapshot] = []
+        self.transfers: list[Transfer] = []
         self.decodes: list[Row] = []
         self.decode_seqs: list[Sequence] = []
         self.prefills: list[Row] = []
@@ -58,16 +64,16 @@ class Batch:
     @property
     def prefill_room(self) -> int:
         """Tokens that a prefill row may take now."""
-        return min(self.left - self.later_decodes, self.prefill_left)
+        return min(self.left - self.later_decodes * (self.drafts + 1), self.prefill_left)
 
-    def place_decode(self, seq: Sequence, start: int, follow: bool) -> None:
-        """Adds a row of one token and moves the sequence's plan forward."""
-        self.left -= 1
-        self.decodes.append(Row(seq.slot, start, 1, True, follow))
+    def place_decode(self, seq: Sequence, start: int, follow: bool, drafts: int) -> None:
+        """Adds a row of one known token and drafts, and moves the sequence's plan forward."""
+        self.left -= drafts + 1
+        self.decodes.append(Row(seq.slot, start, 1, True, follow, drafts))
         self.decode_seqs.append(seq)
         if not follow:
             seq.planned = start + 1
-        seq.sampling_rows += 1
+        seq.uncommitted += drafts + 1
         seq.flying += 1
         seq.last_step = self.step
 
@@ -81,7 +87,7 @@ class Batch:
         self.prefill_seqs.append(seq)
         seq.planned = start + count
         if sample:
-            seq.sampling_rows += 1
+            seq.uncommitted += 1
         seq.flying += 1
         seq.last_step = self.step
 
@@ -96,15 +102,21 @@ class Batch:
         return StepLoad(self.prefill_tokens, len(self.decodes), self.placed_context(), self.pairs)
 
     def build(self, frees: list[int], repeats: bool = False) -> tuple[StepPlan, list[Sequence]]:
-        """The frozen plan, decodes first, and the sequences of its rows. `repeats`: see StepPlan."""
+        """The frozen plan, decodes first, and the sequences of its rows. `repeats`: see StepPlan.
+
+        A plan without rows is one that waits for transfers.
+        """
+        rows = tuple(self.decodes + self.prefills)
         plan = StepPlan(
             step=self.step,
             frees=tuple(frees),
             news=tuple(self.news),
             blocks=tuple(self.blocks),
             copies=tuple(self.copies),
-            rows=tuple(self.decodes + self.prefills),
+            transfers=tuple(self.transfers),
+            rows=rows,
             snapshots=tuple(self.snapshots),
             repeats=repeats,
+            wait_transfers=not rows,
         )
         return plan, self.decode_seqs + self.prefill_seqs

@@ -58,8 +58,6 @@ def check_request(
             raise RequestError(
                 f"{name} and a grammar exclude each other", expected="one of the two", got="both", param=name
             )
-    if request.adapter is not None:
-        raise RequestError("no such adapter is loaded", got=request.adapter[:64], param="adapter")
     if request.deadline is not None and not math.isfinite(request.deadline):
         raise RequestError("bad deadline", expected="finite seconds", got=request.deadline, param="deadline")
     for token in request.eos_token_ids:

@@ -33,15 +33,19 @@ class Counters:
         self._last_finish = 0.0
         self._gap = 0.0  # smoothed seconds between two finishes
 
-    def step(self, prefill_tokens: int, decode_rows: int, seconds: float, now: float) -> None:
-        """A step was committed at `now`; it took the device so many seconds."""
+    def step(self, prefill_tokens: int, decode_tokens: int, seconds: float, now: float) -> None:
+        """A step was committed at `now`; it took the device so many seconds.
+
+        Args:
+            prefill_tokens, decode_tokens: positions that its rows computed.
+        """
         self.steps += 1
         self.last_step = now
         self.step_seconds += seconds
-        kind = KINDS[0] if not prefill_tokens else KINDS[1] if not decode_rows else KINDS[2]
+        kind = KINDS[0] if not prefill_tokens else KINDS[1] if not decode_tokens else KINDS[2]
         self.kind_steps[kind] += 1
         self.kind_seconds[kind] += seconds
-        tokens = prefill_tokens + decode_rows
+        tokens = prefill_tokens + decode_tokens
         self.step_sizes[min(tokens.bit_length(), NUM_SIZES - 1)] += 1
         self.step_tokens += tokens
 

@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 
+from pegainfer.contract.adapter import AdapterInfo
+from pegainfer.contract.codec import Call, LoadAdapter, ResetPrefixCache, UnloadAdapter
 from pegainfer.contract.errors import EngineDeadError, PegaError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.grammar import GrammarFactory
-from pegainfer.contract.handle import EngineInfo, EventSink
+from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink, PendingCalls
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Runner, StepPolicy, Tracer
 from pegainfer.engine.config import SchedulerConfig
@@ -44,6 +46,8 @@ class InProcessEngine:
         self._info = info
         self._lock = threading.Lock()
         self._live: dict[str, tuple[EventSink, set[int]]] = {}  # sink, and the indices without a finish
+        self._calls = PendingCalls()
+        self._adapters: tuple[AdapterInfo, ...] = ()
         config = config or SchedulerConfig()
         policy = policy or Scheduler(runner.info, config)
         max_wait = config.max_wait_seconds
@@ -75,6 +79,24 @@ class InProcessEngine:
     def cancel(self, request_id: str, index: int | None = None) -> None:
         self._loop.cancel(request_id, index)
 
+    def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
+        self._call(LoadAdapter(self._calls.add(done), name, path))
+
+    def unload_adapter(self, name: str, done: DoneSink) -> None:
+        self._call(UnloadAdapter(self._calls.add(done), name))
+
+    def reset_prefix_cache(self, done: DoneSink) -> None:
+        self._call(ResetPrefixCache(self._calls.add(done)))
+
+    def _call(self, message: Call) -> None:
+        try:
+            self._loop.call(message)
+        except EngineDeadError as error:
+            self._calls.end(message.call, error)
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        return self._adapters
+
     def stats(self) -> EngineStats:
         return self._loop.stats()
 
@@ -94,8 +116,9 @@ class InProcessEngine:
     def close(self) -> None:
         """Aborts what is live and waits for the engine's thread."""
         self._loop.close()
+        self._calls.end_all(EngineDeadError("the engine was closed"))
 
-    # contract of EngineSink, on the engine's thread
+    # EngineSink, on the engine's thread
 
     def events(self, events: list[TokenEvent], stats: EngineStats | None) -> None:
         for event in events:
@@ -117,8 +140,15 @@ class InProcessEngine:
     def refused(self, request: GenerateRequest, error: PegaError) -> None:
         self.events(error_events(request.id, range(request.n), error), None)
 
+    def adapters_changed(self, adapters: list[AdapterInfo]) -> None:
+        self._adapters = tuple(adapters)
+
+    def done(self, call: int, error: PegaError | None) -> None:
+        self._calls.end(call, error)
+
     def drained(self) -> None:
         log.info("drained")
 
     def dead(self, error: EngineDeadError) -> None:
         log.error("the engine is dead: %s", error)
+        self._calls.end_all(error)

@@ -13,14 +13,16 @@ import logging
 import threading
 import time
 
-from pegainfer.contract.codec import Cancel
-from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError, QueueFullError, RequestError
-from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent, error_events
-from pegainfer.contract.grammar import GrammarFactory, Matcher
+from pegainfer.contract.codec import Call, Cancel
+from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
+from pegainfer.contract.event import EngineStats, TokenEvent, error_events
+from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Preparing, Runner, StepPolicy, Tracer
-from pegainfer.engine.grammars import Compiled, Grammars
+from pegainfer.engine.controls import Controls
+from pegainfer.engine.grammars import Grammars
 from pegainfer.engine.inbox import Inbox
+from pegainfer.engine.intake import Intake, Message
 from pegainfer.engine.pipeline import Clock, Pipeline, describe
 from pegainfer.engine.sink import EngineSink
 from pegainfer.engine.snapshots import Snapshots
@@ -29,10 +31,6 @@ from pegainfer.engine.watchdog import Progress
 log = logging.getLogger(__name__)
 
 CALM_SECONDS = 0.2  # without a request until the runner may make more ready: a client may ask one by one
-DRAIN_RETRY = 5.0  # Retry-After in seconds while draining: another server will have taken over
-
-# Requests to add, cancels, and None where draining begins: what came before it is still taken.
-_Message = GenerateRequest | Compiled | Cancel | None
 
 
 class EngineLoop:
@@ -54,13 +52,13 @@ class EngineLoop:
         self._policy = policy
         self._sink = sink
         self._clock = clock
-        self._inbox: Inbox[_Message] = Inbox()
+        self._inbox: Inbox[Message] = Inbox()
         self._grammars = Grammars(grammars, self._inbox.put, max_wait)
         self._pipeline = Pipeline(runner, policy, self._grammars.masks, tracer, clock)
         self._snapshots = Snapshots(policy, self._pipeline.seconds)
-        self._draining = False
+        self._controls = Controls(runner, policy, sink, self._inbox.put)
+        self._intake = Intake(policy, sink, self._grammars, self._snapshots, self._controls, clock)
         self._closing = False
-        self._open: dict[str, set[int]] = {}  # indices without a finish, by request
         self._turns = 0
         self._resting = False
         self._preparing = runner if isinstance(runner, Preparing) else None  # None too when all is ready
@@ -91,6 +89,10 @@ class EngineLoop:
             self._inbox.put(None)
         except EngineDeadError:
             log.debug("drain after the engine's end")
+
+    def call(self, message: Call) -> None:
+        """Changes the engine; the end of it comes through the sink. Raises EngineDeadError."""
+        self._inbox.put(message)
 
     def wait_drained(self, timeout: float | None = None) -> bool:
         """Waits for the end of the last request after `drain`, or for the engine's end."""
@@ -138,76 +140,17 @@ class EngineLoop:
     def _turn(self) -> None:
         """One round: the inbox, a plan if there is one, else a commit, else sleep."""
         for message in self._inbox.take():
-            self._obey(message)
+            self._emit(self._intake.obey(message))
         self._emit(self._grammars.expired(self._clock()))
         if self._launch():
             return
         if self._pipeline:
             self._emit(self._pipeline.commit())
+            self._controls.collect()
         elif not self._policy.has_work():
             self._rest()
         else:
             raise InvariantError("the policy has work but no plan, and nothing is in flight")
-
-    def _obey(self, message: _Message) -> None:
-        match message:
-            case None:
-                self._draining = True
-            case Cancel():
-                self._cancel(message)
-            case Compiled():
-                waiting = self._grammars.claim_compiled(message)
-                if waiting is None:
-                    return  # it has ended meanwhile
-                del self._open[message.request.id]
-                self._add(message.request, message.matcher, waiting.since)
-                for cancel in waiting.cancels:
-                    self._policy.cancel(cancel.request_id, cancel.index)
-            case GenerateRequest():
-                self._admit(message)
-
-    def _cancel(self, cancel: Cancel) -> None:
-        if cancel.index is not None and self._grammars.keep_cancel(cancel):
-            return
-        waiting = self._grammars.claim(cancel.request_id)
-        if waiting is None:
-            self._policy.cancel(cancel.request_id, cancel.index)
-            return
-        self._emit(
-            [
-                TokenEvent(request_id=waiting.id, index=index, finish=FinishReason.ABORT)
-                for index in range(waiting.n)
-            ]
-        )
-
-    def _admit(self, request: GenerateRequest) -> None:
-        """A new request: added at once, or when its grammar is compiled."""
-        matcher: Matcher | PegaError | None = None
-        now = self._clock()
-        try:
-            if self._draining:
-                raise QueueFullError("the server is shutting down", retry_after=DRAIN_RETRY)
-            if request.id in self._open:
-                raise RequestError("a live request has this id", got=request.id[:64], param="request_id")
-            if request.grammar is not None:
-                matcher = self._grammars.take(request, now)
-                if matcher is None:
-                    self._open[request.id] = set(range(request.n))
-                    return
-        except PegaError as error:
-            matcher = error
-        self._add(request, matcher, now)
-
-    def _add(self, request: GenerateRequest, matcher: Matcher | PegaError | None, arrived: float) -> None:
-        """Queues a request, or refuses it: for what was wrong with its grammar, or what the policy says."""
-        try:
-            if isinstance(matcher, PegaError):
-                raise matcher
-            self._policy.add(request, arrived, matcher)
-            self._open[request.id] = set(range(request.n))
-        except PegaError as error:
-            self._snapshots.refused(counted=error is not matcher)
-            self._sink.refused(request, error)
 
     def _launch(self) -> bool:
         """Schedules and starts one plan; False if the policy gave none."""
@@ -225,12 +168,8 @@ class EngineLoop:
         if not events:
             return
         begin = self._clock()
-        finishes = [(event.request_id, event.index) for event in events if event.finish is not None]
-        for request_id, index in finishes:
-            self._open[request_id].remove(index)
-            if not self._open[request_id]:
-                del self._open[request_id]
-        self._sink.events(events, self._snapshots.with_events(begin, finishes=bool(finishes)))
+        finishes = self._intake.note_finishes(events)
+        self._sink.events(events, self._snapshots.with_events(begin, finishes=finishes))
         self._pipeline.seconds["emit"] += self._clock() - begin
 
     def _rest(self) -> None:
@@ -238,7 +177,7 @@ class EngineLoop:
         stats = self._snapshots.at_rest(self._clock())
         if stats is not None:
             self._sink.events([], stats)
-        if self._draining and not (self._open or self._inbox or self._drained.is_set()):
+        if self._intake.drained and not (self._inbox or self._drained.is_set()):
             self._drained.set()
             self._sink.drained()
         if not self._closing:
@@ -272,8 +211,8 @@ class EngineLoop:
 
     def _finish_all(self) -> None:
         """Aborts every request and commits what is in flight."""
-        for request_id in tuple(self._open):
-            self._cancel(Cancel(request_id))
+        for request_id in tuple(self._intake.open):
+            self._emit(self._intake.obey(Cancel(request_id)))
         while self._policy.has_work():
             self._launch()
             if self._pipeline:
@@ -285,7 +224,7 @@ class EngineLoop:
             if isinstance(message, GenerateRequest):
                 self._sink.refused(message, death)
         events: list[TokenEvent] = []
-        for request_id, indices in self._open.items():
+        for request_id, indices in self._intake.open.items():
             events += error_events(request_id, sorted(indices), death)
         if events:
             self._sink.events(events, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
 from pegainfer.contract.step import Row, StepPlan, StepResult
@@ -12,7 +13,6 @@ from pegainfer.engine.fairness import DECODE_WEIGHT
 from pegainfer.engine.residents import Residents
 from pegainfer.engine.sequence import Sequence, Status
 from pegainfer.engine.stop import GrammarError, take_tokens
-from pegainfer.kv.tables import SequenceBlocks
 
 
 class Outcomes:
@@ -42,7 +42,6 @@ class Outcomes:
                 f"for plan {plan.step} with {len(plan.rows)} rows"
             )
         events: list[TokenEvent] = []
-        failed: list[SequenceBlocks] = []
         errors = result.errors
         plain = not (errors or result.logprobs or result.prompt_logprobs or self._has_windows)
         unit = self._unit
@@ -51,7 +50,7 @@ class Outcomes:
         for i, (row, seq, new) in enumerate(zip(plan.rows, seqs, result.tokens, strict=True)):
             seq.flying -= 1
             if row.sample:
-                seq.sampling_rows -= 1
+                seq.uncommitted -= row.drafts + 1
                 if contended:
                     seq.tenant.service += DECODE_WEIGHT
                 # Nearly all rows are like this: one more token in the middle of an answer.
@@ -62,7 +61,7 @@ class Outcomes:
                     if seq.num_prompt < known < seq.limit - 1 and new[0] not in seq.stop_ids:
                         tokens.append(new[0])
                         seq.computed = known
-                        if not seq.sampling_rows:
+                        if not seq.uncommitted:
                             seq.planned = known
                         if known - kv.published * unit >= unit:
                             self._kv.publish(kv, tokens, known)
@@ -70,9 +69,6 @@ class Outcomes:
                         events.append(TokenEvent(request_id=seq.request_id, index=seq.index, tokens=new))
                         continue
             if errors and i in errors:
-                kv = seq.kv or seq.left_kv
-                if kv is not None:
-                    failed.append(kv)
                 self._fail(seq, row, errors[i], now, events, result.error_kinds.get(i))
             elif seq.status is Status.FINISHED:
                 if not row.sample and seq.left_kv is not None:  # cancelled in its prefill: the KV is good
@@ -81,9 +77,9 @@ class Outcomes:
                 self._row(seq, row, i, result, now, events)
             if not seq.flying:
                 seq.left_kv = None
-        if plan.snapshots:
-            self._kv.keep_snapshots(plan.step, failed)
         self._residents.retire(plan.step)
+        if result.landed or result.failed:
+            self._residents.end_transfers(result.landed, result.failed)
         self.counters.generation_tokens += extended
         return events
 
@@ -116,7 +112,7 @@ class Outcomes:
         kv = seq.kv
         if kv is not None:
             seq.computed = computed
-            if row.sample and not seq.sampling_rows:
+            if row.sample and not seq.uncommitted:
                 seq.planned = computed
             if computed - kv.published * self._unit >= self._unit:
                 self._kv.publish(kv, seq.tokens, computed)
@@ -174,10 +170,14 @@ class Outcomes:
             self._residents.leave(seq)
         elif seq.status is Status.WAITING:
             self._residents.waiting.remove(seq)
+        elif seq.status is Status.LOADING:
+            self._residents.loading.remove(seq)
         family = self.live[seq.request.id]
         family.remove(seq)
         if seq.matcher is not None:
             self.num_constrained -= 1
+        if seq.adapter != NO_ADAPTER:
+            self._residents.adapters.leave(seq.adapter, seq.last_step)
         if not family:
             del self.live[seq.request.id]
             self._residents.tenants.leave(seq.tenant)

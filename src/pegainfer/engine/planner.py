@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pegainfer.contract.step import RunnerInfo, StateGroup
+from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.batch import Batch
 from pegainfer.engine.cost import StepCost
 from pegainfer.engine.residents import Residents
@@ -28,8 +28,6 @@ class Planner:
         self._fill_tokens = info.fill_tokens
         self._target_seconds = target_seconds
         self._kv = residents.kv
-        self._max_commit = info.max_commit
-        self._states = [g for g, group in enumerate(info.kv.groups) if isinstance(group, StateGroup)]
         self._unit = self._kv.unit
         # A failed admission, and the blocks there were then.
         self._blocked: tuple[Sequence, int] | None = None
@@ -46,8 +44,7 @@ class Planner:
     def _run(self, batch: Batch) -> None:
         """Walks the running sequences in order of rank, and takes in between who waits and outranks some."""
         running, waiting = self._residents.running.items, self._residents.waiting.items
-        k = self._max_commit
-        step = batch.step
+        step, drafts, states = batch.step, batch.drafts, self._kv.states
         urgent = bool(waiting and running) and waiting[0].rank < running[-1].rank
         i = 0
         while i < len(running):  # preemption shortens the list behind i
@@ -60,9 +57,9 @@ class Planner:
             if seq.last_step == step:
                 continue  # it was admitted or forked a moment ago
             known = len(seq.tokens)
-            follow = seq.sampling_rows > 0
+            follow = seq.uncommitted > 0
             # With a sampling row in flight the position is the highest that it can turn out to be.
-            start = known - 1 + k * seq.sampling_rows if follow else seq.planned
+            start = known - 1 + seq.uncommitted if follow else seq.planned
             if follow or known - start == 1:
                 if batch.later_decodes:
                     batch.later_decodes -= 1
@@ -71,12 +68,20 @@ class Planner:
                     continue  # at the limit, the next commit tells whether it has ended
                 kv = seq.kv
                 assert kv is not None
-                need = start + k
-                if need > kv.capacity:
-                    need = max(start + 1, min(need, seq.limit - 1))
-                    if not self._residents.cover(seq, start + 1, need, batch):
+                # A mask is made for one token, so a row with a grammar has no drafts.
+                end = start + 1 + drafts
+                if drafts:
+                    end = max(start + 1, min(end, seq.limit - 1)) if seq.matcher is None else start + 1
+                if end > kv.capacity:
+                    covered = self._residents.cover(seq, start + 1, end, batch)
+                    if not covered:
                         continue
-                batch.place_decode(seq, start, follow)
+                    end = min(end, covered)
+                if drafts:
+                    end = min(end, start + batch.left)
+                batch.place_decode(seq, start, follow, end - start - 1)
+                if states is not None and (kv.pending or end // states.stride > start // states.stride):
+                    batch.snapshots += states.of_decode(kv, seq.slot, start, end, step)
                 if seq.children:
                     self._count_decodes(i, batch)
                     self._fork(seq, batch)
@@ -96,7 +101,7 @@ class Planner:
         if not batch.counted:
             batch.counted = True
             later = self._residents.running.items[first:]
-            known = [len(s.tokens) for s in later if s.sampling_rows > 0 or len(s.tokens) - s.planned == 1]
+            known = [len(s.tokens) for s in later if s.uncommitted > 0 or len(s.tokens) - s.planned == 1]
             batch.later_decodes, batch.context = len(known), sum(known)
 
     def _affordable(self, batch: Batch, start: int) -> int:
@@ -137,11 +142,10 @@ class Planner:
         start, target = seq.planned, seq.target
         if start >= target:
             return
-        end = self._cut(seq, start, min(target, start + room))
-        need = self._need(seq, end)
+        end = min(target, start + room)
         covered = kv.capacity
-        if need > covered:
-            covered = self._residents.cover(seq, start + 1, need, batch)
+        if end > covered:
+            covered = self._residents.cover(seq, start + 1, end, batch)
         if covered > start:
             self._place_chunk(seq, start, min(end, covered), batch)
 
@@ -150,31 +154,9 @@ class Planner:
         batch.place_prefill(seq, start, end - start, sample)
         if batch.seconds_left < math.inf:
             batch.seconds_left -= self._cost.prefill(start, end - start)
-        every = self._kv.snapshot_every
-        if every and not sample and end % every == 0 and seq.kv is not None and end <= self._hashed(seq):
-            batch.snapshots += self._kv.snapshot(seq.kv, seq.slot, end, step=batch.step, spare=0)
-
-    def _cut(self, seq: Sequence, start: int, end: int) -> int:
-        """Ends a chunk at the last snapshot boundary in it, where the states are not kept there yet."""
-        every = self._kv.snapshot_every
-        if not every:
-            return end
-        boundary = end // every * every
-        if boundary <= start or boundary == end or boundary > self._hashed(seq):
-            return end
-        hashes = seq.hashes if seq.kv is None else seq.kv.hashes
-        key = hashes[boundary // self._unit - 1]
-        kept = all(self._kv.pools[g].lookup(key) is not None for g in self._states)
-        return end if kept else boundary
-
-    def _hashed(self, seq: Sequence) -> int:
-        return len(seq.hashes if seq.kv is None else seq.kv.hashes) * self._unit
-
-    def _need(self, seq: Sequence, end: int) -> int:
-        """Positions to cover for a chunk up to `end`: if it samples, the tokens it may commit besides."""
-        if end < len(seq.tokens):
-            return end
-        return max(end, min(end + self._max_commit - 1, seq.limit - 1))
+        if self._kv.states is not None and seq.kv is not None:
+            known = len(seq.tokens)
+            batch.snapshots += self._kv.states.of_prompt(seq.kv, seq.slot, start, end, known, batch.step)
 
     def _fork(self, parent: Sequence, batch: Batch) -> None:
         """The parent computes its last prompt token; its children enter with all before it computed.
@@ -183,13 +165,12 @@ class Planner:
         """
         children, parent.children = parent.children, []
         last = parent.num_prompt - 1
-        need = self._need(parent, last + 1)
         for child in children:
             child.num_cached = parent.num_cached
             if (
                 batch.prefill_room > 0
                 and not batch.hungry
-                and self._residents.adopt(child, parent, need, batch)
+                and self._residents.adopt(child, parent, parent.num_prompt, batch)
             ):
                 batch.place_prefill(child, last, 1, True)
             else:
@@ -232,7 +213,10 @@ class Planner:
         return not victim.flying
 
     def _enter(self, seq: Sequence, batch: Batch) -> bool:
-        """Admits `seq` with its first chunk if its known tokens fit; alone, with what does fit."""
+        """Admits `seq` with its first chunk if its known tokens fit; alone, with what does fit.
+
+        Where a lower tier has more of its prefix, that is loaded first. False if it stays in the queue.
+        """
         residents, kv = self._residents, self._kv
         alone = not residents.running.items
         available = kv.num_available()
@@ -245,13 +229,15 @@ class Planner:
             return False
         target = seq.target
         hit = kv.find(seq.hashes, target if seq.may_use_prefix else 0)
+        if residents.load(seq, hit, batch):
+            return True
         start = hit.num_tokens
         affordable = self._affordable(batch, start)
         room = min(batch.prefill_room, affordable)
         if room <= 0:
             return False
-        end = self._cut(seq, start, min(target, start + room))
-        if not kv.fits(hit, self._need(seq, target), end - start, residents.watermark):
+        end = min(target, start + room)
+        if not kv.fits(hit, target, end - start, residents.watermark):
             if not alone:
                 self._blocked = (seq, available)
                 return False
@@ -263,8 +249,7 @@ class Planner:
             if end <= start:
                 return False
         self._blocked = None
-        need = min(self._need(seq, end), kv.reach(hit, residents.no_spare))
-        residents.enter(seq, hit, need, batch)
+        residents.enter(seq, hit, end, batch)
         if not seq.entered:
             if not seq.index:  # the others find what the first one has computed, which was not cached before
                 seq.num_cached = start

@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from pegainfer.contract import codec
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -193,7 +194,7 @@ class _Server:
         self._loop.drain()
         return not self._loop.wait_drained(0)
 
-    def _obey(self, message: codec.Submit | codec.Cancel | codec.Drain) -> None:
+    def _obey(self, message: codec.Submit | codec.Cancel | codec.Drain | codec.Call) -> None:
         match message:
             case codec.Submit(request=request):
                 try:
@@ -204,6 +205,11 @@ class _Server:
                 self._loop.cancel(request_id, index)
             case codec.Drain():
                 self._loop.drain()
+            case _:
+                try:
+                    self._loop.call(message)
+                except EngineDeadError as error:
+                    self.done(message.call, error)
 
     def _hang_up(self) -> None:
         """Lets the reader return; what was put is still sent."""
@@ -217,6 +223,12 @@ class _Server:
 
     def refused(self, request: GenerateRequest, error: PegaError) -> None:
         self._writer.put(codec.Refused(request.id, *error_fields(error)))
+
+    def adapters_changed(self, adapters: list[AdapterInfo]) -> None:
+        self._writer.put(codec.Adapters(adapters))
+
+    def done(self, call: int, error: PegaError | None) -> None:
+        self._writer.put(codec.Done(call) if error is None else codec.Done(call, *error_fields(error)))
 
     def drained(self) -> None:
         if self._terms:

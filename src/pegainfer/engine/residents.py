@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.step import NewSlot, PageGroup, RunnerInfo, SlotBlocks
+from pegainfer.engine.adapters import AdapterTable
 from pegainfer.engine.batch import Batch
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.fairness import Tenants
@@ -22,8 +24,10 @@ class Residents:
     plan with a row of their sequence is retired."""
 
     def __init__(self, info: RunnerInfo, config: SchedulerConfig) -> None:
-        self.kv = KVManager(info.kv, info.num_blocks, prefix_cache=config.prefix_cache)
+        self.kv = KVManager(info.kv, info.num_blocks, prefix_cache=config.prefix_cache, tiers=info.tiers)
+        self.loading: list[Sequence] = []
         self.tenants = Tenants(config.aging_seconds)
+        self.adapters = AdapterTable(info.max_adapters)
         self.running = Ranked()
         self.waiting = Waiting(self.tenants)
         self.num_slots = min(info.max_slots, config.max_slots or info.max_slots)
@@ -37,7 +41,7 @@ class Residents:
             for g, n in zip(info.kv.groups, info.num_blocks, strict=True)
         ]
         self._leaving: dict[int, list[int]] = {}  # slots by the step after which they are free
-        self._retired = 0
+        self.retired = 0
 
     def enter(self, seq: Sequence, hit: PrefixHit, positions: int, batch: Batch) -> None:
         """Moves `seq` from the queue into a slot. A free slot and the blocks are there.
@@ -48,10 +52,50 @@ class Residents:
         seq.kv = kv
         seq.computed = seq.planned = hit.num_tokens
         batch.copies += copies
+        seq.loaded = False
         self.waiting.remove(seq)
         if self.waiting.items and (best := self.waiting.items[0].rank) < seq.rank:
             seq.rank = (math.nextafter(best[0], -math.inf), seq.number)
         self._settle(seq, batch)
+
+    def load(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> bool:
+        """Starts to load what lower tiers have of a waiting sequence's prefix beyond `hit`.
+
+        False, and nothing changed, where that is nothing, where it was tried before, or without room.
+        """
+        tiers = self.kv.tiers
+        if tiers is None or seq.loaded or not seq.may_use_prefix:
+            return False
+        load = tiers.load(seq, seq.hashes, seq.target, hit, self.watermark)
+        if load is None:
+            return False
+        batch.transfers += load.transfers
+        self.waiting.remove(seq)
+        self.loading.append(seq)
+        seq.status = Status.LOADING
+        seq.loaded = True
+        return True
+
+    def end_transfers(self, landed: Iterable[int], failed: Iterable[int]) -> None:
+        """Transfers have ended; sequences whose last one it was are in the queue again.
+
+        What could not be loaded is computed.
+        """
+        tiers = self.kv.tiers
+        for ids, well in ((landed, True), (failed, False)):
+            for transfer in ids:
+                if tiers is None or not tiers.end(transfer, landed=well):
+                    raise InvariantError(f"transfer {transfer} has ended, but was not in flight")
+        for load in tiers.take_loaded() if tiers is not None else ():
+            seq = load.owner
+            if seq.status is Status.LOADING:  # otherwise it has ended meanwhile
+                self.loading.remove(seq)
+                seq.status = Status.WAITING
+                self.waiting.add(seq)
+
+    @property
+    def transfers_in_flight(self) -> int:
+        return 0 if self.kv.tiers is None else self.kv.tiers.in_flight
 
     def adopt(self, child: Sequence, parent: Sequence, positions: int, batch: Batch) -> bool:
         """Forks `child` off `parent` into a slot; False, and nothing changed, where there is no room."""
@@ -80,6 +124,7 @@ class Residents:
                 sampling=seq.runner_sampling(),
                 seed=seq.seed,
                 mask_tokens=seq.mask_tokens,
+                adapter=seq.adapter,
             )
         )
         assert seq.kv is not None
@@ -121,7 +166,7 @@ class Residents:
         assert seq.kv is not None
         self.running.remove(seq)
         self.kv.release(seq.kv, seq.last_step)
-        if seq.last_step <= self._retired:
+        if seq.last_step <= self.retired:
             self._free_slot(seq.slot)
         else:
             self._leaving.setdefault(seq.last_step, []).append(seq.slot)
@@ -133,13 +178,13 @@ class Residents:
 
     def retire(self, step: int) -> None:
         """Step `step` is committed: what waited for it is free."""
-        self._retired = step
+        self.retired = step
         self.kv.retire(step)
         for slot in self._leaving.pop(step, ()):
             self._free_slot(slot)
 
     def is_retired(self, step: int) -> bool:
-        return step <= self._retired
+        return step <= self.retired
 
     def _free_slot(self, slot: int) -> None:
         self.frees.append(slot)
@@ -148,12 +193,15 @@ class Residents:
     def check_integrity(self) -> None:
         """Raises InvariantError: slots and block references belong to exactly one holder."""
         self.kv.check_integrity()
+        self.adapters.check_integrity()
         held = [seq.slot for seq in self.running]
         leaving = [slot for slots in self._leaving.values() for slot in slots]
         if sorted(held + leaving + self.free_slots) != list(range(self.num_slots)):
             raise InvariantError(
                 f"slots held {held}, leaving {leaving}, free {self.free_slots} are no partition"
             )
+        if any(seq.status is not Status.LOADING or seq.kv is not None for seq in self.loading):
+            raise InvariantError("a sequence among the loading ones is not loading, or has blocks")
         for queue, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
             ranks = [seq.rank for seq in queue]
             if ranks != sorted(ranks):
@@ -165,7 +213,7 @@ class Residents:
                     raise InvariantError(
                         f"sequence {seq.number} is {seq.status.value} among the {status.value}"
                     )
-                ahead = seq.computed > seq.planned and not seq.sampling_rows
+                ahead = seq.computed > seq.planned and not seq.uncommitted
                 if ahead or not 0 <= seq.computed <= len(seq.tokens):
                     raise InvariantError(
                         f"sequence {seq.number}: computed {seq.computed}, planned {seq.planned}, "

@@ -16,6 +16,7 @@ import random
 from collections import deque
 from typing import NamedTuple
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.grammar import Matcher
@@ -42,6 +43,7 @@ class _Flight(NamedTuple):
     load: StepLoad | None  # where its time is worth to be known
     prefill_tokens: int
     decode_rows: int
+    decode_tokens: int  # positions that the decode rows compute
     launched: float  # seconds
 
 
@@ -72,7 +74,9 @@ class Scheduler:
         self._early_ends = EarlyEnds(self.config, self._outcomes)
         self._max_prefill = min(info.max_tokens, self.config.max_prefill_tokens or info.max_tokens)
         self._flight: deque[_Flight] = deque()
-        self._decoding: list[Sequence] = []  # of the last plan's rows, if each was a token that follows
+        # Sequences of the last plan's rows if each row sampled after one known token; those rows' drafts.
+        self._decoding: list[Sequence] = []
+        self._decoding_drafts: list[int] = []
         self._step = 0
 
     # The door
@@ -108,8 +112,22 @@ class Scheduler:
         """
         self._early_ends.cancel(request_id, index)
 
+    # Adapters and the cache; see StepPolicy
+
+    def add_adapter(self, info: AdapterInfo) -> int:
+        return self._residents.adapters.add(info)
+
+    def drop_adapter(self, name: str) -> None:
+        self._residents.adapters.drop(name)
+
+    def take_free_adapters(self) -> list[int]:
+        return self._residents.adapters.take_free(self._residents.retired)
+
+    def reset_prefix_cache(self) -> None:
+        self._kv.reset_prefix_cache()
+
     def has_work(self) -> bool:
-        return bool(self._live or self._flight)
+        return bool(self._live or self._flight or self._residents.transfers_in_flight)
 
     # A step
 
@@ -119,29 +137,48 @@ class Scheduler:
         self._early_ends.apply(now, events)
         residents = self._residents
         if len(self._flight) >= self.config.pipeline_depth or not (
-            residents.running.items or residents.waiting.items
+            residents.running.items or residents.waiting.items or residents.transfers_in_flight
         ):
             return None, events
-        batch = Batch(self._step + 1, self.info.max_tokens, self._max_prefill)
+        batch = Batch(self._step + 1, self.info.max_tokens, self._max_prefill, self._drafts())
         self._planner.fill(batch)
-        if not batch.decodes and not batch.prefills:
-            if not self._flight:
-                raise InvariantError("no sequence can make progress and no plan is in flight")
-            return None, events
+        if self._kv.tiers is not None:
+            batch.transfers += self._kv.tiers.spill()
+        if not (batch.decodes or batch.prefills or batch.transfers):
+            if self._flight:
+                return None, events
+            if not residents.transfers_in_flight:
+                raise InvariantError("no sequence can make progress and nothing is in flight")
         self._step = batch.step
         plan, seqs = batch.build(residents.frees, self._repeats(batch))
         self._decoding = [] if batch.prefills else seqs
+        if self.info.max_commit > 1:
+            self._decoding_drafts = [row.drafts for row in batch.decodes]
         residents.frees.clear()
-        flight = _Flight(plan, seqs, batch.load(), batch.prefill_tokens, len(batch.decodes), now)
+        decode_tokens = self.info.max_tokens - batch.left - batch.prefill_tokens
+        flight = _Flight(
+            plan, seqs, batch.load(), batch.prefill_tokens, len(batch.decodes), decode_tokens, now
+        )
         self._flight.append(flight)
         if batch.news:
             self._note_admissions(plan, seqs, now)
         return plan, events
 
     def _repeats(self, batch: Batch) -> bool:
-        """Whether the batch is the last plan's, a token on: each decode row has sampled one."""
-        alone = not (batch.prefills or batch.news or self._outcomes.num_constrained)
-        return alone and self.info.max_commit == 1 and batch.decode_seqs == self._decoding
+        """Whether the batch has the last plan's rows again, each at its last known token."""
+        if batch.prefills or batch.news or not batch.decodes or self._outcomes.num_constrained:
+            return False
+        if batch.decode_seqs != self._decoding:
+            return False
+        return self.info.max_commit == 1 or [row.drafts for row in batch.decodes] == self._decoding_drafts
+
+    def _drafts(self) -> int:
+        """Drafts that each decode row may have, so that the budget suffices for a row of every sequence."""
+        most = self.info.max_commit - 1
+        if not most:
+            return 0
+        rows = len(self._residents.running) or 1
+        return max(0, min(most, self.info.max_tokens // rows - 1))
 
     def constrained(self) -> dict[int, Constraint]:
         """Rows of the newest uncommitted plan whose tokens a grammar bounds; see StepPolicy."""
@@ -164,7 +201,8 @@ class Scheduler:
         # Launched while the step before still ran, it began when that one ended.
         seconds = now - max(flight.launched, self._counters.last_step)
         self._tenants.note_step(flight.prefill_tokens, flight.decode_rows, seconds)
-        self._counters.step(flight.prefill_tokens, flight.decode_rows, result.seconds, now)
+        if plan.rows:
+            self._counters.step(flight.prefill_tokens, flight.decode_tokens, result.seconds, now)
         return self._outcomes.commit(plan, flight.seqs, result, now)
 
     def _note_admissions(self, plan: StepPlan, seqs: list[Sequence], now: float) -> None:
@@ -194,6 +232,7 @@ class Scheduler:
         return EngineStats(
             running=running,
             waiting=sum(len(family) for family in self._live.values()) - running,
+            loading=len(residents.loading),
             free_blocks=pool.available,
             total_blocks=pool.num_blocks,
             steps=c.steps,
@@ -218,13 +257,9 @@ class Scheduler:
         """Raises InvariantError if any container is inconsistent, or a live sequence is in no queue."""
         self._residents.check_integrity()
         residents = self._residents
-        queued = {id(seq) for queue in (residents.running, residents.waiting) for seq in queue}
-        held = {
-            id(child)
-            for queue in (residents.running, residents.waiting)
-            for s in queue
-            for child in s.children
-        }
+        queues = (residents.running, residents.waiting, residents.loading)
+        queued = {id(seq) for queue in queues for seq in queue}
+        held = {id(child) for queue in queues for s in queue for child in s.children}
         live = {id(seq) for family in self._live.values() for seq in family}
         if queued & held or queued | held != live:
             raise InvariantError(f"{len(live)} live sequences, {len(queued)} in queues, {len(held)} held")
@@ -234,5 +269,6 @@ class Scheduler:
                 flying[id(seq)] = flying.get(id(seq), 0) + 1
         for family in self._live.values():
             for seq in family:
-                if seq.flying != flying.get(id(seq), 0) or not 0 <= seq.sampling_rows <= seq.flying:
+                rows, most = flying.get(id(seq), 0), self.info.max_commit
+                if seq.flying != rows or not 0 <= seq.uncommitted <= rows * most:
                     raise InvariantError(f"sequence {seq.number} has lost count of its rows in flight")

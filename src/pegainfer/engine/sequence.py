@@ -8,9 +8,10 @@ from enum import Enum
 
 import msgspec
 
+from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.grammar import Matcher
-from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, root_hash
+from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.fairness import Tenant
 from pegainfer.kv.tables import SequenceBlocks
 
@@ -20,6 +21,7 @@ Rank = tuple[float, int]  # lower runs first; a total order, fixed at arrival bu
 class Status(Enum):
     HELD = "held"  # waits to be forked from its parent
     WAITING = "waiting"  # in the queue, new or preempted
+    LOADING = "loading"  # waits until its prefix is loaded from a lower tier, then enters the queue again
     RUNNING = "running"  # owns a slot and block tables
     FINISHED = "finished"  # its finish event is out; rows in flight are wasted
 
@@ -28,10 +30,12 @@ class Sequence:
     """Known tokens are `tokens`; of these, `computed` have their KV written as of the last commit.
 
     `planned` runs ahead of `computed` by the rows in flight. While a sampling row is in flight, neither its
-    tokens nor its position are known exactly, and `planned` is not used: see `Row.follow`.
+    tokens nor its position are known exactly, and `planned` is not used: see `Row.follow`. `uncommitted`
+    tokens are then the most that the rows in flight can add.
     """
 
     __slots__ = (
+        "adapter",
         "admitted",
         "arrival",
         "children",
@@ -45,6 +49,7 @@ class Sequence:
         "last_step",
         "left_kv",
         "limit",
+        "loaded",
         "mask_tokens",
         "matcher",
         "min_stop",
@@ -57,7 +62,6 @@ class Sequence:
         "request",
         "request_id",
         "root",
-        "sampling_rows",
         "scheduled",
         "seed",
         "slot",
@@ -65,6 +69,7 @@ class Sequence:
         "stop_ids",
         "tenant",
         "tokens",
+        "uncommitted",
     )
 
     def __init__(
@@ -80,6 +85,8 @@ class Sequence:
         rank: Rank,
         now: float,
         tenant: Tenant,
+        adapter: int = NO_ADAPTER,
+        root: bytes,
         matcher: Matcher | None = None,
     ) -> None:
         sampling = request.sampling
@@ -93,7 +100,8 @@ class Sequence:
         self.tokens = tokens  # prompt, then generated
         self.num_prompt = len(tokens)
         self.limit = limit  # tokens, prompt included, at which it ends
-        self.root = root_hash(request.adapter, request.cache_salt)
+        self.adapter = adapter  # index; it holds one use of it until it is finished
+        self.root = root  # parent of the first hash
         self.hashes = hashes  # of the prompt's full blocks
         eos = () if sampling.ignore_eos else request.eos_token_ids
         self.mask_tokens = tuple(dict.fromkeys(eos + sampling.stop_token_ids))
@@ -109,9 +117,10 @@ class Sequence:
         self.computed = 0
         self.planned = 0
         self.flying = 0  # rows in uncommitted plans
-        self.sampling_rows = 0  # those of them that sample
+        self.uncommitted = 0  # tokens that they may commit at most; 0 where none of them samples
         self.last_step = 0  # the last plan that has a row of it
         self.children: list[Sequence] = []  # HELD, forked when all but the last prompt token is computed
+        self.loaded = False  # a prefix was loaded for it since it last ran: once is enough
         # What its events carry
         self.entered = False  # whether it was admitted before: the first time counts in statistics
         self.num_cached = 0  # prompt tokens from the prefix cache at the first admission

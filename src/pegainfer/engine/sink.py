@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import EngineDeadError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.request import GenerateRequest
@@ -17,6 +18,12 @@ class EngineSink(Protocol):
 
     def refused(self, request: GenerateRequest, error: PegaError) -> None:
         """A request was not taken; no event of it will come."""
+
+    def adapters_changed(self, adapters: list[AdapterInfo]) -> None:
+        """The adapters that are loaded now; comes before the `done` of the call that changed them."""
+
+    def done(self, call: int, error: PegaError | None) -> None:
+        """A call has ended, with an error where it failed."""
 
     def drained(self) -> None:
         """Draining was asked for, and the last request has ended."""

@@ -19,15 +19,13 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pegainfer.contract.errors import ConfigError, RequestError
+from pegainfer.frontend.template_messages import cut_at_mark, with_end_mark, with_parts
 
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_RENDERED_CHARS = 64 << 20
 MAX_PRODUCT = 1 << 20  # characters or items that `*` makes, and what `**` may make of a number
 RENDER_SECONDS = 5.0
 _TICK = "__tick"
-# Marks where the last message ends, for `continue_final_message`. The trailing space shows whether the
-# template trims messages: then what stands before the mark is trimmed, too.
-_END_MARK = "\ue000end-of-the-final-message\ue000 "
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
 
 
@@ -35,11 +33,17 @@ class ChatTemplate:
     """A compiled template. Safe to share among threads."""
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str] | None = None, seconds: float = RENDER_SECONDS
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        seconds: float = RENDER_SECONDS,
+        *,
+        tool_source: str | None = None,
     ) -> None:
         """
         Args:
             source: the template's text.
+            tool_source: the template that takes its place where there are tools.
             special_tokens: variables such as bos_token and eos_token.
             seconds: a render may take.
 
@@ -50,6 +54,8 @@ class ChatTemplate:
                 "chat template is too long", expected=f"≤ {MAX_TEMPLATE_CHARS} characters", got=len(source)
             )
         self.source = source
+        self.tool_source = tool_source
+        self._with_tools = None if tool_source is None else ChatTemplate(tool_source, special_tokens, seconds)
         self._seconds = seconds
         self._special_tokens = dict(special_tokens or {})
         try:
@@ -68,6 +74,35 @@ class ChatTemplate:
     def variables(self) -> frozenset[str]:
         """Names that the template looks up, as a caller may give them."""
         return frozenset(meta.find_undeclared_variables(_environment().parse(self.source)))
+
+    @property
+    def all_source(self) -> str:
+        """The text of the template, and of the one for tools where there is one."""
+        return self.source + (self.tool_source or "")
+
+    @functools.cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template shows a message only where its content is a list of parts.
+
+        A probe is rendered in both forms, which judges every way to go through the parts alike.
+        """
+        probe = "said-by-the-user"
+
+        def shows(content: str | list[dict[str, str]]) -> bool:
+            message = {"role": "user", "content": content}
+            variables = {
+                "messages": [message],
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": True,
+            }
+            try:
+                text = self.render_variables({**self._special_tokens, **variables}, datetime.datetime.now())
+                return probe in text
+            except RequestError:
+                return False
+
+        return not shows(probe) and shows([{"type": "text", "text": probe}])
 
     def render(
         self,
@@ -121,13 +156,16 @@ class ChatTemplate:
                 param="chat_template_kwargs",
                 got=" ".join(wrong),
             )
+        template = self._with_tools if tools and self._with_tools is not None else self
+        if template.takes_parts:
+            messages = with_parts(messages)
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
                     "add_generation_prompt and continue_final_message exclude each other",
                     param="continue_final_message",
                 )
-            messages = _with_end_mark(messages)
+            messages = with_end_mark(messages)
         return {
             **self._special_tokens,
             **variables,
@@ -139,6 +177,8 @@ class ChatTemplate:
 
     def render_variables(self, variables: Mapping[str, Any], now: datetime.datetime) -> str:
         """Renders the template with exactly these variables. `now` and errors are those of `render`."""
+        if variables.get("tools") and self._with_tools is not None:
+            return self._with_tools.render_variables(variables, now)
         parts: list[str] = []
         size = 0
         deadline = _Deadline(self._seconds)
@@ -243,34 +283,6 @@ def _ticking(context: Context, items: Iterable[Any]) -> Iterator[Any]:
 
 def _raise_exception(message: str) -> None:
     raise _Refusal(message)
-
-
-def _with_end_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with the mark after the last one's text."""
-    if not messages:
-        raise RequestError("there is no message to continue", param="continue_final_message")
-    *before, last = messages
-    content = last.get("content")
-    if isinstance(content, str):
-        return [*before, {**last, "content": content + _END_MARK}]
-    parts = list(content) if isinstance(content, list) else []
-    for i in range(len(parts) - 1, -1, -1):
-        text = parts[i].get("text") if isinstance(parts[i], Mapping) else None
-        if isinstance(text, str):
-            parts[i] = {**parts[i], "text": text + _END_MARK}
-            return [*before, {**last, "content": parts}]
-    raise RequestError("the last message has no text to continue", param="continue_final_message")
-
-
-def cut_at_mark(text: str) -> str:
-    """The text up to the end of the message that is continued. Raises RequestError where it is not shown."""
-    at = text.rfind(_END_MARK.rstrip())
-    if at < 0:
-        raise RequestError(
-            "the chat template does not show the last message, so it cannot be continued",
-            param="continue_final_message",
-        )
-    return text[:at] if text.startswith(_END_MARK, at) else text[:at].rstrip()
 
 
 def _one_line(error: Exception) -> str:

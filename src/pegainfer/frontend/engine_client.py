@@ -19,6 +19,7 @@ from typing import cast
 import msgspec
 
 from pegainfer.contract import codec
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import (
     ConfigError,
     EngineDeadError,
@@ -28,7 +29,7 @@ from pegainfer.contract.errors import (
     restored_error,
 )
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
-from pegainfer.contract.handle import EngineInfo, EventSink
+from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink, PendingCalls
 from pegainfer.contract.request import GenerateRequest
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class EngineClient(asyncio.Protocol):
         self._live: dict[str, _Live] = {}
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
+        self._adapters: tuple[AdapterInfo, ...] = ()
+        self._calls = PendingCalls()
         self._draining = False
         self._closing = False
         self._death: EngineDeadError | ConfigError | None = None
@@ -108,7 +111,7 @@ class EngineClient(asyncio.Protocol):
         return self._info
 
     async def wait_closed(self) -> None:
-        """Returns when the connection has ended, for whatever reason."""
+        """Returns when the connection has ended."""
         await self._closed.wait()
 
     # ------------------------------------------------------------------ EngineHandle
@@ -144,6 +147,24 @@ class EngineClient(asyncio.Protocol):
         if live is not None and (index is None or index in live.open) and self.alive():
             self._write(codec.encode_frame(codec.Cancel(request_id, index)))
 
+    def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
+        self._call(codec.LoadAdapter(self._calls.add(done), name, path))
+
+    def unload_adapter(self, name: str, done: DoneSink) -> None:
+        self._call(codec.UnloadAdapter(self._calls.add(done), name))
+
+    def reset_prefix_cache(self, done: DoneSink) -> None:
+        self._call(codec.ResetPrefixCache(self._calls.add(done)))
+
+    def _call(self, message: codec.Call) -> None:
+        if self.alive():
+            self._write(codec.encode_frame(message))
+        else:
+            self._calls.end(message.call, self._dead())
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        return self._adapters
+
     def stats(self) -> EngineStats:
         return self._stats
 
@@ -173,7 +194,7 @@ class EngineClient(asyncio.Protocol):
         """Requests whose last event has not come."""
         return len(self._live)
 
-    # ------------------------------------------------------------------ asyncio.Protocol
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
@@ -207,8 +228,6 @@ class EngineClient(asyncio.Protocol):
         self._die(death)
         self._closed.set()
 
-    # ------------------------------------------------------------------ inside
-
     def _write(self, frame: bytes) -> None:
         assert self._transport is not None
         self._transport.write(frame)
@@ -228,10 +247,13 @@ class EngineClient(asyncio.Protocol):
                 for event in events:
                     self._deliver(event)
             case codec.Refused(request_id=request_id):
-                live = self._live.get(request_id)
-                error = restored_error(message.kind, message.message, message.param, message.retry_after)
-                for event in error_events(request_id, sorted(live.open) if live is not None else (), error):
+                indices = sorted(live.open) if (live := self._live.get(request_id)) is not None else ()
+                for event in error_events(request_id, indices, _error_of(message)):
                     self._deliver(event)
+            case codec.Adapters(adapters=adapters):
+                self._adapters = tuple(adapters)
+            case codec.Done(call=call, kind=kind):
+                self._calls.end(call, None if kind is None else _error_of(message))
             case codec.Ready(info=info):
                 self._info = info
                 self._ready.set()
@@ -261,8 +283,13 @@ class EngineClient(asyncio.Protocol):
         for request_id, entry in live.items():
             for event in error_events(request_id, sorted(entry.open), EngineDeadError(str(death))):
                 _call(entry.sink, event)
+        self._calls.end_all(EngineDeadError(str(death)))
         if self._transport is not None:
             self._transport.close()
+
+
+def _error_of(message: codec.Refused | codec.Done) -> PegaError:
+    return restored_error(message.kind, message.message, message.param, message.retry_after)
 
 
 def _call(sink: Callable[[TokenEvent], None], event: TokenEvent) -> None:

@@ -89,7 +89,7 @@ class WorkerPool:
         self._all: list[_Process] = []  # those that are gone, too, until others are started
         self._places = threading.BoundedSemaphore(MAX_JOBS)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="workers")
-        self._close = weakref.finalize(self, _close, self._all, self._threads)
+        self._close = weakref.finalize(self, _kill, self._all, self._threads)
 
     async def run(self, job: Job, seconds: float, what: str) -> str:
         """A job's text.
@@ -134,12 +134,17 @@ class WorkerPool:
     def close(self) -> None:
         """Ends the processes. Idempotent."""
         self._close()
+        self._threads.shutdown(wait=True)
+        for process in self._all:
+            process.close()
 
 
-def _close(processes: list[_Process], threads: ThreadPoolExecutor) -> None:
+def _kill(processes: list[_Process], threads: ThreadPoolExecutor) -> None:
+    """Ends what runs, without waiting for it.
+
+    The garbage collector may call this in a thread that is being started, which holds a lock of `threading`
+    that every ending thread needs: waiting for one there would never end.
+    """
     threads.shutdown(wait=False, cancel_futures=True)
     for process in processes:
-        process.kill()  # whoever waits for its answer learns so at once
-    threads.shutdown(wait=True)
-    for process in processes:
-        process.close()
+        process.kill()  # a thread that waits for the answer gets an error at once

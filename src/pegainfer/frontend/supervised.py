@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import EngineStats
-from pegainfer.contract.handle import EngineInfo, EventSink
+from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.frontend.engine_client import EngineClient
 
@@ -40,6 +41,19 @@ class SupervisedEngine:
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         self._client.cancel(request_id, index)
+
+    def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
+        """A new engine after a failure has no adapters until they are loaded again."""
+        self._client.load_adapter(name, path, done)
+
+    def unload_adapter(self, name: str, done: DoneSink) -> None:
+        self._client.unload_adapter(name, done)
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        return self._client.adapters()
+
+    def reset_prefix_cache(self, done: DoneSink) -> None:
+        self._client.reset_prefix_cache(done)
 
     def stats(self) -> EngineStats:
         return self._client.stats()

@@ -19,8 +19,10 @@ _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", 
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Reads tokenizer.json and, where present, tokenizer_config.json, chat_template.jinja,
-    generation_config.json and config.json. Raises ModelFileError, UnsupportedError.
+    """Reads tokenizer.json and, where present, tokenizer_config.json, special_tokens_map.json,
+    chat_template.jinja, additional_chat_templates, generation_config.json and config.json.
+
+    Raises ModelFileError, UnsupportedError.
     """
     folder = Path(folder)
     path = folder / "tokenizer.json"
@@ -30,12 +32,12 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     except Exception as e:  # the library raises Exception itself
         raise ModelFileError("tokenizer.json cannot be read", got=f"{e!s:.200}", where=path) from None
     settings = read_json(folder / "tokenizer_config.json")
-    special = _special_tokens(settings)
+    special = {**_special_tokens(read_json(folder / "special_tokens_map.json")), **_special_tokens(settings)}
     _apply_llama_settings(backend, settings, special)
     template, named = _templates(folder, settings)
     config = TextConfig(
         bos_token_id=backend.token_to_id(special["bos_token"]) if "bos_token" in special else None,
-        eos_token_ids=_eos_ids(folder, backend, special),
+        eos_token_ids=_eos_ids(folder, backend, settings),
         special_tokens=special,
         chat_template=template,
         named_templates=named,
@@ -118,15 +120,21 @@ def add_ends(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) ->
     )
 
 
-def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
-    """From generation_config.json, else config.json, else the tokenizer's own EOS."""
+def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """All that a file calls the end of a sequence: fine-tunes often change one file and leave the others.
+
+    The order is that of generation_config.json, config.json, tokenizer_config.json, special_tokens_map.json.
+    """
+    found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = read_json(folder / name).get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        if ids and all(type(i) is int and i >= 0 for i in ids):
-            return tuple(ids)
-    own = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
-    return () if own is None else (own,)
+        ids: list[Any] = value if isinstance(value, list) else [value]
+        if all(type(i) is int and i >= 0 for i in ids):
+            found += ids
+    for tokens in (settings, read_json(folder / "special_tokens_map.json")):
+        own = backend.token_to_id(_special_tokens(tokens).get("eos_token", ""))
+        found += [] if own is None else [own]
+    return tuple(dict.fromkeys(found))
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]:
@@ -139,10 +147,12 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> tuple[str | None, d
                 named[item["name"]] = str(item.get("template", ""))
     elif isinstance(value, str):
         named["default"] = value
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            named["default"] = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise ModelFileError("cannot read chat template", got=f"{e!s:.200}", where=path) from None
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    files["default"] = folder / "chat_template.jinja"
+    for name, path in files.items():
+        if path.is_file():
+            try:
+                named[name] = path.read_text(encoding="utf-8-sig")
+            except (OSError, UnicodeDecodeError) as e:
+                raise ModelFileError("cannot read chat template", got=f"{e!s:.200}", where=path) from None
     return named.pop("default", None), named

@@ -5,6 +5,7 @@ The metadata comes as a mapping with the file's keys: scalars, and sequences for
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,17 @@ from pegainfer.frontend.spelling import SPACE_MARK
 from pegainfer.frontend.tokenizer import TextConfig, Tokenizer
 from pegainfer.frontend.tokenizer_files import add_ends
 
+log = logging.getLogger(__name__)
+
+UNUSED_ROLES = ("padding", "unknown")  # texts are never padded, and the vocabulary marks the unknown token
 # Numbers of tokenizer.ggml.token_type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-# Control tokens that end a turn in well-known chat formats. Some files name only the text's end as EOS.
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+# Control tokens that end a text, a turn or a message in well-known formats. A file names one EOS, while
+# generation_config.json of the same model may name several.
+ENDS = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>", "<EOT>", "< EOT >", "_<EOT>", "<|return|>", "<|call|>", "</s>",
+)  # fmt: skip
 
 _GPT2 = tokenizers.pre_tokenizers.ByteLevel
 _WORDS_LLAMA3 = (
@@ -138,11 +146,20 @@ class _Vocabulary:
         return [self.tokens[i] for i, t in self._unusual if t in types]
 
     def named_id(self, metadata: Mapping[str, Any], name: str) -> int | None:
-        """tokenizer.ggml.<name>_token_id, checked; None where the file has none."""
+        """tokenizer.ggml.<name>_token_id, checked; None where the file has none.
+
+        An id of a role that nothing here uses may be wrong, as many files have it: that is a warning.
+        """
         value = metadata.get(f"tokenizer.ggml.{name}_token_id")
         if value is None:
             return None
         if type(value) is not int or not 0 <= value < len(self.tokens):
+            if name in UNUSED_ROLES:
+                log.warning(
+                    "tokenizer.ggml.%s_token_id is no token: expected < %d, got %r; it is not used",
+                    name, len(self.tokens), value,
+                )  # fmt: skip
+                return None
             raise ModelFileError(
                 f"tokenizer.ggml.{name}_token_id is no token", expected=f"< {len(self.tokens)}", got=value
             )
@@ -237,9 +254,9 @@ def _add_special(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None
 def _text_config(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> TextConfig:
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     ids = {key: vocabulary.named_id(metadata, name) for name, key in names.items()}
-    ends = [ids["eos_token"], vocabulary.named_id(metadata, "eot")]
+    ends = [ids["eos_token"], *(vocabulary.named_id(metadata, n) for n in ("eot", "eom"))]
     control = set(vocabulary.of_type(CONTROL))
-    ends += [vocabulary.ids[t] for t in TURN_ENDS if t in control]
+    ends += [vocabulary.ids[t] for t in ENDS if t in control]
     template = metadata.get("tokenizer.chat_template")
     return TextConfig(
         bos_token_id=ids["bos_token"],

@@ -50,6 +50,7 @@ class Setup(msgspec.Struct, frozen=True):
     vocabulary: Vocabulary
     template: str | None
     special_tokens: dict[str, str]
+    tool_template: str | None = None  # takes the template's place where there are tools
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -123,7 +124,10 @@ class _Worker:
             return template.render_variables(job.variables, job.now)
         if self._template is None:
             assert self._setup.template is not None
-            self._template = ChatTemplate(self._setup.template, self._setup.special_tokens)
+            setup = self._setup
+            self._template = ChatTemplate(
+                self._setup.template, setup.special_tokens, tool_source=setup.tool_template
+            )
         return self._template.render_variables(job.variables, job.now)
 
 

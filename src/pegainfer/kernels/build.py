@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,6 +177,7 @@ def build_kernels(
     out: Path,
     jobs: int = 0,
     progress: Progress | None = None,
+    kernels: Mapping[str, Set[str]] | None = None,
 ) -> list[Manifest]:
     """Brings out/<arch>/ up to date for each architecture and returns the manifests.
 
@@ -185,6 +186,7 @@ def build_kernels(
         ops: the ops that the chosen model lines use; None for all. Units built before for others stay.
         jobs: compilers at a time; 0: one a core.
         progress: called on this thread after each unit, fresh or compiled.
+        kernels: by architecture, those of which a unit must have one; None for all.
 
     Raises KernelsError: unknown architecture, no compiler, or the compiler's own words for a source that
     does not compile.
@@ -196,7 +198,12 @@ def build_kernels(
     compiler = compiler_version(nvcc)
     if any(s.triton for s in sources):
         check_triton()
-    work = [(arch, s) for arch in archs for s in sources if s.serves(arch)]
+    work = [
+        (arch, s)
+        for arch in archs
+        for s in sources
+        if s.serves(arch) and (kernels is None or not kernels[arch].isdisjoint(s.variants))
+    ]
 
     def tell(count: int, what: str) -> None:
         if progress is not None:

@@ -13,7 +13,6 @@ import msgspec
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.ops.spec import Cost, OpSpec, Role
-from pegainfer.ops.tensor import FLOATS
 
 LEDGER = Path(__file__).with_name("ledger.jsonl")  # ships with the package
 Memory = Literal["dram", "cache"]
@@ -23,6 +22,8 @@ IDLE_AXES = {
     "attention": "NYW",
     "kv_append": "NY",
     "qkv_norm_rope_append": "NYP",
+    "causal_conv_silu": "NY",
+    "gated_delta_rule": "NY",
     "rope": "P",
     "gather_rows": "T",
     "lm_head": "T",
@@ -149,8 +150,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_of(spec: OpSpec) -> Memory:
-    """Weights and KV pages come from memory in every step; activations and logits were just written."""
-    floats = [o for o in spec.operands if o.role is Role.STATE and o.dtypes == FLOATS]
+    """Weights, KV pages and recurrent states come from memory in each step; activations were just written."""
+    floats = [o for o in spec.operands if o.role is Role.STATE and "f32" in o.dtypes]
     return "dram" if floats or any(o.role is Role.WEIGHT for o in spec.operands) else "cache"
 
 

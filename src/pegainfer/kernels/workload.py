@@ -110,7 +110,7 @@ class Family:
 def families(programs: Iterable[Program]) -> list[Family]:
     """The distinct calls of a step's programs, already lowered for the device, in order of first use."""
     found: dict[tuple[object, ...], Family] = {}
-    for call in (c for program in programs for c in program.calls):
+    for call in (c for program in programs for c in program.on_one_rank().calls):
         axes = {a: n for a, n in call.axes.items() if isinstance(n, int)}
         dtypes = {name: _held_dtype(call, name) for name in call.tensors}
         attrs = {k: 0 if k == "layer" else v for k, v in call.attrs.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pegainfer.contract.errors import InvariantError
 
@@ -27,15 +27,21 @@ class BlockPool:
         "_keys",
         "_refs",
         "_retired",
+        "fresh",
         "name",
         "num_blocks",
         "num_deferred",
+        "num_moving",
     )
 
     def __init__(self, name: str, num_blocks: int) -> None:
         self.name = name
         self.num_blocks = num_blocks
         self.num_deferred = 0  # references that wait for a plan
+        self.num_moving = 0  # references that are given back once a block is copied to a lower tier
+        # Blocks that were cached since they were last taken out, the first released first; None without a
+        # tier below. Some of them may have been revived or evicted since.
+        self.fresh: OrderedDict[int, None] | None = None
         self._refs = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last freed is the warmest
@@ -50,6 +56,10 @@ class BlockPool:
         return len(self._free) + len(self._cached)
 
     @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
     def num_cached(self) -> int:
         return len(self._cached)
 
@@ -60,7 +70,7 @@ class BlockPool:
         """The block that holds `key`, used or cached. Takes no reference."""
         return self._index.get(key)
 
-    def lookup_run(self, keys: Iterable[bytes]) -> list[int]:
+    def lookup_run(self, keys: Sequence[bytes]) -> list[int]:
         """The blocks of `keys` up to the first that no block holds. Takes no reference."""
         found: list[int] = []
         index = self._index
@@ -70,6 +80,10 @@ class BlockPool:
                 break
             found.append(block)
         return found
+
+    def cached_key(self, block: int) -> bytes | None:
+        """The key of a cached block; None for a block in another state."""
+        return self._keys[block] if block in self._cached else None
 
     def num_idle(self, blocks: Iterable[int]) -> int:
         """How many of these cached or used blocks nobody holds."""
@@ -108,6 +122,14 @@ class BlockPool:
         self._deferred.setdefault(after, []).extend(blocks)
         self.num_deferred += len(blocks)
 
+    def settle(self, block: int) -> None:
+        """Drops a reference at once; if the block is cached then, it is the next to be evicted."""
+        self._drop((block,))
+        if block in self._cached:
+            self._cached.move_to_end(block, last=False)
+            if self.fresh is not None:
+                self.fresh.pop(block, None)
+
     def retire(self, step: int) -> None:
         """Step `step` is committed, and so are all before it: references that waited for it are dropped."""
         self._retired = step
@@ -128,8 +150,30 @@ class BlockPool:
         self._keys[block] = key
         self._index[key] = block
 
+    def discard(self, block: int, key: bytes) -> None:
+        """Forgets a cached block that still holds `key`, so that it is free; otherwise does nothing."""
+        if self.cached_key(block) == key:
+            self.forget(block)
+
+    def forget(self, block: int) -> None:
+        """No key finds the block any more: a cached one is free, a used one stays with its holders."""
+        key = self._keys[block]
+        if key is not None:
+            self._forget(block)
+            if block in self._cached:
+                del self._cached[block]
+                self._free.append(block)
+
+    def forget_all(self) -> None:
+        """No key finds a block any more: cached blocks are free, used ones stay with their holders."""
+        self._free += self._cached
+        self._cached.clear()
+        self._index.clear()
+        self._keys = [None] * self.num_blocks
+
     def _drop(self, blocks: Iterable[int]) -> None:
         refs, keys, free, cached = self._refs, self._keys, self._free, self._cached
+        fresh = self.fresh
         for block in blocks:
             left = refs[block] - 1
             if left < 0:
@@ -142,6 +186,9 @@ class BlockPool:
                     free.append(block)
                 else:
                     cached[block] = None
+                    if fresh is not None:
+                        fresh[block] = None
+                        fresh.move_to_end(block)
 
     def _forget(self, block: int) -> None:
         key = self._keys[block]

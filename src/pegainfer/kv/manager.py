@@ -1,24 +1,45 @@
-"""Block tables of sequences over all KV groups: allocate, publish, fork, snapshot, trim, release."""
+"""Block tables of sequences over all KV groups: allocate, publish, fork, trim, release."""
 
 from __future__ import annotations
 
-import math
+import itertools
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from pegainfer.contract.errors import ConfigError, InvariantError
+from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import hash_blocks, pack_tokens
-from pegainfer.contract.step import NO_BLOCK, BlockCopy, KVSpec, PageGroup, StateGroup, StateSnapshot
+from pegainfer.contract.step import NO_BLOCK, BlockCopy, KVSpec, PageGroup, StateGroup
+from pegainfer.contract.tiers import DEVICE, Tier
 from pegainfer.kv.blocks import BlockPool
+from pegainfer.kv.integrity import check_group
+from pegainfer.kv.layout import layout_of
 from pegainfer.kv.prefix import PrefixHit, find_prefix, first_in_window
+from pegainfer.kv.states import StateKeeper
 from pegainfer.kv.tables import UNBOUNDED, Growth, SequenceBlocks
+from pegainfer.kv.tiers import Tiers
 
 
 class KVManager:
     """Bookkeeping only: it knows ids and hashes, never memory. Not thread safe."""
 
-    def __init__(self, spec: KVSpec, num_blocks: Sequence[int], *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        spec: KVSpec,
+        num_blocks: Sequence[int],
+        *,
+        prefix_cache: bool = True,
+        tiers: Sequence[Tier] = (),
+        rank: int = 0,
+        ids: Iterator[int] | None = None,
+    ) -> None:
+        """Raises ConfigError where groups, their sizes and the block counts do not fit together.
+
+        Args:
+            num_blocks: by group, on the device.
+            rank: the data-parallel rank whose pools these are.
+            ids: of transfers; ranks share them.
+        """
         if not spec.groups or len(spec.groups) != len(num_blocks):
             raise ConfigError(
                 "KV groups and their block counts differ", expected=len(spec.groups), got=num_blocks
@@ -26,30 +47,25 @@ class KVManager:
         self.groups = spec.groups
         self.prefix_cache = prefix_cache
         self.pools = tuple(BlockPool(g.name, n) for g, n in zip(spec.groups, num_blocks, strict=True))
-        sizes = [g.block_size for g in spec.groups if isinstance(g, PageGroup)]
-        snapshots = [g.snapshot_every for g in spec.groups if isinstance(g, StateGroup) and g.snapshot_every]
-        self.unit = min(sizes or snapshots or [1])  # tokens a hash
-        for size in sizes + snapshots:
-            if size < 1 or size % self.unit:
-                raise ConfigError(
-                    "block sizes do not fit together", expected=f"multiples of {self.unit}", got=size
-                )
-        for every in snapshots:
-            if any(every % size for size in sizes):
-                raise ConfigError(
-                    "snapshot_every must be a multiple of each block size", expected=sizes, got=every
-                )
-        # Multiples of so many tokens are places where all states can be kept together; 0: never.
-        every_state = len(snapshots) == len(spec.groups) - len(sizes)
-        self.snapshot_every = math.lcm(*snapshots) if prefix_cache and snapshots and every_state else 0
+        # Tokens that one hash covers, and tokens between two positions that a hit can have.
+        self.unit, self.stride, every = layout_of(spec.groups)
         self._pages = [
             (g, group, self.pools[g]) for g, group in enumerate(self.groups) if isinstance(group, PageGroup)
         ]
         self._states = [(g, s, self.pools[g]) for g, s in enumerate(self.groups) if isinstance(s, StateGroup)]
+        # None where no state is ever kept.
+        self.states = (
+            StateKeeper(self._states, self.unit, self.stride, every) if prefix_cache and every else None
+        )
+        self.tiers = (
+            Tiers(spec.groups, self.pools, self.unit, tiers, rank, ids or itertools.count(1))
+            if prefix_cache and tiers
+            else None
+        )
         self._windows = [entry for entry in self._pages if entry[1].window > 0]
         self.has_windows = bool(self._windows)
         self._live: set[SequenceBlocks] = set()
-        self._snapshots: dict[int, list[tuple[SequenceBlocks, BlockPool, int, bytes]]] = {}
+        self._epoch = 0  # how often the prefix cache was reset
 
     # What fits
 
@@ -65,10 +81,12 @@ class KVManager:
         return reach
 
     def room(self, seq: SequenceBlocks, *, with_deferred: bool = False) -> int:
-        """Positions that the tables of `seq` can be grown to now, or once the plans in flight are retired."""
+        """Positions that the tables of `seq` can be grown to now, or once what is in flight has ended."""
         room = UNBOUNDED
         for g, group, pool in self._pages:
-            blocks = len(seq.tables[g]) + pool.available + (pool.num_deferred if with_deferred else 0)
+            blocks = len(seq.tables[g]) + pool.available
+            if with_deferred:
+                blocks += pool.num_deferred + pool.num_moving
             room = min(room, blocks * group.block_size)
         return room
 
@@ -118,7 +136,7 @@ class KVManager:
 
         The caller made sure by `reach` or `fits` that the blocks are there.
         """
-        seq = SequenceBlocks(root, hashes, len(self.groups))
+        seq = SequenceBlocks(root, hashes, len(self.groups), self._epoch)
         copies: list[BlockCopy] = []
         # All hits are acquired first: an allocation may evict what nobody holds.
         for pool, kept in zip(self.pools, hit.blocks, strict=True):
@@ -165,7 +183,9 @@ class KVManager:
                 return None
         if any(pool.available < 1 for _, _, pool in self._states):
             return None
-        child = SequenceBlocks(parent.root, parent.hashes[: computed // self.unit], len(self.groups))
+        child = SequenceBlocks(
+            parent.root, parent.hashes[: computed // self.unit], len(self.groups), parent.epoch
+        )
         child.published = len(child.hashes)  # the parent publishes them
         copies: list[BlockCopy] = []
         for g, group in enumerate(self.groups):
@@ -187,6 +207,9 @@ class KVManager:
     def release(self, seq: SequenceBlocks, after: int) -> None:
         """Gives all blocks back once step `after` is retired. The tables stay readable for `publish`."""
         self._live.remove(seq)
+        seq.released = True
+        if self.states is not None:
+            self.states.release(seq, after)
         for pool, table in zip(self.pools, seq.tables, strict=True):
             # The tail goes first, so that the head of a prefix is evicted last.
             pool.release(*_held(table)[::-1], after=after)
@@ -204,7 +227,7 @@ class KVManager:
     # The prefix index
 
     def publish(self, seq: SequenceBlocks, tokens: array[int], computed: int) -> None:
-        """Offers all blocks filled by the first `computed` positions to later requests.
+        """Offers the blocks and states of the first `computed` positions to later requests.
 
         Called at commit, when it is certain what the blocks hold; hashes of generated tokens are made here.
         """
@@ -212,7 +235,10 @@ class KVManager:
         if not self.prefix_cache or units <= seq.published:
             return
         self.extend_hashes(seq, tokens, units)
-        for i in range(seq.published, units):
+        current = seq.epoch == self._epoch
+        if self.states is not None and seq.pending:
+            self.states.resolve(seq, computed, publish=current)
+        for i in range(seq.published, units) if current else ():
             end = (i + 1) * self.unit
             for g, group, pool in self._pages:
                 if end % group.block_size == 0:
@@ -230,31 +256,13 @@ class KVManager:
         part = pack_tokens(tokens[known * self.unit : units * self.unit])
         seq.hashes += hash_blocks(part, self.unit, parent=parent)
 
-    def snapshot(
-        self, seq: SequenceBlocks, slot: int, boundary: int, *, step: int, spare: int
-    ) -> list[StateSnapshot]:
-        """Snapshots for plan `step` that keep each state of `slot` as of `boundary` tokens.
-
-        Empty where the states are kept already or fewer than `spare` would stay available. `keep_snapshots`
-        lets them be found.
-        """
-        key = seq.hashes[boundary // self.unit - 1]
-        missing = [(g, pool) for g, _, pool in self._states if pool.lookup(key) is None]
-        if any(pool.available - 1 < spare for _, pool in missing):
-            return []
-        snapshots: list[StateSnapshot] = []
-        for g, pool in missing:
-            state = pool.allocate()
-            pool.release(state, after=step)
-            snapshots.append(StateSnapshot(slot, g, boundary, state))
-            self._snapshots.setdefault(step, []).append((seq, pool, state, key))
-        return snapshots
-
-    def keep_snapshots(self, step: int, failed: Sequence[SequenceBlocks] = ()) -> None:
-        """Step `step` succeeded but for the `failed` sequences: its snapshots are published."""
-        for seq, pool, state, key in self._snapshots.pop(step, ()):
-            if seq not in failed:
-                pool.publish(state, key)
+    def reset_prefix_cache(self) -> None:
+        """Forgets all that is cached in every tier; sequences that have begun publish nothing any more."""
+        self._epoch += 1
+        for pool in self.pools:
+            pool.forget_all()
+        if self.tiers is not None:
+            self.tiers.reset()
 
     def retire(self, step: int) -> None:
         """Step `step` is committed; what was released after it becomes free."""
@@ -272,22 +280,12 @@ class KVManager:
         seq.capacity = min((len(seq.tables[g]) * p.block_size for g, p, _ in self._pages), default=UNBOUNDED)
 
     def check_integrity(self) -> None:
-        """Raises InvariantError unless every reference belongs to a live table or a deferred release."""
+        """Raises InvariantError unless tables, snapshots, transfers and plans account for every reference."""
         for g, group in enumerate(self.groups):
-            holders = Counter(b for seq in self._live for b in seq.tables[g] if b != NO_BLOCK)
-            self.pools[g].check_integrity(holders)
-            for seq in self._live:
-                table = seq.tables[g]
-                if isinstance(group, StateGroup):
-                    if len(table) != 1 or holders[table[0]] != 1:
-                        raise InvariantError(
-                            f"KV group '{group.name}': a sequence's state is missing or shared"
-                        )
-                elif any((b == NO_BLOCK) != (i < seq.firsts[g]) for i, b in enumerate(table)):
-                    raise InvariantError(f"KV group '{group.name}': released blocks and the window disagree")
-        for seq in self._live:
-            if seq.published > len(seq.hashes):
-                raise InvariantError("more units are published than hashed")
+            moving = Counter[int]() if self.tiers is None else self.tiers.holders(g, DEVICE)
+            check_group(g, group, self.pools[g], self._live, moving)
+        if self.tiers is not None:
+            self.tiers.check_integrity()
 
 
 def _held(table: Sequence[int]) -> Sequence[int]:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pegainfer.contract.step import NO_BLOCK, PageGroup, StateGroup
-from pegainfer.kv.blocks import BlockPool
+
+
+class Index(Protocol):
+    """Finds blocks by the hash of the prefix that they end; one device pool, or all tiers of a group."""
+
+    def lookup(self, key: bytes) -> int | None: ...
+
+    def lookup_run(self, keys: Sequence[bytes]) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,7 @@ def first_in_window(group: PageGroup, position: int) -> int:
 
 def find_prefix(
     groups: Sequence[PageGroup | StateGroup],
-    pools: Sequence[BlockPool],
+    pools: Sequence[Index],
     unit: int,
     hashes: Sequence[bytes],
     num_tokens: int,
@@ -42,6 +50,8 @@ def find_prefix(
         unit: tokens a hash; every page group's block size is a multiple of it.
         hashes: chained, one for each full unit of the prompt. A hash stands for the whole prefix that ends
             there, so a larger block or a state is found by the hash at its end.
+
+    States may be kept at any block boundary, so every boundary is tried, the last one first.
     """
     miss = PrefixHit(0, tuple(() for _ in groups))
     longest = min(len(hashes), (num_tokens - 1) // unit) * unit
@@ -51,7 +61,6 @@ def find_prefix(
         if isinstance(group, StateGroup):
             if group.snapshot_every == 0:
                 return miss
-            stride = math.lcm(stride, group.snapshot_every)
             continue
         stride = math.lcm(stride, group.block_size)
         if group.window == 0:
@@ -85,14 +94,14 @@ def find_prefix(
 
 
 def _run_of_hits(
-    group: PageGroup, pool: BlockPool, unit: int, hashes: Sequence[bytes], longest: int
+    group: PageGroup, pool: Index, unit: int, hashes: Sequence[bytes], longest: int
 ) -> list[int]:
     """Blocks from the start of the prompt up to the first miss."""
     ratio = group.block_size // unit
     return pool.lookup_run(hashes[ratio - 1 : longest // group.block_size * ratio : ratio])
 
 
-def _runs(group: PageGroup, pool: BlockPool, unit: int, hashes: Sequence[bytes], longest: int) -> list[int]:
+def _runs(group: PageGroup, pool: Index, unit: int, hashes: Sequence[bytes], longest: int) -> list[int]:
     """For each block boundary, how many consecutive blocks before it are there."""
     ratio = group.block_size // unit
     out = [0]
@@ -103,7 +112,7 @@ def _runs(group: PageGroup, pool: BlockPool, unit: int, hashes: Sequence[bytes],
 
 def _blocks_at(
     group: PageGroup | StateGroup,
-    pool: BlockPool,
+    pool: Index,
     unit: int,
     hashes: Sequence[bytes],
     length: int,
@@ -121,7 +130,7 @@ def _blocks_at(
     return (NO_BLOCK,) * first + kept
 
 
-def _must(pool: BlockPool, key: bytes) -> int:
+def _must(pool: Index, key: bytes) -> int:
     block = pool.lookup(key)
     assert block is not None
     return block

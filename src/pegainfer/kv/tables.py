@@ -3,22 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pegainfer.kv.blocks import BlockPool
 
 UNBOUNDED = 1 << 62  # positions; the reach of a sequence that has no page group
+
+
+@dataclass(slots=True)
+class PendingState:
+    """A snapshot whose position no committed row has passed yet. It owns its states."""
+
+    position: int  # tokens
+    states: list[tuple[int, BlockPool, int]]  # (group, pool, state), one for each state group
+    step: int  # the last plan that names it
+    rolling: bool  # taken while decoding
 
 
 class SequenceBlocks:
     """One sequence's block tables. Owned by the sequence from `begin` or `fork` until `release`."""
 
-    __slots__ = ("capacity", "firsts", "hashes", "published", "root", "tables")
+    __slots__ = (
+        "capacity",
+        "epoch",
+        "firsts",
+        "hashes",
+        "pending",
+        "published",
+        "released",
+        "rolling",
+        "root",
+        "tables",
+    )
 
-    def __init__(self, root: bytes, hashes: Sequence[bytes], num_groups: int) -> None:
+    def __init__(self, root: bytes, hashes: Sequence[bytes], num_groups: int, epoch: int = 0) -> None:
         self.root = root  # parent of the first hash
         self.hashes = list(hashes)  # one a full unit, of prompt tokens and of what was computed since
         self.published = 0  # units that were offered to the prefix index
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.firsts = [0] * num_groups  # window groups: blocks before this one were released
         self.capacity = 0  # positions that every page group's table covers
+        self.pending: list[PendingState] = []
+        # The newest state that was kept while decoding: (pool, state, hash).
+        self.rolling: list[tuple[BlockPool, int, bytes]] = []
+        self.epoch = epoch  # resets of the prefix cache before it began
+        self.released = False
 
 
 Growth = list[tuple[int, tuple[int, ...]]]  # (group, blocks appended)

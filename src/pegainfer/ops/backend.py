@@ -10,8 +10,7 @@ import numpy as np
 from pegainfer.ops.program import Program
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.tensor import Sizes
-from pegainfer.runtime.weights.dequant import dequantize
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -40,17 +39,11 @@ class Backend(Protocol):
 class ReferenceBackend:
     """The ops' NumPy references on float32 weights: what every other backend is compared with."""
 
-    def __init__(self, weights: Mapping[str, RawWeight]) -> None:
-        self._constants = {name: to_float32(w) for name, w in weights.items()}
+    def __init__(self, weights: Mapping[str, Weight]) -> None:
+        self._constants = {name: w.values() for name, w in weights.items()}
 
     def prepare(self, program: Program, states: Mapping[str, Array], largest: Sizes) -> ReferenceExecutor:
         return ReferenceExecutor(program, {**self._constants, **states})
 
     def close(self) -> None:
         self._constants.clear()
-
-
-def to_float32(weight: RawWeight) -> Array:
-    """The values in their true row order."""
-    values = dequantize(weight.format, weight.data, weight.shape)
-    return values if weight.row_order is None else values[weight.row_order]

@@ -15,11 +15,10 @@ import numpy as np
 
 from pegainfer.ops.compose import dtype_name, one_call, run_reference, staged_inputs
 from pegainfer.ops.program import Program
-from pegainfer.ops.quantize import raw_weight
+from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.spec import Arrays, Case, OpSpec, Role, Tolerance
 from pegainfer.ops.tensor import FORMATS, NUMPY, Sizes
-from pegainfer.runtime.weights.dequant import dequantize
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -36,14 +35,14 @@ class Trial:
     Args:
         arrays: every operand but weights, C-contiguous, 64-byte aligned, guarded; states in the reference's
             layout.
-        weights: as a file would hand them out.
+        weights: as they are stored.
     """
 
     spec: OpSpec
     sizes: Mapping[str, int]
     attrs: Mapping[str, Any]
     arrays: Arrays
-    weights: dict[str, RawWeight]
+    weights: dict[str, Weight]
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def check_case(
     dtypes = dtypes or {}
     trial, around = _prepare(spec, case, dtypes)
     given = {name: a.copy() for name, a in trial.arrays.items()}
-    plain = {k: dequantize(w.format, w.data, w.shape) for k, w in trial.weights.items()}
+    plain = {k: w.values() for k, w in trial.weights.items()}
     want = {name: a.copy() for name, a in given.items()}
     tolerance = spec.tolerance[arithmetic]
     bounds = tolerance.bound(replace(case, arrays={**given, **plain})) if tolerance.bound else {}
@@ -123,7 +122,7 @@ def _prepare(
     spec: OpSpec, case: Case, dtypes: Mapping[str, str]
 ) -> tuple[Trial, dict[str, tuple[Array, Array]]]:
     """The call with its arrays guarded, and each array's guard bytes."""
-    weights: dict[str, RawWeight] = {}
+    weights: dict[str, Weight] = {}
     given: Arrays = {}
     for o in spec.operands:
         dtype = dtypes.get(o.name)
@@ -131,7 +130,7 @@ def _prepare(
             shape = tuple(int(x) if x.isdigit() else case.sizes[x] for x in o.axes)
             given[o.name] = _unwritten(shape, NUMPY[dtype or o.dtypes[0]])
         elif o.role is Role.WEIGHT:
-            weights[o.name] = raw_weight(dtype or "f32", case.arrays[o.name])
+            weights[o.name] = quantized_weight(dtype or "f32", case.arrays[o.name])
         elif o.name in case.arrays:
             given[o.name] = _stored(case.arrays[o.name], dtype)
     guarded = {name: _guarded(a) for name, a in given.items()}
@@ -140,7 +139,7 @@ def _prepare(
     return Trial(spec, case.sizes, case.attrs, arrays, weights), around
 
 
-Execute = Callable[[Program, Mapping[str, RawWeight], Arrays, Arrays, Sizes], Mapping[str, Array]]
+Execute = Callable[[Program, Mapping[str, Weight], Arrays, Arrays, Sizes], Mapping[str, Array]]
 
 
 def through_program(execute: Execute) -> Callable[[Trial], None]:
@@ -154,7 +153,7 @@ def through_program(execute: Execute) -> Callable[[Trial], None]:
     def run(trial: Trial) -> None:
         spec, arrays = trial.spec, trial.arrays
         dtypes = {k: dtype_name(a) for k, a in arrays.items()}
-        dtypes |= {k: w.format for k, w in trial.weights.items()}
+        dtypes |= {k: w.dtype for k, w in trial.weights.items()}
         program = one_call(spec, trial.sizes, dtypes, trial.attrs)
         states = {o.name: arrays[o.name] for o in spec.operands if o.role is Role.STATE}
         outputs = execute(program, trial.weights, states, staged_inputs(spec, arrays), trial.sizes)

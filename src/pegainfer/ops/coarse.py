@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pegainfer.ops.delta  # noqa: F401  declares
 from pegainfer.ops.activation import SILU_MUL
 from pegainfer.ops.attention import KV_APPEND
 from pegainfer.ops.cases.fused import (

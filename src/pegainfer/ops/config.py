@@ -58,10 +58,12 @@ def hf_rope(
 def gguf_rope(f: Fields, kinds: tuple[str, ...]) -> tuple[float, Mapping[str, Any] | None]:
     """Theta and scaling of GGUF metadata, under the names that config.json has for them."""
     theta = f.number("rope.freq_base", 1e4, least=1.0)
-    kind = f.text("rope.scaling.type", "none")
+    # Old files say linear scaling by a factor without a type, or by the key rope.scale_linear.
+    factor = next((k for k in ("rope.scaling.factor", "rope.scale_linear") if f.has(k)), None)
+    kind = f.text("rope.scaling.type", "none" if factor is None else "linear")
     found: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
     if kind in kinds and kind in ("linear", "yarn"):
-        found["factor"] = f.number("rope.scaling.factor")
+        found["factor"] = f.number(factor or "rope.scaling.factor")
     if kind in kinds and kind == "yarn":
         trained = f.integer("rope.scaling.original_context_length", most=1 << 30)
         found["original_max_position_embeddings"] = trained
@@ -75,6 +77,54 @@ def gguf_rope(f: Fields, kinds: tuple[str, ...]) -> tuple[float, Mapping[str, An
             "rope.scaling.yarn_log_multiplier", f.has("rope.scaling.yarn_log_multiplier"), expected="none"
         )
     return theta, rope_scaling(f.inner(found, "rope scaling: "), found, kinds)
+
+
+# Keys of an architecture's GGUF metadata that are read, or that describe the file.
+GGUF_SERVED = frozenset(
+    [
+        "vocab_size",
+        "context_length",
+        "embedding_length",
+        "block_count",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.layer_norm_rms_epsilon",
+        "attention.key_length",
+        "attention.value_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scale_linear",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scaling.finetuned",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_log_multiplier",
+        "tensor_data_layout",
+    ]
+) | {f"rope.scaling.{key}" for key in _GGUF_YARN_FIXED}
+# Values of other keys that change nothing; elsewhere 0, false and an empty text do.
+_GGUF_NEUTRAL = {
+    "logit_scale": (0, 1), "embedding_scale": (0, 1), "residual_scale": (0, 1), "attention.causal": (True,),
+    "rope.scaling.attn_factor": (1,), "attention.output_scale": (1,),
+}  # fmt: skip
+
+
+def refuse_unserved_gguf(f: Fields, metadata: Mapping[str, Any]) -> None:
+    """Raises UnsupportedError that names the first key which would change the result and is not served.
+
+    Args:
+        metadata: the architecture's keys, without its prefix; what `f` reads.
+    """
+    for key in sorted(metadata.keys() - GGUF_SERVED):
+        neutral = _GGUF_NEUTRAL.get(key, (0, ""))
+        value = metadata[key]
+        ignorable = isinstance(value, int | float | str) and value in neutral
+        f.refuse(
+            key, not ignorable, expected="a model without it" if key not in _GGUF_NEUTRAL else neutral[-1]
+        )
 
 
 def rope_scaling(

@@ -14,7 +14,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-GREEDY_BELOW = 2.0**-20  # so cold a temperature tells apart only logits closer than their own float32 noise
+GREEDY_BELOW = 2.0**-20  # the same as in contract.request, which says why; a test compares them
 WEIGHT_BITS = 40  # the best token weighs 2^40: a million tokens sum below 2^60
 # 2^-f = (a0 - f · (a1 - f · (a2 - …))) / 2^31 for f in [0, 1): relative error 4.8e-9, exact at f = 0
 EXP2_COEFFICIENTS = (2147483648, 1488521986, 515877902, 119165494, 20571132, 2737501, 234126)

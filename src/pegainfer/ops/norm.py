@@ -1,4 +1,8 @@
-"""Root-mean-square normalisation (arXiv:1910.07467)."""
+"""Root-mean-square normalisation (arXiv:1910.07467).
+
+The factor is the weight as it is given. A model whose factor is 1 + w adds the 1 in float32 when its weights
+are loaded, so that no kernel has to know.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.ops.cases.pointwise import head_norm_cases, norm_bound, rms_norm_cases
+from pegainfer.ops.cases.pointwise import (
+    gated_norm_bound,
+    gated_norm_cases,
+    head_norm_cases,
+    norm_bound,
+    rms_norm_cases,
+)
+from pegainfer.ops.recurrence import sigmoid
 from pegainfer.ops.spec import In, InOut, OpSpec, Out, Tolerance, declare
 
 Array = np.ndarray[Any, Any]
@@ -47,5 +58,25 @@ HEAD_NORM = declare(
         flops=lambda s: 4 * s["T"] * s["H"] * s["D"],
         cases=head_norm_cases,
         tolerance={"f32": Tolerance(0.0, 0.0, _WHY, norm_bound("x"))},
+    )
+)
+
+
+def _gated_rms_norm(out: Array, x: Array, gate: Array, weight: Array, *, eps: float) -> None:
+    normed, g = np.empty(x.shape), gate.astype(np.float64)
+    _rms_norm(normed, x, weight, eps=eps)
+    out[...] = normed * g * sigmoid(g)
+
+
+GATED_RMS_NORM = declare(
+    OpSpec(
+        name="gated_rms_norm",
+        doc="out = rms_norm of each head of x · silu(gate) (the output of Qwen3.5's linear attention)",
+        operands=(Out("out", "T H D"), In("x", "T H D"), In("gate", "T H D"), In("weight", "D")),
+        attrs=("eps",),
+        reference=_gated_rms_norm,
+        flops=lambda s: 10 * s["T"] * s["H"] * s["D"],
+        cases=gated_norm_cases,
+        tolerance={"f32": Tolerance(1e-6, 0.0, _WHY + "; silu by 16 · 2^-24", gated_norm_bound)},
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,12 @@ class OpCall:
     tensors: dict[str, Tensor]
     attrs: dict[str, Any]
     axes: dict[str, Dim]
+
+    @classmethod
+    def of(cls, spec: OpSpec, attrs: Mapping[str, Any], **tensors: Tensor | None) -> OpCall:
+        """Checks operands and attributes against the op's declaration. Raises OpError."""
+        axes = spec.bind(tensors, attrs)
+        return cls(spec, {k: t for k, t in tensors.items() if t is not None}, dict(attrs), axes)
 
     def sizes(self, env: Sizes) -> dict[str, int]:
         """Axis letters in numbers, beside the step's own sizes."""
@@ -60,6 +66,17 @@ class OpCall:
         return f"{self.spec.name}({args}{attrs})"
 
 
+def is_read(calls: Sequence[OpCall], t: Tensor) -> bool:
+    """Whether one of the calls reads what t holds before any of them."""
+    for call in calls:
+        roles = {
+            o.role for o in call.spec.operands if o.name in call.tensors and call.tensors[o.name].storage is t
+        }
+        if roles:
+            return roles != {Role.OUT}
+    return False
+
+
 @dataclass(frozen=True)
 class ArenaPlan:
     """Where each buffer lies (bytes from the arena's start) when all step sizes are at their greatest."""
@@ -90,10 +107,24 @@ class Program:
         seen = {t.storage: None for c in self.calls for t in c.tensors.values()}
         return [t for t in seen if not kinds or t.kind in kinds]
 
-    def lowered(self, keep: Callable[[OpCall], bool]) -> Program:
-        """Coarse calls replaced by what they are made of, except those that `keep` accepts whole."""
+    def on_one_rank(self) -> Program:
+        """Reductions over ranks folded into the calls that make what they reduce."""
         calls: list[OpCall] = []
         for i, call in enumerate(self.calls):
+            fold = call.spec.fold
+            folded: OpCall | None = fold(calls[-1], call) if fold is not None and calls else None
+            if folded is None or is_read(self.calls[i + 1 :], calls[-1].tensors["out"].storage):
+                calls.append(call)
+            else:
+                calls[-1] = folded
+        return Program(self.name, tuple(calls))
+
+    def lowered(self, keep: Callable[[OpCall], bool]) -> Program:
+        """As one rank runs it, with coarse calls replaced by what they are made of, except those that `keep`
+        accepts whole.
+        """
+        calls: list[OpCall] = []
+        for i, call in enumerate(self.on_one_rank().calls):
             if not call.spec.coarse or keep(call):
                 calls.append(call)
                 continue
@@ -198,9 +229,7 @@ class Builder:
 
     def emit(self, spec: OpSpec, attrs: Mapping[str, Any] | None = None, **tensors: Tensor | None) -> None:
         """Checks the call against the op's declaration and records it. Raises OpError."""
-        attrs = dict(attrs or {})
-        axes = spec.bind(tensors, attrs)
-        self.calls.append(OpCall(spec, {k: t for k, t in tensors.items() if t is not None}, attrs, axes))
+        self.calls.append(OpCall.of(spec, attrs or {}, **tensors))
 
     def build(self) -> Program:
         """Freezes the calls. Raises OpError where a call reads a buffer that none before it wrote."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import UnsupportedError
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight, in_memory
 
 Array = np.ndarray[Any, Any]
 BLOCK = 32
@@ -36,9 +36,9 @@ def quantize(format_name: str, values: Array) -> Array:
     return raw.view(np.uint8).reshape(-1)
 
 
-def raw_weight(format_name: str, values: Array) -> RawWeight:
-    """The same as a weights file would hand it out."""
-    return RawWeight(format_name, values.shape, quantize(format_name, values))
+def quantized_weight(format_name: str, values: Array) -> Weight:
+    """The same as a weight."""
+    return in_memory(format_name, values.shape, quantize(format_name, values))
 
 
 def _bf16(values: Array) -> Array:

@@ -23,7 +23,8 @@ UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11}
 # Kernels round in another order than the reference does, and a row may have few elements.
 MEAN, MOST = 2.0, 3.0
 WRITTEN = (Role.OUT, Role.INOUT, Role.STATE)
-PARAMETERS = ("norm", "weight", "q_norm", "k_norm", "cos_sin")  # float32 in any arithmetic
+# Float32 in any arithmetic.
+PARAMETERS = ("norm", "weight", "q_norm", "k_norm", "cos_sin", "taps", "a_log", "dt_bias")
 LEAST = 1e-37  # denormals have fewer bits
 
 

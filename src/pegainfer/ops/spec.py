@@ -102,6 +102,8 @@ class OpSpec:
         bytes: from axis sizes and operand bytes; None: each operand once (twice if in place).
         requires: (text, predicate over axis sizes) that must hold.
         lower: for a coarse op, emits the finer ops that it is made of.
+        fold: for a reduction over ranks, from the call before it and its own: the one call that they are on
+            one rank; None where the call before does not make what is reduced.
         cases: hostile inputs from a generator: sizes at the edges, large and tiny values, odd layouts.
         tolerance: by the dtype of the arithmetic.
     """
@@ -115,6 +117,7 @@ class OpSpec:
     bytes: Callable[[Sizes, Mapping[str, int]], int] | None = None
     requires: tuple[tuple[str, Callable[[Sizes], bool]], ...] = ()
     lower: Callable[..., None] | None = None
+    fold: Callable[[Any, Any], Any] | None = None
     cases: Callable[[np.random.Generator], list[Case]] | None = None
     tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
 
@@ -158,7 +161,7 @@ class OpSpec:
             want = int(axis) if axis.isdigit() else axes.setdefault(axis, size)
             if want != size:
                 raise OpError(f"{self.name}: axis {axis} of {o.name}", expected=want, got=f"{size} ({t})")
-        if o.role is Role.WEIGHT:
+        if o.role is Role.WEIGHT and t.dtype in FORMATS:
             per_block = FORMATS[t.dtype][0]
             if isinstance(t.shape[-1], int) and t.shape[-1] % per_block:
                 raise OpError(
@@ -167,6 +170,7 @@ class OpSpec:
 
 
 REGISTRY: dict[str, OpSpec] = {}
+FUSED: dict[str, OpSpec] = {}  # forms that no forward emits: rewrites put them in the place of others
 
 
 def declare(spec: OpSpec) -> OpSpec:
@@ -175,3 +179,17 @@ def declare(spec: OpSpec) -> OpSpec:
         raise OpError(f"op {spec.name} is declared twice")
     REGISTRY[spec.name] = spec
     return spec
+
+
+def declare_fused(spec: OpSpec) -> OpSpec:
+    """Adds a fused form to its registry."""
+    if spec.name in FUSED or spec.name in REGISTRY:
+        raise OpError(f"op {spec.name} is declared twice")
+    FUSED[spec.name] = spec
+    return spec
+
+
+def run_op(spec: OpSpec, *arrays: np.ndarray[Any, Any], **attrs: Any) -> None:
+    """An op's reference on arrays in the order of its operands; optional ones at the end may be left out."""
+    assert spec.reference is not None, f"{spec.name} is a coarse op"
+    spec.reference(**dict(zip((o.name for o in spec.operands), arrays, strict=False)), **attrs)

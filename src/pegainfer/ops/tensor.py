@@ -12,28 +12,24 @@ import numpy as np
 
 from pegainfer.contract.errors import OpError
 from pegainfer.runtime.weights.formats import FORMATS as STORED
+from pegainfer.runtime.weights.formats import NUMPY_NAMES
+from pegainfer.runtime.weights.weight import SCHEMES
 
 # A dimension is a number, or the name of a size that changes from step to step (GLOSSARY.md):
 # T tokens in the step, R rows (sequences) in the step, L rows whose logits are wanted.
 Dim = int | str
 Sizes = Mapping[str, int]
 
-# format -> (elements a block, bytes a block), blocks along the last axis: what the kernels know of the
-# formats that a weights file may have.
+# How NumPy holds a plain dtype.
+NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(text) for name, text in NUMPY_NAMES.items()}
+FLOATS = ("f32", "f16", "bf16")
+WEIGHTS = tuple(SCHEMES)  # what a weight may be stored as
+# dtype -> (elements a block, bytes a block), blocks along the last axis. Weights of several parts have none.
 FORMATS: dict[str, tuple[int, int]] = {
     name: (STORED[name].elements, STORED[name].bytes)
-    for name in (
-        *("f64", "f32", "f16", "bf16", "i64", "u64", "i32", "u32", "u8"),
-        *("q4_0", "q4_1", "q8_0", "q4_k", "q6_k"),
-    )
+    for name in (*NUMPY, *FLOATS, *WEIGHTS)
+    if name in STORED
 }
-# How NumPy holds a plain dtype, little-endian as files have it; it has none for bf16.
-NUMPY: dict[str, np.dtype[Any]] = {
-    name: np.dtype(f"<{name[0]}{int(name[1:]) // 8}")
-    for name in ("f64", "f32", "f16", "i64", "u64", "i32", "u32", "u8")
-}
-FLOATS = ("f32", "f16", "bf16")
-WEIGHTS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k")
 
 
 class Kind(StrEnum):
@@ -62,6 +58,8 @@ class Tensor:
             raise OpError(f"size {e.args[0]} of tensor {self.name} is unknown", got=dict(env)) from None
 
     def nbytes(self, env: Sizes) -> int:
+        if self.dtype not in FORMATS:  # a weight of several parts
+            return SCHEMES[self.dtype].nbytes(self.sizes(env))
         per_block, block_bytes = FORMATS[self.dtype]
         return prod(self.sizes(env)) // per_block * block_bytes
 

@@ -1,21 +1,24 @@
-"""A line's table of weights, and how the tensors of a file become the weights that it names."""
+"""A line's table of weights, and the plan of how a file's tensors become the weights that the table names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
-from pegainfer.ops.tensor import WEIGHTS
 from pegainfer.runtime.weights.dequant import dequantize
-from pegainfer.runtime.weights.raw import RawWeight
-from pegainfer.runtime.weights.tensorfile import TensorFile
+from pegainfer.runtime.weights.part import Part
+from pegainfer.runtime.weights.tensorfile import TensorFile, missing_tensor
+from pegainfer.runtime.weights.weight import SCHEMES, Scheme, Weight, plain
 
 Array = np.ndarray[Any, Any]
+Spelling = Literal["hf", "gguf"]
+Rows = Callable[[Any], Sequence[range]]  # of a config: rows of a stored matrix
+SchemeOf = Callable[[str], Scheme | None]  # of a tensor's name; None: the format that the file says
 
 
 class LayeredConfig(Protocol):
@@ -29,31 +32,68 @@ class LayeredConfig(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One weight. `{}` in a name stands for the layer's number.
+class InFile:
+    """How one kind of file stores a weight.
 
     Args:
-        name: what the forward calls it.
-        hf, gguf: what the files call it.
-        shape: fields of the line's config.
-        heads: the field that counts the heads whose rows a GGUF converter has permuted; "" for none.
+        name: of the tensor. `{}` stands for the layer's number. With `{expert}` the weight is a stack, and
+            each of its matrices a tensor of its own.
+        shape: fields of the config, where the tensor's shape is not the weight's: several weights may share
+            a tensor.
+        rows: which rows of each stored matrix are the weight's, in its order; None: all.
     """
 
     name: str
-    hf: str
-    gguf: str
+    shape: tuple[str, ...] = ()
+    rows: Rows | None = None
+
+    def names(self, layer: int, experts: int) -> list[str]:
+        """The tensors' names: one, or one of each expert."""
+        count = experts if "{expert}" in self.name else 1
+        return [self.name.format(layer, expert=e) for e in range(count)]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One weight.
+
+    Args:
+        name: what the forward calls it; `{}` stands for the layer's number.
+        shape: fields of the line's config: [K], [N, K], or [E, N, K] for a stack of experts.
+        hf, gguf: how checkpoints and GGUF files store it.
+        shard: the axis along which ranks divide it; None: each has all of it.
+        when: whether a layer has it; None: every layer.
+    """
+
+    name: str
     shape: tuple[str, ...]
-    heads: str = ""
+    hf: InFile
+    gguf: InFile
+    shard: int | None = None
+    when: Callable[[Any, int], bool] | None = None
 
     def sizes(self, config: LayeredConfig) -> tuple[int, ...]:
         return tuple(getattr(config, field) for field in self.shape)
 
 
-def in_layer(name: str, hf: str, gguf: str, shape: tuple[str, ...], heads: str = "") -> Entry:
-    """A weight of every layer, named as decoders of Hugging Face and llama.cpp name theirs."""
-    return Entry(
-        f"layers.{{}}.{name}", f"model.layers.{{}}.{hf}.weight", f"blk.{{}}.{gguf}.weight", shape, heads
-    )
+def entry(name: str, hf: str, gguf: str, shape: tuple[str, ...], shard: int | None = None) -> Entry:
+    """A weight that files store as it is."""
+    return Entry(name, shape, InFile(hf), InFile(gguf), shard)
+
+
+def in_layer(
+    name: str,
+    hf: str,
+    gguf: str,
+    shape: tuple[str, ...],
+    *,
+    gguf_rows: Rows | None = None,
+    shard: int | None = None,
+    when: Callable[[Any, int], bool] | None = None,
+) -> Entry:
+    """A weight of a layer, named as decoders of Hugging Face and llama.cpp name theirs."""
+    checkpoint, ggml = f"model.layers.{{}}.{hf}.weight", f"blk.{{}}.{gguf}.weight"
+    return Entry(f"layers.{{}}.{name}", shape, InFile(checkpoint), InFile(ggml, (), gguf_rows), shard, when)
 
 
 @dataclass(frozen=True)
@@ -75,7 +115,8 @@ class WeightTable:
 
     def entries(self, config: LayeredConfig) -> list[tuple[Entry, int]]:
         """Every weight of such a model with its layer's number, in forward order."""
-        layers = [(e, i) for i in range(config.num_layers) for e in self.layer]
+        numbers = range(config.num_layers)
+        layers = [(e, i) for i in numbers for e in self.layer if e.when is None or e.when(config, i)]
         head = [] if config.tie_word_embeddings else [(self.head, 0)]
         return [(self.embed, 0), *((e, 0) for e in self.others), *layers, *head]
 
@@ -88,33 +129,119 @@ class WeightTable:
         return (self.embed if config.tie_word_embeddings else self.head).name
 
 
-def read_weights(
+def plan_weights(
     table: WeightTable,
     config: LayeredConfig,
     file: TensorFile,
-    spelling: Literal["hf", "gguf"],
+    spelling: Spelling,
     *,
-    ignored: Iterable[str] = (),
-    row_order: Callable[[int, int], Array] | None = None,
-) -> dict[str, RawWeight]:
-    """Maps a file's tensors: matrices are views of the file, vectors are copied as float32.
+    ignored: Sequence[str] = (),
+    scheme_of: SchemeOf = lambda name: None,
+    rank: int = 0,
+    ranks: int = 1,
+) -> dict[str, Weight]:
+    """Every weight of the table by name: which byte ranges of which file hold which of its parts.
+
+    Reads nothing but headers, with one exception: a tied head that is stored as well is compared with the
+    embedding.
 
     Args:
         spelling: whose names the file has.
-        ignored: names of tensors that may be there and are not read.
-        row_order: (rows, heads) -> where each row of a permuted matrix lies in the file, [rows] int64.
+        ignored: patterns of tensors that may be there and are not read.
+        scheme_of: the scheme of a tensor that the checkpoint's config calls quantised. Its parts are found
+            by their suffixes, in place of '.weight'.
+        rank, ranks: whose shards of the entries that say how they are divided.
 
     Raises ModelFileError where tensors are missing or misshapen or a tied head differs from the embedding,
-    UnsupportedError where there are unknown ones or a format has no kernels.
+    UnsupportedError where there are unknown ones or a scheme has no decoder, OpError where a weight does not
+    divide into shards.
     """
-    names = {getattr(e, spelling).format(i): (e, i) for e, i in table.entries(config)}
-    spare = set(ignored)
-    head = getattr(table.head, spelling)
+    plans = [_Plan(file, config, e, i, getattr(e, spelling), scheme_of) for e, i in table.entries(config)]
+    wanted = dict.fromkeys(name for p in plans for part in p.parts.values() for name in part)
+    head = getattr(table.head, spelling).name
     if config.tie_word_embeddings and head in file.tensors:
-        _check_tied(file, getattr(table.embed, spelling), head)
-        spare.add(head)
-    _check_names(table.line, file, names, spare)
-    return {e.name.format(i): _read(config, file, name, e, row_order) for name, (e, i) in names.items()}
+        _check_tied(file, getattr(table.embed, spelling).name, head)
+        ignored = (*ignored, head)
+    _check_names(table.line, file, wanted, ignored)
+    weights = {p.entry.name.format(p.layer): p.weight() for p in plans}
+    if ranks == 1:
+        return weights
+    axes = {p.entry.name.format(p.layer): p.entry.shard for p in plans}
+    return {
+        name: w if (axis := axes[name]) is None else w.shard_of(axis, rank, ranks)
+        for name, w in weights.items()
+    }
+
+
+class _Plan:
+    """How one entry's tensors become its weight. `parts`: names of the tensors of each stored part."""
+
+    def __init__(
+        self,
+        file: TensorFile,
+        config: LayeredConfig,
+        entry: Entry,
+        layer: int,
+        stored: InFile,
+        scheme_of: SchemeOf,
+    ) -> None:
+        self.file, self.config, self.entry, self.layer, self.stored = file, config, entry, layer, stored
+        self.fields = stored.shape or entry.shape
+        self.shape = tuple(getattr(config, field) for field in self.fields)
+        names = stored.names(layer, self.shape[0])
+        self.scheme = scheme_of(names[0])
+        if self.scheme is None:
+            self.parts = {"values": names}
+            return
+        modules = [name.removesuffix(".weight") for name in names]
+        self.parts = {p.name: [m + p.suffix for m in modules] for p in self.scheme.parts}
+
+    def weight(self) -> Weight:
+        """Raises ModelFileError, UnsupportedError."""
+        scheme = self.scheme or self._plain()
+        parts = {}
+        for p in scheme.parts:
+            names = self.parts[p.name]
+            separate = "{expert}" in self.stored.name
+            shape = p.shape(self.shape[1:] if separate else self.shape)
+            found = [self._part(name, shape) for name in names]
+            parts[p.name] = Part.stacked(found) if separate else found[0]
+        weight = Weight(scheme, self.shape, parts)
+        if self.stored.rows is not None:
+            weight = weight.take(len(self.shape) - 2, self.stored.rows(self.config))
+        assert weight.shape == self.entry.sizes(self.config), f"{self.entry.name}: rows do not make its shape"
+        return weight
+
+    def _plain(self) -> Scheme:
+        """The format that the file states, which must have a decoder unless it is expanded here."""
+        name = self.parts["values"][0]
+        form = self.file.tensors[name].format
+        if form not in SCHEMES:
+            raise UnsupportedError(
+                f"tensor {name}: no kernels for this format",
+                expected=" ".join(SCHEMES),
+                got=form,
+                where=self.file.path,
+                remedy="use a file in one of the formats named",
+            )
+        return plain(form)
+
+    def _part(self, name: str, shape: tuple[int, ...]) -> Part:
+        """A tensor under the shape that is wanted; axes of one entry do not matter."""
+        info = self.file.tensors[name]
+        if [n for n in info.shape if n != 1] != [n for n in shape if n != 1]:
+            raise ModelFileError(
+                f"tensor {name} contradicts the config",
+                expected=f"{list(shape)} = [{', '.join(self.fields)}]",
+                got=list(info.shape),
+                where=self.file.path,
+            )
+        return self.file.part(name).reshape(shape)
+
+
+def without_data(table: WeightTable, config: LayeredConfig) -> dict[str, Weight]:
+    """Every weight of such a model by name, in bf16 and with no parts: the values are to be made up."""
+    return {name: Weight(plain("bf16"), shape, {}) for name, shape in table.shapes(config).items()}
 
 
 def embedding_in_gguf(table: WeightTable, file: TensorFile) -> tuple[int, bool]:
@@ -122,34 +249,26 @@ def embedding_in_gguf(table: WeightTable, file: TensorFile) -> tuple[int, bool]:
 
     Raises ModelFileError without an embedding.
     """
-    embedding = file.tensors.get(table.embed.gguf)
+    name = table.embed.gguf.name
+    embedding = file.tensors.get(name)
     if embedding is None:
-        raise ModelFileError("tensor is missing", expected=table.embed.gguf, where=file.path)
-    return embedding.shape[0], table.head.gguf not in file.tensors
+        raise missing_tensor(name, len(file.tensors), file.path)
+    return embedding.shape[0], table.head.gguf.name not in file.tensors
 
 
-def without_data(table: WeightTable, config: LayeredConfig) -> dict[str, RawWeight]:
-    """Every weight of such a model by name, matrices as bf16 and vectors as f32, but empty: to be made up."""
-    empty = np.zeros(0, np.uint8)
-    shapes = table.shapes(config)
-    return {n: RawWeight("bf16" if len(s) > 1 else "f32", s, empty) for n, s in shapes.items()}
-
-
-def read_vector(file: TensorFile, name: str, shape: tuple[int, ...]) -> Array:
-    """A small tensor as float32, copied out of the file. Raises ModelFileError."""
+def read_vector(file: TensorFile, name: str, size: int) -> Array:
+    """A small tensor, [size] float32, copied out of the file. Raises ModelFileError."""
     info = file.tensors[name]
-    _check_shape(file, name, shape, shape)
-    return dequantize(info.format, file.raw(name), shape)
-
-
-def raw_f32(values: Array) -> RawWeight:
-    """Float32 values that were made or copied here."""
-    return RawWeight("f32", values.shape, np.ascontiguousarray(values).view(np.uint8).reshape(-1))
+    if info.shape != (size,):
+        raise ModelFileError(
+            f"tensor {name} contradicts the config", expected=[size], got=list(info.shape), where=file.path
+        )
+    return dequantize(info.format, file.part(name).bytes(), info.shape)
 
 
 def _check_tied(file: TensorFile, embed: str, head: str) -> None:
     """Some writers store a tied head as well; then it must be the embedding."""
-    if embed in file.tensors and not np.array_equal(file.raw(head), file.raw(embed)):
+    if embed in file.tensors and not np.array_equal(file.part(head).bytes(), file.part(embed).bytes()):
         raise ModelFileError(
             "the config ties lm_head to the embedding, but their tensors differ",
             expected=f"{head} equal to {embed}",
@@ -158,8 +277,8 @@ def _check_tied(file: TensorFile, embed: str, head: str) -> None:
         )
 
 
-def _check_names(line: str, file: TensorFile, names: Mapping[str, object], ignored: set[str]) -> None:
-    if missing := [n for n in names if n not in file.tensors]:
+def _check_names(line: str, file: TensorFile, wanted: Collection[str], ignored: Sequence[str]) -> None:
+    if missing := [n for n in wanted if n not in file.tensors]:
         raise ModelFileError(
             "tensors are missing",
             expected=missing[0] + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
@@ -167,49 +286,12 @@ def _check_names(line: str, file: TensorFile, names: Mapping[str, object], ignor
             where=file.path,
             remedy="use a complete file, or correct the config's number of layers",
         )
-    if extra := [n for n in file.tensors if n not in names and n not in ignored]:
+    extra = [n for n in file.tensors if n not in wanted and not any(fnmatchcase(n, p) for p in ignored)]
+    if extra:
         raise UnsupportedError(
-            f"tensors that the {line} line has no use for",
-            expected=f"{len(names)} tensors by name",
+            f"tensors that the {line} line does not use",
+            expected=f"{len(wanted)} tensors by name",
             got=extra[0] + (f" and {len(extra) - 1} more" if len(extra) > 1 else ""),
             where=file.path,
             remedy="the model has features that this line lacks, or its config names too few layers",
         )
-
-
-def _check_shape(file: TensorFile, name: str, shape: tuple[int, ...], fields: tuple[object, ...]) -> None:
-    info = file.tensors[name]
-    if info.shape != shape:
-        raise ModelFileError(
-            f"tensor {name} contradicts the config",
-            expected=f"{list(shape)} = [{', '.join(map(str, fields))}]",
-            got=list(info.shape),
-            where=file.path,
-        )
-
-
-def _read(
-    config: LayeredConfig,
-    file: TensorFile,
-    name: str,
-    entry: Entry,
-    row_order: Callable[[int, int], Array] | None,
-) -> RawWeight:
-    shape = entry.sizes(config)
-    _check_shape(file, name, shape, entry.shape)
-    if len(shape) == 1:
-        return raw_f32(read_vector(file, name, shape))
-    form = file.tensors[name].format
-    if form not in WEIGHTS:
-        raise UnsupportedError(
-            f"tensor {name}: no kernels for this format",
-            expected=" ".join(WEIGHTS),
-            got=form,
-            where=file.path,
-            remedy="use a file in one of the formats named",
-        )
-    order = None
-    if row_order is not None and entry.heads:
-        order = row_order(shape[0], getattr(config, entry.heads))
-    release = partial(file.release, name)
-    return RawWeight(form, shape, file.raw(name), order, release, file.origin(name))

@@ -1,1 +1,1 @@
-"""How plans become steps for every line whose sequences keep pages: what its engine.py is assembled from."""
+"""How plans become steps: the parts that a line's engine.py composes its runner of."""

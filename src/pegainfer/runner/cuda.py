@@ -1,14 +1,14 @@
-"""The Runner on a GPU: deltas and work are put on one stream, ids come back when the device is that far.
+"""The Runner on a GPU: deltas and work are put on one stream, ids come back once the device has drawn them.
 
     forward(plan) ─► histories, tables, inputs (pinned) ─► gather ─► graph or launches
     sample(…)     ─► sampler's graph ─► append to history ─► ids to pinned memory ─► event
     wait()        ─► waits for that event; two steps may be on the stream meanwhile
 
 Steps of one token a row make their inputs on the device. While the same rows go on, each a token further,
-nothing is sent at all, and nothing fetched: one graph, forward pass and sampler together, leaves what it
-draws in the host's memory.
+nothing is sent and nothing fetched: one graph, forward pass and sampler together, writes the drawn tokens to
+the host's memory.
 
-What it shares with the host's runner: kv/device keeps the counts, runner/sampling.py the sampler's inputs.
+It shares the slots, the staging and the sampler's inputs with the host's runner.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import InvariantError
-from pegainfer.contract.step import BlockCopy, RunnerInfo, StepPlan
-from pegainfer.kv.device.slots import Slots
-from pegainfer.kv.device.stage import StagedRows, Staging
+from pegainfer.contract.step import RunnerInfo, StepPlan
+from pegainfer.ops.program import Program
 from pegainfer.runner.buckets import Buckets
 from pegainfer.runner.parts import Executor, Parts
 from pegainfer.runner.pending import Part, PendingDraw, PendingPools, Step
@@ -33,13 +32,15 @@ from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.ready import PLAIN, ReadySizes
 from pegainfer.runner.results import ASKED, DRAWN, DrawnRing, HiddenBuffer, ResultBuffer
 from pegainfer.runner.sampling import Call, PromptPart, check_sampled_in_time, prompt_parts, sampler_call
+from pegainfer.runner.slots import Slots
+from pegainfer.runner.staging import StagedRows, Staging
 from pegainfer.runtime.cuda.driver import errors_at
 from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.stream import Event
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 Array = np.ndarray[Any, Any]
-BUFFERS = 4  # of results: two steps in flight, the end of the one before them, one to spare
+BUFFERS = 4  # of results: two steps in flight, one whose end event is still needed, one to spare
 
 
 class CudaRunner:
@@ -49,33 +50,35 @@ class CudaRunner:
     """
 
     def __init__(self, info: RunnerInfo, parts: Parts, max_logprobs: int) -> None:
-        """`max_logprobs`: as the programs were made for."""
+        """`max_logprobs`: most alternatives a token, as the programs were recorded with."""
         self._info = info
         self._parts = parts
         self._stream = parts.stream
         self._slots = Slots(info, max_logprobs)
-        self._staging = Staging(self._slots, info)
+        self._staging = Staging(self._slots, info, parts.inputs)
         self._sizes = ReadySizes(parts, Buckets(info))
         self._max_logprobs = max_logprobs
         self._spare: deque[ResultBuffer] = deque()
         self._drawn = DrawnRing(info.max_slots)
-        self._ahead: Event | None = None  # the end of the step launched last
-        self._counts = [0] * info.max_slots  # blocks in each slot's table
-        self._last: StagedRows | None = None  # of the last step, if all rows are one token and are drawn
-        self._going: Graph | None = None  # what steps that repeat that one launch
-        self._repeated = 0  # such steps that the counts of `_last` and of `_slots` do not have yet
-        self._sent: bool | None = None  # whether the sampler's inputs, if still there, ask for logprobs
-        self._packed: set[Executor] = set()  # programs over what a step has left that are ready
+        self._last_end: Event | None = None  # end of the step launched last
+        self._last: StagedRows | None = None  # of the last step, if each row is one token and samples
+        self._repeat_graph: Graph | None = None  # runs a step that repeats the last one
+        self._repeated = 0  # repeated steps that `_last` and `_slots` do not count yet
+        # Whether the sampler's inputs on the device ask for logprobs; None where they are of another step.
+        self._sampler_inputs: bool | None = None
+        self._packed: set[Executor] = (
+            set()
+        )  # of the programs that read what a step left, those that are ready
         self._pools = Pools()
         self._spare_hidden: deque[HiddenBuffer] = deque()
         self._last_forward = 0
         self._thread = threading.get_ident()
 
     def start(self, seconds: float) -> int:
-        """Makes the likeliest sizes ready for as long as there is time, the others by `prepare` or when they
-        first come.
+        """Makes sizes of steps ready, the likeliest first, until the time is over. Others are made ready by
+        `prepare`, or by the first step that needs them.
 
-        Returns how many there are.
+        Returns how many are ready.
         """
         end = time.perf_counter() + seconds
         while time.perf_counter() < end and self._make_next(at_once=True):
@@ -90,52 +93,61 @@ class CudaRunner:
 
     def _make_next(self, at_once: bool) -> bool:
         self._enter_thread()
-        self._end_repeats()  # what is made ready runs once, and overwrites the batch on the device
+        self._end_repeats()  # a size that is made ready runs once, which overwrites the batch on the device
         return self._sizes.make_next(at_once)
 
     @property
     def info(self) -> RunnerInfo:
         return self._info
 
+    @property
+    def forward_program(self) -> Program:
+        """The forward pass as it was lowered."""
+        return self._parts.forward.program
+
     def forward(self, plan: StepPlan) -> Step:
         self._enter_thread()
         started = time.perf_counter()
         with errors_at("step", plan.step):
-            others = plan.news or plan.frees or plan.copies or plan.snapshots or plan.transfers
+            others = plan.news or plan.frees or plan.copies or plan.transfers
             if plan.repeats and not others:
-                graph = self._going or self._begin_repeats()
+                graph = self._repeat_graph or self._begin_repeats()
                 if graph is not None:
                     return self._repeat(plan, graph, started)
             return self._forward(plan, started)
 
     def _repeat(self, plan: StepPlan, graph: Graph, started: float) -> Step:
-        """The step before once more, a token on: as little as can be on the host."""
-        if plan.blocks:
+        """Runs the last step again, one token further, with the least work on the host."""
+        assert self._last is not None
+        if plan.blocks or plan.snapshots:
             self._slots.apply(plan)
-            self._send_deltas(plan)
+            self._parts.state.apply(plan)
+        if plan.snapshots:
+            rows = self._advanced(self._last, plan, self._repeated + 1)
+            if rows.saves:
+                self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling, rows.saves)
         results = self._take_buffer()
         began = self._begin(results)
         staged = time.perf_counter() - started
         graph.launch(self._stream)
         self._repeated += 1
         self._last_forward = plan.step
-        assert self._last is not None
         return Step(plan, self._last, results, True, began, self._drawn.take(), staged)
 
     def _begin_repeats(self) -> Graph | None:
-        """The graph of steps that repeat the last one; None where they take more than a graph.
+        """The graph that repeats the last step; None where a graph alone cannot.
 
-        The sampler's inputs must be on the device, and nobody want more than the token.
+        The sampler's inputs must be on the device, and no request may ask for more than tokens.
         """
-        last = self._last
-        if last is None or not (self._parts.graphs and self._sent is False and self._slots.sampling.plain):
+        last, tokens_alone = self._last, self._sampler_inputs is False and self._slots.sampling.plain
+        if last is None or not (self._parts.graphs and tokens_alone):
             return None
-        self._going = self._sizes.joined(last.env["R"], self._drawn.place)
-        return self._going
+        self._repeat_graph = self._sizes.joined(last.env["R"], self._drawn.place)
+        return self._repeat_graph
 
     def _end_repeats(self) -> StagedRows | None:
-        """Counts what was repeated, and returns the last step's rows, which are forgotten."""
-        last, self._last, self._going = self._last, None, None
+        """Counts the repeated steps. Returns the rows of the last step and forgets them."""
+        last, self._last, self._repeat_graph = self._last, None, None
         if last is not None and self._repeated:
             self._slots.advance(last.slots, self._repeated)
             last = last.advanced(self._repeated)
@@ -145,10 +157,10 @@ class CudaRunner:
     def _forward(self, plan: StepPlan, started: float) -> Step:
         last = self._end_repeats()
         self._slots.apply(plan)
-        self._send_deltas(plan)
-        self._copy(plan.copies)
+        self._parts.state.apply(plan)
+        self._parts.pools.copy(plan.copies, self._stream)
         continues = plan.repeats and last is not None and not (plan.news or plan.frees)
-        rows = last.advanced(1) if last is not None and continues else self._staging.rows(plan)
+        rows = self._advanced(last, plan, 1) if last is not None and continues else self._staging.rows(plan)
         staged = time.perf_counter() - started
         results = self._take_buffer()
         began = self._begin(results)
@@ -160,6 +172,13 @@ class CudaRunner:
             self._last = rows
         self._last_forward = plan.step
         return Step(plan, rows, results, continues, began, None, staged)
+
+    def _advanced(self, last: StagedRows, plan: StepPlan, steps: int) -> StagedRows:
+        """The rows of a plan that repeats `last`, so many steps later, with the plan's snapshots."""
+        if not plan.snapshots:
+            return last.advanced(steps)
+        saves = self._staging.state_saves(plan, last.starts + steps, last.counts)
+        return last.advanced(steps, saves)
 
     def sample(self, handle: Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
         self._enter_thread()
@@ -177,7 +196,7 @@ class CudaRunner:
             elif masks:
                 raise InvariantError(f"step {step.plan.step} repeats the one before, but has masks")
             step.results.ended.record(self._stream)
-        self._ahead = step.results.ended
+        self._last_end = step.results.ended
         pooled = partial(pools.read, self._pools, self._spare_hidden)
         return PendingDraw(step, parts, pooled, self._drawn, self._spare)
 
@@ -195,69 +214,44 @@ class CudaRunner:
         return ResultBuffer(self._info.max_slots, self._max_logprobs)
 
     def _take_buffer(self) -> ResultBuffer:
-        """The one given back first: its events are still asked for when the step after the next is begun."""
+        """The buffer that was given back first: the events of later ones are still in use."""
         return self._spare.popleft() if self._spare else self._results()
 
     def _begin(self, results: ResultBuffer) -> Event:
-        """An event at the step's start; none is recorded where the step before runs up to it."""
-        ahead, self._ahead = self._ahead, None
+        """An event at the step's start: the end of the step before, if that is still running."""
+        ahead, self._last_end = self._last_end, None
         if ahead is not None and not ahead.done():
             return ahead
         results.began.record(self._stream)
         return results.began
 
-    def _send_deltas(self, plan: StepPlan) -> None:
-        for new in plan.news:
-            self._counts[new.slot] = 0
-            self._parts.state.enter(new.slot, np.frombuffer(new.tokens, "<i4"))
-        slots: list[int] = []
-        places: list[int] = []
-        blocks: list[int] = []
-        for change in plan.blocks:
-            start = self._counts[change.slot]
-            self._counts[change.slot] = start + len(change.blocks)
-            slots += [change.slot] * len(change.blocks)
-            places += range(start, start + len(change.blocks))
-            blocks += change.blocks
-        if slots:
-            self._parts.state.extend(slots, places, blocks)
-
-    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
-        """Whole blocks, in order."""
-        if not copies:
-            return
-        pool = self._parts.pool
-        nbytes = pool.nbytes // pool.shape[0]
-        for c in copies:
-            self._stream.copy(pool.address + c.dst * nbytes, pool.address + c.src * nbytes, nbytes, c)
-
     def _run_decode(self, rows: StagedRows, continues: bool) -> None:
         self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], True))
-        if not continues:
-            self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling)
+        if rows.saves or not continues:
+            self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling, rows.saves)
         self._parts.forward.replay(rows.env, True)
 
     def _run_forward(self, rows: StagedRows) -> None:
         inputs = self._staging.inputs(rows)
         width = self._parts.state.history.shape[1]
-        places = np.repeat(rows.slots * width, rows.counts) + inputs["positions"]
+        places = np.repeat(rows.slots * width, rows.counts) + self._staging.positions
         self._parts.state.gather(rows.slots, places)
         self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], False))
         self._parts.forward.run(inputs, rows.env)
 
     def _draw(self, step: Step, masks: dict[int, bytes]) -> None:
-        """No host knows yet whether a draw fails."""
+        """Draws for the sampling rows. Whether a draw failed is known only when its result is read."""
         rows = step.rows
         plain = self._slots.sampling.plain and not masks
-        if plain and step.continues and self._sent is not None:
-            asked = self._sent  # the forward pass has counted the sampler's inputs on
+        if plain and step.continues and self._sampler_inputs is not None:
+            asked = self._sampler_inputs  # the forward pass has advanced the sampler's inputs
             outputs = self._parts.sampler.replay({"L": rows.env["L"], **PLAIN}, False)
         else:
             call = sampler_call(self._slots, rows, masks)
             self._sizes.make_sampler(len(rows.sampling))
             outputs = self._parts.sampler.run(call.inputs, call.env)
             asked = bool((call.inputs["top_lens"] >= 0).any())
-            self._sent = asked if plain else None
+            self._sampler_inputs = asked if plain else None
         self._slots.advance(rows.slots[rows.sampling])
         step.results.fetch(outputs, (*DRAWN, *ASKED) if asked else (*DRAWN,), self._stream)
 
@@ -288,7 +282,7 @@ class CudaRunner:
         return PendingPools(parts, whole_prompts(self._slots, rows))
 
     def _run_over(self, program: Executor, call: Call) -> Mapping[str, DeviceTensor]:
-        """A program over what the step has left, ready for the most rows: its launches are packed once."""
+        """Runs a program that reads what the step left. It is made ready once, for the most rows."""
         env = {"T": self._info.max_tokens, "L": self._info.max_slots}
         if program not in self._packed:
             program.capture(env, False, graph=False)

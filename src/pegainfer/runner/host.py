@@ -1,7 +1,7 @@
 """The Runner on a host device: plans in, tokens out, in order, on a thread of its own.
 
-A runner on a device with memory of its own differs in three things only. What it shares with this one stands
-in `runner/sampling.py`, `runner/program.py` and `kv/device`, none of which runs a program or waits.
+A runner on a device with memory of its own differs in three things only. It shares the slots, the staging
+and `runner/sampling.py` with this one; none of them runs a program or waits.
 
 - **Ids come back late.** Executors put work on a stream and return at once; the sampler's `tokens`, `status`
   and asked-for logprobs go to pinned memory by an asynchronous copy, and the pending step waits for that
@@ -10,14 +10,14 @@ in `runner/sampling.py`, `runner/program.py` and `kv/device`, none of which runs
 - **A token that the host has not seen.** The sampler appends to `history`, which is device state. The token
   ids of following rows are read from there: `token_ids` is an input of its own, so such a runner binds it to
   device memory and fills it there. All other inputs follow from counts that the host knows.
-- **Sizes.** A step is padded to the bucket of a captured graph. Padding writes nowhere (`slots` is -1) and
-  its outputs are not read, so plans, staging and results do not see it.
+- **Sizes.** A step is padded to the bucket of a captured graph. Padding writes nowhere (its places and states
+  are -1) and its outputs are not read, so plans, staging and results do not see it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,13 +26,13 @@ import numpy as np
 
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
-from pegainfer.kv.device.pool import KVPool
-from pegainfer.kv.device.slots import Slots
-from pegainfer.kv.device.stage import StagedRows, Staging
+from pegainfer.kv.device.layout import GroupLayout
+from pegainfer.kv.device.pool import HostPools
 from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.program import Program
+from pegainfer.ops.tensor import Kind
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
-from pegainfer.runner.program import largest_step, only_group
+from pegainfer.runner.program import largest_step
 from pegainfer.runner.sampling import (
     SamplerCalls,
     check_sampled_in_time,
@@ -40,10 +40,11 @@ from pegainfer.runner.sampling import (
     prompt_parts,
     step_result,
 )
+from pegainfer.runner.slots import Slots
+from pegainfer.runner.staging import StagedRows, Staging
 from pegainfer.runtime.worker import Task, Worker
 
 Array = np.ndarray[Any, Any]
-KV_FORMATS: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Programs:
     """What a step runs.
 
     Args:
-        forward: from INPUTS to `x` [T, M] and `logits` [L, V]; appends to the state `kv`.
+        forward: from step inputs to `x` [T, M] and `logits` [L, V]; writes the parts of the KV groups.
         sampler, prompt_logprobs, hidden_states: see ops/sampler.py.
     """
 
@@ -81,15 +82,21 @@ class HostRunner:
     """
 
     def __init__(
-        self, info: RunnerInfo, slots: Slots, pool: KVPool, programs: Programs, backend: Backend
+        self,
+        info: RunnerInfo,
+        slots: Slots,
+        pools: HostPools,
+        programs: Programs,
+        staging: Staging,
+        backend: Backend,
     ) -> None:
         """Takes over all of them; `backend` is closed with the runner."""
         self._info = info
         self._backend = backend
         self._slots = slots
-        self._pool = pool
+        self._kv = pools
         self._programs = programs
-        self._staging = Staging(slots, info)
+        self._staging = staging
         self._sampler_calls = SamplerCalls(slots)
         self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
         self._pools = Pools()
@@ -100,29 +107,27 @@ class HostRunner:
         cls,
         programs: Mapping[str, Program],
         info: RunnerInfo,
+        groups: Sequence[GroupLayout],
         backend: Backend,
-        block_shape: tuple[int, ...],
         *,
-        kv_format: str,
         max_logprobs: int,
     ) -> HostRunner:
-        """A runner whose one group is pages; `backend` holds the programs' constants.
+        """A runner with memory for all KV groups; `backend` holds the programs' constants.
 
         Args:
             programs: by the fields of Programs.
-            block_shape: of one block of the state `kv`, without the axis of blocks.
-            kv_format: a key of KV_FORMATS.
+            groups: those that `info` and the forward program were made from.
             max_logprobs: as the programs were made for.
 
         Raises ConfigError where memory for the KV cache cannot be had.
         """
-        only_group(info.kv)
         slots = Slots(info, max_logprobs)
-        pool = KVPool(info.num_blocks[0], block_shape, KV_FORMATS[kv_format])
-        states = {"kv": pool.array, "history": slots.history}
+        pools = HostPools(groups, info.num_blocks)
+        states = {**pools.states, "history": slots.history}
         largest = largest_step(info)
         ready = {name: backend.prepare(program, states, largest) for name, program in programs.items()}
-        return cls(info, slots, pool, Programs(**ready), backend)
+        inputs = {t.name for t in programs["forward"].tensors(Kind.INPUT)}
+        return cls(info, slots, pools, Programs(**ready), Staging(slots, info, inputs), backend)
 
     @property
     def info(self) -> RunnerInfo:
@@ -144,7 +149,7 @@ class HostRunner:
     def _forward(self, plan: StepPlan) -> _Step:
         started = time.perf_counter()
         self._slots.apply(plan)
-        self._pool.copy(plan.copies)
+        self._kv.copy(plan.copies)
         rows = self._staging.rows(plan)
         inputs = self._staging.inputs(rows)
         staged = time.perf_counter()

@@ -1,121 +1,116 @@
-"""A model of pages: its parts, as a line puts them together, and what the engine asks of them."""
+"""A model as the assembly sees it: the parts that a line's engine.py puts together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
 
-from pegainfer.contract.step import KVSpec, RunnerInfo
+from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
+from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
 from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
 from pegainfer.runner.host import HostRunner
-from pegainfer.runner.program import Formats, Sizes, only_group, page_spec
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runner.program import Formats, Sizes
+from pegainfer.runtime.weights.weight import Weight
 
-Forward = Callable[[Mapping[str, str], Sizes, Formats], Program]
-MakeHead = Callable[[Mapping[str, str], str], Head]
+if TYPE_CHECKING:
+    from pegainfer.runner.cuda import CudaRunner
+    from pegainfer.runner.parts import CudaBackend
 
-
-class DecoderConfig(Protocol):
-    """What the runner reads of a line's config."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def max_position_embeddings(self) -> int: ...
-
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
+Formatted = Mapping[str, str]  # storage format of each weight by name
 
 
 @dataclass(frozen=True)
-class PagedModel:
+class LineModel:
     """A model whose weights are mapped but not yet packed. Serves app/registry.py's Model.
 
-    A line whose parts differ (a state beside pages, a sampler of its own) has a class of its own instead.
+    It is a record without hooks. A line that needs another runner, other programs around its forward or
+    weights of another kind has a class of its own with the members of Model, made from the same parts.
 
     Args:
-        config: its max_position_embeddings are tokens that can be served.
+        max_position_embeddings: tokens that can be served.
         weights: every weight by the forward's name.
-        cos_sin: the rotation's table for so many positions, [positions, D] f32.
-        forward: records the line's forward pass for storage formats of weights, sizes and formats of steps.
-        head: the forward's end, for a residual stream in this format.
+        tables: makes each constant that depends on the served length, by name, from the number of positions.
+        groups: makes the line's KV groups from the tokens of a page block and the formats of a step.
+        forward: records the line's forward pass.
+        head: the forward's end, for a residual stream in the given format.
+        make_policy: makes the line's own scheduling policy from the runner's bounds and the scheduler's
+            options (engine/config.py); None: the default scheduler.
     """
 
-    config: DecoderConfig
-    weights: Mapping[str, RawWeight]
-    cos_sin: Callable[[int], RawWeight]
-    forward: Forward
-    head: MakeHead
+    vocab_size: int
+    max_position_embeddings: int
+    weights: Mapping[str, Weight]
+    groups: Callable[[int, Formats], tuple[GroupLayout, ...]]
+    forward: Callable[[Formatted, Sizes, Formats], Program]
+    head: Callable[[Formatted, str], Head]
+    tables: Mapping[str, Callable[[int], Weight]] = field(default_factory=dict)
+    make_policy: Callable[[RunnerInfo, Any], StepPolicy] | None = None
 
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
+    def weight_bytes(self, num_positions: int) -> int:
+        """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32."""
+        matrices = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) > 1)
+        vectors = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) == 1)
+        row = sum(prod(make(1).shape) for make in self.tables.values())
+        return 2 * matrices + 4 * (vectors + num_positions * row)
 
-    @property
-    def max_position_embeddings(self) -> int:
-        return self.config.max_position_embeddings
-
-    @property
-    def formats(self) -> dict[str, str]:
-        """Storage format of each weight by name."""
-        return {name: w.format for name, w in self.weights.items()}
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each weight by name."""
-        return {name: w.shape for name, w in self.weights.items()}
-
-    def kv_spec(self, block_size: int, kv_dtype: str) -> KVSpec:
-        c = self.config
-        return page_spec(c.num_layers, c.num_kv_heads * c.head_dim, block_size, kv_dtype)
-
-    def tensors(self, num_positions: int) -> dict[str, RawWeight]:
+    def tensors(self, num_positions: int) -> dict[str, Weight]:
         """Every constant of the programs by name; `num_positions` is the served length."""
-        return {**self.weights, "cos_sin": self.cos_sin(num_positions)}
+        return {**self.weights, **{name: make(num_positions) for name, make in self.tables.items()}}
 
-    def block_shape(self, block_size: int) -> tuple[int, ...]:
-        """One block of the KV cache: [Y, 2, G, S, D]."""
-        c = self.config
-        return (c.num_layers, 2, c.num_kv_heads, block_size, c.head_dim)
-
-    def programs(self, info: RunnerInfo, steps: Formats, max_logprobs: int) -> dict[str, Program]:
+    def programs(
+        self, info: RunnerInfo, groups: tuple[GroupLayout, ...], steps: Formats, max_logprobs: int
+    ) -> dict[str, Program]:
         """What a step runs, by the fields of runner/host.py's Programs.
 
         Args:
+            groups: as `groups` made them; `info` has their KVSpec.
             steps: storage formats of what a step computes and keeps.
         """
+        formats = {name: w.dtype for name, w in self.weights.items()}
+        head = self.head(formats, steps.residual)
         return {
-            "forward": self.forward(self.formats, Sizes.of(info), steps),
+            "forward": self.forward(formats, Sizes.of(info, groups), steps).on_one_rank(),
             "sampler": sampler(info.vocab_size, info.max_slots, info.max_model_len + 1, max_logprobs),
-            "prompt_logprobs": prompt_logprobs(self.head(self.formats, steps.residual), max_logprobs),
-            "hidden_states": hidden_states(self.head(self.formats, steps.residual)),
+            "prompt_logprobs": prompt_logprobs(head, max_logprobs),
+            "hidden_states": hidden_states(head),
         }
 
-    def build(self, info: RunnerInfo, backend: Backend, *, kv_dtype: str, max_logprobs: int) -> HostRunner:
+    def build(
+        self,
+        info: RunnerInfo,
+        groups: tuple[GroupLayout, ...],
+        backend: Backend,
+        *,
+        steps: Formats,
+        max_logprobs: int,
+    ) -> Runner:
         """A runner on `backend`, which holds `tensors(info.max_model_len)` and is closed with the runner.
-
-        Args:
-            info: its KV is that of `kv_spec`.
-            kv_dtype: a key of runner/host.py's KV_FORMATS.
 
         Raises ConfigError where memory for the KV cache cannot be had.
         """
         max_logprobs = min(max_logprobs, info.vocab_size)
-        return HostRunner.build(
-            self.programs(info, Formats(kv=kv_dtype), max_logprobs),
-            info,
-            backend,
-            self.block_shape(only_group(info.kv).block_size),
-            kv_format=kv_dtype,
-            max_logprobs=max_logprobs,
-        )
+        programs = self.programs(info, groups, steps, max_logprobs)
+        return HostRunner.build(programs, info, groups, backend, max_logprobs=max_logprobs)
+
+    def build_cuda(
+        self,
+        info: RunnerInfo,
+        groups: tuple[GroupLayout, ...],
+        backend: CudaBackend,
+        *,
+        steps: Formats,
+        max_logprobs: int,
+    ) -> CudaRunner:
+        """A runner on a GPU. Takes all memory that steps need; then load the weights and start the runner.
+
+        Raises CudaError where memory is short, UnsupportedError where no kernel serves an op.
+        """
+        from pegainfer.runner.cuda import CudaRunner
+        from pegainfer.runner.parts import make_parts
+
+        parts = make_parts(self.programs(info, groups, steps, max_logprobs), info, groups, backend)
+        return CudaRunner(info, parts, max_logprobs)

@@ -8,8 +8,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pegainfer.ops.tensor import Sizes
+from pegainfer.contract.step import RunnerInfo
+from pegainfer.kv.device.cuda_pool import CudaPools
+from pegainfer.kv.device.layout import GroupLayout
+from pegainfer.ops.program import Program
+from pegainfer.ops.tensor import Kind, Sizes
+from pegainfer.runner.program import largest_step
+from pegainfer.runner.resident import ResidentState
 from pegainfer.runtime.cuda.device import Device
+from pegainfer.runtime.cuda.module import Kernel
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 
@@ -20,6 +27,8 @@ MakeInputs = Callable[[Callable[[str], int]], Work]  # from the address of each 
 
 class Executor(Protocol):
     """A program on the device; kernels/cuda/executor.py documents each member."""
+
+    program: Program
 
     def run(self, inputs: Mapping[str, Array], env: Sizes) -> Mapping[str, DeviceTensor]: ...
 
@@ -42,32 +51,60 @@ class Executor(Protocol):
     ) -> None: ...
 
 
-class State(Protocol):
-    """Histories and block tables on the device; kernels/cuda/resident.py documents each member."""
+class Library(Protocol):
+    """Compiled kernels by name; see kernels/load.py."""
 
-    history: DeviceTensor
+    def kernel(self, name: str) -> Kernel: ...
 
-    def enter(self, slot: int, tokens: Array) -> None: ...
 
-    def extend(self, slots: list[int], places: list[int], blocks: list[int]) -> None: ...
+class Context(Protocol):
+    """One GPU; see kernels/cuda/context.py."""
 
-    def gather(self, slots: Array, token_places: Array) -> None: ...
+    @property
+    def device(self) -> Device: ...
 
-    def enter_batch(self, slots: Array, positions: Array, logit_rows: Array) -> None: ...
+    @property
+    def stream(self) -> Stream: ...
 
-    def publish(self, tokens: int, status: int, rows: int, ring: tuple[int, int, int]) -> Work: ...
+    @property
+    def library(self) -> Library: ...
 
-    def decode_inputs(self, rows: int, address: Callable[[str], int], counters: Sequence[int]) -> Work: ...
+
+class Options(Protocol):
+    """How programs run; see kernels/cuda/options.py."""
+
+    @property
+    def graphs(self) -> bool: ...
+
+
+class CudaBackend(Protocol):
+    """What makes programs ready on a GPU; kernels/cuda/backend.py documents each member."""
+
+    @property
+    def ctx(self) -> Context: ...
+
+    @property
+    def options(self) -> Options: ...
+
+    def prepare(
+        self,
+        program: Program,
+        states: Mapping[str, DeviceTensor],
+        largest: Sizes,
+        bound: Mapping[str, DeviceTensor] | None = None,
+    ) -> Executor: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What runs steps on the device, made by app/gpu.py.
+    """What runs steps on the device.
 
     Args:
-        forward, sampler, prompt_logprobs, hidden_states: the programs of runner/model.py, bound to `state`,
-            `pool` and each other.
-        pool: the KV cache, [N, …].
+        forward, sampler, prompt_logprobs, hidden_states: the programs of a line, bound to `state`, `pools`
+            and each other.
+        inputs: names of the forward pass's inputs.
         graphs: whether captured steps are graphs.
         close: waits for the device and releases everything.
     """
@@ -78,7 +115,34 @@ class Parts:
     sampler: Executor
     prompt_logprobs: Executor
     hidden_states: Executor
-    state: State
-    pool: DeviceTensor
+    inputs: frozenset[str]
+    state: ResidentState
+    pools: CudaPools
     graphs: bool
     close: Callable[[], None]
+
+
+def make_parts(
+    programs: Mapping[str, Program], info: RunnerInfo, groups: Sequence[GroupLayout], backend: CudaBackend
+) -> Parts:
+    """Takes all memory that steps will need. Then load the backend's weights, then start the runner.
+
+    Args:
+        programs: by the fields of runner/host.py's Programs.
+        groups: those that `info` and the forward program were made from.
+
+    Raises CudaError where memory is short, UnsupportedError where no kernel serves an op.
+    """
+    ctx, largest = backend.ctx, largest_step(info)
+    inputs = frozenset(t.name for t in programs["forward"].tensors(Kind.INPUT))
+    state = ResidentState(ctx.stream, ctx.library.kernel, info, inputs, ctx.device.info.pdl)
+    pools = CudaPools(groups, info.num_blocks)
+    forward = backend.prepare(programs["forward"], pools.states, largest, state.bound)
+    logits, x = (forward.outputs(largest)[name] for name in ("logits", "x"))
+    sampler = backend.prepare(programs["sampler"], {"history": state.history}, largest, {"logits": logits})
+    prompt_logprobs = backend.prepare(programs["prompt_logprobs"], {}, largest, {"x": x})
+    hidden_states = backend.prepare(programs["hidden_states"], {}, largest, {"x": x})
+    return Parts(
+        ctx.device, ctx.stream, forward, sampler, prompt_logprobs, hidden_states, inputs, state, pools,
+        backend.options.graphs, backend.close,
+    )  # fmt: skip

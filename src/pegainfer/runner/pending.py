@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pegainfer.contract.step import StepPlan, StepResult
-from pegainfer.kv.device.stage import StagedRows
 from pegainfer.runner.pooling import HiddenPart, Pools, WholePrompt
 from pegainfer.runner.results import DrawnRing, HiddenBuffer, ResultBuffer
 from pegainfer.runner.sampling import PromptPart, gathered_logprobs, step_result
+from pegainfer.runner.staging import StagedRows
 from pegainfer.runtime.cuda.stream import Event
 
 Array = np.ndarray[Any, Any]

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pegainfer.kv.device.sampling import POOL_LAST, POOL_MEAN, POOL_NONE
-from pegainfer.kv.device.slots import Slots
-from pegainfer.kv.device.stage import StagedRows
 from pegainfer.runner.sampling import Call
+from pegainfer.runner.sampling_state import POOL_LAST, POOL_MEAN, POOL_NONE
+from pegainfer.runner.slots import Slots
+from pegainfer.runner.staging import StagedRows
 
 Array = np.ndarray[Any, Any]
 

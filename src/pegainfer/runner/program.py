@@ -1,23 +1,23 @@
-"""What the programs of page-based lines have in common: step inputs, sizes, storage formats."""
+"""What a line's forward program is recorded with: step inputs, KV groups, storage formats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pegainfer.contract.errors import InvariantError
-from pegainfer.contract.step import KVSpec, PageGroup, RunnerInfo
-from pegainfer.ops.tensor import FORMATS, Dim
+from pegainfer.contract.errors import OpError
+from pegainfer.contract.step import RunnerInfo
+from pegainfer.kv.device.layout import GroupLayout, PageLayout, StateLayout
+from pegainfer.ops.program import Builder
+from pegainfer.ops.tensor import Dim, Tensor
 
-# name -> shape; int32, staged by the host before each step (kv/device/stage.py says what they hold).
+# name -> shape; int32, staged by the runner before each step (runner/staging.py says what they hold).
 INPUTS: dict[str, tuple[str, ...]] = {
     "token_ids": ("T",),
     "positions": ("T",),
-    "slots": ("T",),
     "query_starts": ("R",),
     "query_lens": ("R",),
     "context_lens": ("R",),
-    "block_table": ("R", "W"),
     "logit_rows": ("L",),
 }
 
@@ -38,48 +38,79 @@ class Formats:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What a recorded program is sized for beside the model's own widths."""
+class PageTensors:
+    """A group of pages in a program.
 
-    num_blocks: int
-    block_size: int
-    blocks_per_seq: int
-    num_positions: int  # rows of the rotation's table: the served length
+    Args:
+        parts: by name: [N, *shape], N blocks.
+        places: [T] int32, where each token goes: block · S + offset of a block of S tokens; -1: nowhere.
+        block_table: [R, W] int32, the blocks of each row's sequence in order.
+    """
+
+    parts: Mapping[str, Tensor]
+    places: Tensor
+    block_table: Tensor
+
+
+@dataclass(frozen=True)
+class StateTensors:
+    """A group of states in a program.
+
+    Args:
+        parts: by name: [N, *shape], N states.
+        state_ids: [R] int32, the state that each row reads and writes in place; -1 for a padded row. A row
+            whose first position is 0 starts from zeros, whatever the state holds.
+        state_saves: [T] int32, the state into which the state after this token is also written; -1: none.
+    """
+
+    parts: Mapping[str, Tensor]
+    state_ids: Tensor
+    state_saves: Tensor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a recorded program is sized for beside the model's own widths.
+
+    Args:
+        groups: of the line, in the order of its KVSpec.
+        num_blocks: blocks or states of each group.
+        num_positions: the served length: rows of the rotation's table, tokens that a block table covers.
+    """
+
+    groups: tuple[GroupLayout, ...]
+    num_blocks: tuple[int, ...]
+    num_positions: int
 
     @classmethod
-    def of(cls, info: RunnerInfo) -> Sizes:
-        """Of a runner whose one group is pages."""
-        block_size = only_group(info.kv).block_size
-        return cls(
-            num_blocks=info.num_blocks[0],
-            block_size=block_size,
-            blocks_per_seq=-(-info.max_model_len // block_size),
-            num_positions=info.max_model_len,
-        )
+    def of(cls, info: RunnerInfo, groups: Sequence[GroupLayout]) -> Sizes:
+        return cls(tuple(groups), info.num_blocks, info.max_model_len)
+
+    def pages(self, b: Builder, name: str) -> PageTensors:
+        """Declares a group of pages in `b`. Raises OpError where the line has no such group."""
+        group, parts = self._parts(b, name)
+        if not isinstance(group, PageLayout):
+            raise OpError(f"KV group {name} holds no pages", got=group)
+        width = -(-self.num_positions // group.block_size)
+        return PageTensors(parts, b.input(f"{name}.places", "T"), b.input(f"{name}.block_table", "R", width))
+
+    def states(self, b: Builder, name: str) -> StateTensors:
+        """Declares a group of states in `b`. Raises OpError where the line has no such group."""
+        group, parts = self._parts(b, name)
+        if not isinstance(group, StateLayout):
+            raise OpError(f"KV group {name} holds no states", got=group)
+        return StateTensors(parts, b.input(f"{name}.state_ids", "R"), b.input(f"{name}.state_saves", "T"))
+
+    def _parts(self, b: Builder, name: str) -> tuple[GroupLayout, dict[str, Tensor]]:
+        for group, count in zip(self.groups, self.num_blocks, strict=True):
+            if group.name == name:
+                return group, {p.name: b.state(p.name, count, *p.shape, dtype=p.dtype) for p in group.parts}
+        raise OpError("no such KV group", expected=" ".join(g.name for g in self.groups), got=name)
 
 
 def largest_step(info: RunnerInfo) -> dict[str, int]:
     """What changes from step to step, at its largest: the sizes that arenas are planned for."""
     return {"T": info.max_tokens, "R": info.max_slots, "L": info.max_slots}
-
-
-def page_spec(num_layers: int, kv_size: int, block_size: int, kv_format: str) -> KVSpec:
-    """One group of pages. All layers of a block lie together, so that a block is one copy.
-
-    Args:
-        kv_size: values of a token's keys in one layer, and as many of its values.
-    """
-    values = num_layers * 2 * kv_size * block_size
-    bytes_per_block = values * FORMATS[kv_format][1]
-    return KVSpec((PageGroup(name="kv", block_size=block_size, bytes_per_block=bytes_per_block),))
-
-
-def only_group(kv: KVSpec) -> PageGroup:
-    """The one page group of a `page_spec`. Raises InvariantError for any other."""
-    group = kv.groups[0]
-    if len(kv.groups) != 1 or not isinstance(group, PageGroup):
-        raise InvariantError(f"expected one group of pages, got {kv}")
-    return group
 
 
 def shape(letters: tuple[str, ...], axes: Mapping[str, int]) -> tuple[Dim, ...]:

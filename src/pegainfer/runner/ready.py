@@ -1,4 +1,4 @@
-"""Sizes of steps that a GPU has been made ready for: graphs, or launches that are packed."""
+"""Sizes of steps that a GPU is ready for: graphs, or packed launches."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from functools import partial
 import numpy as np
 
 from pegainfer.runner.buckets import Bucket, Buckets
-from pegainfer.runner.parts import Parts
+from pegainfer.runner.parts import Parts, Work
 from pegainfer.runtime.cuda.graph import Graph
 
-NOBODY = np.zeros(0, np.int64)
+NO_ROWS = np.zeros(0, np.int64)
 PLAIN = {"J": 0, "E": 0, "U": 0, "O": 0}  # sampling without biases, masks and banned tokens
 
 
 class ReadySizes:
-    """Makes each bucket ready once, the likeliest first. What is made ready runs once, on padding.
+    """Makes each bucket ready once, the likeliest first. A bucket that is made ready runs once, on padding.
 
-    Only those that are made ready `at_once` have their graphs then: most sizes never come, and a graph that
-    is not there costs the first step that would have replayed it some milliseconds, and no memory.
+    Its graph is made then only with `at_once`. Most sizes never occur: a graph that is not made costs no
+    memory, and the first step that would replay it some milliseconds.
     """
 
     def __init__(self, parts: Parts, buckets: Buckets) -> None:
         self.buckets = buckets
         self._parts = parts
-        self._coming = buckets.all()  # those that are still to be made ready, and some that are
+        self._coming = buckets.all()  # not ready yet, but for some that a step made ready
         self._ready: set[Bucket] = set()
-        self._batches: set[int] = set()  # of the sampler's
-        self._whole: dict[int, Graph] = {}  # by rows: decode steps with their sampling
+        self._batches: set[int] = set()  # rows that the sampler is ready for
+        self._whole: dict[int, Graph] = {}  # by rows: a decode step with its sampling
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -41,13 +41,14 @@ class ReadySizes:
         return False
 
     def make(self, bucket: Bucket, at_once: bool = False) -> None:
-        """Leaves nobody in the batch on the device, if the bucket is of decodes and was not ready."""
+        """Empties the batch on the device, if the bucket is one of decode steps and was not ready."""
         if bucket in self._ready:
             return
         make_inputs = None
         if bucket.decode:
-            # It runs once, on the batch that is there: that one would be counted on and its cache written.
-            self._parts.state.enter_batch(NOBODY, NOBODY, NOBODY)
+            # It runs once, on the batch on the device, whose positions it would advance and whose cache it
+            # would write.
+            self._parts.state.enter_batch(NO_ROWS, NO_ROWS, NO_ROWS)
             self.make_sampler(bucket.rows)
             sampling = {"L": bucket.rows, **PLAIN}
             counters = [self._parts.sampler.input_address(n, sampling) for n in ("history_lens", "draws")]
@@ -58,24 +59,24 @@ class ReadySizes:
         self._ready.add(bucket)
 
     def make_sampler(self, rows: int) -> None:
-        """For that many rows that are drawn plainly."""
+        """Makes the sampler ready for that many rows without biases, masks and banned tokens."""
         batch = self.buckets.batch(rows)
         if batch not in self._batches:
             self._parts.sampler.capture({"L": batch, **PLAIN}, False)
             self._batches.add(batch)
 
     def joined(self, rows: int, place: tuple[int, int, int]) -> Graph:
-        """A decode step and its sampling in one graph: milliseconds, when a batch first goes on.
+        """A decode step and its sampling in one graph. Making it takes milliseconds, once for each size.
 
         Args:
             rows: of a step that is ready.
-            place: what it draws is written to, see ResidentState.publish; always the same.
+            place: where drawn tokens are written, see ResidentState.publish; always the same.
         """
         rows = self.buckets.batch(rows)
         if rows not in self._whole:
             env, sampling = Bucket(rows, rows, True).env, {"L": rows, **PLAIN}
             drawn = self._parts.sampler.outputs(sampling)
-            work = [
+            work: list[Work] = [
                 *self._parts.forward.launches(env, True),
                 *self._parts.sampler.launches(sampling),
                 self._parts.state.publish(drawn["tokens"].address, drawn["status"].address, rows, place),

@@ -12,9 +12,9 @@ import numpy as np
 from pegainfer.contract.errors import InvariantError, RequestError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.step import StepPlan, StepResult
-from pegainfer.kv.device.slots import Slots
-from pegainfer.kv.device.stage import StagedRows
 from pegainfer.ops.sample import STATUS_NOT_FINITE, STATUS_NOTHING_LEFT
+from pegainfer.runner.slots import Slots
+from pegainfer.runner.staging import StagedRows
 
 Array = np.ndarray[Any, Any]
 

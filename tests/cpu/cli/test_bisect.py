@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from pegainfer.cli.bisect import Difference, compare, relative_error
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.ops.backend import Backend
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight, float32
 from tests.support.tinymodel import MODELS, write_checkpoint
 
 PROMPT = list(range(3, 40))
@@ -48,10 +47,9 @@ def test_a_right_device_differs_nowhere(tmp_path: Path) -> None:
 def test_a_wrong_weight_is_found_at_its_op_and_layer(
     weight: str, op: str, operand: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tampered(tensors: dict[str, RawWeight], config: EngineConfig) -> tuple[Backend, str]:
-        raw = tensors[weight]
-        scaled = (raw.data.view(np.float32) * np.float32(1.5)).view(np.uint8)
-        return assemble.make_backend({**tensors, weight: dataclasses.replace(raw, data=scaled)}, config)
+    def tampered(tensors: dict[str, Weight], config: EngineConfig) -> tuple[Backend, str]:
+        scaled = float32(tensors[weight].values() * np.float32(1.5))
+        return assemble.make_backend({**tensors, weight: scaled}, config)
 
     monkeypatch.setattr("pegainfer.cli.bisect.make_backend", tampered)
     found = first_beyond(compare(spec(tmp_path), PROMPT, 2), 1e-3)

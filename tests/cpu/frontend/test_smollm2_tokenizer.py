@@ -37,7 +37,11 @@ def test_ids_and_text_equal_the_references(text: TextSide, case: dict[str, Any])
 
 def test_what_the_file_says_of_its_text(text: TextSide) -> None:
     tk = text.tokenizer
-    assert (tk.vocab_size, tk.bos_token_id, tk.eos_token_ids) == (49152, 1, (2,))
+    assert (tk.vocab_size, tk.bos_token_id, tk.eos_token_ids) == (
+        49152,
+        1,
+        (2, 0),
+    )  # <|im_end|> and <|endoftext|>
     assert tk.special_ids == frozenset(range(17))
     assert tk.config.special_tokens["eos_token"] == "<|im_end|>"
 

@@ -16,7 +16,7 @@ from pegainfer.kernels.cpu.library import supported_isas
 from pegainfer.ops.check import Trial, check_case, suitable_cases, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Arrays, OpSpec, Role
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 ISAS = supported_isas()
@@ -54,7 +54,7 @@ def runner(options: CpuOptions) -> Callable[[Trial], None]:
 def run_poisoned(
     options: CpuOptions,
     program: Program,
-    weights: Mapping[str, RawWeight],
+    weights: Mapping[str, Weight],
     states: Arrays,
     inputs: Arrays,
     sizes: Mapping[str, int],

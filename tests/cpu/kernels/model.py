@@ -11,12 +11,12 @@ import numpy as np
 from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
 from pegainfer.kernels.cpu.executor import CpuExecutor
 from pegainfer.models.llama.config import LlamaConfig
-from pegainfer.models.llama.forward import forward, shapes
+from pegainfer.models.llama.forward import forward, groups, shapes
 from pegainfer.ops.program import Program
-from pegainfer.ops.quantize import raw_weight
+from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.runner.program import Formats, Sizes
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight, float32
 from tests.support.awkward import CONFIG as CONFIG
 
 Array = np.ndarray[Any, Any]
@@ -25,16 +25,16 @@ BLOCKS, BLOCK_SIZE, WIDTH = 96, 16, 40
 LARGEST = {"T": 700, "R": 24, "L": 700}
 
 
-def weights(config: LlamaConfig, formats: Mapping[str, str], seed: int = 7) -> dict[str, RawWeight]:
+def weights(config: LlamaConfig, formats: Mapping[str, str], seed: int = 7) -> dict[str, Weight]:
     """Every constant of the forward program, seeded."""
     rng = np.random.default_rng(seed)
     made = {}
     for name, shape in shapes(config).items():
         values = rng.standard_normal(shape).astype(np.float32)
         values = values / 8 + 1 if len(shape) == 1 else values * np.float32(1.5 / shape[-1] ** 0.5)
-        made[name] = raw_weight(formats[name], values)
+        made[name] = quantized_weight(formats[name], values)
     table = cos_sin_table(config.max_position_embeddings, inverse_frequencies(config.head_dim, 1e4, None))
-    return {**made, "cos_sin": RawWeight("f32", table.shape, table.reshape(-1).view(np.uint8))}
+    return {**made, "cos_sin": float32(table)}
 
 
 def formats_of(config: LlamaConfig, matrices: Sequence[str]) -> dict[str, str]:
@@ -45,8 +45,9 @@ def formats_of(config: LlamaConfig, matrices: Sequence[str]) -> dict[str, str]:
 
 
 def program(config: LlamaConfig, formats: Mapping[str, str], kv_dtype: str = "f32") -> Program:
-    sizes = Sizes(BLOCKS, BLOCK_SIZE, WIDTH, config.max_position_embeddings)
-    return forward(config, formats, sizes, Formats(kv=kv_dtype))
+    steps = Formats(kv=kv_dtype)
+    sizes = Sizes(groups(config, BLOCK_SIZE, steps), (BLOCKS,), config.max_position_embeddings)
+    return forward(config, formats, sizes, steps)
 
 
 def cache(config: LlamaConfig, kv_dtype: str = "f32") -> Array:
@@ -78,11 +79,11 @@ def stage(spans: Sequence[Span]) -> tuple[dict[str, Array], dict[str, int]]:
     inputs = {
         "token_ids": np.concatenate([s.ids[p] for s, p in places]),
         "positions": np.concatenate(positions),
-        "slots": np.concatenate(slots),
+        "kv.places": np.concatenate(slots),
         "query_starts": np.cumsum(counts) - counts,
         "query_lens": counts,
         "context_lens": np.array([s.start + s.count for s in spans]),
-        "block_table": table,
+        "kv.block_table": table,
         "logit_rows": np.arange(total),
     }
     return {k: a.astype(np.int32) for k, a in inputs.items()}, {"T": total, "R": len(spans), "L": total}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+COUNTER = "ALLOCATION_COUNTER"  # the variable that names the preloaded library to the child
 
 
 def count_steps() -> None:
@@ -23,7 +24,7 @@ def count_steps() -> None:
     from pegainfer.ops.sampler import sampler
     from tests.cpu.kernels.model import CONFIG, Model, Span, stage
 
-    counter = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    counter = ctypes.CDLL(os.environ[COUNTER])
     counter.counted_calls.restype = ctypes.c_int64
 
     def count(executor: CpuExecutor) -> int:
@@ -76,7 +77,12 @@ def test_no_step_allocates(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", "from tests.cpu.kernels.test_allocation import count_steps; count_steps()"],
-        env={**os.environ, "LD_PRELOAD": str(counter), "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={
+            **os.environ,
+            "LD_PRELOAD": f"{counter}:{os.environ.get('LD_PRELOAD', '')}",
+            COUNTER: str(counter),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
         cwd=HERE.parents[2],
         capture_output=True,
         text=True,

@@ -16,10 +16,9 @@ from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.norm import RMS_NORM
 from pegainfer.ops.program import Builder, OpCall, Program
-from pegainfer.ops.quantize import raw_weight
+from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.spec import Role
-from pegainfer.runtime.weights.dequant import dequantize
 from tests.cpu.kernels.harness import FORMATS
 from tests.cpu.kernels.model import BLOCK_SIZE, BLOCKS, CONFIG, LARGEST, Array, Model, Span, cache, stage
 
@@ -48,12 +47,12 @@ def linear_program(dtype: str = "f32") -> Program:
         ("token_ids", 4, CONFIG.vocab_size, r"embedding: ids\[4\]: expected 0 to 202, got 203"),
         ("token_ids", 0, -1, r"embedding: ids\[0\]: expected 0 to 202, got -1"),
         ("positions", 1, 640, r"positions\[1\]: expected 0 to 639, got 640"),
-        ("slots", 2, BLOCKS * BLOCK_SIZE, r"slots\[2\]: expected 0 to 1535, got 1536"),
+        ("kv.places", 2, BLOCKS * BLOCK_SIZE, r"slots\[2\]: expected 0 to 1535, got 1536"),
         ("logit_rows", 3, 5, r"lm_head: rows\[3\]: expected 0 to 4, got 5"),
         ("query_lens", 0, 6, r"attention: row 0 has tokens 0 to 6, expected within 5"),
         ("context_lens", 0, 4, r"context_lens\[0\]: expected 5 to 640, got 4"),
         ("context_lens", 0, 641, r"context_lens\[0\]: expected 5 to 640, got 641"),
-        ("block_table", (0, 0), BLOCKS, r"block_table\[0, 0\]: expected 0 to 95, got 96"),
+        ("kv.block_table", (0, 0), BLOCKS, r"block_table\[0, 0\]: expected 0 to 95, got 96"),
     ],
 )
 def test_an_index_out_of_bounds_is_named_and_nothing_runs(
@@ -111,7 +110,7 @@ def test_strided_inputs_are_read_right() -> None:
     """Large and small ones: some are copied, others read where they lie."""
     rng = np.random.default_rng(0)
     w = rng.standard_normal((20, 64)).astype(np.float32)
-    backend = CpuBackend({"w": raw_weight("f32", w)}, EXACT)
+    backend = CpuBackend({"w": quantized_weight("f32", w)}, EXACT)
     executor = backend.prepare(linear_program(), {}, {"T": 300})
     for rows in (3, 300):
         wide = rng.standard_normal((rows, 128)).astype(np.float32)
@@ -124,7 +123,7 @@ def test_strided_inputs_are_read_right() -> None:
 def test_watching_gives_what_the_reference_gives_call_by_call() -> None:
     """What each coarse call writes once is what the last of its finer ones writes there."""
     model = Model(EXACT, FORMATS)
-    plain = {k: dequantize(w.format, w.data, w.shape) for k, w in model.weights.items()}
+    plain = {k: w.values() for k, w in model.weights.items()}
     reference = ReferenceExecutor(model.program, {**plain, "kv": np.zeros_like(model.kv)})
     inputs, env = stage([span(33)])
 
@@ -181,7 +180,7 @@ def test_states_and_weights_must_be_as_declared(model: Model) -> None:
         model.backend.prepare(model.program, {}, LARGEST)
     with pytest.raises(OpError, match=r"state kv; expected .* f32, C-contiguous; got float16"):
         model.backend.prepare(model.program, {"kv": cache(CONFIG, "f16")}, LARGEST)
-    backend = CpuBackend({"w": raw_weight("q8_0", np.ones((20, 64), np.float32))}, EXACT)
+    backend = CpuBackend({"w": quantized_weight("q8_0", np.ones((20, 64), np.float32))}, EXACT)
     with pytest.raises(OpError, match=r"expected w: \[20, 64\] f32; got q8_0 \(20, 64\)"):
         backend.prepare(linear_program(), {}, {"T": 1})
     with pytest.raises(OpError, match="no weight for w"):

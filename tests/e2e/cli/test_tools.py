@@ -45,6 +45,32 @@ def test_the_plan_has_every_layer_with_bytes_and_flops() -> None:
     assert int(calls[-1][3]) == 113_246_208
 
 
+def test_launches_are_listed_without_a_gpu_from_a_config_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2560,
+                "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+                "rope_theta": 1e6, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+            }
+        )
+    )  # fmt: skip
+    flags = ("--plan", "--device", "cuda", "--load-format", "dummy", "--tokens", "8", "--rows", "8")
+    done = pega("doctor", str(tmp_path), *flags, "--arch", "90a")
+    assert done.returncode == 0, done.stderr
+    assert "Launches on NVIDIA H100 80GB HBM3, sm_90a" in done.stdout
+    assert (
+        len(re.findall(r"^append_attention .* attention_decode_append_bf16_d128 ", done.stdout, re.M)) == 36
+    )
+    assert "measured on NVIDIA H100 80GB HBM3 up to 16 rows" in done.stdout
+    assert "step L=8 J=0 E=0 U=0 O=0: 7 launches" in done.stdout
+    unknown = pega("doctor", str(tmp_path), *flags, "--arch", "70")
+    assert unknown.returncode != 0 and "expected 80 86 89 90a 100a 120a" in unknown.stderr
+    cpu = pega("doctor", "--plan", "--arch", "90a")
+    assert cpu.returncode != 0 and "only a GPU has an architecture" in cpu.stderr
+
+
 def test_bench_engine_appends_lines_that_say_where_they_were_made(tmp_path: Path) -> None:
     out = tmp_path / "results" / "engine.jsonl"
     sizes = ["--prefill", "64", "--batch", "1", "--batch", "3", "--decode", "8", "--rounds", "2"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from pegainfer.contract.handle import EngineInfo
-from pegainfer.engine.null import NullConfig, NullRunner
 from pegainfer.engine.process import serve_engine
+from pegainfer.null.config import NullConfig
+from pegainfer.null.runner import NullRunner
 from tests.support.null_engine import null_info
 
 

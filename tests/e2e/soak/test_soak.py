@@ -95,14 +95,14 @@ def unhandled(server: Server) -> list[str]:
 
 @pytest.fixture(scope="module")
 def jumping_clock(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A library to preload."""
+    """What to preload, before what this process itself was started with."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
     library = tmp_path_factory.mktemp("clock") / "clock.so"
     source = SUPPORT / "jumping_clock.c"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    return str(library)
+    return f"{library}:{os.environ.get('LD_PRELOAD', '')}"
 
 
 @pytest.mark.timeout(SECONDS * 2 + 300)

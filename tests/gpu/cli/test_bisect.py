@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.ops.backend import to_float32
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 from tests.gpu.harness import raw
 from tests.support.default_model import default_model
 from tests.support.tinymodel import write_checkpoint
@@ -55,10 +53,9 @@ def test_the_default_model_differs_nowhere(ctx: CudaContext) -> None:
 def test_a_wrong_weight_is_found_at_its_layer(
     weight: str, operand: str, ctx: CudaContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tampered(ctx: CudaContext, weights: Mapping[str, RawWeight], options: CudaOptions) -> CudaBackend:
+    def tampered(ctx: CudaContext, weights: Mapping[str, Weight], options: CudaOptions) -> CudaBackend:
         right = weights[weight]
-        wrong = raw(to_float32(right) * np.float32(1.5), right.format)
-        wrong = dataclasses.replace(right, data=wrong.data, origin=None)
+        wrong = raw(right.values() * np.float32(1.5), right.scheme.name)
         return CudaBackend(ctx, {**weights, weight: wrong}, options)
 
     monkeypatch.setattr("pegainfer.cli.bisect_cuda.CudaBackend", tampered)

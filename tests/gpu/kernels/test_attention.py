@@ -162,6 +162,6 @@ def test_rows_cut_into_even_shares(lengths: tuple[int, ...], ctx: CudaContext) -
 
 def test_the_choice_can_be_read(ctx: CudaContext) -> None:
     p = AttentionProblem(8, 8, 32, 8, 128, 16, 64, "bf16", True)
-    choice = choose_attention(p, ctx.device.info)
+    choice = choose_attention(p, ctx.target)
     assert str(choice).startswith(f"{choice.decode} in parts of 128 keys or more")
     assert ctx.library.variant(choice.decode) is not None

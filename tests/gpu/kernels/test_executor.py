@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pegainfer.kernels.cuda import planning
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.compare import compare_step, difference
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
 from pegainfer.kernels.cuda.options import CudaOptions
+from pegainfer.kernels.cuda.qkv import FINISH_IN_ATTENTION
 from pegainfer.models.qwen3.config import Qwen3Config
-from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
@@ -33,6 +35,10 @@ SEQUENCES, SPREAD = sized((8, 1.18), (2, 1.36))  # of cut runs beside whole ones
 LARGEST = {"T": TOKENS, "R": ROWS, "L": ROWS}
 
 
+def sizes(formats: Formats) -> Sizes:
+    return Sizes(groups(CONFIG, BLOCK, formats), (BLOCKS,), WIDTH * BLOCK)
+
+
 class Model:
     """The model on the device and its weights on the host; every sequence has blocks of its own."""
 
@@ -48,9 +54,9 @@ class Model:
         freqs = inverse_frequencies(CONFIG.head_dim, CONFIG.rope_theta, None)
         self.constants["cos_sin"] = cos_sin_table(WIDTH * BLOCK, freqs)
         formats = {n: "f32" if len(s) == 1 else "bf16" for n, s in TABLE.shapes(CONFIG).items()}
-        sizes = Sizes(BLOCKS, BLOCK, WIDTH, WIDTH * BLOCK)
-        self.exact = forward(CONFIG, formats, sizes)
-        rounding = forward(CONFIG, formats, sizes, Formats("bf16", "bf16", "bf16"))
+        exact, rounded_to = Formats(), Formats("bf16", "bf16", "bf16")
+        self.exact = forward(CONFIG, formats, sizes(exact), exact)
+        rounding = forward(CONFIG, formats, sizes(rounded_to), rounded_to)
         weights = {n: raw(a, formats.get(n, "f32")) for n, a in self.constants.items()}
         self.kv = DeviceTensor.empty((BLOCKS, CONFIG.num_layers, 2, 2, BLOCK, 64), "bf16", "kv")
         backend = CudaBackend(ctx, weights, options)
@@ -77,9 +83,9 @@ class Model:
         starts = np.cumsum(counts) - counts
         inputs = {
             "token_ids": np.array(ids, i32), "positions": np.array(positions, i32),
-            "slots": np.array(slots, i32), "query_starts": starts.astype(i32),
+            "kv.places": np.array(slots, i32), "query_starts": starts.astype(i32),
             "query_lens": np.array(counts, i32),
-            "context_lens": np.array([len(t) for _, t, _ in rows], i32), "block_table": table,
+            "context_lens": np.array([len(t) for _, t, _ in rows], i32), "kv.block_table": table,
             "logit_rows": (starts + counts - 1).astype(i32),
         }  # fmt: skip
         return inputs, {"T": len(ids), "R": len(rows), "L": len(rows)}
@@ -170,19 +176,21 @@ def test_steps_repeat_bit_by_bit(graphs: Model) -> None:
         assert all(np.array_equal(graphs.logits(rows), first) for _ in range(5))
 
 
-def test_a_row_alone_has_the_bits_of_launches_apart(launches: Model) -> None:
-    """Alone, attention finishes the heads and appends the token; op by op, another launch does."""
+def test_a_row_alone_has_the_bits_of_launches_apart(
+    launches: Model, ctx: CudaContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention finishes the heads and appends the token; without that rule, another launch does."""
+    rules = tuple(rule for rule in planning.RULES if rule is not FINISH_IN_ATTENTION)
+    monkeypatch.setattr(planning, "RULES", rules)
+    apart = Model(ctx, CudaOptions(graphs=False, tune=False, row_pass=False))
     for row in DECODE:
-        launches.forget()
-        launches.logits(prefix_of([row]))
-        got, cached = launches.logits([row]), launches.kv.numpy(launches.ctx.stream)
-        launches.forget()
-        launches.logits(prefix_of([row]))
-        inputs, env = launches.inputs([row])
-        for _, _, run in launches.executor.walk(inputs, env):
-            run()
-        assert launches.executor.output("logits", env).numpy(launches.ctx.stream).tobytes() == got.tobytes()
-        assert launches.kv.numpy(launches.ctx.stream).tobytes() == cached.tobytes()
+        outcomes = []
+        for model in (launches, apart):
+            model.forget()
+            model.logits(prefix_of([row]))
+            logits = model.logits([row])
+            outcomes.append((logits.tobytes(), model.kv.numpy(ctx.stream).tobytes()))
+        assert outcomes[0] == outcomes[1]
 
 
 def test_a_row_decodes_alike_alone_and_in_company(graphs: Model) -> None:

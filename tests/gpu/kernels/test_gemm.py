@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.gemm import GemmProblem, StreamChoice, choose_gemm, choose_stream
 from pegainfer.kernels.cuda.skinny import SkinnyChoice
-from pegainfer.kernels.cuda.wide import TUNED, Cut
+from pegainfer.kernels.cuda.target import Tuned, Tuning
+from pegainfer.kernels.cuda.wide import Cut
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.gemm import LINEAR, LINEAR_RESIDUAL
@@ -136,7 +138,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(shape: tuple[int, int], ctx
     a = rounded(rng.standard_normal((256, k), np.float32), "bf16")
     outputs: dict[object, list[Array]] = {}
     for m in (1, 7, 16, 32, 64, 65, 128, 129, 256):
-        choice = choose_gemm(GemmProblem(m, n, k, "bf16"), ctx.device.info)
+        choice = choose_gemm(GemmProblem(m, n, k, "bf16"), ctx.target)
         if not isinstance(choice, SkinnyChoice):
             if m > 64:
                 continue
@@ -163,11 +165,13 @@ def test_wide_products_however_they_are_cut(
     if ctx.device.info.arch != "90a":
         pytest.skip("kernels of Hopper's alone")
     n, k = 2 * cut.rows + 24, 776
-    monkeypatch.setitem(TUNED, (n, k), ((256, cut),))
+    tuned = Tuned(ctx.target.info.name, "90a", "wide", {"n": n, "k": k}, 256, asdict(cut))
+    rows = (*ctx.target.tuning.rows, tuned)
+    monkeypatch.setattr(ctx, "target", replace(ctx.target, tuning=Tuning(rows)))
     rng = np.random.default_rng(cut.rows)
     w = rounded(rng.standard_normal((n, k), np.float32) * np.float32(k**-0.5), dtype)
     for m in (65, 128, 129, 192, 250):
-        choice = choose_gemm(GemmProblem(m, n, k, dtype), ctx.device.info)
+        choice = choose_gemm(GemmProblem(m, n, k, dtype), ctx.target)
         assert isinstance(choice, SkinnyChoice) and choice.rows == cut.rows
         a = rounded(rng.standard_normal((m, k), np.float32), dtype)
         a[m // 2] = 0
@@ -183,7 +187,7 @@ def test_the_choice_follows_the_device(ctx: CudaContext) -> None:
     few = choose_stream(GemmProblem(4, 6144, 2560, "bf16", "store", norm=True), info)
     assert isinstance(few, StreamChoice) and few.shared <= info.max_shared
     assert ctx.library.variant(few.kernel) is not None
-    assert str(choose_gemm(GemmProblem(257, 6144, 2560, "bf16"), info)).startswith("cublasLt (257 rows")
+    assert str(choose_gemm(GemmProblem(257, 6144, 2560, "bf16"), ctx.target)).startswith("cublasLt (257 rows")
 
 
 def test_weights_of_any_format_arrive(ctx: CudaContext) -> None:
@@ -192,8 +196,7 @@ def test_weights_of_any_format_arrive(ctx: CudaContext) -> None:
     f, k = 40, 64
     gate, up = (rounded(rng.standard_normal((f, k), np.float32), "f16") for _ in "gu")
     order = rng.permutation(f)
-    shuffled = raw(up, "f16")
-    shuffled = type(shuffled)("f16", shuffled.shape, shuffled.data, order)
+    shuffled = raw(up, "f16").take(0, [range(i, i + 1) for i in order.tolist()])
     sizes = {"T": 1, "F": f, "M": k}
     dtypes = {"out": "bf16", "x": "bf16", "norm": "f32", "w_gate": "f32", "w_up": "f16"}
     program = one_call(GATE_UP_SWIGLU, sizes, dtypes, {"eps": 1e-6})

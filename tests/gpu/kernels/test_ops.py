@@ -11,12 +11,12 @@ import pegainfer.ops.coarse
 import pegainfer.ops.sample  # noqa: F401
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor  # noqa: F401  (registers the ops)
-from pegainfer.kernels.cuda.site import HANDLERS
+from pegainfer.kernels.cuda.lowering import HANDLERS
 from pegainfer.ops.check import check_case, suitable_cases
 from pegainfer.ops.compose import one_call, run_reference, staged_inputs
 from pegainfer.ops.rounding import PARAMETERS, rounded, run_rounding, share_of_rounding
 from pegainfer.ops.spec import REGISTRY, Case, OpSpec, Role
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 from tests.gpu.harness import raw, run_once, runner
 
 SPECS = [s for s in REGISTRY.values() if s.name in HANDLERS or s.lower is not None]
@@ -64,7 +64,7 @@ def check_sixteen(spec: OpSpec, case: Case, dtype: str, ctx: CudaContext) -> lis
         o.name: dtype if dtype in o.dtypes and o.name not in PARAMETERS else o.dtypes[0]
         for o in spec.operands
     }
-    arrays, weights = {}, dict[str, RawWeight]()
+    arrays, weights = {}, dict[str, Weight]()
     for o in spec.operands:
         if o.role is Role.OUT:
             shape = tuple(case.sizes[a] for a in o.axes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,12 @@ import pytest
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
-from pegainfer.contract.event import FinishReason, TokenEvent, TokenLogprob
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.runtime.cuda.driver import probe
 from tests.gpu.harness import sized
+from tests.support.answers import answer, compare
 from tests.support.tinymodel import write_checkpoint
 from tests.support.tinyqwen3 import TinyQwen3
 
@@ -30,16 +28,6 @@ MODEL = TinyQwen3(
 )  # fmt: skip
 TIE = 0.25  # nat; in 10,000 steps bf16 turned no choice that was further apart than half of that
 BATCH = 48  # requests that are in the engine together
-
-
-@dataclass
-class Answer:
-    """What came for one request, by index."""
-
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    finish: dict[int, FinishReason] = field(default_factory=dict)
-    error: str | None = None
 
 
 def requests(rng: np.random.Generator, first: int) -> list[GenerateRequest]:
@@ -76,57 +64,6 @@ def decided(rng: np.random.Generator) -> dict[str, Any]:
     return {"temperature": 0.0}
 
 
-def answer(
-    engine: InProcessEngine, batch: list[GenerateRequest], cancelled: dict[str, int]
-) -> dict[str, Answer]:
-    """Runs them together; `cancelled`: after so many events of a request it is cancelled."""
-    answers = {r.id: Answer() for r in batch}
-    left = dict(cancelled)
-    done = threading.Semaphore(0)
-
-    def sink(event: TokenEvent) -> None:
-        a = answers[event.request_id]
-        a.tokens.setdefault(event.index, []).extend(event.tokens)
-        a.logprobs.setdefault(event.index, []).extend(event.logprobs or ())
-        a.error = a.error or event.error
-        if event.finish is not None:
-            a.finish[event.index] = event.finish
-            done.release()
-        elif event.request_id in left:
-            left[event.request_id] -= 1
-            if left[event.request_id] == 0:
-                engine.cancel(event.request_id)
-
-    for r in batch:
-        engine.submit(r, sink)
-    for r in batch:
-        for _ in range(r.n):
-            done.acquire()
-    return answers
-
-
-def compare(got: Answer, want: Answer) -> list[float]:
-    """Gaps of the logits where the tokens part. Raises AssertionError where no tie explains it."""
-    gaps = []
-    assert got.error is None and want.error is None, (got.error, want.error)
-    for index, tokens in got.tokens.items():
-        exact, scores = want.tokens[index], want.logprobs[index]
-        for at, (g, w) in enumerate(zip(tokens, exact, strict=False)):
-            if g != w:
-                best = dict(scores[at].top)
-                gap = scores[at].logprob - best.get(g, -np.inf)
-                assert gap <= TIE, f"token {at} of {index}: {g} for {w}, {gap:.3f} nat below"
-                gaps.append(float(gap))
-                break
-    assert got.finish.keys() == want.finish.keys()
-    for index, finish in got.finish.items():
-        if finish is FinishReason.LENGTH:
-            assert len(got.tokens.get(index, ())) == len(want.tokens[index])
-        else:
-            assert finish is FinishReason.ABORT, finish
-    return gaps
-
-
 def run(folder: Path, steps: int) -> dict[str, Any]:
     """Until the GPU has made so many steps, in whole batches of requests; returns what was seen."""
     rng = np.random.default_rng(11)
@@ -148,7 +85,7 @@ def run(folder: Path, steps: int) -> dict[str, Any]:
             cancelled = {r.id: int(rng.integers(1, 8)) for r in batch if rng.random() < 0.15}
             got, want = answer(left, batch, cancelled), answer(right, batch, {})
             for r in batch:
-                gaps += compare(got[r.id], want[r.id])
+                gaps += compare(got[r.id], want[r.id], TIE)
                 sequences += r.n
         stats = left.stats()
     finally:

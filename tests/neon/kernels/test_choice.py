@@ -11,7 +11,7 @@ from pegainfer.contract.errors import OpError
 from pegainfer.kernels.cpu.backend import CpuOptions
 from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.program import Builder
-from pegainfer.ops.quantize import raw_weight
+from pegainfer.ops.quantize import quantized_weight
 from tests.support.replay.client import Replay
 
 
@@ -24,7 +24,7 @@ def run_linear(replay: Replay, isa: str | None) -> None:
         w=b.weight("w", 20, 64, dtype="f32"),
     )  # fmt: skip
     options = CpuOptions(threads=1, isa=isa)
-    out = replay.run(options, b.build(), {"w": raw_weight("f32", w)}, {}, {"a": a}, {"T": 3})["out"]
+    out = replay.run(options, b.build(), {"w": quantized_weight("f32", w)}, {}, {"a": a}, {"T": 3})["out"]
     np.testing.assert_allclose(out, a @ w.T, rtol=1e-5, atol=1e-5)
 
 

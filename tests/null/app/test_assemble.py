@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pegainfer.app.assemble import (
-    BLOCK_SIZE,
-    DEFAULT_PREFILL_TOKENS,
-    DEFAULT_SLOTS,
-    build_engine,
-    open_model,
-    runner_info,
-)
+from pegainfer.app.assemble import build_engine, open_model
+from pegainfer.app.bounds import BLOCK_SIZE, DEFAULT_PREFILL_TOKENS, DEFAULT_SLOTS, runner_info
 from pegainfer.app.config import EngineConfig
 from pegainfer.contract.errors import ConfigError, ModelFileError, PegaError, UnsupportedError
 from pegainfer.contract.step import PageGroup, RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.scheduler import Scheduler
+from pegainfer.models.llama import engine as llama
+from pegainfer.models.llama.weights import LlamaWeights
+from pegainfer.runner.model import LineModel
 from tests.support.modelfiles import gguf_bytes
 from tests.support.tinymodel import HEAD_DIM, KV_HEADS, LAYERS, MODELS, VOCAB, write_checkpoint, write_gguf
 
@@ -72,7 +71,7 @@ def test_too_little_memory_lowers_the_default_length_but_not_a_wish(
     info = bounds(tmp_path, kv_cache_memory=5 * BLOCK_BYTES)
     assert (info.max_model_len, info.num_blocks) == (5 * BLOCK_SIZE, (5,))
     assert "max_model_len lowered to 80" in caplog.text
-    with pytest.raises(ConfigError, match=r"cannot hold one sequence.*raise kv_cache_memory or lower"):
+    with pytest.raises(ConfigError, match=r"cannot hold one sequence.*raise kv_cache_memory, or lower"):
         bounds(tmp_path, kv_cache_memory=5 * BLOCK_BYTES, max_model_len=81)
     # In full: rounded to whole MiB both numbers could be the same.
     with pytest.raises(ConfigError, match=r"sequence.*≥ (\d+\.\d\d) MiB for 256 tokens; got \d+\.\d\d MiB"):
@@ -93,6 +92,24 @@ def test_the_engine_says_what_it_is(tmp_path: Path) -> None:
     assert (info.vocab_size, info.max_model_len, info.block_size) == (VOCAB, 256, BLOCK_SIZE)
     assert (info.num_blocks, info.max_logprobs) == ((1 << 20) // BLOCK_BYTES, 4)
     assert set(info.startup_seconds) == {"read", "pack"}
+
+
+def test_a_line_may_bring_its_own_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Policy(Scheduler):
+        pass
+
+    plain = llama.model
+
+    def model(weights: LlamaWeights) -> LineModel:
+        return replace(plain(weights), make_policy=Policy)
+
+    config, scheduler = EngineConfig(backend="reference", kv_cache_memory=1 << 20), SchedulerConfig()
+    folder = write_checkpoint(MODEL, tmp_path)
+    for make, policy in ((plain, Scheduler), (model, Policy)):
+        monkeypatch.setattr(llama, "model", make)
+        engine = build_engine(folder, "tiny", config, scheduler)
+        assert type(engine.policy(scheduler)) is policy
+        engine.runner.close()
 
 
 def fault(path: Path) -> PegaError:

@@ -18,10 +18,10 @@ from pegainfer.contract.grammar import GrammarFactory, Matcher
 from pegainfer.contract.request import GenerateRequest, GrammarSpec, SamplingParams, pack_tokens
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.engine.null_model import NullModel
 from pegainfer.frontend.byte_tokenizer import byte_tokenizer
 from pegainfer.frontend.grammar.compiler import MAX_CHOICES, GrammarJob, Kind, compile_grammar
 from pegainfer.frontend.grammar.vocabulary import ll_tokenizer, vocabulary_of
+from pegainfer.null.model import NullModel
 from tests.support.null_engine import null_engine
 
 TOKENIZER = byte_tokenizer()

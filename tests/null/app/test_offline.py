@@ -18,10 +18,11 @@ from pegainfer.contract.errors import ConfigError, EngineDeadError, InvariantErr
 from pegainfer.contract.request import SamplingParams as EngineParams
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.engine.null import NullConfig, NullRunner
-from pegainfer.engine.null_model import NullModel
 from pegainfer.frontend.byte_tokenizer import CHATML, byte_tokenizer
 from pegainfer.frontend.chat_template import ChatTemplate
+from pegainfer.null.config import NullConfig
+from pegainfer.null.model import NullModel
+from pegainfer.null.runner import NullRunner
 from tests.support.null_engine import null_info
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -327,7 +328,7 @@ def test_prompts_take_what_a_step_has_unless_a_latency_is_asked_for(
         raise ConfigError("not in this test")
 
     monkeypatch.setattr(llm_options, "resolve", lambda model, **place: ModelRef("gguf", Path("m.gguf"), "m"))
-    monkeypatch.setattr(llm_options, "load_text", lambda ref, tokenizer: None)
+    monkeypatch.setattr(llm_options, "load_text", lambda ref, **others: None)
     monkeypatch.setattr(offline, "build_engine", build)
     with pytest.raises(ConfigError, match="not in this test"):
         LLM("m", **options)

@@ -21,6 +21,7 @@ from pegainfer.runtime.user_cache import CACHE_VARIABLE, cache_folder
 
 CONTENT = bytes(range(256)) * 40
 MODEL = PackagedModel(
+    generation={},
     name="tiny",
     display_name="Tiny",
     file_name="Tiny.gguf",

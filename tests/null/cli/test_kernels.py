@@ -33,6 +33,8 @@ def test_flags_reach_the_build(
     ask = KernelBuildFlags(arch=("120a, 90a", "120a"), ops=("rope",), jobs=2, folder=str(tmp_path))
     assert build(ask=ask) == 0
     assert asked == [(["120a", "90a"], ["rope"], tmp_path, 2)]
+    with pytest.raises(ConfigError, match="--model or --ops"):
+        KernelBuildFlags(ops=("rope",), model="folder")
     assert capsys.readouterr().out == f"sm_120a: 0 kernels in 0 units, {tmp_path / '120a'}\n"
 
 

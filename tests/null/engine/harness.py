@@ -10,11 +10,15 @@ from typing import Any
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, unpack_tokens
 from pegainfer.contract.step import KVSpec, PageGroup, StateGroup, StepPlan, StepResult
+from pegainfer.contract.tiers import DEVICE
 from pegainfer.engine.admission import derived_seed
-from pegainfer.engine.null import NullConfig, NullPending, NullRunner
-from pegainfer.engine.null_model import NullModel
 from pegainfer.engine.scheduler import Scheduler, SchedulerConfig
 from pegainfer.engine.sequence import Sequence, Status
+from pegainfer.kv.blocks import BlockPool
+from pegainfer.null.config import NullConfig
+from pegainfer.null.model import NullModel
+from pegainfer.null.pending import NullPending
+from pegainfer.null.runner import NullRunner
 
 BLOCK = 4
 EOS = 30
@@ -48,6 +52,10 @@ def request(
     deadline: float | None = None,
     tenant: str = "",
     eos: tuple[int, ...] = (EOS,),
+    adapter: str | None = None,
+    adapter_digest: bytes = b"",
+    block_hashes: bytes = b"",
+    block_size: int = 0,
     **sampling: Any,
 ) -> GenerateRequest:
     """A request with a seed, so that its tokens can be predicted."""
@@ -62,6 +70,10 @@ def request(
         priority=priority,
         deadline=deadline,
         tenant=tenant,
+        adapter=adapter,
+        adapter_digest=adapter_digest,
+        block_hashes=block_hashes,
+        block_size=block_size,
     )
 
 
@@ -85,6 +97,13 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     finish: TokenEvent | None = None
     events: list[TokenEvent] = field(default_factory=list)
+
+
+def all_pools(scheduler: Scheduler) -> list[BlockPool]:
+    """Of all groups, the tiers' included."""
+    kv = scheduler._residents.kv
+    tiers = () if kv.tiers is None else (pool for levels in kv.tiers._levels for pool in levels.pools[1:])
+    return [*kv.pools, *tiers]
 
 
 class Driver:
@@ -182,6 +201,7 @@ class Driver:
             1 for row, new in zip(plan.rows, result.tokens, strict=True) if row.sample and not new
         )
         self.counts["tokens"] += sum(len(new) for new in result.tokens)
+        self.counts["transfers that failed"] += len(result.failed)
         self._take(self.scheduler.commit(plan, result, self.now))
         self._check_integrity()
         return result
@@ -206,6 +226,9 @@ class Driver:
         self.counts["admissions"] += len(plan.news)
         self.counts["copies"] += len(plan.copies)
         self.counts["snapshots"] += len(plan.snapshots)
+        self.counts["transfers"] += len(plan.transfers)
+        self.counts["loads"] += sum(t.target_pool == DEVICE for t in plan.transfers)
+        self.counts["plans that wait for transfers"] += plan.wait_transfers
         mixed = {row.count > 1 for row in plan.rows}
         self.counts["mixed steps"] += len(mixed) == 2
 
@@ -288,8 +311,9 @@ class Driver:
         """All blocks are free or cached, all slots free."""
         self.scheduler.check_integrity()
         residents = self.scheduler._residents
-        for pool in residents.kv.pools:
-            assert pool.available == pool.num_blocks and pool.num_deferred == 0
+        for pool in all_pools(self.scheduler):
+            assert pool.available == pool.num_blocks and pool.num_deferred == pool.num_moving == 0
+        assert not residents.loading and not residents.transfers_in_flight
         assert len(residents.free_slots) == residents.num_slots
         stats = self.scheduler.stats()
         assert stats.running == stats.waiting == stats.in_flight == 0

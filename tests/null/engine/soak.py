@@ -15,8 +15,9 @@ from collections import Counter
 from pegainfer.contract.errors import QueueFullError, RequestError
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import PageGroup, StateGroup, StepPlan
-from pegainfer.engine.null import Faults, NullConfig
+from pegainfer.contract.tiers import Tier
 from pegainfer.engine.scheduler import SchedulerConfig
+from pegainfer.null.config import Faults, NullConfig
 from tests.null.engine.harness import EOS, SPECS, Driver, null_config, request
 
 MAX_LEN = 64
@@ -57,7 +58,18 @@ def random_device(r: random.Random, seed: int) -> NullConfig:
         step_seconds=r.choice([0.0, 0.0, 0.01]),
         token_seconds=r.choice([0.0, 0.001, 0.02]),
         faults=random_faults(r) if r.random() < 0.2 else None,
+        tiers=random_tiers(r, blocks) if r.random() < 0.5 else (),
+        transfer_steps=r.choice([1, 3, 9]),
+        failed_transfers=r.choice([0.0, 0.0, 0.2]),
     )
+
+
+def random_tiers(r: random.Random, blocks: list[int]) -> tuple[Tier, ...]:
+    """One or two tiers, each of which may lack a group."""
+    tiers = [Tier(kind="host", num_blocks=tuple(r.choice([0, n // 2, 2 * n]) for n in blocks))]
+    if r.random() < 0.4:
+        tiers.append(Tier(kind="disk", num_blocks=tuple(r.choice([0, 4 * n]) for n in blocks)))
+    return tuple(tiers)
 
 
 def random_config(r: random.Random) -> SchedulerConfig:

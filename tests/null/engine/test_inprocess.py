@@ -12,8 +12,8 @@ from pegainfer.contract.errors import EngineDeadError, InvariantError, RequestEr
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.engine.null import NullRunner
 from pegainfer.engine.scheduler import SchedulerConfig
+from pegainfer.null.runner import NullRunner
 from tests.null.engine.harness import EOS, MODEL, null_config, request
 
 PATIENCE = 30.0
@@ -35,10 +35,12 @@ class Inbox:
     def __init__(self, n: int = 1) -> None:
         self.events: list[TokenEvent] = []
         self.left = n
+        self.begun = threading.Event()
         self.ended = threading.Event()
 
     def __call__(self, event: TokenEvent) -> None:
         self.events.append(event)
+        self.begun.set()
         if event.finish is not None:
             self.left -= 1
             if not self.left:

@@ -15,9 +15,10 @@ from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import PendingStep, StepPlan, StepResult
 from pegainfer.engine.loop import EngineLoop
-from pegainfer.engine.null import NullPending, NullRunner
 from pegainfer.engine.pipeline import MAX_FAILURES
 from pegainfer.engine.scheduler import Scheduler, SchedulerConfig
+from pegainfer.null.pending import NullPending
+from pegainfer.null.runner import NullRunner
 from tests.null.engine.harness import MODEL, null_config, request
 
 PATIENCE = 30.0  # seconds until a test gives up on an event that should have come

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from pegainfer.contract.event import FinishReason
+from pegainfer.contract.step import StepPlan
 from pegainfer.engine.scheduler import Scheduler
 from tests.null.engine.driving import driver, finish, ids, prompt_tokens
-from tests.null.engine.harness import BLOCK, HYBRID, request
+from tests.null.engine.harness import BLOCK, HYBRID, Driver, request
 
 # The budget
 
@@ -125,17 +126,84 @@ def test_where_no_prefix_is_shared(config: dict[str, Any], second: dict[str, Any
     d.judge()
 
 
-def test_a_chunk_ends_at_a_snapshot_and_the_next_request_starts_from_it() -> None:
-    d = driver(depth=1, kv=HYBRID, num_blocks=(64, 8), max_tokens=32)
-    d.add(request("a", ids(21), max_tokens=1))
+# States (blocks of 4 tokens, states kept at multiples of 8)
+
+
+def positions(plan: StepPlan) -> list[int]:
+    return [snapshot.position for snapshot in plan.snapshots]
+
+
+def test_states_are_kept_inside_a_chunk_and_the_next_request_starts_from_one() -> None:
+    d = driver(depth=1, kv=HYBRID, num_blocks=(64, 16), max_tokens=32)
+    d.add(request("a", ids(23), max_tokens=1))
     d.run()
-    assert [(r.start, r.count) for plan in d.plans for r in plan.rows] == [(0, 16), (16, 5)]
-    assert len(d.plans[0].snapshots) == 1
-    d.add(request("b", [*ids(16), 9, 9, 9], max_tokens=1))
+    assert [(r.start, r.count) for plan in d.plans for r in plan.rows] == [(0, 23)]
+    assert positions(d.plans[0]) == [8, 16, 20]  # equal steps, and the last boundary before the last token
+    d.add(request("b", [*ids(20), 9, 9, 9], max_tokens=1))
     d.run()
-    assert d.answers["b", 0].finish.num_cached_tokens == 16  # type: ignore[union-attr]
-    copies = d.plans[-1].copies
-    assert [(c.group, c.src) for c in copies] == [(1, d.plans[0].snapshots[0].state)]
+    assert num_cached(d, "b") == 20
+    d.add(request("c", [*ids(19), 9, 9, 9], max_tokens=1))
+    d.run()
+    assert num_cached(d, "c") == 16
+    kept = {snapshot.position: snapshot.state for snapshot in d.plans[0].snapshots}
+    assert [(c.group, c.src) for plan in d.plans for c in plan.copies] == [(1, kept[20]), (1, kept[16])]
+    d.judge()
+
+
+def test_a_prompt_keeps_at_most_a_quarter_of_the_states_in_one_row() -> None:
+    d = driver(depth=1, kv=HYBRID, num_blocks=(64, 8), max_tokens=64)
+    d.add(request("a", ids(35), max_tokens=1))
+    d.run()
+    assert [positions(plan) for plan in d.plans] == [[24, 32]]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("commit", [1, 3, 6])
+def test_the_next_turn_of_a_chat_starts_from_the_end_of_the_answer(depth: int, commit: int) -> None:
+    device: dict[str, Any] = {"kv": HYBRID, "num_blocks": (64, 16), "max_tokens": 32, "max_commit": commit}
+    d = driver(depth=depth, **device)
+    d.add(request("a", ids(10), max_tokens=13, ignore_eos=True))
+    d.run()
+    turn = [*ids(10), *d.answers["a", 0].tokens]
+    d.add(request("b", [*turn, 1, 2, 3], max_tokens=1))
+    d.run()
+    assert num_cached(d, "b") == 20  # of 22 computed tokens: the last of the 23 was drawn, not computed
+    d.judge()
+
+
+def test_a_long_answer_occupies_one_state_beside_its_own_and_its_prompts() -> None:
+    d = driver(depth=1, kv=HYBRID, num_blocks=(64, 16), max_tokens=32)
+    d.add(request("a", ids(10), max_tokens=40, ignore_eos=True))
+    d.run()
+    assert sum(len(plan.snapshots) for plan in d.plans) >= 10
+    assert d.scheduler._residents.kv.pools[1].num_cached == 2  # position 8 of the prompt, 48 of the answer
+
+
+def num_cached(d: Driver, request_id: str) -> int:
+    finish = d.answers[request_id, 0].finish
+    assert finish is not None
+    return finish.num_cached_tokens
+
+
+# Drafts
+
+
+def test_drafts_leave_room_in_the_budget_for_a_row_of_every_sequence() -> None:
+    d = driver(depth=1, max_tokens=8, max_commit=4, max_slots=4)
+    for i in range(4):
+        d.add(request(f"r{i}", ids(3, i), max_tokens=12, ignore_eos=True))
+    d.run()
+    full = [plan for plan in d.plans if len(plan.rows) == 4 and all(row.count == 1 for row in plan.rows)]
+    assert full and all([row.drafts for row in plan.rows] == [1] * 4 for plan in full)
+    assert max(row.drafts for plan in d.plans for row in plan.rows) <= 3
+    d.judge()
+
+
+def test_rows_with_drafts_repeat() -> None:
+    d = driver(depth=2, max_tokens=16, max_commit=3)
+    d.add(request("a", ids(3), max_tokens=40, ignore_eos=True))
+    d.run()
+    assert sum(plan.repeats for plan in d.plans) > len(d.plans) // 2
     d.judge()
 
 

@@ -10,13 +10,13 @@ import pytest
 from pegainfer.contract.errors import RequestError
 from pegainfer.contract.event import FinishReason
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.engine.null_model import chain_next, chain_start, hidden_state
+from pegainfer.null.model import chain_next, chain_start, hidden_state
 from tests.null.engine.harness import Driver, null_config, request
 
 
 def wanted(tokens: list[int], pooling: str) -> list[float]:
     """By the null model's own definition."""
-    chain = chain_start(None)
+    chain = chain_start()
     states = []
     for token in tokens:
         chain = chain_next(chain, token)

@@ -9,9 +9,9 @@ import pytest
 
 from pegainfer.contract.event import FinishReason, Timings
 from pegainfer.contract.request import GenerateRequest
-from pegainfer.engine.null import NullConfig
-from pegainfer.engine.null_model import NullModel
 from pegainfer.engine.scheduler import SchedulerConfig
+from pegainfer.null.config import NullConfig
+from pegainfer.null.model import NullModel
 from tests.null.engine.harness import Driver, null_config, request
 
 REQUESTS, TOKENS, POOL = 200, 2_000, 10_000

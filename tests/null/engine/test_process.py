@@ -26,9 +26,10 @@ from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.step import Runner, StepResult
 from pegainfer.engine.channel import listen
-from pegainfer.engine.null import NullPending, NullRunner
 from pegainfer.engine.process import serve_engine
 from pegainfer.engine.scheduler import SchedulerConfig
+from pegainfer.null.pending import NullPending
+from pegainfer.null.runner import NullRunner
 from tests.null.engine.harness import EOS, MODEL, null_config, request
 from tests.null.engine.test_inprocess import INFO, PATIENCE
 
@@ -64,6 +65,14 @@ class Front:
                 out += message.events
                 open_ids -= {e.request_id for e in message.events if e.finish is not None}
         return out
+
+    def receive_call(self) -> codec.Adapters | codec.Done:
+        """The next message about a call; events and statistics in between are skipped."""
+        while True:
+            message = self.receive()
+            if not isinstance(message, codec.Events):
+                assert isinstance(message, codec.Adapters | codec.Done)
+                return message
 
     def close(self) -> None:
         self._file.close()
@@ -343,3 +352,39 @@ def test_sockets_that_cannot_be_made(folder: Path) -> None:
     with pytest.raises(ConfigError, match="cannot make"), listen(folder / "taken"):
         pass
     assert (folder / "taken").exists()  # what was there before is left alone
+
+
+def test_adapters_are_loaded_and_unloaded_over_the_socket(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "adapter"
+    file.write_text("content")
+    engine = Served(folder, lambda: (NullRunner(null_config(max_adapters=1)), INFO))
+    front = engine.front
+    assert front.receive() == codec.Ready(INFO)
+    front.send(codec.LoadAdapter(3, "a", str(file)))
+    message = front.receive_call()
+    assert isinstance(message, codec.Adapters)
+    (adapter,) = message.adapters
+    assert (adapter.name, adapter.path, len(adapter.digest)) == ("a", str(file), 32)
+    assert front.receive_call() == codec.Done(3)
+    req = request("r", [1, 2, 3], adapter="a")
+    front.send(codec.Submit(req))
+    expected = MODEL.continuation(
+        [1, 2, 3],
+        req.sampling,
+        7,
+        eos_token_ids=(EOS,),
+        max_model_len=64,
+        adapter_digest=adapter.digest,
+    )
+    assert [t for e in front.events_of("r") for t in e.tokens] == expected
+    front.send(codec.UnloadAdapter(4, "b"))
+    message = front.receive_call()
+    assert isinstance(message, codec.Done)
+    assert (message.call, message.kind, message.param) == (4, "RequestError", "lora_name")
+    front.send(codec.UnloadAdapter(5, "a"))
+    assert front.receive_call() == codec.Adapters([])
+    assert front.receive_call() == codec.Done(5)
+    front.send(codec.ResetPrefixCache(6))
+    assert front.receive_call() == codec.Done(6)
+    front.send(codec.Shutdown())
+    assert engine.end() == EXIT_OK

@@ -29,6 +29,7 @@ def sequence(limit: int = 10, **sampling: Any) -> Sequence:
         rank=(0.0, 0),
         now=0.0,
         tenant=Tenant("", 0.0),
+        root=b"",
     )
 
 

@@ -12,7 +12,8 @@ import pytest
 import uvloop
 
 from pegainfer.contract import codec
-from pegainfer.contract.errors import ConfigError, EngineDeadError, QueueFullError, RequestError
+from pegainfer.contract.adapter import AdapterInfo
+from pegainfer.contract.errors import ConfigError, EngineDeadError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest, pack_tokens
 from pegainfer.frontend.engine_client import EngineClient
@@ -332,3 +333,37 @@ def test_connect_gives_up_in_time(tmp_path: Path) -> None:
             await EngineClient.connect(str(tmp_path / "none.sock"), timeout=0.02)
 
     run(main)
+
+
+@pytest.mark.parametrize("end", ["done", "refused", "death"])
+def test_a_call_ends_once(end: str) -> None:
+    async def main() -> None:
+        peer = Peer()
+        client = await peer.connect()
+        ends: list[PegaError | None] = []
+        client.load_adapter("a", "/a", ends.append)
+        sent = await peer.receive()
+        assert isinstance(sent, codec.LoadAdapter)
+        assert (sent.name, sent.path) == ("a", "/a")
+        adapter = AdapterInfo(name="a", path="/a", digest=b"x" * 32)
+        if end == "done":
+            await peer.send(codec.Adapters([adapter]), codec.Done(sent.call))
+        elif end == "refused":
+            await peer.send(codec.Done(sent.call, "RequestError", "no such adapter", "lora_name"))
+        else:
+            await peer.send(codec.Failed("boom", user_error=False))
+        while not ends:
+            await asyncio.sleep(0)
+        client.close()
+        await client.wait_closed()
+        (error,) = ends
+        if end == "done":
+            assert error is None and client.adapters() == (adapter,)
+        elif end == "refused":
+            assert isinstance(error, RequestError) and error.param == "lora_name"
+        else:
+            assert isinstance(error, EngineDeadError) and "boom" in str(error)
+        client.reset_prefix_cache(ends.append)  # the engine is gone
+        assert len(ends) == 2 and isinstance(ends[1], EngineDeadError)
+
+    uvloop.run(main())

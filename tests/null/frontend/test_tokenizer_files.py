@@ -48,14 +48,22 @@ def test_settings(folder: Path) -> None:
     assert tk.chat_template == "T"
 
 
-def test_eos_of_the_generation_config_wins(folder: Path) -> None:
+def test_whatever_a_file_calls_the_end_ends_a_sequence(folder: Path) -> None:
     write(folder, "tokenizer_config.json", {"eos_token": "<|end|>"})
     write(folder, "config.json", {"eos_token_id": 2})
-    assert load_tokenizer(folder).eos_token_ids == (2,)
-    write(folder, "generation_config.json", {"eos_token_id": [1, 0]})
-    assert load_tokenizer(folder).eos_token_ids == (1, 0)
+    assert load_tokenizer(folder).eos_token_ids == (2, 0)
+    write(folder, "generation_config.json", {"eos_token_id": [1, 2]})
+    assert load_tokenizer(folder).eos_token_ids == (1, 2, 0)
     write(folder, "generation_config.json", {"eos_token_id": None})
-    assert load_tokenizer(folder).eos_token_ids == (2,)
+    assert load_tokenizer(folder).eos_token_ids == (2, 0)
+
+
+def test_special_tokens_of_the_map(folder: Path) -> None:
+    write(folder, "special_tokens_map.json", {"eos_token": {"content": "<|end|>"}, "bos_token": "<|user|>"})
+    tk = load_tokenizer(folder)
+    assert (tk.eos_token_ids, tk.config.special_tokens["bos_token"]) == ((0,), "<|user|>")
+    write(folder, "tokenizer_config.json", {"bos_token": "<|end|>"})
+    assert load_tokenizer(folder).config.special_tokens == {"eos_token": "<|end|>", "bos_token": "<|end|>"}
 
 
 def test_templates(folder: Path) -> None:

@@ -191,3 +191,22 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], error: type[Exception],
 def test_the_small_metadata_is_that_of_the_json() -> None:
     assert bpe_metadata()["tokenizer.ggml.tokens"][:3] == list(SPECIAL)
     assert len(bpe_metadata()["tokenizer.ggml.tokens"]) == REFERENCE.get_vocab_size()
+
+
+@pytest.mark.parametrize("role", ["padding", "unknown"])
+@pytest.mark.parametrize("value", [10, 2**32 - 1, -1])
+def test_a_bad_id_of_a_role_that_nothing_uses_is_a_warning(
+    role: str, value: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tokenizer_from_gguf(tiny(**{f"{role}_token_id": value})).config
+    assert {"padding": "pad_token", "unknown": "unk_token"}[role] not in config.special_tokens
+    assert f"tokenizer.ggml.{role}_token_id is no token" in caplog.text
+
+
+def test_a_texts_end_beside_the_turns_end() -> None:
+    metadata = tiny()
+    tokens = [*metadata["tokenizer.ggml.tokens"], "<|endoftext|>", "<|im_end|>", "</s>"]
+    types = [*metadata["tokenizer.ggml.token_type"], 3, 3, 1]
+    more = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    n = len(tokens)
+    assert set(tokenizer_from_gguf(metadata | more).eos_token_ids) == {7, n - 3, n - 2}

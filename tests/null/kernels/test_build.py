@@ -143,6 +143,14 @@ def test_ops_choose_sources_and_others_stay(tree: Tree) -> None:
         tree.build("90a", ops=("flip",))
 
 
+def test_kernels_choose_units_by_architecture(tree: Tree) -> None:
+    wanted = {"90a": {"sort_f32"}, "80": {"scale_f32"}}
+    names = {name for s in build.find_sources() for name in s.variants}
+    assert {k for kernels in wanted.values() for k in kernels} <= names
+    made = build.build_kernels(["90a", "80"], None, tree.out, 1, None, wanted)
+    assert [[u.source for u in m.units] for m in made] == [["sm90/rows/sort.cu"], ["common/rows/scale.cu"]]
+
+
 def test_progress_counts_units(tree: Tree) -> None:
     seen: list[tuple[int, int, str]] = []
     build.build_kernels(["90a", "80"], None, tree.out, 1, lambda *step: seen.append(step))

@@ -18,7 +18,7 @@ from pegainfer.kernels.workload import (
     largest_of,
     positions_of,
 )
-from pegainfer.models.llama.forward import forward, shapes
+from pegainfer.models.llama.forward import forward, groups, shapes
 from pegainfer.ops.check import check_case, through_program
 from pegainfer.ops.compose import run_reference
 from pegainfer.ops.program import Program
@@ -26,7 +26,6 @@ from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.sampler import sampler
 from pegainfer.ops.spec import Role
 from pegainfer.runner.program import Formats, Sizes
-from pegainfer.runtime.weights.dequant import dequantize
 from tests.support import awkward
 
 CONFIG = replace(awkward.CONFIG, num_layers=3)
@@ -35,7 +34,7 @@ LONGEST = CONFIG.max_position_embeddings
 
 def programs() -> list[Program]:
     formats = {name: "q4_1" if len(shape) == 2 else "f32" for name, shape in shapes(CONFIG).items()}
-    coarse = forward(CONFIG, formats, Sizes(100, 16, 40, LONGEST), Formats())
+    coarse = forward(CONFIG, formats, Sizes(groups(CONFIG, 16, Formats()), (100,), LONGEST), Formats())
     return [coarse, sampler(CONFIG.vocab_size, 8, LONGEST + 1, 20).lowered(lambda call: False)]
 
 
@@ -108,7 +107,7 @@ def test_cases_fit_their_op_and_pass_its_checker(f: Family, shape: StepShape) ->
     """The checker run on the reference itself: a case must not hold what the reference cannot read."""
     execute = through_program(
         lambda program, weights, states, inputs, sizes: ReferenceExecutor(
-            program, {**{k: dequantize(w.format, w.data, w.shape) for k, w in weights.items()}, **states}
+            program, {**{k: w.values() for k, w in weights.items()}, **states}
         ).run(inputs, sizes)
     )
     for options in f.options().values():

@@ -219,41 +219,6 @@ def test_a_hit_in_a_window_group_holds_only_the_window() -> None:
     kv.check_integrity()
 
 
-def test_a_snapshot_is_found_once_it_is_kept() -> None:
-    kv = manager(FULL, STATE)
-    tokens = list(range(20))
-    seq = begin(kv, tokens, 20)
-    (kept,) = kv.snapshot(seq, 3, 8, step=1, spare=0)
-    assert (kept.slot, kept.group, kept.position) == (3, 1, 8)
-    publish(kv, seq, tokens, 8)
-    assert kv.find(seq.hashes, 20).num_tokens == 0
-    kv.keep_snapshots(1)
-    kv.retire(1)
-    hit = kv.find(seq.hashes, 20)
-    assert (hit.num_tokens, hit.blocks[1]) == (8, (kept.state,))
-    other, copies = kv.begin(ROOT, seq.hashes, hit, 12, step=2)
-    assert copies == [BlockCopy(1, kept.state, other.tables[1][0])]
-    assert kv.snapshot(seq, 3, 8, step=2, spare=0) == []  # it is kept already
-    kv.check_integrity()
-
-
-def test_a_failed_sequence_leaves_no_snapshot() -> None:
-    kv = manager(FULL, STATE)
-    seq = begin(kv, list(range(20)), 20)
-    kv.snapshot(seq, 3, 8, step=1, spare=0)
-    kv.keep_snapshots(1, failed=[seq])
-    kv.retire(1)
-    assert kv.pools[1].num_cached == 0
-    assert kv.pools[1].available == 15
-
-
-def test_a_snapshot_leaves_the_spare_states_alone() -> None:
-    kv = manager(FULL, STATE, blocks=6)
-    seq = begin(kv, list(range(20)), 20)
-    assert kv.snapshot(seq, 3, 8, step=1, spare=5) == []
-    assert len(kv.snapshot(seq, 3, 8, step=1, spare=4)) == 1
-
-
 def test_what_fits_counts_the_hit_once() -> None:
     kv = manager(blocks=4)
     tokens = list(range(16))
@@ -344,9 +309,14 @@ class ManagerMachine(RuleBasedStateMachine):
         self.kv.grow(seq, stop)
         self.write(seq, tokens, computed, stop)
         self.kv.extend_hashes(seq, array("i", tokens), stop // 4)
-        if stop % 8 == 0:
-            for kept in self.kv.snapshot(seq, 0, stop, step=self.step, spare=0):
-                self.pages[kept.group][kept.state] = self.pages[kept.group][seq.tables[kept.group][0]]
+        states = self.kv.states
+        assert states is not None
+        if stop - computed == 1:
+            kept = states.of_decode(seq, 0, computed, stop, self.step)
+        else:
+            kept = states.of_prompt(seq, 0, computed, stop, len(tokens), self.step)
+        for snapshot in kept:
+            self.pages[snapshot.group][snapshot.state] = tuple(tokens[: snapshot.position])
         self.kv.publish(seq, array("i", tokens), stop)
         self.kv.trim(seq, stop, after=self.step)
         self.seqs[i] = (seq, tokens, stop)
@@ -368,7 +338,6 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule()
     def retire(self) -> None:
-        self.kv.keep_snapshots(self.step)
         self.kv.retire(self.step)
         self.step += 1
 

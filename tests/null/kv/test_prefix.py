@@ -117,7 +117,7 @@ def test_against_brute_force(seed: int) -> None:
     cache = Cache(*groups)
     have = []
     for g, group in enumerate(groups):
-        size = group.snapshot_every if isinstance(group, StateGroup) else group.block_size
+        size = 4 if isinstance(group, StateGroup) else group.block_size
         ends = [end for end in range(size, 41, size) if r.random() < 0.85]
         have.append(cache.put(g, *ends))
     num_tokens = r.randint(1, 41)

@@ -13,17 +13,16 @@ from pegainfer.ops.compose import run_reference
 from pegainfer.ops.gemm import LINEAR, LINEAR_RESIDUAL
 from pegainfer.ops.norm import RMS_NORM
 from pegainfer.ops.program import Program
-from pegainfer.ops.quantize import raw_weight
+from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.sample import SAMPLE_TOKENS
 from pegainfer.ops.spec import Arrays, Case, OpSpec, Role
-from pegainfer.runtime.weights.dequant import dequantize
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 
 def honest(trial: Trial) -> None:
     """The reference as a backend."""
-    weights = {k: dequantize(w.format, w.data, w.shape) for k, w in trial.weights.items()}
+    weights = {k: w.values() for k, w in trial.weights.items()}
     run_reference(trial.spec, trial.sizes, {**trial.arrays, **weights}, trial.attrs)
 
 
@@ -101,7 +100,7 @@ def test_missing_the_last_product_is_seen() -> None:
     """The bound of a dot product is far below one of its terms."""
 
     def run(trial: Trial) -> None:
-        w = dequantize(trial.weights["w"].format, trial.weights["w"].data, trial.weights["w"].shape)
+        w = trial.weights["w"].values()
         w[:, -1] = 0
         trial.arrays["out"][...] = trial.arrays["a"] @ w.T
 
@@ -123,7 +122,7 @@ def test_the_reference_sees_weights_as_they_are_stored() -> None:
 
     def requantised(trial: Trial) -> None:
         w = trial.weights["w"]
-        honest(replace(trial, weights={"w": raw_weight("q4_0", dequantize(w.format, w.data, w.shape))}))
+        honest(replace(trial, weights={"w": quantized_weight("q4_0", w.values())}))
 
     assert check_case(LINEAR, case, requantised, dtypes={"w": "q4_1"}).faults, "these are other values"
 
@@ -151,12 +150,12 @@ def test_through_program_stages_what_is_written_in_place() -> None:
 
     def execute(
         program: Program,
-        weights: Mapping[str, RawWeight],
+        weights: Mapping[str, Weight],
         states: Arrays,
         inputs: Arrays,
         sizes: Mapping[str, int],
     ) -> Arrays:
-        plain = {k: dequantize(w.format, w.data, w.shape) for k, w in weights.items()}
+        plain = {k: w.values() for k, w in weights.items()}
         frozen = {k: a.copy() for k, a in inputs.items()}
         for a in frozen.values():
             a.flags.writeable = False

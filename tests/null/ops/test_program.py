@@ -22,8 +22,7 @@ from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.ops.sample import SAMPLE
 from pegainfer.ops.spec import Arrays, OpSpec
 from pegainfer.ops.tensor import NUMPY, Kind, Tensor
-from pegainfer.runtime.weights.dequant import dequantize
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 NEVER, ALWAYS = (lambda call: False), (lambda call: True)
 
@@ -78,12 +77,12 @@ def test_a_lowered_program_computes_what_the_coarse_op_means(spec: OpSpec) -> No
 
     def execute(
         program: Program,
-        weights: Mapping[str, RawWeight],
+        weights: Mapping[str, Weight],
         states: Arrays,
         inputs: Arrays,
         sizes: Mapping[str, int],
     ) -> Arrays:
-        plain = {k: dequantize(w.format, w.data, w.shape) for k, w in weights.items()}
+        plain = {k: w.values() for k, w in weights.items()}
         return run_in_arena(program.lowered(NEVER), {**plain, **states, **inputs}, sizes)
 
     for case in suitable_cases(spec, 21):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pegainfer.contract.errors import UnsupportedError
-from pegainfer.ops.quantize import quantize, raw_weight
+from pegainfer.ops.quantize import quantize, quantized_weight
 from pegainfer.runtime.weights.dequant import dequantize
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "data" / "ops" / "quantize.json").read_text())
@@ -90,8 +90,8 @@ def test_bf16_rounds_to_even() -> None:
     assert quantize("bf16", bits.view(np.float32)).view("<u2").tolist() == [0x3F80, 0x3F82, 0x3F81, 0xBF80]
 
 
-def test_raw_weight_and_unknown_format() -> None:
-    w = raw_weight("q4_1", np.zeros((3, 64), np.float32))
-    assert (w.format, w.shape, w.data.size) == ("q4_1", (3, 64), 3 * 2 * 20)
+def test_quantized_weight_and_unknown_format() -> None:
+    w = quantized_weight("q4_1", np.zeros((3, 64), np.float32))
+    assert (w.dtype, w.shape, w.parts["values"].nbytes) == ("q4_1", (3, 64), 3 * 2 * 20)
     with pytest.raises(UnsupportedError, match=r"no quantiser.*q8_0.*got q5_k"):
         quantize("q5_k", np.zeros((1, 256), np.float32))

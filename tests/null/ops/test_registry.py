@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse
+import pegainfer.ops.fused
+import pegainfer.ops.fused_norm
+import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.contract.errors import OpError
 from pegainfer.ops.check import suitable_cases
 from pegainfer.ops.compose import STAGED, dtype_name, one_call
 from pegainfer.ops.program import OpCall
-from pegainfer.ops.spec import REGISTRY, OpSpec, Role, declare
+from pegainfer.ops.spec import FUSED, REGISTRY, OpSpec, Role, declare, declare_fused
 
 SPECS = sorted(REGISTRY.values(), key=lambda s: s.name)
+FORMS = sorted(FUSED.values(), key=lambda s: s.name)
 every_op = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 GLOSSARY = (Path(__file__).parents[3] / "GLOSSARY.md").read_text()
 
@@ -42,7 +46,7 @@ def test_is_complete(spec: OpSpec) -> None:
     assert not any(r is Role.IN for r in roles[: roles.index(Role.OUT)]) if Role.OUT in roles else True
 
 
-@every_op
+@pytest.mark.parametrize("spec", [*SPECS, *FORMS], ids=lambda s: s.name)
 def test_letters_are_in_the_glossary(spec: OpSpec) -> None:
     letters = {a for o in spec.operands for a in o.axes if not a.isdigit()}
     table = re.findall(r"^\| ([A-Z](?:, [A-Z])*) \|", GLOSSARY, re.MULTILINE)
@@ -95,6 +99,18 @@ COSTS = {
     "embedding": ({"T": 2, "M": 3, "V": 100}, 4 * (2 * 2 * 3 + 2), 0),
     "rope": ({"T": 2, "H": 3, "D": 4, "P": 50}, 4 * (2 * 2 * 3 * 4 + 2 + 2 * 4), 3 * 2 * 3 * 4),
     "kv_append": ({"T": 2, "N": 9, "Y": 2, "G": 1, "S": 4, "D": 3}, 4 * (2 * 2 * 2 * 3 + 2), 0),
+    # 2 rows read and write 3 kept inputs of 6 channels; 3 tokens of 6 in and out, 4 taps
+    "causal_conv_silu": (
+        {"T": 3, "F": 6, "N": 9, "Y": 2, "X": 3, "W": 4, "R": 2},
+        4 * (2 * 3 * 6 + 4 * 6 + 2 * 2 * 3 * 6),
+        3 * 6 * (2 * 4 + 4),
+    ),
+    # 2 rows read and write 2 heads of 4x5; 3 tokens of 2 · 1 · 4 + 2 · 5 in and 2 · 5 out, 2 gates a head
+    "gated_delta_rule": (
+        {"T": 3, "F": 18, "N": 9, "Y": 2, "H": 2, "K": 4, "V": 5, "R": 2},
+        4 * (3 * 18 + 3 * 10 + 2 * 3 * 2 + 2 * 2 * 2 * 4 * 5),
+        7 * 3 * 2 * 4 * 5,
+    ),
     # C = 10 cached tokens of one layer, one KV head of 4, keys and values; Q = 12 pairs, 2 heads
     "attention": (
         {"T": 3, "H": 2, "D": 4, "N": 9, "Y": 2, "G": 1, "S": 4, "R": 2, "W": 3, "C": 10, "Q": 12},
@@ -126,3 +142,5 @@ def test_quantised_weights_cost_their_blocks() -> None:
 def test_a_name_is_declared_once() -> None:
     with pytest.raises(OpError, match="op linear is declared twice"):
         declare(REGISTRY["linear"])
+    with pytest.raises(OpError, match="declared twice"):
+        declare_fused(REGISTRY["linear"])

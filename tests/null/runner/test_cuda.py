@@ -15,16 +15,20 @@ import pytest
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.offline import LLM
+from pegainfer.app.sampling_params import SamplingParams as Sampling
 from pegainfer.contract.errors import ConfigError, InvariantError
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StepPlan
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.manifest import KernelsError
 from pegainfer.ops.sample import STATUS_NOT_FINITE
+from pegainfer.runner.buckets import Bucket
 from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.driver import CudaError
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, Code, FakeCuda, fake_cuda
 from tests.support.fake_kernels import FakeLt, write_kernels
+from tests.support.smalltokenizers import bpe_json
 from tests.support.tinyqwen3 import TinyQwen3
 
 MODEL = TinyQwen3("gpu", seed=5, dtype="bf16", config={"head_dim": 64})
@@ -66,6 +70,8 @@ def built(folder: Path, slots: int = 3, **more: Any) -> CudaRunner:
 @pytest.fixture
 def runner(fake: FakeCuda, folders: Path) -> Iterator[CudaRunner]:
     runner = built(folders)
+    for rows in (1, 2):  # A slow machine's start may not have made them ready.
+        runner._sizes.make(Bucket(rows, rows, True), at_once=True)
     yield runner
     runner.close()
 
@@ -80,6 +86,16 @@ def prefill(slot: int = 0, sampling: SamplingParams = GREEDY, step: int = 1) -> 
     blocks = (SlotBlocks(slot, 0, (7, 3)),)
     rows = (Row(slot, 0, len(PROMPT), True),)
     return StepPlan(step=step, news=(new(slot, PROMPT, sampling),), blocks=blocks, rows=rows)
+
+
+def test_offline_use_needs_no_weights_where_they_are_made_up(fake: FakeCuda, folders: Path) -> None:
+    (folders / "tokenizer.json").write_text(bpe_json())
+    options = {"backend": "cuda", "max_model_len": 64, "kv_cache_memory": 1 << 22}
+    with LLM(folders, load_format="dummy", **options) as llm:
+        (output,) = llm.generate({"prompt_token_ids": PROMPT}, Sampling(max_tokens=3, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 3
+    with pytest.raises(ConfigError, match=r"holds no whole model; .*no \*\.safetensors"):
+        LLM(folders, **options)
 
 
 def words(address: int, count: int) -> list[int]:
@@ -324,7 +340,7 @@ def test_logprobs_come_back_where_asked(runner: CudaRunner) -> None:
 
 
 def test_blocks_are_copied_on_the_device(runner: CudaRunner) -> None:
-    pool = runner._parts.pool
+    pool = runner._parts.pools.states["kv"]
     nbytes = pool.nbytes // pool.shape[0]
     ctypes.memset(pool.address + 4 * nbytes, 9, nbytes)
     runner.sample(runner.forward(StepPlan(step=1, copies=(BlockCopy(0, 4, 6),)))).wait()

@@ -12,9 +12,11 @@ import pytest
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, RunnerInfo, SlotBlocks, StepPlan, StepResult
+from pegainfer.kv.device.layout import kv_spec
 from pegainfer.models.llama.engine import from_hf
 from pegainfer.ops.backend import ReferenceBackend
 from pegainfer.runner.host import HostRunner
+from pegainfer.runner.program import Formats
 from pegainfer.runtime.weights.safetensors import open_safetensors
 from tests.support.tinymodel import MODELS, VOCAB, write_checkpoint
 
@@ -42,8 +44,9 @@ class Driver:
 def driver(tmp_path: Path) -> Iterator[Driver]:
     model = MODELS["tied_f32"]
     loaded = from_hf(model.hf_config(), "config.json", open_safetensors(write_checkpoint(model, tmp_path)))
+    groups = loaded.groups(4, Formats())
     info = RunnerInfo(
-        kv=loaded.kv_spec(4, "f32"),
+        kv=kv_spec(groups),
         num_blocks=(32,),
         max_slots=4,
         max_tokens=32,
@@ -51,7 +54,8 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
         vocab_size=loaded.vocab_size,
     )
     backend = ReferenceBackend(loaded.tensors(info.max_model_len))
-    runner = loaded.build(info, backend, kv_dtype="f32", max_logprobs=20)
+    runner = loaded.build(info, groups, backend, steps=Formats(), max_logprobs=20)
+    assert isinstance(runner, HostRunner)
     yield Driver(runner)
     runner.close()
 

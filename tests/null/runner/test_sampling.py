@@ -9,9 +9,9 @@ import numpy as np
 
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import KVSpec, NewSlot, PageGroup, Row, RunnerInfo, SlotBlocks, StepPlan
-from pegainfer.kv.device.slots import Slots
-from pegainfer.kv.device.stage import Staging
 from pegainfer.runner.sampling import SamplerCalls, sampler_call
+from pegainfer.runner.slots import Slots
+from pegainfer.runner.staging import Staging
 
 SLOTS, LENGTH, BLOCK = 6, 64, 4
 INFO = RunnerInfo(
@@ -19,6 +19,10 @@ INFO = RunnerInfo(
     num_blocks=(SLOTS * LENGTH // BLOCK,), max_slots=SLOTS, max_tokens=32, max_model_len=LENGTH,
     vocab_size=100,
 )  # fmt: skip
+INPUTS = {
+    "token_ids", "positions", "query_starts", "query_lens", "context_lens", "logit_rows", "kv.places",
+    "kv.block_table",
+}  # fmt: skip
 OPTIONS: tuple[dict[str, Any], ...] = (
     {}, {"temperature": 0.0}, {"top_k": 5}, {"logprobs": 2}, {"logit_bias": ((3, 1.5),)},
     {"bad_words": ((1, 2),)}, {"allowed_token_ids": (1, 2, 3)}, {"repetition_penalty": 1.5},
@@ -42,7 +46,7 @@ def test_kept_inputs_are_those_made_anew() -> None:
     """Random batches that mostly go on: sequences come and go, change slots' options, meet masks."""
     rng = random.Random(3)
     slots = Slots(INFO, max_logprobs=5)
-    staging, calls = Staging(slots, INFO), SamplerCalls(slots)
+    staging, calls = Staging(slots, INFO, INPUTS), SamplerCalls(slots)
     running: set[int] = set()
     went_on, last = 0, None
     for step in range(1, 600):
@@ -64,11 +68,11 @@ def test_kept_inputs_are_those_made_anew() -> None:
         )  # fmt: skip
         slots.apply(plan)
         staged = staging.rows(plan)
-        anew = Staging(slots, INFO)
+        anew = Staging(slots, INFO, INPUTS)
         inputs, wanted = staging.inputs(staged), anew.inputs(anew.rows(plan))
         reach = -(-max(r.start + r.count for r in rows) // BLOCK)
         for name, array in wanted.items():
-            cut = (slice(None), slice(reach)) if name == "block_table" else slice(None)
+            cut = (slice(None), slice(reach)) if name == "kv.block_table" else slice(None)
             np.testing.assert_array_equal(inputs[name][cut], array[cut], err_msg=name)
 
         masks = {row: rng.randbytes(16) for row in range(len(rows)) if rng.random() < 0.3}

@@ -17,12 +17,11 @@ from pegainfer.kernels.cpu.backend import CpuOptions
 from pegainfer.kernels.cpu.library import ERROR_BYTES, Instr, source_hash
 from pegainfer.kernels.cpu.lower import encode, lowered
 from pegainfer.kernels.cpu.packed import FORMAT_CODES
-from pegainfer.ops.backend import to_float32
 from pegainfer.ops.check import Trial, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Arrays, Role
 from pegainfer.ops.tensor import NUMPY, Kind, Tensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import VALUES, Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -69,7 +68,7 @@ class Replay:
         self,
         options: CpuOptions,
         program: Program,
-        weights: Mapping[str, RawWeight],
+        weights: Mapping[str, Weight],
         states: Arrays,
         inputs: Arrays,
         sizes: Mapping[str, int],
@@ -107,7 +106,7 @@ class Replay:
         self,
         t: Tensor,
         matrix: bool,
-        weights: Mapping[str, RawWeight],
+        weights: Mapping[str, Weight],
         arrays: Arrays,
         sizes: Mapping[str, int],
     ) -> None:
@@ -115,12 +114,11 @@ class Replay:
             self._send(PLAIN, 0, 0, t.nbytes(sizes), False, t.kind is Kind.OUTPUT)
             return
         if matrix:
-            raw = weights[t.name]
-            assert raw.row_order is None, "a row order is not carried over"
-            content = np.ascontiguousarray(raw.data).tobytes()
-            self._send(FORMAT_CODES[raw.format], *raw.shape, len(content), True, False)
+            weight = weights[t.name]
+            content = weight.parts[VALUES].bytes().tobytes()
+            self._send(FORMAT_CODES[weight.dtype], *weight.shape, len(content), True, False)
         else:
-            array = to_float32(weights[t.name]) if t.kind is Kind.WEIGHT else arrays[t.name]
+            array = weights[t.name].values() if t.kind is Kind.WEIGHT else arrays[t.name]
             assert array.shape == t.sizes(sizes), f"{t}: got {array.shape}"
             content = array.tobytes()
             self._send(PLAIN, 0, 0, len(content), True, t.kind is Kind.STATE)
@@ -155,7 +153,7 @@ def replayer(replay: Replay, options: CpuOptions) -> Callable[[Trial], None]:
 
     def execute(
         program: Program,
-        weights: Mapping[str, RawWeight],
+        weights: Mapping[str, Weight],
         states: Arrays,
         inputs: Arrays,
         sizes: Mapping[str, int],

@@ -31,8 +31,8 @@ const char* pega_isa_name(const void* kernels);
 void* pega_pool_create(int32_t threads, int32_t spin_us);
 void pega_pool_destroy(void* pool);
 int64_t pega_packed_bytes(int32_t format, int64_t n, int64_t k);
-void* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* raw, const int64_t* order,
-                uint8_t* memory, int32_t threads);
+void* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* const* rows, uint8_t* memory,
+                int32_t threads);
 void pega_packed_free(void* weight);
 void* pega_exec_create(void* pool, const void* kernels, int32_t int8, int32_t bf16, const void* program,
                        int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes,
@@ -171,7 +171,11 @@ bool place(Request& r, std::vector<void*>& table, Answer& a) {
         }
         const auto format = static_cast<int32_t>(t.format);
         t.memory = std::make_unique<Guarded>(static_cast<size_t>(pega_packed_bytes(format, t.n, t.k)));
-        t.weight = pega_pack(format, t.n, t.k, t.content.data(), nullptr, t.memory->data(), r.threads);
+        std::vector<const uint8_t*> rows;
+        const size_t row_bytes = t.content.size() / static_cast<size_t>(t.n);
+        for (size_t row = 0; row < static_cast<size_t>(t.n); row++)
+            rows.push_back(t.content.data() + row * row_bytes);
+        t.weight = pega_pack(format, t.n, t.k, rows.data(), t.memory->data(), r.threads);
         if (t.weight == nullptr) return a.fail("tensor %zu does not pack", i);
         table.push_back(t.weight);
     }

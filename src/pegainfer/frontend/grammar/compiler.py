@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from pegainfer.contract.errors import RequestError
+from pegainfer.frontend.grammar.schema import prepared
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -33,6 +34,7 @@ class GrammarJob(msgspec.Struct, frozen=True, tag="grammar"):
     kind: Kind
     text: str
     around: str = ""  # Lark source whose start refers to the grammar as @body; empty: nothing
+    open_objects: bool = False  # objects may have other properties, where a schema does not say
 
 
 def compile_grammar(job: GrammarJob, tokenizer: LLTokenizer) -> str:
@@ -75,7 +77,10 @@ def _convert(job: GrammarJob) -> str:
 
     match job.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(job.text, overrides=json_options())
+            schema = json.loads(job.text)
+            if isinstance(schema, dict):
+                schema = prepared(schema, closed=not job.open_objects)
+            return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options())
         case "regex":
             return LLMatcher.grammar_from_regex(job.text)
         case "choice":
@@ -84,7 +89,7 @@ def _convert(job: GrammarJob) -> str:
         case "lark":
             return grammar_from("grammar", job.text)
         case "structural_tag":
-            return StructTag.to_grammar(_tags(json.loads(job.text)), assume_special=False)
+            return StructTag.to_grammar(_tags(json.loads(job.text), job.open_objects), assume_special=False)
 
 
 def _wrap(text: str, around: str) -> str:
@@ -121,7 +126,7 @@ def json_options() -> Any:
     return {"whitespace_pattern": WHITESPACE, "lenient": False}
 
 
-def _tags(description: dict[str, Any]) -> list[Any]:
+def _tags(description: dict[str, Any], open_objects: bool) -> list[Any]:
     from llguidance import StructTag
 
     triggers: list[str] = description["triggers"]
@@ -133,7 +138,8 @@ def _tags(description: dict[str, Any]) -> list[Any]:
             raise RequestError(
                 "a structure of the grammar begins with none of the triggers", got=_short(begin)
             )
-        schema = {**structure["schema"], "x-guidance": json_options()}
+        schema = prepared(structure["schema"], closed=not open_objects)
+        schema = {**schema, "x-guidance": json_options()}
         out.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"]))
     return out
 

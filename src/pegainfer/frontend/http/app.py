@@ -39,6 +39,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/chat/completions", chat.chat_completions),
     ("POST", "/v1/embeddings", embeddings.embeddings),
     ("POST", "/v1/responses", responses_routes.create),
+    ("POST", "/v1/responses/input_tokens", responses_routes.input_tokens),
     ("GET", "/v1/responses/{id}", responses_routes.retrieve),
     ("DELETE", "/v1/responses/{id}", responses_routes.delete),
     ("POST", "/v1/responses/{id}/cancel", responses_routes.cancel),
@@ -54,6 +55,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/models/{name:path}", service.model),
     ("POST", "/v1/abort", service.abort),
     ("POST", "/tokenize", text_routes.tokenize),
+    ("GET", "/tokenizer_info", text_routes.tokenizer_info),
     ("POST", "/detokenize", text_routes.detokenize),
     ("POST", "/apply_template", text_routes.apply_template),
     ("GET", "/openapi.json", api_docs.document),
@@ -78,11 +80,11 @@ class App:
         routes = [Route(path, _Endpoint(front, call), methods=[method]) for method, path, call in _ROUTES]
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
         starlette.router.redirect_slashes = False
-        self._app: ASGIApp = starlette
+        self._app: ASGIApp = _WithoutSlash(starlette)
         keys, admin_keys = front.config.api_key, front.config.admin_key
         if keys or admin_keys:
             opened = page.page_paths() if front.config.open_page else frozenset()
-            self._app = KeyAuth(starlette, keys, admin_keys, OPEN_PATHS | opened)
+            self._app = KeyAuth(self._app, keys, admin_keys, OPEN_PATHS | opened)
         self._app = BrowserGuard(self._app, front.config)
         if observers:
             self._app = Observed(self._app, observers, front.names[0])
@@ -148,6 +150,19 @@ def create_app(
     )
 
 
+class _WithoutSlash:
+    """Serves a path with a slash at its end as the path without it. A redirect would lose a POST's body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path.endswith("/") and path != "/":
+            scope = {**scope, "path": path.rstrip("/") or "/"}
+        await self._app(scope, receive, send)
+
+
 class _Endpoint:
     """One route as ASGI: whatever a handler raises before its answer began becomes an error body."""
 
@@ -194,4 +209,13 @@ def _absent(path: str) -> ApiError:
     for start, status, why in _ABSENT:
         if path == start or path.startswith(start + "/"):
             return ApiError(status, f"{path}: {why}", code="unsupported")
-    return ApiError(404, f"{path}: no such route", code="no_route")
+    return ApiError(404, f"{path}: no such route{_meant(path)}", code="no_route")
+
+
+def _meant(path: str) -> str:
+    """A hint for a base URL that lacks /v1, or has it twice."""
+    known = {route for _, route, _ in _ROUTES}
+    for candidate, base in (("/v1" + path, "…/v1"), (path.removeprefix("/v1"), "…/v1, or without it")):
+        if candidate != path and candidate in known:
+            return f"; this server has {candidate}: the client's base URL ends with {base}"
+    return ""

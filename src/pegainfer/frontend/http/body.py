@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope
 
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.neutral import remedy, without_neutral
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -128,6 +129,10 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
     """
     try:
         return msgspec.convert(value, type=kind)
+    except msgspec.ValidationError:
+        pass
+    try:  # again without what asks for nothing; most bodies hold nothing of the kind
+        return msgspec.convert(without_neutral(value, kind), type=kind)
     except msgspec.ValidationError as e:
         raise _field_error(str(e), where) from None
 
@@ -138,7 +143,7 @@ def load_json(body: bytes, max_depth: int) -> Any:
     Raises ApiError (400).
     """
     try:
-        text = body.decode("utf-8")
+        text = body.decode("utf-8-sig")  # without the byte order mark that some clients put first
     except UnicodeDecodeError as e:
         raise ApiError(
             400, f"request body: expected UTF-8, got an invalid byte at offset {e.start}"
@@ -241,6 +246,8 @@ def _field_error(text: str, where: str) -> ApiError:
         if named := pattern.match(what):
             path = (f"{path}." if path else "") + named[1]
             what = sentence
+            if pattern is _UNKNOWN and remedy(named[1]):
+                what += "; " + remedy(named[1])
     path = (f"{where}.{path}" if path and where else where or path)[:200]
     what = what.replace("`", "").replace("Expected", "expected", 1)
     return ApiError(400, f"{path}: {what}" if path else what, param=path or None)

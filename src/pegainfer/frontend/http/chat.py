@@ -12,11 +12,12 @@ from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.choice import Delta
 from pegainfer.frontend.http.conversation import ChatRequest, prepare
-from pegainfer.frontend.http.fields import INT32_MAX, count, refuse_unserved
+from pegainfer.frontend.http.fields import count, token_limit
 from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.limits import bad_value
+from pegainfer.frontend.http.neutral import refuse_unserved
 from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options
 from pegainfer.frontend.http.reply import NumberedCall, Reply, ReplySyntax
 
@@ -90,14 +91,16 @@ async def chat_completions(front: Front, scope: Scope, receive: Receive, send: S
 
 
 def _options(r: ChatRequest, front: Front) -> AnswerOptions:
-    count("max_tokens", r.max_tokens, 1, 1, INT32_MAX)
-    count("max_completion_tokens", r.max_completion_tokens, 1, 1, INT32_MAX)
-    given = {k for k in (r.max_tokens, r.max_completion_tokens) if k is not None}
+    limits = (
+        token_limit("max_tokens", r.max_tokens),
+        token_limit("max_completion_tokens", r.max_completion_tokens),
+    )
+    given = {k for k in limits if k is not None}
     if len(given) > 1:
         raise bad_value("max_tokens", f"max_completion_tokens' {r.max_completion_tokens}", r.max_tokens)
     if r.top_logprobs is not None:
         count("top_logprobs", r.top_logprobs, 0, 0, most_logprobs(front))
-        if not r.logprobs:
+        if not r.logprobs and r.top_logprobs:
             raise bad_value("top_logprobs", "logprobs: true beside it", r.logprobs)
     logprobs = (r.top_logprobs or 0) if r.logprobs else None
     return answer_options(r, front, max_tokens=given.pop() if given else None, logprobs=logprobs)

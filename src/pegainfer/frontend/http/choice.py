@@ -7,7 +7,9 @@ piece of its text, so that logprobs and text of the chunks always add up to the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from pegainfer.contract.event import FinishReason, TokenEvent, TokenLogprob
 from pegainfer.frontend.detokenize import Detokenizer, StopStrings
@@ -50,14 +52,14 @@ class Choice:
         stops: StopStrings | None,
         *,
         min_tokens: int = 0,
-        user_stop_ids: frozenset[int] = frozenset(),
+        user_stops: Mapping[int, int | str] = MappingProxyType({}),
         show_stop: bool = False,
         all_logprobs: bool = False,
     ) -> None:
         """
         Args:
             min_tokens: stop strings are not looked for in the text of so many first tokens.
-            user_stop_ids: stop ids of the request, as against the model's own EOS.
+            user_stops: stop ids of the request with what is told as the reason; the model's own EOS is none.
             show_stop: the text includes the stop string or stop token.
             all_logprobs: logprobs of tokens that end the text are given even though theirs is not shown.
         """
@@ -68,7 +70,7 @@ class Choice:
         self._detokenizer = detokenizer
         self._stops = stops
         self._min_tokens = min_tokens
-        self._user_stop_ids = user_stop_ids
+        self._user_stops = user_stops
         self._show_stop = show_stop
         self._all_logprobs = all_logprobs
         self._decoded = 0  # characters
@@ -149,5 +151,5 @@ class Choice:
         delta.finish = self.finish = event.finish.value
         if event.finish is FinishReason.ERROR:
             delta.error = event_error(event)
-        elif event.stop_token in self._user_stop_ids:
-            delta.stop_reason = event.stop_token
+        elif event.stop_token is not None:
+            delta.stop_reason = self._user_stops.get(event.stop_token)

@@ -14,13 +14,14 @@ from pegainfer.frontend.detokenize import Detokenizer
 from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.choice import Delta
-from pegainfer.frontend.http.fields import INT32_MAX, GenerateFields, count, refuse_unserved
+from pegainfer.frontend.http.fields import GenerateFields, SamplingDefaults, count, token_limit
 from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
 from pegainfer.frontend.http.grammars import requested_grammar
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_ids, prompt_sources, sampling
 from pegainfer.frontend.http.limits import at_most, bad_value
+from pegainfer.frontend.http.neutral import refuse_unserved
 from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options
 
 
@@ -29,7 +30,6 @@ class CompletionRequest(GenerateFields, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     suffix: Any = None
-    best_of: Any = None
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -78,20 +78,28 @@ def _holds_ids(prompt: str | list[str | int | list[int]]) -> bool:
 
 def _options(r: CompletionRequest, front: Front) -> AnswerOptions:
     echo = bool(r.echo)
-    count("max_tokens", r.max_tokens, 1, 0, INT32_MAX)
-    if r.max_tokens == 0 and not echo:
+    max_tokens = token_limit("max_tokens", r.max_tokens, 0)
+    if max_tokens == 0 and not echo:
         raise bad_value("max_tokens", "at least 1, or 0 with echo: true", 0)
     if r.logprobs is not None:
         count("logprobs", r.logprobs, 0, 0, most_logprobs(front))
-    return answer_options(r, front, max_tokens=r.max_tokens, logprobs=r.logprobs, echo=echo)
+    return answer_options(r, front, max_tokens=max_tokens, logprobs=r.logprobs, echo=echo)
 
 
 def _prompts(front: Front, r: CompletionRequest, shared: Common, options: AnswerOptions) -> list[Prompt]:
-    params = sampling(front, r, options, front.completion_defaults)
+    params = sampling(front, r, options, _defaults(front, r))
     sources = prompt_sources(r.prompt, "prompt", front)
     most = max(front.config.max_prompts, front.config.max_n)
     at_most("n", len(sources) * shared.n, most, "continuations in one request")
     return [_prompt(front, r, shared, params, source, i, len(sources)) for i, source in enumerate(sources)]
+
+
+def _defaults(front: Front, r: CompletionRequest) -> SamplingDefaults:
+    """The route's own defaults are greedy; a request with a temperature draws as the model says."""
+    own, model = front.completion_defaults, front.chat_defaults
+    if r.temperature is None:
+        return own
+    return dataclasses.replace(own, top_k=model.top_k, top_p=model.top_p, min_p=model.min_p)
 
 
 def _prompt(
@@ -104,7 +112,7 @@ def _prompt(
     of: int,
 ) -> Prompt:
     param = "prompt" if of == 1 else f"prompt[{number}]"
-    ids = prompt_ids(source, r, front, param)
+    ids = prompt_ids(source, r, front, param, special=r.add_special_tokens is not False)
     prompt = build_prompt(front, r, shared, params, ids, number=number)
     if r.echo:
         whole = source if isinstance(source, str) and r.truncate_prompt_tokens is None else None

@@ -63,13 +63,16 @@ class HttpConfig:
     cache_salt_per_key: bool = _flag(True, "Requests of different keys share no cached prefixes.")
     openai_defaults: bool = _flag(False, "Completions default to OpenAI's max_tokens 16 and temperature 1.")
     generation_config: Literal["none", "auto"] = _flag(
-        "none", "auto: chats default to what the model itself says of sampling (generation_config.json)."
+        "auto", "auto: sampling defaults to what the model itself says (generation_config.json)."
     )
     override_generation_config: str = _flag(
         "", 'JSON object of sampling defaults that go before the model\'s own, as {"temperature": 0.2}.'
     )
     chat_template_kwargs: tuple[str, ...] = _flag(
         ("enable_thinking",), "Template variables that requests may set."
+    )
+    open_objects: bool = _flag(
+        False, "Objects of a schema may have further properties where it does not say additionalProperties."
     )
     request_chat_template: bool = _flag(False, "Let requests bring a chat template of their own.")
     tool_call_parser: str = _flag("auto", "How the model writes tool calls; auto: by its chat template.")

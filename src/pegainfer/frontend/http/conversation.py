@@ -12,7 +12,7 @@ from typing import Any
 from pegainfer.frontend.http.fields import GenerateFields
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
-from pegainfer.frontend.http.grammars import checked_grammar
+from pegainfer.frontend.http.grammars import output_grammar
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_ids, sampling
 from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.options import AnswerOptions
@@ -38,18 +38,15 @@ class ChatRequest(GenerateFields, kw_only=True):
     reasoning_effort: str | None = None
     safety_identifier: str | None = None  # as `user`
     prompt_cache_key: str | None = None  # a hint; prefixes are shared with and without it
-    # Not served yet, see GenerateFields.
+    # Not served, see GenerateFields.
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
-    prediction: Any = None
-    store: Any = None
-    metadata: Any = None
-    service_tier: Any = None
-    verbosity: Any = None
     web_search_options: Any = None
     echo: Any = None
+    include_reasoning: Any = None
+    separate_reasoning: Any = None
 
 
 @dataclass(frozen=True)
@@ -73,10 +70,11 @@ async def prepare(
     plan = tool_plan(request)
     text = await prompt_text(front, request, plan, size)
     syntax = _reply_syntax(front, plan, text)
+    schemas = [tool.function.parameters for tool in request.tools or ()]
     job = output_job(front, request, plan, syntax.state)
     shared = dataclasses.replace(
         shared,
-        grammar=None if job is None else await checked_grammar(front, *job),
+        grammar=None if job is None else await output_grammar(front, *job, schemas),
         shown_ids=front.marker_ids(tools=bool(plan.tools)),
     )
     prompt = await front.text_work(len(text), lambda: _prompt(front, request, shared, options, text))
@@ -100,5 +98,6 @@ def _reply_syntax(front: Front, plan: ToolPlan, prompt: str) -> ReplySyntax:
 
 def _prompt(front: Front, r: ChatRequest, shared: Common, options: AnswerOptions, text: str) -> Prompt:
     params = sampling(front, r, options, front.chat_defaults)
-    ids = prompt_ids(text, r, front, "messages", special=False)  # the template has written BOS itself
+    # The template has written BOS itself.
+    ids = prompt_ids(text, r, front, "messages", special=bool(r.add_special_tokens))
     return build_prompt(front, r, shared, params, ids)

@@ -16,16 +16,17 @@ from pegainfer.contract.request import SamplingParams
 from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.choice import Delta
 from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.fields import GenerateFields, refuse_unserved
+from pegainfer.frontend.http.fields import GenerateFields, Hints
 from pegainfer.frontend.http.flow import send_body
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_ids, prompt_sources
+from pegainfer.frontend.http.neutral import refuse_unserved
 
 Pooling = Literal["mean", "last"]
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EmbeddingRequest(Hints, kw_only=True):
     """Null means the same as absent."""
 
     input: str | list[str | int | list[int]]

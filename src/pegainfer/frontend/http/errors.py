@@ -61,6 +61,7 @@ class ApiError(Exception):
         param: the request's field to blame.
         retry_after: seconds for the Retry-After header; none if 0.
         allow: methods for the Allow header of a 405.
+        anthropic: the message in Anthropic's shape, where its clients look for another text.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: float = 0.0,
         allow: str | None = None,
+        anthropic: str | None = None,
     ) -> None:
         if len(message) > MAX_MESSAGE:
             message = message[:MAX_MESSAGE] + "…"
@@ -82,6 +84,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
         self.allow = allow
+        self.anthropic = anthropic
 
     @property
     def body(self) -> ErrorBody:
@@ -92,7 +95,7 @@ class ApiError(Exception):
     def anthropic_body(self) -> AnthropicError:
         other = "api_error" if self.status >= 500 else "invalid_request_error"
         kind = _ANTHROPIC_TYPES.get(self.status, other)
-        return AnthropicError(error=AnthropicDetail(kind, self.message))
+        return AnthropicError(error=AnthropicDetail(kind, self.anthropic or self.message))
 
     def body_at(self, path: str) -> ErrorBody | AnthropicError:
         """The body for a request to this path."""
@@ -114,7 +117,12 @@ class ApiError(Exception):
                 if message.startswith(self.param):
                     message = param + message[len(self.param) :]
                 return ApiError(
-                    self.status, message, param=param, code=self.code, retry_after=self.retry_after
+                    self.status,
+                    message,
+                    param=param,
+                    code=self.code,
+                    retry_after=self.retry_after,
+                    anthropic=self.anthropic,
                 )
         return self
 

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pegainfer.contract.request import SamplingParams
+from pegainfer.contract.request import GREEDY_BELOW, SamplingParams
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.formats import ResponseFormat, StructuredOutputs
-from pegainfer.frontend.http.limits import at_most, bad_value, in_range, unsupported
+from pegainfer.frontend.http.limits import at_most, bad_value, in_range
+from pegainfer.frontend.http.neutral import Harmless
 
 INT32_MAX = 2**31 - 1
-GREEDY_BELOW = 1e-5  # a lower temperature would overflow float32 logits; it means greedy, as in vLLM
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 TokenIds = list[int]
@@ -45,7 +45,22 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Hints(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of every route that cannot change the answer: there is one tier, and every prefix is cached."""
+
+    cache_prompt: Harmless = None
+    id_slot: Harmless = None
+    keep_alive: Harmless = None
+    metadata: Harmless = None
+    prediction: Harmless = None
+    prompt_cache_options: Harmless = None
+    prompt_cache_retention: Harmless = None
+    service_tier: Harmless = None
+    store: Harmless = None
+    verbosity: Harmless = None
+
+
+class CommonFields(Hints, kw_only=True):
     """What every route that generates takes. Null means the same as absent for every field, as OpenAI has
     it for nearly all."""
 
@@ -55,7 +70,7 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_p: float | None = None
     top_k: int | None = None  # 0 and -1: off
     min_p: float | None = None
-    seed: int | None = None
+    seed: int | None = None  # -1: none
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -83,45 +98,19 @@ class GenerateFields(CommonFields, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None  # default: true for a text, false for a rendered chat
     truncate_prompt_tokens: int | None = None  # keep only so many of the prompt's last tokens
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    # `Any` marks what users of other servers know and this one does not serve yet: whatever asks for
-    # something is refused by name.
-    spaces_between_special_tokens: Any = None
+    # Special tokens are decoded by their bytes, so that no spaces come between them either way.
+    spaces_between_special_tokens: Harmless = None
+    # `Any` marks what users of other servers know and this one does not serve: see neutral.py.
+    best_of: Any = None
     kv_transfer_params: Any = None
 
 
-# Values of unserved fields that ask for nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "modalities": (["text"],),
-    "best_of": (1,),
-    "service_tier": ("auto", "default", "standard_only"),  # there is one tier
-    "verbosity": ("medium",),
-    "speed": ("standard",),
-    # Nothing is taken out of the conversation.
-    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
-}
-
-
-def refuse_unserved(request: msgspec.Struct, where: str = "") -> None:
-    """Raises ApiError (400) that names the first field which asks for something not served.
-
-    Args:
-        where: the field of the body that holds these, with a dot.
-    """
-    for name in _unserved(type(request)):
-        value = getattr(request, name)
-        if value is None or any(type(value) is type(v) and value == v for v in NEUTRAL.get(name, ())):
-            continue
-        raise unsupported(where + name)
-
-
-@functools.cache
-def _unserved(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    return tuple(f.name for f in msgspec.structs.fields(kind) if f.type is Any)
+# The fields that responses and messages hand on to the chat that they stand for.
+SHARED = tuple(n for n in CommonFields.__struct_fields__ if n not in Hints.__struct_fields__)
 
 
 def request_id(request: GenerateFields) -> str:
@@ -146,6 +135,15 @@ def stop_strings(request: GenerateFields, config: HttpConfig) -> tuple[str, ...]
             raise bad_value(param, "a string to stop at", "an empty one")
         at_most(param, len(text.encode()), config.max_stop_bytes, "bytes")
     return tuple(dict.fromkeys(strings))
+
+
+def token_limit(param: str, value: int | None, least: int = 1) -> int | None:
+    """A bound on the answer's length; -1 stands for no bound, as at llama.cpp. Raises ApiError (400)."""
+    if value is None:
+        return None
+    if value == -1:
+        return INT32_MAX
+    return count(param, value, least, least, INT32_MAX)
 
 
 def timeout_seconds(request: GenerateFields, config: HttpConfig) -> float | None:
@@ -215,7 +213,7 @@ def sampling_params(
     min_tokens = count("min_tokens", r.min_tokens, 0, 0, INT32_MAX)
     if max_tokens is not None and min_tokens > max_tokens:
         raise bad_value("min_tokens", f"≤ max_tokens = {max_tokens}", min_tokens)
-    seed = r.seed
+    seed = None if r.seed == -1 else r.seed
     if seed is not None:
         in_range("seed", seed, -(2**63), 2**63 - 1)
     return SamplingParams(

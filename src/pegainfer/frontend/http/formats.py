@@ -49,16 +49,17 @@ class Formatted(Protocol):
     def structured_outputs(self) -> StructuredOutputs | None: ...
 
 
-def grammar_job(r: Formatted, max_bytes: int) -> tuple[str, GrammarJob] | None:
+def grammar_job(r: Formatted, max_bytes: int, *, open_objects: bool = False) -> tuple[str, GrammarJob] | None:
     """The field at work and the grammar it asks for; None for free text. Raises ApiError (400)."""
     found = _of_format(r.response_format)
     if r.structured_outputs is not None:
         if found is not None:
             raise bad_value("structured_outputs", "only one of it and response_format", "both")
         found = _of_structured(r.structured_outputs)
-    if found is not None:
-        at_most(found[0], len(found[1].text.encode()), max_bytes, "bytes")
-    return found
+    if found is None:
+        return None
+    at_most(found[0], len(found[1].text.encode()), max_bytes, "bytes")
+    return found[0], msgspec.structs.replace(found[1], open_objects=open_objects)
 
 
 def _of_format(wanted: ResponseFormat | None) -> tuple[str, GrammarJob] | None:

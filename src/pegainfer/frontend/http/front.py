@@ -57,7 +57,7 @@ class Front:
     def __post_init__(self) -> None:
         openai = self.config.openai_defaults
         self.completion_defaults = OPENAI_COMPLETION_DEFAULTS if openai else COMPLETION_DEFAULTS
-        source = None if self.template is None else self.template.source
+        source = None if self.template is None else self.template.all_source
         self.style = choose_style(self.config.tool_call_parser, source)
         self.reasoning = choose_reasoning(self.config.reasoning_parser, source)
         self.workers = WorkerPool(self._worker_setup, self.config.worker_processes)
@@ -87,6 +87,7 @@ class Front:
             vocabulary_of(self.tokenizer),
             None if template is None else template.source,
             dict(self.tokenizer.config.special_tokens),
+            None if template is None else template.tool_source,
         )
 
     def special_id(self, token: str) -> int | None:

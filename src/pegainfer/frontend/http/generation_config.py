@@ -36,7 +36,7 @@ def generation_defaults(given: Mapping[str, Any]) -> SamplingDefaults:
         if isinstance(value, bool) or not fits or not low <= value <= high:
             raise ConfigError(
                 f"the model's own {key} is out of its range", expected=f"{low:g} to {high:g}", got=value,
-                where="--generation-config auto", remedy="leave the flag out",
+                where="generation_config.json or general.sampling", remedy="--generation-config none",
             )  # fmt: skip
         found[name] = max(value, 0) if name == "top_k" else value
     if given.get("do_sample") is False:

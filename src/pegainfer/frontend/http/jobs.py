@@ -87,7 +87,7 @@ def sampling(
     front: Front, request: GenerateFields, options: AnswerOptions, defaults: SamplingDefaults
 ) -> SamplingParams:
     """The engine's parameters, the same for every prompt of a request. Raises ApiError (400)."""
-    return sampling_params(
+    params = sampling_params(
         request,
         defaults=defaults,
         config=front.config,
@@ -97,6 +97,15 @@ def sampling(
         prompt_logprobs=options.engine_prompt_logprobs,
         encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
     )
+    special = special_stops(front, stop_strings(request, front.config))
+    ids = tuple(sorted({*params.stop_token_ids, *special}))
+    return msgspec.structs.replace(params, stop_token_ids=ids) if special else params
+
+
+def special_stops(front: Front, stops: tuple[str, ...]) -> dict[int, str]:
+    """The stop strings that are special tokens, by id: the text of an answer may not show them."""
+    found = {front.special_id(text): text for text in stops}
+    return {token: text for token, text in found.items() if token is not None}
 
 
 def prompt_sources(
@@ -135,7 +144,7 @@ def prompt_ids(
         elif len(source) > USUAL_CHARS * longest:  # no shorter text is worth to be weighed
             least = front.tokenizer.bound.at_least(source, longest)
             if least > longest:
-                raise _too_long(param, longest, f"at least {least} in {len(source)} characters")
+                raise _too_long(param, longest, least, f"at least {least} in {len(source)} characters")
         source = front.tokenizer.encode(source, add_special_tokens=special)
     return _fit(source, request, front, param, longest)
 
@@ -149,14 +158,26 @@ def _fit(ids: list[int], request: GenerateFields, front: Front, param: str, long
     if not ids:
         raise bad_value(param, "at least one token", "none")
     if len(ids) > longest:
-        raise _too_long(param, longest, len(ids))
+        raise _too_long(param, longest, len(ids), str(len(ids)))
     check_token_ids(param, ids, front.engine.info.vocab_size)
     return ids
 
 
-def _too_long(param: str, longest: int, got: object) -> ApiError:
-    expected = f"≤ {longest} tokens (the context of {longest + 1} less one to generate)"
-    return bad_value(param, expected, f"{got}; shorten it", code="context_length_exceeded")
+def _too_long(param: str, longest: int, least: int, got: str) -> ApiError:
+    """The error for a prompt beyond the context, in the words by which clients recognise it.
+
+    Args:
+        least: tokens that the prompt has at least.
+        got: how many it has, in words.
+    """
+    expected = f"expected ≤ {longest} tokens (the context of {longest + 1} less one to generate)"
+    return ApiError(
+        400,
+        f"This model's maximum context length is {longest + 1} tokens: {expected}, got {got}; shorten it",
+        param=param,
+        code="context_length_exceeded",
+        anthropic=f"prompt is too long: {least} tokens > {longest} maximum",
+    )
 
 
 def build_prompt(
@@ -194,14 +215,15 @@ def build_prompt(
         arrival=shared.arrival,
     )
     skip_special = request.skip_special_tokens is not False
-    user_stops = frozenset(params.stop_token_ids)
+    stop_names: dict[int, int | str] = {token: token for token in params.stop_token_ids}
+    stop_names |= special_stops(front, shared.stops)
     choices = [
         Choice(
             number * shared.n + i,
             Detokenizer(front.tokenizer, skip_special_tokens=skip_special, shown_ids=shared.shown_ids),
             StopStrings(shared.stops) if shared.stops else None,
             min_tokens=params.min_tokens,
-            user_stop_ids=user_stops,
+            user_stops=stop_names,
             show_stop=bool(request.include_stop_str_in_output),
             all_logprobs=bool(request.return_token_ids),
         )

@@ -15,10 +15,11 @@ def bad_value(param: str, expected: object, got: object, *, code: str | None = N
     return ApiError(400, f"{param}: expected {expected}, got {got}", param=param, code=code)
 
 
-def unsupported(param: str, what: str = "") -> ApiError:
-    """For what others serve: the field itself, or `what` it asks for."""
+def unsupported(param: str, what: str = "", *, remedy: str = "") -> ApiError:
+    """For what others serve: the field itself, or `what` it asks for. `remedy`: what to send instead."""
     said = f"{what} is not" if what else "not"
-    return ApiError(400, f"{param}: {said} supported yet by this server", param=param, code="unsupported")
+    message = f"{param}: {said} supported yet by this server" + (f"; {remedy}" if remedy else "")
+    return ApiError(400, message, param=param, code="unsupported")
 
 
 def in_range(param: str, value: float, low: float, high: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pegainfer.frontend.http.limits import at_most, bad_value, unsupported
+from pegainfer.frontend.http.neutral import Harmless, refuse_unserved
 from pegainfer.frontend.tools.call import read_object
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -35,24 +36,45 @@ class HistoryCall(msgspec.Struct, kw_only=True):
     function: HistoryFunction
 
 
+class ReasoningDetail(msgspec.Struct, kw_only=True):
+    """A piece of an assistant's thoughts. Only `reasoning.text` can be read by another model."""
+
+    type: str | None = None
+    text: str | None = None
+
+
 class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Null is as good as absent for all but role: clients send answers back as they got them."""
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    refusal: Any = None
-    audio: Any = None
-    annotations: Any = None
-    function_call: Any = None
     tool_calls: list[HistoryCall] | None = None  # of an assistant
     tool_call_id: str | None = None  # of a tool's result: the call that it answers
     reasoning_content: str | None = None  # of an assistant; the template decides what it shows of it
+    reasoning: str | None = None  # the newer name of reasoning_content
+    reasoning_details: list[ReasoningDetail] | None = None  # OpenRouter's; read where the others are absent
+    # Not served, see GenerateFields.
+    audio: Any = None
+    function_call: Any = None
+    refusal: Any = None
+    type: Any = None
+    # What other servers put beside an answer, and clients send back.
+    annotations: Harmless = None
+    cache_control: Harmless = None
+    id: Harmless = None
+    parsed: Harmless = None
+    provider_specific_fields: Harmless = None
 
 
-_UNSERVED = ("refusal", "audio", "annotations", "function_call")
 # Fields that belong to one role.
-_ROLE_OF = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+_ROLE_OF = {
+    "tool_calls": "assistant",
+    "reasoning_content": "assistant",
+    "reasoning": "assistant",
+    "reasoning_details": "assistant",
+    "tool_call_id": "tool",
+}
 
 
 def check_number(count: int) -> None:
@@ -73,10 +95,7 @@ def _one(message: Message, where: str) -> dict[str, Any]:
         raise unsupported(f"{where}.role", f"role {message.role!r}")
     if message.role not in ROLES:
         raise bad_value(f"{where}.role", "one of " + ", ".join(ROLES), repr(message.role))
-    for field in _UNSERVED:
-        value = getattr(message, field)
-        if value is not None and value != []:
-            raise unsupported(f"{where}.{field}", "this field")
+    refuse_unserved(message, where + ".")
     for field, role in _ROLE_OF.items():
         if getattr(message, field) and message.role != role:
             raise bad_value(f"{where}.{field}", f"role {role} beside it", repr(message.role))
@@ -87,8 +106,11 @@ def _one(message: Message, where: str) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": "" if message.content is None else _text(message.content, f"{where}.content"),
     }
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        value = getattr(message, name)
+    for name, value in (
+        ("name", message.name),
+        ("tool_call_id", message.tool_call_id),
+        ("reasoning_content", _thoughts(message)),
+    ):
         if value is not None:
             out[name] = value
     if message.tool_calls:
@@ -96,6 +118,13 @@ def _one(message: Message, where: str) -> dict[str, Any]:
             _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
         ]
     return out
+
+
+def _thoughts(message: Message) -> str | None:
+    for given in (message.reasoning_content, message.reasoning):
+        if given is not None:
+            return given
+    return "".join(detail.text or "" for detail in message.reasoning_details or ()) or None
 
 
 def _call(call: HistoryCall, where: str) -> dict[str, Any]:

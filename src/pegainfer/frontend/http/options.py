@@ -33,12 +33,8 @@ class AnswerOptions:
 
 
 def stream_options(request: GenerateFields) -> StreamOptions | None:
-    """None for an answer in one piece. Raises ApiError (400) for options without a stream."""
-    if request.stream:
-        return request.stream_options or StreamOptions()
-    if request.stream_options is not None:
-        raise bad_value("stream_options", "stream: true beside it", "no stream")
-    return None
+    """None for an answer in one piece, which options of a stream do not change."""
+    return (request.stream_options or StreamOptions()) if request.stream else None
 
 
 def most_logprobs(front: Front) -> int:

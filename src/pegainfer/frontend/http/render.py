@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from pegainfer.contract.errors import RequestError
-from pegainfer.frontend.chat_template import cut_at_mark
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import Message, to_template, with_text_arguments
+from pegainfer.frontend.http.neutral import asks_for_nothing
+from pegainfer.frontend.template_messages import cut_at_mark, lost_message, with_parts
 from pegainfer.frontend.tools.prompt import knows_tools, plain_messages
 from pegainfer.frontend.worker import TemplateJob
 
@@ -43,6 +44,8 @@ async def rendered(
     size: int,
     tools: Sequence[dict[str, Any]] = (),
     extra: Mapping[str, TemplateValue] = MappingProxyType({}),
+    *,
+    checked: bool = True,
 ) -> str:
     """The prompt's text. Raises ApiError or RequestError for messages that cannot be rendered.
 
@@ -50,6 +53,7 @@ async def rendered(
         size: of the request, in bytes.
         tools: in OpenAI's form.
         extra: the template's variables that other fields of the request stand for.
+        checked: a message that the template leaves out is an error; else the text is shown as it is.
     """
     source = r.chat_template
     if source is not None and not front.config.request_chat_template:
@@ -64,7 +68,23 @@ async def rendered(
         # Templates differ in whether a call's arguments are an object or text.
         as_text = {**variables, "messages": with_text_arguments(variables["messages"])}
         text = await _run(front, as_text, now, size, source)
-    return cut_at_mark(text) if cut else text
+    if not cut and source is not None and lost_message(variables["messages"], text) is not None:
+        # A template of the request's own may show a message only where its content is a list of parts.
+        as_parts = {**variables, "messages": with_parts(variables["messages"])}
+        text = await _run(front, as_parts, now, size, source)
+    if cut:
+        return cut_at_mark(text)
+    if checked:
+        _check_shown(variables["messages"], text)
+    return text
+
+
+def _check_shown(messages: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Raises ApiError (400) where the template leaves a message out, which the model would not know of."""
+    lost = lost_message(messages, text)
+    if lost is not None:
+        got = f"one that leaves out this message of role {messages[lost]['role']}"
+        raise bad_value(f"messages[{lost}]", "a chat template that shows it", got)
 
 
 async def _run(
@@ -88,8 +108,13 @@ def _variables(
     if front.template is None:
         raise ApiError(400, "messages: the model has no chat template; use /v1/completions", param="messages")
     messages = to_template(r.messages or [])
-    variables: dict[str, Any] = dict(r.chat_template_kwargs or {})
     allowed = front.config.chat_template_kwargs
+    # A variable that the template does not look up asks for nothing where its value is empty.
+    variables: dict[str, Any] = {
+        name: value
+        for name, value in (r.chat_template_kwargs or {}).items()
+        if name in allowed or name in front.template.variables or not asks_for_nothing(name, value)
+    }
     for name in variables:
         if name not in allowed:
             known = ", ".join(allowed) or "none"
@@ -103,7 +128,7 @@ def _variables(
     if going_on and messages[-1]["role"] != "assistant":
         raise bad_value("continue_final_message", "an assistant message at the end", messages[-1]["role"])
     shown: Sequence[Any] = messages
-    if front.style.name == "hermes" and not knows_tools(r.chat_template or front.template.source):
+    if front.style.name == "hermes" and not knows_tools(r.chat_template or front.template.all_source):
         shown, tools = plain_messages(messages, tools), ()
     prepared = front.template.prepare(
         shown,

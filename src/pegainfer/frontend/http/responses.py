@@ -16,6 +16,8 @@ _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 
 KEEP_ALIVE = b": keep-alive\n\n"
+# UTF-8 of NEL, LINE SEPARATOR and PARAGRAPH SEPARATOR, which JSON holds in strings alone.
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 DONE = b"data: [DONE]\n\n"
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -60,8 +62,15 @@ async def send_error(send: Send, error: ApiError, path: str = "") -> None:
 
 
 def sse(value: Any) -> bytes:
-    """One server-sent event. JSON from msgspec holds no newline, so one data line is enough."""
-    return b"data: " + encode(value) + b"\n\n"
+    """One server-sent event. JSON from msgspec holds no newline, so one data line is enough.
+
+    Unicode's other line ends are escaped: many clients cut lines there, too.
+    """
+    body = encode(value)
+    if not body.isascii():
+        for raw, escaped in _LINE_ENDS:
+            body = body.replace(raw, escaped)
+    return b"data: " + body + b"\n\n"
 
 
 def named_event(name: str, value: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import time
 from typing import Any
@@ -34,6 +35,7 @@ class Model(msgspec.Struct, kw_only=True):
     created_at: str  # RFC 3339
     max_input_tokens: int
     lifecycle: str = "active"
+    default_sampling_params: dict[str, float | int | None]  # of chats, where a request says nothing
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -121,6 +123,7 @@ def _model(front: Front, name: str) -> Model:
         display_name=name,
         created_at=at.isoformat().replace("+00:00", "Z"),
         max_input_tokens=info.max_model_len - 1,
+        default_sampling_params=dataclasses.asdict(front.chat_defaults),
     )
 
 

@@ -90,11 +90,32 @@ async def _text(front: Front, r: TokenizeRequest, size: int) -> str:
         raise bad_value("prompt", "either prompt or messages", "neither" if r.prompt is None else "both")
     if r.prompt is None:
         extra = effort_variables(front, r.reasoning_effort)
-        return await rendered(front, r, size, shown_tools(r.tools), extra)
+        return await rendered(front, r, size, shown_tools(r.tools), extra, checked=False)
     for name in _OF_MESSAGES:
         if getattr(r, name) is not None:
             raise bad_value(name, "messages beside it", "a prompt")
     return r.prompt
+
+
+async def tokenizer_info(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """GET /tokenizer_info: special tokens and chat template, as tokenizer_config.json names them."""
+    tokenizer = front.tokenizer
+    template = front.template
+    await send_json(
+        send,
+        {
+            **tokenizer.config.special_tokens,
+            "tokenizer_class": type(tokenizer).__name__,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": front.engine.info.max_model_len,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_ids": list(tokenizer.eos_token_ids),
+            "additional_special_tokens": sorted(
+                filter(None, map(tokenizer.token_string, tokenizer.special_ids))
+            ),
+            "chat_template": None if template is None else template.source,
+        },
+    )
 
 
 async def detokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,4 +135,5 @@ async def apply_template(front: Front, scope: Scope, receive: Receive, send: Sen
     request, size = await read_request(scope, receive, TemplateRequest, front.config)
     front.check_model(request.model)
     tools, extra = shown_tools(request.tools), effort_variables(front, request.reasoning_effort)
-    await send_json(send, {"prompt": await rendered(front, request, size, tools, extra)})
+    text = await rendered(front, request, size, tools, extra, checked=False)
+    await send_json(send, {"prompt": text})

@@ -37,7 +37,8 @@ def effort_variables(
 ) -> dict[str, TemplateValue]:
     """What the template gets for a reasoning effort. Raises ApiError (400) for what the model cannot do.
 
-    Where the template knows no levels, all but 'none' mean that the model thinks.
+    Where the template knows no levels, all but 'none' mean that the model thinks. On a model that does not
+    think, no effort can change the answer.
     """
     if effort is None:
         return {}
@@ -47,9 +48,8 @@ def effort_variables(
         return {_LEVEL: effort}
     thinks = effort != "none"
     switched = thinking_switch(front, on=thinks)
-    if not switched and thinks is (front.reasoning is None):
-        has = "a model that thinks" if thinks else "a model that can answer without thinking"
-        raise bad_value(param, has, repr(effort))
+    if not switched and not thinks and front.reasoning is not None:
+        raise bad_value(param, "a model that can answer without thinking", repr(effort))
     return switched
 
 

@@ -15,7 +15,7 @@ from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.reasoning.think import ThinkState
 from pegainfer.frontend.tools.call import NO_PARAMETERS, Tool
-from pegainfer.frontend.tools.enforce import Lark, after_thinking, calls_only, calls_or_text
+from pegainfer.frontend.tools.enforce import Lark, after_thinking, calls_only, calls_or_answer, calls_or_text
 
 MAX_TOOLS = 512
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -127,26 +127,31 @@ def _shown(tool: ToolParam) -> JsonObject:
 def output_job(
     front: Front, r: WithTools, plan: ToolPlan, state: ThinkState
 ) -> tuple[str, GrammarJob] | None:
-    """The field at work and the grammar of the whole output; None where it is free. Raises ApiError (400)."""
-    wanted = grammar_job(r, front.config.max_grammar_bytes)
-    enforced = plan.mode == "required" or any(tool.strict for tool in plan.tools)
-    if plan.mode != "none" and wanted is not None:
-        raise bad_value(wanted[0].split(".")[0], 'free text beside tools, or tool_choice "none"', "both")
-    lark = Lark(front.special_id)
-    if enforced:
-        frame = front.style.frame
-        if plan.mode == "required":
-            body = calls_only(lark, frame, plan.tools, single=plan.single)
-        else:
-            leading = front.style.syntax.leading
-            body = calls_or_text(lark, frame, plan.tools, single=plan.single, leading=leading)
-        source = lark.source(_after_thinking(front, lark, state, body))
-        at_most("tools", len(source.encode()), front.config.max_grammar_bytes, "bytes")
-        return "tools", GrammarJob("lark", source)
-    if wanted is None or front.reasoning is None or state is ThinkState.CLOSED:
-        return wanted
-    around = lark.source(_after_thinking(front, lark, state, "@body"))
-    return wanted[0], GrammarJob(wanted[1].kind, wanted[1].text, around)
+    """The field at work and the grammar of the whole output; None where it is free. Raises ApiError (400).
+
+    With tools and a format the model may call, or answer in the format. Where it must call, it only calls.
+    """
+    wanted = grammar_job(r, front.config.max_grammar_bytes, open_objects=front.config.open_objects)
+    lark = Lark(front.special_id, front.config.open_objects)
+    frame, single = front.style.frame, plan.single
+    strict = any(tool.strict for tool in plan.tools)
+    if wanted is not None and plan.mode != "required":
+        if plan.mode == "none" and (front.reasoning is None or state is ThinkState.CLOSED):
+            return wanted
+        body = "@body" if plan.mode == "none" else calls_or_answer(lark, frame, plan.tools, single=single)
+        around = lark.source(_after_thinking(front, lark, state, body))
+        at_most("tools", len(around.encode()), front.config.max_grammar_bytes, "bytes")
+        return wanted[0], msgspec.structs.replace(wanted[1], around=around)
+    if plan.mode != "required" and not strict:
+        return None
+    if plan.mode == "required":
+        body = calls_only(lark, frame, plan.tools, single=single)
+    else:
+        leading = front.style.syntax.leading
+        body = calls_or_text(lark, frame, plan.tools, single=single, leading=leading)
+    source = lark.source(_after_thinking(front, lark, state, body))
+    at_most("tools", len(source.encode()), front.config.max_grammar_bytes, "bytes")
+    return "tools", GrammarJob("lark", source)
 
 
 def _after_thinking(front: Front, lark: Lark, state: ThinkState, body: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pegainfer.frontend.grammar.compiler import json_options
+from pegainfer.frontend.grammar.schema import prepared
 from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.reasoning.think import ThinkState, ThinkSyntax
 from pegainfer.frontend.tools.call import Tool
@@ -108,6 +109,7 @@ class Lark:
     """
 
     special: Callable[[str], int | None]
+    open_objects: bool = False
     rules: list[str] = field(default_factory=list)
     _count: int = 0
 
@@ -132,7 +134,9 @@ class Lark:
         return " ".join([*parts, json.dumps(plain)] if plain else parts)
 
     def json(self, schema: JsonObject) -> str:
-        return "%json " + json.dumps({**schema, "x-guidance": json_options()})
+        return "%json " + json.dumps(
+            {**prepared(schema, closed=not self.open_objects), "x-guidance": json_options()}
+        )
 
     def until(self, end: str) -> str:
         """Any text up to the first `end`, which is part of it."""
@@ -159,7 +163,7 @@ def calls_only(lark: Lark, frame: Frame, tools: Sequence[Tool], *, single: bool)
 
 def calls_or_text(lark: Lark, frame: Frame, tools: Sequence[Tool], *, single: bool, leading: bool) -> str:
     """The rule of an answer that may be anything, but whose calls obey their tools' schemas."""
-    loose = [tool if tool.strict else Tool(tool.name, {"type": "object"}) for tool in tools]
+    loose = _loose(tools)
     if leading:
         lark.rules.append(r"FREE: /[^\[{< \t\r\n](.|\n)*/")
         return lark.rule(f"{calls_only(lark, frame, loose, single=single)} | FREE")
@@ -180,6 +184,38 @@ def _without(lark: Lark, frame: Frame, tools: Sequence[Tool], marker: str, *, si
         return call
     following = lark.rule(" | ".join(_call(lark, frame, tool) for tool in tools))
     return lark.rule(f"{call} ({lark.text(frame.between)} {following}){{0,{MAX_CALLS - 1}}}")
+
+
+def calls_or_answer(lark: Lark, frame: Frame, tools: Sequence[Tool], *, single: bool) -> str:
+    """The rule of an answer that is calls alone, or obeys the grammar that is referred to as @body."""
+    loose = _loose(tools)
+    if frame.begin.startswith("{{"):
+        return lark.rule(" | ".join([*(_call_as_json(lark, tool) for tool in loose), "@body"]))
+    return lark.rule(f"{calls_only(lark, frame, loose, single=single)} | @body")
+
+
+def _call_as_json(lark: Lark, tool: Tool) -> str:
+    """One call in Llama's form by a schema.
+
+    A literal beginning would be one lexeme, whose start an answer in JSON shares; the lexer does not go back.
+    """
+    parameters = dict(tool.parameters)
+    shared: JsonObject = {key: parameters.pop(key) for key in ("$defs", "definitions") if key in parameters}
+    properties = {"name": {"const": tool.name}, "parameters": parameters}
+    return lark.json(
+        {
+            **shared,
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
+        }
+    )
+
+
+def _loose(tools: Sequence[Tool]) -> list[Tool]:
+    """Tools of which only the strict ones keep their schema."""
+    return [tool if tool.strict else Tool(tool.name, {"type": "object"}) for tool in tools]
 
 
 def after_thinking(lark: Lark, thoughts: ThinkSyntax, state: ThinkState, body: str) -> str:

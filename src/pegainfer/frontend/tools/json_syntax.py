@@ -40,15 +40,15 @@ class LlamaJson:
     leading: bool = True
 
     def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
-        calls, rest = leading_calls(("{" if start == "{" else "") + body, between=";")
+        calls, rest = leading_calls(("{" if start == "{" else "") + body, tools, between=";")
         return calls if calls and not rest else None
 
     def unfinished(self, body: str) -> bool:
         return False
 
     def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        calls, rest = leading_calls(("{" if start == "{" else "") + body, between=";")
-        return calls + cut_off(rest)
+        calls, rest = leading_calls(("{" if start == "{" else "") + body, tools, between=";")
+        return calls + [call for call in cut_off(rest) if any(tool.name == call.name for tool in tools)]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Mistral:
     def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         calls: list[ToolCall] = []
         if body.lstrip().startswith("["):
-            calls, rest = leading_calls(body.lstrip()[1:], between=",")
+            calls, rest = leading_calls(body.lstrip()[1:], tools, between=",")
             return calls + cut_off(rest)
         at = 0
         while head := _MISTRAL_HEAD.match(body, at):
@@ -182,8 +182,13 @@ def ends_in_string(text: str) -> bool:
     return False
 
 
-def leading_calls(text: str, *, between: str) -> tuple[list[ToolCall], str]:
-    """The calls that a text begins with, JSON objects with `between` between them, and what follows those."""
+def leading_calls(text: str, tools: Sequence[Tool], *, between: str) -> tuple[list[ToolCall], str]:
+    """The calls that a text begins with, JSON objects with `between` between them, and what follows those.
+
+    An object with a name is a call where it has arguments, or where the name is a tool's: an answer in a JSON
+    format may have a name, too.
+    """
+    names = {tool.name for tool in tools}
     decoder = json.JSONDecoder()
     calls: list[ToolCall] = []
     gap = between + BLANKS
@@ -194,7 +199,7 @@ def leading_calls(text: str, *, between: str) -> tuple[list[ToolCall], str]:
         except (ValueError, RecursionError):
             break
         call = call_of(value)
-        if call is None:
+        if call is None or not (call.name in names or value.keys() & {"arguments", "parameters"}):
             break
         calls.append(call)
         text = text[end:].lstrip(gap)

@@ -14,11 +14,10 @@ from pegainfer.kernels.cpu.library import isa_name, kernels
 from pegainfer.kernels.cpu.lower import lowered
 from pegainfer.kernels.cpu.packed import PackedWeight, packed_bytes, reserve
 from pegainfer.kernels.cpu.threads import ThreadPool
-from pegainfer.ops.backend import to_float32
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 Activation = Literal["int8", "bf16", "f32"]
@@ -49,12 +48,12 @@ class CpuBackend:
 
     Args:
         weights: every constant of the programs to come, by name. A weight is packed when a program first
-            needs it, and its RawWeight dropped then, so that the file's pages can go.
+            needs it, while its file is open.
 
     Raises ConfigError for options that this machine cannot serve, UnsupportedError without a built library.
     """
 
-    def __init__(self, weights: Mapping[str, RawWeight], options: CpuOptions | None = None) -> None:
+    def __init__(self, weights: Mapping[str, Weight], options: CpuOptions | None = None) -> None:
         self.options = options or CpuOptions()
         if self.options.activation not in ACTIVATIONS:
             raise ConfigError(
@@ -62,7 +61,7 @@ class CpuBackend:
             )
         self.isa = isa_name(self.options.isa)
         self._kernels = kernels(self.options.isa)
-        self._raw = dict(weights)
+        self._weights = dict(weights)
         self._packed: dict[str, PackedWeight] = {}
         self._plain: dict[str, Array] = {}
         self.pool = ThreadPool(self.options.threads)
@@ -107,7 +106,7 @@ class CpuBackend:
     def close(self) -> None:
         """Ends the threads; executors must not run afterwards. Idempotent."""
         self.pool.close()
-        self._raw.clear()
+        self._weights.clear()
 
     def _pack(self, tensors: list[Tensor]) -> None:
         """Packs matrices side by side, in the order in which they are given."""
@@ -120,15 +119,15 @@ class CpuBackend:
 
     def _vector(self, t: Tensor) -> Array:
         if t.name not in self._plain:
-            self._plain[t.name] = np.ascontiguousarray(to_float32(self._weight(t)))
+            self._plain[t.name] = self._weight(t).values()
         return self._plain[t.name]
 
-    def _weight(self, t: Tensor) -> RawWeight:
-        raw = self._raw.pop(t.name, None)
-        if raw is None:
+    def _weight(self, t: Tensor) -> Weight:
+        weight = self._weights.pop(t.name, None)
+        if weight is None:
             raise OpError(f"no weight for {t}")
-        if (raw.format, raw.shape) != (t.dtype, t.shape):
+        if (weight.dtype, weight.shape) != (t.dtype, t.shape):
             raise OpError(
-                "a weight differs from its declaration", expected=str(t), got=f"{raw.format} {raw.shape}"
+                "a weight differs from its declaration", expected=str(t), got=f"{weight.dtype} {weight.shape}"
             )
-        return raw
+        return weight

@@ -42,7 +42,7 @@ _FUNCTIONS = {
     "pega_pool_create": (c_void_p, (c_int32, c_int32)),
     "pega_pool_destroy": (None, (c_void_p,)),
     "pega_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
-    "pega_pack": (c_void_p, (c_int32, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int32)),
+    "pega_pack": (c_void_p, (c_int32, c_int64, c_int64, c_void_p, c_void_p, c_int32)),
     "pega_unpack": (None, (c_void_p, c_int64, c_int64, c_void_p)),
     "pega_packed_free": (None, (c_void_p,)),
     "pega_exec_create": (

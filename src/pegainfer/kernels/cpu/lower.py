@@ -30,7 +30,12 @@ INSTRUCTIONS: dict[str, tuple[int, str]] = {
     "sample_tokens": (14, "LV"),
     "append_tokens": (15, "LZX"),
     "token_logprobs": (16, "LVK"),
+    "gated_rms_norm": (17, "THD"),
+    "sigmoid_gate": (18, "TA"),
+    "causal_conv_silu": (19, "TFNYXWR"),
+    "gated_delta_rule": (20, "TFNYHKVR"),
 }
+RECURRENT = ("causal_conv_silu", "gated_delta_rule")
 TILE = 16  # output rows of a packed weight's tile
 
 
@@ -96,6 +101,22 @@ def _check(call: OpCall) -> None:
         if tensor.dtype not in allowed:
             raise UnsupportedError(
                 f"dtype of {o.name} in {call} on the CPU", expected=" | ".join(allowed), got=str(tensor)
+            )
+    _check_state(call)
+
+
+def _check_state(call: OpCall) -> None:
+    """Raises UnsupportedError for a KV cache or a recurrent state that the kernels cannot walk."""
+    if call.spec.name in RECURRENT:
+        for o in call.spec.operands:
+            if o.role is Role.STATE and call.tensors[o.name].dtype != "f32":
+                raise UnsupportedError(
+                    f"dtype of {o.name} in {call} on the CPU", expected="f32", got=str(call.tensors[o.name])
+                )
+        width = call.axes.get("V", TILE)
+        if not isinstance(width, int) or width % TILE:
+            raise UnsupportedError(
+                f"{call} on the CPU", expected=f"a value head size V that is a multiple of {TILE}", got=width
             )
     size = call.axes.get("S"), call.axes.get("D")
     paged = any(o.role is Role.STATE and len(o.axes) == 6 for o in call.spec.operands)

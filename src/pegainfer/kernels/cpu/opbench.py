@@ -22,10 +22,10 @@ from pegainfer.kernels.workload import Family, FamilyKey, Options, case, familie
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.check import Report, check_case, through_program
 from pegainfer.ops.program import Program
-from pegainfer.ops.quantize import raw_weight
+from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.spec import Arrays
 from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -134,7 +134,7 @@ class FamilyBench:
     def _once(
         self,
         program: Program,
-        weights: Mapping[str, RawWeight],
+        weights: Mapping[str, Weight],
         states: Arrays,
         inputs: Arrays,
         sizes: Sizes,
@@ -151,14 +151,16 @@ class FamilyBench:
             states["kv"][...] = kv.to_reference(held["kv"])
         return outputs
 
-    def _weights(self) -> dict[str, RawWeight]:
+    def _weights(self) -> dict[str, Weight]:
         """One drawn matrix an operand; its calls pack copies of it."""
         drawn = {}
         for t in self._repeated.program.tensors(Kind.WEIGHT):
             operand = t.name.split(".")[0]
             if operand not in drawn:
                 n, k = t.sizes({})
-                drawn[operand] = raw_weight(t.dtype, normal(self._repeated.rng, (n, k)) * np.float32(k**-0.5))
+                drawn[operand] = quantized_weight(
+                    t.dtype, normal(self._repeated.rng, (n, k)) * np.float32(k**-0.5)
+                )
         return {t.name: drawn[t.name.split(".")[0]] for t in self._repeated.program.tensors(Kind.WEIGHT)}
 
     def _state(self, t: Tensor) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from pegainfer.contract.errors import OpError, UnsupportedError
 from pegainfer.kernels.cpu.library import library
 from pegainfer.ops.tensor import FORMATS
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import VALUES, Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -22,27 +22,26 @@ class PackedWeight:
     """A matrix [N, K] in tiles of 16 rows, within memory that it keeps alive.
 
     Args:
-        raw: as a file holds it; only read here.
+        weight: as it is stored; only read here.
         memory: [packed_bytes] uint8, 64-byte aligned, to be filled.
         threads: that share the work.
 
-    Raises UnsupportedError for a format that has no kernels, OpError where the bytes do not fit the shape.
+    Raises UnsupportedError for a scheme that has no kernels, OpError for memory that does not fit.
     """
 
-    def __init__(self, raw: RawWeight, memory: Array, threads: int = 1) -> None:
-        need = packed_bytes(raw.format, raw.shape)
-        data, order = _checked(raw)
+    def __init__(self, weight: Weight, memory: Array, threads: int = 1) -> None:
+        scheme, need = weight.scheme.name, packed_bytes(weight.scheme.name, weight.shape)
         if memory.nbytes != need or memory.ctypes.data % 64:
             raise OpError("memory of a packed weight", expected=f"{need} bytes, aligned", got=memory.nbytes)
-        n, k = raw.shape
-        self.format = raw.format
+        n, k = weight.shape
+        self.format = scheme
         self.shape: tuple[int, int] = (n, k)
         self.nbytes = need
         self._memory = memory
+        rows = weight.parts[VALUES].addresses()
         self.handle: int = library().pega_pack(
-            FORMAT_CODES[raw.format], n, k, data.ctypes.data,
-            None if order is None else order.ctypes.data, memory.ctypes.data, threads,
-        )  # fmt: skip
+            FORMAT_CODES[scheme], n, k, rows.ctypes.data, memory.ctypes.data, threads
+        )
         weakref.finalize(self, library().pega_packed_free, self.handle)
 
     def unpack(self, first: int = 0, count: int | None = None) -> Array:
@@ -79,22 +78,3 @@ def reserve(nbytes: int) -> Array:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, np.uint8, nbytes)
-
-
-def _checked(raw: RawWeight) -> tuple[Array, Array | None]:
-    """Bytes and row order, safe to hand to C. Raises OpError where they do not fit the shape."""
-    n, k = raw.shape
-    per_block, block_bytes = FORMATS[raw.format]
-    data = np.ascontiguousarray(raw.data).reshape(-1)
-    if data.nbytes != n * (k // per_block) * block_bytes:
-        raise OpError(
-            f"bytes of a {raw.format} weight {raw.shape}",
-            expected=n * (k // per_block) * block_bytes,
-            got=data.nbytes,
-        )
-    if raw.row_order is None:
-        return data, None
-    order = np.ascontiguousarray(raw.row_order, np.int64)
-    if order.shape != (n,) or order.min() < 0 or order.max() >= n:
-        raise OpError("row order of a packed weight", expected=f"{n} rows below {n}", got=order.shape)
-    return data, order

@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.kernels.cpu.library import library
+from pegainfer.runtime.control_groups import CGROUP, OWN, control_groups
 
-CGROUP = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")  # the control groups that this process is in
 SPIN_US = 50  # how long an idle thread spins before it sleeps: about the cost of waking it
 
 
 def usable_cores(cgroup: Path = CGROUP, own: Path = OWN) -> int:
     """Cores that this process may keep busy: its affinity mask, within its control groups' quotas."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [_quota(group) for group in _groups(cgroup, own)]
+    quotas = [_quota(group) for group in control_groups("cpu", cgroup, own)]
     return max(1, min([cores, *(int(q) for q in quotas if q is not None)]))
-
-
-def _groups(cgroup: Path, own: Path) -> Iterator[Path]:
-    """Folders of the group that the process is in and of those around it, as far as they can be seen.
-
-    A container sees its own group as the root, whatever path the kernel names; a service does not.
-    """
-    yield from (cgroup, cgroup / "cpu")
-    try:
-        rows = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:
-        return
-    for _, controllers, path in (row for row in rows if len(row) == 3):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = cgroup / "cpu" if controllers else cgroup
-        parts = [p for p in path.split("/") if p not in ("", ".", "..")]
-        yield from (root.joinpath(*parts[:n]) for n in range(1, len(parts) + 1))
 
 
 def _quota(group: Path) -> float | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pegainfer.kernels.cuda.gemm import SIXTEEN
+from pegainfer.kernels.cuda.lowering import blocks
 from pegainfer.kernels.cuda.pointwise import HEADS
-from pegainfer.kernels.cuda.site import blocks
-from pegainfer.runtime.cuda.device import DeviceInfo
+from pegainfer.kernels.cuda.target import Target
 
 # As in common/attention/attention.cuh.
 DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES, CUT_BYTES = 128, 32, 16, 32, 16, 16
@@ -19,11 +20,6 @@ PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in 
 OWN_PARTS_ROWS = 16
 # On Hopper a step's only row goes to one block on every SM, which add up their own parts (adr/0012), where it
 # has so few units: in clusters of eight blocks, one unit each, up to so many keys, beyond that all over.
-CLUSTER, ROW_UNITS, ROW_CLUSTER_KEYS = 8, 8, 6144
-# On Hopper decoding appends the token itself in steps of up to so many rows, and where they are cut into even
-# shares. In between a block gets two or three parts, and which SMs hold those depends on where the product
-# ahead left room: 16 rows took 4.66 ms a step against 4.28 (docs/log.md).
-APPEND_ROWS, APPEND_SHARED_ROWS = 8, 128  # above, the product ahead is cuBLASLt's and nothing starts early
 
 
 @dataclass(frozen=True)
@@ -70,26 +66,30 @@ class AttentionChoice:
         """Whether prefill reads the cache through the tensor memory accelerator."""
         return "_tiles_" in self.prefill
 
-    def __str__(self) -> str:
-        prefill = f", {self.prefill} in tiles of {self.tile_rows}" if self.prefill else ""
+    @property
+    def cut(self) -> str:
+        """How decoded rows are cut."""
         parts = f"{self.shares} even shares" if self.shares else f"parts of {DECODE_CHUNK} keys or more"
         parts = "one block an SM" if self.row else parts
-        append = ", norm, rotation and append inside" if self.append else ""
-        return f"{self.decode} in {parts}{append}{prefill}"
+        return parts + (", norm, rotation and append inside" if self.append else "")
+
+    def __str__(self) -> str:
+        prefill = f", {self.prefill} in tiles of {self.tile_rows}" if self.prefill else ""
+        return f"{self.decode} in {self.cut}{prefill}"
 
 
-def choose_attention(
-    p: AttentionProblem, info: DeviceInfo, decode_per_sm: int = 1, append: bool = False
-) -> AttentionChoice:
+@lru_cache(maxsize=1024)
+def choose_attention(p: AttentionProblem, target: Target, append: bool = False) -> AttentionChoice:
     """This GPU's tensor core kernels for 16-bit caches (`refusal` must be None).
 
     Args:
-        decode_per_sm: blocks of the decoding kernel that fit an SM together.
         append: q, k and v are as their projection left them (`may_append` must be true).
     """
+    info = target.info
     longest = p.table_width * p.block_size
-    shares = decode_per_sm * info.num_sms // p.units if p.rows > OWN_PARTS_ROWS else 0
-    row = takes_row(p, info)
+    per_sm = fit_sm(p, target, decode_kernel(p, append=append))
+    shares = per_sm * info.num_sms // p.units if p.rows > OWN_PARTS_ROWS else 0
+    row = takes_row(p, target)
     items, slots = _decode_room(p, shares, longest)
     tile_rows = 64 if p.head_dim == 256 else 128
     tiles_kernel = info.arch == "90a" and p.head_dim in TILE_HEADS
@@ -109,17 +109,41 @@ def choose_attention(
     )
 
 
-def takes_row(p: AttentionProblem, info: DeviceInfo) -> bool:
+def block_of(p: AttentionProblem, target: Target, kernel: str) -> tuple[int, int]:
+    """(threads, bytes of shared memory) of a block, as the kernel's source declares them."""
+    threads = target.feature(kernel, "block") or 0
+    ring = target.feature(kernel, "ring")
+    if ring is None:
+        return threads, target.feature(kernel, "shared") or 0
+    # Decode: behind the ring, each streaming warp's outputs.
+    return threads, ring + (threads // 32 - 1) * min(8, p.group) * p.head_dim * 4
+
+
+def fit_sm(p: AttentionProblem, target: Target, kernel: str) -> int:
+    """Blocks that an SM runs together."""
+    return target.blocks_per_sm(kernel, *block_of(p, target, kernel))
+
+
+def takes_row(p: AttentionProblem, target: Target) -> bool:
     """Whether the step's only row is shared out to all SMs."""
-    return info.arch == "90a" and p.rows == 1 and p.units <= ROW_UNITS
-
-
-def may_append(p: AttentionProblem, info: DeviceInfo) -> bool:
-    """Whether decoding can finish the projected heads of the step's tokens, each a row's only one."""
-    if p.dtype not in SIXTEEN or refusal(p) is not None:
+    if target.info.arch != "90a" or p.rows != 1:
         return False
-    few = p.rows <= APPEND_ROWS or OWN_PARTS_ROWS < p.rows <= APPEND_SHARED_ROWS
-    return info.arch == "90a" and p.decode_only and p.tokens <= p.rows and few
+    return p.units <= int(target.tuning.numbers(target.info, "attention")["row_units"])
+
+
+def lacks_append(p: AttentionProblem, target: Target) -> str | None:
+    """What decoding lacks to finish the projected heads of the step's tokens, each a row's only one."""
+    if p.dtype not in SIXTEEN or (refusal(p) is not None):
+        return f"a kernel for caches of {p.dtype} and heads of {p.head_dim}"
+    if target.info.arch != "90a":
+        return f"a Hopper GPU, not {target.info.name}"
+    if not p.decode_only or p.tokens > p.rows:
+        return "rows of one token each"
+    tuned = target.tuning.numbers(target.info, "attention")
+    few, most = int(tuned["append_rows"]), int(tuned["append_shared_rows"])
+    if not (p.rows <= few or OWN_PARTS_ROWS < p.rows <= most):
+        return f"up to {few} rows, or {OWN_PARTS_ROWS + 1} to {most}, not {p.rows}"
+    return None
 
 
 def _decode_room(p: AttentionProblem, shares: int, longest: int) -> tuple[int, int]:

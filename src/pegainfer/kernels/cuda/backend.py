@@ -12,7 +12,7 @@ from pegainfer.ops.program import Program
 from pegainfer.ops.tensor import Sizes
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 from pegainfer.runtime.cuda.upload import Progress
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import Weight
 
 
 class CudaBackend:
@@ -22,13 +22,13 @@ class CudaBackend:
 
     Args:
         weights: every constant of the programs to come, by name.
-        dummy: makes the weights that are missing.
+        dummy: makes the weights that are missing or have no parts.
     """
 
     def __init__(
         self,
         ctx: CudaContext,
-        weights: Mapping[str, RawWeight],
+        weights: Mapping[str, Weight],
         options: CudaOptions | None = None,
         dummy: Dummy | None = None,
     ) -> None:

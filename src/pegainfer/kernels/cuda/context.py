@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from pegainfer.kernels.cuda.target import Target
 from pegainfer.kernels.load import KernelLibrary
 from pegainfer.runtime.cuda.cublaslt import CublasLt
-from pegainfer.runtime.cuda.device import Device
+from pegainfer.runtime.cuda.device import CLUSTER, Device, DeviceInfo
+from pegainfer.runtime.cuda.launch import active_clusters
 from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tma import TensorMap
@@ -28,6 +31,7 @@ class CudaContext:
         """
         self.device = Device.open(ordinal)
         self.library = KernelLibrary(self.device, kernels)
+        self.target = Target.of(self._with_clusters(self.device.info), self.library.manifest)
         self.stream = Stream()
         self._closers: list[Callable[[], None]] = [self.device.close]
         # Zero before a launch and after it: the last block to arrive sets its counter back.
@@ -36,13 +40,26 @@ class CudaContext:
         self._maps: dict[tuple[object, ...], TensorMap] = {}
 
     def tensor_map(
-        self, address: int, rows: int, columns: int, dtype: str, box: tuple[int, int]
+        self,
+        address: int,
+        sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: str,
+        box: tuple[int, ...],
+        promotion: int,
     ) -> TensorMap:
-        """How the copy engine reads a matrix, made once."""
-        key = (address, rows, columns, dtype, box)
+        """A TMA descriptor, made once; see TensorMap.of."""
+        key = (address, sizes, strides, dtype, box, promotion)
         if key not in self._maps:
-            self._maps[key] = TensorMap(address, rows, columns, dtype, box, promotion=256)
+            self._maps[key] = TensorMap.of(address, sizes, strides, dtype, box, promotion=promotion)
         return self._maps[key]
+
+    def _with_clusters(self, info: DeviceInfo) -> DeviceInfo:
+        """Which SMs a card lacks differs from card to card, so the driver is asked."""
+        if not info.clusters_exist:
+            return info
+        kernel = self.library.kernel("launch_nothing")
+        return replace(info, clusters=active_clusters(kernel, CLUSTER, 32, info.max_shared))
 
     @cached_property
     def lt(self) -> CublasLt:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import OpError
-from pegainfer.kernels.cuda import attention, pointwise, qkv, sampling  # noqa: F401  (they register their ops)
+from pegainfer.kernels.cuda.bind import Binder, Memory, Work
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.inputs import InputStage, Layout
 from pegainfer.kernels.cuda.lowered import CapturedSteps, LoweredStep
+from pegainfer.kernels.cuda.lowering import Step, keeps_whole
 from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.row_pass import lower_row_pass
-from pegainfer.kernels.cuda.site import Memory, Site, Work, keeps_whole, listing, lower
+from pegainfer.kernels.cuda.plan import StepPlan
+from pegainfer.kernels.cuda.planning import plan_step, rules
 from pegainfer.kernels.cuda.store import WeightStore
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
@@ -70,6 +71,7 @@ class CudaExecutor:
         staged = [t for t in self._inputs.values() if t not in self._places]
         self._stage = InputStage(program.name, staged, options.padding)
         self._kept: dict[str, DeviceBuffer] = {}
+        self._constants: dict[object, int] = {}  # addresses of weights
         self._steps: OrderedDict[tuple[int, ...], LoweredStep] = OrderedDict()
         self._captured = CapturedSteps(program.name, self._symbols)
         self._views: OrderedDict[tuple[int, ...], dict[str, DeviceTensor]] = OrderedDict()
@@ -88,8 +90,7 @@ class CudaExecutor:
         Raises OpError for inputs that do not fit; CudaError names the step and the launch.
         """
         decode_only = self._decode_only(inputs)
-        step = self._find(env, decode_only)
-        if step.made:
+        if (step := self._find(env, decode_only)).made:
             raise OpError(f"program {self.program.name} makes the inputs of such a step itself", got=env)
         self._launch(step, inputs, env)
         return self.outputs(env)
@@ -165,8 +166,8 @@ class CudaExecutor:
         self._captured.add(step, decode_only)
 
     def explain(self, env: Sizes, decode_only: bool = False) -> str:
-        """The launches of a step of these sizes, one a line."""
-        return listing((step := self._find(env, decode_only)).work, step.env)
+        """The launches of a step of these sizes, one a line, each with the reason of its choice."""
+        return str(self._plan(self._find(env, decode_only).env, decode_only))
 
     def work(self, env: Sizes, decode_only: bool = False) -> list[tuple[OpCall, list[Work]]]:
         """Each call of a step of these sizes with its launches."""
@@ -195,7 +196,7 @@ class CudaExecutor:
         launches that do the end of one call in the next are not taken.
         """
         decode_only = self._decode_only(inputs)
-        step = self._lowered({s: env[s] for s in self._symbols}, decode_only, apart=True)
+        step = self._lowered({s: env[s] for s in self._symbols}, decode_only, fused=False)
         self._stage.send(step.inputs, inputs, env, self._ctx.stream)
         for ahead in step.work[: step.ahead]:
             ahead(self._ctx.stream)
@@ -237,41 +238,42 @@ class CudaExecutor:
         found = self._captured.find(env, decode_only)
         return found or self._lowered({s: env[s] for s in self._symbols}, decode_only)
 
-    def _lowered(self, env: dict[str, int], decode_only: bool, apart: bool = False) -> LoweredStep:
-        key = (int(decode_only), int(apart), *env.values())
+    def _lowered(self, env: dict[str, int], decode_only: bool, fused: bool = True) -> LoweredStep:
+        key = (int(decode_only), int(fused), *env.values())
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = self._lower(env, decode_only, tune=False, apart=apart)
+            step = self._steps[key] = self._lower(env, decode_only, tune=False, fused=fused)
             if len(self._steps) > KEPT_STEPS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
         return step
 
+    def _plan(self, env: Sizes, decode_only: bool, fused: bool = True) -> StepPlan:
+        applied = rules(row_pass=self.options.row_pass, fused=fused)
+        with errors_at(f"lowering {self.program.name}"):
+            return plan_step(self.program.calls, Step(self._ctx.target, env, decode_only), applied)
+
     def _lower(
-        self, env: dict[str, int], decode_only: bool, *, tune: bool, apart: bool = False
+        self, env: dict[str, int], decode_only: bool, *, tune: bool, fused: bool = True
     ) -> LoweredStep:
         inputs = self._stage.layout(env)
-        # An op may ask for more under a name than the op before it: launches point into both.
-        kept: list[DeviceBuffer] = []
+        plan = self._plan(env, decode_only, fused)
+        if plan.scratch_bytes > self._scratch.nbytes:  # steps bound before hold on to the smaller one
+            self._scratch = DeviceBuffer(plan.scratch_bytes, f"scratch of {self.program.name}")
+        kept = {name: self._keep(name, nbytes) for name, nbytes in plan.memory.items()}
+        for name in plan.zeroed:
+            self._ctx.stream.fill(kept[name].address, 0, kept[name].nbytes)
 
-        def keep(key: str, nbytes: int) -> int:
-            kept.append(self._keep(key, nbytes))
-            return kept[-1].address
+        def address(t: Tensor) -> int:
+            return kept[t.name].address if t.name in kept else self._address(t, inputs)
 
-        while True:
-            memory = Memory(
-                lambda t: self._address(t, inputs), self._scratch.address, self._scratch.nbytes, keep
-            )
-            site = Site(self._ctx, self._weights, memory, env, decode_only, tune, apart)
-            with errors_at(f"lowering {self.program.name}"):
-                if not (self.options.row_pass and lower_row_pass(site, self.program.calls)):
-                    lower(site, self.program.calls)
-            if memory.needed <= memory.scratch_bytes:
-                break
-            # Steps lowered before hold on to the smaller one.
-            self._scratch = DeviceBuffer(memory.needed, f"scratch of {self.program.name}")
-        work, ahead = site.ahead + site.work, len(site.ahead)
-        return LoweredStep(dict(env), work, ahead, site.counts, inputs, (self._scratch, *kept))
+        memory = Memory(address, self._scratch.address, lambda name: kept[name].address)
+        binder = Binder(self._ctx, self._weights, memory, tune=tune, constants=self._constants)
+        with errors_at(f"lowering {self.program.name}"):
+            work = binder.bind(list(plan.launches))
+        return LoweredStep(
+            dict(env), work, len(plan.ahead), plan.counts(), inputs, (self._scratch, *kept.values())
+        )
 
     def _address(self, t: Tensor, inputs: Layout) -> int:
         return self._places[t] if t in self._places else inputs.address(t)

@@ -57,7 +57,8 @@ class InputStage:
     """The inputs of one program. Device memory grows with the layouts asked for; older ones keep theirs."""
 
     def __init__(self, name: str, inputs: Iterable[Tensor], padding: Mapping[str, int]) -> None:
-        """`padding`: what lies behind an input's own values in a larger layout, by name; 0 for others."""
+        """`padding`: what lies behind an input's own values in a larger layout, by name without the KV group
+        in front of it; 0 for others."""
         self._name = name
         self._inputs = {t.name: t for t in inputs}
         self._symbols = sorted({d for t in self._inputs.values() for d in t.shape if isinstance(d, str)})
@@ -133,7 +134,7 @@ class InputStage:
             shape, room = t.sizes(env), t.sizes(layout.env)
             place = data[at : at + t.nbytes(layout.env)].view(NUMPY[t.dtype]).reshape(room)
             if shape != room:
-                place[...] = self._padding.get(t.name, 0)
+                place[...] = self._padding.get(t.name.rpartition(".")[2], 0)
                 place = place[tuple(map(slice, shape))]
             if place.size:
                 places.append((t.name, place))

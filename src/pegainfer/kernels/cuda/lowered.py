@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pegainfer.contract.errors import OpError
+from pegainfer.kernels.cuda.bind import Work
 from pegainfer.kernels.cuda.inputs import Layout
-from pegainfer.kernels.cuda.site import Work
 from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.stream import Stream

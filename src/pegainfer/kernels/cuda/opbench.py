@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.bind import Matmul, Work
 from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.kernels.cuda.lowering import keeps_whole
 from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.roofline import measure_roofline
 from pegainfer.kernels.cuda.sampled import SampledCall
-from pegainfer.kernels.cuda.site import Matmul, Work, keeps_whole
 from pegainfer.kernels.cuda.stepbench import CudaSteps
 from pegainfer.kernels.cuda.store import Dummy, fill_normal
 from pegainfer.kernels.cuda.timing import graph_times
@@ -29,7 +30,7 @@ from pegainfer.ops.spec import Arrays, Role
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.launch import Launch
 from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, to_bf16
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import in_memory
 
 Array = np.ndarray[Any, Any]
 
@@ -96,7 +97,7 @@ class CudaFamilyBench:
         self._repeated = Repeated(family, shapes, cold, least=LEAST, plain=plain)
         self._bits = self._draw()
         raw = {
-            name: RawWeight(DTYPE, bits.shape, bits.reshape(-1).view(np.uint8))
+            name: in_memory(DTYPE, bits.shape, bits.reshape(-1).view(np.uint8))
             for name, bits in self._bits.items()
         }
         self._backend = CudaBackend(ctx, raw, CudaOptions(), Dummy(heads=()))

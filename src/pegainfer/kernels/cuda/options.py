@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# What padding rows and tokens of a graph hold: no slot, no mask, no logprobs; 0 for all others.
-PADDING: dict[str, int] = {"slots": -1, "mask_rows": -1, "top_lens": -1}
+# What padding rows and tokens of a graph hold: no slot, place, state, mask or logprobs; 0 for all others.
+# Inputs of a KV group are named <group>.<name>.
+PADDING: dict[str, int] = dict.fromkeys(
+    ("slots", "places", "state_ids", "state_saves", "mask_rows", "top_lens"), -1
+)
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class CudaOptions:
         graphs: replay captured graphs; without, steps are launched one kernel at a time.
         tune: time cuBLASLt's algorithms at capture, rather than take the heuristic's first.
         row_pass: a step of one decoded row is one launch, where a kernel serves it.
-        padding: what padding holds, by input name; other inputs hold 0 there.
+        padding: what padding holds, by input name without its KV group; other inputs hold 0 there.
     """
 
     graphs: bool = True

@@ -1,18 +1,65 @@
-"""Lowering of the projection to q, k and v. What follows it is a launch, or left to attention."""
+"""Lowering of the projection to q, k and v. What follows it is a launch, or attention's to do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from pegainfer.kernels.cuda.attention import finishes_heads
-from pegainfer.kernels.cuda.gemm import SIXTEEN, GemmProblem, project
+from pegainfer.kernels.cuda.attention import attention_problem
+from pegainfer.kernels.cuda.attention_choice import lacks_append
+from pegainfer.kernels.cuda.gemm import SIXTEEN, project
+from pegainfer.kernels.cuda.linear import gemm_problem, scale_of
+from pegainfer.kernels.cuda.lowering import LoweringContext, Step, blocks, handles
+from pegainfer.kernels.cuda.plan import Place, ptr, struct
 from pegainfer.kernels.cuda.pointwise import HEADS, layer_address, page_stride
-from pegainfer.kernels.cuda.site import ProjectedHeads, Site, blocks, handles
-from pegainfer.ops.program import OpCall
-from pegainfer.ops.spec import Role
-from pegainfer.ops.tensor import Kind, Tensor
-from pegainfer.runtime.cuda.launch import f32, i32, i64, ptr, struct
+from pegainfer.kernels.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.ops.fused_heads import APPEND_ATTENTION, PROJECT_HEADS
+from pegainfer.ops.program import OpCall, is_read
+from pegainfer.ops.tensor import Kind
+from pegainfer.runtime.cuda.launch import f32, i32, i64
 from pegainfer.runtime.cuda.tensor import item_bytes
+
+# Attention finishes the heads that the projection leaves to it
+
+
+def _finish_in_attention(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
+    qkv, attention = (c.tensors for c in calls[:2])
+    q, kv = qkv["q"].storage, qkv["kv"]
+    same = q is attention["q"].storage and kv.storage is attention["kv"].storage
+    if not same or calls[0].attrs["layer"] != calls[1].attrs["layer"]:
+        return "attention over the same heads and the same layer's cache"
+    if q.kind is not Kind.BUFFER or is_read(calls[2:], q):
+        return "heads that only attention reads"
+    if not attention["q"].dtype == attention["out"].dtype == kv.dtype:
+        return f"q and out in the cache's {kv.dtype}"
+    if (lacking := lacks_append(attention_problem(calls[1], step), step.target)) is not None:
+        return lacking
+    tokens, query_heads, head_dim = qkv["q"].shape
+    kv_heads = qkv["kv"].shape[3]
+    assert isinstance(query_heads, int) and isinstance(kv_heads, int)
+    heads = temporaries.tensor(
+        "projected heads", tokens, query_heads + 2 * kv_heads, head_dim, dtype=qkv["q"].dtype
+    )
+    eps = calls[0].attrs["eps"]
+    taken = {n: qkv[n] for n in ("positions", "slots", "cos_sin", "q_norm", "k_norm") if n in qkv}
+    rows = {n: attention[n] for n in ("query_starts", "query_lens", "context_lens", "block_table")}
+    return [
+        OpCall.of(
+            PROJECT_HEADS, {"eps": eps},
+            heads=heads, **{n: qkv[n] for n in ("x", "norm", "wq", "wk", "wv")},
+        ),
+        OpCall.of(
+            APPEND_ATTENTION, {"eps": eps, **calls[1].attrs},
+            out=attention["out"], kv=attention["kv"], heads=heads, **taken, **rows,
+        ),
+    ]  # fmt: skip
+
+
+FINISH_IN_ATTENTION = Rule(
+    "finish_heads_in_attention",
+    (frozenset({"qkv_norm_rope_append"}), frozenset({"attention"})),
+    _finish_in_attention,
+)
+
+
+# Launches
 
 
 def _fused_heads(call: OpCall) -> bool:
@@ -21,47 +68,30 @@ def _fused_heads(call: OpCall) -> bool:
     return x.dtype in SIXTEEN and q.dtype == kv.dtype == x.dtype and widths
 
 
-@handles("qkv_norm_rope_append", whole=_fused_heads)
-def _qkv(site: Site) -> None:
-    s, dtype, eps = site.sizes(), site.dtype("x"), site.this.attrs["eps"]
-    heads = s["H"] + 2 * s["G"]
-    width = heads * s["D"]
-    nbytes, left_to_attention = s["T"] * width * item_bytes(dtype), _left_to_attention(site)
-    qkv = site.memory.kept("projected heads", nbytes) if left_to_attention else site.scratch(nbytes)
-    problem = GemmProblem(s["T"], width, s["M"], dtype, "store", norm=True)
-    w = site.matrix("wq", "wk", "wv", dtype=dtype)
-    project(site, problem, qkv, site.address("x"), w, norm=site.vector("norm"), eps=eps)
-    q_norm, k_norm, cos_sin = (site.vector(n) for n in ("q_norm", "k_norm", "cos_sin"))
-    positions, slots = site.address("positions"), site.address("slots")
-    if left_to_attention:
-        site.hand(ProjectedHeads(qkv, q_norm, k_norm, positions, slots, cos_sin, eps))
-        return
-    args = struct(
-        ptr(site.address("q")), ptr(layer_address(site)), ptr(qkv), ptr(q_norm), ptr(k_norm), ptr(positions),
-        ptr(slots), ptr(cos_sin), i64(page_stride(site)), i32(s["T"]), i32(s["H"]), i32(s["G"]), i32(s["S"]),
-        f32(eps),
+def _project(c: LoweringContext, heads: Place) -> None:
+    project(
+        c, gemm_problem(c.call, c.sizes), heads, c.address("x"),
+        c.matrix("wq", "wk", "wv", dtype=c.dtype("x")),
+        norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
-    site.launch(f"norm_rope_append_{dtype}_d{s['D']}", (blocks(s["T"] * heads, 8), 1, 1), 256, [args])
 
 
-def _left_to_attention(site: Site) -> bool:
-    """Whether the attention that follows finishes the heads, and is all that reads this q."""
-    call, after = site.this, site.following
-    if site.apart or after is None or after.spec.name != "attention":
-        return False
-    q = call.tensors["q"].storage
-    same = q is after.tensors["q"].storage and call.tensors["kv"].storage is after.tensors["kv"].storage
-    if not same or q.kind is not Kind.BUFFER or call.attrs["layer"] != after.attrs["layer"]:
-        return False
-    return finishes_heads(site, after) and not _read_again(site.rest[1:], q)
+@handles("project_heads", "scaled_project_heads")
+def _project_heads(c: LoweringContext) -> None:
+    _project(c, c.address("heads"))
 
 
-def _read_again(calls: Sequence[OpCall], t: Tensor) -> bool:
-    """Whether one of the calls reads what t holds now."""
-    for call in calls:
-        roles = {
-            o.role for o in call.spec.operands if o.name in call.tensors and call.tensors[o.name].storage is t
-        }
-        if roles:
-            return roles != {Role.OUT}
-    return False
+@handles("qkv_norm_rope_append", "scaled_qkv_rope_append", whole=_fused_heads)
+def _qkv(c: LoweringContext) -> None:
+    s, dtype = c.sizes, c.dtype("x")
+    count = s["H"] + 2 * s["G"]
+    heads = c.scratch(s["T"] * count * s["D"] * item_bytes(dtype))
+    _project(c, heads)
+    q_norm, k_norm, cos_sin = (c.vector(n) for n in ("q_norm", "k_norm", "cos_sin"))
+    args = struct(
+        ptr(c.address("q")), ptr(layer_address(c)), ptr(heads), ptr(q_norm), ptr(k_norm),
+        ptr(c.address("positions")), ptr(c.address("slots")), ptr(cos_sin), i64(page_stride(c)),
+        i32(s["T"]), i32(s["H"]), i32(s["G"]), i32(s["S"]), f32(c.call.attrs["eps"]),
+    )  # fmt: skip
+    grid = (blocks(s["T"] * count, 8), 1, 1)
+    c.launch(f"norm_rope_append_{dtype}_d{s['D']}", grid, 256, [args], why="heads of 16 bits")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pegainfer.kernels.cuda.bind import Matmul
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.site import Matmul
 from pegainfer.kernels.cuda.store import fill_normal
 from pegainfer.kernels.cuda.timing import graph_times
 from pegainfer.kernels.ledger import Roofline

@@ -7,22 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pegainfer.kernels.cuda.site import Site
+from pegainfer.kernels.cuda.lowering import LoweringContext, Operands, Step, handles
+from pegainfer.kernels.cuda.plan import Boxes, Place, ptr, struct
+from pegainfer.kernels.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.ops.fused import DECODE_PASS, decode_pass
 from pegainfer.ops.program import OpCall
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.device import DeviceInfo
-from pegainfer.runtime.cuda.launch import Arg, f32, i32, ptr, struct
+from pegainfer.runtime.cuda.launch import f32, i32
 from pegainfer.runtime.cuda.memory import aligned
 from pegainfer.runtime.cuda.tensor import item_bytes
-from pegainfer.runtime.cuda.tma import TensorMap
 
 LAYER = ("qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "linear_residual")
 # As in pass/operands.cuh; MAX_CHUNKS: of 8 columns that a thread multiplies, in pass/row.cuh.
 WARPS, THREADS, ROUND, MAX_LAYERS, MAX_CHUNKS = 8, 288, 256, 80, 6
 STAGE, MIN_DEPTH = 20 << 10, 4  # bytes of a stage where no row is longer; stages
-# Stages that may be on their way at a time: with 2, 3, 4 and 6 Qwen3-4B takes 2.83, 2.90, 2.98 and 3.09 ms
-# (1,024 keys, H100).
-WINDOW = 2
 HEAD_DIMS = (64, 128)
 PAGE = 16  # tokens
 
@@ -99,23 +98,22 @@ class RowPass:
         return next((what for held, what in needs if not held), None)
 
 
-def lower_row_pass(site: Site, calls: Sequence[OpCall]) -> bool:
-    """Lowers a step's calls to that launch. False, and nothing is done, where it does not serve them."""
-    one = all(site.env.get(s) == 1 for s in "TRL") and site.decode_only and not site.apart
-    row_pass = recognise(calls) if one else None
-    if row_pass is None or row_pass.lacks(site.ctx.device.info):
-        return False
-    _launch(site, row_pass, calls)
-    return True
-
-
-def why_launches(calls: Sequence[OpCall], info: DeviceInfo) -> str | None:
+def why_launches(calls: Calls, info: DeviceInfo) -> str | None:
     """Why a step of one decoded row stays many launches; None where it is one."""
     row_pass = recognise(calls)
     return "the pass of a llama or Qwen3 decoder" if row_pass is None else row_pass.lacks(info)
 
 
-def recognise(calls: Sequence[OpCall]) -> RowPass | None:
+def _one_launch(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
+    if not step.decode_only or any(step.env.get(s) != 1 for s in "TRL"):
+        return "one decoded row that samples"
+    return why_launches(calls, step.target.info) or [decode_pass(calls)]
+
+
+ONE_LAUNCH = Rule("decode_pass", (), _one_launch)
+
+
+def recognise(calls: Calls) -> RowPass | None:
     """The pass that these calls are, if they are embedding, layers and head of a llama or Qwen3 decoder."""
     names = [c.spec.name for c in calls]
     layers = (len(calls) - 2) // len(LAYER)
@@ -165,57 +163,59 @@ def _same_inputs(first: Sequence[OpCall], other: Sequence[OpCall]) -> bool:
     return same and sizes and first[1].attrs["scale"] == other[1].attrs["scale"]
 
 
-def _launch(site: Site, p: RowPass, calls: Sequence[OpCall]) -> None:
-    info, grid = site.ctx.device.info, site.ctx.device.info.num_sms
-    layers = [_layer(site, group, p.dtype) for group in _by_layer(calls)]
-    site.enter(calls[-1])
-    head, norm, logits = site.matrix("w", dtype=p.dtype), site.vector("norm"), site.address("logits")
-    site.enter(calls[0])
-    embedding, token_ids, x = site.matrix("table", dtype=p.dtype), site.address("ids"), site.address("out")
-    site.enter(calls[2])
-    rows = [site.address(n) for n in ("query_lens", "context_lens", "block_table")]
-    scale = site.this.attrs["scale"] * math.log2(math.e)
+@handles(DECODE_PASS)
+def _decode_pass(c: LoweringContext) -> None:
+    calls: Sequence[OpCall] = c.call.attrs["calls"]
+    p = recognise(calls)
+    assert p is not None
+    info, grid = c.target.info, c.target.info.num_sms
+    embedding, qkv, attention, head = (Operands(calls[i], c.step) for i in (0, 1, 2, -1))
+    layers = [_layer([Operands(call, c.step) for call in group], p.dtype) for group in _by_layer(calls)]
+    rows = [attention.address(n) for n in ("query_lens", "context_lens", "block_table")]
+    scale = attention.call.attrs["scale"] * math.log2(math.e)
     words, parts, launches, nbytes = p.told(info)
     # Nothing else may write here, or a word could bear a tag that is waited for. Zeros begin the count anew.
-    told = site.memory.kept("row pass", nbytes)
-    site.ctx.stream.fill(told, 0, nbytes)
-    site.enter(calls[1])
-    args = struct(
-        ptr(embedding), ptr(head), ptr(norm), ptr(token_ids), ptr(site.address("positions")),
-        ptr(site.address("slots")), *map(ptr, rows), ptr(site.vector("cos_sin")), ptr(site.address("kv")),
-        ptr(x), ptr(logits), ptr(told + words), ptr(told + parts), ptr(told + launches), i32(p.layers),
-        i32(p.width), i32(p.heads), i32(p.kv_heads), i32(p.feed_forward), i32(p.vocabulary),
-        i32(p.block_size), i32(p.stage), i32(p.depth(info)), i32(WINDOW), f32(site.this.attrs["eps"]),
-        f32(scale),
+    told = c.step_memory("row pass", nbytes, zeroed=True)
+    window = int(c.target.tuning.numbers(info, "decode_pass")["window"])
+    pointers = (
+        embedding.matrix("table", dtype=p.dtype), head.matrix("w", dtype=p.dtype), head.vector("norm"),
+        embedding.address("ids"), qkv.address("positions"), qkv.address("slots"), *rows,
+        qkv.vector("cos_sin"), qkv.address("kv"), embedding.address("out"), head.address("logits"),
+        told + words, told + parts, told + launches,
     )  # fmt: skip
-    table = struct(*(a for layer in layers for a in layer), *[ptr(0)] * (8 * (MAX_LAYERS - p.layers)))
+    args = struct(
+        *map(ptr, pointers), i32(p.layers), i32(p.width), i32(p.heads), i32(p.kv_heads), i32(p.feed_forward),
+        i32(p.vocabulary), i32(p.block_size), i32(p.stage), i32(p.depth(info)), i32(window),
+        f32(qkv.call.attrs["eps"]), f32(scale),
+    )  # fmt: skip
+    unused = [ptr(None)] * (8 * (MAX_LAYERS - p.layers))
+    table = struct(*(ptr(place) for layer in layers for place in layer), *unused)
     shared = p.rest + p.depth(info) * (p.stage + 16)
-    given = [_boxes(site, p).arg(), args, table]
-    site.launch(p.kernel, (grid, 1, 1), THREADS, given, shared, cooperative=True)
-    site.counts += [1, *[0] * (len(calls) - 1)]
+    c.launch(
+        p.kernel, (grid, 1, 1), THREADS, [_boxes(qkv, p), args, table], shared,
+        why="one decoded row of a llama or Qwen3 decoder", cooperative=True,
+    )  # fmt: skip
 
 
-def _layer(site: Site, calls: Sequence[OpCall], dtype: str) -> list[Arg]:
-    """Addresses of a layer's weights, as in pass::Layer."""
+def _layer(calls: Sequence[Operands], dtype: str) -> list[Place | None]:
+    """A layer's weights, as in pass::Layer."""
     qkv, _, o, gate_up, down = calls
-    site.enter(qkv)
-    w_qkv = site.matrix("wq", "wk", "wv", dtype=dtype)
-    norms = [site.vector(n) for n in ("norm", "q_norm", "k_norm")]
-    site.enter(o)
-    w_o = site.matrix("w", dtype=dtype)
-    site.enter(gate_up)
-    w_gate_up, mlp_norm = site.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"), site.vector("norm")
-    site.enter(down)
-    w_down = site.matrix("w", dtype=dtype)
-    return [ptr(a) for a in (w_qkv, w_o, w_gate_up, w_down, *norms, mlp_norm)]
+    norms = [qkv.vector(n) for n in ("norm", "q_norm", "k_norm")]
+    matrices = (
+        qkv.matrix("wq", "wk", "wv", dtype=dtype),
+        o.matrix("w", dtype=dtype),
+        gate_up.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"),
+        down.matrix("w", dtype=dtype),
+    )
+    return [*matrices, *norms, gate_up.vector("norm")]
 
 
-def _boxes(site: Site, p: RowPass) -> TensorMap:
+def _boxes(qkv: Operands, p: RowPass) -> Boxes:
     """The whole cache, 16 tokens of a head at a time; see attention's boxes, which begin at a layer."""
-    s, item = site.sizes(), item_bytes(p.dtype)
+    s, item = qkv.sizes, item_bytes(p.dtype)
     row = p.head_dim * item
-    return TensorMap.of(
-        site.address("kv"),
+    return Boxes(
+        qkv.address("kv"),
         (s["N"] * s["Y"] * 2 * p.kv_heads, p.block_size // 8, p.head_dim // 64, 8, 64),
         (p.block_size * row, 8 * row, 64 * item, row),
         p.dtype,

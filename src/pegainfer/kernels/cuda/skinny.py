@@ -1,20 +1,20 @@
-"""Products of up to 64 rows on Hopper (sm90/gemm/skinny.cuh): the weight's shares, and the launch."""
+"""GEMMs of up to 64 rows on Hopper (sm90/gemm/skinny.cuh): the weight's shares, and the launch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pegainfer.kernels.cuda.site import NormedRows, Site
+from pegainfer.kernels.cuda.lowering import LoweringContext
+from pegainfer.kernels.cuda.plan import Boxes, Place, Struct, ptr, struct
+from pegainfer.kernels.cuda.target import SYSTEM, Target
 from pegainfer.runtime.cuda.device import DeviceInfo
-from pegainfer.runtime.cuda.launch import Arg, f32, i32, ptr, struct
+from pegainfer.runtime.cuda.launch import f32, i32
 from pegainfer.runtime.cuda.tensor import item_bytes
-from pegainfer.runtime.cuda.tma import TensorMap
 
 TOKENS = (8, 16, 32, 64)  # that kernels are compiled for
 MAX_TOKENS, BOX = 64, 64  # as in skinny.cuh; BOX: elements of k, 128 bytes
 THREADS, MAX_BLOCKS = 256, 3  # MAX_BLOCKS: of 64 rows in a tile
 FRAGMENT = 576  # bytes of the sums of 16 rows by 8 tokens
-SYSTEM = 1 << 10  # bytes of shared memory a block that the system takes
 KINDS = {"store": 0, "storef32": 1, "residual": 2, "swiglu": 3}
 
 
@@ -54,11 +54,15 @@ class SkinnyChoice:
         """How many sums of squares a row of `n` outputs leaves."""
         return -(-n // self.rows) * -(-self.rows // 32)
 
-    def __str__(self) -> str:
+    @property
+    def reason(self) -> str:
         return (
-            f"{self.kernel}: {self.groups} groups x {self.splits} splits of {self.rows} rows, "
+            f"{self.groups} groups x {self.splits} splits of {self.rows} rows, "
             f"{self.depth_w} + {self.depth_x} stages of {BOX * self.wide}, {self.shared} B ({self.why})"
         )
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -73,47 +77,31 @@ class Shares:
     per_sm: int = 2
 
 
-# (n, k) -> shares by the most rows of x that they are for. Qwen3-4B's qkv, o, gate and up, down, logits,
-# measured in the whole chain of its products on an H100.
-TUNED: dict[tuple[int, int], tuple[tuple[int, Shares], ...]] = {
-    (6144, 2560): ((16, Shares(64)), (32, Shares(48)), (64, Shares(96, 2, depth_x=4, early=False))),
-    (2560, 4096): (
-        (16, Shares(88, 4)),
-        (32, Shares(88, 4, depth_x=4)),
-        (64, Shares(88, 4, depth_x=4, early=False)),
-    ),
-    (19_456, 2560): ((16, Shares(152, depth_x=12)), (64, Shares(152, depth_x=4))),
-    (2560, 9728): (
-        (8, Shares(88, 4, early=False)),
-        (16, Shares(88, 4)),
-        (32, Shares(88, 4, depth_x=4)),
-        (64, Shares(88, 4, depth_x=4, early=False)),
-    ),
-    (151_936, 2560): (
-        (32, Shares(128, wide=2, depth_x=6, per_sm=1)),
-        (64, Shares(64, wide=2, depth_x=6, per_sm=1)),
-    ),
-}
 # Share of the SMs that clusters of so many blocks can fill, one block an SM (GPUs lack SMs here and there).
 FILLED = {1: 1.0, 2: 1.0, 3: 0.91, 4: 0.91, 5: 0.87}
 LEAST_ROWS = 64  # of a tile: wgmma multiplies as many in any case
+NEVER_MEASURED = "even shares, for a shape that was never measured"
 MANY_TILES = 6  # a block: the launch is so long that what it overlaps with matters less than its rings
 
 
-def shares(m: int, n: int, k: int, info: DeviceInfo) -> Shares:
-    """What was measured to be best, else the fewest splits of k whose even shares have enough rows."""
-    for most, tuned in TUNED.get((n, k), ()):
-        if m <= most:
-            return tuned
+def shares(m: int, n: int, k: int, target: Target) -> tuple[Shares, str]:
+    """What was measured to be best, else the fewest splits of k whose even shares have enough rows.
+
+    Returns the reason beside it.
+    """
+    tuned = target.tuning.find(target.info, "skinny", m, n=n, k=k)
+    if tuned is not None and tuned.numbers is not None:
+        return Shares(**tuned.numbers), f"measured on {tuned.card} up to {tuned.most} rows"
+    info = target.info
     rows, splits = even_shares(n, k, info)
     depth_x = 8 if m <= 16 else 4
     if rows <= MAX_BLOCKS * 64:
-        return Shares(rows, splits, depth_x=depth_x, early=m <= 32)
+        return Shares(rows, splits, depth_x=depth_x, early=m <= 32), NEVER_MEASURED
     tiles = -(-n // (info.num_sms * (136 if m <= 32 else 64)))
     rows = _eights(n, info.num_sms * tiles)
     if tiles >= MANY_TILES:
-        return Shares(rows, wide=2, depth_x=6, per_sm=1)
-    return Shares(rows, depth_x=depth_x)
+        return Shares(rows, wide=2, depth_x=6, per_sm=1), f"{tiles} tiles a block; {NEVER_MEASURED}"
+    return Shares(rows, depth_x=depth_x), f"{tiles} tiles a block; {NEVER_MEASURED}"
 
 
 def even_shares(n: int, k: int, info: DeviceInfo) -> tuple[int, int]:
@@ -131,15 +119,15 @@ def _eights(n: int, parts: int) -> int:
     return -(-n // (8 * parts)) * 8
 
 
-def choose_skinny(dtype: str, m: int, n: int, k: int, kind: str, info: DeviceInfo) -> SkinnyChoice | None:
+def choose_skinny(dtype: str, m: int, n: int, k: int, kind: str, target: Target) -> SkinnyChoice | None:
     """The launch for a problem, or None where the kernel does not serve it."""
-    if info.capability != (9, 0) or m > MAX_TOKENS or n % 8 or k % 8:
+    if target.info.capability != (9, 0) or m > MAX_TOKENS or n % 8 or k % 8:
         return None
-    s = shares(m, n, k, info)
+    s, why = shares(m, n, k, target)
     for depth_x in (s.depth_x, 4, 2):
         choice = skinny_choice(
-            dtype, m, n, k, info, rows=s.rows, splits=s.splits, wide=s.wide, depth_x=depth_x,
-            per_sm=s.per_sm, residual=kind == "residual", early=s.early, why=f"{m} rows",
+            dtype, m, n, k, target.info, rows=s.rows, splits=s.splits, wide=s.wide, depth_x=depth_x,
+            per_sm=s.per_sm, residual=kind == "residual", early=s.early, why=f"{m} rows; {why}",
         )  # fmt: skip
         if choice is not None:
             return choice
@@ -198,73 +186,83 @@ def skinny_choice(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Scale:
+    """Sums of squares that a GEMM's sums are scaled by: [groups, room for tokens] float32."""
+
+    squares: Place
+    groups: int
+
+
+@dataclass(frozen=True)
+class NextNorm:
+    """What a residual's GEMM leaves for the norm that follows it.
+
+    Args:
+        norm: that norm's weight.
+        normed: of x times that weight, in x's dtype.
+        squares: of sums of x's squares, SkinnyChoice.square_groups a token.
+    """
+
+    norm: Place
+    normed: Place
+    squares: Place
+
+
 def skinny_args(
     c: SkinnyChoice,
     kind: str,
     sizes: tuple[int, int, int],
-    maps: tuple[TensorMap, TensorMap],
-    out: int,
+    out: Place,
     ld_out: int,
-    *,
-    squares: int = 0,
-    square_groups: int = 0,
-    norm: int = 0,
-    normed: int = 0,
-    next_squares: int = 0,
-    eps: float = 0.0,
-) -> list[Arg]:
-    """The kernel's arguments; see skinny::Args."""
+    scale: Scale | None,
+    next_norm: NextNorm | None,
+    eps: float,
+) -> Struct:
+    """skinny::Args."""
     m, n, k = sizes
     tiles, chunks = -(-n // c.rows), -(-k // (BOX * c.wide))
     numbers = (
         m, n, k, ld_out, KINDS[kind], c.rows, c.groups, tiles // c.groups, tiles % c.groups, c.splits,
-        chunks // c.splits, chunks % c.splits, c.wide, c.depth_w, c.depth_x, c.trigger, square_groups, c.sums,
-        c.before,
+        chunks // c.splits, chunks % c.splits, c.wide, c.depth_w, c.depth_x, c.trigger,
+        scale.groups if scale else 0, c.sums, c.before,
     )  # fmt: skip
-    args = struct(
-        ptr(out), ptr(squares), ptr(norm), ptr(normed), ptr(next_squares), *map(i32, numbers), f32(eps)
-    )
-    return [maps[0].arg(), maps[1].arg(), args]
+    left = (next_norm.norm, next_norm.normed, next_norm.squares) if next_norm else (None, None, None)
+    pointers = (out, scale.squares if scale else None, *left)
+    return struct(*map(ptr, pointers), *map(i32, numbers), f32(eps))
 
 
 def skinny(
-    site: Site,
-    c: SkinnyChoice,
+    c: LoweringContext,
+    choice: SkinnyChoice,
     kind: str,
     dtype: str,
     sizes: tuple[int, int, int],
-    out: int,
-    x: int,
-    w: int,
+    out: Place,
+    x: Place,
+    w: Place,
     *,
     ld_out: int | None = None,
-    scaled: NormedRows | None = None,
+    scale: Scale | None = None,
     eps: float = 0.0,
-    next_norm: int | None = None,
+    next_norm: NextNorm | None = None,
 ) -> None:
-    """Lowers one product.
+    """Lowers one GEMM.
 
     Args:
         sizes: m, n, k.
-        scaled: x is what this says, and its scale is applied to the sums.
-        next_norm: address of the weight of the norm that the next op begins with, for kind 'residual'; what
-            it needs is handed to it.
+        scale: applied to the sums.
+        next_norm: for kind 'residual'.
     """
     m, n, k = sizes
-    maps = (
-        site.ctx.tensor_map(w, n, k, dtype, (c.rows, BOX)),
-        site.ctx.tensor_map(x, m, k, dtype, (c.tokens, BOX)),
+    item = item_bytes(dtype)
+    boxes = (
+        Boxes(w, (n, k), (k * item,), dtype, (choice.rows, BOX), promotion=256),
+        Boxes(x, (m, k), (k * item,), dtype, (choice.tokens, BOX), promotion=256),
     )
-    left = {"norm": 0, "normed": 0, "next_squares": 0}
-    if next_norm is not None:
-        groups = c.square_groups(n)
-        normed = site.memory.kept("normed residual", m * n * item_bytes(dtype))
-        squares = site.memory.kept("squares of the residual", groups * c.most_tokens * 4)
-        left = {"norm": next_norm, "normed": normed, "next_squares": squares}
-        site.hand(NormedRows(out, next_norm, normed, squares, groups))
-    args = skinny_args(
-        c, kind, sizes, maps, out, ld_out or (n // 2 if kind == "swiglu" else n),
-        squares=scaled.squares if scaled else 0, square_groups=scaled.groups if scaled else 0, eps=eps,
-        **left,
+    width = ld_out or (n // 2 if kind == "swiglu" else n)
+    args = skinny_args(choice, kind, sizes, out, width, scale, next_norm, eps)
+    c.launch(
+        choice.kernel, choice.grid, choice.threads, [*boxes, args], choice.shared, why=choice.reason,
+        cluster=choice.cluster,
     )  # fmt: skip
-    site.launch(c.kernel, c.grid, c.threads, args, c.shared, cluster=c.cluster)

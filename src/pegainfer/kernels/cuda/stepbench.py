@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.bind import Work
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.site import Work
 from pegainfer.kernels.cuda.store import Dummy, fill_normal
 from pegainfer.kernels.cuda.timing import graph_times
 from pegainfer.kernels.loads import StepShape
@@ -116,17 +116,17 @@ def step_arrays(program: Program, shape: StepShape) -> dict[str, Array]:
     (pool,) = program.tensors(Kind.STATE)
     blocks, block_size = pool.sizes({})[0], pool.sizes({})[4]
     pages = Pages(rng.permutation(blocks), block_size)
-    table = np.zeros((shape.rows, inputs["block_table"].sizes(shape.env)[1]), np.int32)
+    table = np.zeros((shape.rows, inputs["kv.block_table"].sizes(shape.env)[1]), np.int32)
     table[:, : blocks_of(shape, block_size)] = pages.table(shape, 0)
     starts = np.arange(shape.rows) * shape.count
     vocabulary = next(int(c.axes["V"]) for c in program.calls if "V" in c.axes)
     return {
         "token_ids": i32(rng.integers(0, vocabulary, shape.rows * shape.count)),
         "positions": positions_of(shape),
-        "slots": pages.slots(shape, 0),
+        "kv.places": pages.slots(shape, 0),
         "query_starts": i32(starts),
         "query_lens": np.full(shape.rows, shape.count, np.int32),
         "context_lens": np.full(shape.rows, shape.context, np.int32),
-        "block_table": table,
+        "kv.block_table": table,
         "logit_rows": i32(starts + shape.count - 1),
     }

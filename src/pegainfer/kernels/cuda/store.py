@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
-from pegainfer.contract.errors import OpError
+from pegainfer.contract.errors import ModelFileError, OpError
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.ops.tensor import FORMATS, Tensor
+from pegainfer.ops.tensor import Tensor
 from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr
 from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor, item_bytes
-from pegainfer.runtime.cuda.upload import SLOT_BYTES, Piece, Progress, read_span, upload
-from pegainfer.runtime.weights.dequant import dequantize
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.cuda.upload import SLOT_BYTES, Piece, Progress, upload
+from pegainfer.runtime.weights.weight import VALUES, Weight
 
 Array = np.ndarray[Any, Any]
 PLAIN = ("f32", "f16", "bf16")
@@ -39,140 +40,219 @@ class Dummy:
     peak: float = 8.0
 
 
+class Target(NamedTuple):
+    """Where one weight goes: row i of it (its leading axes flattened) to `address + i * pitch`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    address: int
+    pitch: int
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row."""
+        return self.shape[-1] * item_bytes(self.dtype)
+
+
 class WeightStore:
     """Hands out device tensors at once and fills them in `load`. Shared by a model's programs.
 
     Layouts: 'rows' puts matrices [N_i, K] below each other; 'pairs' takes the rows of two in turn, so that
-    row 2i is the first's row i and row 2i + 1 the second's. A matrix takes the dtype asked for, whatever its
-    file has; quantised ones are expanded on the host.
+    row 2i is the first's row i and row 2i + 1 the second's, in each matrix of a stack. A matrix takes the
+    dtype asked for, whatever its file has; quantised ones are expanded on the host.
+
+    A tensor that is first asked for once `load` has begun is filled before it is handed out.
     """
 
-    def __init__(self, ctx: CudaContext, raw: Mapping[str, RawWeight], dummy: Dummy | None = None) -> None:
-        """`dummy`: makes those that `raw` lacks."""
+    def __init__(self, ctx: CudaContext, weights: Mapping[str, Weight], dummy: Dummy | None = None) -> None:
+        """`dummy`: makes those that `weights` lacks or has without parts."""
         self._ctx = ctx
-        self._raw = dict(raw)
+        self._weights = dict(weights)
         self._dummy = dummy
         self._held: dict[tuple[object, ...], DeviceTensor] = {}
-        self._pieces: list[Piece] = []
-        self._fills: list[tuple[DeviceTensor, str, float, float]] = []
-        self._temporary: DeviceBuffer | None = None
+        self._waiting: list[Target] = []
+        self._begun = False
+        self._lock = Lock()  # `load` may run beside a thread that asks for more
 
     def vector(self, t: Tensor) -> DeviceTensor:
         """A norm's weight or a table of float32: as in the file, converted to float32."""
-        return self._get((t.name,), (t,), tuple(self._sizes(t)), "f32", "rows")
+        return self._get((t,), self._sizes(t), "f32", "rows")
 
     def matrix(self, tensors: tuple[Tensor, ...], dtype: str, layout: str) -> DeviceTensor:
-        """Raises OpError for weights that are missing or do not fit each other."""
-        shapes = [self._sizes(t) for t in tensors]
-        if len({s[-1] for s in shapes}) != 1 or (layout == "pairs" and len(set(shapes)) != 1):
+        """Matrices as one, or a stack [E, N, K] of each as one stack.
+
+        Raises OpError for weights that are missing, do not fit each other, or are asked for when their files
+        are closed.
+        """
+        first, *others = (self._sizes(t) for t in tensors)
+        same = all(other == first for other in others)
+        fits = all(len(other) == 2 and other[-1] == first[-1] for other in (first, *others))
+        if others and not (same if layout == "pairs" else fits):
             raise OpError(f"weights do not fit into one ({layout})", got=", ".join(str(t) for t in tensors))
-        shape = (sum(s[0] for s in shapes), shapes[0][-1])
-        return self._get(tuple(t.name for t in tensors), tensors, shape, dtype, layout)
+        rows = first[-2] + sum(other[-2] for other in others)
+        return self._get(tensors, (*first[:-2], rows, first[-1]), dtype, layout)
 
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self._held.values())
 
     def load(self, progress: Progress | None = None) -> None:
-        """Fills what was handed out since the last call; returns when all is on the device.
+        """Fills what was handed out so far; returns when all is on the device.
 
         Works on a stream of its own, so that another thread may capture graphs meanwhile.
         """
-        self._ctx.device.make_current()
-        stream = Stream()
-        pieces, self._pieces = self._pieces, []
-        fills, self._fills = self._fills, []
-        for seed, (tensor, _, mean, scale) in enumerate(fills):
-            self._fill(tensor, seed, mean, scale, stream)
-        upload(pieces, stream, progress)
-        stream.synchronize("weights")
-        self._temporary = None
-        for raw in self._raw.values():
-            if raw.release is not None:
-                raw.release()
+        with self._lock:
+            targets, self._waiting, self._begun = self._waiting, [], True
+        self._fill(targets, progress)
 
     def _get(
-        self,
-        names: tuple[str, ...],
-        tensors: tuple[Tensor, ...],
-        shape: tuple[int, ...],
-        dtype: str,
-        layout: str,
+        self, tensors: tuple[Tensor, ...], shape: tuple[int, ...], dtype: str, layout: str
     ) -> DeviceTensor:
+        names = tuple(t.name for t in tensors)
         key = (names, dtype, layout)
-        if key not in self._held:
-            held = self._held[key] = DeviceTensor.empty(shape, dtype, "weights " + " ".join(names))
-            row = shape[-1] * item_bytes(dtype) if len(shape) > 1 else prod(shape) * item_bytes(dtype)
-            at = held.address
-            made = [t for t in tensors if t.name not in self._raw]
-            if made:
-                self._fills.append((held, *self._normal(made, len(tensors), shape)))
-                return held
-            for t in tensors:
-                step = row * (len(tensors) if layout == "pairs" else 1)
-                self._pieces += self._read(t, dtype, at, step)
-                at += row if layout == "pairs" else prod(self._sizes(t)) * item_bytes(dtype)
-        return self._held[key]
+        if key in self._held:
+            return self._held[key]
+        for name in names:
+            if self._dummy is None and not self._is_stored(name):
+                raise OpError("weight is missing", expected=name, got=f"{len(self._weights)} others")
+        held = DeviceTensor.empty(shape, dtype, "weights " + " ".join(names))
+        targets, at, width = [], held.address, shape[-1] * item_bytes(dtype)
+        for t in tensors:
+            pitch = width * (len(tensors) if layout == "pairs" else 1)
+            targets.append(Target(t.name, self._sizes(t), dtype, at, pitch))
+            at += width if layout == "pairs" else targets[-1].rows * width
+        with self._lock:
+            late = self._begun
+            if not late:
+                self._waiting += targets
+        if late:
+            self._fill_late(targets, layout)
+        self._held[key] = held
+        return held
+
+    def _fill_late(self, targets: list[Target], layout: str) -> None:
+        try:
+            self._fill(targets)
+        except ModelFileError as e:
+            raise OpError(
+                f"layout {layout} of {' '.join(t.name for t in targets)} in {targets[0].dtype} is not loaded",
+                got=str(e),
+                remedy="prepare every program while the weights' files are open",
+            ) from e
+
+    def _is_stored(self, name: str) -> bool:
+        return name in self._weights and bool(self._weights[name].parts)
 
     def _sizes(self, t: Tensor) -> tuple[int, ...]:
-        raw = self._raw.get(t.name)
+        weight = self._weights.get(t.name)
         shape = t.sizes({})
-        if raw is not None and raw.shape != shape:
-            raise OpError(f"weight {t.name}", expected=shape, got=raw.shape)
+        if weight is not None and weight.shape != shape:
+            raise OpError(f"weight {t.name}", expected=shape, got=weight.shape)
         return shape
 
-    def _normal(self, made: list[Tensor], count: int, shape: tuple[int, ...]) -> tuple[str, float, float]:
-        """(name, mean, scale) of a dummy."""
-        name = made[0].name
-        if self._dummy is None or len(made) != count:
-            raise OpError("weight is missing", expected=name, got=f"{len(self._raw)} others")
-        if len(shape) == 1:
-            return name, 1.0, 0.0
-        return name, 0.0, shape[-1] ** -0.5 * (self._dummy.peak if name in self._dummy.heads else 1.0)
-
-    def _fill(self, t: DeviceTensor, index: int, mean: float, scale: float, stream: Stream) -> None:
-        assert self._dummy is not None
-        fill_normal(self._ctx, t, self._dummy.seed * 1_000_003 + index, mean, scale, stream)
-
-    def _read(self, t: Tensor, dtype: str, address: int, pitch: int) -> list[Piece]:
-        """A weight's way to the device, in pieces of whole rows that fit a slot of the ring."""
-        raw = self._raw[t.name]
-        rows, k = (raw.shape[0], raw.shape[1]) if len(raw.shape) == 2 else (1, prod(raw.shape))
-        source = raw.format if raw.format in PLAIN else "f32"  # as it lies in the slot
-        row_bytes = k * item_bytes(source)
-        if row_bytes > SLOT_BYTES:
-            raise OpError(f"a row of weight {t.name} is too long", expected=SLOT_BYTES, got=row_bytes)
-        each = SLOT_BYTES // row_bytes
-        pieces = []
-        for first in range(0, rows, each):
-            count = min(each, rows - first)
-            read = _reader(raw, rows, k, first, count)
-            send = self._sender(source, dtype, k, count, address + first * pitch, pitch)
-            pieces.append(Piece(count * row_bytes, read, send, t.name))
-        return pieces
-
-    def _sender(
-        self, source: str, dtype: str, k: int, rows: int, address: int, pitch: int
-    ) -> Callable[[int, Stream], None]:
-        width = k * item_bytes(dtype)
-
-        def direct(host: int, stream: Stream) -> None:
-            if pitch == width:
-                stream.upload(address, host, rows * width)
+    def _fill(self, targets: list[Target], progress: Progress | None = None) -> None:
+        """Raises ModelFileError where a file cannot be read."""
+        self._ctx.device.make_current()
+        stream, convert = Stream(), _Conversion(self._ctx)
+        pieces: list[Piece] = []
+        for target in targets:
+            if self._is_stored(target.name):
+                pieces += _pieces(self._weights[target.name], target, convert)
             else:
-                stream.copy_rows(address, pitch, host, width, width, rows, host=True)
+                self._make(target, stream)
+        upload(pieces, stream, progress)
+        stream.synchronize("weights")
 
-        def converted(host: int, stream: Stream) -> None:
-            if self._temporary is None:  # work of one stream is in order: one buffer serves all pieces
-                self._temporary = DeviceBuffer(3 * SLOT_BYTES, "weights conversion")
-            raw, out = self._temporary.address, self._temporary.address + SLOT_BYTES
-            stream.upload(raw, host, rows * k * item_bytes(source))
-            kernel = self._ctx.library.kernel(f"convert_{source}_{dtype}")
-            args = (ptr(out), ptr(raw), i64(rows * k))
-            Launch(kernel, (FILL_BLOCKS, 1, 1), 256, args, label="convert")(stream)
-            stream.copy_rows(address, pitch, out, width, width, rows)
+    def _make(self, target: Target, stream: Stream) -> None:
+        """Seeded normals, which depend on the weight's name alone: each layout holds the same values."""
+        assert self._dummy is not None
+        seed = self._dummy.seed * 1_000_003 + crc32(target.name.encode())
+        peak = self._dummy.peak if target.name in self._dummy.heads else 1.0
+        is_vector = len(target.shape) == 1
+        mean, scale = (1.0, 0.0) if is_vector else (0.0, target.shape[-1] ** -0.5 * peak)
+        if target.pitch == target.width:
+            made = DeviceTensor.at(target.address, target.shape, target.dtype)
+            fill_normal(self._ctx, made, seed, mean, scale, stream)
+            return
+        made = DeviceTensor.empty(target.shape, target.dtype, f"dummy {target.name}")
+        fill_normal(self._ctx, made, seed, mean, scale, stream)
+        stream.copy_rows(target.address, target.pitch, made.address, target.width, target.width, target.rows)
+        stream.synchronize("weights")  # the memory of `made` is freed on return
 
-        return direct if source == dtype else converted
+
+class _Conversion:
+    """Converts pieces on the device. Work of one stream is in order: one buffer serves all its pieces."""
+
+    def __init__(self, ctx: CudaContext) -> None:
+        self._ctx = ctx
+        self._buffer: DeviceBuffer | None = None
+
+    def __call__(
+        self, stream: Stream, host: int, source: str, target: Target, address: int, rows: int
+    ) -> None:
+        """Sends `rows` rows of dtype `source` from the host to `address`, in the target's dtype."""
+        if self._buffer is None:
+            self._buffer = DeviceBuffer(3 * SLOT_BYTES, "weights conversion")
+        raw, out = self._buffer.address, self._buffer.address + SLOT_BYTES
+        count = rows * target.shape[-1]
+        stream.upload(raw, host, count * item_bytes(source))
+        kernel = self._ctx.library.kernel(f"convert_{source}_{target.dtype}")
+        args = (ptr(out), ptr(raw), i64(count))
+        Launch(kernel, (FILL_BLOCKS, 1, 1), 256, args, label="convert")(stream)
+        stream.copy_rows(address, target.pitch, out, target.width, target.width, rows)
+
+
+def _pieces(weight: Weight, target: Target, convert: _Conversion) -> list[Piece]:
+    """A weight's way to the device, in pieces of whole rows that fit a slot of the ring."""
+    source = weight.scheme.name if weight.scheme.name in PLAIN else "f32"  # as it lies in the slot
+    row_bytes = target.shape[-1] * item_bytes(source)
+    if row_bytes > SLOT_BYTES:
+        raise OpError(f"a row of weight {target.name} is too long", expected=SLOT_BYTES, got=row_bytes)
+    pieces, address = [], target.address
+    for matrix in weight.matrices():
+        for first in range(0, matrix.shape[0], SLOT_BYTES // row_bytes):
+            count = min(SLOT_BYTES // row_bytes, matrix.shape[0] - first)
+            read = _reader(matrix, first, count)
+            send = _sender(target, source, address, count, convert)
+            pieces.append(Piece(count * row_bytes, read, send, target.name))
+            address += count * target.pitch
+    return pieces
+
+
+def _sender(
+    target: Target, source: str, address: int, rows: int, convert: _Conversion
+) -> Callable[[int, Stream], None]:
+    def direct(host: int, stream: Stream) -> None:
+        if target.pitch == target.width:
+            stream.upload(address, host, rows * target.width)
+        else:
+            stream.copy_rows(address, target.pitch, host, target.width, target.width, rows, host=True)
+
+    def converted(host: int, stream: Stream) -> None:
+        convert(stream, host, source, target, address, rows)
+
+    return direct if source == target.dtype else converted
+
+
+def _reader(matrix: Weight, first: int, count: int) -> Callable[[Array], None]:
+    """Fills a slot with rows first … first + count; quantised ones as float32."""
+
+    def copied(into: Array) -> None:
+        matrix.take(0, [range(first, first + count)]).parts[VALUES].read(into)
+
+    def expanded(into: Array) -> None:
+        # A scheme may store several rows together: those around are decoded as well.
+        rows, multiple = matrix.shape[0], matrix.scheme.multiple("N")
+        start, stop = first // multiple * multiple, min(rows, -(-(first + count) // multiple) * multiple)
+        values = matrix.take(0, [range(start, stop)]).values()
+        into.view(np.float32).reshape(count, -1)[...] = values[first - start : first - start + count]
+
+    return copied if matrix.scheme.name in PLAIN else expanded
 
 
 def fill_normal(
@@ -187,28 +267,3 @@ def fill_normal(
     args = (ptr(t.address), i64(prod(t.shape)), i64(seed), f32(mean), f32(scale))
     kernel = ctx.library.kernel(f"fill_normal_{t.dtype}")
     Launch(kernel, (FILL_BLOCKS, 1, 1), 256, args, label="fill_normal")(stream or ctx.stream)
-
-
-def _reader(raw: RawWeight, rows: int, k: int, first: int, count: int) -> Callable[[Array], None]:
-    """Fills a slot with rows first … first + count; quantised ones as float32."""
-    per_block, block_bytes = FORMATS[raw.format]
-    row = k // per_block * block_bytes
-    table = raw.data.reshape(rows, row)
-    order = None if raw.row_order is None else raw.row_order[first : first + count]
-
-    def copied(into: Array) -> None:
-        if order is None:
-            into.reshape(count, row)[...] = table[first : first + count]
-        else:
-            np.take(table, order, axis=0, out=into.reshape(count, row))
-
-    def expanded(into: Array) -> None:
-        part = table[first : first + count] if order is None else table[order]
-        into.view(np.float32).reshape(count, k)[...] = dequantize(raw.format, part.reshape(-1), (count, k))
-
-    if raw.format not in PLAIN:
-        return expanded
-    if order is None and raw.origin is not None:
-        path, offset = raw.origin
-        return read_span(path, offset + first * row)
-    return copied

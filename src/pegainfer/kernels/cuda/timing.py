@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pegainfer.kernels.cuda.bind import Work
 from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.site import Work
 from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.stream import Event
 

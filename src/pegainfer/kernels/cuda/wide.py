@@ -1,10 +1,11 @@
-"""Products of 65 to 256 rows on Hopper (sm90/gemm/wide.cuh): the weight's shares."""
+"""GEMMs of 65 to 256 rows on Hopper (sm90/gemm/wide.cuh): the weight's shares."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pegainfer.kernels.cuda.skinny import BOX, MAX_TOKENS, SYSTEM, SkinnyChoice, even_shares
+from pegainfer.kernels.cuda.skinny import BOX, MAX_TOKENS, NEVER_MEASURED, SkinnyChoice, even_shares
+from pegainfer.kernels.cuda.target import SYSTEM, Target
 from pegainfer.runtime.cuda.device import DeviceInfo
 
 TOKENS, ROWS = (128, 256), (64, 88, 96, 152)  # that kernels are compiled for
@@ -24,41 +25,36 @@ class Cut:
     depth_x: int = 3
 
 
-# (n, k) -> cuts by the most rows of x that they are for; None: cuBLASLt is quicker in a step. Qwen3-4B's qkv,
-# o, gate and up, down, measured in its forward pass on an H100.
-TUNED: dict[tuple[int, int], tuple[tuple[int, Cut | None], ...]] = {
-    (6144, 2560): ((128, Cut(96, 2)), (256, None)),
-    (2560, 4096): ((128, Cut(88, 4)), (256, None)),
-    (19_456, 2560): ((128, Cut(152, depth_x=2)), (256, Cut(152, depth_x=4))),
-    (2560, 9728): ((128, Cut(88, 4)), (160, Cut(88, 4, 4)), (256, None)),
-}
+def cut(m: int, n: int, k: int, target: Target) -> tuple[Cut | None, str]:
+    """What was measured to be best, else the fewest splits of k whose even shares have enough rows; and why.
 
-
-def cut(m: int, n: int, k: int, info: DeviceInfo) -> Cut | None:
-    """What was measured to be best, else the fewest splits of k whose even shares have enough rows.
-
-    None where a block would have more rows than a kernel takes, or all of an SM and splits of k: nothing
-    starts beside such a launch, and adding up costs more than the library's way.
+    None where the library is quicker.
     """
-    for most, tuned in TUNED.get((n, k), ()):
-        if m <= most:
-            return tuned
-    rows, splits = even_shares(n, k, info)
-    if rows > ROWS[-1] or (m > TOKENS[0] and splits > 1):
-        return None
-    return Cut(rows, splits, 2 if rows > 128 and m <= TOKENS[0] else 3)
+    tuned = target.tuning.find(target.info, "wide", m, n=n, k=k)
+    if tuned is not None:
+        measured = f"measured on {tuned.card} up to {tuned.most} rows"
+        if tuned.numbers is None:
+            return None, f"the library was quicker, {measured}"
+        return Cut(**tuned.numbers), measured
+    rows, splits = even_shares(n, k, target.info)
+    if rows > ROWS[-1]:
+        return None, f"a block would have {rows} of the weight's rows, and kernels take {ROWS[-1]}"
+    if m > TOKENS[0] and splits > 1:
+        # Nothing starts beside such a launch, and adding up costs more than the library's way.
+        return None, f"the library is quicker than {splits} splits of k on all of an SM"
+    return Cut(rows, splits, 2 if rows > 128 and m <= TOKENS[0] else 3), NEVER_MEASURED
 
 
-def choose_wide(dtype: str, m: int, n: int, k: int, kind: str, info: DeviceInfo) -> SkinnyChoice | None:
-    """The launch for a problem, or None where the kernel does not serve it or is not the quickest."""
-    if info.capability != (9, 0) or not MAX_TOKENS < m <= TOKENS[-1] or n % 8 or k % 8:
+def choose_wide(dtype: str, m: int, n: int, k: int, kind: str, target: Target) -> SkinnyChoice | str | None:
+    """The launch for a problem, the reason why the library is quicker, or None where no kernel serves it."""
+    if target.info.capability != (9, 0) or not MAX_TOKENS < m <= TOKENS[-1] or n % 8 or k % 8:
         return None
-    c = cut(m, n, k, info)
+    c, why = cut(m, n, k, target)
     if c is None:
-        return None
+        return why
     return wide_choice(
-        dtype, m, n, k, info, rows=c.rows, splits=c.splits, depth_x=c.depth_x, residual=kind == "residual",
-        why=f"{m} rows",
+        dtype, m, n, k, target.info, rows=c.rows, splits=c.splits, depth_x=c.depth_x,
+        residual=kind == "residual", why=f"{m} rows; {why}",
     )  # fmt: skip
 
 

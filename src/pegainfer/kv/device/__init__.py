@@ -1,1 +1,1 @@
-"""What page-based model lines share on a device: slot-resident state, staging of plans, the KV pool."""
+"""KV groups in a device's memory: the layout that a line declares for each group, and the pools."""

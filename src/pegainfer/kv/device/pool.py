@@ -1,9 +1,9 @@
-"""Memory for KV blocks: reserved at start, taken from the system only as blocks are first written."""
+"""Memory for the blocks and states of all KV groups: one array a part, copies of whole blocks."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -11,32 +11,54 @@ import numpy as np
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.step import BlockCopy
+from pegainfer.kv.device.layout import GroupLayout, Part
 
 Array = np.ndarray[Any, Any]
+# Storage formats of parts in host memory.
+DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 
 
-class KVPool:
-    """Blocks of one group in host memory.
+class HostPools:
+    """The pools of all groups in host memory.
 
-    `array` is [num_blocks, *block_shape]; how a block is ordered inside is the kernels' business, copies move
-    whole blocks.
+    Memory is reserved at start and taken from the system only as blocks are first written. It holds zeros
+    until then.
+
+    Args:
+        states: by part name: [num_blocks, *shape].
     """
 
-    def __init__(self, num_blocks: int, block_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Raises ConfigError where the system will not reserve so much."""
-        nbytes = num_blocks * prod(block_shape) * dtype.itemsize
-        try:
-            self._map = mmap.mmap(-1, nbytes)
-        except (OSError, ValueError, OverflowError) as e:
-            raise ConfigError(
-                "cannot reserve memory for the KV cache",
-                expected=f"{nbytes / 2**20:.0f} MiB",
-                got=str(e),
-                remedy="lower kv_cache_memory or max_model_len",
-            ) from None
-        self.array: Array = np.frombuffer(self._map, dtype).reshape(num_blocks, *block_shape)
+    def __init__(self, layouts: Sequence[GroupLayout], num_blocks: Sequence[int]) -> None:
+        """Raises ConfigError where the system does not reserve so much, or for another format."""
+        self.states: dict[str, Array] = {}
+        self._groups: list[list[Array]] = []
+        for layout, count in zip(layouts, num_blocks, strict=True):
+            arrays = {part.name: _reserve(part, count) for part in layout.parts}
+            self.states |= arrays
+            self._groups.append(list(arrays.values()))
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """Copies blocks in order; each source is read when its turn comes."""
         for c in copies:
-            self.array[c.dst] = self.array[c.src]
+            for array in self._groups[c.group]:
+                array[c.dst] = array[c.src]
+
+
+def _reserve(part: Part, count: int) -> Array:
+    if part.dtype not in DTYPES:
+        raise ConfigError(
+            "host memory holds no such KV format", expected=" or ".join(DTYPES), got=part.dtype,
+            where=part.name,
+        )  # fmt: skip
+    nbytes = count * part.nbytes
+    try:
+        memory = mmap.mmap(-1, max(1, nbytes))
+    except (OSError, ValueError, OverflowError) as e:
+        raise ConfigError(
+            "cannot reserve memory for the KV cache",
+            expected=f"{nbytes / 2**20:.0f} MiB for {part.name}",
+            got=str(e),
+            remedy="lower kv_cache_memory or max_model_len",
+        ) from None
+    array: Array = np.frombuffer(memory, DTYPES[part.dtype], count * prod(part.shape))
+    return array.reshape(count, *part.shape)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pegainfer.ops.config import gguf_rope, head_size, hf_rope, kv_heads
+from pegainfer.ops.config import gguf_rope, head_size, hf_rope, kv_heads, refuse_unserved_gguf
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "llama"
@@ -88,7 +88,7 @@ class LlamaConfig:
         prefix = "llama."
         own = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
         f = Fields(own, where, line=LINE, prefix=prefix)
-        f.refuse("expert_count", f.integer("expert_count", 0, least=0) > 0, expected="0 (a dense model)")
+        refuse_unserved_gguf(f, own)
         hidden, heads = f.integer("embedding_length"), f.integer("attention.head_count")
         head_dim = head_size(f, "attention.key_length", hidden // heads)
         for key in ("attention.value_length", "rope.dimension_count"):

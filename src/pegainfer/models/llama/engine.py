@@ -1,4 +1,4 @@
-"""The llama line's face: from an open weights file to a model that the shared runner serves."""
+"""Entry points of the llama line: from an open weights file to a model, composed of the runner's parts."""
 
 from __future__ import annotations
 
@@ -7,30 +7,38 @@ from functools import partial
 from typing import Any
 
 from pegainfer.models.llama.config import LlamaConfig
-from pegainfer.models.llama.forward import forward, head
+from pegainfer.models.llama.forward import forward, groups, head
 from pegainfer.models.llama.weights import TABLE, LlamaWeights, load_gguf, load_safetensors
 from pegainfer.ops.weights import without_data
-from pegainfer.runner.model import PagedModel
+from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
 
 
-def from_gguf(file: GGUFFile) -> PagedModel:
+def from_gguf(file: GGUFFile) -> LineModel:
     """Raises ConfigError, ModelFileError, UnsupportedError."""
     return model(load_gguf(file))
 
 
-def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> PagedModel:
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
     return model(load_safetensors(LlamaConfig.from_hf(config, where), file))
 
 
-def from_config(config: Mapping[str, Any], where: str) -> PagedModel:
+def from_config(config: Mapping[str, Any], where: str) -> LineModel:
     """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
     read = LlamaConfig.from_hf(config, where)
     return model(LlamaWeights(read, without_data(TABLE, read)))
 
 
-def model(weights: LlamaWeights) -> PagedModel:
+def model(weights: LlamaWeights) -> LineModel:
     c = weights.config
-    return PagedModel(c, weights.tensors, weights.cos_sin, partial(forward, c), partial(head, c))
+    return LineModel(
+        vocab_size=c.vocab_size,
+        max_position_embeddings=c.max_position_embeddings,
+        weights=weights.tensors,
+        tables={"cos_sin": weights.cos_sin},
+        groups=partial(groups, c),
+        forward=partial(forward, c),
+        head=partial(head, c),
+    )

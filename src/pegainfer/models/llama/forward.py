@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pegainfer.kv.device.layout import PageLayout, Part
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.weights import TABLE
 from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD, QKV_NORM_ROPE_APPEND
 from pegainfer.ops.embed import EMBEDDING
-from pegainfer.ops.gemm import LINEAR_RESIDUAL
+from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.program import Builder, Program
+from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.sampler import Head
 from pegainfer.runner.program import INPUTS, Formats, Sizes, shape
 
@@ -25,6 +27,13 @@ BUFFERS: dict[str, tuple[str, ...]] = {
     "attn": ("T", "H", "D"),
     "act": ("T", "F"),
 }
+
+
+def groups(config: LlamaConfig, block_size: int, formats: Formats) -> tuple[PageLayout, ...]:
+    """Pages of keys and values. All layers of a block lie together, so that a block is one copy."""
+    c = config
+    shape = (c.num_layers, 2, c.num_kv_heads, block_size, c.head_dim)
+    return (PageLayout("kv", (Part("kv", shape, formats.kv),), block_size),)
 
 
 def forward(
@@ -40,14 +49,15 @@ def forward(
     b = Builder("llama")
     w = {name: b.weight(name, *dims, dtype=weights[name]) for name, dims in TABLE.shapes(c).items()}
     cos_sin = b.weight("cos_sin", sizes.num_positions, c.head_dim, dtype="f32")
-    kv_shape = (sizes.num_blocks, c.num_layers, 2, c.num_kv_heads, sizes.block_size, c.head_dim)
-    kv = b.state("kv", *kv_shape, dtype=f.kv)
-    axes = {"H": c.num_heads, "D": c.head_dim, "F": c.intermediate_size, "W": sizes.blocks_per_seq}
-    token_ids, positions, slots, query_starts, query_lens, context_lens, block_table, logit_rows = (
-        b.input(name, *shape(letters, axes)) for name, letters in INPUTS.items()
+    pages = sizes.pages(b, "kv")
+    kv, slots = pages.parts["kv"], pages.places
+    axes = {"H": c.num_heads, "D": c.head_dim, "F": c.intermediate_size}
+    token_ids, positions, query_starts, query_lens, context_lens, logit_rows = (
+        b.input(name, *letters) for name, letters in INPUTS.items()
     )
     q, attn, act = (b.buffer(n, *shape(letters, axes), dtype=f.activation) for n, letters in BUFFERS.items())
     x = b.output("x", "T", c.hidden_size, dtype=f.residual)  # so that `prompt_logprobs` can read it
+    partial = b.buffer("partial", "T", c.hidden_size)  # float32, in which ranks add up
     logits = b.output("logits", "L", c.vocab_size)
     eps, scale = c.norm_eps, c.head_dim**-0.5
 
@@ -64,11 +74,13 @@ def forward(
         b.emit(
             ATTENTION, {"layer": layer, "scale": scale},
             out=attn, q=q, kv=kv, query_starts=query_starts, query_lens=query_lens,
-            context_lens=context_lens, block_table=block_table,
+            context_lens=context_lens, block_table=pages.block_table,
         )  # fmt: skip
-        b.emit(LINEAR_RESIDUAL, x=x, a=attn.view("T", c.q_size), w=wo)
+        b.emit(LINEAR, out=partial, a=attn.view("T", c.q_size), w=wo)
+        b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
         b.emit(GATE_UP_SWIGLU, {"eps": eps}, out=act, x=x, norm=mlp_norm, w_gate=w_gate, w_up=w_up)
-        b.emit(LINEAR_RESIDUAL, x=x, a=act, w=w_down)
+        b.emit(LINEAR, out=partial, a=act, w=w_down)
+        b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
     b.emit(
         LM_HEAD, {"eps": eps},
         logits=logits, x=x, rows=logit_rows, norm=w["norm"], w=w[TABLE.head_name(c)],

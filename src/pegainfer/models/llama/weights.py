@@ -12,29 +12,49 @@ from pegainfer.contract.errors import ModelFileError
 from pegainfer.models.llama.config import LINE, LlamaConfig
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import (
-    Entry,
+    Rows,
     WeightTable,
     embedding_in_gguf,
+    entry,
     in_layer,
-    raw_f32,
+    plan_weights,
     read_vector,
-    read_weights,
 )
 from pegainfer.runtime.weights.gguf import GGUFFile
-from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.tensorfile import TensorFile
+from pegainfer.runtime.weights.weight import Weight, float32
 
 Array = np.ndarray[Any, Any]
 
+
+def _halves(heads: str) -> Rows:
+    """Rows of q or k in a GGUF file, in our order; `heads` is the field that counts their heads.
+
+    llama.cpp's converter interleaves the halves of each head (row 2j is j, row 2j + 1 is D/2 + j) for its
+    rotation of neighbouring pairs. The forward rotates halves, as Hugging Face does.
+    """
+
+    def rows(config: LlamaConfig) -> list[range]:
+        starts = range(0, getattr(config, heads) * config.head_dim, config.head_dim)
+        return [range(start + half, start + config.head_dim, 2) for start in starts for half in (0, 1)]
+
+    return rows
+
+
+Q_ROWS, K_ROWS = _halves("num_heads"), _halves("num_kv_heads")
 TABLE = WeightTable(
     line=LINE,
-    embed=Entry("embed", "model.embed_tokens.weight", "token_embd.weight", ("vocab_size", "hidden_size")),
-    others=(Entry("norm", "model.norm.weight", "output_norm.weight", ("hidden_size",)),),
-    head=Entry("lm_head", "lm_head.weight", "output.weight", ("vocab_size", "hidden_size")),
+    embed=entry("embed", "model.embed_tokens.weight", "token_embd.weight", ("vocab_size", "hidden_size")),
+    others=(entry("norm", "model.norm.weight", "output_norm.weight", ("hidden_size",)),),
+    head=entry("lm_head", "lm_head.weight", "output.weight", ("vocab_size", "hidden_size")),
     layer=(
         in_layer("attn_norm", "input_layernorm", "attn_norm", ("hidden_size",)),
-        in_layer("wq", "self_attn.q_proj", "attn_q", ("q_size", "hidden_size"), heads="num_heads"),
-        in_layer("wk", "self_attn.k_proj", "attn_k", ("kv_size", "hidden_size"), heads="num_kv_heads"),
+        in_layer(
+            "wq", "self_attn.q_proj", "attn_q", ("q_size", "hidden_size"), gguf_rows=_halves("num_heads")
+        ),
+        in_layer(
+            "wk", "self_attn.k_proj", "attn_k", ("kv_size", "hidden_size"), gguf_rows=_halves("num_kv_heads")
+        ),
         in_layer("wv", "self_attn.v_proj", "attn_v", ("kv_size", "hidden_size")),
         in_layer("wo", "self_attn.o_proj", "attn_output", ("hidden_size", "q_size")),
         in_layer("mlp_norm", "post_attention_layernorm", "ffn_norm", ("hidden_size",)),
@@ -48,58 +68,46 @@ ROPE_FREQS = "rope_freqs.weight"  # GGUF: divisors of the frequencies, [D/2]; ho
 
 @dataclass(frozen=True)
 class LlamaWeights:
-    """A model's weights as its file holds them.
+    """Where a model's weights lie in its file.
 
     Args:
         config: with the vocabulary and tying that the file shows.
-        tensors: RawWeight by the forward's name; matrices are views of the mapped file, norms are f32.
+        tensors: by the forward's name; valid while the file is open.
         rope_divisors: [D/2] float32 or None; each frequency is divided by its own.
     """
 
     config: LlamaConfig
-    tensors: Mapping[str, RawWeight]
+    tensors: Mapping[str, Weight]
     rope_divisors: Array | None = None
 
     @property
     def formats(self) -> dict[str, str]:
-        return {name: w.format for name, w in self.tensors.items()}
+        return {name: w.dtype for name, w in self.tensors.items()}
 
-    def cos_sin(self, num_positions: int) -> RawWeight:
+    def cos_sin(self, num_positions: int) -> Weight:
         """The rotation's table: [num_positions, D] f32."""
         c = self.config
         freqs = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
         if self.rope_divisors is not None:
             freqs = freqs / self.rope_divisors
-        return raw_f32(cos_sin_table(num_positions, freqs))
+        return float32(cos_sin_table(num_positions, freqs))
 
 
 def load_gguf(file: GGUFFile) -> LlamaWeights:
     """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
     rows, tied = embedding_in_gguf(TABLE, file)
     config = LlamaConfig.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
-    tensors = read_weights(TABLE, config, file, "gguf", ignored={ROPE_FREQS}, row_order=head_row_order)
+    tensors = plan_weights(TABLE, config, file, "gguf", ignored=[ROPE_FREQS])
     divisors = None
     if ROPE_FREQS in file.tensors:
-        divisors = read_vector(file, ROPE_FREQS, (config.half_head_dim,))
+        divisors = read_vector(file, ROPE_FREQS, config.half_head_dim)
         if not (np.isfinite(divisors).all() and (divisors > 0).all()):
             raise ModelFileError(f"tensor {ROPE_FREQS}: divisors must be above 0", where=file.path)
     return LlamaWeights(config, tensors, divisors)
 
 
 def load_safetensors(config: LlamaConfig, file: TensorFile) -> LlamaWeights:
-    """Maps the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
+    """Finds the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
     # Old Llama 2 files carry the rotation's frequencies, which follow from the config.
-    ignored = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.num_layers)}
-    return LlamaWeights(config, read_weights(TABLE, config, file, "hf", ignored=ignored))
-
-
-def head_row_order(rows: int, heads: int) -> Array:
-    """Where row i of q or k lies in a GGUF file, [rows] int64.
-
-    llama.cpp's converter interleaves the halves of each head (row 2j is j, row 2j + 1 is D/2 + j) for its
-    rotation of neighbouring pairs; ours rotates halves, as Hugging Face does.
-    """
-    stored = np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(rows)
-    order = np.empty(rows, np.int64)
-    order[stored] = np.arange(rows)
-    return order
+    ignored = ["model.layers.*.self_attn.rotary_emb.inv_freq"]
+    return LlamaWeights(config, plan_weights(TABLE, config, file, "hf", ignored=ignored))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pegainfer.ops.config import gguf_rope, head_size, hf_rope, kv_heads
+from pegainfer.ops.config import gguf_rope, head_size, hf_rope, kv_heads, refuse_unserved_gguf
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3"
@@ -88,11 +88,11 @@ class Qwen3Config:
         prefix = "qwen3."
         own = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
         f = Fields(own, where, line=LINE, prefix=prefix)
+        refuse_unserved_gguf(f, own)
         hidden, heads = f.integer("embedding_length"), f.integer("attention.head_count")
         head_dim = head_size(f, "attention.key_length", hidden // heads)
         for key in ("attention.value_length", "rope.dimension_count"):
             f.refuse(key, f.integer(key, head_dim) != head_dim, expected=f"the head size {head_dim}")
-        f.refuse("pooling_type", f.integer("pooling_type", 0, least=0) > 0, expected="0 (no embedding model)")
         trained = f.integer("context_length", most=1 << 30)
         theta, scaling = gguf_rope(f, ROPE_KINDS)
         return cls(

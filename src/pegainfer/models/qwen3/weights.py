@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from pegainfer.models.qwen3.config import LINE, Qwen3Config
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
-from pegainfer.ops.weights import Entry, WeightTable, embedding_in_gguf, in_layer, raw_f32, read_weights
+from pegainfer.ops.weights import WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
-from pegainfer.runtime.weights.raw import RawWeight
 from pegainfer.runtime.weights.tensorfile import TensorFile
+from pegainfer.runtime.weights.weight import Weight, float32
 
 TABLE = WeightTable(
     line=LINE,
-    embed=Entry("embed", "model.embed_tokens.weight", "token_embd.weight", ("vocab_size", "hidden_size")),
-    others=(Entry("norm", "model.norm.weight", "output_norm.weight", ("hidden_size",)),),
-    head=Entry("lm_head", "lm_head.weight", "output.weight", ("vocab_size", "hidden_size")),
+    embed=entry("embed", "model.embed_tokens.weight", "token_embd.weight", ("vocab_size", "hidden_size")),
+    others=(entry("norm", "model.norm.weight", "output_norm.weight", ("hidden_size",)),),
+    head=entry("lm_head", "lm_head.weight", "output.weight", ("vocab_size", "hidden_size")),
     layer=(
         in_layer("attn_norm", "input_layernorm", "attn_norm", ("hidden_size",)),
         in_layer("wq", "self_attn.q_proj", "attn_q", ("q_size", "hidden_size")),
@@ -39,30 +39,30 @@ TABLE = WeightTable(
 
 @dataclass(frozen=True)
 class Qwen3Weights:
-    """A model's weights as its file holds them.
+    """Where a model's weights lie in its file.
 
     Args:
         config: with the vocabulary and tying that the file shows.
-        tensors: RawWeight by the forward's name; matrices are views of the mapped file, norms are f32.
+        tensors: by the forward's name; valid while the file is open.
     """
 
     config: Qwen3Config
-    tensors: Mapping[str, RawWeight]
+    tensors: Mapping[str, Weight]
 
-    def cos_sin(self, num_positions: int) -> RawWeight:
+    def cos_sin(self, num_positions: int) -> Weight:
         """The rotation's table with yarn's attention factor in it: [num_positions, D] f32."""
         c = self.config
         freqs = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
-        return raw_f32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
+        return float32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
 
 
 def load_gguf(file: GGUFFile) -> Qwen3Weights:
     """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
     rows, tied = embedding_in_gguf(TABLE, file)
     config = Qwen3Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
-    return Qwen3Weights(config, read_weights(TABLE, config, file, "gguf"))
+    return Qwen3Weights(config, plan_weights(TABLE, config, file, "gguf"))
 
 
 def load_safetensors(config: Qwen3Config, file: TensorFile) -> Qwen3Weights:
-    """Maps the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
-    return Qwen3Weights(config, read_weights(TABLE, config, file, "hf"))
+    """Finds the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
+    return Qwen3Weights(config, plan_weights(TABLE, config, file, "hf"))

@@ -66,6 +66,16 @@ def linear_residual_cases(rng: np.random.Generator) -> list[Case]:
     return cases
 
 
+def reduce_residual_cases(rng: np.random.Generator) -> list[Case]:
+    """Partial results as large as the stream, far larger, and zero."""
+    cases = []
+    for t, n, size in ((1, 8, 1.0), (1, 576, 1e3), (3, 33, 1.0), (17, 64, 0.0), (70, 40, 1e-3)):
+        arrays = {"x": normal(rng, (t, n)), "partial": normal(rng, (t, n)) * np.float32(size)}
+        label = f"{t}x{n}, {f'normal times {size:g}' if size else 'zeros'}"
+        cases.append(Case(label, {"T": t, "N": n}, {}, arrays))
+    return cases
+
+
 Dot = Callable[[Array, Array], Array]
 
 

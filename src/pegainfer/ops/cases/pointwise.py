@@ -81,22 +81,76 @@ def norm_bound(output: str) -> Callable[[Case], Arrays]:
     return bound
 
 
+def gated_norm_cases(rng: np.random.Generator) -> list[Case]:
+    """Heads of every remainder; gates on both sides of where exp over- and underflows."""
+    shapes = (
+        (1, 1, 2),
+        (2, 3, 32),
+        (1, 9, 64),
+        (3, 2, 80),
+        (2, 1, 128),
+        (1, 4, 256),
+        (70, 2, 96),
+        (0, 2, 16),
+    )
+    return [
+        Case(
+            f"{t}x{h}x{d} {flavour.__name__}",
+            {"T": t, "H": h, "D": d},
+            {"eps": 1e-6},
+            {"x": flavour(rng, (t, h, d)), "gate": _gates(rng, (t, h, d)), "weight": _gain(rng, d)},
+        )
+        for (t, h, d), flavour in _by_flavour(shapes)
+    ]
+
+
+def gated_norm_bound(case: Case) -> Arrays:
+    """The norm's times silu, and the norm times what silu may be flushed to (`silu_mul_bound`)."""
+    gate = np.abs(case.arrays["gate"].astype(np.float64))
+    error = norm_bound("out")(case)["out"]
+    x, weight = (np.abs(case.arrays[name].astype(np.float64)) for name in ("x", "weight"))
+    normed = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + case.attrs["eps"]) * weight
+    return {"out": error * gate + 4 * LEAST * (gate * (normed + error) + 1)}
+
+
+def sigmoid_gate_cases(rng: np.random.Generator) -> list[Case]:
+    """Gates on both sides of where exp over- and underflows; x of every flavour."""
+    return [
+        Case(
+            f"{t}x{a} {flavour.__name__}",
+            {"T": t, "A": a},
+            {},
+            {"x": flavour(rng, (t, a)), "gate": _gates(rng, (t, a))},
+        )
+        for (t, a), flavour in _by_flavour(SHAPES)
+    ]
+
+
+def sigmoid_gate_bound(case: Case) -> Arrays:
+    """Where sigmoid(gate) is below the least normal float32 it may be flushed or clamped there."""
+    return {"x": 4 * LEAST * (np.abs(case.arrays["x"].astype(np.float64)) + 1)}
+
+
+def _gates(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Gates around 0 and at the edges of exp; the last channel of each row is ordinary."""
+    gate = normal(rng, shape) * np.float32(40)
+    edges = np.array([-1.5, 0.0, -0.0, 87.3, -87.3, -88.8, 88.8, 104, -104, 1e4, -1e4, 1e-30, -1e-30])
+    gate.flat[: min(gate.size, len(edges))] = edges[: gate.size]
+    gate[..., -1] = rng.uniform(1, 2, shape[:-1])
+    return gate
+
+
 def silu_mul_cases(rng: np.random.Generator) -> list[Case]:
     """Gates on both sides of where exp over- and underflows; up of every flavour."""
-    cases = []
-    for (t, f), flavour in _by_flavour(SHAPES):
-        gate = normal(rng, (t, f)) * np.float32(40)
-        edges = np.array([-1.5, 0.0, -0.0, 87.3, -87.3, -88.8, 88.8, 104, -104, 1e4, -1e4, 1e-30, -1e-30])
-        gate.flat[: min(gate.size, len(edges))] = edges[: gate.size]
-        cases.append(
-            Case(
-                f"{t}x{f} {flavour.__name__}",
-                {"T": t, "F": f},
-                {},
-                {"gate": gate, "up": flavour(rng, (t, f))},
-            )
+    return [
+        Case(
+            f"{t}x{f} {flavour.__name__}",
+            {"T": t, "F": f},
+            {},
+            {"gate": _gates(rng, (t, f)), "up": flavour(rng, (t, f))},
         )
-    return cases
+        for (t, f), flavour in _by_flavour(SHAPES)
+    ]
 
 
 def silu_mul_bound(case: Case) -> Arrays:

@@ -14,6 +14,9 @@ from pegainfer.runtime.cuda.driver import CudaError, bindings, call
 ARCHS = {(8, 0): "80", (8, 6): "86", (8, 9): "89", (9, 0): "90a", (10, 0): "100a", (12, 0): "120a"}
 
 
+CLUSTER = 8  # blocks of DeviceInfo.clusters: the most that every GPU with clusters allows
+
+
 @dataclass(frozen=True)
 class DeviceInfo:
     """What kernels and their choosers need to know of a GPU."""
@@ -27,6 +30,7 @@ class DeviceInfo:
     shared_per_sm: int  # bytes; a block takes 1 KiB of it for the system besides its own
     total_memory: int  # bytes
     driver: int  # CUDA version that the driver speaks, 13000 is 13.0
+    clusters: int = 0  # of CLUSTER blocks, one an SM, that run at once; 0 where that is not known yet
 
     @property
     def arch(self) -> str:
@@ -39,6 +43,11 @@ class DeviceInfo:
                 remedy="use one of these GPUs, or the CPU backend",
             )
         return arch
+
+    @property
+    def clusters_exist(self) -> bool:
+        """Whether blocks can form clusters."""
+        return self.capability >= (9, 0)
 
     @property
     def pdl(self) -> bool:

@@ -66,9 +66,19 @@ class Block:
 
 def struct(*fields: Arg) -> Arg:
     """A struct passed by value, laid out as C does: each field on a multiple of its own size."""
-    letters = "".join([_LETTERS[f.kind] for f in fields])
+    return packed_struct(tuple(f.kind for f in fields), [f.value for f in fields])
+
+
+def packed_struct(kinds: tuple[str, ...], values: Sequence[Any]) -> Arg:
+    """The same from the fields' kinds and values."""
+    return Arg("block", Block(c_struct.pack(_format(kinds), *values)))
+
+
+@functools.cache
+def _format(kinds: tuple[str, ...]) -> str:
+    letters = "".join(_LETTERS[kind] for kind in kinds)
     widest = "Q" if "Q" in letters or "q" in letters else "I"
-    return Arg("block", Block(c_struct.pack(f"@{letters}0{widest}", *[f.value for f in fields])))
+    return f"@{letters}0{widest}"
 
 
 def pack(args: Sequence[Arg]) -> tuple[Any, list[Any]]:

@@ -48,6 +48,7 @@ class TensorMap:
         box: tuple[int, ...],
         *,
         swizzle: int = 128,
+        promotion: int = 128,
     ) -> TensorMap:
         """Boxes of up to five axes, the outermost first; elements of the last axis lie together.
 
@@ -55,7 +56,7 @@ class TensorMap:
             strides: bytes from one element to the next along each axis but the last; in any order of size.
         """
         self = cls.__new__(cls)
-        self._encode(address, sizes, strides, dtype, box, swizzle)
+        self._encode(address, sizes, strides, dtype, box, swizzle, promotion)
         return self
 
     def _encode(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -108,21 +107,3 @@ def _next(
         except queue.Empty:
             while sent and sent[0][0].done():
                 free.put(sent.pop(0)[1])
-
-
-def read_span(path: str | os.PathLike[str], offset: int) -> Callable[[Array], None]:
-    """A `read` that takes bytes from a file, without mapping it."""
-
-    def read(into: Array) -> None:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            view, at = memoryview(into.data), 0
-            while at < len(view):
-                count = os.preadv(descriptor, [view[at:]], offset + at)
-                if count == 0:
-                    raise OSError(f"{path} ends at byte {offset + at}, {len(view) - at} before its time")
-                at += count
-        finally:
-            os.close(descriptor)
-
-    return read

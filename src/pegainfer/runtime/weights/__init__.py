@@ -1,4 +1,5 @@
-"""Weights on disk: bounded readers for GGUF and safetensors, and the form in which they reach a backend.
+"""Weights: bounded readers for GGUF and safetensors, and weights as values that backends load.
 
-Readers: `gguf.GGUFFile`, `safetensors.open_safetensors`; both are `tensorfile.TensorFile`s.
+`gguf.GGUFFile` and `safetensors.open_safetensors` give a `tensorfile.TensorFile`. A `part.Part` says where an
+array lies; a `weight.Weight` says what its parts mean (docs/weights.md).
 """

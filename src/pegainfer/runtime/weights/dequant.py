@@ -26,10 +26,10 @@ def dequantize(format_name: str, raw: Bytes, shape: tuple[int, ...]) -> F32:
     raw: [nbytes] uint8 in the named format. Raises UnsupportedError where the format has no decoder and
     ModelFileError where the number of bytes does not fit the shape.
     """
-    decode = _DECODERS.get(format_name)
+    decode = DECODERS.get(format_name)
     if decode is None:
         raise UnsupportedError(
-            "no decoder for this tensor format", expected=" ".join(_DECODERS), got=format_name,
+            "no decoder for this tensor format", expected=" ".join(DECODERS), got=format_name,
             remedy="use a file in one of the formats named",
         )  # fmt: skip
     block = FORMATS[format_name]
@@ -132,7 +132,7 @@ def _nibbles(quants: Bytes, out: F32) -> None:
     out[:, 16:] = quants >> 4
 
 
-_DECODERS: dict[str, Callable[[Bytes, F32], None]] = {
+DECODERS: dict[str, Callable[[Bytes, F32], None]] = {
     "f32": _f32,
     "f16": _f16,
     "bf16": _bf16,

@@ -69,6 +69,13 @@ _ALL = (
 )
 FORMATS = {f.name: f for f in _ALL}
 
+# How NumPy names the formats that it has, little-endian as files store them; it has none for bf16.
+NUMPY_NAMES = {
+    f.name: f"<{f.name[0]}{f.bytes}"
+    for f in _ALL[: _ALL.index(FORMATS["f8_e4m3"])]
+    if f.name not in ("bf16", "bool")
+}
+
 # ggml_type numbers of GGUF version 3. Gaps are types that ggml removed.
 GGML_TYPES = {
     0: "f32",

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.runtime.weights.formats import FORMATS, SAFETENSORS_DTYPES
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
+from pegainfer.runtime.weights.part import Part
 from pegainfer.runtime.weights.tensorfile import Closing, MappedFile, TensorFile, TensorInfo, missing_tensor
-
-if TYPE_CHECKING:
-    from pegainfer.runtime.weights.tensorfile import Bytes
 
 # Parsed JSON takes some ten times its text in memory; a shard of 10,000 tensors has a header of 1.5 MB.
 MAX_HEADER_BYTES = 32 << 20
@@ -137,30 +135,16 @@ class ShardedSafetensors(Closing):
         """Offsets count within each tensor's own shard."""
         return self._tensors
 
-    def raw(self, name: str) -> Bytes:
+    def part(self, name: str) -> Part:
         """See TensorFile."""
-        return self._shard_of(name).raw(name)
-
-    def origin(self, name: str) -> tuple[str, int]:
-        """See TensorFile."""
-        return self._shard_of(name).origin(name)
-
-    def release(self, name: str | None = None) -> None:
-        if name is not None:
-            self._shard_of(name).release(name)
-            return
-        for shard in self._shards.values():
-            shard.release()
+        shard = self._home.get(name)
+        if shard is None:
+            raise missing_tensor(name, len(self._tensors), self._path)
+        return shard.part(name)
 
     def close(self) -> None:
         for shard in self._shards.values():
             shard.close()
-
-    def _shard_of(self, name: str) -> SafetensorsFile:
-        shard = self._home.get(name)
-        if shard is None:
-            raise missing_tensor(name, len(self._tensors), self._path)
-        return shard
 
     def _weight_map(self) -> dict[str, str]:
         index = parse_object(read_small_file(self._path, MAX_INDEX_BYTES), str(self._path))

@@ -1,6 +1,6 @@
-"""What every weights file offers a model line, and the mmap that both readers stand on.
+"""The interface of weights files, and the memory mapping that the readers of both kinds share.
 
-NumPy is imported by `raw` alone: a process that reads only metadata starts without it (0.1 s, 15 MB).
+NumPy is imported where arrays are made: a process that reads only metadata starts without it (0.1 s, 15 MB).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from pegainfer.contract.errors import ModelFileError
+from pegainfer.runtime.weights.part import Extent, Part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +36,7 @@ class TensorInfo(NamedTuple):
 
 
 class TensorFile(Protocol):
-    """Named tensors in one file or several. A context manager; views stay valid until `close`."""
+    """Named tensors in one file or several. A context manager; parts can be read until `close`."""
 
     @property
     def path(self) -> Path: ...
@@ -42,20 +44,11 @@ class TensorFile(Protocol):
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
-    def raw(self, name: str) -> Bytes:
-        """A read-only view of the tensor's bytes, [nbytes] uint8, on the mapped file (nothing is copied).
+    def part(self, name: str) -> Part:
+        """Where the tensor lies; nothing is read.
 
-        Raises ModelFileError where there is no such tensor.
+        Raises ModelFileError where there is no such tensor, or its rows are not whole blocks.
         """
-
-    def origin(self, name: str) -> tuple[str, int]:
-        """(path, offset) of the tensor's bytes, for those who would rather read than map them.
-
-        Raises ModelFileError where there is no such tensor.
-        """
-
-    def release(self, name: str | None = None) -> None:
-        """Tells the kernel that the pages (of one tensor or of all) may go; a later read maps them anew."""
 
     def close(self) -> None: ...
 
@@ -67,7 +60,7 @@ class TensorFile(Protocol):
 
 
 class Closing(ABC):
-    """`with` for what has a `close`."""
+    """Makes a class that has `close` a context manager."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -94,6 +87,8 @@ class MappedFile(Closing):
                 if self.size == 0:
                     raise ModelFileError("weights file is empty", where=self._path)
                 self._map = mmap.mmap(f.fileno(), self.size, access=mmap.ACCESS_READ)
+                self._file = os.dup(f.fileno())
+                self._close_file = weakref.finalize(self, os.close, self._file)
         except (OSError, ValueError) as e:
             reason = (e.strerror if isinstance(e, OSError) else None) or str(e)
             raise ModelFileError(f"cannot read weights file: {reason}", where=self._path) from None
@@ -107,36 +102,50 @@ class MappedFile(Closing):
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._tensors
 
-    def raw(self, name: str) -> Bytes:
-        """A read-only view of the tensor's bytes, [nbytes] uint8; see TensorFile."""
+    def part(self, name: str) -> Part:
+        """See TensorFile."""
         info = self._info(name)
-        if self._closed:
-            raise ModelFileError("weights file was closed", where=self._path)
+        return Part.at(info.format, info.shape, self, info.offset)
+
+    def view(self) -> Bytes:
+        """The whole file, [size] uint8, read-only. Raises ModelFileError once it is closed."""
+        self._refuse_closed()
         import numpy as np
 
-        return np.frombuffer(self._map, np.uint8, count=info.nbytes, offset=info.offset)
+        return np.frombuffer(self._map, np.uint8)
 
-    def origin(self, name: str) -> tuple[str, int]:
-        """See TensorFile."""
-        return str(self._path), self._info(name).offset
+    def read(self, extent: Extent, into: Bytes) -> None:
+        """See Source. Rows without gaps are read, since mapped pages count as memory of the process.
 
-    def release(self, name: str | None = None) -> None:
-        if self._closed:
+        Rows with gaps are copied out of the mapping: a system call for each would take longer.
+        """
+        self._refuse_closed()
+        if not extent.is_contiguous:
+            into.reshape(extent.rows, extent.width)[...] = extent.mapped()
             return
-        start, stop = 0, self.size
-        if name is not None:
-            info = self._info(name)
-            start, stop = info.offset, info.offset + info.nbytes
-        # madvise wants a page's start; a shared page is read again when needed.
-        start -= start % mmap.PAGESIZE
-        if stop > start:
-            self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        rest, at = memoryview(into.data), extent.offset
+        while rest:
+            count = os.preadv(self._file, [rest], at)
+            if count == 0:
+                raise ModelFileError(
+                    "weights file became shorter after it was opened",
+                    expected=f"{self.size} bytes",
+                    got=at,
+                    where=self._path,
+                    remedy="start again once the file is complete",
+                )
+            rest, at = rest[count:], at + count
 
     def close(self) -> None:
         """Idempotent. Views that are still held keep the mapping alive until they are dropped."""
         self._closed = True
+        self._close_file()
         with contextlib.suppress(BufferError):
             self._map.close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ModelFileError("weights file was closed", where=self._path)
 
     def _info(self, name: str) -> TensorInfo:
         info = self._tensors.get(name)
@@ -146,7 +155,7 @@ class MappedFile(Closing):
 
 
 def missing_tensor(name: str, others: int, where: Path) -> ModelFileError:
-    """What who asks for a tensor that is not among the `others` is told."""
+    """The error for a tensor that a file with `others` tensors lacks."""
     return ModelFileError(
         "tensor is missing",
         expected=repr(name),

@@ -42,7 +42,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "half a UTF-8 character": (b'{"prompt": "\xe2\x82"}', "invalid byte at offset 12"),
     "UTF-8 surrogate": (b'{"prompt": "\xed\xa0\x80"}', "invalid byte"),
     "UTF-16": ('{"prompt": "a"}'.encode("utf-16"), "invalid byte"),
-    "byte order mark": (b'\xef\xbb\xbf{"prompt": "a"}', "syntax error"),
+    "two byte order marks": (b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "a"}', "syntax error"),
     "lone surrogate": (b'{"prompt": "\\ud800"}', "surrogate"),
     "lone low surrogate": (b'{"prompt": "x", "stop": ["\\udfff"]}', "surrogate"),
     "surrogate in a key": (b'{"\\uDabc": 1}', "surrogate"),
@@ -69,7 +69,7 @@ def test_a_broken_body_is_a_400_with_a_reason(path: str, name: str) -> None:
 
 
 def test_these_are_all_routes_that_take_a_body() -> None:
-    assert len(ROUTES) == 10
+    assert len(ROUTES) == 11
     taken = {path for method, path, _ in _ROUTES if method == "POST"}
     assert taken - set(ROUTES) == {"/v1/responses/{id}/cancel"}
 
@@ -150,7 +150,7 @@ def test_a_wrong_type_inside_names_the_place() -> None:
 @pytest.mark.parametrize("path", ROUTES)
 def test_an_unknown_field_is_named(path: str) -> None:
     engine = FakeEngine()
-    response = ask(engine, path, {"no_such_field": None})
+    response = ask(engine, path, {"no_such_field": 1})
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith("no_such_field: unknown field")
     assert not engine.requests

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pegainfer.engine.null_model import NullModel
+from pegainfer.null.model import NullModel
 from tests.null.frontend.http.test_broken_requests import CHAT, alphabet, server
 from tests.support.asgi import Call, events, named_events, run, stream_text
 

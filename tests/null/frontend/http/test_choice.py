@@ -155,7 +155,7 @@ def test_eos_ends_the_text_and_has_no_logprob() -> None:
 
 
 def test_a_users_stop_token_is_the_stop_reason() -> None:
-    choice = make(user_stop_ids=frozenset({120}))
+    choice = make(user_stops={120: 120})
     deltas = feed(choice, list(b"abx"), finish=FinishReason.STOP, stop_token=120)
     assert text_of(deltas) == "ab"
     assert deltas[-1].stop_reason == 120

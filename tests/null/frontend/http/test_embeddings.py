@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pegainfer.engine.null_model import chain_next, chain_start, hidden_state
+from pegainfer.null.model import chain_next, chain_start, hidden_state
 from tests.support.asgi import ask, client, make_app
 from tests.support.fake_engine import FakeEngine
 from tests.support.null_engine import null_engine
@@ -101,8 +101,8 @@ def test_the_whole_engine_pools() -> None:
 
         async def main() -> None:
             async with client(make_app(engine)) as http:  # type: ignore[arg-type]
-                states = [hidden_state(chain_next(chain_start(None), ord("a")))]
-                states.append(hidden_state(chain_next(chain_next(chain_start(None), ord("a")), ord("b"))))
+                states = [hidden_state(chain_next(chain_start(), ord("a")))]
+                states.append(hidden_state(chain_next(chain_next(chain_start(), ord("a")), ord("b"))))
                 for pooling, wanted in (
                     ("last", states[1]),
                     ("mean", [(x + y) / 2 for x, y in zip(*states, strict=True)]),

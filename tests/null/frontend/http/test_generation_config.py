@@ -63,6 +63,23 @@ def test_completions_keep_their_own() -> None:
     assert (got.temperature, got.top_k, got.max_tokens) == (0.0, 50, 128)
 
 
+@pytest.mark.parametrize(("given", "drawn"), [(GIVEN, (20, 0.95, 0.1)), ({}, (0, 1.0, 0.0))])
+def test_completions_with_a_temperature_draw_as_the_model_says(
+    given: dict[str, Any], drawn: tuple[float, ...]
+) -> None:
+    got = sampled("/v1/completions", {"prompt": "a", "temperature": 0.8}, given)
+    assert (got.temperature, got.max_tokens) == (0.8, 128)
+    assert (got.top_k, got.top_p, got.min_p) == drawn
+    asked = sampled("/v1/completions", {"prompt": "a", "temperature": 0.8, "top_k": 3}, given)
+    assert asked.top_k == 3
+
+
+def test_the_model_says_what_is_in_force() -> None:
+    app, _ = app_of(GIVEN)
+    told = ask_app(app, "/v1/models").json()["data"][0]["default_sampling_params"]
+    assert (told["temperature"], told["top_k"], told["top_p"], told["max_tokens"]) == (0.6, 20, 0.95, 7)
+
+
 def test_the_metadata_of_a_file_says_the_same() -> None:
     given = {
         "general.sampling.temp": 0.5,
@@ -100,9 +117,9 @@ def test_answers_and_documents_tell_what_is_in_force() -> None:
     ],
 )  # fmt: skip
 def test_values_that_no_request_may_have_are_a_fault(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="--generation-config auto"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
         app_of(given, generation_config="auto")
-    app_of(given)  # and nobody's affair where it is not obeyed
+    app_of(given, generation_config="none")  # and nobody's affair where it is not obeyed
 
 
 def test_overrides_go_before_the_model() -> None:

@@ -22,7 +22,7 @@ INT32 = 2**31 - 1
 # field, values that are good, values that are not
 EDGES: list[tuple[str, list[Any], list[Any]]] = [
     ("n", [1, 4], [0, -1, 5, 10**30]),
-    ("max_tokens", [1, INT32], [0, -1, INT32 + 1, 10**30]),
+    ("max_tokens", [1, INT32, -1], [0, -2, INT32 + 1, 10**30]),
     ("min_tokens", [0, 128], [-1, 129, 10**30]),
     ("temperature", [0, 1e-9, 2, 100], [-0.1, 100.1, 1e300, 10**30]),
     ("top_p", [1e-6, 1], [0, -0.1, 1.0001]),

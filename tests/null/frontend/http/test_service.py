@@ -180,7 +180,7 @@ ABSENT = {
     "/v1/load_lora_adapter": 404,
     "/v1/unload_lora_adapter": 404,
     "/no/such/route": 404,
-    "/v1/completions/": 404,
+    "/v1/completions/x/": 404,
     "/%2e%2e/etc": 404,
 }
 

@@ -18,7 +18,7 @@ USER = {"role": "user", "content": "hi"}
 SWITCHED = "{{ '<think>' if enable_thinking else '<think></think>' }}"
 OTHER_NAME = "{{ '<think>' if thinking else '</think>' }}"
 ALWAYS = "{{ messages[0].content }}<think>{# </think> #}"
-LEVELS = "{{ reasoning_effort }}"
+LEVELS = "hi {{ reasoning_effort }}"
 NEVER = "{{ messages[0].content }}"
 
 
@@ -39,9 +39,10 @@ def ask(template: str, path: str = "/v1/chat/completions", **fields: Any) -> tup
         (OTHER_NAME, "none", "</think>"),
         (OTHER_NAME, "low", "<think>"),
         (ALWAYS, "high", "hi<think>"),
-        (LEVELS, "high", "high"),
-        (LEVELS, "none", "none"),
+        (LEVELS, "high", "hi high"),
+        (LEVELS, "none", "hi none"),
         (NEVER, "none", "hi"),
+        (NEVER, "low", "hi"),
         (NEVER, None, "hi"),
     ],
 )
@@ -55,9 +56,7 @@ def test_the_template_is_told(template: str, effort: str | None, prompt: str) ->
     assert counted.json()["count"] == len(prompt)
 
 
-@pytest.mark.parametrize(
-    ("template", "effort"), [(ALWAYS, "none"), (NEVER, "low"), (SWITCHED, "loud"), (SWITCHED, "")]
-)
+@pytest.mark.parametrize(("template", "effort"), [(ALWAYS, "none"), (SWITCHED, "loud"), (SWITCHED, "")])
 def test_what_the_model_cannot_do_is_refused(template: str, effort: str) -> None:
     for path in ("/v1/chat/completions", "/apply_template", "/tokenize"):
         response, _ = ask(template, path, reasoning_effort=effort)

@@ -20,15 +20,16 @@ from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.kernels.manifest import KernelsError
 from pegainfer.models.qwen3.config import Qwen3Config
-from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.coarse import GATE_UP_SWIGLU
 from pegainfer.ops.compose import one_call
+from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.tensor import Kind
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.driver import CudaError
 from pegainfer.runtime.cuda.tensor import DeviceTensor, to_bf16
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import float32
 from tests.support.fake_cuda import ILLEGAL_ADDRESS, FakeCuda, FakeLt, Launched, fake_cuda, fake_kernels
 from tests.support.heads import Heads, heads_program
 
@@ -48,9 +49,10 @@ class Rig:
         self.ctx = CudaContext(kernels=fake_kernels(folder))
         self.lt = self.ctx.__dict__["lt"] = FakeLt()
         formats = dict.fromkeys(TABLE.shapes(CONFIG), "bf16")
-        program = forward(CONFIG, formats, Sizes(8, 16, WIDTH, 64), Formats("bf16", "bf16", "bf16"))
+        steps = Formats("bf16", "bf16", "bf16")
+        program = forward(CONFIG, formats, Sizes(groups(CONFIG, 16, steps), (8,), 16 * WIDTH), steps)
         table = np.zeros((64, 64), np.float32)
-        raw = {"cos_sin": RawWeight("f32", table.shape, table.reshape(-1).view(np.uint8))}
+        raw = {"cos_sin": float32(table)}
         self.backend = CudaBackend(self.ctx, raw, options, Dummy())
         self.kv = DeviceTensor.empty((8, 2, 2, 2, 16, 64), "bf16", "kv")
         self.executor: CudaExecutor = self.backend.prepare(program, {"kv": self.kv}, LARGEST)
@@ -63,9 +65,9 @@ class Rig:
         starts = np.cumsum(counts) - counts
         return {
             "token_ids": np.arange(1, total + 1, dtype=i32), "positions": np.arange(total, dtype=i32),
-            "slots": np.arange(total, dtype=i32), "query_starts": starts.astype(i32),
+            "kv.places": np.arange(total, dtype=i32), "query_starts": starts.astype(i32),
             "query_lens": np.array(counts, i32), "context_lens": np.array(counts, i32),
-            "block_table": np.ones((len(counts), WIDTH), i32), "logit_rows": starts.astype(i32),
+            "kv.block_table": np.ones((len(counts), WIDTH), i32), "logit_rows": starts.astype(i32),
         }, {"T": total, "R": len(counts), "L": len(counts), "C": total, "Q": total}  # fmt: skip
 
 
@@ -226,7 +228,7 @@ def test_a_graph_serves_every_step_that_fits_and_padding_is_inert(rig: Rig) -> N
     assert outputs["logits"].shape == (3, CONFIG.vocab_size)
     step = rig.executor._captured._steps[True][0]
     staged = {t.name: (step.inputs.address(t), t.sizes(step.env)) for t in step.inputs.offsets}
-    for name, last in (("slots", -1), ("token_ids", 0), ("query_lens", 0), ("context_lens", 0)):
+    for name, last in (("kv.places", -1), ("token_ids", 0), ("query_lens", 0), ("context_lens", 0)):
         address, (count,) = staged[name]
         assert list((ctypes.c_int32 * count).from_address(address))[3] == last, name
     rig.executor.run(*rig.step(2, 1))  # not a decode: no graph of its kind
@@ -251,7 +253,7 @@ def test_a_graph_that_can_wait_is_made_when_its_step_first_comes(rig: Rig) -> No
 def test_padding_is_there_whatever_a_slot_held_before(rig: Rig) -> None:
     for n in (4, 2):
         rig.executor.capture({"T": n, "R": n, "L": n}, decode_only=True)
-    slots = next(t for t in rig.executor.program.tensors(Kind.INPUT) if t.name == "slots")
+    slots = next(t for t in rig.executor.program.tensors(Kind.INPUT) if t.name == "kv.places")
     for rows in (3, 3, 3, 3, 3, 4, 4, 4, 4, 3, 3, 3, 3, 1, 4, 1, 2, 3, 1, 4, 2, 3):  # a ring has four slots
         rig.executor.run(*rig.step(*[1] * rows))
         step = rig.executor._captured._steps[True][rows > 2]
@@ -275,8 +277,8 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_runs(rig: Rig) -> No
     inputs, env = rig.step(1, 1)
     with pytest.raises(OpError, match=r"input positions; expected \(2,\); got \(1,\)"):
         rig.executor.run({**inputs, "positions": inputs["positions"][:1]}, env)
-    with pytest.raises(OpError, match=r"input slots; expected \(2,\); got nothing"):
-        rig.executor.run({k: v for k, v in inputs.items() if k != "slots"}, env)
+    with pytest.raises(OpError, match=r"input kv.places; expected \(2,\); got nothing"):
+        rig.executor.run({k: v for k, v in inputs.items() if k != "kv.places"}, env)
     with pytest.raises(OpError, match="size T of a step; expected at most 300; got 301"):
         rig.executor.run(*rig.step(301))
     assert not rig.fake.launches
@@ -312,14 +314,12 @@ def test_an_op_without_a_kernel_is_refused(rig: Rig) -> None:
 def test_weights_are_packed_as_asked(rig: Rig) -> None:
     rng = np.random.default_rng(0)
     gate, up = (rng.standard_normal((3, 8)).astype(np.float32) for _ in "gu")
-    order = np.array([2, 0, 1])
-    raws = {
-        "w_gate": RawWeight("bf16", (3, 8), to_bf16(gate).reshape(-1).view(np.uint8)),
-        "w_up": RawWeight("bf16", (3, 8), to_bf16(up).reshape(-1).view(np.uint8), order),
-    }
+    order = [2, 0, 1]
+    weights = {name: quantized_weight("bf16", values) for name, values in (("w_gate", gate), ("w_up", up))}
+    weights["w_up"] = weights["w_up"].take(0, [range(i, i + 1) for i in order])
     dtypes = {"out": "bf16", "x": "bf16", "norm": "f32", "w_gate": "bf16", "w_up": "bf16"}
     program = one_call(GATE_UP_SWIGLU, {"T": 1, "F": 3, "M": 8}, dtypes, {"eps": 1e-6})
-    backend = CudaBackend(rig.ctx, raws)
+    backend = CudaBackend(rig.ctx, weights)
     backend.prepare(program, {}, {"T": 1})
     backend.load()
     (packed,) = backend.store._held.values()

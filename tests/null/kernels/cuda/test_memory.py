@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from pegainfer.kernels.cuda.backend import CudaBackend
+from pegainfer.kernels.cuda.bind import Matmul
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
 from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.site import Matmul
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.models.qwen3.config import Qwen3Config
-from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.launch import Block, Launch
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 from pegainfer.runtime.cuda.tma import TensorMap
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import float32
 from tests.support.fake_cuda import FakeCuda, FakeLt, fake_cuda, fake_kernels
 
 # Hidden and intermediate size, heads, head size. Where matrices are small, each product is cut in its own
@@ -39,8 +39,9 @@ def executor_of(ctx: CudaContext, sizes: tuple[int, int, int, int], options: Cud
         max_position_embeddings=64, tie_word_embeddings=True,
     )  # fmt: skip
     formats = dict.fromkeys(TABLE.shapes(config), "bf16")
-    program = forward(config, formats, Sizes(8, 16, 4, 64), Formats("bf16", "bf16", "bf16"))
-    table = RawWeight("f32", (64, d), np.zeros(64 * d * 4, np.uint8))
+    steps = Formats("bf16", "bf16", "bf16")
+    program = forward(config, formats, Sizes(groups(config, 16, steps), (8,), 64), steps)
+    table = float32(np.zeros((64, d)))
     backend = CudaBackend(ctx, {"cos_sin": table}, options, Dummy())
     kv = DeviceTensor.empty((8, 2, 2, 1, 16, d), "bf16", "kv")
     executor = backend.prepare(program, {"kv": kv}, {"T": 100, "R": 64, "L": 64})

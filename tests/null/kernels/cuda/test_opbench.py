@@ -18,7 +18,7 @@ from pegainfer.kernels.cuda.stepbench import CudaSteps
 from pegainfer.kernels.loads import StepShape
 from pegainfer.kernels.workload import Family
 from pegainfer.models.qwen3.config import Qwen3Config
-from pegainfer.models.qwen3.forward import forward
+from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.compose import run_reference
 from pegainfer.ops.program import OpCall, Program
@@ -44,7 +44,7 @@ OPS = {
 def programs(blocks: int = 8) -> list[Program]:
     formats = {n: "q4_1" if len(shape) == 2 else "bf16" for n, shape in TABLE.shapes(CONFIG).items()}
     steps = Formats("bf16", "bf16", "bf16")
-    sizes = Sizes(blocks, 16, 16, 256)
+    sizes = Sizes(groups(CONFIG, 16, steps), (blocks,), 256)
     return [forward(CONFIG, formats, sizes, steps), sampler(CONFIG.vocab_size, 8, 257, 20)]
 
 
@@ -203,7 +203,7 @@ def test_each_op_of_a_step_is_charged_with_what_it_adds(
     }  # fmt: skip
     layers = {"lm_head": 1}
     assert few.us == 1 + sum(t.us * layers.get(k[0], 2) for k, t in few.calls.items())  # 1: the embedding
-    assert few.cost == forward.cost(shapes[0].env)
+    assert few.cost == forward.on_one_rank().cost(shapes[0].env)
     gate = next(t for k, t in few.calls.items() if k[0] == "gate_up_swiglu")
     (kernel,) = gate.kernels  # the norm's sums come from the product before it
     assert kernel.startswith("skinny_bf16_8_")

@@ -18,9 +18,9 @@ from pegainfer.kernels.cuda import row_pass as module
 from pegainfer.kernels.cuda.backend import CudaBackend
 from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.kernels.cuda.lowering import keeps_whole
 from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kernels.cuda.row_pass import RowPass, recognise
-from pegainfer.kernels.cuda.site import keeps_whole
 from pegainfer.kernels.cuda.store import Dummy
 from pegainfer.models.llama import forward as llama
 from pegainfer.models.llama.config import LlamaConfig
@@ -33,13 +33,12 @@ from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.tensor import DeviceTensor
-from pegainfer.runtime.weights.raw import RawWeight
+from pegainfer.runtime.weights.weight import float32
 from tests.support.fake_cuda import FakeCuda, FakeLt, Launched, fake_cuda, fake_kernels
 
 Calls = Sequence[OpCall]
 SOURCE = Path(module.__file__).parent / "sm90" / "pass" / "operands.cuh"
 H100 = DeviceInfo(0, "H100", (9, 0), 132, 50 << 20, 227 << 10, 228 << 10, 80 << 30, 13000)
-SIZES = Sizes(num_blocks=8, block_size=16, blocks_per_seq=4, num_positions=64)
 FIELDS: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_layers": 2, "num_heads": 4,
     "num_kv_heads": 2, "head_dim": 64, "norm_eps": 1e-6, "rope_theta": 1e4, "rope_scaling": None,
@@ -63,10 +62,12 @@ def program(line: str = "qwen3", activation: str = "bf16", residual: str = "bf16
     formats = Formats(activation, residual, activation)
     if line == "llama":
         config = LlamaConfig(**FIELDS | fields)
-        made = llama.forward(config, dict.fromkeys(LLAMA.shapes(config), "bf16"), SIZES, formats)
+        sizes = Sizes(llama.groups(config, 16, formats), (8,), 64)
+        made = llama.forward(config, dict.fromkeys(LLAMA.shapes(config), "bf16"), sizes, formats)
     else:
         other = Qwen3Config(**FIELDS | fields)
-        made = qwen3.forward(other, dict.fromkeys(QWEN3.shapes(other), "bf16"), SIZES, formats)
+        sizes = Sizes(qwen3.groups(other, 16, formats), (8,), 64)
+        made = qwen3.forward(other, dict.fromkeys(QWEN3.shapes(other), "bf16"), sizes, formats)
     return made.lowered(keep=keeps_whole)
 
 
@@ -247,7 +248,7 @@ class Rig:
         ctx = CudaContext(kernels=fake_kernels(folder, arch))
         ctx.__dict__["lt"] = FakeLt()
         self.info = ctx.device.info
-        table = RawWeight("f32", (64, 64), np.zeros(64 * 64 * 4, np.uint8))
+        table = float32(np.zeros((64, 64)))
         backend = CudaBackend(ctx, {"cos_sin": table}, options, Dummy())
         self.kv = DeviceTensor.empty((8, 2, 2, 2, 16, 64), "bf16", "kv")
         largest = {"T": 8, "R": 2, "L": 2}
@@ -258,11 +259,11 @@ class Rig:
     def run(self, queries: Sequence[int], logits: int = 1) -> list[Launched]:
         """The launches of a step of rows with so many tokens each."""
         total, rows, i32 = sum(queries), len(queries), np.int32
-        inputs = {n: np.arange(3, 3 + total, dtype=i32) for n in ("token_ids", "positions", "slots")}
+        inputs = {n: np.arange(3, 3 + total, dtype=i32) for n in ("token_ids", "positions", "kv.places")}
         inputs |= {n: np.array(queries, i32) for n in ("query_lens", "context_lens")}
         inputs |= {
             "query_starts": (np.cumsum(queries) - queries).astype(i32),
-            "block_table": np.ones((rows, 4), i32),
+            "kv.block_table": np.ones((rows, 4), i32),
             "logit_rows": np.arange(logits, dtype=i32),
         }
         self.fake.launches.clear()
@@ -311,9 +312,9 @@ def test_who_looks_between_ops_gets_the_usual_launches(tmp_path: Path) -> None:
     with fake_cuda() as fake:
         rig = Rig(fake, tmp_path, CudaOptions())
         rig.run([1])
-        inputs = {n: np.ones(1, np.int32) for n in ("token_ids", "positions", "slots", "query_lens")}
+        inputs = {n: np.ones(1, np.int32) for n in ("token_ids", "positions", "kv.places", "query_lens")}
         inputs |= {n: np.zeros(1, np.int32) for n in ("query_starts", "logit_rows")}
-        inputs |= {"context_lens": np.full(1, 2, np.int32), "block_table": np.ones((1, 4), np.int32)}
+        inputs |= {"context_lens": np.full(1, 2, np.int32), "kv.block_table": np.ones((1, 4), np.int32)}
         walked = [work for _, work, run in rig.executor.walk(inputs, ONE) if run() is None]
         assert all(walked) and not any("row_pass" in str(w) for work in walked for w in work)
 
@@ -370,7 +371,7 @@ def test_sizes_and_addresses_are_where_the_kernel_looks_for_them(tmp_path: Path)
         numbers = {n: v for n, v in args.items() if declared("Args")[n] == "i"}
         assert numbers == {
             "layers": 2, "m": 128, "h": 4, "g": 2, "f": 256, "v": 512, "block_size": 16,
-            "stage": SERVED.stage, "depth": SERVED.depth(rig.info), "window": module.WINDOW,
+            "stage": SERVED.stage, "depth": SERVED.depth(rig.info), "window": 2,
         }  # fmt: skip
         assert args["eps"] == pytest.approx(1e-6) and args["scale_log2"] == pytest.approx(
             64**-0.5 / math.log(2)

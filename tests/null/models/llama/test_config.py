@@ -128,6 +128,12 @@ def test_features_of_other_models_are_refused(fields: dict[str, Any], message: s
         ({"block_count": 2.0}, ConfigError, "llama.block_count is wrong"),
         ({"attention__layer_norm_rms_epsilon": ...}, ConfigError, "rms_epsilon is missing"),
         ({"expert_count": 8}, UnsupportedError, "llama.expert_count is not supported"),
+        ({"logit_scale": 0.5}, UnsupportedError, "llama.logit_scale is not supported; expected 1; got 0.5"),
+        ({"residual_scale": 0.22}, UnsupportedError, "llama.residual_scale is not supported"),
+        ({"embedding_scale": 12.0}, UnsupportedError, "llama.embedding_scale is not supported"),
+        ({"attention__scale": 0.01}, UnsupportedError, "llama.attention.scale is not supported"),
+        ({"attention__sliding_window": 4096}, UnsupportedError, "llama.attention.sliding_window is not"),
+        ({"a_key_of_tomorrow": 1}, UnsupportedError, "llama.a_key_of_tomorrow is not supported"),
         ({"attention__value_length": 8}, UnsupportedError, "expected the head size 16; got 8"),
         ({"rope__dimension_count": 8}, UnsupportedError, "llama.rope.dimension_count is not supported"),
         ({"rope__scaling__type": "yarn"}, UnsupportedError, "rope_type is not supported"),
@@ -138,3 +144,21 @@ def test_gguf_metadata_is_checked_alike(fields: dict[str, Any], kind: type[Excep
     with pytest.raises(kind) as error:
         gguf(**fields)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"rope__scale_linear": 4.0}, {"rope__scaling__factor": 4.0},
+     {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}],
+)  # fmt: skip
+def test_linear_scaling_under_old_keys(fields: dict[str, Any]) -> None:
+    assert gguf(**fields).rope_scaling == {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"logit_scale": 1.0}, {"attention__sliding_window": 0}, {"expert_count": 0}, {"attention__causal": True},
+     {"use_parallel_residual": False}, {"tensor_data_layout": "Meta AI original pth"}],
+)  # fmt: skip
+def test_keys_that_change_nothing(fields: dict[str, Any]) -> None:
+    assert gguf(**fields) == gguf()

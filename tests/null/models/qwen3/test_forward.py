@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pegainfer.models.qwen3.config import Qwen3Config
-from pegainfer.models.qwen3.forward import forward, head
+from pegainfer.models.qwen3.forward import forward, groups, head
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.program import Program
 from pegainfer.ops.sampler import prompt_logprobs
@@ -13,7 +13,6 @@ from pegainfer.ops.tensor import Kind
 from pegainfer.runner.program import Formats, Sizes
 from tests.support.tinyqwen3 import MODELS
 
-SIZES = Sizes(num_blocks=8, block_size=4, blocks_per_seq=8, num_positions=32)
 LAYER = ["qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "linear_residual"]
 
 
@@ -23,12 +22,17 @@ def config(name: str) -> Qwen3Config:
 
 def recorded(name: str, formats: Formats | None = None) -> Program:
     c = config(name)
-    return forward(c, dict.fromkeys(TABLE.shapes(c), "bf16"), SIZES, formats)
+    sizes = Sizes(groups(c, 4, formats or Formats()), (8,), 32)
+    return forward(c, dict.fromkeys(TABLE.shapes(c), "bf16"), sizes, formats)
 
 
 def test_the_calls_in_model_order() -> None:
     program = recorded("tied_bf16")
-    assert [c.spec.name for c in program.calls] == ["embedding", *LAYER, *LAYER, "lm_head"]
+    one_rank = ["embedding", *LAYER, *LAYER, "lm_head"]
+    assert [c.spec.name for c in program.on_one_rank().calls] == one_rank
+    reductions = [c.spec.name for c in program.calls if c.spec.fold is not None]
+    assert reductions == ["reduce_residual"] * 2 * 2  # after attention's and the feed-forward's last matrix
+    assert len(program.calls) == len(one_rank) + len(reductions)
     for layer, call in enumerate(c for c in program.calls if c.spec.name == LAYER[0]):
         assert call.attrs["layer"] == layer
         assert call.tensors["q_norm"].name == f"layers.{layer}.q_norm"
@@ -51,7 +55,9 @@ def test_all_is_float32_unless_told() -> None:
 def test_activations_and_residual_have_formats_of_their_own(residual: str) -> None:
     """Logits and the rotation's table are float32 whatever the rest is."""
     program = recorded("tied_bf16", Formats(activation="bf16", residual=residual, kv="f16"))
-    found = {t.name: t.dtype for t in program.tensors(Kind.BUFFER, Kind.OUTPUT, Kind.STATE)}
+    assert next(t for t in program.tensors(Kind.BUFFER) if t.name == "partial").dtype == "f32"
+    one_rank = program.on_one_rank()
+    found = {t.name: t.dtype for t in one_rank.tensors(Kind.BUFFER, Kind.OUTPUT, Kind.STATE)}
     assert found == {"x": residual, "q": "bf16", "attn": "bf16", "act": "bf16", "kv": "f16", "logits": "f32"}
     inner = program.lowered(lambda _: False).tensors(Kind.BUFFER)
     beside = {t.name: t.dtype for t in inner if not t.name.startswith("11.lm_head")}

@@ -11,7 +11,6 @@ import pytest
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.weights import Qwen3Weights, load_gguf, load_safetensors
-from pegainfer.ops.backend import to_float32
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.safetensors import open_safetensors
 from tests.support.modelfiles import gguf_bytes, safetensors_file
@@ -31,8 +30,8 @@ def test_a_checkpoint_gives_its_values(model: TinyQwen3, tmp_path: Path) -> None
     wanted = {our_name(name): values for name, values in model.tensors().items()}
     assert set(weights.tensors) == set(wanted)
     for name, values in wanted.items():
-        np.testing.assert_array_equal(to_float32(weights.tensors[name]), values, err_msg=name)
-        assert weights.tensors[name].format == ("f32" if values.ndim == 1 else model.dtype)
+        np.testing.assert_array_equal(weights.tensors[name].values(), values, err_msg=name)
+        assert weights.tensors[name].dtype == ("f32" if values.ndim == 1 else model.dtype)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
@@ -41,12 +40,12 @@ def test_gguf_gives_the_same_values_in_the_same_rows(model: TinyQwen3, tmp_path:
         weights = load_gguf(file)
         assert weights.config.tie_word_embeddings is model.hf_config()["tie_word_embeddings"]
         for name, values in model.tensors().items():
-            np.testing.assert_array_equal(to_float32(weights.tensors[our_name(name)]), values, err_msg=name)
+            np.testing.assert_array_equal(weights.tensors[our_name(name)].values(), values, err_msg=name)
 
 
 def test_yarn_stretches_the_table_and_scales_it(tmp_path: Path) -> None:
     model = MODELS["yarn_given_f32"]
-    table = to_float32(from_checkpoint(write_checkpoint(model, tmp_path)).cos_sin(256))
+    table = from_checkpoint(write_checkpoint(model, tmp_path)).cos_sin(256).values()
     half = table.shape[1] // 2
     # cos² + sin² of each angle is the square of the attention factor that the config gives.
     np.testing.assert_allclose(table[:, :half] ** 2 + table[:, half:] ** 2, 1.3**2, rtol=1e-6)
@@ -85,6 +84,6 @@ def test_tensors_of_another_line(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(gguf_metadata(model), [*tensors, extra]))
     with (
         GGUFFile(tmp_path / "m.gguf") as file,
-        pytest.raises(UnsupportedError, match=r"the qwen3 line has no use for; .*got blk.0.attn_q.bias"),
+        pytest.raises(UnsupportedError, match=r"the qwen3 line does not use; .*got blk.0.attn_q.bias"),
     ):
         load_gguf(file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct as c_struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from pegainfer.runtime.cuda.memory import StagingRing
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, row_major, to_bf16
 from pegainfer.runtime.cuda.tma import TensorMap
-from pegainfer.runtime.cuda.upload import Piece, read_span, upload
+from pegainfer.runtime.cuda.upload import Piece, upload
 from tests.support.fake_cuda import fake_cuda
 
 Array = np.ndarray[Any, Any]
@@ -121,17 +120,15 @@ def test_descriptors_refuse_what_the_copy_engine_cannot_do() -> None:
         TensorMap(0, 4, 128, "bf16", (4, 128))  # wider than the swizzle
 
 
-def test_upload_reads_in_parallel_and_sends_every_piece(tmp_path: Path) -> None:
+def test_upload_reads_in_parallel_and_sends_every_piece() -> None:
     data = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8)
-    path = tmp_path / "weights"
-    path.write_bytes(data.tobytes())
     with fake_cuda():
         stream = Stream()
         target = DeviceTensor.empty((10_000,), "u8")
         pieces = [
             Piece(
                 100,
-                read_span(path, at),
+                lambda into, at=at: np.copyto(into, data[at : at + 100]),
                 lambda host, s, at=at: s.upload(target.address + at, host, 100),
                 "weights",
             )
@@ -143,10 +140,11 @@ def test_upload_reads_in_parallel_and_sends_every_piece(tmp_path: Path) -> None:
         assert done[-1] == 10_000 and done == sorted(done)
 
 
-def test_upload_raises_what_a_reader_raises(tmp_path: Path) -> None:
-    path = tmp_path / "short"
-    path.write_bytes(b"x" * 50)
+def test_upload_raises_what_a_reader_raises() -> None:
+    def short(into: Array) -> None:
+        raise OSError("file ends at byte 50")
+
     with fake_cuda():
-        piece = Piece(100, read_span(path, 0), lambda host, stream: None, "weights")
-        with pytest.raises(OSError, match="ends at byte 50, 50 before its time"):
+        piece = Piece(100, short, lambda host, stream: None, "weights")
+        with pytest.raises(OSError, match="file ends at byte 50"):
             upload([piece] * 30, Stream(), readers=2)

@@ -58,7 +58,7 @@ def use(file: TensorFile) -> None:
             elif isinstance(value, StringArray):
                 assert len(list(value)) == len(value)
     for name, info in file.tensors.items():
-        raw = file.raw(name)
+        raw = file.part(name).bytes()
         assert raw.nbytes == info.nbytes == len(raw.tobytes())
         try:
             values = dequantize(info.format, raw, info.shape)

@@ -55,10 +55,10 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
             "f8": ("f8_e4m3", (3,), 3),
             "f4": ("f4", (2,), 1),
         }
-        assert f.raw("a").view("<f4").tolist() == A.tolist()
-        assert f.raw("b").tobytes() == bytes(range(8))
-        assert f.raw("none").size == 0
-        assert not f.raw("a").flags.writeable
+        assert f.part("a").bytes().view("<f4").tolist() == A.tolist()
+        assert f.part("b").bytes().tobytes() == bytes(range(8))
+        assert f.part("none").bytes().size == 0
+        assert not f.part("a").bytes().flags.writeable
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -135,15 +135,14 @@ def test_shards_read_as_one(tmp_path: Path) -> None:
         with open_safetensors(place) as f:
             assert isinstance(f, ShardedSafetensors) and f.path == index
             assert sorted(f.tensors) == ["a", "b"]
-            assert f.raw("b").tobytes() == b"xyz"
-            path, offset = f.origin("b")
-            assert Path(path).name == "x-2.safetensors"
-            assert Path(path).read_bytes()[offset : offset + 3] == b"xyz"
-            f.release("a")
-            f.release()
-            assert f.raw("a").view("<f4").tolist() == A.tolist()
+            assert f.part("b").bytes().tobytes() == b"xyz"
+            (extent,) = f.part("b").extents
+            assert isinstance(extent.source, SafetensorsFile)
+            assert extent.source.path.name == "x-2.safetensors"
+            assert extent.source.path.read_bytes()[extent.offset : extent.end] == b"xyz"
+            assert f.part("a").bytes().view("<f4").tolist() == A.tolist()
             with pytest.raises(ModelFileError, match="tensor is missing; expected 'c'; got 2 other"):
-                f.raw("c")
+                f.part("c").bytes()
 
 
 @pytest.mark.parametrize(
@@ -182,3 +181,22 @@ def test_folder_choices(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(one)
     with open_safetensors(tmp_path) as f:
         assert f.path.name == "model.safetensors"
+
+
+def test_rows_are_read_without_mapping_or_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safetensors_file({"a": ("F32", [3, 2], A.tobytes())}))
+    with SafetensorsFile(path) as f:
+        part, into = f.part("a"), np.empty(16, np.uint8)
+        part.take(0, [range(0, 3, 2)]).read(into)
+        assert into.view("<f4").tolist() == [0, 1, 4, 5]
+        monkeypatch.setattr(SafetensorsFile, "view", lambda _: pytest.fail("mapped"))
+        part.take(0, [range(2, 3), range(0, 1)]).read(into)
+        assert into.view("<f4").tolist() == [4, 5, 0, 1]
+        path.write_bytes(path.read_bytes()[:-4])
+        with pytest.raises(
+            ModelFileError, match=r"became shorter after it was opened; .* got \d+; at .*m.safe"
+        ):
+            part.take(0, [range(1, 3)]).read(into)
+    with pytest.raises(ModelFileError, match="weights file was closed"):
+        part.take(0, [range(1)]).read(into[:8])

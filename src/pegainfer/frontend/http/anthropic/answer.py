@@ -160,7 +160,7 @@ class MessageAnswer:
                 shown = "" if self._hide else block.text
                 return {"type": "thinking", "thinking": shown, "signature": self._signature(block)}
             case "text":
-                return {"type": "text", "text": block.text, "citations": None}
+                return {"type": "text", "text": block.text}
             case "call":
                 # Arguments that the limit cut off are no object; the stream shows what there was.
                 return {**_call(block), "input": read_object(block.text) or {}}
@@ -193,7 +193,7 @@ def _opened(block: Block) -> JsonObject:
         case "thinking":
             return {"type": "thinking", "thinking": "", "signature": ""}
         case "text":
-            return {"type": "text", "text": "", "citations": None}
+            return {"type": "text", "text": ""}
         case "call":
             return _call(block)
 

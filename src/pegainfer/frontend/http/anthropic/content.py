@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from pegainfer.frontend.http.body import convert
-from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.messages import check_number
+from pegainfer.frontend.http.neutral import Harmless
 from pegainfer.frontend.http.thinking import decoded_thoughts
 from pegainfer.frontend.http.turns import Draft
 
@@ -35,7 +35,7 @@ class SystemBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     text: str
     cache_control: CacheControl | None = None
-    citations: Any = None
+    citations: Harmless = None
 
 
 class ResultPart(msgspec.Struct, kw_only=True):
@@ -60,7 +60,7 @@ class ContentBlock(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     content: str | list[ResultPart] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
-    citations: Any = None
+    citations: Harmless = None  # what an answer's text was drawn from
     caller: Any = None  # who made a call: always the model
 
 
@@ -138,8 +138,6 @@ def _block(raw: dict[str, Any], role: str, where: str) -> ContentBlock:
             raise bad_value(f"{where}.{name}", "a value", "none")
     if block.caller not in (None, {"type": "direct"}):
         raise bad_value(f"{where}.caller", "type direct", "another")
-    if block.citations not in (None, []):
-        raise ApiError(400, f"{where}.citations: not supported by this server", param=f"{where}.citations")
     _check_cache(block.cache_control, where)
     return block
 

@@ -16,10 +16,11 @@ from pegainfer.frontend.http.anthropic.content import (
 )
 from pegainfer.frontend.http.conversation import ChatRequest
 from pegainfer.frontend.http.errors import field_names
-from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refuse_unserved
+from pegainfer.frontend.http.fields import INT32_MAX, SHARED, CommonFields, count, token_limit
 from pegainfer.frontend.http.formats import JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value, unsupported
+from pegainfer.frontend.http.neutral import Harmless, asks_for_nothing, refuse_unserved
 from pegainfer.frontend.http.render import TemplateValue
 from pegainfer.frontend.http.thinking import EFFORTS, knows_levels, thinking_switch
 from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
@@ -28,7 +29,6 @@ from pegainfer.frontend.json_object import JsonObject
 
 MIN_BUDGET = 1024  # tokens, Anthropic's own bound
 THINKING = ("enabled", "disabled", "adaptive")
-DEFAULT_EFFORT = "high"
 
 # What the chat's checks call a field → what it is called here.
 NAMES = field_names(
@@ -95,12 +95,13 @@ class PromptFields(CommonFields, kw_only=True):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
+    speed: Harmless = None
+    user_profile_id: Harmless = None
+    workspace_id: Harmless = None
     # Known of Anthropic's API and not served, see GenerateFields.
-    speed: Any = None
-    user_profile_id: Any = None
-    workspace_id: Any = None
     mcp_servers: Any = None
     context_management: Any = None
+    thread: Any = None
 
 
 CountRequest = msgspec.defstruct(
@@ -108,7 +109,7 @@ CountRequest = msgspec.defstruct(
     [
         (f.name, f.type) if f.required else (f.name, f.type, f.default)
         for f in msgspec.structs.fields(PromptFields)
-        if f.name == "model" or f.name not in CommonFields.__struct_fields__
+        if f.name == "model" or f.name not in SHARED
     ],
     kw_only=True,
     forbid_unknown_fields=True,
@@ -124,7 +125,6 @@ class MessagesRequest(PromptFields, kw_only=True):
     container: Any = None
     diagnostics: Any = None
     inference_geo: Any = None
-    service_tier: Any = None
 
 
 def to_chat(front: Front, r: PromptFields) -> ChatRequest:
@@ -141,7 +141,7 @@ def to_chat(front: Front, r: PromptFields) -> ChatRequest:
         continue_final_message=prefilled(r.messages) or None,
         chat_template_kwargs=_template_variables(front, r),
         tools=None if r.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(r.tools)],
-        **{name: getattr(r, name) for name in CommonFields.__struct_fields__},
+        **{name: getattr(r, name) for name in SHARED},
     )
     if r.tool_choice is not None:
         _choose(chat, r.tool_choice)
@@ -150,7 +150,7 @@ def to_chat(front: Front, r: PromptFields) -> ChatRequest:
         if r.output_config.format is not None:
             chat.response_format = _format(r.output_config.format)
     if isinstance(r, MessagesRequest):
-        count("max_tokens", r.max_tokens, 1, 1, INT32_MAX)
+        r.max_tokens = token_limit("max_tokens", r.max_tokens)
         _check_budget(r)
         chat.max_tokens, chat.stop = r.max_tokens, r.stop_sequences
         if r.metadata is not None and r.metadata.user_id is not None:
@@ -163,7 +163,7 @@ def _tool(tool: AnthropicTool, where: str) -> ToolParam:
         got = f"{tool.type!r}: tools that run on the server are not offered"
         raise bad_value(f"{where}.type", "custom", got, code="unsupported")
     for name in ("allowed_callers", "defer_loading", "input_examples"):
-        if getattr(tool, name) not in (None, False, [], ["direct"]):
+        if not asks_for_nothing(name, getattr(tool, name)):
             raise unsupported(f"{where}.{name}")
     if tool.input_schema is None:
         raise bad_value(f"{where}.input_schema", "a JSON schema", "none")
@@ -200,13 +200,8 @@ def _format(wanted: OutputFormat) -> ResponseFormat:
 
 
 def _effort(front: Front, effort: str | None) -> str | None:
-    """Here 'high' is what holds without it, and no level turns thinking on."""
-    if effort is None or (effort == DEFAULT_EFFORT and not knows_levels(front)):
-        return None
-    if effort in EFFORTS and not knows_levels(front):
-        expected = f"{DEFAULT_EFFORT}, which asks for nothing: this model knows no levels of effort"
-        raise bad_value("output_config.effort", expected, repr(effort))
-    return effort
+    """None where the model knows no levels: no level turns thinking on, so that none changes the answer."""
+    return None if effort in EFFORTS and not knows_levels(front) else effort
 
 
 def _template_variables(front: Front, r: PromptFields) -> dict[str, TemplateValue] | None:

@@ -11,13 +11,15 @@ from pegainfer.frontend.http.api_docs.fields import ABOUT, Schema, bounds
 from pegainfer.frontend.http.api_docs.operations import OPERATIONS, Operation
 from pegainfer.frontend.http.completions import CompletionRequest
 from pegainfer.frontend.http.errors import ANTHROPIC_PATHS, AnthropicError, ErrorBody
-from pegainfer.frontend.http.fields import NEUTRAL, CommonFields, SamplingDefaults
+from pegainfer.frontend.http.fields import CommonFields, SamplingDefaults
 from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.neutral import EMPTY, NEUTRAL
 
 REF = "#/components/schemas/{name}"
 DESCRIPTION = (
-    "Nothing is accepted and ignored: a field that is unknown, or known and not served, is a 400 that names "
-    "it. Null is the same as absent."
+    "A field that would change the answer and is not served is a 400 that names it. What asks for nothing "
+    "(null, false, an empty value, another server's default) is accepted in any field, and so are fields "
+    "that cannot change the answer."
 )
 EVENT: Schema = {
     "type": "object",
@@ -47,6 +49,9 @@ def openapi(front: Front) -> Schema:
     kinds = list(dict.fromkeys([*types, ErrorBody, AnthropicError]))
     refs, components = msgspec.json.schema_components(kinds, ref_template=REF)
     names = {kind: ref["$ref"].rpartition("/")[2] for kind, ref in zip(kinds, refs, strict=True)}
+    for component in components.values():
+        if component.get("additionalProperties") is False:
+            component["additionalProperties"] = {"enum": list(EMPTY)}
     for op in OPERATIONS:
         if op.request is not None:
             _refine(components[names[op.request]], op.request, front)
@@ -117,10 +122,10 @@ def _refine(schema: Schema, kind: type[msgspec.Struct], front: Front) -> None:
     for name, field in schema["properties"].items():
         if name in unserved:
             field.clear()
-            field["enum"] = [None, *NEUTRAL.get(name, ())]
+            field["enum"] = _neutral(name)
             field["description"] = "not served"
             continue
-        if name in ABOUT:
+        if name in ABOUT and "description" not in field:
             field["description"] = ABOUT[name]
         if name in limits and issubclass(kind, CommonFields):
             for choice in field.get("anyOf", [field]):
@@ -130,6 +135,15 @@ def _refine(schema: Schema, kind: type[msgspec.Struct], front: Front) -> None:
             del field["default"]
         if name in defaults:
             field["default"] = defaults[name]
+    # Unknown fields of these names take other values than the empty ones.
+    for name in sorted(NEUTRAL.keys() - schema["properties"].keys()):
+        schema["properties"][name] = {"enum": _neutral(name), "description": "not served"}
+
+
+def _neutral(name: str) -> list[Any]:
+    """The values of an unserved field that ask for nothing."""
+    values = NEUTRAL.get(name, EMPTY)
+    return [*([] if None in values else [None]), *values]
 
 
 def _defaults(kind: type[msgspec.Struct], front: Front) -> dict[str, Any]:

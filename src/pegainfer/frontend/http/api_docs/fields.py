@@ -24,9 +24,9 @@ ABOUT = {
     "include_stop_str_in_output": "show the stop string that ended the answer",
     "logit_bias": "token id → what is added to its logit",
     "logprobs": "log-probabilities of the answer's tokens",
-    "max_completion_tokens": "longest answer; the newer name of max_tokens",
-    "max_output_tokens": "longest answer; absent: up to the context's end",
-    "max_tokens": "longest answer; the context's end may come before",
+    "max_completion_tokens": "longest answer; the newer name of max_tokens; -1: up to the context's end",
+    "max_output_tokens": "longest answer; absent or -1: up to the context's end",
+    "max_tokens": "longest answer; the context's end may come before; -1: up to there",
     "messages": "the conversation so far",
     "min_p": "drop tokens less likely than this share of the likeliest",
     "min_tokens": "do not end before so many tokens",
@@ -42,7 +42,7 @@ ABOUT = {
     "request_id": "for /v1/abort, and in the answer's id",
     "response_format": "text, any JSON, or JSON of a schema",
     "return_token_ids": "token ids beside the texts",
-    "seed": "equal seeds draw equally",
+    "seed": "equal seeds draw equally; -1: none",
     "skip_special_tokens": "default true",
     "stop": "strings that end the answer",
     "stop_sequences": "strings that end the answer",
@@ -64,11 +64,11 @@ ABOUT = {
 
 def bounds(config: HttpConfig) -> dict[str, Schema]:
     """Of fields that mean the same on every route, as JSON schema has them."""
-    whole: Schema = {"minimum": 1, "maximum": INT32_MAX}
+    limit: Schema = {"minimum": -1, "maximum": INT32_MAX, "not": {"const": 0}}
     return {
         "frequency_penalty": {"minimum": -2, "maximum": 2},
-        "max_completion_tokens": whole,
-        "max_output_tokens": whole,
+        "max_completion_tokens": limit,
+        "max_output_tokens": limit,
         "min_p": {"minimum": 0, "maximum": 1},
         "min_tokens": {"minimum": 0, "maximum": INT32_MAX},
         "n": {"minimum": 1, "maximum": config.max_n},

@@ -105,6 +105,11 @@ OPERATIONS = (
         ),
     ),
     Operation(
+        method="POST", path="/v1/responses/input_tokens", tag="OpenAI", summary="A conversation's length",
+        request=ResponsesRequest,
+        answer=_object(object={"const": "response.input_tokens"}, input_tokens=COUNT),
+    ),
+    Operation(
         method="GET", path="/v1/responses/{id}", tag="OpenAI", summary="A stored response",
         answer=Response, refusals=(404,),
         parameters=(
@@ -157,6 +162,15 @@ OPERATIONS = (
     Operation(
         method="POST", path="/tokenize", tag="Text", summary="Token ids of a text or a conversation",
         request=TokenizeRequest, answer=Tokens,
+    ),
+    Operation(
+        method="GET", path="/tokenizer_info", tag="Text", summary="Special tokens and the chat template",
+        answer=_object(
+            tokenizer_class=TEXT, vocab_size=COUNT, model_max_length=COUNT,
+            bos_token_id={"type": ["integer", "null"]}, eos_token_ids={"type": "array", "items": COUNT},
+            additional_special_tokens={"type": "array", "items": TEXT},
+            chat_template={"type": ["string", "null"]},
+        ),
     ),
     Operation(
         method="POST", path="/detokenize", tag="Text", summary="The text of token ids",

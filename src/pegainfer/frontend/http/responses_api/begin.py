@@ -33,7 +33,10 @@ def begun(front: Front, r: ResponsesRequest, id: str) -> Response:
         safety_identifier=r.safety_identifier,
         store=r.store is not False,
         temperature=defaults.temperature if r.temperature is None else r.temperature,
-        text={"format": {"type": "text"} if wanted is None else _given(wanted), "verbosity": "medium"},
+        text={
+            "format": {"type": "text"} if wanted is None else _given(wanted),
+            "verbosity": (None if r.text is None else r.text.verbosity) or "medium",
+        },
         tool_choice="auto" if r.tool_choice is None else _given(r.tool_choice),
         tools=[_given(tool) for tool in r.tools or ()],
         top_logprobs=r.top_logprobs or 0,

@@ -9,10 +9,11 @@ import msgspec
 
 from pegainfer.frontend.http.conversation import ChatRequest
 from pegainfer.frontend.http.errors import field_names
-from pegainfer.frontend.http.fields import INT32_MAX, CommonFields, count, refuse_unserved
+from pegainfer.frontend.http.fields import SHARED, CommonFields, count, token_limit
 from pegainfer.frontend.http.formats import JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import at_most, bad_value
+from pegainfer.frontend.http.neutral import Harmless, refuse_unserved
 from pegainfer.frontend.http.options import AnswerOptions, most_logprobs
 from pegainfer.frontend.http.render import TemplateValue
 from pegainfer.frontend.http.responses_api.items import chat_drafts
@@ -27,7 +28,17 @@ from pegainfer.frontend.json_object import JsonObject
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-INCLUDES = (LOGPROBS, ENCRYPTED)
+INCLUDES = (
+    LOGPROBS,
+    ENCRYPTED,
+    # Parts of items that are never made here.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 MAX_METADATA = 16
 _OF_PATHS = "/?#%"
 MAX_METADATA_CHARS = (64, 512)  # of a key, of a value
@@ -56,7 +67,7 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | None = None
-    verbosity: Any = None
+    verbosity: Harmless = None
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -91,13 +102,10 @@ class ResponsesRequest(CommonFields, kw_only=True):
     prompt_cache_key: str | None = None
     client_metadata: dict[str, Any] | None = None  # Codex's; written to the debug log
     chat_template_kwargs: dict[str, TemplateValue] | None = None
+    max_tool_calls: Harmless = None  # of tools that run on the server, of which there are none
     # Known of OpenAI's API and not served, see GenerateFields.
     conversation: Any = None
     prompt: Any = None
-    max_tool_calls: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
-    service_tier: Any = None
     context_management: Any = None
     moderation: Any = None
 
@@ -109,7 +117,7 @@ class ResponsesRequest(CommonFields, kw_only=True):
 def check(front: Front, r: ResponsesRequest) -> None:
     """Fields that are not the chat's affair. Raises ApiError (400)."""
     refuse_unserved(r)
-    count("max_output_tokens", r.max_output_tokens, 1, 1, INT32_MAX)
+    r.max_output_tokens = token_limit("max_output_tokens", r.max_output_tokens)
     if r.request_id is not None and set(r.request_id) & set(_OF_PATHS):
         raise bad_value(
             "request_id", f"none of {_OF_PATHS}: it becomes part of a path", repr(r.request_id[:80])
@@ -124,14 +132,10 @@ def check(front: Front, r: ResponsesRequest) -> None:
         for key, value in r.metadata.items():
             at_most("metadata", len(key), MAX_METADATA_CHARS[0], "characters of a key")
             at_most(f"metadata.{key}", len(value), MAX_METADATA_CHARS[1], "characters")
-    if r.stream_options is not None and not r.stream:
-        raise bad_value("stream_options", "stream: true beside it", "no stream")
     if r.stream_options is not None and r.stream_options.include_obfuscation:
         raise bad_value("stream_options.include_obfuscation", "false", "true")
     if r.background and (r.stream or r.store is False):
         raise bad_value("background", "neither stream: true nor store: false beside it", "true")
-    if r.text is not None:
-        refuse_unserved(r.text, "text.")
     if r.reasoning is not None:
         refuse_unserved(r.reasoning, "reasoning.")
         if r.reasoning.summary not in (None, "auto"):
@@ -174,7 +178,7 @@ def to_chat(front: Front, r: ResponsesRequest, items: Sequence[JsonObject]) -> C
         max_tokens=r.max_output_tokens,
         safety_identifier=r.safety_identifier,
         prompt_cache_key=r.prompt_cache_key,
-        **{name: getattr(r, name) for name in CommonFields.__struct_fields__},
+        **{name: getattr(r, name) for name in SHARED},
     )
     if r.text is not None and r.text.format is not None:
         chat.response_format = _format(r.text.format)

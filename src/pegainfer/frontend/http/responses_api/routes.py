@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from pegainfer.frontend.http.auth import key_digest
 from pegainfer.frontend.http.body import read_request
-from pegainfer.frontend.http.conversation import Conversation, prepare
+from pegainfer.frontend.http.conversation import Conversation, prepare, prompt_text
 from pegainfer.frontend.http.errors import ApiError, renaming, to_api_error
 from pegainfer.frontend.http.flow import collect, send_body, send_stream
 from pegainfer.frontend.http.front import Front
@@ -34,6 +34,7 @@ from pegainfer.frontend.http.responses_api.request import (
 )
 from pegainfer.frontend.http.responses_api.store import Stored
 from pegainfer.frontend.http.responses_api.tools import explaining_tools, namespaces
+from pegainfer.frontend.http.tools import tool_plan
 from pegainfer.frontend.json_object import JsonObject
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,23 @@ async def create(front: Front, scope: Scope, receive: Receive, send: Send) -> No
         raise
     if entry is not None:
         front.responses.resize(entry)
+
+
+async def input_tokens(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    """POST /v1/responses/input_tokens: the prompt's length. Raises ApiError (400)."""
+    with explaining_tools():
+        r, own_size = await read_request(scope, receive, ResponsesRequest, front.config)
+    front.check_model(r.model)
+    check(front, r)
+    history, size = _history(front, r, key_digest(scope))
+    given = await front.text_work(own_size, lambda: normalised(r.input))
+    with renaming(NAMES):
+        chat = await front.text_work(own_size, lambda: to_chat(front, r, [*history, *given]))
+        text = await prompt_text(front, chat, tool_plan(chat), size + own_size)
+        front.check_counted("messages", text)
+    # The template has written BOS itself.
+    ids = await front.text_work(len(text), lambda: front.tokenizer.encode(text, add_special_tokens=False))
+    await send_json(send, {"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 def _history(front: Front, r: ResponsesRequest, owner: bytes | None) -> tuple[list[JsonObject], int]:

@@ -52,13 +52,14 @@ PEGA_API int64_t pega_packed_bytes(int32_t format, int64_t n, int64_t k) {
     return pega::describe(&w, format, n, k) ? w.tiles * w.tile_bytes : 0;
 }
 
-// Packs a weight [n, k] into `memory`, which is 64-byte aligned and outlives it; null where it does not fit.
-PEGA_API Packed* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* raw, const int64_t* order,
-                           uint8_t* memory, int32_t threads) {
+// Packs a weight [n, k], whose n rows lie at `rows`, into `memory`, which is 64-byte aligned and outlives it;
+// null where it does not fit.
+PEGA_API Packed* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* const* rows, uint8_t* memory,
+                           int32_t threads) {
     std::unique_ptr<Packed> w(new (std::nothrow) Packed);
     if (w == nullptr || !pega::describe(w.get(), format, n, k)) return nullptr;
     w->data = memory;
-    pega::pack(*w, raw, order, threads);
+    pega::pack(*w, rows, threads);
     return w.release();
 }
 

@@ -29,6 +29,9 @@ bool plan(Exec& e, const Instr& in) {
         case kAppendTokens:
         case kTokenLogprobs:
             return plan_sample(e, in);
+        case kCausalConv:
+        case kDeltaRule:
+            return plan_recurrent(e, in);
         default:
             return plan_rows(e, in);
     }
@@ -71,6 +74,13 @@ void widen(Limits& l, const Instr& in, int threads) {
         case kSampleTokens:
         case kTokenLogprobs:
             grow(l.vocab, a[1]);
+            break;
+        case kCausalConv:
+            grow(l.states, a[2]);
+            break;
+        case kDeltaRule:
+            grow(l.states, a[2]);
+            grow(l.width, 2 * a[5]);  // q and k of a token
             break;
         default:
             break;
@@ -118,6 +128,7 @@ void allocate_scratch(Exec& e) {
     }
     e.partials = floats(e, l.segments * kMaxQueries * (2 + l.head_dim));
     e.blocks.resize(static_cast<size_t>(l.tokens + l.rows));
+    e.named.resize(static_cast<size_t>(l.states));
 }
 
 }  // namespace
@@ -207,6 +218,7 @@ bool exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, i
     e->phases.clear();
     e->steps++;
     e->blocks_for = nullptr;
+    e->states_for = nullptr;
     e->num_checked = 0;
     for (int64_t i = first; i < last; i++) {
         Instr& in = e->step[static_cast<size_t>(i)];

@@ -30,6 +30,10 @@ enum Op : int32_t {
     kSampleTokens = 14,   // L V
     kAppendTokens = 15,   // L Z X
     kTokenLogprobs = 16,  // L V K
+    kGatedRmsNorm = 17,   // T H D
+    kSigmoidGate = 18,    // T A
+    kCausalConv = 19,     // T F N Y X W R
+    kDeltaRule = 20,      // T F N Y H K V R
     kNumOps
 };
 
@@ -82,6 +86,7 @@ struct Scratch {
 struct Limits {
     int64_t tokens = 1, rows = 1, width = 32, acc = 0, head_dim = 16, segments = 0, vocab = 0;
     int64_t small = 0;  // floats that a thread may prepare for itself
+    int64_t states = 0;
 };
 
 struct QueryBlock {
@@ -105,6 +110,8 @@ struct Exec {
     std::vector<QueryBlock> blocks;
     int64_t num_blocks = 0, num_segments = 0, vocab = 0;
     const void* blocks_for = nullptr;  // the query_lens that `blocks` were made of in this step
+    const void* states_for = nullptr;  // the state_ids whose rows were found in bounds in this step
+    std::vector<uint8_t> named;        // [limits.states] states that the step's rows have named so far
     const void* checked[8] = {};       // index inputs found in bounds in this step
     int num_checked = 0;
     float* partials = nullptr;  // [limits.segments, kMaxQueries, 2 + D]
@@ -141,6 +148,7 @@ bool plan_rows(Exec& e, const Instr& in);
 bool plan_linear(Exec& e, const Instr& in);
 bool plan_attention(Exec& e, const Instr& in);
 bool plan_sample(Exec& e, const Instr& in);
+bool plan_recurrent(Exec& e, const Instr& in);
 
 // Where a head's K or V of a page lies: kv + ((block · Y + layer) · G + head) · 2 S D elements, K first.
 struct KvView {

@@ -37,6 +37,19 @@ struct AttendArgs {
     float* acc;     // out [queries, D]
 };
 
+// Tokens of one row, in order, through one value head of the delta rule.
+struct DeltaArgs {
+    float* state;        // [K, V], updated in place
+    const float* q;      // [tokens, K], normalised and scaled
+    const float* k;      // [tokens, K], normalised
+    const float* decay;  // [tokens] e^g
+    const float* beta;   // [tokens]
+    const float* v;      // [tokens, V], ldv floats apart
+    float* out;          // [tokens, V], ldo floats apart
+    const float* next;   // the state that this thread is likely to take next, or null: only prefetched
+    int64_t tokens, key_dim, value_dim, ldv, ldo;  // V a multiple of 16
+};
+
 constexpr int kSegment = 128;    // context tokens a softmax is taken over at once
 constexpr int kMaxQueries = 24;  // a block of queries: tokens × heads that share a KV head
 constexpr int kPagesAhead = 2;   // pages of K that are prefetched: one takes less time than memory's latency
@@ -76,6 +89,14 @@ struct Kernels {
     // Ids of the values that are at least `least`, ascending; their number.
     int64_t (*select_at_least)(const float* x, int64_t n, float least, int32_t* ids);
     void (*divide)(float* out, const float* acc, float sum, int64_t n);
+    // x · sigmoid(gate) in place.
+    void (*sigmoid_mul)(float* x, const float* gate, int64_t n);
+    // out = x · scale / sqrt(sum of x² + eps).
+    void (*unit)(float* out, const float* x, int64_t n, float eps, float scale);
+    // silu of the sum of taps[w] · rows[w], rows of n channels; a null row is one of zeros.
+    void (*conv_silu)(float* out, const float* const* rows, const float* const* taps, int64_t num_taps,
+                      int64_t n);
+    void (*delta)(const DeltaArgs& a);
 };
 
 const Kernels* portable_kernels();

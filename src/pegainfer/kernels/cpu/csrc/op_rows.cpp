@@ -80,6 +80,20 @@ void gate(const Exec& e, const Instr& in, int64_t t) {
                         pointer<float>(in, 2) + t * f, f);
 }
 
+// rows are heads of tokens
+void gated_norm(const Exec& e, const Instr& in, int64_t i) {
+    const int64_t d = in.axis[2];
+    float* out = pointer<float>(in, 0) + i * d;
+    e.kernels->rms_norm(out, pointer<float>(in, 1) + i * d, pointer<float>(in, 3), d,
+                        static_cast<float>(in.attr[0]));
+    e.kernels->silu_mul(out, pointer<float>(in, 2) + i * d, out, d);
+}
+
+void sigmoid_gate(const Exec& e, const Instr& in, int64_t t) {
+    const int64_t width = in.axis[1];
+    e.kernels->sigmoid_mul(pointer<float>(in, 0) + t * width, pointer<float>(in, 1) + t * width, width);
+}
+
 }  // namespace
 
 void KvView::append(int64_t slot, int64_t head, const float* k, const float* v) const {
@@ -119,6 +133,10 @@ bool plan_rows(Exec& e, const Instr& in) {
                    by_rows<append>(e, in, a[0], a[3] * a[5]);
         case kSiluMul:
             return by_rows<gate>(e, in, a[0], a[1]);
+        case kGatedRmsNorm:
+            return by_rows<gated_norm>(e, in, a[0] * a[1], a[2]);
+        case kSigmoidGate:
+            return by_rows<sigmoid_gate>(e, in, a[0], a[1]);
         default:
             return e.fail("no kernel for op number %d", in.op);
     }

@@ -135,9 +135,8 @@ bool describe(Packed* w, int32_t format, int64_t n, int64_t k) {
     return true;
 }
 
-void pack(const Packed& w, const uint8_t* raw, const int64_t* order, int threads) {
+void pack(const Packed& w, const uint8_t* const* all, int threads) {
     const Layout& f = kLayouts[w.format];
-    const int64_t row_bytes = w.k / f.elements * f.bytes;
     const auto part = [&](int64_t first, int64_t last) {
         for (int64_t t = first; t < last; t++) {
             uint8_t* tile = w.data + t * w.tile_bytes;
@@ -145,7 +144,7 @@ void pack(const Packed& w, const uint8_t* raw, const int64_t* order, int threads
             const uint8_t* rows[kTile];
             for (int r = 0; r < kTile; r++) {
                 const int64_t row = t * kTile + r;
-                rows[r] = row >= w.n ? nullptr : raw + (order != nullptr ? order[row] : row) * row_bytes;
+                rows[r] = row < w.n ? all[row] : nullptr;
             }
             if (has_superblocks(w.format)) {
                 pack_superblocks(w, rows, tile, f.bytes);

@@ -9,9 +9,9 @@ namespace pega {
 // not fit it.
 bool describe(Packed* w, int32_t format, int64_t n, int64_t k);
 
-// Fills w->data (w->tiles · w->tile_bytes) from rows of `raw`, on `threads` threads.
-// order: row i of the weight is row order[i] of raw; null: row i.
-void pack(const Packed& w, const uint8_t* raw, const int64_t* order, int threads);
+// Fills w->data (w->tiles · w->tile_bytes) from rows in a file's layout, on `threads` threads.
+// rows: where each of the w->n rows lies.
+void pack(const Packed& w, const uint8_t* const* rows, int threads);
 
 // Row `row` as k float32 values, with GGUF's roundings.
 void unpack_row(const Packed& w, int64_t row, float* out);

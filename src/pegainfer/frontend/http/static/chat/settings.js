@@ -1,6 +1,6 @@
 // A conversation's settings: what they are, how they become a request, and the dialog that changes them.
 
-import { changeKey } from "../lib/api.js";
+import { changeKey, models } from "../lib/api.js";
 import { openDialog, confirmLoss } from "../lib/dialog.js";
 import { el } from "../lib/dom.js";
 
@@ -139,6 +139,7 @@ function settingsForm(settings, close) {
   }
   fields.set("thinking", () => thinking.value);
   const numbers = NUMBERS.map((number) => numberRow(number, settings[number.name], fields));
+  showDefaults(numbers);
   const error = el("p", { class: "form-error", role: "alert", hidden: true });
 
   const form = el(
@@ -200,6 +201,20 @@ function readForm(fields) {
     if (value !== "" && value !== null) settings[name] = value;
   }
   return settings;
+}
+
+/** Empty fields show the values that the server uses in their place. */
+async function showDefaults(rows) {
+  let inForce;
+  try {
+    [{ default_sampling_params: inForce }] = await models();
+  } catch {
+    return; // the fields say "default" then
+  }
+  NUMBERS.forEach(({ name }, i) => {
+    if (typeof inForce?.[name] !== "number") return;
+    rows[i].querySelector("input[type=number]").placeholder = `default ${inForce[name]}`;
+  });
 }
 
 function row(name, label, note, input) {

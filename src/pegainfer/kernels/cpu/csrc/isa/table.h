@@ -7,6 +7,7 @@
 #include "gemm.h"
 #include "attend.h"
 #include "sample.h"
+#include "recurrent.h"
 // clang-format on
 
 #define PEGA_STRING2(x) #x
@@ -33,6 +34,10 @@ static const Kernels kTable = {
     sum_weights,
     select_at_least,
     divide,
+    sigmoid_mul,
+    unit,
+    conv_silu,
+    delta,
 };
 
 }  // namespace pega::PEGA_ISA

@@ -1,42 +1,67 @@
-// op append_tokens: what a decode step reads, made where the tokens are: the host need not have seen them.
+// op append_tokens: all inputs of a decode step, made on the device from its tokens and tables.
+#include "groups.cuh"
 #include "ptx.cuh"
 
-// Outputs bear the names of the forward pass's inputs, of which only rows below `count` have values of their
-// own; the others hold what a captured step is padded with.
+// Outputs have the names of the forward pass's inputs. Rows from `count` on are padding.
 struct DecodeInputs {
-    int *token_ids, *positions, *query_starts, *query_lens, *context_lens, *logit_rows, *slots;
-    int* block_table;             // [rows, table_width]
-    int *history_lens, *draws;    // of the sampler, counted on for a batch that goes on unchanged
-    int* batch;                   // count, then each row's slot, position and logit row
+    int *token_ids, *positions, *query_starts, *query_lens, *context_lens, *logit_rows;
+    int *history_lens, *draws;    // inputs of the sampler, each one higher after every step of the same batch
+    int* batch;                   // count; then of each row slot, position, logit row, one save a state group
     const int *history, *tables;  // [Z, history_width], [Z, table_width]
-    int history_width, table_width, block_size;
+    int history_width, table_width, batch_width, num_groups;
+    Group groups[MAX_GROUPS];
 };
 
-// A block a row. Positions in `batch` are counted on: the next step of the same rows needs nothing sent.
+__device__ __forceinline__ void store(int* to, int row, int value) {
+    if (to) to[row] = value;
+}
+
+// One thread block a row. The position in `batch` is advanced, so that a next step of the same rows needs
+// nothing from the host. A save applies to one step: it is cleared after it was read.
 // variant decode_inputs: block=128
 extern "C" __global__ void __launch_bounds__(128) decode_inputs(const __grid_constant__ DecodeInputs a) {
     pdl_wait();
     pdl_launch();
     const int row = blockIdx.x;
-    int* const mine = a.batch + 1 + 3 * row;
+    int* const mine = a.batch + 1 + a.batch_width * row;
     const bool valid = row < a.batch[0];
     const int slot = valid ? mine[0] : 0, position = valid ? mine[1] : 0;
-    const int* const table = a.tables + static_cast<int64_t>(slot) * a.table_width;
+    const int* const tables = a.tables + static_cast<int64_t>(slot) * a.table_width;
     if (valid) {
-        int* const to = a.block_table + static_cast<int64_t>(row) * a.table_width;
-        for (int i = threadIdx.x; i <= position / a.block_size; i += blockDim.x) to[i] = table[i];
+        for (int g = 0; g < a.num_groups; ++g) {
+            const Group& group = a.groups[g];
+            if (!group.block_size || !group.by_row) continue;
+            int* const to = group.by_row + static_cast<int64_t>(row) * group.width;
+            const int last = position / group.block_size;
+            for (int i = threadIdx.x; i <= last; i += blockDim.x) to[i] = tables[group.first + i];
+        }
     }
     __syncthreads();  // every thread has read the position
     if (threadIdx.x) return;
-    const int block = valid ? table[position / a.block_size] : 0;
-    a.token_ids[row] = valid ? a.history[static_cast<int64_t>(slot) * a.history_width + position] : 0;
-    a.positions[row] = position;
-    a.query_starts[row] = valid ? row : 0;
-    a.query_lens[row] = valid;
-    a.context_lens[row] = valid ? position + 1 : 0;
-    a.logit_rows[row] = valid ? mine[2] : 0;
-    a.slots[row] = valid ? block * a.block_size + position % a.block_size : -1;
-    a.history_lens[row] += valid;
-    a.draws[row] += valid;
+    // All loads are issued ahead of the stores, so that their latencies overlap.
+    const int token = valid ? a.history[static_cast<int64_t>(slot) * a.history_width + position] : 0;
+    const int logit_row = valid ? mine[2] : 0;
+    const int history_len = a.history_lens[row], draws = a.draws[row];
+    int* save = mine + 3;
+    for (int g = 0; g < a.num_groups; ++g) {
+        const Group& group = a.groups[g];
+        if (group.block_size) {
+            const int block = valid ? tables[group.first + position / group.block_size] : 0;
+            store(group.by_token, row, valid ? block * group.block_size + position % group.block_size : -1);
+        } else {
+            store(group.by_row, row, valid ? tables[group.first] : -1);
+            store(group.by_token, row, valid ? *save : -1);
+            if (valid) *save = -1;
+            ++save;
+        }
+    }
+    store(a.token_ids, row, token);
+    store(a.positions, row, position);
+    store(a.query_starts, row, valid ? row : 0);
+    store(a.query_lens, row, valid);
+    store(a.context_lens, row, valid ? position + 1 : 0);
+    store(a.logit_rows, row, logit_row);
+    a.history_lens[row] = history_len + valid;
+    a.draws[row] = draws + valid;
     if (valid) mine[1] = position + 1;
 }

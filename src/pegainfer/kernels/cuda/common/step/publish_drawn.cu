@@ -1,5 +1,5 @@
-// op append_tokens: what a step drew, written to memory that the host reads: no copy engine takes turns with
-// the kernels, and the host asks for nothing.
+// op append_tokens: writes the tokens of a step to memory that the host reads, so that the host need not
+// request a copy, which would interrupt the kernels.
 #include "ptx.cuh"
 
 struct Publish {

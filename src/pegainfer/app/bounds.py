@@ -1,0 +1,106 @@
+"""What a runner holds on this machine: KV groups, sequences, tokens of a step, the KV cache."""
+
+from __future__ import annotations
+
+from pegainfer.app.config import EngineConfig
+from pegainfer.app.memory import Wish, divide, sequence_bytes, state_bytes
+from pegainfer.app.registry import Model
+from pegainfer.contract.errors import ConfigError
+from pegainfer.contract.step import RunnerInfo
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.kv.device.layout import GroupLayout, kv_spec
+from pegainfer.runner.program import Formats
+from pegainfer.runtime.control_groups import available_memory
+
+BLOCK_SIZE = 16  # tokens
+DEFAULT_SLOTS = 64
+# Prefill is as fast in chunks of 64 as of 512 tokens (608 to 619 tokens a CPU second with the default model,
+# AVX-512), and decodes in the same step wait for the chunk.
+DEFAULT_PREFILL_TOKENS = 128
+MAX_KV_BYTES = 1 << 30  # of the default; more where one sequence needs more
+
+GPU_DTYPE = "bf16"  # of weights, activations and the cache
+GPU_FORMATS = Formats(activation=GPU_DTYPE, residual=GPU_DTYPE, kv=GPU_DTYPE)
+GPU_SLOTS = 256
+GPU_PREFILL_TOKENS = 2048  # in one step
+# What a step is filled up to (RunnerInfo.fill_tokens). Qwen3-4B's sizes on an H100, ms for 1,024 tokens in
+# steps of so many: 512 15.4, 1,024 13.2, 1,152 13.6, 2,048 12.7, 2,176 13.6, 2,304 13.3, 3,072 13.1, 4,096
+# 13.1. Beside 31 decode rows a token costs 10.3 µs in a step of 1,024 and 12.0 in one of 2,176.
+GPU_FILL_TOKENS = (1024, 2048)
+GPU_CACHE_TOKENS = 1 << 21  # of the default; the bookkeeping of a block costs the host some hundred bytes
+
+
+def step_formats(config: EngineConfig) -> Formats:
+    """Storage formats of what a step computes and keeps on the device of this configuration."""
+    return GPU_FORMATS if config.backend == "cuda" else Formats(kv=config.kv_format)
+
+
+def model_groups(model: Model, config: EngineConfig) -> tuple[GroupLayout, ...]:
+    """The model's KV groups on the device of this configuration."""
+    return model.groups(BLOCK_SIZE, step_formats(config))
+
+
+def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) -> RunnerInfo:
+    """Bounds of the runner: what was asked for, or defaults that fit the machine. Raises ConfigError.
+
+    On a GPU the numbers of blocks are 0: app/gpu.py divides its memory once it is known.
+    """
+    wish = cache_wish(model, config, scheduler)
+    groups = model_groups(model, config)
+    if config.backend == "cuda":
+        return runner_bounds(model, wish.slots, wish.length, (0,) * len(groups), config, scheduler)
+    free = available_memory()
+    need = sequence_bytes(groups, wish.length) + state_bytes(groups)  # a running sequence and a snapshot
+    memory = config.kv_cache_memory or max(min(MAX_KV_BYTES, free // 4), min(need, free // 2))
+    d = divide(groups, memory, wish)
+    return runner_bounds(model, d.slots, d.length, d.num_blocks, config, scheduler)
+
+
+def cache_wish(model: Model, config: EngineConfig, scheduler: SchedulerConfig) -> Wish:
+    """What the configuration asks of the KV cache. Raises ConfigError for a length beyond the model's."""
+    length = config.max_model_len or model.max_position_embeddings
+    if length > model.max_position_embeddings:
+        raise ConfigError(
+            "max_model_len exceeds what the model was trained for",
+            expected=f"≤ {model.max_position_embeddings}",
+            got=length,
+        )
+    cuda = config.backend == "cuda"
+    return Wish(
+        slots=scheduler.max_slots or (GPU_SLOTS if cuda else DEFAULT_SLOTS),
+        slots_asked=scheduler.max_slots is not None,
+        length=length,
+        length_asked=config.max_model_len is not None,
+        step_tokens=_prefill_tokens(config, scheduler),
+        snapshot_share=config.snapshot_share if scheduler.prefix_cache else 0.0,
+        most_tokens=GPU_CACHE_TOKENS if cuda and not config.kv_cache_memory else 0,
+    )
+
+
+def runner_bounds(
+    model: Model,
+    slots: int,
+    length: int,
+    num_blocks: tuple[int, ...],
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+) -> RunnerInfo:
+    """The bounds for `slots` sequences of `length` tokens and a cache of so many blocks in each group."""
+    # Decodes do not take the place of prompt tokens.
+    max_tokens = min(_prefill_tokens(config, scheduler), length) + slots
+    filled = config.backend == "cuda" and not scheduler.max_prefill_tokens
+    return RunnerInfo(
+        kv=kv_spec(model_groups(model, config)),
+        num_blocks=num_blocks,
+        max_slots=slots,
+        max_tokens=max_tokens,
+        fill_tokens=tuple(n for n in GPU_FILL_TOKENS if n <= max_tokens) if filled else (),
+        max_model_len=length,
+        vocab_size=model.vocab_size,
+        supports_pooling=True,
+    )
+
+
+def _prefill_tokens(config: EngineConfig, scheduler: SchedulerConfig) -> int:
+    default = GPU_PREFILL_TOKENS if config.backend == "cuda" else DEFAULT_PREFILL_TOKENS
+    return scheduler.max_prefill_tokens or default

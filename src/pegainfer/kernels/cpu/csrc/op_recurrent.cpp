@@ -1,0 +1,231 @@
+// The recurrent layers: a row's tokens run in order through its state, in place in a pool of states. A unit
+// of work is some channels (convolution) or one value head (delta rule) of one row.
+#include <algorithm>
+#include <cmath>
+
+#include "exec.h"
+
+namespace pega {
+
+namespace {
+
+constexpr int64_t kValuesAChunk = 4096;  // less is not worth waking a thread for
+constexpr int64_t kMostTaps = 16;
+constexpr int64_t kTokensTogether = 16;  // whose q and k are normalised before the state is touched
+
+// What says where a step's rows and states lie.
+struct StepRows {
+    const int32_t *ids, *saves, *starts, *lens, *contexts;
+
+    explicit StepRows(void* const* p)
+        : ids(static_cast<const int32_t*>(p[0])),
+          saves(static_cast<const int32_t*>(p[1])),
+          starts(static_cast<const int32_t*>(p[2])),
+          lens(static_cast<const int32_t*>(p[3])),
+          contexts(static_cast<const int32_t*>(p[4])) {}
+
+    // Whether the row begins at position 0 and so from zeros.
+    bool fresh(int64_t row) const { return contexts[row] == lens[row]; }
+};
+
+// Notes that a row or token names a state; false where that is out of the pool or another one named it.
+bool name_state(Exec& e, const char* what, int64_t at, int32_t id, int64_t states) {
+    if (id < 0) return true;
+    if (id >= states)
+        return e.fail("%s[%lld]: expected -1 to %lld, got %d", what, static_cast<long long>(at),
+                      static_cast<long long>(states - 1), id);
+    uint8_t& named = e.named[static_cast<size_t>(id)];
+    if (named != 0)
+        return e.fail("%s[%lld]: state %d is written twice in one step", what, static_cast<long long>(at),
+                      id);
+    named = 1;
+    return true;
+}
+
+// Checks all that addresses memory, once a step.
+bool check_rows(Exec& e, const StepRows& r, int64_t rows, int64_t tokens, int64_t states) {
+    if (e.states_for == r.ids) return true;
+    if (!e.check_spans("query_starts", r.starts, r.lens, rows, tokens)) return false;
+    std::fill(e.named.begin(), e.named.begin() + states, uint8_t{0});
+    for (int64_t row = 0; row < rows; row++)
+        if (!name_state(e, "state_ids", row, r.ids[row], states)) return false;
+    for (int64_t t = 0; t < tokens; t++)
+        if (!name_state(e, "state_saves", t, r.saves[t], states)) return false;
+    e.states_for = r.ids;
+    return true;
+}
+
+struct Conv {
+    float* out;
+    float* pool;
+    const float *x, *taps;
+    StepRows rows;
+    int64_t channels, entry, kept, num_taps;  // entry: floats from a state to the next; kept: taps - 1
+
+    explicit Conv(const Instr& in)
+        : out(static_cast<float*>(in.ptr[0])),
+          pool(static_cast<float*>(in.ptr[1]) + static_cast<int64_t>(in.attr[0]) * in.axis[4] * in.axis[1]),
+          x(static_cast<const float*>(in.ptr[2])),
+          taps(static_cast<const float*>(in.ptr[3])),
+          rows(in.ptr + 4),
+          channels(in.axis[1]),
+          entry(in.axis[3] * in.axis[4] * in.axis[1]),
+          kept(in.axis[4]),
+          num_taps(in.axis[5]) {}
+
+    // Input `at` of a row, counted from its first token of this step; negative: of the state, null for zeros.
+    const float* input(const float* state, int64_t first, int64_t at, int64_t channel) const {
+        if (at >= 0) return x + (first + at) * channels + channel;
+        return state == nullptr ? nullptr : state + (kept + at) * channels;
+    }
+
+    // Writes n channels of the state as it is after `count` tokens. `to` may be `state`: rows move down in
+    // order.
+    void write_state(float* to, const float* state, int64_t first, int64_t count, int64_t channel,
+                     int64_t n) const {
+        for (int64_t i = 0; i < kept; i++, to += channels) {
+            const float* from = input(state, first, count - kept + i, channel);
+            if (from == nullptr)
+                std::fill(to, to + n, 0.0f);
+            else if (from != to)
+                std::memcpy(to, from, static_cast<size_t>(n) * 4);
+        }
+    }
+};
+
+// phase.a: channels a unit, phase.b: units a row.
+void run_conv(const void* context, const Phase& p, int64_t chunk, int) {
+    const Exec& e = *static_cast<const Exec*>(context);
+    const Conv c(e.instr(p));
+    const int64_t row = chunk / p.b, channel = chunk % p.b * p.a, n = std::min(p.a, c.channels - channel);
+    const int64_t first = c.rows.starts[row], count = c.rows.lens[row], id = c.rows.ids[row];
+    if (id < 0 || count == 0) {
+        for (int64_t t = first; t < first + count; t++)
+            std::fill_n(c.out + t * c.channels + channel, n, 0.0f);
+        return;
+    }
+    float* const own = c.pool + id * c.entry + channel;
+    const float* const state = c.rows.fresh(row) ? nullptr : own;
+    const float *inputs[kMostTaps], *taps[kMostTaps];
+    for (int64_t w = 0; w < c.num_taps; w++) taps[w] = c.taps + w * c.channels + channel;
+    for (int64_t t = 0; t < count; t++) {
+        for (int64_t w = 0; w < c.num_taps; w++) inputs[w] = c.input(state, first, t - c.kept + w, channel);
+        e.kernels->conv_silu(c.out + (first + t) * c.channels + channel, inputs, taps, c.num_taps, n);
+        const int64_t save = c.rows.saves[first + t];
+        if (save >= 0) c.write_state(c.pool + save * c.entry + channel, state, first, t + 1, channel, n);
+    }
+    c.write_state(own, state, first, count, channel, n);
+}
+
+bool plan_conv(Exec& e, const Instr& in) {
+    const Conv c(in);
+    const int64_t rows = in.axis[6], tokens = in.axis[0];
+    if (c.num_taps > kMostTaps)
+        return e.fail("causal_conv_silu: expected at most %lld taps, got %lld",
+                      static_cast<long long>(kMostTaps), static_cast<long long>(c.num_taps));
+    if (!check_rows(e, c.rows, rows, tokens, in.axis[2])) return false;
+    if (rows == 0) return true;
+    const int64_t units = 4 * e.pool->threads(), each_row = (units + rows - 1) / rows;
+    const int64_t least = kValuesAChunk * rows / std::max(rows, tokens);
+    int64_t wide = std::max((c.channels + each_row - 1) / each_row, least);
+    wide = (wide + 15) / 16 * 16;
+    const int64_t parts = (c.channels + wide - 1) / wide;
+    e.add_phase(in, run_conv, rows * parts, wide, parts);
+    return true;
+}
+
+struct Delta {
+    float* out;
+    float* pool;
+    const float *qkv, *a, *b, *a_log, *dt_bias;
+    StepRows rows;
+    int64_t channels, heads, key_dim, value_dim, entry, keys;
+    float eps;
+
+    explicit Delta(const Instr& in)
+        : out(static_cast<float*>(in.ptr[0])),
+          qkv(static_cast<const float*>(in.ptr[2])),
+          a(static_cast<const float*>(in.ptr[3])),
+          b(static_cast<const float*>(in.ptr[4])),
+          a_log(static_cast<const float*>(in.ptr[5])),
+          dt_bias(static_cast<const float*>(in.ptr[6])),
+          rows(in.ptr + 7),
+          channels(in.axis[1]),
+          heads(in.axis[4]),
+          key_dim(in.axis[5]),
+          value_dim(in.axis[6]),
+          entry(in.axis[3] * heads * key_dim * value_dim),
+          keys((channels - heads * value_dim) / (2 * key_dim)),
+          eps(static_cast<float>(in.attr[1])) {
+        pool = static_cast<float*>(in.ptr[1]) + static_cast<int64_t>(in.attr[0]) * (entry / in.axis[3]);
+    }
+
+    float* state(int64_t id, int64_t head) const { return pool + id * entry + head * key_dim * value_dim; }
+
+    // e^-(e^a_log · softplus(a + dt_bias)). From 20 on softplus is its argument to the last bit.
+    float decay(int64_t t, int64_t head) const {
+        const float dt = a[t * heads + head] + dt_bias[head];
+        return std::exp(-std::exp(a_log[head]) * (dt > 20 ? dt : std::log1p(std::exp(dt))));
+    }
+    float beta(int64_t t, int64_t head) const { return 1 / (1 + std::exp(-b[t * heads + head])); }
+};
+
+// The state of the unit after this one, if that goes on from it; else null.
+const float* next_state(const Delta& d, const Phase& p, int64_t chunk) {
+    const int64_t row = chunk / d.heads;
+    const bool reads = chunk < p.chunks && d.rows.ids[row] >= 0 && !d.rows.fresh(row);
+    return reads ? d.state(d.rows.ids[row], chunk % d.heads) : nullptr;
+}
+
+void run_delta(const void* context, const Phase& p, int64_t chunk, int thread) {
+    const Exec& e = *static_cast<const Exec*>(context);
+    const Delta d(e.instr(p));
+    const int64_t row = chunk / d.heads, head = chunk % d.heads, id = d.rows.ids[row];
+    const int64_t first = d.rows.starts[row], last = first + d.rows.lens[row], ldo = d.heads * d.value_dim;
+    if (id < 0 || first == last) {
+        for (int64_t t = first; t < last; t++)
+            std::fill_n(d.out + t * ldo + head * d.value_dim, d.value_dim, 0.0f);
+        return;
+    }
+    const size_t bytes = static_cast<size_t>(d.key_dim * d.value_dim) * 4;
+    float* const state = d.state(id, head);
+    if (d.rows.fresh(row)) std::memset(state, 0, bytes);
+    const int64_t together =
+        std::min(kTokensTogether, e.limits.small / (2 * d.key_dim));  // whose q and k fit the scratch
+    float* const q = e.scratch[static_cast<size_t>(thread)].f32;
+    float* const k = q + together * d.key_dim;
+    const float scale = 1 / std::sqrt(static_cast<float>(d.key_dim));
+    float decay[kTokensTogether], beta[kTokensTogether];
+    for (int64_t t = first; t < last;) {
+        const float* const token = d.qkv + t * d.channels;
+        int64_t n = 0;
+        int32_t save = -1;
+        for (; n < together && t + n < last && save < 0; n++) {  // a state that is saved ends the run
+            const float* at = token + n * d.channels + head / (d.heads / d.keys) * d.key_dim;
+            e.kernels->unit(q + n * d.key_dim, at, d.key_dim, d.eps, scale);
+            e.kernels->unit(k + n * d.key_dim, at + d.keys * d.key_dim, d.key_dim, d.eps, 1);
+            decay[n] = d.decay(t + n, head);
+            beta[n] = d.beta(t + n, head);
+            save = d.rows.saves[t + n];
+        }
+        const float* const v = token + 2 * d.keys * d.key_dim + head * d.value_dim;
+        e.kernels->delta({state, q, k, decay, beta, v, d.out + t * ldo + head * d.value_dim,
+                          t + n == last ? next_state(d, p, chunk + 1) : nullptr, n, d.key_dim, d.value_dim,
+                          d.channels, ldo});
+        if (save >= 0) std::memcpy(d.state(save, head), state, bytes);
+        t += n;
+    }
+}
+
+}  // namespace
+
+bool plan_recurrent(Exec& e, const Instr& in) {
+    if (in.op == kCausalConv) return plan_conv(e, in);
+    const Delta d(in);
+    const int64_t rows = in.axis[7];
+    if (!check_rows(e, d.rows, rows, in.axis[0], in.axis[2])) return false;
+    e.add_phase(in, run_delta, rows * d.heads);
+    return true;
+}
+
+}  // namespace pega

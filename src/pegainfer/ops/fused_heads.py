@@ -1,0 +1,121 @@
+"""Fused forms of what stands between a projection to heads and attention; see ops/fused.py.
+
+`project_heads` leaves q, k and v as the projection made them. `append_attention` normalises and rotates them,
+appends k and v to the cache, and attends.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pegainfer.ops.attention import ATTENTION, KV_APPEND
+from pegainfer.ops.coarse import QKV_NORM_ROPE_APPEND
+from pegainfer.ops.norm import HEAD_NORM, RMS_NORM
+from pegainfer.ops.rope import ROPE
+from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, Weight, declare_fused, run_op
+
+Array = np.ndarray[Any, Any]
+
+
+def project(heads: Array, h: Array, *weights: Array) -> None:
+    tokens, d = len(heads), heads.shape[-1]
+    parts = [(h @ w.astype(np.float64).T).reshape(tokens, -1, d) for w in weights]
+    heads[...] = np.concatenate(parts, axis=1)
+
+
+def _project_heads(
+    heads: Array, x: Array, norm: Array, wq: Array, wk: Array, wv: Array, *, eps: float
+) -> None:
+    h = np.empty(x.shape)
+    run_op(RMS_NORM, h, x, norm, eps=eps)
+    project(heads, h, wq, wk, wv)
+
+
+def finish(
+    kv: Array,
+    heads: Array,
+    query_heads: int,
+    positions: Array,
+    slots: Array,
+    cos_sin: Array,
+    q_norm: Array | None,
+    k_norm: Array | None,
+    eps: float,
+    layer: int,
+) -> Array:
+    """Appends k and v; returns q."""
+    wide = heads.astype(np.float64)
+    q, k, v = np.split(wide, [query_heads, query_heads + kv.shape[3]], axis=1)
+    for part, weight in ((q, q_norm), (k, k_norm)):
+        if weight is not None:
+            run_op(HEAD_NORM, part, weight, eps=eps)
+        run_op(ROPE, part, positions, cos_sin)
+    run_op(KV_APPEND, kv, k, v, slots, layer=layer)
+    return q
+
+
+def _append_attention(
+    out: Array,
+    kv: Array,
+    heads: Array,
+    positions: Array,
+    slots: Array,
+    cos_sin: Array,
+    query_starts: Array,
+    query_lens: Array,
+    context_lens: Array,
+    block_table: Array,
+    q_norm: Array | None = None,
+    k_norm: Array | None = None,
+    *,
+    eps: float,
+    layer: int,
+    scale: float,
+) -> None:
+    q = finish(kv, heads, out.shape[1], positions, slots, cos_sin, q_norm, k_norm, eps, layer)
+    rows = (query_starts, query_lens, context_lens, block_table)
+    run_op(ATTENTION, out, q, kv, *rows, layer=layer, scale=scale)
+
+
+QKV_WEIGHTS = (Weight("wq", "A M"), Weight("wk", "B M"), Weight("wv", "B M"))
+PROJECT_HEADS = declare_fused(
+    OpSpec(
+        name="project_heads",
+        doc="the heads of q, k and v beside each other: rms_norm(x) · [wq; wk; wv]ᵀ",
+        operands=(Out("heads", "T E D"), In("x", "T M"), In("norm", "M"), *QKV_WEIGHTS),
+        attrs=("eps",),
+        reference=_project_heads,
+        flops=QKV_NORM_ROPE_APPEND.flops,
+        requires=(("E · D = A + 2 · B", lambda s: s["E"] * s["D"] == s["A"] + 2 * s["B"]),),
+    )
+)
+
+APPEND_ATTENTION = declare_fused(
+    OpSpec(
+        name="append_attention",
+        doc="norm and rotation of projected heads, the cache's append, then attention",
+        operands=(
+            Out("out", "T H D"),
+            State("kv", "N Y 2 G S D"),
+            In("heads", "T E D"),
+            In("positions", "T", INTS),
+            In("slots", "T", INTS),
+            In("cos_sin", "P D", ("f32",)),
+            In("query_starts", "R", INTS),
+            In("query_lens", "R", INTS),
+            In("context_lens", "R", INTS),
+            In("block_table", "R W", INTS),
+            In("q_norm", "D", optional=True),
+            In("k_norm", "D", optional=True),
+        ),
+        attrs=("eps", "layer", "scale"),
+        reference=_append_attention,
+        flops=ATTENTION.flops,
+        requires=(
+            *ATTENTION.requires,
+            ("E = H + 2 · G", lambda s: s["E"] == s["H"] + 2 * s["G"]),
+        ),
+    )
+)

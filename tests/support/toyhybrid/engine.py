@@ -1,0 +1,44 @@
+"""Entry points of the toy hybrid line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pegainfer.contract.errors import UnsupportedError
+from pegainfer.ops.weights import without_data
+from pegainfer.runner.model import LineModel
+from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.tensorfile import TensorFile
+from tests.support.toyhybrid.config import ToyConfig
+from tests.support.toyhybrid.forward import forward, groups, head
+from tests.support.toyhybrid.weights import TABLE, ToyWeights, load_safetensors
+
+
+def from_gguf(file: GGUFFile) -> LineModel:
+    raise UnsupportedError("the toy line has no GGUF form", where=file.path)
+
+
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> LineModel:
+    """`config`: the parsed config.json, which `where` names. Raises ConfigError, ModelFileError."""
+    return model(load_safetensors(ToyConfig.from_hf(config, where), file))
+
+
+def from_config(config: Mapping[str, Any], where: str) -> LineModel:
+    """A model of this shape whose weights a device makes up. Raises ConfigError."""
+    read = ToyConfig.from_hf(config, where)
+    return model(ToyWeights(read, without_data(TABLE, read)))
+
+
+def model(weights: ToyWeights) -> LineModel:
+    c = weights.config
+    return LineModel(
+        vocab_size=c.vocab_size,
+        max_position_embeddings=c.max_position_embeddings,
+        weights=weights.tensors,
+        tables={"cos_sin": weights.cos_sin},
+        groups=partial(groups, c),
+        forward=partial(forward, c),
+        head=partial(head, c),
+    )
