@@ -48,6 +48,7 @@ GROUPS = (
     ("The server", "serve", HttpConfig),
 )
 NOT_IN_PYTHON = frozenset({"config", "model"})  # `model` is the first argument there
+IN_PYTHON = frozenset({"generation_config", "override_generation_config"})  # of the server's options
 
 
 def to_markdown() -> str:
@@ -65,6 +66,8 @@ def _served() -> Iterator[str]:
             shown = f"`{flag_of(name)}`"
             if python and name in NOT_IN_PYTHON:
                 shown += " (not in Python)"
+            elif not python and name in IN_PYTHON:
+                shown += " (also in Python)"
             yield f"| {shown} | {_others(name, field)} | {help_of(field)} |"
         yield ""
 

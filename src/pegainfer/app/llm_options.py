@@ -7,21 +7,28 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pegainfer.app import options as table
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.resolve import ModelRef, find_tokenizer, resolve
 from pegainfer.app.text import TextSide, load_text
+from pegainfer.app.text_options import TextOptions, read_variables
 from pegainfer.app.unserved import UNSERVED, check_unserved
 from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.frontend.http.generation_config import overrides
 
 log = logging.getLogger(__name__)
 
 # Nobody waits for the next token of an offline answer: a step takes as much of the prompts as it can.
 OFFLINE = {"target_itl_ms": 0.0}
+_PLACE = ("revision", "download_dir", "offline")
+_TEXT = (
+    "tokenizer", "chat_template", "default_chat_template_kwargs", "generation_config",
+    "override_generation_config",
+)  # fmt: skip
+_TEXT_ALIASES = {alias: name for name in _TEXT for alias in table.ALIASES.get(name, ())}
 
 
 @dataclass(frozen=True)
@@ -31,10 +38,18 @@ class LLMOptions:
     model: ModelRef
     engine: EngineConfig
     scheduler: SchedulerConfig
-    tokenizer: Path | None  # None: the model's own
+    text_options: TextOptions
+    own_sampling: bool  # whether the model's own sampling defaults are obeyed
+    override_sampling: Mapping[str, Any]  # in the form of generation_config.json
 
     def text(self) -> TextSide:
-        return load_text(self.model, tokenizer=self.tokenizer)
+        """The text side, whose `generation` is what holds where a prompt has no sampling parameters.
+
+        Raises ModelFileError, UnsupportedError, ConfigError.
+        """
+        side = load_text(self.model, self.text_options)
+        own = side.generation if self.own_sampling else {}
+        return dataclasses.replace(side, generation={**own, **self.override_sampling})
 
 
 def read_options(
@@ -44,21 +59,34 @@ def read_options(
 
     Args:
         model: as LLM takes it.
-        options: revision, tokenizer, download_dir and offline, and what `split` takes.
+        options: those of the place (revision, download_dir, offline), those of the text side (tokenizer,
+            chat_template, default_chat_template_kwargs, generation_config, override_generation_config), and
+            what `split` takes.
         defaults: of SchedulerConfig's fields, where they differ from its own.
 
     Raises ConfigError for an unknown option or model.
     """
     if not isinstance(model, str | os.PathLike):
         raise ConfigError("bad model", expected="a name or a path", got=f"{model!r:.80}")
-    place = {name: options[name] for name in ("revision", "download_dir", "offline") if name in options}
-    tokenizer = options.get("tokenizer")
-    rest = {name: v for name, v in options.items() if name not in (*place, "tokenizer")}
-    engine, scheduler = split(rest, defaults)
-    weights = engine.load_format != "dummy"
+    given = {_TEXT_ALIASES.get(name, name): value for name, value in options.items()}
+    place = {name: given[name] for name in _PLACE if name in given}
+    text = {name: given[name] for name in _TEXT if given.get(name) is not None}
+    engine, scheduler = split({k: v for k, v in given.items() if k not in (*_PLACE, *_TEXT)}, defaults)
+    config = text.get("generation_config", "auto")
+    if config not in ("auto", "none", "vllm"):  # vllm: that engine's own defaults, which are these
+        raise ConfigError("bad generation_config", expected="auto or none", got=f"{config!r:.80}")
+    override = overrides(text.get("override_generation_config", ""))
+    variables = read_variables(text.get("default_chat_template_kwargs", ""))
+    template = text.get("chat_template")
+    weights, tokenizer = engine.load_format != "dummy", text.get("tokenizer")
     found = resolve(os.fspath(model), weights=weights, text=tokenizer is None, **place)
-    where = None if tokenizer is None else find_tokenizer(os.fspath(tokenizer), **place)
-    return LLMOptions(found, engine, scheduler, where)
+    place.pop("revision", None)  # of the model, not of the other tokenizer's repository
+    side = TextOptions(
+        tokenizer=None if tokenizer is None else find_tokenizer(os.fspath(tokenizer), **place),
+        chat_template=None if template is None else os.fspath(template),
+        chat_template_kwargs=variables,
+    )
+    return LLMOptions(found, engine, scheduler, side, config == "auto", override)
 
 
 def split(

@@ -23,6 +23,7 @@ from pegainfer.contract.errors import ConfigError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
+from pegainfer.frontend.http.generation_config import stated
 from pegainfer.frontend.tokenizer import Tokenizer
 
 
@@ -34,8 +35,9 @@ class LLM:
             tokenizer.json, or owner/model of the hub, which is fetched.
         options: those of docs/options.md that are marked for it, by their names or other engines' names:
             device, max_model_len, max_num_seqs, activation_dtype, kv_cache_dtype, seed and more; revision,
-            download_dir and offline of a model of the hub; tokenizer, a folder, a .gguf file or a name of
-            the hub, where it is not the model's own.
+            download_dir and offline of a model of the hub; tokenizer, chat_template,
+            default_chat_template_kwargs, generation_config and override_generation_config, the last two and
+            the variables as mappings or JSON.
 
     Raises ConfigError for an unknown option or model, ModelFileError and UnsupportedError for a model that
     cannot be loaded.
@@ -74,6 +76,10 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self._text.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What holds where none are given: what the model itself says of sampling, else SamplingParams()."""
+        return SamplingParams(**stated(self._text.generation))
+
     def generate(
         self,
         prompts: PromptType | Sequence[PromptType],
@@ -86,7 +92,7 @@ class LLM:
 
         Args:
             prompts: a text, token ids, a dict with `prompt` or `prompt_token_ids`, or a list of such.
-            sampling_params: one for all, or one a prompt; None: SamplingParams().
+            sampling_params: one for all, or one a prompt; None: get_default_sampling_params().
             use_tqdm: shows a progress bar where standard error is a terminal.
             priority: one a prompt, lower runs first.
 
@@ -150,7 +156,8 @@ class LLM:
         show: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = _spread("sampling_params", SamplingParams() if sampling is None else sampling, len(prompts))
+        sampling = self.get_default_sampling_params() if sampling is None else sampling
+        params = _spread("sampling_params", sampling, len(prompts))
         priorities = _spread("priority", 0 if priority is None else priority, len(prompts))
         requests = []
         for i, (prompt, p, rank) in enumerate(zip(prompts, params, priorities, strict=True)):

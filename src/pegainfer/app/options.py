@@ -25,18 +25,22 @@ NAMES = {
 # Names that vLLM, SGLang or llama-server have for an option of the same meaning.
 ALIASES: dict[str, tuple[str, ...]] = {
     "activation_dtype": ("dtype",),
+    "admin_key": ("admin_api_key",),
+    "chat_template": ("chat_template_file",),
     "kv_cache_memory": ("kv_cache_memory_bytes",),
+    "max_header_bytes": ("h11_max_incomplete_event_size",),
     "max_model_len": ("context_length",),
     "max_num_seqs": ("max_running_requests", "parallel"),
     "max_prefill_tokens": ("max_num_batched_tokens",),
     "model": ("model_path", "hf_repo"),
     "prefix_cache": ("enable_prefix_caching",),
+    "request_chat_template": ("trust_request_chat_template",),
     "seed": ("random_seed",),
     "served_model_name": ("alias",),
     "ssl_certfile": ("ssl_cert_file",),
     "ssl_keyfile": ("ssl_key_file",),
     "tokenizer": ("tokenizer_path",),
-    "chat_template": ("chat_template_file",),
+    "watchdog_seconds": ("watchdog_timeout",),
 }
 # Names whose meaning is the opposite: `enforce_eager` is `no-cuda-graph`.
 OPPOSITES: dict[str, tuple[str, ...]] = {

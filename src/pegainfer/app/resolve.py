@@ -79,9 +79,7 @@ def resolve(
     return ModelRef("folder", _folder(path, weights, text).path, name.repository)
 
 
-def find_tokenizer(
-    reference: str, *, revision: str | None = None, offline: bool = False, download_dir: str | None = None
-) -> Path:
+def find_tokenizer(reference: str, *, offline: bool = False, download_dir: str | None = None) -> Path:
     """A folder with tokenizer.json, or a .gguf file, that another model's text is read and written with.
 
     Args:
@@ -94,7 +92,7 @@ def find_tokenizer(
         return path
     name = HubName.parse(reference)
     if not path.is_dir() and name is not None:
-        options = hub.FetchOptions(revision=revision, offline=offline, weights=False, folder=download_dir)
+        options = hub.FetchOptions(offline=offline, weights=False, folder=download_dir)
         path = hub.fetch(name, options)
     if path.suffix != ".gguf" and not (path / "tokenizer.json").is_file():
         raise ConfigError(

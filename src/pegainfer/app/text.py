@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.resolve import ModelRef
+from pegainfer.app.text_options import TextOptions
 from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.tokenizer import Tokenizer
@@ -25,32 +25,57 @@ class TextSide:
     generation: Mapping[str, Any] = field(default_factory=dict)  # what the model says of sampling, as it is
 
 
-def load_text(
-    model: ModelRef, *, tokenizer: Path | None = None, chat_template: Path | None = None
-) -> TextSide:
+def load_text(model: ModelRef, options: TextOptions | None = None) -> TextSide:
     """The tokenizer, the template and the sampling defaults of a model.
 
-    Args:
-        tokenizer: a folder or a .gguf file that takes the place of the model's own tokenizer and template.
-        chat_template: a file with the template that takes the place of the one that is found.
-
-    Raises ModelFileError, UnsupportedError, and ConfigError for a template that does not compile.
+    Raises ModelFileError, UnsupportedError, and ConfigError for a template that is not there or does not
+    compile.
     """
-    if tokenizer is not None:
-        other = ModelRef("gguf" if tokenizer.suffix.lower() == ".gguf" else "folder", tokenizer, model.name)
-        side = load_text(other, chat_template=chat_template)
-        return dataclasses.replace(side, generation=_generation(model))
-    if model.kind == "folder":
-        found = load_tokenizer(model.path)
-    else:
-        with GGUFFile(model.path) as file:
+    options = options or TextOptions()
+    path = options.tokenizer or model.path
+    if path.suffix.lower() == ".gguf":
+        with GGUFFile(path) as file:
             found = tokenizer_from_gguf(file.metadata)
-    source, tool_source = found.chat_template, found.config.named_templates.get("tool_use")
-    if chat_template is not None:
-        source, tool_source = _read(chat_template), None
-    special = found.config.special_tokens
-    template = None if source is None else ChatTemplate(source, special, tool_source=tool_source)
-    return TextSide(found, template, _generation(model))
+    else:
+        found = load_tokenizer(path)
+    return TextSide(found, make_template(found, options), _generation(model))
+
+
+def make_template(tokenizer: Tokenizer, options: TextOptions) -> ChatTemplate | None:
+    """The template that chats are rendered with; None where there is none. Raises ConfigError."""
+    named = tokenizer.config.named_templates
+    source, tool_source = tokenizer.chat_template, named.get("tool_use")
+    if options.chat_template is not None:
+        source, tool_source = read_template(options.chat_template, named), None
+    if source is None:
+        return None
+    return ChatTemplate(
+        source, tokenizer.config.special_tokens, tool_source=tool_source,
+        defaults=options.chat_template_kwargs,
+    )  # fmt: skip
+
+
+def read_template(reference: str, named: Mapping[str, str]) -> str:
+    """The text of a chat template.
+
+    Args:
+        reference: a file, a key of `named`, or the template itself, which holds {{ or {%.
+        named: the model's own templates by name.
+
+    Raises ConfigError where there is none.
+    """
+    if "{{" in reference or "{%" in reference:
+        return reference
+    if reference in named:
+        return named[reference]
+    try:
+        return Path(reference).expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as e:
+        names = f", or the name of one of the model's templates ({', '.join(named)})" if named else ""
+        raise ConfigError(
+            "cannot read the chat template", expected=f"a Jinja file in UTF-8{names}", got=f"{e!s:.200}",
+            where="chat_template",
+        ) from None  # fmt: skip
 
 
 def _generation(model: ModelRef) -> Mapping[str, Any]:
@@ -62,13 +87,3 @@ def _generation(model: ModelRef) -> Mapping[str, Any]:
     if not generation and model.path.name == DEFAULT_MODEL.file_name:
         return dict(DEFAULT_MODEL.generation)
     return generation
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(
-            "cannot read the chat template", expected="a Jinja file in UTF-8", got=f"{e!s:.200}",
-            where="--chat-template",
-        ) from None  # fmt: skip

@@ -68,11 +68,12 @@ def _vocabulary(spec: EngineSpec) -> Vocabulary:
         return vocabulary_of(byte_tokenizer())
     from pegainfer.app.resolve import resolve
     from pegainfer.app.text import load_text
+    from pegainfer.app.text_options import TextOptions
 
     weights = spec.engine.load_format != "dummy"
     tokenizer = Path(spec.tokenizer) if spec.tokenizer else None
     found = resolve(spec.path, weights=weights, text=tokenizer is None)
-    return vocabulary_of(load_text(found, tokenizer=tokenizer).tokenizer)
+    return vocabulary_of(load_text(found, TextOptions(tokenizer=tokenizer)).tokenizer)
 
 
 def _build_null(spec: EngineSpec) -> Engine:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.resolve import ModelRef, find_tokenizer, resolve
+from pegainfer.app.text_options import TextOptions, read_variables
 from pegainfer.cli.flags import Given
 from pegainfer.cli.progress import download_progress, say
 from pegainfer.cli.spec import EngineSpec
@@ -49,7 +50,18 @@ class ModelFlags:
         },
     )
     chat_template: str | None = field(
-        default=None, metadata={"help": "File of a chat template that takes the place of the model's own."}
+        default=None,
+        metadata={
+            "help": "What takes the place of the model's chat template: a file, the name of one of the "
+            "model's own templates, such as tool_use, or the template itself."
+        },
+    )
+    default_chat_template_kwargs: str = field(
+        default="",
+        metadata={
+            "help": 'JSON object of template variables that requests need not set, as {"enable_thinking": '
+            "false}; requests go before it."
+        },
     )
     download_dir: str | None = field(
         default=None, metadata={"help": "Folder for models of the hub; default: that library's own cache."}
@@ -85,7 +97,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
 class Target:
     spec: EngineSpec
     model: ModelRef | None  # None on the null device
-    chat_template: str | None = None  # a file, see ModelFlags
+    text: TextOptions
 
 
 def choose(
@@ -111,7 +123,8 @@ def choose(
         if reference is not None:
             raise ConfigError("the null device has no model", got=reference, remedy="leave the model out")
         given.refuse(EngineConfig, "--device null", but=("--max-model-len",))
-        return Target(EngineSpec(name="null", path="", engine=engine, scheduler=scheduler), None)
+        spec = EngineSpec(name="null", path="", engine=engine, scheduler=scheduler)
+        return Target(spec, None, text_options(flags, ""))
     device = flags.device if flags.device != "auto" else pick_device(engine)
     engine = dataclasses.replace(engine, backend=device)
     given.refuse(EngineConfig, f"--device {device}", but=APPLIES[device])
@@ -135,7 +148,16 @@ def choose(
         scheduler=scheduler,
         tokenizer=_tokenizer(flags),
     )
-    return Target(spec, found, flags.chat_template)
+    return Target(spec, found, text_options(flags, spec.tokenizer))
+
+
+def text_options(flags: ModelFlags, tokenizer: str) -> TextOptions:
+    """What the flags say of the text side. Raises ConfigError."""
+    return TextOptions(
+        tokenizer=Path(tokenizer) if tokenizer else None,
+        chat_template=flags.chat_template,
+        chat_template_kwargs=read_variables(flags.default_chat_template_kwargs),
+    )
 
 
 def _tokenizer(flags: ModelFlags) -> str:
@@ -159,15 +181,11 @@ def pick_device(engine: EngineConfig) -> Literal["cpu", "cuda"]:
 
 def load_text_side(target: Target) -> TextSide:
     """The tokenizer and chat template. Raises ModelFileError, UnsupportedError, ConfigError."""
-    from pegainfer.app.text import TextSide, load_text
+    from pegainfer.app.text import TextSide, load_text, make_template
 
     if target.model is not None:
-        other = Path(target.spec.tokenizer) if target.spec.tokenizer else None
-        template = Path(target.chat_template).expanduser() if target.chat_template else None
-        return load_text(target.model, tokenizer=other, chat_template=template)
+        return load_text(target.model, target.text)
     from pegainfer.frontend.byte_tokenizer import byte_tokenizer
-    from pegainfer.frontend.chat_template import ChatTemplate
 
     tokenizer = byte_tokenizer()
-    assert tokenizer.chat_template is not None
-    return TextSide(tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.config.special_tokens))
+    return TextSide(tokenizer, make_template(tokenizer, target.text))

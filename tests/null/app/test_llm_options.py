@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from pegainfer.app.llm_options import read_options, split
 from pegainfer.contract.errors import ConfigError
+from tests.support.qwentext import small_json
 
 
 @pytest.mark.parametrize(
@@ -70,4 +72,25 @@ def test_a_tokenizer_from_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such tokenizer; expected a folder with tokenizer\.json"):
         read_options(tmp_path, {"tokenizer": other}, {})
     (other / "tokenizer.json").write_text("{}")
-    assert read_options(tmp_path, {"tokenizer": other}, {}).tokenizer == other
+    assert read_options(tmp_path, {"tokenizer": other}, {}).text_options.tokenizer == other
+
+
+def test_options_of_the_text_side(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "tokenizer.json").write_text(small_json())
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 5}')
+    plain = read_options(tmp_path, {}, {}).text()
+    assert (plain.template, plain.generation) == (None, {"temperature": 0.6, "top_k": 5})
+    options = {
+        "chat_template": "{{ enable_thinking }}",
+        "default_chat_template_kwargs": {"enable_thinking": 7},
+        "override_generation_config": {"temperature": 0.2},
+    }
+    side = read_options(tmp_path, options, {}).text()
+    assert side.template is not None and side.template.render([], now=datetime.datetime(2026, 1, 1)) == "7"
+    assert side.generation == {"temperature": 0.2, "top_k": 5}
+    options |= {"generation_config": "none", "chat_template_file": options.pop("chat_template")}
+    assert read_options(tmp_path, options, {}).text().generation == {"temperature": 0.2}
+    with pytest.raises(ConfigError, match="bad generation_config; expected auto or none; got 'some'"):
+        read_options(tmp_path, {"generation_config": "some"}, {})

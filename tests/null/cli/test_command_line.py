@@ -97,6 +97,9 @@ def file(tmp_path: Path) -> Any:
         ("-hf owner/model:Q8_0", "model", "owner/model:Q8_0"),
         ("-a name", "served_model_name", ("name",)),
         ("--tokenizer-path somewhere", "tokenizer", "somewhere"),
+        ("--chat-template-file mine.jinja", "chat_template", "mine.jinja"),
+        ("--trust-request-chat-template", "request_chat_template", True),
+        ("--h11-max-incomplete-event-size 4096", "max_header_bytes", 4096),
     ],
 )
 def test_names_of_other_engines(argv: str, option: str, value: Any) -> None:
@@ -131,6 +134,8 @@ def test_flags_that_state_what_holds_here_are_taken(argv: str) -> None:
         ),
         ("-c 4096", "-c 4096 is not served here; remedy: use --max-model-len"),
         ("-ngl 99", "-ngl 99 is not served here; remedy: --device cuda"),
+        ("--top-k 5", "remedy: requests say this, each for itself; --override-generation-config"),
+        ("--lora-modules a=b", "remedy: LoRA adapters are not served yet"),
         ("--quantization awq", "remedy: the formats are those of the model's file"),
         ("--allowed_origins ['*']", "remedy: use --allowed-origin"),
         (

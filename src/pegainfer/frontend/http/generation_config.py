@@ -22,7 +22,12 @@ _WHOLE = ("top_k", "max_tokens")
 
 
 def generation_defaults(given: Mapping[str, Any]) -> SamplingDefaults:
-    """Chat's defaults with what the model says of them. `do_sample: false` means greedy.
+    """Chat's defaults with what the model says of them. Raises as `stated`."""
+    return SamplingDefaults(**{**{f: getattr(CHAT_DEFAULTS, f) for f in _FIELDS}, **stated(given)})
+
+
+def stated(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model says, by the names of requests. `do_sample: false` means greedy.
 
     Raises ConfigError for a value that no request may have.
     """
@@ -41,18 +46,21 @@ def generation_defaults(given: Mapping[str, Any]) -> SamplingDefaults:
         found[name] = max(value, 0) if name == "top_k" else value
     if given.get("do_sample") is False:
         found["temperature"] = 0.0
-    return SamplingDefaults(**{**{f: getattr(CHAT_DEFAULTS, f) for f in _FIELDS}, **found})
+    return found
 
 
-def overrides(text: str) -> dict[str, Any]:
-    """The object of --override-generation-config; empty for an empty text. Raises ConfigError."""
+def overrides(text: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The object of --override-generation-config, as JSON or as it is; empty for an empty text.
+
+    Raises ConfigError.
+    """
     where = "--override-generation-config"
     try:
-        value = json.loads(text) if text else {}
+        value = json.loads(text) if isinstance(text, str) and text else text or {}
     except (ValueError, RecursionError) as e:
         raise ConfigError("not valid JSON", got=f"{e!s:.100}", where=where) from None
     known = {*(name for names, _, _ in _FIELDS.values() for name in names), "do_sample"}
-    wrong = sorted(set(value) - known) if isinstance(value, dict) else [type(value).__name__]
+    wrong = sorted(set(value) - known) if isinstance(value, Mapping) else [type(value).__name__]
     if wrong:
         raise ConfigError(
             "no sampling defaults",
