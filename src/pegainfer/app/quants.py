@@ -12,13 +12,23 @@ from dataclasses import dataclass
 from pegainfer.contract.errors import ConfigError, UnsupportedError
 
 # The first that is served and fits is taken: four bits are the usual balance of size, speed and accuracy;
-# then more bits for their accuracy, then the rest.
+# then more bits for their accuracy, then other ways of four and five bits, then fewer bits.
 PREFERENCE = (
-    "Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0", "Q4_1", "Q4_0", "Q5_1", "Q5_0",
-    "BF16", "F16", "F32",
+    "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q5_K_M", "Q5_K_XL", "Q5_K_S", "Q6_K", "Q6_K_XL", "Q8_0", "Q8_K_XL",
+    "MXFP4", "MXFP4_MOE", "IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0", "Q5_1", "Q5_0", "BF16", "F16", "F32",
+    "Q3_K_L", "Q3_K_XL", "Q3_K_M", "IQ3_M", "Q3_K_S", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_L", "Q2_K_XL",
+    "Q2_K",
 )  # fmt: skip
 # What llama.cpp's quantiser puts beside the format that a file is named by.
-_BESIDE = {"Q4_K_S": ("q5_k",), "Q4_K_M": ("q6_k",), "Q5_K_M": ("q6_k",), "Q4_0": (), "Q4_1": ()}
+_BESIDE = {
+    "Q2_K": ("q3_k", "q6_k"), "Q3_K_S": ("q6_k",), "Q3_K_M": ("q4_k", "q5_k", "q6_k"),
+    "Q3_K_L": ("q5_k", "q6_k"), "Q4_K_S": ("q5_k",), "Q4_K_M": ("q6_k",), "Q5_K_M": ("q6_k",),
+}  # fmt: skip
+# Names of mixtures that are not called after the format of most of their weights.
+_MIXTURES = {
+    "IQ2_M": ("iq2_s",), "IQ3_XS": ("iq3_s", "iq3_xxs"), "IQ3_M": ("iq3_s",), "MXFP4_MOE": ("mxfp4", "q8_0"),
+    "Q8_K_XL": ("q8_0",),
+}  # fmt: skip
 _PLAIN = {"FP16": "F16", "FP32": "F32"}
 _QUANT = re.compile(
     r"(?:^|[-._/])((?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32)(?=[-.])",
@@ -47,7 +57,11 @@ def quant_of(path: str) -> str | None:
 
 def formats_of(quant: str) -> tuple[str, ...]:
     """Storage formats of a file that is named by this quantisation, in ggml's names."""
-    base = re.sub(r"_(?:XXS|XS|S|M|L|XL)$", "", quant.removeprefix("UD-"))
+    name = quant.removeprefix("UD-")
+    if name in _MIXTURES:
+        return _MIXTURES[name]
+    # IQ4_XS is a format itself; Q4_K_M is a mixture with Q4_K.
+    base = name if name.startswith("IQ") else re.sub(r"_(?:XXS|XS|S|M|L|XL)$", "", name)
     return (base.lower(), *_BESIDE.get(quant, ()))
 
 
@@ -73,11 +87,13 @@ def choose_file(
         memory: bytes that a model may take.
         quant, file: what the user has named, if anything.
 
-    Raises ConfigError where what was named is not there or not one file, UnsupportedError where no file of
-    the repository is served.
+    Raises ConfigError where what was named is not there or not one file, UnsupportedError where it, or every
+    file of the repository, is not served.
     """
     if file is not None or quant is not None:
-        return Choice(_named(repository, files, quant, file), "it was named")
+        named = _named(repository, files, quant, file)
+        _check_named(named, served)
+        return Choice(named, "it was named")
     usable, refused = _usable(files, served)
     if not usable:
         raise UnsupportedError(
@@ -112,6 +128,21 @@ def _named(repository: str, files: Mapping[str, int], quant: str | None, file: s
             remedy=f"name one: {repository}:QUANT or {repository}/FILE.gguf",
         )
     return found[0]
+
+
+def _check_named(path: str, served: tuple[str, ...]) -> None:
+    """Raises UnsupportedError for a file whose name says a format that is not served.
+
+    What a quantiser puts beside that format depends on its version, so the file itself decides about it.
+    """
+    quant, parts = quant_of(path), _PART.search(path)
+    if parts is not None and int(parts[1]) > 1:
+        raise UnsupportedError("GGUF files in several parts are not served", got=path)
+    if quant is not None and formats_of(quant)[0] not in served:
+        raise UnsupportedError(
+            "the format of this GGUF file is not served", expected=" ".join(served), got=formats_of(quant)[0],
+            where=path,
+        )  # fmt: skip
 
 
 def _usable(files: Mapping[str, int], served: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:

@@ -177,7 +177,7 @@ AWQ = json.dumps(
         (
             {"M-IQ2_XS.gguf": b"GGUF", "M-Q2_K.gguf": b"GGUF"},
             "llama",
-            r"no GGUF file of o/m is served; .*q2_k not served",
+            r"no GGUF file of o/m is served; .*iq2_xs not served; M-Q2_K.gguf: q2_k and q3_k not served",
         ),
     ],
 )

@@ -43,7 +43,12 @@ def test_quantisation_of_a_name(path: str, quant: str | None) -> None:
         ("UD-Q4_K_XL", ("q4_k",)),
         ("Q8_0", ("q8_0",)),
         ("BF16", ("bf16",)),
-        ("IQ2_XXS", ("iq2",)),
+        ("IQ2_XXS", ("iq2_xxs",)),
+        ("IQ4_XS", ("iq4_xs",)),
+        ("IQ3_M", ("iq3_s",)),
+        ("UD-Q8_K_XL", ("q8_0",)),
+        ("Q3_K_L", ("q3_k", "q5_k", "q6_k")),
+        ("MXFP4_MOE", ("mxfp4", "q8_0")),
     ],
 )
 def test_formats_in_a_file(quant: str, formats: tuple[str, ...]) -> None:
@@ -88,7 +93,11 @@ def test_what_is_no_model_of_its_own_is_left_out() -> None:
 
 def test_what_is_named_is_taken_whatever_it_needs() -> None:
     assert choose_file("o/m", FILES, SERVED, GIB, quant="f16").file == "M-F16.gguf"
-    assert choose_file("o/m", FILES, SERVED, GIB, file="M-Q2_K.gguf").file == "M-Q2_K.gguf"
+    assert choose_file("o/m", FILES, SERVED, GIB, file="M-Q4_K_M.gguf").file == "M-Q4_K_M.gguf"
+    with pytest.raises(UnsupportedError, match=r"expected f32 .*; got q2_k; at M-Q2_K\.gguf"):
+        choose_file("o/m", FILES, SERVED, GIB, file="M-Q2_K.gguf")
+    with pytest.raises(UnsupportedError, match="in several parts are not served; got a-Q8_0-00001-of-00002"):
+        choose_file("o/m", {"a-Q8_0-00001-of-00002.gguf": 1}, SERVED, GIB, quant="q8_0")
     with pytest.raises(ConfigError, match="more than one such GGUF file"):
         choose_file("o/m", {"a-Q8_0.gguf": 1, "b-Q8_0.gguf": 1}, SERVED, GIB, quant="q8_0")
     with pytest.raises(ConfigError, match=r"has no such GGUF file; expected M-F16\.gguf .*got Q9"):
