@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pegainfer.cli.interrupts import uninterrupted
+
 if TYPE_CHECKING:
     from pegainfer.cli.spec import EngineSpec
 
@@ -66,10 +68,11 @@ def early_child(argv: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        while _early:
-            child = _early.pop()
-            child.process.kill()  # it has no engine yet, and may be deep in a driver's call
-            child.process.wait()
+        with uninterrupted():
+            while _early:
+                child = _early.pop()
+                child.process.kill()  # it has no engine yet, and may be deep in a driver's call
+                child.process.wait()
 
 
 def take_child() -> EngineChild:
