@@ -242,7 +242,7 @@ def _make_server(app: App, config: HttpConfig) -> Any:
     return Server(
         uvicorn.Config(
             app,
-            http=bounded_protocol(config),
+            http=bounded_protocol(config, app.refused),
             ws="none",
             lifespan="off",
             log_config=None,
