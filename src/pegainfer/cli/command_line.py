@@ -59,6 +59,8 @@ class ModelCommand(TyperCommand):
     """A command whose options may come from the environment and from a config file as well."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if ctx.resilient_parsing:  # a shell asks how the line may go on
+            return super().parse_args(ctx, args)
         flags, takes_model = _flags_of(self.params)
         words = list(read_words(args, flags))
         given = {word.option for word in words if word.option}

@@ -37,7 +37,7 @@ pegainfer doctor                     what this machine can do, and what is missi
 
 def build_app() -> typer.Typer:
     """All commands. Their modules import what is heavy when they run, so that `--help` stays quick."""
-    app = _group(ABOUT, _root)
+    app = _group(ABOUT, _root, completion=True)
     for name, command in (
         ("serve", serve.serve),
         ("generate", generate.generate),
@@ -69,13 +69,17 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _group(about: str, callback: object) -> typer.Typer:
-    """Plain help without boxes, no completion, exceptions left to `main`."""
+def _group(about: str, callback: object, *, completion: bool = False) -> typer.Typer:
+    """Plain help without boxes, exceptions left to `main`.
+
+    Args:
+        completion: whether it has --install-completion and --show-completion.
+    """
     group = typer.Typer(
         help=about,
         no_args_is_help=True,
         rich_markup_mode=None,
-        add_completion=False,
+        add_completion=completion,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
     )

@@ -15,6 +15,14 @@ from pegainfer.cli.target import MODEL_HELP
 if TYPE_CHECKING:
     from pegainfer.app.library import Cached
 
+
+def _cached_names(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    from pegainfer.app.library import cached_models
+
+    return [m.name for m in cached_models() if m.name.startswith(incomplete)]
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DownloadDir = Annotated[
     str | None, typer.Option(help="Folder of models of the hub; default: that library's own cache.")
@@ -66,7 +74,9 @@ def _format(model: Cached) -> str:
 
 
 def show(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL.display_name,
+    model: Annotated[
+        str, typer.Argument(help=MODEL_HELP, autocompletion=_cached_names)
+    ] = DEFAULT_MODEL.display_name,
     revision: Revision = None,
     download_dir: DownloadDir = None,
     as_json: AsJson = False,
@@ -132,7 +142,10 @@ def _tool_style(template: Any) -> str:
 
 
 def rm(
-    models: Annotated[list[str], typer.Argument(help="Models as `pegainfer list` names them.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(help="Models as `pegainfer list` names them.", autocompletion=_cached_names),
+    ],
     revision: Revision = None,
     download_dir: DownloadDir = None,
 ) -> None:

@@ -13,6 +13,7 @@ from pegainfer.cli.commands import build_app
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 COMMANDS = (
+    "",
     "serve", "generate", "chat", "run-batch", "pull", "list", "show", "rm", "ps", "doctor",
     "bench engine", "bench ops", "bench serve",
     "bench startup", "kernels build",
