@@ -8,23 +8,43 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Protocol, Self
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.chats import Message, Rendering, as_chats
 from pegainfer.app.continuation import Request
+from pegainfer.app.embedding import EmbeddingRequest, EmbeddingRequestOutput
 from pegainfer.app.llm_options import OFFLINE, read_options
 from pegainfer.app.outputs import RequestOutput
 from pegainfer.app.prompts import Prompt, PromptType, as_list, encode_prompt
 from pegainfer.app.sampling_params import SamplingParams
-from pegainfer.app.text import TextSide
-from pegainfer.contract.errors import ConfigError, RequestError
+from pegainfer.app.text import TextSide, make_template
+from pegainfer.app.text_options import TextOptions
+from pegainfer.contract.errors import ConfigError, PegaError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent
+from pegainfer.contract.request import GenerateRequest
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.frontend.http.generation_config import stated
 from pegainfer.frontend.tokenizer import Tokenizer
+
+
+class _Running(Protocol):
+    """What is asked of the engine for one prompt, and takes its events. Mutated by `take`."""
+
+    id: str
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def to_engine(self) -> GenerateRequest: ...
+
+    def take(self, event: TokenEvent) -> tuple[bool, bool]:
+        """(all continuations have ended, and the engine must be told to stop)."""
 
 
 class LLM:
@@ -111,6 +131,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, a list of {'role', 'content'}, or each of a list of conversations.
@@ -118,9 +139,15 @@ class LLM:
         Messages and tools are those of /v1/chat/completions; a template that knows no tools gets them in the
         system turn. Calls are left in the text as the model writes them.
 
+        Args:
+            chat_template: takes the place of the model's own: as the option of that name, see TextOptions.
+            chat_template_kwargs: variables of the template, e.g. enable_thinking.
+
         Raises as `generate`, and ConfigError where the model has no chat template.
         """
         template = self._text.template
+        if chat_template is not None:
+            template = make_template(self._text.tokenizer, TextOptions(chat_template=chat_template))
         if template is None:
             raise ConfigError("the model has no chat template", remedy="use generate with a text")
         rendering = Rendering(
@@ -132,6 +159,38 @@ class LLM:
 
         encoded = [_numbered(i, encode, chat) for i, chat in enumerate(as_chats(messages))]
         return self._run(encoded, sampling_params, use_tqdm, None)
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        pooling: Literal["mean", "last"] = "mean",
+        normalize: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector a prompt, in the prompts' order: `outputs.embedding`, [hidden size] float32.
+
+        Args:
+            prompts: as `generate` takes them.
+            pooling: the mean of the prompt's hidden states, or the last one.
+            normalize: scales each vector to length 1.
+
+        Raises RequestError that names the prompt at fault, and for an unknown pooling.
+        """
+        tokenizer = self._text.tokenizer
+        encoded = [_numbered(i, encode_prompt, p, tokenizer) for i, p in enumerate(as_list(prompts))]
+        requests = [EmbeddingRequest(self._next_id(), prompt, pooling, normalize) for prompt in encoded]
+        self._finish(requests, use_tqdm)
+        return [r.output() for r in requests]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes; true once that is done. Raises EngineDeadError."""
+        ended: queue.SimpleQueue[PegaError | None] = queue.SimpleQueue()
+        self._engine.reset_prefix_cache(ended.put)
+        error = ended.get()
+        if error is not None:
+            raise error
+        return True
 
     def stats(self) -> EngineStats:
         """Counters of the engine: steps, preemptions, cached tokens and more."""
@@ -161,18 +220,19 @@ class LLM:
         priorities = _spread("priority", 0 if priority is None else priority, len(prompts))
         requests = []
         for i, (prompt, p, rank) in enumerate(zip(prompts, params, priorities, strict=True)):
-            self._requests += 1
-            requests.append(
-                _numbered(i, Request, f"llm-{self._requests}", prompt, p, rank, self._text.tokenizer)
-            )
+            requests.append(_numbered(i, Request, self._next_id(), prompt, p, rank, self._text.tokenizer))
         self._finish(requests, show)
         return [r.output() for r in requests]
 
-    def _finish(self, requests: list[Request], show: bool) -> None:
+    def _next_id(self) -> str:
+        self._requests += 1
+        return f"llm-{self._requests}"
+
+    def _finish(self, requests: Sequence[_Running], show: bool) -> None:
         """Submits the requests, a window at a time, and takes events until all have ended."""
         from pegainfer.app.progress import counting
 
-        live: dict[str, Request] = {}
+        live: dict[str, _Running] = {}
         events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
         waiting = deque(enumerate(requests))
         numbers = {r.id: i for i, r in enumerate(requests)}
@@ -197,8 +257,8 @@ class LLM:
 
     def _submit(
         self,
-        waiting: deque[tuple[int, Request]],
-        live: dict[str, Request],
+        waiting: deque[tuple[int, _Running]],
+        live: dict[str, _Running],
         events: queue.SimpleQueue[TokenEvent],
     ) -> None:
         """Fills the window: at least one request, then as many as the engine may let wait."""
