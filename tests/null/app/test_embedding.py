@@ -45,9 +45,7 @@ def test_the_prefix_cache_is_forgotten() -> None:
     with over_null() as llm:
         prompt = "x" * 64
         llm.generate(prompt, GREEDY)
-        assert (
-            llm.generate(prompt, GREEDY)[0].num_cached_tokens == 48
-        )  # its whole blocks but the last
+        assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 48  # its whole blocks but the last
         assert llm.reset_prefix_cache() is True
         assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 0
 
