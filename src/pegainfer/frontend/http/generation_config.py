@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegainfer.contract.errors import ConfigError
-from pegainfer.frontend.http.fields import CHAT_DEFAULTS, INT32_MAX, SamplingDefaults
 
+if TYPE_CHECKING:
+    from pegainfer.frontend.http.fields import SamplingDefaults
+
+INT32_MAX = 2**31 - 1
 # Name here → names there, and the bounds that a request's field has.
 _FIELDS: dict[str, tuple[tuple[str, str], float, float]] = {
     "temperature": (("temperature", "general.sampling.temp"), 0.0, 100.0),
@@ -23,6 +26,9 @@ _WHOLE = ("top_k", "max_tokens")
 
 def generation_defaults(given: Mapping[str, Any]) -> SamplingDefaults:
     """Chat's defaults with what the model says of them. Raises as `stated`."""
+    # It comes with the web stack, which the offline API does without.
+    from pegainfer.frontend.http.fields import CHAT_DEFAULTS, SamplingDefaults
+
     return SamplingDefaults(**{**{f: getattr(CHAT_DEFAULTS, f) for f in _FIELDS}, **stated(given)})
 
 
