@@ -39,7 +39,7 @@ help:
 	@echo "make gpu      build with CUDA kernels, and let the default model answer on the GPU"
 	@echo "make test     every test that needs no GPU (SEED=7 shuffles them)"
 	@echo "make browser  the chat page and the dashboard in Chromium"
-	@echo "make check    ruff, mypy --strict, clang-format, import law"
+	@echo "make check    ruff, mypy --strict, generated headers, clang-format, import law"
 	@echo "make kernels  compile the CUDA kernels for $(KERNEL_ARCHS) and check what came out; needs no GPU"
 	@echo "make neon     cross-compile the kernels for 64-bit Arm and test them under qemu-user"
 	@echo "make golden   make the golden values anew with transformers and compare"
@@ -108,6 +108,8 @@ check: $(VENV)/.stamp-dev
 	@$(BIN)/ruff format --check .
 	@echo "== mypy --strict"
 	@$(BIN)/mypy
+	@echo "== generated headers"
+	@$(BIN)/python -m pegainfer.kernels.headers --check
 	@echo "== clang-format"
 	@$(if $(CXX_FILES),$(BIN)/clang-format --dry-run -Werror $(CXX_FILES),true)
 	@echo "== import law"
@@ -151,7 +153,7 @@ figures: $(VENV)/.stamp-dev
 	@$(BIN)/python bench/cpu_figures.py "$(PEER)"
 
 docs-kernels: $(VENV)/.stamp-run
-	@$(BIN)/python -m pegainfer.kernels.report
+	@$(BIN)/python -m pegainfer.measure.report
 
 clean:
 	rm -rf $(VENV) $(GOLDEN_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from compare_llamacpp import CASES, PEER, Case, ours, peer  # noqa: E402
 
 from pegainfer.app.resolve import resolve  # noqa: E402
-from pegainfer.kernels import ledger, report  # noqa: E402
+from pegainfer.measure import ledger, report  # noqa: E402
 from tests.support.tinymodel import Tiny, write_gguf  # noqa: E402
 
 FILES = ROOT / "build" / "figures"

@@ -15,11 +15,11 @@ import argparse
 import numpy as np
 from cuda_decode import BLOCK, graph_ms, inputs, normal, read_bandwidth
 
-from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor
-from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.store import Dummy
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.lower.cuda.store import Dummy
 from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.embed import EMBEDDING
 from pegainfer.ops.program import Builder

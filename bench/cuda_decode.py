@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.bind import Matmul, Work
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor
-from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.store import Dummy
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.bind import Matmul, Work
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.lower.cuda.store import Dummy
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
@@ -194,7 +194,7 @@ def decode(
 def is_product(work: Work) -> bool:
     """Whether it multiplies by a weight."""
     if isinstance(work, Launch):
-        return work.kernel.name.startswith(("skinny", "wide", "stream", "tiled"))
+        return work.kernel.name.startswith(("skinny", "wide", "stream"))
     return isinstance(work, Matmul)
 
 

@@ -13,12 +13,12 @@ from itertools import product
 
 from cuda_decode import graph_ms, normal, read_bandwidth
 
-from pegainfer.kernels.cuda.bind import Binder, Memory
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.gemm import GemmProblem, StreamChoice, choose_stream, stream, stream_choice
-from pegainfer.kernels.cuda.lowering import LoweringContext, Step
-from pegainfer.kernels.cuda.plan import Place, Planned, StepMemory, StepPlan
-from pegainfer.kernels.cuda.store import WeightStore
+from pegainfer.lower.cuda.bind import Binder, Memory
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.gemm import GemmProblem, StreamChoice, choose_stream, stream, stream_choice
+from pegainfer.lower.cuda.lowering import LoweringContext, Step
+from pegainfer.lower.cuda.plan import Place, Planned, StepMemory, StepPlan
+from pegainfer.lower.cuda.store import WeightStore
 from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.program import Builder
 from pegainfer.runtime.cuda.memory import DeviceBuffer

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PATHS = (
-    "tests/gpu/kernels", "tests/gpu/runtime", "tests/gpu/models/test_repeats.py",
+    "tests/gpu/kernels", "tests/gpu/lower", "tests/gpu/runtime", "tests/gpu/models/test_repeats.py",
     "tests/gpu/models/test_random_plans.py",
 )  # fmt: skip
 # --report-api-errors: some tests provoke errors.

@@ -6,7 +6,6 @@ The programs themselves run in tests/gpu.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,13 @@ from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kernels.build import find_sources, stale_units
-from pegainfer.kernels.cuda.attention_choice import AttentionProblem, fit_sm
-from pegainfer.kernels.cuda.executor import CudaExecutor
-from pegainfer.kernels.cuda.target import Target, card_of
 from pegainfer.kernels.manifest import Manifest, Unit, Variant, read_manifest
+from pegainfer.lower.cuda.attention_choice import AttentionProblem, fit_sm
+from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.target import Target, card_of
 from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.launch import Launch
+from tests.support.cubin_files import architecture
 from tests.support.fake_cuda import FakeCuda, FakeLt, fake_cuda
 
 FOLDER = Path(__file__).parents[2] / "build" / "cubins"  # Makefile: kernels
@@ -48,8 +48,6 @@ SPILLS = {
     "row_pass_bf16_d128": 20,
 }
 REGISTERS, STATIC = 64 << 10, 48 << 10  # of a multiprocessor; bytes that a kernel may declare
-EM_CUDA = 190  # e_machine of an ELF file
-OSABI_13 = 65  # of CUDA 13, where e_flags have the architecture in their second byte; Triton's, in the first
 LINES: dict[str, dict[str, Any]] = {  # widths are the models' own, layers and vocabulary are not
     "qwen3": {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024,
@@ -106,9 +104,7 @@ def test_every_source_was_compiled_as_it_stands(arch: str, compiled: Compiled) -
 def test_each_file_holds_its_kernels_for_its_architecture(arch: str, compiled: Compiled) -> None:
     for unit in compiled.manifest.units:
         data = compiled.read(unit)
-        assert data[:4] == b"\x7fELF" and struct.unpack_from("<H", data, 18)[0] == EM_CUDA, unit.cubin
-        flags = struct.unpack_from("<I", data, 48)[0]
-        assert flags >> (8 if data[7] == OSABI_13 else 0) & 0xFF == int(arch.rstrip("a")), unit.cubin
+        assert architecture(data) == int(arch.rstrip("a")), unit.cubin
         missing = [v.name for v in unit.variants if v.name.encode() + b"\0" not in data]
         assert not missing, unit.cubin
 
@@ -149,7 +145,7 @@ def test_all_of_a_lines_steps_have_kernels(
 ) -> None:
     """Lowers steps of every size to launches: what was not compiled, or does not fit the card, is refused."""
     monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (FOLDER,))
-    monkeypatch.setattr("pegainfer.kernels.cuda.context.CublasLt", FakeLt)
+    monkeypatch.setattr("pegainfer.lower.cuda.context.CublasLt", FakeLt)
     (tmp_path / "config.json").write_text(json.dumps(LINES[line]))
     config = EngineConfig(backend="cuda", load_format="dummy", max_model_len=4096, kv_cache_memory=1 << 28)
     runner = build_engine(tmp_path, line, config, SchedulerConfig(max_slots=256)).runner

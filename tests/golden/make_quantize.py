@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 
 OUT = Path(__file__).parents[1] / "data" / "ops" / "quantize.json"
-FORMATS = ("f16", "bf16", "q8_0", "q4_0", "q4_1")
+FORMATS = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 SEED = 21
 
 

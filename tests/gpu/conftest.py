@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.runtime.cuda.driver import probe
 
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor
-from pegainfer.kernels.cuda.options import CudaOptions
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.ops.check import Trial, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.rounding import rounded as rounded

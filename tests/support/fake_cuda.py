@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from pegainfer.kernels.build import find_sources
-from pegainfer.kernels.cuda.target import packaged_registers
 from pegainfer.kernels.manifest import Manifest, Unit, Variant
+from pegainfer.lower.cuda.target import packaged_registers
 from pegainfer.runtime.cuda import driver as door
 from pegainfer.runtime.cuda.cublaslt import MatmulProblem
 

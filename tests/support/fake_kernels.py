@@ -23,7 +23,7 @@ def write_kernels(folder: Path, arch: str = "90a") -> Path:
 
 
 class FakeLt:
-    """A matrix library that multiplies nothing: stands in for kernels.cuda.context.CublasLt."""
+    """A matrix library that multiplies nothing: stands in for lower.cuda.context.CublasLt."""
 
     def plan(self, problem: object) -> FakeLt:
         return self

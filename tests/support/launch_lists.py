@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor
-from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.store import Dummy
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.lower.cuda.store import Dummy
 from pegainfer.models.llama import engine as llama
 from pegainfer.models.qwen3 import engine as qwen3
 from pegainfer.ops.program import Program

@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-GGML = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 8, "q4_k": 12, "q6_k": 14, "i32": 26, "bf16": 30}
+GGML = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q4_k": 12, "q5_k": 13,
+    "q6_k": 14, "i32": 26, "bf16": 30,
+}  # fmt: skip
 _NUMPY_KINDS = {
     "uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6,
     "bool": 7, "uint64": 10, "int64": 11, "float64": 12,

@@ -74,12 +74,12 @@ def engine(backend: str, folder: Path) -> Any:
     if backend == "cpu":
         config = EngineConfig(backend="cpu", max_model_len=64, threads=1)
         return build_engine(folder, "m", config, scheduler).runner
-    import pegainfer.kernels.cuda.context
     import pegainfer.kernels.load
+    import pegainfer.lower.cuda.context
     from tests.support.fake_cuda import FakeLt
 
     pegainfer.kernels.load.folders = lambda: (folder / "kernels",)
-    pegainfer.kernels.cuda.context.CublasLt = FakeLt  # type: ignore[misc, assignment]
+    pegainfer.lower.cuda.context.CublasLt = FakeLt  # type: ignore[misc, assignment]
     config = EngineConfig(backend="cuda", load_format="dummy", max_model_len=64, kv_cache_memory=1 << 22)
     return build_engine(folder, "m", config, scheduler).runner
 

@@ -21,14 +21,14 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend, ReferenceBackend
-from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.gguf_split import open_gguf
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
 from pegainfer.runtime.weights.safetensors import open_safetensors
 from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
-    from pegainfer.kernels.cpu.backend import CpuOptions
-    from pegainfer.kernels.profile import Profiler
+    from pegainfer.lower.cpu.backend import CpuOptions
+    from pegainfer.measure.profile import Profiler
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def open_model(path: Path, load_format: str = "auto") -> Iterator[tuple[Model, s
     """A model and its architecture's name. Its weights stay mapped until the context ends.
 
     Args:
-        path: a .gguf file or a checkpoint's folder.
+        path: a .gguf file, any part of a split one, or a checkpoint's folder.
         load_format: as EngineConfig has it; 'dummy' reads a folder's config.json alone.
 
     Raises ConfigError, ModelFileError, UnsupportedError.
@@ -74,7 +74,7 @@ def open_model(path: Path, load_format: str = "auto") -> Iterator[tuple[Model, s
         with open_safetensors(path) as checkpoint:
             yield line.from_hf(config, where, checkpoint), architecture
     else:
-        with GGUFFile(path) as file:
+        with open_gguf(path) as file:
             name = file.metadata.get("general.architecture")
             line = find_line(name, str(path))
             yield line.from_gguf(file), HF_NAMES.get(str(name), str(name))
@@ -137,7 +137,7 @@ def engine_info(
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
         block_size=block_size,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks * info.data_ranks,
         max_slots=info.max_slots,
         max_logprobs=max_logprobs,
         max_adapters=info.max_adapters,
@@ -180,7 +180,7 @@ def make_backend(
     """
     if config.backend == "reference":
         return ReferenceBackend(tensors), "reference (NumPy)"
-    from pegainfer.kernels.cpu.backend import CpuBackend
+    from pegainfer.lower.cpu.backend import CpuBackend
 
     backend = CpuBackend(tensors, cpu_options(config, timing=timing))
     return backend, backend.describe()
@@ -188,7 +188,7 @@ def make_backend(
 
 def cpu_options(config: EngineConfig, *, timing: bool = False) -> CpuOptions:
     """What the CPU's kernels are asked for, with 'auto' decided."""
-    from pegainfer.kernels.cpu.backend import Activation, CpuOptions
+    from pegainfer.lower.cpu.backend import Activation, CpuOptions
 
     return CpuOptions(
         threads=config.threads or 0,

@@ -65,6 +65,16 @@ class EngineConfig:
             "--max-num-seqs sequences, that keeps snapshots of states for prefix reuse; pages get the rest."
         },
     )
+    tensor_parallel_size: int = field(
+        default=1, metadata={"help": "Ranks that compute each sequence together; so far the null device's."}
+    )
+    data_parallel_size: int = field(
+        default=1,
+        metadata={
+            "help": "Groups of such ranks, each with sequences and a KV cache of its own, that step "
+            "together; so far the null device's."
+        },
+    )
     device_ordinal: int = field(default=0, metadata={"help": "Which GPU."})
     gpu_memory_utilization: float = field(
         default=0.9, metadata={"help": "Share of the GPU's memory that this process may take."}
@@ -95,7 +105,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         # A sequence is a token of prompt and one of answer at least.
-        for name, least in {"max_model_len": 2, "threads": 1, "kv_cache_memory": 1}.items():
+        least_of = {
+            "max_model_len": 2,
+            "threads": 1,
+            "kv_cache_memory": 1,
+            "tensor_parallel_size": 1,
+            "data_parallel_size": 1,
+        }
+        for name, least in least_of.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"bad {name}", expected=f"a whole number from {least}", got=repr(value))
@@ -128,6 +145,12 @@ class EngineConfig:
                 got=self.activation,
                 where="activation_dtype",
             )
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            if getattr(self, name) > 1:
+                raise ConfigError(
+                    "only the null device has several ranks so far", expected=1, got=getattr(self, name),
+                    where=name,
+                )  # fmt: skip
         if cuda and self.kv_dtype not in ("auto", "bf16"):
             raise ConfigError(
                 "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,

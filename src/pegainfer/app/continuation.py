@@ -23,12 +23,14 @@ class Continuation:
         self._index = index
         self._params = params
         self._tokenizer = tokenizer
+        stops: dict[int, int | str] = {token: token for token in params.stop_token_ids or ()}
+        stops |= tokenizer.special_stops(params.stop_strings)
         self._choice = Choice(
             index,
             Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens),
             StopStrings(params.stop_strings),
             min_tokens=params.min_tokens,
-            user_stops={token: token for token in params.stop_token_ids or ()},
+            user_stops=stops,
             show_stop=params.include_stop_str_in_output,
         )
         self.tokens: list[int] = []
@@ -89,7 +91,10 @@ class Request:
         self._params = params
         self._priority = priority
         self._tokenizer = tokenizer
-        self._engine_params = params.to_engine(lambda text: tokenizer.encode(text, add_special_tokens=False))
+        self._engine_params = params.to_engine(
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            special_stops=tokenizer.special_stops(params.stop_strings),
+        )
         self._continuations = [Continuation(i, params, tokenizer) for i in range(params.n)]
         self._running = set(range(params.n))  # those that the engine has not finished
         self._prompt_logprobs: Sequence[TokenLogprob | None] | None = None

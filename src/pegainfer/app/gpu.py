@@ -22,7 +22,7 @@ from pegainfer.runner.program import largest_step
 from pegainfer.runner.slots import table_widths
 
 if TYPE_CHECKING:
-    from pegainfer.kernels.cuda.target import Target
+    from pegainfer.lower.cuda.target import Target
     from pegainfer.runner.cuda import CudaRunner
 
 log = logging.getLogger(__name__)
@@ -72,11 +72,11 @@ def build_runner(
     Raises CudaError without a usable GPU or memory, KernelsError without kernels for it, ConfigError where
     the cache cannot hold one sequence.
     """
-    from pegainfer.kernels.cuda.backend import CudaBackend
-    from pegainfer.kernels.cuda.context import CudaContext
-    from pegainfer.kernels.cuda.options import CudaOptions
-    from pegainfer.kernels.cuda.row_pass import why_launches
-    from pegainfer.kernels.cuda.store import Dummy
+    from pegainfer.lower.cuda.backend import CudaBackend
+    from pegainfer.lower.cuda.context import CudaContext
+    from pegainfer.lower.cuda.options import CudaOptions
+    from pegainfer.lower.cuda.row_pass import why_launches
+    from pegainfer.lower.cuda.store import Dummy
 
     clock = [time.perf_counter()]
     ctx = CudaContext(config.device_ordinal)
@@ -177,8 +177,8 @@ def kernel_target(config: EngineConfig, arch: str = "") -> Target:
 
     Raises ConfigError for an unknown architecture, CudaError without a GPU, KernelsError without its kernels.
     """
-    from pegainfer.kernels.cuda.context import CudaContext
-    from pegainfer.kernels.cuda.target import Target, card_of
+    from pegainfer.lower.cuda.context import CudaContext
+    from pegainfer.lower.cuda.target import Target, card_of
 
     if arch:
         return Target(card_of(arch))
@@ -192,7 +192,7 @@ def kernel_target(config: EngineConfig, arch: str = "") -> Target:
 def describe(config: EngineConfig) -> str:
     """The GPU and where its kernels lie, for `doctor`. Raises CudaError, KernelsError."""
     from pegainfer.kernels.build import stale_units
-    from pegainfer.kernels.cuda.context import CudaContext
+    from pegainfer.lower.cuda.context import CudaContext
 
     ctx = CudaContext(config.device_ordinal)
     try:
@@ -208,8 +208,8 @@ def describe(config: EngineConfig) -> str:
 
 def read_bandwidth(config: EngineConfig) -> float:
     """GB/s (10⁹ bytes) that the card's memory can be read with. Raises CudaError, KernelsError."""
-    from pegainfer.kernels.cuda.context import CudaContext
-    from pegainfer.kernels.cuda.roofline import read_gb_s
+    from pegainfer.lower.cuda.context import CudaContext
+    from pegainfer.measure.cuda.roofline import read_gb_s
 
     ctx = CudaContext(config.device_ordinal)
     try:

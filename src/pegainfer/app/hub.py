@@ -110,21 +110,18 @@ def fetch(name: HubName, options: FetchOptions) -> Path:
 
 
 def _fetch(name: HubName, options: FetchOptions) -> Path:
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
+    from huggingface_hub import snapshot_download
 
     listing = _list(name, options)
     choice = _choose(name, listing)
-    chosen = None if choice is None else choice.file
+    chosen = None if choice is None else choice.files[0]
     if not options.offline and options.weights:
         _check(name, listing, chosen, options)
-    wanted = [chosen] if chosen else [*SMALL_FILES, *(["*.safetensors"] if options.weights else [])]
-    if choice is not None and options.tell is not None:
-        here = try_to_load_from_cache(
-            name.repository, choice.file, cache_dir=options.folder, revision=options.revision
-        )
-        if not isinstance(here, str):
-            size = listing.files[choice.file] / 2**30
-            options.tell(f"{name.repository}: fetching {choice.file} ({size:.1f} GiB): {choice.why}")
+    if choice is not None:
+        wanted = list(choice.files)
+        _tell(name, choice, listing, options)
+    else:
+        wanted = [*SMALL_FILES, *(["*.safetensors"] if options.weights else [])]
     found = snapshot_download(
         name.repository, revision=options.revision, local_files_only=options.offline, endpoint=_endpoint(),
         allow_patterns=wanted,
@@ -134,8 +131,26 @@ def _fetch(name: HubName, options: FetchOptions) -> Path:
     return Path(found) / chosen if chosen else Path(found)
 
 
+def _tell(name: HubName, choice: Choice, listing: Listing, options: FetchOptions) -> None:
+    """Says what is about to be fetched and why; nothing where all of it is on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    here = [
+        try_to_load_from_cache(name.repository, file, cache_dir=options.folder, revision=options.revision)
+        for file in choice.files
+    ]
+    if options.tell is None or all(isinstance(path, str) for path in here):
+        return
+    size = sum(listing.files[file] for file in choice.files) / 2**30
+    parts = f"{len(choice.files)} parts, " if len(choice.files) > 1 else ""
+    options.tell(f"{name.repository}: fetching {choice.files[0]} ({parts}{size:.1f} GiB): {choice.why}")
+
+
 def _choose(name: HubName, listing: Listing) -> Choice | None:
-    """Which GGUF file is meant; None where safetensors are. Raises ConfigError, UnsupportedError."""
+    """Which GGUF model is meant; None where the repository holds safetensors and no GGUF file is named.
+
+    Raises ConfigError, UnsupportedError.
+    """
     ggufs = {path: size for path, size in listing.files.items() if path.endswith(".gguf")}
     plain = any(path.endswith(".safetensors") and "/" not in path for path in listing.files)
     if name.file is None and name.quant is None and (plain or not ggufs):

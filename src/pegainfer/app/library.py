@@ -21,6 +21,7 @@ from pegainfer.contract.errors import ConfigError, PegaError
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.device.layout import PageLayout, block_bytes
 from pegainfer.runtime.user_cache import cache_folder
+from pegainfer.runtime.weights.gguf_split import group_parts
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,11 @@ def cached_models(download_dir: str | None = None) -> list[Cached]:
 def _hub_models(download_dir: str | None) -> Iterator[Cached]:
     for repo, revision, label in _revisions(download_dir):
         paths = {str(f.file_path.relative_to(revision.snapshot_path)): f for f in revision.files}
-        ggufs = sorted(path for path in paths if path.endswith(".gguf"))
-        quants = Counter(map(quant_of, ggufs))
-        for path in ggufs:
-            alone = quants[quant_of(path)] == 1  # else only its path says which one is meant
-            yield _gguf(repo.repo_id, label, path, paths[path], alone)
+        ggufs = group_parts(path for path in paths if path.endswith(".gguf"))
+        quants = Counter(quant_of(parts[0]) for parts in ggufs)
+        for parts in ggufs:
+            alone = quants[quant_of(parts[0])] == 1  # else only its path says which one is meant
+            yield _gguf(repo.repo_id, label, parts[0], [paths[part] for part in parts], alone)
         if any(path.endswith(".safetensors") and "/" not in path for path in paths):
             others = [f for path, f in paths.items() if not path.endswith(".gguf")]
             ref = ModelRef("folder", revision.snapshot_path, repo.repo_id)
@@ -125,11 +126,13 @@ def _hub_models(download_dir: str | None) -> Iterator[Cached]:
             yield Cached(repo.repo_id, repo.repo_id, label, ref, files, sum(f.size_on_disk for f in others))
 
 
-def _gguf(repository: str, label: str, path: str, file: Any, alone: bool) -> Cached:
+def _gguf(repository: str, label: str, path: str, parts: list[Any], alone: bool) -> Cached:
+    """A model in one file, or in parts, of which `path` is the first."""
     quant = quant_of(path)
     name = f"{repository}:{quant}" if quant is not None and alone else f"{repository}/{path}"
-    ref = ModelRef("gguf", file.file_path, name)
-    return Cached(name, repository, label, ref, (file.file_path,), file.size_on_disk)
+    files = tuple(part.file_path for part in parts)
+    ref = ModelRef("gguf", files[0], name)
+    return Cached(name, repository, label, ref, files, sum(part.size_on_disk for part in parts))
 
 
 def _revisions(download_dir: str | None) -> Iterator[tuple[Any, Any, str]]:
@@ -180,7 +183,7 @@ def find_cached(
             return True
         if named is None or named.file is None or model.repository != named.repository:
             return False
-        return model.ref.path.as_posix().endswith("/" + named.file)
+        return any(path.as_posix().endswith(f"/{named.file}") for path in model.files)
 
     found = [
         model

@@ -92,7 +92,10 @@ def read_options(
 def split(
     options: Mapping[str, Any], defaults: Mapping[str, Any] = OFFLINE
 ) -> tuple[EngineConfig, SchedulerConfig]:
-    """The two configs that hold the options. Raises ConfigError for one that none of them has."""
+    """The two configs that hold the options.
+
+    Raises ConfigError for an option that neither of them has, or that does not apply to the device.
+    """
     fields = {
         table.name_of(f.name): (config, f)
         for config in (EngineConfig, SchedulerConfig)
@@ -115,7 +118,9 @@ def split(
     backend = parts[EngineConfig].get("backend")
     if backend == "auto":
         parts[EngineConfig]["backend"] = _pick(parts[EngineConfig])
-    return EngineConfig(**parts[EngineConfig]), SchedulerConfig(**parts[SchedulerConfig])
+    engine = EngineConfig(**parts[EngineConfig])
+    engine.check_backend()
+    return engine, SchedulerConfig(**parts[SchedulerConfig])
 
 
 def _refuse(given: str, value: Any, known: Mapping[str, Any]) -> None:

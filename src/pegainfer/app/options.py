@@ -27,6 +27,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "activation_dtype": ("dtype",),
     "admin_key": ("admin_api_key",),
     "chat_template": ("chat_template_file",),
+    "data_parallel_size": ("dp_size", "dp"),
     "kv_cache_memory": ("kv_cache_memory_bytes",),
     "max_header_bytes": ("h11_max_incomplete_event_size",),
     "max_model_len": ("context_length",),
@@ -39,6 +40,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "served_model_name": ("alias",),
     "ssl_certfile": ("ssl_cert_file",),
     "ssl_keyfile": ("ssl_key_file",),
+    "tensor_parallel_size": ("tp_size", "tp"),
     "tokenizer": ("tokenizer_path",),
     "watchdog_seconds": ("watchdog_timeout",),
 }

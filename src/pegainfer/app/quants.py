@@ -1,6 +1,7 @@
-"""Which GGUF file of a repository to take: by the formats that its name says, its size, and the memory here.
+"""Chooses a GGUF model of a repository: by the formats that its name says, its size, and the free memory.
 
-Names follow llama.cpp's: `Model-Q4_K_M.gguf`, `model.q8_0.gguf`, `BF16/Model-BF16-00001-of-00003.gguf`.
+Names follow llama.cpp's: `Model-Q4_K_M.gguf`, `model.q8_0.gguf`, `BF16/Model-BF16-00001-of-00003.gguf`. A
+model in several parts goes by the path of its first part here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.runtime.weights.gguf_split import group_parts, number_of_parts
 
 # The first that is served and fits is taken: four bits are the usual balance of size, speed and accuracy;
 # then more bits for their accuracy, then other ways of four and five bits, then fewer bits.
@@ -34,16 +36,15 @@ _QUANT = re.compile(
     r"(?:^|[-._/])((?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32)(?=[-.])",
     re.IGNORECASE,
 )
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 # Beside the weights: KV cache, activations and the process.
 _EXTRA_SHARE, _EXTRA_BYTES = 0.10, 256 << 20
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A file and why it was taken."""
+    """The files of a model, the parts of a split one in order, and why it was taken."""
 
-    file: str
+    files: tuple[str, ...]
     why: str
 
 
@@ -79,22 +80,24 @@ def choose_file(
     quant: str | None = None,
     file: str | None = None,
 ) -> Choice:
-    """The GGUF file that was asked for, or the best one for this machine.
+    """The GGUF model that was asked for, or the best one for this machine.
 
     Args:
-        files: paths of GGUF files -> bytes.
+        files: paths of GGUF files, parts of split ones among them -> bytes.
         served: formats of weights that are served.
         memory: bytes that a model may take.
-        quant, file: what the user has named, if anything.
+        quant, file: what the user has named, if anything; any part stands for a split model.
 
-    Raises ConfigError where what was named is not there or not one file, UnsupportedError where it, or every
-    file of the repository, is not served.
+    Raises ConfigError where what was named is not there, not one model, or lacks parts, UnsupportedError
+    where it, or every model of the repository, is not served.
     """
+    models = {parts[0]: parts for parts in group_parts(files)}
+    sizes = {path: sum(files[part] for part in parts) for path, parts in models.items()}
     if file is not None or quant is not None:
-        named = _named(repository, files, quant, file)
-        _check_named(named, served)
-        return Choice(named, "it was named")
-    usable, refused = _usable(files, served)
+        named = _named(repository, models, quant, file)
+        _check_named(models[named], served)
+        return Choice(models[named], "it was named")
+    usable, refused = _usable(models, served)
     if not usable:
         raise UnsupportedError(
             f"no GGUF file of {repository} is served",
@@ -102,42 +105,48 @@ def choose_file(
             got="; ".join(f"{path}: {why}" for path, why in sorted(refused.items()))[:400],
             remedy="name another repository of this model",
         )
-    order = sorted(usable, key=lambda path: (_rank(path), files[path], path))
-    fitting = [path for path in order if memory_for(files[path]) <= memory]
+    order = sorted(usable, key=lambda path: (_rank(path), sizes[path], path))
+    fitting = [path for path in order if memory_for(sizes[path]) <= memory]
     if not fitting:
-        smallest = min(usable, key=lambda path: (files[path], path))
+        smallest = min(usable, key=lambda path: (sizes[path], path))
         return Choice(
-            smallest, f"none fits into the {memory / 2**30:.1f} GiB that are free; this is the smallest"
+            models[smallest],
+            f"none fits into the {memory / 2**30:.1f} GiB that are free; this is the smallest",
         )
-    return Choice(fitting[0], _reason(fitting[0], order, files, refused, memory))
+    return Choice(models[fitting[0]], _reason(fitting[0], order, sizes, refused, memory))
 
 
-def _named(repository: str, files: Mapping[str, int], quant: str | None, file: str | None) -> str:
+def _named(
+    repository: str, models: Mapping[str, tuple[str, ...]], quant: str | None, file: str | None
+) -> str:
     """Raises ConfigError."""
     if file is not None:
-        found = [path for path in files if path == file]
+        found = [path for path, parts in models.items() if file in parts]
     else:
         # It stands between the model's name and the suffix: Model-Q4_K_M.gguf, model.q8_0.gguf.
         between = re.compile(rf"(^|[-._/]){re.escape((quant or '').lower())}[-.]")
-        found = [path for path in files if between.search(path.lower())]
+        found = [path for path in models if between.search(path.lower())]
     if len(found) != 1:
         raise ConfigError(
             f"{repository} has {'no' if not found else 'more than one'} such GGUF file",
-            expected=" ".join(sorted(files))[:400] or "a repository with GGUF files",
+            expected=" ".join(sorted(models))[:400] or "a repository with GGUF files",
             got=file or quant,
             remedy=f"name one: {repository}:QUANT or {repository}/FILE.gguf",
         )
     return found[0]
 
 
-def _check_named(path: str, served: tuple[str, ...]) -> None:
-    """Raises UnsupportedError for a file whose name says a format that is not served.
+def _check_named(parts: tuple[str, ...], served: tuple[str, ...]) -> None:
+    """Raises ConfigError for missing parts, UnsupportedError for a format in the name that is not served.
 
     What a quantiser puts beside that format depends on its version, so the file itself decides about it.
     """
-    quant, parts = quant_of(path), _PART.search(path)
-    if parts is not None and int(parts[1]) > 1:
-        raise UnsupportedError("GGUF files in several parts are not served", got=path)
+    path = parts[0]
+    quant, count = quant_of(path), number_of_parts(path)
+    if len(parts) != count:
+        raise ConfigError(
+            "parts of this GGUF model are missing", expected=f"{count} parts", got=len(parts), where=path
+        )
     if quant is not None and formats_of(quant)[0] not in served:
         raise UnsupportedError(
             "the format of this GGUF file is not served", expected=" ".join(served), got=formats_of(quant)[0],
@@ -145,19 +154,21 @@ def _check_named(path: str, served: tuple[str, ...]) -> None:
         )  # fmt: skip
 
 
-def _usable(files: Mapping[str, int], served: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
-    """The files whose names say nothing against them; and the others, each with its reason."""
+def _usable(
+    models: Mapping[str, tuple[str, ...]], served: tuple[str, ...]
+) -> tuple[list[str], dict[str, str]]:
+    """The models whose names say nothing against them; and the others, each with its reason."""
     refused: dict[str, str] = {}
-    for path in files:
-        quant, parts = quant_of(path), _PART.search(path)
+    for path, parts in models.items():
+        quant, count = quant_of(path), number_of_parts(path)
         name = path.rsplit("/", 1)[-1].lower()
-        if parts is not None and int(parts[1]) > 1:
-            refused[path] = "one part of several"
+        if len(parts) != count:
+            refused[path] = f"{len(parts)} of {count} parts"
         elif name.startswith(("mmproj", "imatrix")) or "-mmproj" in name or "imatrix" in name:
             refused[path] = "not a language model"
         elif quant is not None and (wrong := [f for f in formats_of(quant) if f not in served]):
             refused[path] = f"{' and '.join(wrong)} not served"
-    return [path for path in files if path not in refused], refused
+    return [path for path in models if path not in refused], refused
 
 
 def _rank(path: str) -> int:
@@ -166,12 +177,12 @@ def _rank(path: str) -> int:
 
 
 def _reason(
-    path: str, order: list[str], files: Mapping[str, int], refused: Mapping[str, str], memory: int
+    path: str, order: list[str], sizes: Mapping[str, int], refused: Mapping[str, str], memory: int
 ) -> str:
     """One sentence for the user."""
-    size = f"{memory_for(files[path]) / 2**30:.1f} of {memory / 2**30:.1f} GiB free"
-    if len(files) == 1:
-        return f"the only GGUF file; {size}"
+    size = f"{memory_for(sizes[path]) / 2**30:.1f} of {memory / 2**30:.1f} GiB free"
+    if len(sizes) == 1:
+        return f"the only GGUF model; {size}"
     larger = [f"{quant_of(p) or p} does not fit" for p in order[: order.index(path)]]
     unserved = [f"{quant_of(p)}: {why}" for p, why in refused.items() if _rank(p) < _rank(path)]
     passed = larger + sorted(unserved)

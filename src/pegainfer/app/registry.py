@@ -12,7 +12,7 @@ from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
 from pegainfer.runner.program import Formats
-from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from pegainfer.runtime.weights.weight import Weight
 
@@ -81,7 +81,7 @@ class Model(Protocol):
 class ModelLine(Protocol):
     """The module that a line registers."""
 
-    def from_gguf(self, file: GGUFFile) -> Model: ...
+    def from_gguf(self, file: GGUF) -> Model: ...
 
     def from_hf(self, config: Mapping[str, Any], where: str, file: TensorFile) -> Model: ...
 

@@ -12,6 +12,7 @@ from pegainfer.app.cache import DEFAULT_MODEL, Progress, cached_model
 from pegainfer.app.hub import HubName
 from pegainfer.contract.errors import ConfigError
 from pegainfer.runtime.user_cache import cache_folder
+from pegainfer.runtime.weights.gguf_split import model_of
 
 FORMS = (
     f"{DEFAULT_MODEL.display_name}, a .gguf file, a folder with config.json and safetensors, "
@@ -24,7 +25,7 @@ class ModelRef:
     """Where a model lies on this machine."""
 
     kind: Literal["gguf", "folder"]
-    path: Path  # the .gguf file or the folder
+    path: Path  # the .gguf file, a part of a split one, or the folder
     name: str  # for answers and lists
 
 
@@ -75,7 +76,7 @@ def resolve(
         hub.FetchOptions(revision=revision, offline=offline, weights=weights, folder=download_dir, tell=tell),
     )
     if path.suffix == ".gguf":
-        return ModelRef("gguf", path, f"{name.repository}:{name.quant}" if name.quant else path.stem)
+        return ModelRef("gguf", path, f"{name.repository}:{name.quant}" if name.quant else _stem(path))
     return ModelRef("folder", _folder(path, weights, text).path, name.repository)
 
 
@@ -128,8 +129,13 @@ def _file(path: Path) -> ModelRef:
             where=path,
             remedy="give the folder if this is a file of a safetensors model",
         )
-    name = DEFAULT_MODEL.display_name if path.name == DEFAULT_MODEL.file_name else path.stem
+    name = DEFAULT_MODEL.display_name if path.name == DEFAULT_MODEL.file_name else _stem(path)
     return ModelRef("gguf", path, name)
+
+
+def _stem(path: Path) -> str:
+    """The name of a model in one GGUF file or in parts."""
+    return model_of(path.name) or path.stem
 
 
 def _folder(path: Path, weights: bool, text: bool) -> ModelRef:

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from pegainfer.contract import request
 from pegainfer.contract.errors import RequestError
-
-# Fields that the engine's own parameters have under the same name and type.
-_SHARED = (
-    "top_p",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "max_tokens",
-    "ignore_eos",
-    "logprobs",
-    "prompt_logprobs",
-)
 
 
 class RequestOutputKind(Enum):
@@ -74,21 +59,29 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def to_engine(self, encode: Callable[[str], list[int]]) -> request.SamplingParams:
+    def to_engine(
+        self, encode: Callable[[str], list[int]], *, special_stops: Iterable[int] = ()
+    ) -> request.SamplingParams:
         """The engine's form, in token ids.
 
         Args:
-            encode: text to ids without special tokens. Raises RequestError for an empty bad word.
+            encode: text to ids without special tokens.
+            special_stops: ids of the stop strings that are special tokens.
+
+        Raises RequestError for an empty bad word.
         """
-        return request.SamplingParams(
-            **{name: getattr(self, name) for name in _SHARED},
-            temperature=0.0 if 0 <= self.temperature < request.GREEDY_BELOW else self.temperature,
-            top_k=max(self.top_k, 0) if self.top_k >= -1 else self.top_k,
-            logit_bias=tuple((self.logit_bias or {}).items()),
-            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-            bad_words=self._bad_words(encode),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-        )
+        allowed = self.allowed_token_ids
+        engine_fields = request.SamplingParams.__struct_fields__
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in engine_fields}
+        values |= {
+            "temperature": 0.0 if 0 <= self.temperature < request.GREEDY_BELOW else self.temperature,
+            "top_k": max(self.top_k, 0) if self.top_k >= -1 else self.top_k,
+            "logit_bias": tuple((self.logit_bias or {}).items()),
+            "allowed_token_ids": None if allowed is None else tuple(allowed),
+            "bad_words": self._bad_words(encode),
+            "stop_token_ids": tuple(dict.fromkeys([*(self.stop_token_ids or ()), *special_stops])),
+        }
+        return request.SamplingParams(**values)
 
     def _bad_words(self, encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
         """Each word as a text begins with it and as it follows a space: these are different tokens."""

@@ -15,7 +15,7 @@ from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.tokenizer import Tokenizer
 from pegainfer.frontend.tokenizer_files import load_tokenizer, read_json
 from pegainfer.frontend.tokenizer_gguf import tokenizer_from_gguf
-from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.gguf_split import open_gguf
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def load_text(model: ModelRef, options: TextOptions | None = None) -> TextSide:
     options = options or TextOptions()
     path = options.tokenizer or model.path
     if path.suffix.lower() == ".gguf":
-        with GGUFFile(path) as file:
+        with open_gguf(path) as file:
             found = tokenizer_from_gguf(file.metadata)
     else:
         found = load_tokenizer(path)
@@ -82,7 +82,7 @@ def _generation(model: ModelRef) -> Mapping[str, Any]:
     """What a model says of sampling, as it is."""
     if model.kind == "folder":
         return read_json(model.path / "generation_config.json")
-    with GGUFFile(model.path) as file:
+    with open_gguf(model.path) as file:
         generation = {k: v for k, v in file.metadata.items() if k.startswith("general.sampling.")}
     if not generation and model.path.name == DEFAULT_MODEL.file_name:
         return dict(DEFAULT_MODEL.generation)

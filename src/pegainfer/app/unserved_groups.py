@@ -43,8 +43,7 @@ _GROUPS: tuple[tuple[Unserved, str], ...] = (
     ),
     (
         Unserved(f"{ONE_GPU}; leave it out", ("1",)),
-        "tensor_parallel_size pipeline_parallel_size data_parallel_size data_parallel_size_local "
-        "decode_context_parallel_size tp_size dp_size pp_size ep_size tp dp nnodes",
+        "pipeline_parallel_size data_parallel_size_local decode_context_parallel_size pp_size ep_size nnodes",
     ),
     (
         Unserved(ONE_GPU),

@@ -25,7 +25,7 @@ from pegainfer.engine.config import SchedulerConfig
 if TYPE_CHECKING:
     from pegainfer.contract.event import TokenEvent
     from pegainfer.engine.inprocess import InProcessEngine
-    from pegainfer.kernels.profile import ProgramRun
+    from pegainfer.measure.profile import ProgramRun
 
 SEED = 20240607  # of the random prompts: fresh for every request, so that no prefix is found in the cache
 

@@ -20,10 +20,10 @@ from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
     from pegainfer.cli.spec import EngineSpec
-    from pegainfer.kernels.ledger import Roofline, Row
-    from pegainfer.kernels.loads import StepShape
-    from pegainfer.kernels.opbench import Identity, InStep, OpDevice, StepTimes, Timing
-    from pegainfer.kernels.workload import Family
+    from pegainfer.measure.ledger import Roofline, Row
+    from pegainfer.measure.opbench import Identity, InStep, OpDevice, StepTimes, Timing
+    from pegainfer.measure.step_shapes import StepShape
+    from pegainfer.measure.workload import Family
     from pegainfer.ops.check import Report
 
 # Of EngineConfig, those that matter here, by device.
@@ -60,7 +60,7 @@ def ops(
     the op's reference. On a GPU, also what the op adds to a whole step, where it overlaps with
     others. Weights are seeded; of the model, only the sizes and formats count.
     """
-    from pegainfer.kernels import ledger
+    from pegainfer.measure import ledger
 
     if flags.device not in ("auto", *FLAGS):
         raise UnsupportedError("no ops to bench", expected="--device cpu or cuda", got=flags.device)
@@ -92,13 +92,13 @@ def ops(
 def _open(engine: EngineConfig) -> OpDevice:
     """Raises what opening a GPU raises."""
     if engine.backend == "cuda":
-        from pegainfer.kernels.cuda.opbench import CudaOps
+        from pegainfer.measure.cuda.opbench import CudaOps
 
         return CudaOps(engine.device_ordinal)
     from pegainfer.app.assemble import cpu_options
     from pegainfer.cli.machine import cpu_model
-    from pegainfer.kernels.cpu.opbench import CpuOps
-    from pegainfer.kernels.cpu.threads import usable_cores
+    from pegainfer.lower.cpu.threads import usable_cores
+    from pegainfer.measure.cpu.opbench import CpuOps
 
     options = cpu_options(engine)
     return CpuOps(cpu_model(), replace(options, threads=options.threads or usable_cores()))
@@ -117,7 +117,8 @@ def _plan(spec: EngineSpec, device: OpDevice, wanted: tuple[str, ...]) -> Plan:
     if unknown := sorted(set(wanted) - set(names)):
         raise ConfigError("no such op in this model's step", expected=" ".join(names), got=" ".join(unknown))
     longest = programs.info.max_model_len
-    return [(f, f.step_shapes(longest, device.loads)) for f in found if not wanted or f.spec.name in wanted]
+    chosen = [f for f in found if not wanted or f.spec.name in wanted]
+    return [(f, f.step_shapes(longest, device.step_sizes)) for f in chosen]
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class _Origin:
         )
 
     def row(self, m: _Measured, roofline: Roofline, in_step: InStep | None) -> Row:
-        from pegainfer.kernels.ledger import Row, shape_of
+        from pegainfer.measure.ledger import Row, shape_of
 
         spec, timing, ran = m.family.spec, m.timing, m.identity
         worst = m.report.deviations.values()
@@ -228,7 +229,7 @@ class _Origin:
 
     def forward(self, like: Row, shape: StepShape, times: StepTimes) -> Row:
         """A whole forward pass as a row of its own; `like` is any row of the run."""
-        from pegainfer.kernels.ledger import FORWARD
+        from pegainfer.measure.ledger import FORWARD
 
         us, sizes = round(times.us, 3), dict(sorted(shape.env.items()))
         return msgspec.structs.replace(
@@ -239,7 +240,7 @@ class _Origin:
 
 
 def _print(rows: list[Row], roofline: Roofline) -> None:
-    from pegainfer.kernels.ledger import shape_text
+    from pegainfer.measure.ledger import shape_text
 
     peaks = ", ".join(f"{name} {peak:g} G/s" for name, peak in roofline.peaks.items())
     threads = f", {rows[0].threads} threads" if rows[0].threads else ""

@@ -21,13 +21,13 @@ from pegainfer.cli.bisect import Difference, layer_of
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import RunnerInfo
-from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.compare import compare_step
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor
-from pegainfer.kernels.cuda.options import CudaOptions
 from pegainfer.kv.device.cuda_pool import CudaPools
 from pegainfer.kv.device.layout import GroupLayout, PageLayout
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.measure.cuda.compare import compare_step
 from pegainfer.ops.rounding import rounded
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.weights.weight import Weight

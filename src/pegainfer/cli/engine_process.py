@@ -79,7 +79,7 @@ def _load(device: str) -> None:
     """Imports what an engine on this device needs, before it is known what it shall run."""
     modules = ["pegainfer.engine.process", "pegainfer.app.assemble", "pegainfer.app.grammars"]
     if device == "cuda":
-        modules += ["pegainfer.app.gpu", "pegainfer.kernels.cuda.backend", "pegainfer.runner.resident"]
+        modules += ["pegainfer.app.gpu", "pegainfer.lower.cuda.backend", "pegainfer.runner.resident"]
         modules += ["pegainfer.runner.cuda"]
     from pegainfer.app.registry import LINES
 

@@ -67,7 +67,7 @@ def model_kernels(reference: str, archs: list[str]) -> dict[str, set[str]]:
     from pegainfer.cli.plan import step_programs
     from pegainfer.cli.spec import EngineSpec
     from pegainfer.engine.config import SchedulerConfig
-    from pegainfer.kernels.cuda.target import Target, card_of
+    from pegainfer.lower.cuda.target import Target, card_of
 
     found = resolve(reference, fetch=True, weights=False, text=False)
     load_format = "dummy" if found.path.is_dir() else "auto"

@@ -19,8 +19,8 @@ from pegainfer.ops.spec import Cost
 from pegainfer.runner.program import largest_step
 
 if TYPE_CHECKING:
-    from pegainfer.kernels.cuda.plan import StepPlan
-    from pegainfer.kernels.cuda.target import Target
+    from pegainfer.lower.cuda.plan import StepPlan
+    from pegainfer.lower.cuda.target import Target
 
 NO_OPTIONS = dict.fromkeys("JEUO", 0)  # logit biases, masks and banned tokens of a sampling step
 
@@ -54,8 +54,8 @@ class StepPrograms:
 
     def launches(self, target: Target, tokens: int, rows: int) -> Iterator[StepPlan]:
         """What a GPU launches: the forward pass, then sampling of all rows without options."""
-        from pegainfer.kernels.cuda.lowering import Step
-        from pegainfer.kernels.cuda.planning import plan_program
+        from pegainfer.lower.cuda.lowering import Step
+        from pegainfer.lower.cuda.planning import plan_program
 
         sizes = step_sizes(tokens, rows)
         yield plan_program(self.forward, Step(target, sizes, tokens == rows))
@@ -63,8 +63,8 @@ class StepPrograms:
 
     def kernels(self, target: Target) -> set[str]:
         """Every kernel that a GPU may launch for this model, at the sizes that steps are padded to."""
-        from pegainfer.kernels.cuda.lowering import Step
-        from pegainfer.kernels.cuda.planning import SUPPORT, chosen_kernels
+        from pegainfer.lower.cuda.lowering import Step
+        from pegainfer.lower.cuda.planning import SUPPORT, chosen_kernels
         from pegainfer.runner.buckets import Buckets
 
         buckets = Buckets(self.info)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pegainfer.contract.grammar import GrammarFactory
     from pegainfer.contract.handle import EngineInfo
     from pegainfer.frontend.grammar.vocabulary import Vocabulary
-    from pegainfer.kernels.profile import Profiler
+    from pegainfer.measure.profile import Profiler
 
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"  # of every process
 
@@ -79,15 +79,15 @@ def _vocabulary(spec: EngineSpec) -> Vocabulary:
 def _build_null(spec: EngineSpec) -> Engine:
     """The null device under the names and bounds that were asked for."""
     from pegainfer.app.assemble import Engine, engine_info
+    from pegainfer.app.ranks import null_ranks
     from pegainfer.null.config import NullConfig
-    from pegainfer.null.runner import NullRunner
 
     defaults = NullConfig()
-    runner = NullRunner(
-        NullConfig(
-            max_model_len=spec.engine.max_model_len or defaults.max_model_len,
-            max_slots=spec.scheduler.max_slots or defaults.max_slots,
-        )
+    data_ranks = spec.engine.data_parallel_size
+    config = NullConfig(
+        max_model_len=spec.engine.max_model_len or defaults.max_model_len,
+        max_slots=-(-(spec.scheduler.max_slots or defaults.max_slots) // data_ranks),
     )
+    runner = null_ranks(config, spec.engine.tensor_parallel_size, data_ranks)
     info = engine_info(runner.info, spec.name, "NullModel", "null", spec.scheduler.max_logprobs)
     return Engine(runner, info)

@@ -16,8 +16,8 @@ LEAST_US = 1.0  # of an op whose ratio to its floor says anything
 if TYPE_CHECKING:
     from pegainfer.app.config import EngineConfig
     from pegainfer.engine.inprocess import InProcessEngine
-    from pegainfer.kernels.ledger import Roofline
-    from pegainfer.kernels.profile import ProgramRun, StepTime
+    from pegainfer.measure.ledger import Roofline
+    from pegainfer.measure.profile import ProgramRun, StepTime
 
 
 class StepTracer:
@@ -57,8 +57,8 @@ class StepProfiler:
 
     def __init__(self, config: EngineConfig) -> None:
         """Measures the machine's ceilings; `config` is that of the engine to be built."""
-        from pegainfer.kernels.cpu.roofline import measure_roofline
-        from pegainfer.kernels.profile import Profiler
+        from pegainfer.measure.cpu.roofline import measure_roofline
+        from pegainfer.measure.profile import Profiler
 
         self.profiler = Profiler()
         self.tracer = StepTracer()
@@ -67,7 +67,7 @@ class StepProfiler:
 
     def measure_again(self) -> None:
         """Keeps the better of each ceiling. The engine must be idle."""
-        from pegainfer.kernels.cpu.roofline import measure_roofline
+        from pegainfer.measure.cpu.roofline import measure_roofline
 
         again = measure_roofline(self._config.threads or 0, self._config.isa)
         self.roofline = self.roofline.best_of(again)
@@ -84,8 +84,8 @@ class StepProfiler:
             wanted: whether a step with this forward pass belongs to it; None: all do, and count as one step.
         """
         from pegainfer.app.assemble import cpu_options
-        from pegainfer.kernels.cpu.variant import activation_on, arithmetic_of
-        from pegainfer.kernels.profile import step_time, steps_of
+        from pegainfer.measure.cpu.variant import activation_on, arithmetic_of
+        from pegainfer.measure.profile import step_time, steps_of
 
         before = engine.stats()
         self.tracer.seconds.clear()

@@ -78,18 +78,22 @@ class ModelFlags:
 
 
 KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
+# Only the null device has more than one rank. Everywhere else 1 is accepted, and check_backend refuses more.
+RANK_FLAGS = ("--tensor-parallel-size", "--data-parallel-size")
 # Flags of EngineConfig that a device obeys.
 APPLIES: dict[str, tuple[str, ...]] = {
-    "cpu": (*KV_FLAGS, "--threads", "--isa", "--activation-dtype"),
+    "cpu": (*KV_FLAGS, *RANK_FLAGS, "--threads", "--isa", "--activation-dtype"),
     "cuda": (
         *KV_FLAGS,
+        *RANK_FLAGS,
         "--device-ordinal",
         "--gpu-memory-utilization",
         "--cuda-graph",
         "--load-format",
         "--activation-dtype",
     ),
-    "reference": KV_FLAGS,
+    "reference": (*KV_FLAGS, *RANK_FLAGS),
+    "null": ("--max-model-len", *RANK_FLAGS),
 }
 
 
@@ -122,7 +126,7 @@ def choose(
     if flags.device == "null":
         if reference is not None:
             raise ConfigError("the null device has no model", got=reference, remedy="leave the model out")
-        given.refuse(EngineConfig, "--device null", but=("--max-model-len",))
+        given.refuse(EngineConfig, "--device null", but=APPLIES["null"])
         spec = EngineSpec(name="null", path="", engine=engine, scheduler=scheduler)
         return Target(spec, None, text_options(flags, ""))
     device = flags.device if flags.device != "auto" else pick_device(engine)

@@ -7,7 +7,7 @@ import hashlib
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal, get_type_hints
 
 import msgspec
 
@@ -16,6 +16,30 @@ HASH_BYTES = 32  # SHA-256
 # only tells apart logits that are closer than their own float32 rounding error. A power of two is the same
 # number in float32 and float64.
 GREEDY_BELOW = 2.0**-20
+# Bounds under which logits stay finite in float32 whatever fields meet: a bias of 1e15 over a penalty of
+# 1e-15 is 1e30.
+LARGEST = 1e15
+SMALLEST_DIVISOR = 1e-15
+INT32_MAX = 2**31 - 1
+
+
+class Number(msgspec.Struct, frozen=True):
+    """Says of a sampling parameter that it is one number, and which values it may have.
+
+    The HTTP server's checks and API documentation, the engine's checks and the runners' arrays of sampling
+    parameters follow from it: see `NUMBERS`.
+    """
+
+    about: str  # its meaning, for readers of the API's documentation
+    low: float  # of a request over HTTP, inclusive
+    high: float  # of a request over HTTP, inclusive
+    engine: tuple[float, float] | None = None  # the engine's own bounds, inclusive; None: low and high
+    above: bool = False  # the lower bound itself is refused
+    whole: bool = False  # an integer
+
+    def in_request(self, value: float) -> bool:
+        """Whether a request over HTTP may have this value. NaN is in no range."""
+        return self.low <= value <= self.high and not (self.above and value == self.low)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,15 +50,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     # Below GREEDY_BELOW it means greedy: the highest logit, the lowest id among equals.
-    temperature: float = 1.0
-    top_k: int = 0  # 0 means off
-    top_p: float = 1.0  # 1 means off; the smallest set whose mass reaches top_p, after top_k
-    min_p: float = 0.0  # drops tokens under min_p times the best probability
+    temperature: Annotated[float, Number("0 always takes the likeliest token", 0, 100, (0, LARGEST))] = 1.0
+    # 0 means off; -1 too over HTTP.
+    top_k: Annotated[
+        int,
+        Number("draw among the k likeliest; 0 and -1 are off", -1, INT32_MAX, (0, INT32_MAX), whole=True),
+    ] = 0
+    # 1 means off; the smallest set whose mass reaches top_p, after top_k.
+    top_p: Annotated[float, Number("draw among the likeliest that reach this mass", 0, 1, above=True)] = 1.0
+    # Drops tokens under min_p times the best probability.
+    min_p: Annotated[float, Number("drop tokens less likely than this share of the likeliest", 0, 1)] = 0.0
     seed: int | None = None  # None: drawn by the engine at admission
     # Divides positive, multiplies negative logits of tokens seen (prompt too).
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0  # subtracted once from each token that was generated
-    frequency_penalty: float = 0.0  # subtracted as often as the token was generated
+    repetition_penalty: Annotated[
+        float,
+        Number(
+            "divides the logits of tokens that were there before; 1 is off",
+            0.01,
+            100,
+            (SMALLEST_DIVISOR, LARGEST),
+        ),
+    ] = 1.0
+    # Subtracted once from each token that was generated.
+    presence_penalty: Annotated[
+        float,
+        Number("taken off the logit of a token that was generated before", -2, 2, (-LARGEST, LARGEST)),
+    ] = 0.0
+    # Subtracted as often as the token was generated.
+    frequency_penalty: Annotated[
+        float,
+        Number("taken off a token's logit for each time it was generated", -2, 2, (-LARGEST, LARGEST)),
+    ] = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     allowed_token_ids: tuple[int, ...] | None = None  # only these may be drawn
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
@@ -47,6 +93,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     # No text is wanted but one vector of the prompt: of the hidden states after the final norm their mean, or
     # the last one. It comes with the finish; max_tokens is 1, whose token is nobody's.
     pooling: Literal["mean", "last"] | None = None
+
+
+# The sampling parameters that are one number, by name.
+NUMBERS: dict[str, Number] = {
+    name: about
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+    for about in getattr(hint, "__metadata__", ())
+    if isinstance(about, Number)
+}
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
@@ -63,7 +118,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     prompt: bytes  # int32 little-endian token ids, at least one
     sampling: SamplingParams = SamplingParams()
     n: int = 1  # how many continuations; TokenEvent.index tells them apart
-    eos_token_ids: tuple[int, ...] = ()  # the model's, from its generation config
+    eos_token_ids: tuple[int, ...] = ()  # the model's; ids beyond the vocabulary end nothing
     block_hashes: bytes = b""  # HASH_BYTES for each full block of the prompt, chained; empty: engine hashes
     block_size: int = 0  # of block_hashes, in tokens; must be the engine's if hashes are given
     grammar: GrammarSpec | None = None

@@ -6,7 +6,8 @@ transfers alone run beside the steps. Two plans may be uncommitted at any time, 
 token that the host has not seen yet (`Row.follow`).
 
 Ranks. With data-parallel attention, `RunnerInfo.data_ranks` ranks have pools of their own. Block ids are
-per rank. A slot lives on one rank (`RunnerInfo.rank_of`), and its blocks are blocks of that rank.
+per rank. A slot lives on one rank (`RunnerInfo.rank_of`), and its blocks are blocks of that rank. A plan goes
+to all ranks; the result of a data-parallel rank has the rows of its own slots alone.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from array import array
 
+import msgspec
+
 from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.errors import ConfigError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.grammar import Matcher
@@ -49,7 +51,7 @@ class Admission:
         self._rng = rng
         self._next_number = 0
         # Tokens of a sequence that runs alone; the last one's KV is never needed.
-        self.reach = residents.kv.reach_alone(info.max_commit) + 1
+        self.reach = residents.homes[0].kv.reach_alone(info.max_commit) + 1
         if self.reach < 2 or info.max_tokens < 1 or residents.num_slots < 1:
             raise ConfigError("the runner cannot hold one sequence", got=info)
 
@@ -70,6 +72,10 @@ class Admission:
         except PegaError:
             self._outcomes.counters.rejections += 1
             raise
+        # Tokenizers may name more tokens than the model has: such an end can never be drawn, and is no index.
+        ends = tuple(t for t in request.eos_token_ids if t < self._info.vocab_size)
+        if len(ends) < len(request.eos_token_ids):
+            request = msgspec.structs.replace(request, eos_token_ids=ends)
         sampling = request.sampling
         most = self._info.max_model_len if sampling.max_tokens is None else len(tokens) + sampling.max_tokens
         limit = min(most, self._info.max_model_len, self.reach)
@@ -103,7 +109,7 @@ class Admission:
 
     def _check(self, request: GenerateRequest, matcher: Matcher | None) -> array[int]:
         """Returns the prompt's ids. Raises RequestError, QueueFullError."""
-        tokens = check_request(request, self._info, self._config, self._residents.kv.unit, self.reach)
+        tokens = check_request(request, self._info, self._config, self._residents.unit, self.reach)
         self._check_room(len(tokens))
         if request.grammar is not None and matcher is None:
             raise RequestError(
@@ -139,4 +145,4 @@ class Admission:
         raw = request.block_hashes
         if raw and request.adapter_digest == digest:
             return [raw[i : i + HASH_BYTES] for i in range(0, len(raw), HASH_BYTES)]
-        return hash_blocks(request.prompt, self._residents.kv.unit, parent=root)
+        return hash_blocks(request.prompt, self._residents.unit, parent=root)

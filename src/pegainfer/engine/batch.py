@@ -1,26 +1,43 @@
-"""The plan under construction and what is left of its budget."""
+"""The plan under construction, for one data-parallel rank, and what is left of the rank's budget."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Seq
 
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StateSnapshot, StepPlan
 from pegainfer.contract.tiers import Transfer
 from pegainfer.engine.cost import DECODE_PERIOD, StepLoad, prefill_pairs
+from pegainfer.engine.data_rank import DataRankState
 from pegainfer.engine.sequence import Sequence
+
+# Lists that ranks' batches are put together from.
+PARTS = (
+    "news",
+    "blocks",
+    "copies",
+    "snapshots",
+    "transfers",
+    "decodes",
+    "decode_seqs",
+    "prefills",
+    "prefill_seqs",
+)
 
 
 class Batch:
-    """Collects the parts of one plan. Sequences are marked as they are placed."""
+    """Collects the parts of one plan on one data-parallel rank. Sequences are marked as they are placed."""
 
     __slots__ = (
         "blocks",
+        "budget",
         "context",
         "copies",
         "counted",
         "decode_seqs",
         "decodes",
         "drafts",
+        "home",
         "hungry",
         "later_decodes",
         "left",
@@ -37,10 +54,13 @@ class Batch:
         "transfers",
     )
 
-    def __init__(self, step: int, max_tokens: int, max_prefill_tokens: int, drafts: int = 0) -> None:
+    def __init__(
+        self, step: int, home: DataRankState, max_tokens: int, max_prefill_tokens: int, drafts: int = 0
+    ) -> None:
         """`drafts`: that each decode row may have."""
         self.step = step
-        self.left = max_tokens
+        self.home = home
+        self.budget = self.left = max_tokens
         self.prefill_left = max_prefill_tokens
         self.drafts = drafts
         self.later_decodes = 0  # decode rows that are still to come and must find room
@@ -91,6 +111,11 @@ class Batch:
         seq.flying += 1
         seq.last_step = self.step
 
+    @property
+    def decode_tokens(self) -> int:
+        """Positions that the decode rows compute."""
+        return self.budget - self.left - self.prefill_tokens
+
     def placed_context(self) -> int:
         """Positions that the decode rows placed so far read."""
         return sum([row.start for row in self.decodes]) + len(self.decodes)
@@ -120,3 +145,16 @@ class Batch:
             wait_transfers=not rows,
         )
         return plan, self.decode_seqs + self.prefill_seqs
+
+
+def merged(batches: Seq[Batch]) -> Batch:
+    """All data-parallel ranks' parts of one plan as one."""
+    first = batches[0]
+    out = Batch(first.step, first.home, 0, 0)
+    for batch in batches:
+        out.budget += batch.budget
+        out.left += batch.left
+        out.prefill_tokens += batch.prefill_tokens
+        for name in PARTS:
+            getattr(out, name).extend(getattr(batch, name))
+    return out

@@ -9,14 +9,17 @@ import numpy as np
 
 from pegainfer.contract.codec import MAX_PROMPT_LOGPROBS, prompt_logprobs_bytes
 from pegainfer.contract.errors import RequestError
-from pegainfer.contract.request import HASH_BYTES, GenerateRequest, SamplingParams, token_array
+from pegainfer.contract.request import (
+    HASH_BYTES,
+    LARGEST,
+    NUMBERS,
+    GenerateRequest,
+    SamplingParams,
+    token_array,
+)
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 
-# Bounds under which logits stay finite in float32 whatever fields meet: a bias of 1e15 over a penalty of
-# 1e-15 is 1e30.
-_LARGEST = 1e15
-_SMALLEST_DIVISOR = 1e-15
 MAX_BAD_TOKENS = 1 << 14  # of a request's bad words together: every step of its batch goes through them
 
 
@@ -31,10 +34,11 @@ def check_request(
     """
     tokens = _prompt(request, info, block_size)
     end = min(info.max_model_len, reach)
-    if len(tokens) >= end:
+    longest = end if request.sampling.max_tokens == 0 else end - 1
+    if len(tokens) > longest:
         raise RequestError(
             "the prompt leaves no room for an answer",
-            expected=f"fewer than {end} tokens",
+            expected=f"at most {longest} tokens",
             got=len(tokens),
             param="prompt",
             remedy="shorten the prompt or start the engine with a larger context",
@@ -61,7 +65,7 @@ def check_request(
     if request.deadline is not None and not math.isfinite(request.deadline):
         raise RequestError("bad deadline", expected="finite seconds", got=request.deadline, param="deadline")
     for token in request.eos_token_ids:
-        _integer("eos_token_ids", token, 0, info.vocab_size - 1)
+        _integer("eos_token_ids", token, 0, 2**31 - 1)
     _check_sampling(request.sampling, info, config)
     _check_prompt_logprobs(request.sampling.prompt_logprobs, len(tokens))
     return tokens
@@ -105,15 +109,14 @@ def _prompt(request: GenerateRequest, info: RunnerInfo, block_size: int) -> arra
 
 
 def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig) -> None:
-    _number("temperature", s.temperature, 0.0, _LARGEST)
-    _number("top_p", s.top_p, 0.0, 1.0)
-    _number("min_p", s.min_p, 0.0, 1.0)
-    _number("repetition_penalty", s.repetition_penalty, _SMALLEST_DIVISOR, _LARGEST)
-    if s.top_p == 0.0:
-        raise RequestError("top_p is out of range", expected="> 0", got=0.0, param="top_p")
-    _number("presence_penalty", s.presence_penalty, -_LARGEST, _LARGEST)
-    _number("frequency_penalty", s.frequency_penalty, -_LARGEST, _LARGEST)
-    _integer("top_k", s.top_k, 0, 2**31 - 1)
+    for name, number in NUMBERS.items():
+        value, (low, high) = getattr(s, name), number.engine or (number.low, number.high)
+        if number.whole:
+            _integer(name, value, int(low), int(high))
+            continue
+        _number(name, value, low, high)
+        if number.above and value == low:
+            raise RequestError(f"{name} is out of range", expected=f"> {low:g}", got=value, param=name)
     _integer("min_tokens", s.min_tokens, 0, 2**31 - 1)
     if s.max_tokens is not None:
         _integer("max_tokens", s.max_tokens, 0, 2**31 - 1)
@@ -129,7 +132,7 @@ def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig
     last = info.vocab_size - 1
     for token, bias in s.logit_bias:
         _integer("logit_bias", token, 0, last)
-        _number("logit_bias", bias, -_LARGEST, _LARGEST)
+        _number("logit_bias", bias, -LARGEST, LARGEST)
     if s.allowed_token_ids is not None:
         if not s.allowed_token_ids:
             raise RequestError("no token is allowed", expected="at least one id", param="allowed_token_ids")

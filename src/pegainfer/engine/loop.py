@@ -174,6 +174,7 @@ class EngineLoop:
 
     def _rest(self) -> None:
         """Says once that the engine is idle, then sleeps until something comes in."""
+        self._controls.collect()  # the last request with an adapter may have ended without a step
         stats = self._snapshots.at_rest(self._clock())
         if stats is not None:
             self._sink.events([], stats)

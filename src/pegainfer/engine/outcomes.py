@@ -23,9 +23,9 @@ class Outcomes:
         self.counters = Counters()
         self.num_constrained = 0  # of them, those with a grammar
         self._residents = residents
-        self._kv = residents.kv
-        self._unit = residents.kv.unit
-        self._has_windows = residents.kv.has_windows
+        self._kvs = [home.kv for home in residents.homes]  # by data-parallel rank
+        self._unit = residents.unit
+        self._has_windows = self._kvs[0].has_windows
 
     def open(self, family: list[Sequence]) -> None:
         self.live[family[0].request.id] = family
@@ -64,7 +64,7 @@ class Outcomes:
                         if not seq.uncommitted:
                             seq.planned = known
                         if known - kv.published * unit >= unit:
-                            self._kv.publish(kv, tokens, known)
+                            self._kvs[seq.data_rank].publish(kv, tokens, known)
                         extended += 1
                         events.append(TokenEvent(request_id=seq.request_id, index=seq.index, tokens=new))
                         continue
@@ -72,7 +72,7 @@ class Outcomes:
                 self._fail(seq, row, errors[i], now, events, result.error_kinds.get(i))
             elif seq.status is Status.FINISHED:
                 if not row.sample and seq.left_kv is not None:  # cancelled in its prefill: the KV is good
-                    self._kv.publish(seq.left_kv, seq.tokens, row.start + row.count)
+                    self._kvs[seq.data_rank].publish(seq.left_kv, seq.tokens, row.start + row.count)
             else:
                 self._row(seq, row, i, result, now, events)
             if not seq.flying:
@@ -115,11 +115,11 @@ class Outcomes:
             if row.sample and not seq.uncommitted:
                 seq.planned = computed
             if computed - kv.published * self._unit >= self._unit:
-                self._kv.publish(kv, seq.tokens, computed)
+                self._kvs[seq.data_rank].publish(kv, seq.tokens, computed)
             if self._has_windows and finish is None:
-                self._kv.trim(kv, computed, seq.last_step)
+                self._kvs[seq.data_rank].trim(kv, computed, seq.last_step)
         elif seq.left_kv is not None:
-            self._kv.publish(seq.left_kv, seq.tokens, computed)
+            self._kvs[seq.data_rank].publish(seq.left_kv, seq.tokens, computed)
         if finish is not None:
             ended = self.finish(seq, finish, now, new, result.logprobs.get(i))
             if i in result.pooled:

@@ -1,8 +1,13 @@
-"""Fills one batch: rows for those that run, in order of rank, then admissions from the queue."""
+"""Fills a step's batches: rows for those that run, in order of rank, then admissions from the queue.
+
+There is one batch for each data-parallel rank, with a token budget of its own. A running sequence stays on
+its rank; one that waits is placed when it is admitted (`_place`).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Seq
 
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.batch import Batch
@@ -27,31 +32,30 @@ class Planner:
         self._cost = cost
         self._fill_tokens = info.fill_tokens
         self._target_seconds = target_seconds
-        self._kv = residents.kv
-        self._unit = self._kv.unit
-        # A failed admission, and the blocks there were then.
-        self._blocked: tuple[Sequence, int] | None = None
+        self._unit = residents.unit
         self._displaced_until = 0  # step after which what was last displaced is free
+        # For whom it was displaced, and on which data-parallel rank.
+        self._displaced: tuple[Sequence, int] | None = None
 
-    def fill(self, batch: Batch) -> None:
-        """Places rows; a batch without rows means that nothing can be done before the next commit."""
-        self._run(batch)
-        if not batch.hungry:
-            self._admit(batch)
+    def fill(self, batches: Seq[Batch]) -> None:
+        """Places rows; batches without rows mean that nothing can be done before the next commit."""
+        for batch in batches:
+            self._run(batch, batches)
+        self._admit(batches)
 
     # Those that run
 
-    def _run(self, batch: Batch) -> None:
-        """Walks the running sequences in order of rank, and takes in between who waits and outranks some."""
-        running, waiting = self._residents.running.items, self._residents.waiting.items
-        step, drafts, states = batch.step, batch.drafts, self._kv.states
+    def _run(self, batch: Batch, batches: Seq[Batch]) -> None:
+        """Walks a rank's running sequences in order, and takes in between who waits and outranks some."""
+        running, waiting = batch.home.running.items, self._residents.waiting.items
+        step, drafts, states = batch.step, batch.drafts, batch.home.kv.states
         urgent = bool(waiting and running) and waiting[0].rank < running[-1].rank
         i = 0
         while i < len(running):  # preemption shortens the list behind i
             seq = running[i]
             if urgent and waiting and waiting[0].rank < seq.rank:
                 self._count_decodes(i, batch)
-                urgent = self._admit_urgent(batch)
+                urgent = self._admit_urgent(batch, batches)
                 continue
             i += 1
             if seq.last_step == step:
@@ -100,7 +104,7 @@ class Planner:
         """Counts, once a step, the running sequences from index `first` on that will ask for one token."""
         if not batch.counted:
             batch.counted = True
-            later = self._residents.running.items[first:]
+            later = batch.home.running.items[first:]
             known = [len(s.tokens) for s in later if s.uncommitted > 0 or len(s.tokens) - s.planned == 1]
             batch.later_decodes, batch.context = len(known), sum(known)
 
@@ -154,9 +158,10 @@ class Planner:
         batch.place_prefill(seq, start, end - start, sample)
         if batch.seconds_left < math.inf:
             batch.seconds_left -= self._cost.prefill(start, end - start)
-        if self._kv.states is not None and seq.kv is not None:
+        states = batch.home.kv.states
+        if states is not None and seq.kv is not None:
             known = len(seq.tokens)
-            batch.snapshots += self._kv.states.of_prompt(seq.kv, seq.slot, start, end, known, batch.step)
+            batch.snapshots += states.of_prompt(seq.kv, seq.slot, start, end, known, batch.step)
 
     def _fork(self, parent: Sequence, batch: Batch) -> None:
         """The parent computes its last prompt token; its children enter with all before it computed.
@@ -179,53 +184,85 @@ class Planner:
 
     # Those that wait
 
-    def _admit(self, batch: Batch) -> None:
+    def _admit(self, batches: Seq[Batch]) -> None:
         """Takes from the queue, in its order, until somebody does not fit."""
-        residents = self._residents
-        while residents.waiting.items and batch.prefill_room > 0 and residents.free_slots:
-            seq = residents.waiting.first()
+        waiting = self._residents.waiting
+        while waiting.items and any([self._takes(batch) for batch in batches]):
+            seq = waiting.first()
             # A preempted sequence re-enters when its last tokens are known.
-            if seq.flying or not self._enter(seq, batch):
+            if seq.flying:
+                return
+            batch = self._place(seq, batches)
+            if not self._takes(batch) or not self._enter(seq, batch):
                 return
 
-    def _admit_urgent(self, batch: Batch) -> bool:
+    def _takes(self, batch: Batch) -> bool:
+        """Whether a rank can take in anybody now."""
+        return not batch.hungry and batch.prefill_room > 0 and bool(batch.home.free_slots)
+
+    def _place(self, seq: Sequence, batches: Seq[Batch]) -> Batch:
+        """The data-parallel rank where a waiting sequence should run.
+
+        Of the ranks where it fits now, the one that has most of its prefix, then the one with the fewest
+        sequences, then the one whose cache has most room left. If it fits nowhere, the one where room was
+        made for it, else an empty one, else the one whose worst-ranked sequence it would displace.
+        """
+        if len(batches) == 1:
+            return batches[0]
+        best: tuple[tuple[int, int, int], Batch] | None = None
+        for batch in batches:
+            home = batch.home
+            if self._takes(batch) and not home.is_blocked(seq):
+                num_tokens = seq.target if seq.may_use_prefix else 0
+                hit = home.kv.find(seq.hashes, num_tokens)
+                if home.running.items and not home.kv.fits(hit, seq.target, 1, self._residents.watermark):
+                    continue
+                cached = home.kv.cached_tokens(seq.hashes, num_tokens, hit)
+                key = (cached, -len(home.running), home.kv.pools[0].num_free)
+                if best is None or key > best[0]:
+                    best = key, batch
+        if best is not None:
+            return best[1]
+        if self._displaced is not None and self._displaced[0] is seq:
+            return batches[self._displaced[1]]
+        last = (math.inf, 0)
+        return max(batches, key=lambda b: b.home.running.items[-1].rank if b.home.running.items else last)
+
+    def _admit_urgent(self, batch: Batch, batches: Seq[Batch]) -> bool:
         """Admits the first in the queue, which outranks one that runs; that one is preempted if need be.
 
-        False if it must wait for a plan in flight, or for the budget.
+        False if it must wait for a plan in flight, or for the budget, or belongs to another rank.
         """
         residents = self._residents
+        running, free_slots = batch.home.running.items, batch.home.free_slots
         seq = residents.waiting.items[0]
-        victim = residents.running.items[-1]
         if (
             seq.flying
             or batch.hungry
             or batch.prefill_room <= 0
-            or not residents.waiting.outranks(seq, victim)
+            or not residents.waiting.outranks(seq, running[-1])
+            or self._place(seq, batches) is not batch
         ):
             return False
-        if residents.free_slots and self._enter(seq, batch):
+        if free_slots and self._enter(seq, batch):
             return True
-        victim = residents.running.items[-1]
+        victim = running[-1]
         if victim.rank < seq.rank or not residents.is_retired(self._displaced_until):
             return False
         residents.preempt(victim)
         self._displaced_until = victim.last_step
+        self._displaced = (seq, batch.home.number)
         return not victim.flying
 
     def _enter(self, seq: Sequence, batch: Batch) -> bool:
-        """Admits `seq` with its first chunk if its known tokens fit; alone, with what does fit.
+        """Admits `seq` with its first chunk if its known tokens fit on the rank; alone, with what does fit.
 
         Where a lower tier has more of its prefix, that is loaded first. False if it stays in the queue.
         """
-        residents, kv = self._residents, self._kv
-        alone = not residents.running.items
-        available = kv.num_available()
-        if (
-            self._blocked is not None
-            and self._blocked[0] is seq
-            and available <= self._blocked[1]
-            and not alone
-        ):
+        residents, home = self._residents, batch.home
+        kv = home.kv
+        alone = not home.running.items
+        if not alone and home.is_blocked(seq):
             return False
         target = seq.target
         hit = kv.find(seq.hashes, target if seq.may_use_prefix else 0)
@@ -239,7 +276,7 @@ class Planner:
         end = min(target, start + room)
         if not kv.fits(hit, target, end - start, residents.watermark):
             if not alone:
-                self._blocked = (seq, available)
+                home.blocked = (seq, kv.num_available())
                 return False
             if kv.reach(hit, residents.no_spare) <= start:
                 hit = kv.find((), 0)  # the hit itself leaves no room to go on
@@ -248,7 +285,9 @@ class Planner:
             end = min(end, kv.reach(hit, residents.no_spare))
             if end <= start:
                 return False
-        self._blocked = None
+        home.blocked = None
+        if self._displaced is not None and self._displaced[0] is seq:
+            self._displaced = None
         residents.enter(seq, hit, end, batch)
         if not seq.entered:
             if not seq.index:  # the others find what the first one has computed, which was not cached before

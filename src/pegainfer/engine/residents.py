@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 
-from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.errors import ConfigError, InvariantError
 from pegainfer.contract.step import NewSlot, PageGroup, RunnerInfo, SlotBlocks
 from pegainfer.engine.adapters import AdapterTable
 from pegainfer.engine.batch import Batch
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.data_rank import DataRankState
 from pegainfer.engine.fairness import Tenants
-from pegainfer.engine.queues import Ranked, Waiting
+from pegainfer.engine.queues import Waiting
 from pegainfer.engine.sequence import Sequence, Status
 from pegainfer.kv.manager import KVManager
 from pegainfer.kv.prefix import PrefixHit
@@ -24,14 +26,13 @@ class Residents:
     plan with a row of their sequence is retired."""
 
     def __init__(self, info: RunnerInfo, config: SchedulerConfig) -> None:
-        self.kv = KVManager(info.kv, info.num_blocks, prefix_cache=config.prefix_cache, tiers=info.tiers)
+        self.num_slots = min(info.max_slots, config.max_slots or info.max_slots)
+        self.homes = _data_ranks(info, config, self.num_slots)
+        self.unit = self.homes[0].kv.unit  # tokens that one hash covers
         self.loading: list[Sequence] = []
         self.tenants = Tenants(config.aging_seconds)
         self.adapters = AdapterTable(info.max_adapters)
-        self.running = Ranked()
         self.waiting = Waiting(self.tenants)
-        self.num_slots = min(info.max_slots, config.max_slots or info.max_slots)
-        self.free_slots = list(range(self.num_slots - 1, -1, -1))
         self.frees: list[int] = []  # slots that the next plan drops
         self.num_preemptions = 0
         self.no_spare = [0] * len(info.kv.groups)
@@ -42,13 +43,19 @@ class Residents:
         ]
         self._leaving: dict[int, list[int]] = {}  # slots by the step after which they are free
         self.retired = 0
+        self._rank_of = info.rank_of
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a slot."""
+        return sum([len(home.running.items) for home in self.homes])
 
     def enter(self, seq: Sequence, hit: PrefixHit, positions: int, batch: Batch) -> None:
-        """Moves `seq` from the queue into a slot. A free slot and the blocks are there.
+        """Moves `seq` from the queue into a slot of the batch's rank. A free slot and the blocks are there.
 
         If others of the queue outrank it, it moves up before them, so that they do not take its place now.
         """
-        kv, copies = self.kv.begin(seq.root, seq.hashes, hit, positions, step=batch.step)
+        kv, copies = batch.home.kv.begin(seq.root, seq.hashes, hit, positions, step=batch.step)
         seq.kv = kv
         seq.computed = seq.planned = hit.num_tokens
         batch.copies += copies
@@ -59,11 +66,11 @@ class Residents:
         self._settle(seq, batch)
 
     def load(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> bool:
-        """Starts to load what lower tiers have of a waiting sequence's prefix beyond `hit`.
+        """Starts to load what the rank's lower tiers have of a waiting sequence's prefix beyond `hit`.
 
         False, and nothing changed, where that is nothing, where it was tried before, or without room.
         """
-        tiers = self.kv.tiers
+        tiers = batch.home.kv.tiers
         if tiers is None or seq.loaded or not seq.may_use_prefix:
             return False
         load = tiers.load(seq, seq.hashes, seq.target, hit, self.watermark)
@@ -81,27 +88,37 @@ class Residents:
 
         What could not be loaded is computed.
         """
-        tiers = self.kv.tiers
+        tiers = [home.kv.tiers for home in self.homes if home.kv.tiers is not None]
         for ids, well in ((landed, True), (failed, False)):
             for transfer in ids:
-                if tiers is None or not tiers.end(transfer, landed=well):
+                if not any(of_rank.end(transfer, landed=well) for of_rank in tiers):
                     raise InvariantError(f"transfer {transfer} has ended, but was not in flight")
-        for load in tiers.take_loaded() if tiers is not None else ():
-            seq = load.owner
-            if seq.status is Status.LOADING:  # otherwise it has ended meanwhile
-                self.loading.remove(seq)
-                seq.status = Status.WAITING
-                self.waiting.add(seq)
+        for of_rank in tiers:
+            for load in of_rank.take_loaded():
+                seq = load.owner
+                if seq.status is Status.LOADING:  # otherwise it has ended meanwhile
+                    self.loading.remove(seq)
+                    seq.status = Status.WAITING
+                    self.waiting.add(seq)
+
+    def spill(self, batches: Iterable[Batch]) -> None:
+        """Adds the transfers that bring blocks of scarce pools down to lower tiers."""
+        for batch in batches:
+            if batch.home.kv.tiers is not None:
+                batch.transfers += batch.home.kv.tiers.spill()
 
     @property
     def transfers_in_flight(self) -> int:
-        return 0 if self.kv.tiers is None else self.kv.tiers.in_flight
+        return sum([home.kv.tiers.in_flight for home in self.homes if home.kv.tiers is not None])
 
     def adopt(self, child: Sequence, parent: Sequence, positions: int, batch: Batch) -> bool:
-        """Forks `child` off `parent` into a slot; False, and nothing changed, where there is no room."""
-        if not self.free_slots or parent.kv is None:
+        """Forks `child` off `parent` into a slot of the same rank, which is the batch's.
+
+        False, and nothing changed, where there is no room.
+        """
+        if not batch.home.free_slots or parent.kv is None:
             return False
-        forked = self.kv.fork(parent.kv, parent.num_prompt - 1, positions, step=batch.step)
+        forked = batch.home.kv.fork(parent.kv, parent.num_prompt - 1, positions, step=batch.step)
         if forked is None:
             return False
         child.kv, copies = forked
@@ -111,10 +128,12 @@ class Residents:
         return True
 
     def _settle(self, seq: Sequence, batch: Batch) -> None:
-        slot = self.free_slots.pop()
+        home = batch.home
+        slot = home.free_slots.pop()
         seq.slot = slot
+        seq.data_rank = home.number
         seq.status = Status.RUNNING
-        self.running.add(seq)
+        home.running.add(seq)
         batch.news.append(
             NewSlot(
                 slot=slot,
@@ -134,20 +153,20 @@ class Residents:
     def cover(self, seq: Sequence, least: int, most: int, batch: Batch) -> int:
         """Grows the tables of `seq` towards `most` positions and returns how many they cover.
 
-        Worse-ranked sequences are preempted until at least `least` are covered. If even that must wait for
-        plans in flight, 0 is returned and the batch turns hungry.
+        Worse-ranked sequences of the same data-parallel rank are preempted until at least `least` are
+        covered. If even that must wait for plans in flight, 0 is returned and the batch turns hungry.
         """
-        kv = seq.kv
+        kv, manager = seq.kv, batch.home.kv
         assert kv is not None
         while not batch.hungry:
-            room = self.kv.room(kv)
+            room = manager.room(kv)
             if room >= least:
-                for group, blocks in self.kv.grow(kv, min(room, most)):
+                for group, blocks in manager.grow(kv, min(room, most)):
                     batch.blocks.append(SlotBlocks(seq.slot, group, blocks))
                 return min(kv.capacity, most)
-            victim = self.running.items[-1]
+            victim = batch.home.running.items[-1]
             # Blocks that are already on their way back need no further victim.
-            if victim is seq or self.kv.room(kv, with_deferred=True) >= least:
+            if victim is seq or manager.room(kv, with_deferred=True) >= least:
                 batch.hungry = True
             else:
                 self.preempt(victim)
@@ -164,8 +183,9 @@ class Residents:
     def leave(self, seq: Sequence) -> None:
         """A running sequence gives up its slot and blocks, after its last plan."""
         assert seq.kv is not None
-        self.running.remove(seq)
-        self.kv.release(seq.kv, seq.last_step)
+        home = self.homes[seq.data_rank]
+        home.running.remove(seq)
+        home.kv.release(seq.kv, seq.last_step)
         if seq.last_step <= self.retired:
             self._free_slot(seq.slot)
         else:
@@ -179,7 +199,8 @@ class Residents:
     def retire(self, step: int) -> None:
         """Step `step` is committed: what waited for it is free."""
         self.retired = step
-        self.kv.retire(step)
+        for home in self.homes:
+            home.kv.retire(step)
         for slot in self._leaving.pop(step, ()):
             self._free_slot(slot)
 
@@ -188,21 +209,26 @@ class Residents:
 
     def _free_slot(self, slot: int) -> None:
         self.frees.append(slot)
-        self.free_slots.append(slot)
+        self.homes[self._rank_of(slot)].free_slots.append(slot)
 
     def check_integrity(self) -> None:
         """Raises InvariantError: slots and block references belong to exactly one holder."""
-        self.kv.check_integrity()
         self.adapters.check_integrity()
-        held = [seq.slot for seq in self.running]
-        leaving = [slot for slots in self._leaving.values() for slot in slots]
-        if sorted(held + leaving + self.free_slots) != list(range(self.num_slots)):
-            raise InvariantError(
-                f"slots held {held}, leaving {leaving}, free {self.free_slots} are no partition"
-            )
+        left = [slot for slots in self._leaving.values() for slot in slots]
+        for home in self.homes:
+            home.kv.check_integrity()
+            held = [seq.slot for seq in home.running]
+            leaving = [slot for slot in left if self._rank_of(slot) == home.number]
+            if sorted(held + leaving + home.free_slots) != list(home.slots):
+                raise InvariantError(
+                    f"slots held {held}, leaving {leaving}, free {home.free_slots} are no partition"
+                )
+            if any(seq.data_rank != home.number for seq in home.running):
+                raise InvariantError(f"a sequence of another rank runs on data-parallel rank {home.number}")
         if any(seq.status is not Status.LOADING or seq.kv is not None for seq in self.loading):
             raise InvariantError("a sequence among the loading ones is not loading, or has blocks")
-        for queue, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
+        queues = [(home.running, Status.RUNNING) for home in self.homes]
+        for queue, status in (*queues, (self.waiting, Status.WAITING)):
             ranks = [seq.rank for seq in queue]
             if ranks != sorted(ranks):
                 raise InvariantError(f"the {status.value} sequences are out of rank")
@@ -219,3 +245,29 @@ class Residents:
                         f"sequence {seq.number}: computed {seq.computed}, planned {seq.planned}, "
                         f"known {len(seq.tokens)}"
                     )
+
+
+def _data_ranks(info: RunnerInfo, config: SchedulerConfig, num_slots: int) -> tuple[DataRankState, ...]:
+    """The data-parallel ranks, with `num_slots` slots divided among them. Raises ConfigError."""
+    ranks = info.data_ranks
+    if num_slots < ranks:
+        raise ConfigError(
+            "too few slots for the data-parallel ranks",
+            expected=f"max_slots of {ranks} or more",
+            got=num_slots,
+        )
+    ids = itertools.count(1)  # of transfers
+    homes = []
+    for rank in range(ranks):
+        first = rank * info.max_slots // ranks
+        slots = range(first, first + num_slots // ranks + (rank < num_slots % ranks))
+        kv = KVManager(
+            info.kv,
+            info.num_blocks,
+            prefix_cache=config.prefix_cache,
+            tiers=info.tiers,
+            rank=rank,
+            ids=ids,
+        )
+        homes.append(DataRankState(rank, slots, kv))
+    return tuple(homes)

@@ -23,9 +23,10 @@ from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Constraint, RunnerInfo, StepPlan, StepResult
 from pegainfer.engine.admission import Admission
-from pegainfer.engine.batch import Batch
+from pegainfer.engine.batch import Batch, merged
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.cost import StepCost, StepLoad
+from pegainfer.engine.data_rank import DataRankState
 from pegainfer.engine.early_ends import EarlyEnds
 from pegainfer.engine.outcomes import Outcomes
 from pegainfer.engine.planner import Planner
@@ -47,6 +48,10 @@ class _Flight(NamedTuple):
     launched: float  # seconds
 
 
+def _placed(batch: Batch) -> int:
+    return batch.budget - batch.left
+
+
 class Scheduler:
     """Implements contract.step.StepPolicy. Not thread safe."""
 
@@ -61,7 +66,6 @@ class Scheduler:
         self.info = info
         self.config = config or SchedulerConfig()
         self._residents = Residents(info, self.config)
-        self._kv = self._residents.kv
         self._tenants = self._residents.tenants
         self._cost = StepCost()
         target = self.config.target_itl_ms
@@ -124,7 +128,8 @@ class Scheduler:
         return self._residents.adapters.take_free(self._residents.retired)
 
     def reset_prefix_cache(self) -> None:
-        self._kv.reset_prefix_cache()
+        for home in self._residents.homes:
+            home.kv.reset_prefix_cache()
 
     def has_work(self) -> bool:
         return bool(self._live or self._flight or self._residents.transfers_in_flight)
@@ -137,13 +142,18 @@ class Scheduler:
         self._early_ends.apply(now, events)
         residents = self._residents
         if len(self._flight) >= self.config.pipeline_depth or not (
-            residents.running.items or residents.waiting.items or residents.transfers_in_flight
+            self._live or residents.transfers_in_flight
         ):
             return None, events
-        batch = Batch(self._step + 1, self.info.max_tokens, self._max_prefill, self._drafts())
-        self._planner.fill(batch)
-        if self._kv.tiers is not None:
-            batch.transfers += self._kv.tiers.spill()
+        info, batches = self.info, []
+        for home in residents.homes:
+            batches.append(
+                Batch(self._step + 1, home, info.max_tokens, self._max_prefill, self._drafts(home))
+            )
+        self._planner.fill(batches)
+        if info.tiers:
+            residents.spill(batches)
+        batch = batches[0] if len(batches) == 1 else merged(batches)
         if not (batch.decodes or batch.prefills or batch.transfers):
             if self._flight:
                 return None, events
@@ -151,14 +161,13 @@ class Scheduler:
                 raise InvariantError("no sequence can make progress and nothing is in flight")
         self._step = batch.step
         plan, seqs = batch.build(residents.frees, self._repeats(batch))
+        # Ranks work side by side: the one with the most to do sets how long the step takes.
+        load = batch.load() if len(batches) == 1 else max(batches, key=_placed).load()
         self._decoding = [] if batch.prefills else seqs
         if self.info.max_commit > 1:
             self._decoding_drafts = [row.drafts for row in batch.decodes]
         residents.frees.clear()
-        decode_tokens = self.info.max_tokens - batch.left - batch.prefill_tokens
-        flight = _Flight(
-            plan, seqs, batch.load(), batch.prefill_tokens, len(batch.decodes), decode_tokens, now
-        )
+        flight = _Flight(plan, seqs, load, batch.prefill_tokens, len(batch.decodes), batch.decode_tokens, now)
         self._flight.append(flight)
         if batch.news:
             self._note_admissions(plan, seqs, now)
@@ -172,12 +181,12 @@ class Scheduler:
             return False
         return self.info.max_commit == 1 or [row.drafts for row in batch.decodes] == self._decoding_drafts
 
-    def _drafts(self) -> int:
-        """Drafts that each decode row may have, so that the budget suffices for a row of every sequence."""
+    def _drafts(self, home: DataRankState) -> int:
+        """Drafts that each decode row of a rank may have, so that the budget suffices for every sequence."""
         most = self.info.max_commit - 1
         if not most:
             return 0
-        rows = len(self._residents.running) or 1
+        rows = len(home.running) or 1
         return max(0, min(most, self.info.max_tokens // rows - 1))
 
     def constrained(self) -> dict[int, Constraint]:
@@ -227,14 +236,14 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """A snapshot; what only the loop knows (host seconds) is left to it."""
         residents, c = self._residents, self._counters
-        pool = self._kv.pools[0]
-        running = len(residents.running)
+        pools = [home.kv.pools[0] for home in residents.homes]
+        running = residents.num_running
         return EngineStats(
             running=running,
             waiting=sum(len(family) for family in self._live.values()) - running,
             loading=len(residents.loading),
-            free_blocks=pool.available,
-            total_blocks=pool.num_blocks,
+            free_blocks=sum(pool.available for pool in pools),
+            total_blocks=sum(pool.num_blocks for pool in pools),
             steps=c.steps,
             last_step=c.last_step,
             in_flight=len(self._flight),
@@ -257,7 +266,8 @@ class Scheduler:
         """Raises InvariantError if any container is inconsistent, or a live sequence is in no queue."""
         self._residents.check_integrity()
         residents = self._residents
-        queues = (residents.running, residents.waiting, residents.loading)
+        running = [home.running.items for home in residents.homes]
+        queues: tuple[list[Sequence], ...] = (*running, residents.waiting.items, residents.loading)
         queued = {id(seq) for queue in queues for seq in queue}
         held = {id(child) for queue in queues for s in queue for child in s.children}
         live = {id(seq) for family in self._live.values() for seq in family}

@@ -40,6 +40,7 @@ class Sequence:
         "arrival",
         "children",
         "computed",
+        "data_rank",
         "entered",
         "first_token",
         "flying",
@@ -111,6 +112,7 @@ class Sequence:
         # What its slot and blocks do now
         self.status = Status.WAITING
         self.slot = -1
+        self.data_rank = 0  # where it runs, or ran last: while rows are in flight it enters no other
         self.kv: SequenceBlocks | None = None
         # After a preemption, while rows that wrote it are in flight.
         self.left_kv: SequenceBlocks | None = None

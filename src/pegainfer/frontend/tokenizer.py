@@ -140,6 +140,16 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(token)
         return found
 
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token; None for what is none."""
+        found = self.token_id(token)
+        return found if found in self.special_ids else None
+
+    def special_stops(self, stops: Iterable[str]) -> dict[int, str]:
+        """The stop strings that are special tokens, by id: the text of an answer may not show them."""
+        found = {self.special_id(text): text for text in stops}
+        return {token: text for token, text in found.items() if token is not None}
+
     def _to_bytes(self, token_id: int, token: str) -> bytes:
         if self._byte_level:
             # Added tokens are plain text. (The library reads those with Latin-1 letters as bytes: '<|é|>'.)

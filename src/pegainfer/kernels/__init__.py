@@ -1,0 +1,1 @@
+"""Sources of the kernels, their build, the manifest of built kernels, and its loader."""

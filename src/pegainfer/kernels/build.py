@@ -1,8 +1,8 @@
 """Compiles kernels/cuda/**.cu and kernels/triton/*/*.py to cubins ahead of time: no GPU needed, in parallel,
 only what has changed.
 
-A cubin's name has the hash of what it was made from, and the manifest is replaced once all are there: a build
-that fails or is killed leaves the manifest before it, with the cubins that this one names.
+A cubin's name contains the hash of its inputs, and the manifest is replaced when all cubins exist. So a build
+that fails or is killed leaves the previous manifest and its cubins intact.
 
 A source says at its head which ops it serves (`// op rms_norm, …: …`) and before each kernel what the kernel
 supports (`// variant name: key=value …`). In Triton the lines begin with `#`, and each variant becomes a
@@ -28,6 +28,7 @@ from pegainfer.kernels.manifest import KernelsError, Manifest, Unit, Variant, so
 from pegainfer.kernels.triton.aot import TRITON, check_triton, compile_triton
 
 ROOT = Path(__file__).parent / "cuda"
+COMPILE_TRITON = Path(__file__).parent / "triton" / "compile.py"
 ARCHS = ("80", "86", "89", "90a", "100a", "120a")
 FLAGS = (
     "-O3",
@@ -40,7 +41,6 @@ FLAGS = (
     "all-warnings",
 )
 Progress = Callable[[int, int, str], None]  # units done, units in all, the one just done
-
 
 _OP = re.compile(r"^(?://|#) op ([\w, ]+):", re.M)
 _VARIANT = re.compile(r"^(?://|#) variant (\w+):(.*)$", re.M)
@@ -67,7 +67,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """As the manifest has it: 'common/norm/rms_norm.cu', 'triton/gemm/tiled.py:tiled_bf16_store_32'."""
+        """As the manifest has it: 'common/norm/rms_norm.cu', 'triton/<family>/<file>.py:<variant>'."""
         if not self.triton:
             return self.path.relative_to(ROOT).as_posix()
         return f"{self.path.relative_to(ROOT.parent).as_posix()}:{next(iter(self.variants))}"
@@ -142,12 +142,12 @@ def compiler_version(nvcc: Path) -> str:
 
 
 def source_hash(source: Source, arch: str, compiler: str) -> str:
-    """Changes with the source, any header that it includes, the flags and the compiler."""
+    """Hash of the source, all headers that it includes, the flags and the compiler."""
     if source.triton:
         features = json.dumps(source.variants, sort_keys=True)
         digest = hashlib.sha256(" ".join((arch, TRITON, features)).encode())
         digest.update(_VARIANT.sub("", source.path.read_text()).encode())
-        digest.update((ROOT.parent / "triton" / "compile.py").read_bytes())
+        digest.update(COMPILE_TRITON.read_bytes())
         return digest.hexdigest()[:16]
     digest = hashlib.sha256(" ".join((arch, compiler, *FLAGS)).encode())
     seen: set[Path] = set()
@@ -205,13 +205,13 @@ def build_kernels(
         if s.serves(arch) and (kernels is None or not kernels[arch].isdisjoint(s.variants))
     ]
 
-    def tell(count: int, what: str) -> None:
+    def report_progress(count: int, what: str) -> None:
         if progress is not None:
             progress(count, len(work), what)
 
     before: dict[str, dict[str, Unit]] = {}
     done: dict[str, dict[str, Unit]] = {arch: {} for arch in archs}
-    with sole_build(out, lambda: tell(0, "waiting for another build")):
+    with sole_build(out, lambda: report_progress(0, "waiting for another build")):
         for arch in archs:
             (out / arch).mkdir(exist_ok=True)
             before[arch] = {u.source: u for u in usable_units(out / arch)}
@@ -224,7 +224,7 @@ def build_kernels(
                 for count, future in enumerate(as_completed(futures), 1):
                     arch, source = futures[future]
                     done[arch][source.name] = future.result()
-                    tell(count, f"{source.name} sm_{arch}")
+                    report_progress(count, f"{source.name} sm_{arch}")
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -234,8 +234,8 @@ def build_kernels(
 def finish(
     arch: str, compiler: str, before: dict[str, Unit], done: dict[str, Unit], folder: Path
 ) -> Manifest:
-    """Writes the manifest: new units, and older ones whose source still exists. Removes what it does not
-    name: older cubins, and what failed builds have left.
+    """Writes the manifest: new units, and older ones whose source still exists. Removes files that the
+    manifest does not name: older cubins, and leftovers of failed builds.
     """
     kept = {n: u for n, u in before.items() if source_path(n).exists() and (folder / u.cubin).exists()}
     units = tuple(u for _, u in sorted((kept | done).items()))
@@ -249,7 +249,7 @@ def finish(
 
 
 def build_unit(source: Source, arch: str, folder: Path, nvcc: Path, compiler: str, old: Unit | None) -> Unit:
-    """Compiles one source unless `old` is what would come out."""
+    """Compiles one source, unless `old` was made from the same inputs."""
     digest = source_hash(source, arch, compiler)
     if old is not None and old.hash == digest and (folder / old.cubin).exists():
         return old

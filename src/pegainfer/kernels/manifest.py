@@ -1,4 +1,4 @@
-"""What has been compiled: one manifest an architecture, and where cubins are kept."""
+"""The manifest of compiled kernels, one for each architecture, and the folders that hold cubins."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ class KVManager:
                 "KV groups and their block counts differ", expected=len(spec.groups), got=num_blocks
             )
         self.groups = spec.groups
+        self._rank = rank
         self.prefix_cache = prefix_cache
         self.pools = tuple(BlockPool(g.name, n) for g, n in zip(spec.groups, num_blocks, strict=True))
         # Tokens that one hash covers, and tokens between two positions that a hit can have.
@@ -98,6 +99,12 @@ class KVManager:
         """The longest usable prefix; empty with the prefix cache off."""
         return find_prefix(self.groups, self.pools, self.unit, hashes, num_tokens if self.prefix_cache else 0)
 
+    def cached_tokens(self, hashes: Sequence[bytes], num_tokens: int, hit: PrefixHit) -> int:
+        """Tokens of the longest usable prefix in any tier; `hit` is what `find` found for the same tokens."""
+        return (
+            hit.num_tokens if self.tiers is None else max(hit.num_tokens, self.tiers.find(hashes, num_tokens))
+        )
+
     # The life of a sequence's tables
 
     def reach(self, hit: PrefixHit, spare: Sequence[int]) -> int:
@@ -146,7 +153,7 @@ class KVManager:
             if isinstance(group, StateGroup):
                 table.append(pool.allocate())
                 for snapshot in kept:
-                    copies.append(BlockCopy(g, snapshot, table[0]))
+                    copies.append(BlockCopy(g, snapshot, table[0], self._rank))
                     pool.release(snapshot, after=step)
                 continue
             table.extend(kept)
@@ -274,7 +281,7 @@ class KVManager:
         pool.acquire(source)
         pool.release(source, after=step)
         table.append(pool.allocate())
-        copies.append(BlockCopy(g, source, table[-1]))
+        copies.append(BlockCopy(g, source, table[-1], self._rank))
 
     def _set_capacity(self, seq: SequenceBlocks) -> None:
         seq.capacity = min((len(seq.tables[g]) * p.block_size for g, p, _ in self._pages), default=UNBOUNDED)

@@ -151,6 +151,10 @@ class Tiers:
                 return self._start(g, (number, block), (number + offset, lower.allocate()), key, None)
         return None
 
+    def find(self, hashes: Sequence[bytes], num_tokens: int) -> int:
+        """Tokens of the longest prefix that the device and the tiers have together; see `find_prefix`."""
+        return find_prefix(self._groups, self._levels, self._unit, hashes, num_tokens).num_tokens
+
     def load(
         self, owner: Any, hashes: Sequence[bytes], num_tokens: int, hit: PrefixHit, spare: Sequence[int]
     ) -> Load | None:

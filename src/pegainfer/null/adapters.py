@@ -36,6 +36,11 @@ class NullAdapters:
         if self._digests.pop(index, None) is None:
             raise InvariantError(f"adapter {index} is removed but not installed")
 
+    @property
+    def indices(self) -> list[int]:
+        """Of what is installed."""
+        return sorted(self._digests)
+
     def digest(self, index: int) -> bytes:
         """Of the adapter of a slot; empty for the base model."""
         if index == NO_ADAPTER:

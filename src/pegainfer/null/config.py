@@ -35,6 +35,7 @@ class NullConfig:
     failed_transfers: float = 0.0  # share of transfers that fail
     zero_commits: float = 0.0  # share of sampling rows that commit nothing
     seed: int = 0  # of what is drawn: tokens that a row commits, and how transfers end
+    rank: int = 0  # in a group of ranks, each of which ends transfers at times of its own
     step_seconds: float = 0.0  # latency of each step
     token_seconds: float = 0.0  # and of each token computed in it
     virtual: bool = False  # latencies are told, but nobody sleeps them out

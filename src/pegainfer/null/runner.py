@@ -36,7 +36,11 @@ class NullRunner:
         self.num_rows = 0
         self._memory = NullMemory(c.kv, c.num_blocks)
         self._transfers = NullTransfers(
-            c.tiers, c.num_blocks, most_steps=c.transfer_steps, failures=c.failed_transfers, seed=c.seed
+            c.tiers,
+            c.num_blocks,
+            most_steps=c.transfer_steps,
+            failures=c.failed_transfers,
+            seed=c.seed + (c.rank << 64),
         )
         self._memory.moving = self._transfers.moving
         self._rng = random.Random(c.seed)

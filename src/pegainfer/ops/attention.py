@@ -56,8 +56,14 @@ KV_APPEND = declare(
     OpSpec(
         name="kv_append",
         doc="writes k and v of token t at place slots[t] = block · S + offset of the cache's layer",
-        operands=(State("kv", "N Y 2 G S D"), In("k", "T G D"), In("v", "T G D"), In("slots", "T", INTS)),
+        operands=(
+            State("kv", "N Y 2 G S D"),
+            In("k", "T G D"),
+            In("v", "T G D"),
+            In("slots", "T", INTS, into="N S"),
+        ),
         attrs=("layer",),
+        idle="NY",
         reference=_kv_append,
         bytes=lambda s, held: 2 * (held["k"] + held["v"]) + held["slots"],
         cases=kv_append_cases,
@@ -76,9 +82,11 @@ ATTENTION = declare(
             In("query_starts", "R", INTS),  # row r's tokens are query_starts[r] .. + query_lens[r]
             In("query_lens", "R", INTS),
             In("context_lens", "R", INTS),  # tokens of the row in the cache, those of this step included
-            In("block_table", "R W", INTS),
+            In("block_table", "R W", INTS, into="N"),
         ),
         attrs=("layer", "scale"),
+        idle="NYW",
+        cost_axes="CQ",
         reference=_attention,
         # C: cached tokens read, summed over rows; Q: query-key pairs (both known by the host for each step)
         flops=lambda s: 4 * s.get("Q", s["T"]) * s["H"] * s["D"],

@@ -14,6 +14,7 @@ from pegainfer.ops.cases.fused import (
     qkv_cases,
 )
 from pegainfer.ops.embed import GATHER_ROWS
+from pegainfer.ops.fill import rotation
 from pegainfer.ops.gemm import LINEAR, product_tolerance
 from pegainfer.ops.norm import HEAD_NORM, RMS_NORM
 from pegainfer.ops.program import Builder
@@ -90,13 +91,14 @@ QKV_NORM_ROPE_APPEND = declare(
             Weight("wq", "A M"),
             Weight("wk", "B M"),
             Weight("wv", "B M"),
-            In("positions", "T", INTS),
-            In("slots", "T", INTS),
-            In("cos_sin", "P D", ("f32",)),
+            In("positions", "T", INTS, into="P"),
+            In("slots", "T", INTS, into="N S"),
+            In("cos_sin", "P D", ("f32",), fill=rotation),
             In("q_norm", "D", optional=True),
             In("k_norm", "D", optional=True),
         ),
         attrs=("eps", "layer"),
+        idle="NYP",
         requires=(
             ("A = H · D", lambda s: s["A"] == s["H"] * s["D"]),
             ("B = G · D", lambda s: s["B"] == s["G"] * s["D"]),
@@ -143,12 +145,13 @@ LM_HEAD = declare(
         operands=(
             Out("logits", "L V", ("f32",)),
             In("x", "T M"),
-            In("rows", "L", INTS),
+            In("rows", "L", INTS, into="T"),
             In("norm", "M"),
             Weight("w", "V M"),
         ),
         attrs=("eps",),
         lower=_lm_head,
+        idle="T",
         cases=lm_head_cases,
         tolerance=product_tolerance(lm_head_bound),
         flops=lambda s: 2 * s["L"] * s["M"] * s["V"],

@@ -10,11 +10,10 @@ import numpy as np
 from pegainfer.ops.embed import GATHER_ROWS
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reference import ReferenceExecutor
-from pegainfer.ops.spec import Arrays, OpSpec, Role
+from pegainfer.ops.spec import STEP_AXES, Arrays, OpSpec, Role
 from pegainfer.ops.tensor import Dim, Tensor
 
 Array = np.ndarray[Any, Any]
-STEP_AXES = frozenset("TRLJEUO")  # symbolic, as in a model's program; all others are numbers
 STAGED = ".staged"  # suffix of the input that an in-place operand is copied from
 STAGED_ROWS = "staged_rows"
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.ops.cases.recurrent import conv_bound, conv_cases, delta_bound, delta_cases
+from pegainfer.ops.fill import constant
 from pegainfer.ops.recurrence import key_heads, log_decay, sigmoid, split_heads, unit_keys
 from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, Tolerance, declare
 
@@ -25,8 +26,8 @@ Array = np.ndarray[Any, Any]
 
 # Of the step's rows, in the order in which kernels take them.
 ROWS = (
-    In("state_ids", "R", INTS),
-    In("state_saves", "T", INTS),
+    In("state_ids", "R", INTS, into="N"),
+    In("state_saves", "T", INTS, into="N", fill=constant(-1)),
     In("query_starts", "R", INTS),  # row r's tokens are query_starts[r] .. + query_lens[r]
     In("query_lens", "R", INTS),
     In("context_lens", "R", INTS),  # tokens of the row up to and with this step's
@@ -115,6 +116,8 @@ CAUSAL_CONV_SILU = declare(
         ),
         attrs=("layer",),
         reference=_causal_conv_silu,
+        idle="NY",
+        sequential=True,
         flops=lambda s: s["T"] * s["F"] * (2 * s["W"] + 4),
         bytes=lambda s, held: (
             held["out"] + held["x"] + held["taps"] + 2 * held["conv"] // (s["N"] * s["Y"]) * s["R"]
@@ -151,6 +154,8 @@ GATED_DELTA_RULE = declare(
         # q and k of each head are divided by sqrt(Σ x² + eps), q by sqrt(K) too.
         attrs=("layer", "eps"),
         reference=_gated_delta_rule,
+        idle="NY",
+        sequential=True,
         flops=lambda s: 7 * s["T"] * s["H"] * s["K"] * s["V"],
         bytes=lambda s, held: (
             held["out"]

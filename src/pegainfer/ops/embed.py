@@ -21,7 +21,7 @@ EMBEDDING = declare(
     OpSpec(
         name="embedding",
         doc="out[t] = table[ids[t]], dequantised",
-        operands=(Out("out", "T M"), Weight("table", "V M"), In("ids", "T", INTS)),
+        operands=(Out("out", "T M"), Weight("table", "V M"), In("ids", "T", INTS, into="V")),
         reference=lambda out, table, ids: _take_rows(out, table, ids),
         bytes=lambda s, held: held["out"] + held["ids"] + held["table"] // s["V"] * s["T"],
         cases=embedding_cases,
@@ -35,7 +35,8 @@ GATHER_ROWS = declare(
     OpSpec(
         name="gather_rows",
         doc="out[l] = x[rows[l]]",
-        operands=(Out("out", "L M"), In("x", "T M", FLOATS), In("rows", "L", INTS)),
+        operands=(Out("out", "L M"), In("x", "T M", FLOATS), In("rows", "L", INTS, into="T")),
+        idle="T",
         reference=lambda out, x, rows: _take_rows(out, x, rows),
         bytes=lambda s, held: 2 * held["out"] + held["rows"],
         cases=gather_rows_cases,

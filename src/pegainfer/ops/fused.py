@@ -27,10 +27,8 @@ DECODE_PASS = "decode_pass"
 
 
 def _adjust_some(scores: Array, plain: Array, logits: Array, **options: Array) -> None:
-    neutral = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}
-    left = (options["bias_lens"] == 0) & (options["banned_lens"] == 0) & (options["mask_rows"] < 0)
-    for name, value in neutral.items():
-        left &= options[name] == value
+    neutral = {o.name: o.neutral for o in ADJUST_LOGITS.operands if o.neutral is not None}
+    left = np.all([options[name] == value for name, value in neutral.items()], axis=0)
     adjusted = np.empty_like(scores)
     assert ADJUST_LOGITS.reference is not None
     ADJUST_LOGITS.reference(scores=adjusted, logits=logits, **options)
@@ -55,6 +53,8 @@ ADJUST_SOME_LOGITS = declare_fused(
         operands=(_SCORES, Out("plain", "L", INTS), _LOGITS, *_OPTIONS),
         reference=_adjust_some,
         flops=ADJUST_LOGITS.flops,
+        bytes=ADJUST_LOGITS.bytes,
+        idle=ADJUST_LOGITS.idle,
         requires=ADJUST_LOGITS.requires,
     )
 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from pegainfer.ops.attention import ATTENTION, KV_APPEND
 from pegainfer.ops.coarse import QKV_NORM_ROPE_APPEND
+from pegainfer.ops.fill import rotation
 from pegainfer.ops.norm import HEAD_NORM, RMS_NORM
 from pegainfer.ops.rope import ROPE
 from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, Weight, declare_fused, run_op
@@ -100,19 +101,27 @@ APPEND_ATTENTION = declare_fused(
             Out("out", "T H D"),
             State("kv", "N Y 2 G S D"),
             In("heads", "T E D"),
-            In("positions", "T", INTS),
-            In("slots", "T", INTS),
-            In("cos_sin", "P D", ("f32",)),
+            In("positions", "T", INTS, into="P"),
+            In("slots", "T", INTS, into="N S"),
+            In("cos_sin", "P D", ("f32",), fill=rotation),
             In("query_starts", "R", INTS),
             In("query_lens", "R", INTS),
             In("context_lens", "R", INTS),
-            In("block_table", "R W", INTS),
+            In("block_table", "R W", INTS, into="N"),
             In("q_norm", "D", optional=True),
             In("k_norm", "D", optional=True),
         ),
         attrs=("eps", "layer", "scale"),
         reference=_append_attention,
         flops=ATTENTION.flops,
+        # The step's own keys and values are written, all cached ones are read.
+        bytes=lambda s, held: (
+            held["out"]
+            + held["heads"]
+            + held["kv"] // (s["N"] * s["Y"] * s["S"]) * (s.get("C", s["T"]) + s["T"])
+        ),
+        idle="NYWP",
+        cost_axes="CQ",
         requires=(
             *ATTENTION.requires,
             ("E = H + 2 · G", lambda s: s["E"] == s["H"] + 2 * s["G"]),

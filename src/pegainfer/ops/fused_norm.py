@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, QKV_NORM_ROPE_APPEND
+from pegainfer.ops.fill import rotation
 from pegainfer.ops.fused_heads import PROJECT_HEADS, QKV_WEIGHTS, finish, project
 from pegainfer.ops.gemm import LINEAR_RESIDUAL
 from pegainfer.ops.spec import INTS, In, InOut, OpSpec, Out, State, Weight, declare_fused, run_op
@@ -133,14 +134,24 @@ SCALED_QKV_ROPE_APPEND = declare_fused(
             In("x", "T M"),
             In("squares", "Z X", ("f32",)),
             *QKV_WEIGHTS,
-            In("positions", "T", INTS),
-            In("slots", "T", INTS),
-            In("cos_sin", "P D", ("f32",)),
+            In("positions", "T", INTS, into="P"),
+            In("slots", "T", INTS, into="N S"),
+            In("cos_sin", "P D", ("f32",), fill=rotation),
             In("q_norm", "D", optional=True),
             In("k_norm", "D", optional=True),
         ),
         attrs=("eps", "layer"),
         reference=_scaled_qkv,
+        bytes=lambda s, held: (
+            held["q"]
+            + held["x"]
+            + held["squares"]
+            + held["wq"]
+            + held["wk"]
+            + held["wv"]
+            + held["kv"] // (s["N"] * s["Y"] * s["S"]) * s["T"]
+        ),
+        idle="NYP",
         flops=QKV_NORM_ROPE_APPEND.flops,
         requires=QKV_NORM_ROPE_APPEND.requires,
     )

@@ -93,6 +93,29 @@ def _q4_1(values: Array) -> Array:
     return np.concatenate([_half(d), _half(least), _nibbles(q)], axis=1)
 
 
+def _fifth(q: Array) -> Array:
+    """[n, 32] values 0 … 31 as [n, 4] bytes: bit i is the fifth bit of element i."""
+    packed: Array = np.packbits(q.astype(np.uint8) >> 4, axis=1, bitorder="little")
+    return packed
+
+
+def _q5_0(values: Array) -> Array:
+    """As Q4_0 with d = (x of largest |x|) / -16 and q = x / d + 16, in 0 … 31."""
+    x = values.reshape(-1, BLOCK)
+    d = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1) / np.float32(-16)
+    q = np.minimum(np.trunc(x * _inverse(d) + np.float32(16.5)), 31)
+    return np.concatenate([_half(d), _fifth(q), _nibbles(q % 16)], axis=1)
+
+
+def _q5_1(values: Array) -> Array:
+    """As Q4_1 with 31 steps."""
+    x = values.reshape(-1, BLOCK)
+    least = x.min(axis=1, keepdims=True)
+    d = (x.max(axis=1, keepdims=True) - least) / np.float32(31)
+    q = np.trunc((x - least) * _inverse(d) + np.float32(0.5))
+    return np.concatenate([_half(d), _half(least), _fifth(q), _nibbles(q % 16)], axis=1)
+
+
 def _levels(values: Array, step: Array, least: int, greatest: int) -> Array:
     """values / step to the nearest whole number within bounds; 0 (or the nearest bound) where step is 0."""
     levels: Array = np.clip(np.rint(values * _inverse(step)), least, greatest)
@@ -100,22 +123,41 @@ def _levels(values: Array, step: Array, least: int, greatest: int) -> Array:
 
 
 def _q4_k(values: Array) -> Array:
-    """Groups of 32 between min(x, 0) and max(x) in 15 steps; steps and minima are 6-bit shares of d, dmin."""
+    """Groups of 32 between min(x, 0) and max(x) in 15 steps."""
+    header, q = _grouped(values, 15)
+    return np.concatenate([header, _group_nibbles(q)], axis=1)
+
+
+def _q5_k(values: Array) -> Array:
+    """The same in 31 steps; bit g of fifth byte i belongs to element i of group g."""
+    header, q = _grouped(values, 31)
+    shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
+    fifth = np.bitwise_or.reduce(q >> 4 << shifts, axis=1)
+    return np.concatenate([header, fifth, _group_nibbles(q & 15)], axis=1)
+
+
+def _grouped(values: Array, steps: int) -> tuple[Array, Array]:
+    """Headers [n, 16] and levels [n, 8, 32] uint8; steps and minima are 6-bit shares of d and dmin."""
     x = values.reshape(-1, SUPER // BLOCK, BLOCK)
     depth = -np.minimum(x.min(axis=2), 0)
-    step = np.maximum(x.max(axis=2) + depth, 0) / np.float32(15)
+    step = np.maximum(x.max(axis=2) + depth, 0) / np.float32(steps)
     d, dmin = ((v.max(axis=1, keepdims=True) / np.float32(63)).astype("<f2") for v in (step, depth))
     wide, low = d.astype(np.float32), dmin.astype(np.float32)
     scale, minimum = _levels(step, wide, 0, 63), _levels(depth, low, 0, 63)
-    q = _levels(x + (low * minimum)[:, :, None], (wide * scale)[:, :, None], 0, 15).astype(np.uint8)
+    q = _levels(x + (low * minimum)[:, :, None], (wide * scale)[:, :, None], 0, steps).astype(np.uint8)
     sc, mn = scale.astype(np.uint8), minimum.astype(np.uint8)
     packed = [
         sc[:, :4] | sc[:, 4:] >> 4 << 6,
         mn[:, :4] | mn[:, 4:] >> 4 << 6,
         sc[:, 4:] & 15 | (mn[:, 4:] & 15) << 4,
     ]
-    nibbles = (q[:, 0::2] | q[:, 1::2] << 4).reshape(len(q), -1)
-    return np.concatenate([d.view(np.uint8), dmin.view(np.uint8), *packed, nibbles], axis=1)
+    return np.concatenate([d.view(np.uint8), dmin.view(np.uint8), *packed], axis=1), q
+
+
+def _group_nibbles(q: Array) -> Array:
+    """[n, 8, 32] values 0 … 15 as [n, 128] bytes: even groups low, odd ones high."""
+    packed: Array = (q[:, 0::2] | q[:, 1::2] << 4).reshape(len(q), -1)
+    return packed
 
 
 def _q6_k(values: Array) -> Array:
@@ -141,6 +183,9 @@ _ENCODERS: dict[str, Callable[[Array], Array]] = {
     "q8_0": _q8_0,
     "q4_0": _q4_0,
     "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
     "q4_k": _q4_k,
+    "q5_k": _q5_k,
     "q6_k": _q6_k,
 }

@@ -10,6 +10,7 @@ import numpy as np
 
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.ops.cases.pointwise import rope_bound, rope_cases
+from pegainfer.ops.fill import rotation
 from pegainfer.ops.spec import INTS, In, InOut, OpSpec, Tolerance, declare
 
 Array = np.ndarray[Any, Any]
@@ -108,7 +109,12 @@ ROPE = declare(
     OpSpec(
         name="rope",
         doc="rotates the pairs (i, i + D/2) of each head by positions[t] · frequency[i]",
-        operands=(InOut("x", "T H D"), In("positions", "T", INTS), In("cos_sin", "P D", ("f32",))),
+        operands=(
+            InOut("x", "T H D"),
+            In("positions", "T", INTS, into="P"),
+            In("cos_sin", "P D", ("f32",), fill=rotation),
+        ),
+        idle="P",
         reference=_rope,
         flops=lambda s: 3 * s["T"] * s["H"] * s["D"],
         bytes=lambda s, held: 2 * held["x"] + held["positions"] + 4 * s["T"] * s["D"],

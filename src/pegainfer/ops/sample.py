@@ -22,12 +22,13 @@ from pegainfer.ops.cases.sampling import (
     token_logprobs_cases,
 )
 from pegainfer.ops.draw import GREEDY_BELOW, draw_id, kept_ids, random_fraction, weights_of
+from pegainfer.ops.fill import logits
 from pegainfer.ops.program import Builder
+from pegainfer.ops.sample_operands import ADJUST, DRAW, F32, LOGPROBS, TOKENS
 from pegainfer.ops.spec import INTS, In, Operand, OpSpec, Out, State, Tolerance, declare
 from pegainfer.ops.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
-F32 = ("f32",)
 
 STATUS_OK = 0
 STATUS_NOT_FINITE = 1  # a score is NaN or +inf: the model, or a bias, went wrong
@@ -148,44 +149,6 @@ def _token_logprobs(
         top_ids[row, : len(best)], top_logprobs[row, : len(best)] = best, logp[best]
 
 
-_ADJUST = (
-    In("bias_ids", "J", INTS),  # distinct within a row
-    In("bias_values", "J", F32),
-    In("bias_starts", "L", INTS),
-    In("bias_lens", "L", INTS),
-    In("masks", "E I", ("u32",)),  # bit v % 32 of word v // 32 set: token v may be drawn
-    In("mask_rows", "L", INTS),  # which mask; -1: none
-    In("banned_tokens", "U", INTS),  # sequences that must not be completed, laid end to end
-    In("banned_seq_starts", "O", INTS),  # sequence o is banned_tokens[start .. start + len], len ≥ 1;
-    In("banned_seq_lens", "O", INTS),  # one of a single token is banned in any case
-    In("banned_starts", "L", INTS),  # row l's sequences are banned_starts[l] .. + banned_lens[l]
-    In("banned_lens", "L", INTS),
-    State("history", "Z X", INTS),
-    In("slots", "L", INTS),  # distinct
-    In("history_lens", "L", INTS),  # known tokens of the row, those of the prompt included
-    In("prompt_lens", "L", INTS),
-    In("repetition_penalty", "L", F32),
-    In("frequency_penalty", "L", F32),
-    In("presence_penalty", "L", F32),
-)
-_DRAW = (
-    In("temperature", "L", F32),  # below 2^-20: greedy
-    In("top_k", "L", INTS),
-    In("top_p", "L", F32),
-    In("min_p", "L", F32),
-    In("seeds", "L", ("u64",)),
-    In("draws", "L", INTS),  # tokens that the row has generated so far
-)
-_TOKENS = (
-    Out("tokens", "L", INTS),  # 0 where status is not 0: a valid id, should a following step read it
-    Out("status", "L", INTS),
-)
-_LOGPROBS = (
-    Out("logprobs", "L", F32),  # NaN where the row holds NaN or +inf, or is all -inf
-    Out("ranks", "L", INTS),  # 1: first in the order (logit descending, id ascending)
-    Out("top_ids", "L K", INTS),  # -1 past top_lens[l]
-    Out("top_logprobs", "L K", F32),
-)
 _MASK_WORDS = ("I = ceil(V / 32)", lambda s: s["I"] == -(-s["V"] // 32))
 _K_BEST = ("K ≤ V", lambda s: s["K"] <= s["V"])
 
@@ -195,13 +158,18 @@ ADJUST_LOGITS = declare(
     OpSpec(
         name="adjust_logits",
         doc="scores = logits + bias, -inf where masked or banned, less penalties (float32, uncontracted)",
-        operands=(Out("scores", "L V", F32), In("logits", "L V", F32), *_ADJUST),
+        operands=(Out("scores", "L V", F32), In("logits", "L V", F32, fill=logits), *ADJUST),
         reference=_adjust_logits,
         flops=lambda s: s["L"] * s["V"],
         bytes=lambda s, held: (
             held["scores"] + held["logits"] + held["history"] // s["Z"] * s["L"] + s["L"] * s["I"] * 4
         ),
         requires=(_MASK_WORDS,),
+        idle="ZX",
+        settings={
+            "none": {},
+            "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.3, "presence_penalty": 0.1},
+        },
         cases=adjust_logits_cases,
         tolerance={"f32": Tolerance(0.0, 0.0, "each operation is one float32 rounding in a stated order")},
     )
@@ -211,9 +179,17 @@ SAMPLE_TOKENS = declare(
     OpSpec(
         name="sample_tokens",
         doc="a token of softmax(scores / temperature) cut by top_k, top_p, min_p (ops/draw.py); or the best",
-        operands=(*_TOKENS, In("scores", "L V", F32), *_DRAW),
+        operands=(*TOKENS, In("scores", "L V", F32, fill=logits), *DRAW),
         reference=_sample_tokens,
         flops=lambda s: 16 * s["L"] * s["V"],
+        settings={
+            "greedy": {"temperature": 0.0},
+            "temperature 0.8": {"temperature": 0.8},
+            "top_k 40": {"temperature": 0.8, "top_k": 40},
+            "top_k 40, top_p 0.9": {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
+            "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+            "min_p 0.1": {"temperature": 0.8, "min_p": 0.1},
+        },
         cases=sample_tokens_cases,
         tolerance={"f32": Tolerance(0.0, 0.0, "drawn in whole numbers: every backend gives the same token")},
     )
@@ -224,13 +200,14 @@ APPEND_TOKENS = declare(
         name="append_tokens",
         doc="history[slots[l], history_lens[l]] = tokens[l], where the history has room",
         operands=(
-            State("history", "Z X", INTS),
-            In("tokens", "L", INTS),
-            In("slots", "L", INTS),
+            State("history", "Z X", INTS, into="V"),
+            In("tokens", "L", INTS, into="V"),
+            In("slots", "L", INTS, into="Z"),
             In("history_lens", "L", INTS),
         ),
         reference=_append_tokens,
         bytes=lambda s, held: 4 * held["tokens"],
+        idle="ZX",
         cases=append_tokens_cases,
         tolerance={"f32": Tolerance(0.0, 0.0, "a copy")},
     )
@@ -241,14 +218,16 @@ TOKEN_LOGPROBS = declare(
         name="token_logprobs",
         doc="log_softmax(logits) of targets (drawn or prompt tokens) and of the top_lens[l] best ids",
         operands=(
-            *_LOGPROBS,
-            In("logits", "L V", F32),
-            In("targets", "L", INTS),
-            In("top_lens", "L", INTS),  # -1: the row is skipped (0, rank 0, ids -1); 0 … K: so many best
+            *LOGPROBS,
+            In("logits", "L V", F32, fill=logits),
+            In("targets", "L", INTS, into="V"),
+            # -1: the row is skipped (0, rank 0, ids -1); 0 … K: so many best
+            In("top_lens", "L", INTS, neutral=-1),
         ),
         reference=_token_logprobs,
         flops=lambda s: 4 * s["L"] * s["V"],
         requires=(_K_BEST,),
+        settings={"top 5": {"top_lens": 5}},
         cases=token_logprobs_cases,
         tolerance={"f32": Tolerance(2.0**-23, 0.0, _LOGSUM, logprobs_bound)},
     )
@@ -257,15 +236,15 @@ TOKEN_LOGPROBS = declare(
 
 def _sample(b: Builder, **t: Tensor) -> None:
     scores = b.buffer("scores", *t["logits"].shape)
-    b.emit(ADJUST_LOGITS, None, scores=scores, logits=t["logits"], **_pick(t, _ADJUST))
-    b.emit(SAMPLE_TOKENS, None, scores=scores, **_pick(t, _TOKENS + _DRAW))
+    b.emit(ADJUST_LOGITS, None, scores=scores, logits=t["logits"], **_pick(t, ADJUST))
+    b.emit(SAMPLE_TOKENS, None, scores=scores, **_pick(t, TOKENS + DRAW))
     b.emit(
         TOKEN_LOGPROBS,
         None,
         logits=t["logits"],
         targets=t["tokens"],
         top_lens=t["top_lens"],
-        **_pick(t, _LOGPROBS),
+        **_pick(t, LOGPROBS),
     )
     b.emit(APPEND_TOKENS, None, **{k: t[k] for k in ("history", "tokens", "slots", "history_lens")})
 
@@ -279,17 +258,18 @@ SAMPLE = declare(
         name="sample",
         doc="the next token of each row, appended to its history, and its log-probability by the raw logits",
         operands=(
-            *_TOKENS,
-            *_LOGPROBS,
-            In("logits", "L V", F32),
-            *_ADJUST,
-            *_DRAW,
-            In("top_lens", "L", INTS),
+            *TOKENS,
+            *LOGPROBS,
+            In("logits", "L V", F32, fill=logits),
+            *ADJUST,
+            *DRAW,
+            In("top_lens", "L", INTS, neutral=-1),
         ),
         lower=_sample,
         flops=lambda s: 21 * s["L"] * s["V"],
         bytes=lambda s, held: held["logits"] + held["history"] // s["Z"] * s["L"] + s["L"] * s["I"] * 4,
         requires=(_MASK_WORDS, _K_BEST),
+        idle="ZX",
         cases=sample_cases,
         tolerance={"f32": Tolerance(2.0**-23, 0.0, _LOGSUM, logprobs_bound)},
     )

@@ -14,6 +14,9 @@ from pegainfer.ops.tensor import FLOATS, FORMATS, WEIGHTS, Dim, Sizes, Tensor
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 INTS = ("i32",)
+Fill = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]
+Settings = Mapping[str, float]
+STEP_AXES = frozenset("TRLJEUO")  # sizes that change from step to step; all others are fixed in a program
 
 
 class Role(StrEnum):
@@ -26,18 +29,43 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor of an op. `axes` are letters of GLOSSARY.md, or numbers."""
+    """One tensor of an op.
+
+    Args:
+        axes: letters of GLOSSARY.md, or numbers.
+        into: of indices, the axes whose entries they number: 'V' of token ids, 'N S' of places in a KV cache
+            (block · S + offset). Empty for other operands.
+        fill: values that a bench gives it, of this shape; None: zeros for whole numbers, of which
+            the workload makes indices and lengths valid, else normal ones.
+        neutral: the value of an option that has no effect, which a bench gives it; None for other operands.
+    """
 
     name: str
     role: Role
     axes: tuple[str, ...]
     dtypes: tuple[str, ...]
     optional: bool = False
+    into: tuple[str, ...] = ()
+    fill: Fill | None = None
+    neutral: float | None = None
+
+    @property
+    def paged(self) -> bool:
+        """Whether it is a KV cache: [N, Y, 2, ...]."""
+        return self.role is Role.STATE and self.axes[2:3] == ("2",)
 
 
 def _operand(role: Role, default: tuple[str, ...]) -> Callable[..., Operand]:
-    def make(name: str, axes: str, dtypes: tuple[str, ...] = default, optional: bool = False) -> Operand:
-        return Operand(name, role, tuple(axes.split()), dtypes, optional)
+    def make(
+        name: str,
+        axes: str,
+        dtypes: tuple[str, ...] = default,
+        optional: bool = False,
+        into: str = "",
+        fill: Fill | None = None,
+        neutral: float | None = None,
+    ) -> Operand:
+        return Operand(name, role, tuple(axes.split()), dtypes, optional, tuple(into.split()), fill, neutral)
 
     return make
 
@@ -106,6 +134,13 @@ class OpSpec:
             one rank; None where the call before does not make what is reduced.
         cases: hostile inputs from a generator: sizes at the edges, large and tiny values, odd layouts.
         tolerance: by the dtype of the arithmetic.
+        idle: axes that a call's time does not depend on: capacities, and rows that the op passes over.
+        cost_axes: sizes of a step that no operand has but `flops` or `bytes` reads: C, cached tokens read; Q,
+            query-key pairs.
+        settings: what users may ask for that its time depends on: name -> values of operands that their
+            `fill` does not give.
+        sequential: a token's result depends on those before it in the row, through a state. A checker of
+            large calls compares some tokens or rows of other ops, of these all.
     """
 
     name: str
@@ -120,6 +155,10 @@ class OpSpec:
     fold: Callable[[Any, Any], Any] | None = None
     cases: Callable[[np.random.Generator], list[Case]] | None = None
     tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
+    idle: str = ""
+    cost_axes: str = ""
+    settings: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
+    sequential: bool = False
 
     @property
     def coarse(self) -> bool:
@@ -167,6 +206,16 @@ class OpSpec:
                 raise OpError(
                     f"{self.name}: width of {o.name}", expected=f"a multiple of {per_block}", got=str(t)
                 )
+
+
+def block_table(spec: OpSpec) -> Operand | None:
+    """The operand that lists the KV blocks of each row; None without one."""
+    return next((o for o in spec.operands if o.into == ("N",) and o.axes == ("R", "W")), None)
+
+
+def state_ids(spec: OpSpec) -> Operand | None:
+    """The operand that says which recurrent state each row has; None without one."""
+    return next((o for o in spec.operands if o.into == ("N",) and o.axes == ("R",)), None)
 
 
 REGISTRY: dict[str, OpSpec] = {}

@@ -162,7 +162,7 @@ def plan_weights(
     if config.tie_word_embeddings and head in file.tensors:
         _check_tied(file, getattr(table.embed, spelling).name, head)
         ignored = (*ignored, head)
-    _check_names(table.line, file, wanted, ignored)
+    _check_names(table.line, file, wanted, ignored, head)
     weights = {p.entry.name.format(p.layer): p.weight() for p in plans}
     if ranks == 1:
         return weights
@@ -277,14 +277,17 @@ def _check_tied(file: TensorFile, embed: str, head: str) -> None:
         )
 
 
-def _check_names(line: str, file: TensorFile, wanted: Collection[str], ignored: Sequence[str]) -> None:
+def _check_names(
+    line: str, file: TensorFile, wanted: Collection[str], ignored: Sequence[str], head: str
+) -> None:
     if missing := [n for n in wanted if n not in file.tensors]:
+        tied = "set tie_word_embeddings in config.json to true if the head is the embedding"
         raise ModelFileError(
             "tensors are missing",
             expected=missing[0] + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
             got=f"{len(file.tensors)} tensors",
             where=file.path,
-            remedy="use a complete file, or correct the config's number of layers",
+            remedy=tied if missing == [head] else "use a complete file, or correct the number of layers",
         )
     extra = [n for n in file.tensors if n not in wanted and not any(fnmatchcase(n, p) for p in ignored)]
     if extra:

@@ -26,7 +26,7 @@ MakeInputs = Callable[[Callable[[str], int]], Work]  # from the address of each 
 
 
 class Executor(Protocol):
-    """A program on the device; kernels/cuda/executor.py documents each member."""
+    """A program on the device; lower/cuda/executor.py documents each member."""
 
     program: Program
 
@@ -58,7 +58,7 @@ class Library(Protocol):
 
 
 class Context(Protocol):
-    """One GPU; see kernels/cuda/context.py."""
+    """One GPU; see lower/cuda/context.py."""
 
     @property
     def device(self) -> Device: ...
@@ -71,14 +71,14 @@ class Context(Protocol):
 
 
 class Options(Protocol):
-    """How programs run; see kernels/cuda/options.py."""
+    """How programs run; see lower/cuda/options.py."""
 
     @property
     def graphs(self) -> bool: ...
 
 
 class CudaBackend(Protocol):
-    """What makes programs ready on a GPU; kernels/cuda/backend.py documents each member."""
+    """What makes programs ready on a GPU; lower/cuda/backend.py documents each member."""
 
     @property
     def ctx(self) -> Context: ...

@@ -16,7 +16,8 @@ from pegainfer.contract.errors import OpError, UnsupportedError
 from pegainfer.contract.step import PageGroup, RunnerInfo, StepPlan
 from pegainfer.runner.slots import table_widths
 from pegainfer.runner.staging import NONE, StateSave
-from pegainfer.runtime.cuda.launch import Arg, Launch, i32, ptr, struct
+from pegainfer.runtime.cuda.arguments import DECODE_INPUTS, GATHER_INPUTS, MAX_GROUPS, PUBLISH
+from pegainfer.runtime.cuda.launch import Launch, i32, ptr, struct
 from pegainfer.runtime.cuda.memory import StagingRing
 from pegainfer.runtime.cuda.module import Kernel
 from pegainfer.runtime.cuda.stream import Stream
@@ -25,10 +26,9 @@ from pegainfer.runtime.cuda.tensor import DeviceTensor
 Array = np.ndarray[Any, Any]
 CHANGES = 4096  # table entries that one launch writes
 RING = 4  # pinned slots: two steps in flight, one being filled, one to spare
-MAX_GROUPS = 8  # as kernels/cuda/common/step/groups.cuh has it
 ALIGN = 4  # table entries: 16 bytes
 THREADS = 256
-DECODE_INPUTS = ("token_ids", "positions", "query_starts", "query_lens", "context_lens", "logit_rows")
+ROW_INPUTS = ("token_ids", "positions", "query_starts", "query_lens", "context_lens", "logit_rows")
 
 
 class _Group(NamedTuple):
@@ -199,11 +199,12 @@ class ResidentState:
         def place(name: str) -> int:
             return address(name) if name in self._inputs else 0
 
-        states = [ptr(t.address) for t in (self.batch, self.history, self.tables)]
-        widths = (self.history.shape[1], self.tables.shape[1], self._batch_width, len(self._groups))
+        history_lens, draws = counters
         args = struct(
-            *(ptr(place(name)) for name in DECODE_INPUTS), *map(ptr, counters), *states, *map(i32, widths),
-            *self._group_args(place),
+            DECODE_INPUTS, **{name: place(name) for name in ROW_INPUTS}, history_lens=history_lens,
+            draws=draws, batch=self.batch.address, history=self.history.address, tables=self.tables.address,
+            history_width=self.history.shape[1], table_width=self.tables.shape[1],
+            batch_width=self._batch_width, num_groups=len(self._groups), groups=self._group_args(place),
         )  # fmt: skip
         return Launch(self._kernel("decode_inputs"), (rows, 1, 1), 128, [args], label=f"decode inputs {rows}")
 
@@ -216,8 +217,8 @@ class ResidentState:
         """
         address, slots, width = ring
         args = struct(
-            ptr(tokens), ptr(status), ptr(address), ptr(self._ticket.address), i32(rows), i32(width),
-            i32(slots),
+            PUBLISH, tokens=tokens, status=status, ring=address, ticket=self._ticket.address, rows=rows,
+            width=width, slots=slots,
         )  # fmt: skip
         kernel = self._kernel("publish_drawn")
         return Launch(kernel, (1, 1, 1), THREADS, [args], pdl=self._pdl, label=f"publish {rows}")
@@ -242,23 +243,25 @@ class ResidentState:
     def _gather_inputs(self, tokens: int, rows: int) -> Launch:
         slots, width = self.tables.shape
         rows_at = self._places.address
+        groups = self._group_args(lambda name: self.bound[name].address if name in self.bound else 0)
         args = struct(
-            ptr(self.bound["token_ids"].address), ptr(self.history.address), ptr(rows_at + 4 * slots),
-            ptr(rows_at), ptr(self.tables.address), i32(tokens), i32(width), i32(len(self._groups)), i32(0),
-            *self._group_args(lambda name: self.bound[name].address if name in self.bound else 0),
+            GATHER_INPUTS, token_ids=self.bound["token_ids"].address, history=self.history.address,
+            places=rows_at + 4 * slots, rows=rows_at, tables=self.tables.address, tokens=tokens,
+            table_width=width, num_groups=len(groups), groups=groups,
         )  # fmt: skip
         blocks = max(1, -(-tokens // THREADS) + rows)
         kernel = self._kernel("gather_inputs")
         return Launch(kernel, (blocks, 1, 1), THREADS, [args], label=f"gather inputs {tokens} {rows}")
 
-    def _group_args(self, place: Callable[[str], int]) -> list[Arg]:
-        """The array of groups in a kernel's argument struct."""
-        args: list[Arg] = []
-        for g in self._groups:
-            args += [ptr(place(g.by_row)), ptr(place(g.by_token))]
-            args += [i32(n) for n in (g.first, g.width, g.block_size, 0)]
-        empty = [ptr(None), ptr(None), *[i32(0)] * 4]
-        return args + empty * (MAX_GROUPS - len(self._groups))
+    def _group_args(self, place: Callable[[str], int]) -> list[dict[str, int]]:
+        """Members of each Group in a kernel's argument struct."""
+        return [
+            {
+                "by_row": place(g.by_row), "by_token": place(g.by_token), "first": g.first,
+                "width": g.width, "block_size": g.block_size, "unused": 0,
+            }
+            for g in self._groups
+        ]  # fmt: skip
 
 
 def _columns(info: RunnerInfo) -> tuple[list[_Group], int]:

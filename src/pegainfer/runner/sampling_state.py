@@ -11,19 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.contract.request import SamplingParams
+from pegainfer.contract.request import NUMBERS, SamplingParams
 from pegainfer.contract.step import NewSlot
+from pegainfer.ops.sample import SAMPLE
 
 Array = np.ndarray[Any, Any]
 
-FLOATS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-)
+# Operands of the sampling op that are a parameter of the request under the same name, top_k aside.
+FLOATS = tuple(o.name for o in SAMPLE.operands if o.name in NUMBERS and o.dtypes == ("f32",))
 NO_LOGPROBS = -1
 POOL_NONE, POOL_MEAN, POOL_LAST = range(3)
 _POOLING = {None: POOL_NONE, "mean": POOL_MEAN, "last": POOL_LAST}

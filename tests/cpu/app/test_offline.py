@@ -53,6 +53,21 @@ def test_constraints_reach_the_kernels(llm: LLM) -> None:
     assert len(longer.token_ids) >= 10
 
 
+def test_a_context_filled_to_its_last_token() -> None:
+    """By prompt and answer, or by a prompt that is only scored: as in a larger context."""
+    ids = [*range(1000, 1064)]
+    scored = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=0)
+    with LLM(str(default_model()), max_model_len=128, activation_dtype="f32") as llm:
+        (wide,) = llm.generate([ids], scored)
+        (more,) = llm.generate([ids[:-8]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    with LLM(str(default_model()), max_model_len=64, activation_dtype="f32") as llm:
+        (tight,) = llm.generate([ids], scored)
+        (answer,) = llm.generate([ids[:-8]], SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
+    assert tight.prompt_logprobs == wide.prompt_logprobs
+    assert tight.prompt_logprobs is not None and len(tight.prompt_logprobs) == 64
+    assert answer.outputs[0].token_ids == more.outputs[0].token_ids
+
+
 def test_a_request_that_leaves_nothing_to_draw_is_told_so(llm: LLM) -> None:
     eos = llm.get_tokenizer().eos_token_ids[0]
     with pytest.raises(RequestError, match="leave no token that could be drawn; remedy: allow more tokens"):

@@ -9,10 +9,10 @@ from zlib import crc32
 
 import numpy as np
 
-from pegainfer.kernels.cpu import kv
-from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
-from pegainfer.kernels.cpu.executor import CpuExecutor
 from pegainfer.kernels.cpu.library import supported_isas
+from pegainfer.lower.cpu import kv
+from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
+from pegainfer.lower.cpu.executor import CpuExecutor
 from pegainfer.ops.check import Trial, check_case, suitable_cases, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Arrays, OpSpec, Role
@@ -20,9 +20,9 @@ from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 ISAS = supported_isas()
-FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0")
-SUPERBLOCKS = ("q4_k", "q6_k")  # of 256 columns
-QUANTISED = ("q8_0", "q4_1", "q4_0", *SUPERBLOCKS)
+FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0", "q5_0", "q5_1")
+SUPERBLOCKS = ("q4_k", "q5_k", "q6_k")  # of 256 columns
+QUANTISED = ("q8_0", "q4_1", "q4_0", "q5_0", "q5_1", *SUPERBLOCKS)
 POISON = 0xFF  # as floats: NaN
 
 

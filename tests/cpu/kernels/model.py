@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
-from pegainfer.kernels.cpu.executor import CpuExecutor
+from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
+from pegainfer.lower.cpu.executor import CpuExecutor
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.forward import forward, groups, shapes
 from pegainfer.ops.program import Program

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cpu.backend import CpuOptions
 from pegainfer.kernels.cpu.library import has_bf16
+from pegainfer.lower.cpu.backend import CpuOptions
 from tests.cpu.kernels.harness import FORMATS, ISAS
 from tests.cpu.kernels.model import BLOCK_SIZE, BLOCKS, CONFIG, Array, Model, Span
 

@@ -6,13 +6,13 @@ import pytest
 
 import pegainfer.ops.coarse
 import pegainfer.ops.sample  # noqa: F401
-from pegainfer.kernels.cpu.backend import CpuOptions
+from pegainfer.kernels.cpu.instructions import OPCODES
 from pegainfer.kernels.cpu.library import has_bf16
-from pegainfer.kernels.cpu.lower import INSTRUCTIONS
+from pegainfer.lower.cpu.backend import CpuOptions
 from pegainfer.ops.spec import REGISTRY, OpSpec, Role
 from tests.cpu.kernels.harness import FORMATS, ISAS, QUANTISED, SUPERBLOCKS, check, runner, weights_in
 
-SPECS = [spec for spec in REGISTRY.values() if spec.name in INSTRUCTIONS]
+SPECS = [spec for spec in REGISTRY.values() if spec.name in OPCODES]
 WITH_WEIGHTS = [s for s in SPECS if any(o.role is Role.WEIGHT for o in s.operands)]
 WITH_CACHE = [s for s in SPECS if any(o.name == "kv" for o in s.operands)]
 

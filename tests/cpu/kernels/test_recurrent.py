@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pegainfer.contract.errors import OpError, UnsupportedError
-from pegainfer.kernels.cpu.backend import CpuBackend, CpuOptions
-from pegainfer.kernels.cpu.executor import CpuExecutor
+from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
+from pegainfer.lower.cpu.executor import CpuExecutor
 from pegainfer.ops.delta import CAUSAL_CONV_SILU, GATED_DELTA_RULE
 from pegainfer.ops.program import Builder, Program
 from tests.cpu.kernels.harness import ISAS

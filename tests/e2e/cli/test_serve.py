@@ -224,8 +224,8 @@ def test_the_console_says_why_a_request_was_refused() -> None:
         assert server.stop() == 0
         lines = server.errors.read_text().splitlines()
     assert lines == [
-        "WARNING pegainfer.requests: 400 POST /v1/completions from 127.0.0.1: top_p: expected 0.0 ≤ top_p "
-        "≤ 1.0, got 7.0",
+        "WARNING pegainfer.requests: 400 POST /v1/completions from 127.0.0.1: top_p: expected 0 < top_p "
+        "≤ 1, got 7.0",
         "WARNING pegainfer.requests: 401 POST /v1/completions from 127.0.0.1: Authorization: expected "
         "'Bearer <key>' (or x-api-key: <key>) with a known key",
         "WARNING pegainfer.requests: 400 from 127.0.0.1: not an HTTP/1.1 request",

@@ -14,9 +14,9 @@ from pegainfer.cli.bisect_cuda import compare
 from pegainfer.cli.doctor import BISECT_BOUNDS
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.options import CudaOptions
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.runtime.weights.weight import Weight
 from tests.gpu.harness import raw
 from tests.support.default_model import default_model

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.runtime.cuda.launch import Launch
 from pegainfer.runtime.cuda.tensor import DeviceTensor, encode

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse  # noqa: F401
-from pegainfer.kernels.cuda.attention_choice import OWN_PARTS_ROWS, AttentionProblem, choose_attention
-from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.lower.cuda.attention_choice import OWN_PARTS_ROWS, AttentionProblem, choose_attention
+from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.compose import one_call
 from tests.gpu.harness import rounded, run_once, sized

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.gemm import GemmProblem, StreamChoice, choose_gemm, choose_stream
-from pegainfer.kernels.cuda.skinny import SkinnyChoice
-from pegainfer.kernels.cuda.target import Tuned, Tuning
-from pegainfer.kernels.cuda.wide import Cut
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.gemm import GemmProblem, StreamChoice, choose_gemm, choose_stream
+from pegainfer.lower.cuda.skinny import SkinnyChoice
+from pegainfer.lower.cuda.target import Tuned, Tuning
+from pegainfer.lower.cuda.wide import Cut
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.gemm import LINEAR, LINEAR_RESIDUAL

@@ -9,9 +9,9 @@ import pytest
 
 import pegainfer.ops.coarse
 import pegainfer.ops.sample  # noqa: F401
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor  # noqa: F401  (registers the ops)
-from pegainfer.kernels.cuda.lowering import HANDLERS
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor  # noqa: F401  (registers the ops)
+from pegainfer.lower.cuda.lowering import HANDLERS
 from pegainfer.ops.check import check_case, suitable_cases
 from pegainfer.ops.compose import one_call, run_reference, staged_inputs
 from pegainfer.ops.rounding import PARAMETERS, rounded, run_rounding, share_of_rounding

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.executor import CudaExecutor
-from pegainfer.kernels.cuda.options import CudaOptions
-from pegainfer.kernels.cuda.row_pass import recognise
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.lower.cuda.row_pass import recognise
 from pegainfer.ops.reference import ReferenceExecutor
 from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16
 from tests.gpu.harness import EAGER, sized
@@ -216,7 +216,7 @@ def counters(model: Model, executor: CudaExecutor) -> DeviceTensor:
     """[2] u32: how many launches there have been, and blocks that have ended."""
     row_pass = recognise(executor.program.calls)
     assert row_pass is not None
-    _, _, launches, _ = row_pass.told(model.ctx.device.info)
+    _, _, launches, _ = row_pass.exchange_layout(model.ctx.device.info)
     return DeviceTensor.at(executor._kept["row pass"].address + launches, (2,), "u32", executor)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cuda.backend import CudaBackend
-from pegainfer.kernels.cuda.context import CudaContext
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.ops.compose import run_reference
 from pegainfer.ops.sample import SAMPLE
 from pegainfer.ops.sampler import sampler

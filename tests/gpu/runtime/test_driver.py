@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cuda.context import CudaContext
 from pegainfer.kernels.manifest import KernelsError
+from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.runtime.cuda.driver import CudaError
 from pegainfer.runtime.cuda.graph import Graph
 from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr
 from pegainfer.runtime.cuda.memory import DeviceBuffer, StagingRing
 from pegainfer.runtime.cuda.stream import Event, elapsed
 from pegainfer.runtime.cuda.tensor import DeviceTensor
-from pegainfer.runtime.cuda.upload import Piece, upload
+from pegainfer.runtime.cuda.upload import WorkItem, upload
 
 
 def test_too_much_memory_is_refused_with_figures(ctx: CudaContext) -> None:
@@ -73,7 +73,7 @@ def test_upload_brings_every_piece_and_raises_what_a_reader_raises(ctx: CudaCont
         def send(host: int, stream: object, i: int = i) -> None:
             ctx.stream.upload(t.address + 1000 * i, host, 1000)
 
-        pieces.append(Piece(1000, read, send, str(i)))
+        pieces.append(WorkItem(1000, read, send, str(i)))
     seen: list[tuple[int, int]] = []
     upload(pieces, ctx.stream, lambda done, total: seen.append((done, total)))
     assert (t.numpy(ctx.stream) == np.arange(n)[:, None]).all()
@@ -83,7 +83,7 @@ def test_upload_brings_every_piece_and_raises_what_a_reader_raises(ctx: CudaCont
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        upload([*pieces, Piece(1000, broken, pieces[0].send, "broken")] * 3, ctx.stream)
+        upload([*pieces, WorkItem(1000, broken, pieces[0].send, "broken")] * 3, ctx.stream)
 
 
 def test_device_time_is_measured(ctx: CudaContext) -> None:

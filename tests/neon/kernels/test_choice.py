@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pegainfer.contract.errors import OpError
-from pegainfer.kernels.cpu.backend import CpuOptions
+from pegainfer.lower.cpu.backend import CpuOptions
 from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.program import Builder
 from pegainfer.ops.quantize import quantized_weight

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pegainfer.kernels.cpu.backend import CpuOptions
+from pegainfer.lower.cpu.backend import CpuOptions
 from tests.cpu.kernels.harness import FORMATS
 from tests.cpu.kernels.model import CONFIG, LARGEST, Array, Span, cache, formats_of, program, stage, weights
 from tests.cpu.kernels.test_invariance import LENGTHS, alone, in_chunks, sequences

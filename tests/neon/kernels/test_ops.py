@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pegainfer.kernels.cpu.backend import CpuOptions
+from pegainfer.lower.cpu.backend import CpuOptions
 from pegainfer.ops.spec import OpSpec
 from tests.cpu.kernels.harness import FORMATS, QUANTISED, check, weights_in
 from tests.cpu.kernels.test_ops import SPECS, WITH_CACHE, WITH_WEIGHTS

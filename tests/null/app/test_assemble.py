@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pegainfer.app.assemble import build_engine, open_model
@@ -20,7 +21,17 @@ from pegainfer.models.llama import engine as llama
 from pegainfer.models.llama.weights import LlamaWeights
 from pegainfer.runner.model import LineModel
 from tests.support.modelfiles import gguf_bytes
-from tests.support.tinymodel import HEAD_DIM, KV_HEADS, LAYERS, MODELS, VOCAB, write_checkpoint, write_gguf
+from tests.support.tinymodel import (
+    HEAD_DIM,
+    KV_HEADS,
+    LAYERS,
+    MODELS,
+    VOCAB,
+    gguf_metadata,
+    gguf_tensors,
+    write_checkpoint,
+    write_gguf,
+)
 
 MODEL = MODELS["tied_f32"]  # trained for 256 tokens
 BLOCK_BYTES = LAYERS * 2 * KV_HEADS * HEAD_DIM * BLOCK_SIZE * 4  # in f32
@@ -39,6 +50,22 @@ def test_both_kinds_of_file_open_under_one_name(tmp_path: Path) -> None:
         with open_model(path) as (model, architecture):
             assert architecture == "LlamaForCausalLM"
             assert (model.vocab_size, model.max_position_embeddings) == (VOCAB, 256)
+
+
+def test_a_gguf_in_parts(tmp_path: Path) -> None:
+    tensors = gguf_tensors(MODEL, lambda _: "f16")
+    for i, held in enumerate((tensors[:3], tensors[3:])):
+        metadata = gguf_metadata(MODEL) if i == 0 else {}
+        content = gguf_bytes(metadata | {"split.no": i, "split.count": 2}, held)
+        (tmp_path / f"m-0000{i + 1}-of-00002.gguf").write_bytes(content)
+    with open_model(write_gguf(MODEL, tmp_path / "m.gguf", lambda _: "f16")) as (whole, _):
+        wanted = {name: w.values() for name, w in whole.tensors(64).items()}
+    with open_model(tmp_path / "m-00002-of-00002.gguf") as (model, architecture):
+        assert architecture == "LlamaForCausalLM"
+        found = model.tensors(64)
+        assert found.keys() == wanted.keys()
+        for name, values in wanted.items():
+            np.testing.assert_array_equal(found[name].values(), values, err_msg=name)
 
 
 def test_default_bounds(tmp_path: Path) -> None:
@@ -175,6 +202,9 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         ({"kv_dtype": "fp8"}, "bad kv_cache_dtype"),
         ({"kv_dtype": "bf16"}, "only a GPU keeps"),
         ({"backend": "tpu"}, "bad device"),
+        ({"tensor_parallel_size": 0}, "bad tensor_parallel_size; expected a whole number from 1; got 0"),
+        ({"data_parallel_size": 2}, "only the null device has several ranks so far; expected 1; got 2"),
+        ({"backend": "cuda", "tensor_parallel_size": 2}, "several ranks so far; expected 1; got 2"),
         ({"gpu_memory_utilization": 1.5}, "bad gpu_memory_utilization"),
         ({"load_format": "dummy"}, "made on a GPU"),
         ({"backend": "cuda", "kv_dtype": "f16"}, "as bf16"),

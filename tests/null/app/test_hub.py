@@ -32,13 +32,16 @@ WHOLE = {
     "README.md": b"#",
 }
 QUANTS = {"M-Q8_0.gguf": b"GGUF8", "M-Q4_K_M.gguf": b"GGUF4", "bf16/M-BF16.gguf": b"GGUF16"}
+PARTS = ["Q8_0/B-Q8_0-00001-of-00002.gguf", "Q8_0/B-Q8_0-00002-of-00002.gguf"]
+SPLIT = {PARTS[1]: b"GGUF82", PARTS[0]: b"GGUF81", "B-Q4_K_M.gguf": b"GGUF4"}
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     from huggingface_hub import constants
 
-    repositories = {"o/whole": WHOLE, "o/quants": QUANTS, "o/gated": WHOLE, "o/empty": {"README.md": b"#"}}
+    repositories = {"o/whole": WHOLE, "o/quants": QUANTS, "o/split": SPLIT, "o/gated": WHOLE}
+    repositories |= {"o/empty": {"README.md": b"#"}}
     with serving(FakeHub(repositories, gated={"o/gated"})) as fake:
         monkeypatch.setenv("HF_ENDPOINT", fake.endpoint)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -85,6 +88,18 @@ def test_one_gguf_of_several(fake: FakeHub, reference: str, content: bytes, name
     ref = resolve(reference)
     assert (ref.kind, ref.path.read_bytes(), ref.name) == ("gguf", content, name)
     assert len(fake.fetched) == 1
+    assert resolve(reference, offline=True) == ref
+
+
+@pytest.mark.parametrize(
+    ("reference", "name"),
+    [("o/split:Q8_0", "o/split:Q8_0"), *((f"o/split/{part}", "B-Q8_0") for part in PARTS)],
+)
+def test_all_parts_of_a_split_gguf(fake: FakeHub, reference: str, name: str) -> None:
+    ref = resolve(reference)
+    assert (ref.kind, ref.path.read_bytes(), ref.name) == ("gguf", b"GGUF81", name)
+    assert ref.path.with_name("B-Q8_0-00002-of-00002.gguf").read_bytes() == b"GGUF82"
+    assert sorted(fake.fetched) == PARTS
     assert resolve(reference, offline=True) == ref
 
 
@@ -200,6 +215,17 @@ def test_what_is_fetched_is_told_with_the_reason(fake: FakeHub) -> None:
     assert line.startswith(
         "o/quants: fetching M-Q4_K_M.gguf (0.0 GiB): the usual balance of size, speed and "
     )
+
+
+def test_a_split_model_is_told_of_until_every_part_is_here(fake: FakeHub) -> None:
+    said: list[str] = []
+    resolve(f"o/split/{PARTS[1]}", tell=said.append)
+    assert said == [f"o/split: fetching {PARTS[0]} (2 parts, 0.0 GiB): it was named"]
+    path = resolve("o/split:Q8_0", tell=said.append).path
+    assert len(said) == 1
+    path.with_name("B-Q8_0-00002-of-00002.gguf").unlink()
+    resolve("o/split:Q8_0", tell=said.append)
+    assert len(said) == 2
 
 
 def test_models_go_to_a_folder_of_their_own(fake: FakeHub, tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ from pegainfer.runtime.user_cache import CACHE_VARIABLE
 from tests.support.fake_hub import FakeHub, serving
 from tests.support.modelfiles import gguf_bytes
 from tests.support.server import pega_here
-from tests.support.tinymodel import GGUF_MODELS, Tiny, write_checkpoint, write_gguf
+from tests.support.tinymodel import (
+    GGUF_MODELS,
+    Tiny,
+    gguf_metadata,
+    gguf_tensors,
+    write_checkpoint,
+    write_gguf,
+)
 
 MODEL, FORMS = GGUF_MODELS["gguf_q8_0"]
 
@@ -90,6 +97,22 @@ def test_one_file_is_deleted_and_its_neighbours_stay(hub: FakeHub, tmp_path: Pat
     assert not list((tmp_path / "hub").glob("*quants*/blobs/*"))
     delete(find_cached("o/whole"))
     assert not list((tmp_path / "hub").glob("models--*"))
+
+
+def test_a_model_in_parts_is_one_model(hub: FakeHub, tmp_path: Path) -> None:
+    metadata, tensors = gguf_metadata(MODEL), gguf_tensors(MODEL, FORMS)
+    parts = [
+        gguf_bytes(({} if i else metadata) | {"split.no": i, "split.count": 2}, tensors[i::2]) for i in (0, 1)
+    ]
+    files = [f"Q8_0/B-Q8_0-{n:05}-of-00002.gguf" for n in (1, 2)]
+    hub.repositories["o/split"] = dict(zip(files, parts, strict=True))
+    resolve("o/split")
+    (model,) = find_cached(f"o/split/{files[1]}")
+    assert (model.name, model.nbytes, verdict(model)) == ("o/split:Q8_0", sum(map(len, parts)), "")
+    assert examine(model.ref.path) == examine(resolve("o/quants:Q8_0", offline=True).path)
+    assert delete([model]) == sum(map(len, parts))
+    assert "o/split:Q8_0" not in names(cached_models())
+    assert not list((tmp_path / "hub").glob("models--o--split*"))
 
 
 def test_a_file_that_has_two_names_stays_until_the_last_is_deleted(hub: FakeHub) -> None:

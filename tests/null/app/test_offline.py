@@ -201,6 +201,27 @@ def test_ends(params: dict[str, Any], text: str, reason: str, stop: Any, count: 
     assert (c.text, c.finish_reason, c.stop_reason, len(c.token_ids)) == (text, reason, stop, count)
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize(("shown", "text"), [(False, "hi"), (True, "hi<|im_end|>")])
+def test_a_stop_string_that_is_a_special_token_stops_by_its_id(
+    ignore_eos: bool, shown: bool, text: str
+) -> None:
+    """Its text is left out of answers, so that it would never be found there."""
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=64,
+        stop=["zz", "<|im_end|>"],
+        ignore_eos=ignore_eos,
+        include_stop_str_in_output=shown,
+        skip_special_tokens=False,
+    )
+    with over_null(model=says("hi")) as llm:
+        (output,) = llm.generate("x", params)
+    (c,) = output.outputs
+    assert (c.text, c.token_ids) == (text, [*b"hi", EOS])
+    assert (c.finish_reason, c.stop_reason) == ("stop", "<|im_end|>")
+
+
 def test_a_stopped_request_leaves_nothing_behind() -> None:
     with over_null(model=says("a" * 3000)) as llm:
         outputs = llm.generate(["x"] * 6, SamplingParams(temperature=0, max_tokens=3000, stop="aa"))
@@ -292,6 +313,45 @@ def test_bad_arguments_are_named(llm: LLM, prompts: Any, params: Any, message: s
     assert llm.generate("abc", GREEDY)[0].outputs[0].token_ids == wanted("abc")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "most", "count"),
+    [(127, 1, 1), (127, 9, 1), (127, None, 1), (100, 28, 28), (100, 29, 28), (100, None, 28), (128, 0, 0)],
+)
+def test_the_context_filled_exactly(prompt: int, most: int | None, count: int) -> None:
+    """Prompt and answer together take the whole context; one token more of the prompt is refused."""
+    model = NullModel(next_token=lambda tokens, num_prompt, seed: 97)
+    with over_null(model=model, max_model_len=128) as llm:
+        (output,) = llm.generate([[98] * prompt], SamplingParams(max_tokens=most))
+        (c,) = output.outputs
+        assert (c.token_ids, c.finish_reason) == ([97] * count, "length")
+        longest = 128 if most == 0 else 127
+        with pytest.raises(RequestError, match=rf"no room for an answer; expected at most {longest} tokens"):
+            llm.generate([[98] * (longest + 1)], SamplingParams(max_tokens=most))
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "match"),
+    [
+        ({"stop": list("abcdefghijklmnop")}, {"stop": list("abcdefghijklmnopq")}, "≤ 16; got 17"),
+        ({"stop": "x" * 1024}, {"stop": "x" * 1025}, "1 to 1024 bytes; got 1025"),
+        ({"n": 128}, {"n": 129}, r"n is out of range; expected 1\.\.128; got 129"),
+        ({"logprobs": 20}, {"logprobs": 21}, r"expected 0\.\.20; got 21"),
+        ({"prompt_logprobs": 20}, {"prompt_logprobs": 21}, r"expected 0\.\.20; got 21"),
+        ({"logit_bias": {257: 1.0}}, {"logit_bias": {258: 1.0}}, r"expected 0\.\.257; got 258"),
+        ({"allowed_token_ids": [257]}, {"allowed_token_ids": [258]}, r"expected 0\.\.257; got 258"),
+        ({"stop_token_ids": [257]}, {"stop_token_ids": [258]}, r"expected 0\.\.257; got 258"),
+        ({"max_tokens": 16, "min_tokens": 16}, {"max_tokens": 16, "min_tokens": 17}, "≤ 16; got 17"),
+    ],
+)
+def test_values_of_exactly_their_limit(
+    llm: LLM, good: dict[str, Any], bad: dict[str, Any], match: str
+) -> None:
+    (output,) = llm.generate("abc", SamplingParams(**good))
+    assert len(output.outputs) == good.get("n", 1)
+    with pytest.raises(RequestError, match=match):
+        llm.generate("abc", SamplingParams(**bad))
+
+
 def test_a_sequence_that_fails_in_a_step_is_raised() -> None:
     with over_null(
         faults=lambda plan: {0: "the model's logits are not finite"} if plan.step == 3 else None
@@ -304,8 +364,10 @@ def test_a_sequence_that_fails_in_a_step_is_raised() -> None:
 def test_options_are_known_or_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^tensor_parallel_size 2 is not served here; remedy: one process computes on one GPU",
+        match=r"^pipeline_parallel_size 2 is not served here; remedy: one process computes on one GPU",
     ):
+        LLM("no-such-model", pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match="only the null device has several ranks so far; expected 1; got 2"):
         LLM("no-such-model", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="bad max_model_len"):
         LLM("no-such-model", max_model_len=0)

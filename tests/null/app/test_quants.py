@@ -6,6 +6,7 @@ import pytest
 
 from pegainfer.app.quants import choose_file, formats_of, memory_for, quant_of
 from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.ops.tensor import WEIGHTS
 
 GIB = 1 << 30
 SERVED = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k")
@@ -69,39 +70,64 @@ def test_formats_in_a_file(quant: str, formats: tuple[str, ...]) -> None:
 )
 def test_the_best_that_is_served_and_fits(memory: int, file: str, reason: str) -> None:
     choice = choose_file("o/m", FILES, SERVED, memory * GIB)
-    assert (choice.file, choice.why[: len(reason)]) == (file, reason)
+    assert (choice.files, choice.why[: len(reason)]) == ((file,), reason)
 
 
 def test_a_better_one_that_is_not_served_is_told_of() -> None:
     files = {path: n for path, n in FILES.items() if "Q4_K_M" not in path}
     choice = choose_file("o/m", files, SERVED, 64 * GIB)
-    assert choice.file == "M-Q6_K.gguf"
+    assert choice.files == ("M-Q6_K.gguf",)
     assert choice.why.endswith("free; Q4_K_S: q5_k not served, Q5_K_M: q5_k not served")
     with_q5 = choose_file("o/m", files, (*SERVED, "q5_k"), 64 * GIB)
-    assert with_q5.file == "M-Q4_K_S.gguf"
+    assert with_q5.files == ("M-Q4_K_S.gguf",)
 
 
 def test_what_is_no_model_of_its_own_is_left_out() -> None:
     files = {"mmproj-M-F16.gguf": GIB, "M-Q4_K_M-00001-of-00002.gguf": GIB, "M-F16.gguf": 2 * GIB}
-    assert choose_file("o/m", files, SERVED, 64 * GIB).file == "M-F16.gguf"
+    assert choose_file("o/m", files, SERVED, 64 * GIB).files == ("M-F16.gguf",)
     del files["M-F16.gguf"]
-    with pytest.raises(
-        UnsupportedError, match=r"one part of several; mmproj-M-F16\.gguf: not a language model"
-    ):
+    with pytest.raises(UnsupportedError, match=r"1 of 2 parts; mmproj-M-F16\.gguf: not a language model"):
         choose_file("o/m", files, SERVED, 64 * GIB)
 
 
 def test_what_is_named_is_taken_whatever_it_needs() -> None:
-    assert choose_file("o/m", FILES, SERVED, GIB, quant="f16").file == "M-F16.gguf"
-    assert choose_file("o/m", FILES, SERVED, GIB, file="M-Q4_K_M.gguf").file == "M-Q4_K_M.gguf"
+    assert choose_file("o/m", FILES, SERVED, GIB, quant="f16").files == ("M-F16.gguf",)
+    assert choose_file("o/m", FILES, SERVED, GIB, file="M-Q4_K_M.gguf").files == ("M-Q4_K_M.gguf",)
     with pytest.raises(UnsupportedError, match=r"expected f32 .*; got q2_k; at M-Q2_K\.gguf"):
         choose_file("o/m", FILES, SERVED, GIB, file="M-Q2_K.gguf")
-    with pytest.raises(UnsupportedError, match="in several parts are not served; got a-Q8_0-00001-of-00002"):
+    with pytest.raises(ConfigError, match=r"expected 2 parts; got 1; at a-Q8_0-00001-of-00002\.gguf"):
         choose_file("o/m", {"a-Q8_0-00001-of-00002.gguf": 1}, SERVED, GIB, quant="q8_0")
     with pytest.raises(ConfigError, match="more than one such GGUF file"):
         choose_file("o/m", {"a-Q8_0.gguf": 1, "b-Q8_0.gguf": 1}, SERVED, GIB, quant="q8_0")
     with pytest.raises(ConfigError, match=r"has no such GGUF file; expected M-F16\.gguf .*got Q9"):
         choose_file("o/m", FILES, SERVED, GIB, quant="Q9")
+
+
+def test_a_model_in_parts_is_one_model_of_the_size_of_all_parts() -> None:
+    parts = tuple(f"Q8_0/M-Q8_0-{n:05}-of-00003.gguf" for n in (1, 2, 3))
+    files = dict.fromkeys(reversed(parts), 4 * GIB) | {"M-Q4_1.gguf": 7 * GIB}
+    assert choose_file("o/m", files, SERVED, 16 * GIB).files == parts
+    choice = choose_file("o/m", files, SERVED, 8 * GIB)
+    assert (choice.files, choice.why) == (("M-Q4_1.gguf",), "8.0 of 8.0 GiB free; Q8_0 does not fit")
+    assert choose_file("o/m", files, SERVED, GIB, quant="Q8_0").files == parts
+    for part in parts:
+        assert choose_file("o/m", files, SERVED, GIB, file=part).files == parts
+    with pytest.raises(UnsupportedError, match=r"got q8_0; at Q8_0/M-Q8_0-00001-of-00003\.gguf"):
+        choose_file("o/m", files, ("f32",), GIB, quant="q8_0")
+
+
+def test_parts_of_another_number_are_another_model() -> None:
+    files = {f"M-F16-{n:05}-of-{count:05}.gguf": n * GIB for count in (2, 3) for n in range(1, count + 1)}
+    files |= {"M-F16.gguf": 9 * GIB}
+    smallest = choose_file("o/m", files, SERVED, 16 * GIB)
+    assert smallest.files == ("M-F16-00001-of-00002.gguf", "M-F16-00002-of-00002.gguf")
+    with pytest.raises(ConfigError, match="more than one such GGUF file"):
+        choose_file("o/m", files, SERVED, GIB, quant="f16")
+
+
+@pytest.mark.parametrize("quant", ["Q5_0", "Q5_1", "Q5_K_S", "Q5_K_M", "Q4_K_S"])
+def test_what_the_kernels_read_is_chosen(quant: str) -> None:
+    assert choose_file("o/m", {f"M-{quant}.gguf": GIB}, WEIGHTS, 8 * GIB).files == (f"M-{quant}.gguf",)
 
 
 def test_memory_is_more_than_the_file() -> None:

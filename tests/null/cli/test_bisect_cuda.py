@@ -25,7 +25,7 @@ PROMPT = list(range(3, 40))
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineSpec:
     kernels = write_kernels(tmp_path / "kernels")
     monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (kernels,))
-    monkeypatch.setattr("pegainfer.kernels.cuda.context.CublasLt", FakeLt)
+    monkeypatch.setattr("pegainfer.lower.cuda.context.CublasLt", FakeLt)
     folder = write_checkpoint(MODEL, tmp_path / "model")
     engine = EngineConfig(backend="cuda")
     return EngineSpec(name="tiny", path=str(folder), engine=engine, scheduler=SchedulerConfig())

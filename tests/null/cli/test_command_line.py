@@ -100,6 +100,10 @@ def file(tmp_path: Path) -> Any:
         ("--chat-template-file mine.jinja", "chat_template", "mine.jinja"),
         ("--trust-request-chat-template", "request_chat_template", True),
         ("--h11-max-incomplete-event-size 4096", "max_header_bytes", 4096),
+        ("-tp 2", "tensor_parallel_size", 2),
+        ("--tp-size 2", "tensor_parallel_size", 2),
+        ("-dp 2", "data_parallel_size", 2),
+        ("--dp 2", "data_parallel_size", 2),
     ],
 )
 def test_names_of_other_engines(argv: str, option: str, value: Any) -> None:
@@ -109,7 +113,7 @@ def test_names_of_other_engines(argv: str, option: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        "--tensor-parallel-size 1", "--tensor-parallel-size=1", "-tp 1", "--enable-chunked-prefill",
+        "--pipeline-parallel-size 1", "--pipeline-parallel-size=1", "-pp 1", "--enable-chunked-prefill",
         "--no-trust-remote-code", "--block-size 16", "--task generate", "--swap-space 0", "-fa on", "-ngl -1",
         "--disable-log-requests", "--enable-auto-tool-choice", "--jinja",
     ],
@@ -123,10 +127,10 @@ def test_flags_that_state_what_holds_here_are_taken(argv: str) -> None:
     ("argv", "expected"),
     [
         (
-            "--tensor-parallel-size 2",
-            "--tensor-parallel-size 2 is not served here; remedy: one process computes",
+            "--pipeline-parallel-size 2",
+            "--pipeline-parallel-size 2 is not served here; remedy: one process computes",
         ),
-        ("-tp 2", "-tp 2 is not served here"),
+        ("-pp 2", "-pp 2 is not served here"),
         ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill false is not served here"),
         (
             "--trust-remote-code",
@@ -227,7 +231,7 @@ def test_a_config_file_sets_options(file: Any, monkeypatch: pytest.MonkeyPatch) 
     path = file(
         "model: m\nport: 6379\nserved-model-name: [a, b]\nmax_model_len: 4k\nenforce-eager: true\n"
         "enable-prefix-caching: false\noverride-generation-config:\n  temperature: 0.2\napi-key: k\n"
-        "tensor-parallel-size: 1\n"
+        "pipeline-parallel-size: 1\n"
     )
     told = serve("--config", path)
     assert (told["model"], told["port"], told["served_model_name"]) == ("m", 6379, ("a", "b"))
@@ -255,7 +259,7 @@ def test_a_config_file_sets_options(file: Any, monkeypatch: pytest.MonkeyPatch) 
         ("port: [", "the config file is not valid YAML; got "),
         ("port: 1\n--port: 2", "no such option; got --port"),
         ("max-model-len: 8\nmax_model_len: 9", "an option is set twice; got max-model-len and max_model_len"),
-        ("tensor-parallel-size: 2", "tensor-parallel-size 2 is not served here"),
+        ("pipeline-parallel-size: 2", "pipeline-parallel-size 2 is not served here"),
         ("config: other.yaml", "no such option; got config"),
     ],
 )

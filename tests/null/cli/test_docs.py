@@ -19,12 +19,12 @@ COMMANDS = (
     "bench startup", "kernels build",
 )  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
-OTHERS = {  # of docker, systemctl, useradd, run-batch and benches
+OTHERS = {  # of docker, systemctl, useradd, run-batch, benches and the soak test
     "deploying.md": {"--build-arg", "--now", "--system"},
     "agent-routes.md": {"--concurrency"},
     "structured-output.md": {"--cost"},
     "serving.md": {"--cpu-clock"},
-    "accuracy.md": {"--seeds"},
+    "accuracy.md": {"--first", "--seeds"},
     "CONTRIBUTING.md": {"--strict"},
 }
 

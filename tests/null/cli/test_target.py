@@ -9,9 +9,12 @@ import pytest
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.cli.flags import Given
+from pegainfer.cli.spec import build
 from pegainfer.cli.target import ModelFlags, Target, choose
 from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.null.runner import NullRunner
+from pegainfer.parallel.group import RankGroup
 from tests.support.fake_cuda import FakeCuda, fake_cuda
 from tests.support.fake_kernels import write_kernels
 from tests.support.server import pega_here
@@ -90,6 +93,27 @@ def test_auto_is_the_cpu_otherwise_and_says_why_in_one_line(
 def test_a_flag_that_would_do_nothing_is_refused(device: str, flag: str, model: str) -> None:
     with pytest.raises(ConfigError, match=f"{flag} does not apply; at --device {device}"):
         chosen(model, device, flag)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "reference"])
+@pytest.mark.parametrize("option", ["tensor_parallel_size", "data_parallel_size"])
+def test_other_devices_have_one_rank(device: str, option: str, model: str) -> None:
+    flag = "--" + option.replace("_", "-")
+    assert chosen(model, device, flag, **{option: 1}).spec.engine.backend == device
+    with pytest.raises(ConfigError, match=f"only the null device has several .*got 2; at {option}"):
+        chosen(model, device, flag, **{option: 2})
+
+
+def test_the_null_device_has_as_many_ranks_as_are_asked_for() -> None:
+    flags, config = ModelFlags(device="null"), EngineConfig(tensor_parallel_size=2, data_parallel_size=3)
+    typed = Given(("--tensor-parallel-size", "--data-parallel-size"))
+    target = choose(None, flags, config, SchedulerConfig(max_slots=8), typed)
+    engine = build(target.spec)
+    assert isinstance(engine.runner, RankGroup) and len(engine.runner.ranks) == 6
+    assert (engine.runner.info.data_ranks, engine.runner.info.max_slots) == (3, 9)
+    assert engine.info.num_blocks == 3 * engine.runner.info.num_blocks[0]
+    build_one = build(choose(None, flags, EngineConfig(), SchedulerConfig(), Given(())).spec)
+    assert isinstance(build_one.runner, NullRunner)  # a device alone is no group
 
 
 def test_dummy_weights_need_a_gpu_but_no_files(model: str, tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from pegainfer.app.ranks import null_ranks
+from pegainfer.contract.adapter import AdapterInfo, AdapterRunner
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, unpack_tokens
-from pegainfer.contract.step import KVSpec, PageGroup, StateGroup, StepPlan, StepResult
+from pegainfer.contract.step import KVSpec, PageGroup, PendingStep, StateGroup, StepPlan, StepResult
 from pegainfer.contract.tiers import DEVICE
 from pegainfer.engine.admission import derived_seed
 from pegainfer.engine.scheduler import Scheduler, SchedulerConfig
@@ -17,8 +19,6 @@ from pegainfer.engine.sequence import Sequence, Status
 from pegainfer.kv.blocks import BlockPool
 from pegainfer.null.config import NullConfig
 from pegainfer.null.model import NullModel
-from pegainfer.null.pending import NullPending
-from pegainfer.null.runner import NullRunner
 
 BLOCK = 4
 EOS = 30
@@ -101,9 +101,12 @@ class Answer:
 
 def all_pools(scheduler: Scheduler) -> list[BlockPool]:
     """Of all groups, the tiers' included."""
-    kv = scheduler._residents.kv
-    tiers = () if kv.tiers is None else (pool for levels in kv.tiers._levels for pool in levels.pools[1:])
-    return [*kv.pools, *tiers]
+    pools = []
+    for home in scheduler._residents.homes:
+        kv = home.kv
+        tiers = () if kv.tiers is None else (pool for levels in kv.tiers._levels for pool in levels.pools[1:])
+        pools += [*kv.pools, *tiers]
+    return pools
 
 
 class Driver:
@@ -117,9 +120,11 @@ class Driver:
         seed: int = 0,
         tick: float = 1.0,
         check: bool = True,
+        ranks: tuple[int, int] = (1, 1),
     ) -> None:
         """
         Args:
+            ranks: tensor-parallel and data-parallel; `null` is the config of each.
             tick: seconds that each `schedule` takes.
             check: all containers after each operation; too slow for large pools.
         """
@@ -127,21 +132,25 @@ class Driver:
         self._check = check
         self.null = null or null_config()
         self.config = config or SchedulerConfig()
-        self.runner = NullRunner(self.null)
+        self.ranks = ranks
+        self.runner = null_ranks(self.null, *ranks)
         self.scheduler = Scheduler(self.runner.info, self.config, random.Random(seed))
-        self.pending: deque[tuple[StepPlan, NullPending]] = deque()
+        self.pending: deque[tuple[StepPlan, PendingStep]] = deque()
         self.now = 1.0
         self.plans: list[StepPlan] = []
         self.results: list[StepResult] = []
         self.requests: dict[str, GenerateRequest] = {}
         self.answers: dict[tuple[str, int], Answer] = {}
         self.counts: Counter[str] = Counter()
+        self.adapters: dict[str, AdapterInfo] = {}
+        self._digests: dict[str, bytes] = {}  # of the adapter of each request that names one
+        self._loads: set[int] = set()  # transfers to the device
         self._wasted: Counter[int] = Counter()  # rows committed after the finish, by sequence number
         self._stalled: tuple[int, int] = (-1, 0)  # the best-ranked sequence, schedules without a row of it
 
     @property
     def running(self) -> list[Sequence]:
-        return self.scheduler._residents.running.items
+        return [seq for home in self.scheduler._residents.homes for seq in home.running]
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -150,10 +159,41 @@ class Driver:
     def add(self, req: GenerateRequest) -> None:
         self.scheduler.add(req, self.now)
         self.requests[req.id] = req
+        if req.adapter is not None:
+            self._digests[req.id] = self.adapters[req.adapter].digest
+            self.counts["requests with adapters"] += 1
         for index in range(req.n):
             self.answers[req.id, index] = Answer()
         self.counts["requests"] += 1
         self.counts["sequences"] += req.n
+        self._check_integrity()
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Raises RequestError where no index is free or the name is taken."""
+        runner = self.runner
+        assert isinstance(runner, AdapterRunner)
+        info, adapter = runner.read_adapter(name, path)
+        self._remove_adapters()
+        runner.install_adapter(self.scheduler.add_adapter(info), adapter)
+        self.adapters[name] = info
+        self.counts["adapters loaded"] += 1
+
+    def unload_adapter(self, name: str) -> None:
+        self.scheduler.drop_adapter(name)
+        del self.adapters[name]
+        self._remove_adapters()
+
+    def _remove_adapters(self) -> None:
+        for index in self.scheduler.take_free_adapters():
+            assert isinstance(self.runner, AdapterRunner)
+            self.runner.remove_adapter(index)
+            self.counts["adapters removed"] += 1
+
+    def reset_prefix_cache(self) -> None:
+        """No pool of any tier and rank finds anything afterwards."""
+        self.scheduler.reset_prefix_cache()
+        assert not any(pool._index or pool.num_cached for pool in all_pools(self.scheduler))
+        self.counts["cache resets"] += 1
         self._check_integrity()
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
@@ -197,12 +237,14 @@ class Driver:
                 by_itself = end is not None and end.finish in (FinishReason.STOP, FinishReason.LENGTH)
                 most = self.config.pipeline_depth - by_itself
                 assert self._wasted[seq.number] <= most, "a finished sequence runs on"
-        self.counts["rows with 0 commits"] += sum(
-            1 for row, new in zip(plan.rows, result.tokens, strict=True) if row.sample and not new
-        )
+        for row, new in zip(plan.rows, result.tokens, strict=True):
+            if row.sample:
+                self.counts[f"rows that committed {len(new)}"] += 1
         self.counts["tokens"] += sum(len(new) for new in result.tokens)
         self.counts["transfers that failed"] += len(result.failed)
+        self.counts["loads that failed"] += len(self._loads & result.failed.keys())
         self._take(self.scheduler.commit(plan, result, self.now))
+        self._remove_adapters()
         self._check_integrity()
         return result
 
@@ -215,6 +257,7 @@ class Driver:
         """Until all is answered and committed."""
         for _ in range(limit):
             if not self.scheduler.has_work():
+                self._remove_adapters()
                 return
             self.step()
         raise AssertionError(f"still at work after {limit} steps")
@@ -222,12 +265,17 @@ class Driver:
     def _count_plan(self, plan: StepPlan) -> None:
         self.counts["steps"] += 1
         self.counts["rows"] += len(plan.rows)
+        ranks = {self.runner.info.rank_of(row.slot) for row in plan.rows}
+        self.counts["steps of several data ranks"] += len(ranks) > 1
+        self.counts["rows times ranks"] += len(plan.rows) * self.ranks[0]
         self.counts["follow rows"] += sum(row.follow for row in plan.rows)
         self.counts["admissions"] += len(plan.news)
         self.counts["copies"] += len(plan.copies)
         self.counts["snapshots"] += len(plan.snapshots)
         self.counts["transfers"] += len(plan.transfers)
-        self.counts["loads"] += sum(t.target_pool == DEVICE for t in plan.transfers)
+        loads = {t.id for t in plan.transfers if t.target_pool == DEVICE}
+        self._loads |= loads
+        self.counts["loads"] += len(loads)
         self.counts["plans that wait for transfers"] += plan.wait_transfers
         mixed = {row.count > 1 for row in plan.rows}
         self.counts["mixed steps"] += len(mixed) == 2
@@ -247,7 +295,7 @@ class Driver:
         placed = plan is not None and best.last_step == plan.step
         number, schedules = self._stalled
         self._stalled = (best.number, 0 if placed or best.number != number else schedules + 1)
-        bound = 2 * (self.null.max_slots + 2)  # each of the others may have to be preempted first
+        bound = 2 * (self.runner.info.max_slots + 2)  # each of the others may have to be preempted first
         assert self._stalled[1] <= bound, f"sequence {best.number} is passed over"
 
     def _take(self, events: list[TokenEvent]) -> None:
@@ -273,6 +321,7 @@ class Driver:
             derived_seed(req.sampling.seed, index),
             eos_token_ids=req.eos_token_ids,
             max_model_len=min(self.null.max_model_len, self.scheduler._admission.reach),
+            adapter_digest=self._digests.get(request_id, b""),
         )
 
     def judge(self) -> None:
@@ -308,13 +357,14 @@ class Driver:
             assert not given, where
 
     def check_empty(self) -> None:
-        """All blocks are free or cached, all slots free."""
+        """All blocks are free or cached, all slots free, all adapters that were unloaded gone."""
         self.scheduler.check_integrity()
         residents = self.scheduler._residents
         for pool in all_pools(self.scheduler):
             assert pool.available == pool.num_blocks and pool.num_deferred == pool.num_moving == 0
         assert not residents.loading and not residents.transfers_in_flight
-        assert len(residents.free_slots) == residents.num_slots
+        assert self.counts["adapters loaded"] - self.counts["adapters removed"] == len(self.adapters)
+        assert all(sorted(home.free_slots) == list(home.slots) for home in residents.homes)
         stats = self.scheduler.stats()
         assert stats.running == stats.waiting == stats.in_flight == 0
         assert sum(stats.finished.values()) == len(self.answers)

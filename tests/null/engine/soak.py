@@ -1,16 +1,19 @@
 """Random scenarios on the null device: python -m tests.null.engine.soak --seeds 1000
 
-Every seed draws a device (groups, tiny pools, commits a row), a configuration and a stream of requests with
-shared prefixes, forks, priorities, deadlines and cancels; after every step all containers are checked, and at
-the end every token is compared with what the null model predicts.
+Every seed draws a device (groups, tiny pools, commits a row, lower tiers, adapters, ranks), a configuration
+and a stream of requests with shared prefixes, forks, priorities, deadlines and cancels; meanwhile adapters
+come and go and the prefix cache is reset. After every step all containers are checked, and at the end every
+token is compared with what the null model predicts.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 
 from pegainfer.contract.errors import QueueFullError, RequestError
 from pegainfer.contract.request import GenerateRequest
@@ -24,10 +27,11 @@ MAX_LEN = 64
 STEP_LIMIT = 5_000  # of the clock; the largest scenario needs a few hundred
 
 
-def random_faults(r: random.Random) -> Faults:
-    """One row in fifty fails alone."""
+def random_faults(seed: int) -> Faults:
+    """One row in fifty fails alone, on all tensor-parallel ranks."""
 
     def faults(plan: StepPlan) -> dict[int, str]:
+        r = random.Random(seed + plan.step)
         return {i: "not finite" for i in range(len(plan.rows)) if r.random() < 0.02}
 
     return faults
@@ -57,11 +61,20 @@ def random_device(r: random.Random, seed: int) -> NullConfig:
         virtual=True,
         step_seconds=r.choice([0.0, 0.0, 0.01]),
         token_seconds=r.choice([0.0, 0.001, 0.02]),
-        faults=random_faults(r) if r.random() < 0.2 else None,
+        faults=random_faults(r.getrandbits(32)) if r.random() < 0.2 else None,
         tiers=random_tiers(r, blocks) if r.random() < 0.5 else (),
         transfer_steps=r.choice([1, 3, 9]),
         failed_transfers=r.choice([0.0, 0.0, 0.2]),
+        max_adapters=r.choice([0, 0, 1, 2]),
     )
+
+
+def random_ranks(r: random.Random, config: SchedulerConfig) -> tuple[int, int]:
+    """Tensor-parallel and data-parallel ranks."""
+    data_ranks = r.choice([1, 1, 2, 3])
+    if config.max_slots is not None:
+        data_ranks = min(data_ranks, config.max_slots)
+    return r.choice([1, 1, 2, 3]), data_ranks
 
 
 def random_tiers(r: random.Random, blocks: list[int]) -> tuple[Tier, ...]:
@@ -85,8 +98,10 @@ def random_config(r: random.Random) -> SchedulerConfig:
     )
 
 
-def random_request(r: random.Random, name: str, base: list[int], now: float) -> GenerateRequest:
-    """Prompts that share a random piece of `base` with others."""
+def random_request(
+    r: random.Random, name: str, base: list[int], now: float, adapters: list[str]
+) -> GenerateRequest:
+    """Prompts that share a random piece of `base` with others. `adapters`: names of the loaded ones."""
     length = r.choice([r.randint(1, 10), r.randint(1, 10), r.randint(1, 50)])
     shared = r.choice([0, length, r.randint(0, length)])
     prompt = base[:shared] + [r.randrange(20) for _ in range(length - shared)]
@@ -96,6 +111,7 @@ def random_request(r: random.Random, name: str, base: list[int], now: float) -> 
         prompt,
         n=r.choice([1, 1, 1, 2, 4]),
         salt=r.choice(["", "", "salt"]),
+        adapter=r.choice([None, *adapters]),
         priority=r.choice([0, 0, 0, -1, 2]),
         tenant=r.choice(["", "", "a", "b"]),
         deadline=r.choice([None, None, None, now + r.randint(0, 200)]),
@@ -111,35 +127,58 @@ def random_request(r: random.Random, name: str, base: list[int], now: float) -> 
     )
 
 
-def run_seed(seed: int) -> Counter[str]:
+def change_adapters(r: random.Random, driver: Driver, files: list[Path]) -> None:
+    """Unloads an adapter or loads one of `files`; a name may come back with other content."""
+    if driver.adapters and r.random() < 0.5:
+        driver.unload_adapter(r.choice(sorted(driver.adapters)))
+        return
+    try:
+        driver.load_adapter(r.choice("ab"), str(r.choice(files)))
+    except RequestError:
+        driver.counts["adapters refused"] += 1
+
+
+def run_seed(seed: int, files: list[Path]) -> Counter[str]:
     """One scenario; raises AssertionError (InvariantError included) where a promise is broken."""
     r = random.Random(seed)
-    driver = Driver(random_device(r, seed), random_config(r))
+    config = random_config(r)
+    ranks = random_ranks(r, config)
+    driver = Driver(random_device(r, seed), config, ranks=ranks)
     base = [r.randrange(20) for _ in range(MAX_LEN)]
     refused = 0
     for i in range(r.randint(4, 24)):
         try:
-            driver.add(random_request(r, f"r{i}", base, driver.now))
+            driver.add(random_request(r, f"r{i}", base, driver.now, sorted(driver.adapters)))
         except (RequestError, QueueFullError):
             refused += 1
         for _ in range(r.choice([0, 0, 0, 1, 4, 12])):
             driver.step()
         if r.random() < 0.2:
             driver.cancel(f"r{r.randint(0, i)}", r.choice([None, None, 0, 1]))
+        if driver.null.max_adapters and r.random() < 0.4:
+            change_adapters(r, driver, files)
+        if r.random() < 0.05:
+            driver.reset_prefix_cache()
     driver.run(STEP_LIMIT)
     driver.judge()
     driver.counts["seeds"] += 1
+    driver.counts["seeds with tensor ranks"] += ranks[0] > 1
+    driver.counts["seeds with data ranks"] += ranks[1] > 1
     driver.counts["refused"] += refused
     return driver.counts
 
 
 def run_seeds(first: int, count: int) -> Counter[str]:
     total: Counter[str] = Counter()
-    for seed in range(first, first + count):
-        try:
-            total += run_seed(seed)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in "xyz"]
+        for file in files:
+            file.write_text(f"an adapter, {file.name}")
+        for seed in range(first, first + count):
+            try:
+                total += run_seed(seed, files)
+            except Exception as error:
+                raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
     return total
 
 

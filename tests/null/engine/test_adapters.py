@@ -16,12 +16,13 @@ from pegainfer.contract.errors import (
     RequestError,
     UnsupportedError,
 )
-from pegainfer.contract.event import FinishReason
+from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest, hash_blocks, root_hash, unpack_tokens
 from pegainfer.engine.adapters import AdapterTable
 from pegainfer.engine.inprocess import InProcessEngine
-from tests.null.engine.harness import BLOCK, MODEL, request
-from tests.null.engine.test_inprocess import Inbox, Make, make  # noqa: F401
+from pegainfer.null.runner import NullRunner
+from tests.null.engine.harness import BLOCK, MODEL, null_config, request
+from tests.null.engine.test_inprocess import INFO, Inbox, Make, make  # noqa: F401
 
 PATIENCE = 30.0
 
@@ -211,6 +212,24 @@ def test_an_unloaded_adapter_serves_the_requests_that_it_has(make: Make, files: 
     assert [token for event in box.wait() for token in event.tokens] == expected(req, digest)
     load(engine, "b", files[1])  # its index is free again
     assert answer(engine, request("b", [1, 2], adapter="b", max_tokens=3))
+
+
+def test_an_adapter_whose_last_request_never_ran_is_removed(files: list[Path]) -> None:
+    runner = NullRunner(null_config(max_adapters=1))
+    engine = InProcessEngine(runner, INFO)
+    load(engine, "a", files[0])
+    unloaded, last = Done(), Inbox()
+
+    def sink(event: TokenEvent) -> None:
+        """On the engine's thread, so that it finds both messages at once, and then has no step to make."""
+        engine.submit(request("last", [1, 2], adapter="a", max_tokens=0), last)
+        engine.unload_adapter("a", unloaded)
+
+    engine.submit(request("first", [1, 2], max_tokens=1), sink)
+    unloaded.wait()
+    assert last.wait()[-1].finish is FinishReason.LENGTH
+    engine.close()
+    assert runner.adapters.indices == []
 
 
 def test_calls_that_cannot_be_obeyed_say_why(make: Make, files: list[Path], tmp_path: Path) -> None:  # noqa: F811

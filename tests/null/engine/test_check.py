@@ -92,7 +92,7 @@ def test_a_range_error_says_which_value(sampling: dict[str, Any]) -> None:
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"priority": 2**31}, "priority"),
-        ({"eos_token_ids": (32,)}, "eos_token_ids"),
+        ({"eos_token_ids": (-1,)}, "eos_token_ids"),
         ({"adapter": "a"}, "adapter"),
         ({"grammar": GrammarSpec("regex", "a*")}, "grammar"),
         ({"deadline": math.nan}, "deadline"),
@@ -113,6 +113,19 @@ def test_the_largest_values_pass() -> None:
     s = scheduler()
     s.add(request("r", [1] * 63, n=128, top_p=1.0, logprobs=20, seed=2**64 - 1, temperature=100.0), 0.0)
     assert s.stats().waiting == 128
+
+
+@pytest.mark.parametrize("min_tokens", [0, 2])
+def test_an_end_beyond_the_vocabulary_ends_nothing(min_tokens: int) -> None:
+    """Neither is it masked while `min_tokens` forbids ends: it is the index of no logit."""
+    answers = []
+    for eos in ((5,), (5, 32, 2**31 - 1)):
+        d = Driver(null_config(), SchedulerConfig())
+        d.add(request("r", PROMPT, max_tokens=40, min_tokens=min_tokens, eos=eos))
+        d.run()
+        answers.append(d.answers["r", 0].tokens)
+        assert all(new.mask_tokens == (5,) for plan in d.plans for new in plan.news)
+    assert answers[0] == answers[1]
 
 
 def test_the_front_may_send_the_hashes() -> None:
@@ -146,7 +159,7 @@ def test_a_runner_without_prompt_logprobs() -> None:
 
 def test_a_prompt_that_the_pool_cannot_hold() -> None:
     s = scheduler(num_blocks=(5,))  # 20 positions, so 21 tokens
-    with pytest.raises(RequestError, match="fewer than 21 tokens"):
+    with pytest.raises(RequestError, match="at most 20 tokens"):
         s.add(request("r", [1] * 21), 0.0)
     with pytest.raises(RequestError, match="at most 21 tokens together") as caught:
         s.add(request("r", [1] * 11, max_tokens=11), 0.0)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from pegainfer.contract.errors import RequestError
 from pegainfer.contract.step import StepPlan
 from tests.null.engine.driving import driver, finish, ids, prompt_tokens
-from tests.null.engine.harness import request
+from tests.null.engine.harness import BLOCK, request
 
 
 def test_no_token_asked_for() -> None:
@@ -28,6 +29,23 @@ def test_no_token_but_the_prompts_logprobs() -> None:
     assert event is not None and event.prompt_logprobs is not None
     assert [len(p.top) for p in event.prompt_logprobs if p] == [2] * 20
     assert prompt_tokens(d.plans, 21) == 20
+
+
+@pytest.mark.parametrize(("context", "blocks"), [(64, 40), (1024, 16)])
+def test_a_prompt_without_an_answer_may_fill_the_context(context: int, blocks: int) -> None:
+    """The model's own, or what the KV blocks hold and the one token beyond them that none needs."""
+    length = min(context, blocks * BLOCK + 1)
+    d = driver(max_model_len=context, num_blocks=(blocks,))
+    d.add(request("r", ids(length), max_tokens=0, prompt_logprobs=1))
+    d.run()
+    d.judge()
+    event = d.answers["r", 0].finish
+    assert event is not None and event.prompt_logprobs is not None
+    assert len(event.prompt_logprobs) == length
+    with pytest.raises(RequestError, match=rf"at most {length} tokens; got {length + 1}"):
+        d.add(request("longer", ids(length + 1), max_tokens=0))
+    with pytest.raises(RequestError, match=rf"at most {length - 1} tokens; got {length}"):
+        d.add(request("answered", ids(length), max_tokens=1))
 
 
 @pytest.mark.parametrize("num_blocks", [64, 14])

@@ -176,7 +176,9 @@ def test_a_long_answer_occupies_one_state_beside_its_own_and_its_prompts() -> No
     d.add(request("a", ids(10), max_tokens=40, ignore_eos=True))
     d.run()
     assert sum(len(plan.snapshots) for plan in d.plans) >= 10
-    assert d.scheduler._residents.kv.pools[1].num_cached == 2  # position 8 of the prompt, 48 of the answer
+    assert (
+        d.scheduler._residents.homes[0].kv.pools[1].num_cached == 2
+    )  # position 8 of the prompt, 48 of the answer
 
 
 def num_cached(d: Driver, request_id: str) -> int:

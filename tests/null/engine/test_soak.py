@@ -31,7 +31,7 @@ def test_random_scenarios(part: int, soak_counts: Counter[str]) -> None:
 
 
 def test_the_scenarios_reach_every_corner() -> None:
-    counts = run_seeds(0, 40)
+    counts = run_seeds(0, 64)
     for what in (
         "preemptions",
         "prefix hits (tokens)",
@@ -39,7 +39,13 @@ def test_the_scenarios_reach_every_corner() -> None:
         "snapshots",
         "follow rows",
         "wasted rows",
-        "rows with 0 commits",
+        "rows that committed 0",
+        "rows that committed 4",
+        "loads that failed",
+        "requests with adapters",
+        "adapters removed",
+        "cache resets",
+        "steps of several data ranks",
         "mixed steps",
         "finish stop",
         "finish length",

@@ -92,6 +92,27 @@ def test_the_style_is_known_by_the_template(name: str) -> None:
     assert (choose_reasoning("auto", source) is not None) == (name in THINK)
 
 
+@pytest.mark.parametrize(
+    ("template", "style"),
+    [
+        ("{{ tools }}<tool_call>\n<function=f>\n<parameter=a>", "qwen3_coder"),
+        ("{{ tools }}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", "deepseek_v31"),
+        ("{{ tools }}<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}", "deepseek_v3"),
+    ],
+)
+def test_the_style_is_known_by_its_markers(template: str, style: str) -> None:
+    """Of Qwen3-Coder, DeepSeek V3.1 and V3 with tools."""
+    assert choose_style("auto", template).name == style
+
+
+@pytest.mark.parametrize(
+    ("name", "style"),
+    [("qwen3_xml", "qwen3_coder"), ("llama4_pythonic", "pythonic"), ("llama4_json", "llama3_json")],
+)
+def test_other_servers_names_of_parsers_are_taken(name: str, style: str) -> None:
+    assert choose_style(HttpConfig(tool_call_parser=name).tool_call_parser, None).name == style
+
+
 @pytest.mark.parametrize("flag", ["tool_call_parser", "reasoning_parser"])
 def test_an_unknown_parser_is_refused_with_the_known_ones(flag: str) -> None:
     known: Any = {"tool_call_parser": "kimi_k2", "reasoning_parser": "deepseek_r1"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from pegainfer.contract.errors import OpError
 from pegainfer.ops.check import suitable_cases
 from pegainfer.ops.compose import STAGED, dtype_name, one_call
 from pegainfer.ops.program import OpCall
-from pegainfer.ops.spec import FUSED, REGISTRY, OpSpec, Role, declare, declare_fused
+from pegainfer.ops.spec import FUSED, REGISTRY, Cost, OpSpec, Role, declare, declare_fused
+from pegainfer.ops.tensor import Kind, Tensor
 
 SPECS = sorted(REGISTRY.values(), key=lambda s: s.name)
 FORMS = sorted(FUSED.values(), key=lambda s: s.name)
@@ -91,6 +93,17 @@ def test_costs_are_at_least_what_must_move(spec: OpSpec) -> None:
         assert cost.bytes > 0 or not busy
 
 
+def cost_at(spec: OpSpec, sizes: dict[str, int]) -> Cost:
+    """Of a call with all its operands, whatever relation between sizes the op requires."""
+    tensors = {
+        o.name: Tensor(
+            o.name, tuple(int(a) if a.isdigit() else sizes[a] for a in o.axes), o.dtypes[0], Kind.INPUT
+        )
+        for o in spec.operands
+    }
+    return OpCall(spec, tensors, {}, {}).cost(sizes)
+
+
 # Of calls small enough to count by hand: sizes, bytes, FLOPs.
 COSTS = {
     "linear": ({"T": 2, "N": 3, "K": 5}, 4 * (2 * 3 + 2 * 5 + 3 * 5), 2 * 2 * 3 * 5),
@@ -133,6 +146,15 @@ def test_costs_by_hand(name: str) -> None:
     )
 
 
+def test_a_fused_form_reads_cached_tokens_and_no_whole_pool() -> None:
+    sizes = {"T": 3, "H": 2, "E": 4, "D": 4, "N": 9, "Y": 2, "G": 1, "S": 4, "R": 2, "W": 3, "P": 50}
+    spec = FUSED["append_attention"]
+    cost = cost_at(spec, sizes | {"C": 10, "Q": 12})
+    # heads in and out, 10 cached tokens read, keys and values of 3 tokens written
+    assert cost.bytes == 4 * (3 * 4 * 4 + 3 * 2 * 4 + (10 + 3) * 2 * 4)
+    assert cost.flops == 4 * 12 * 2 * 4
+
+
 def test_quantised_weights_cost_their_blocks() -> None:
     sizes = {"T": 1, "N": 4, "K": 64}
     call = one_call(REGISTRY["linear"], sizes, {"out": "f32", "a": "f32", "w": "q4_1"}, {}).calls[0]
@@ -144,3 +166,75 @@ def test_a_name_is_declared_once() -> None:
         declare(REGISTRY["linear"])
     with pytest.raises(OpError, match="declared twice"):
         declare_fused(REGISTRY["linear"])
+
+
+class Read(dict[str, int]):
+    """Sizes that note which letters were asked for."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        super().__init__(sizes)
+        self.letters: set[str] = set()
+
+    def __getitem__(self, letter: str) -> int:
+        self.letters.add(letter)
+        return super().__getitem__(letter)
+
+    def get(self, letter: str, default: Any = None) -> Any:
+        self.letters.add(letter)
+        return super().get(letter, default)
+
+
+every_form = pytest.mark.parametrize("spec", [*SPECS, *FORMS], ids=lambda s: s.name)
+
+
+def letters_of(spec: OpSpec) -> set[str]:
+    return {a for o in spec.operands for a in o.axes if not a.isdigit()}
+
+
+@every_form
+def test_costs_read_the_axes_of_operands_and_those_declared_beside_them(spec: OpSpec) -> None:
+    sizes = dict.fromkeys(letters_of(spec) | {"C", "Q"}, 64)
+    flops, moved = Read(sizes), Read(sizes)
+    spec.flops(flops)
+    if spec.bytes is not None:
+        spec.bytes(moved, {o.name: 1 << 20 for o in spec.operands})
+    assert (flops.letters | moved.letters) - letters_of(spec) == set(spec.cost_axes)
+
+
+# The cost counts the whole room of a row's history, of which a step reads what is known.
+CAPACITY = {"adjust_logits": "X", "adjust_some_logits": "X", "sample": "X"}
+
+
+@every_form
+def test_idle_axes_are_axes_and_cost_nothing(spec: OpSpec) -> None:
+    assert set(spec.idle) <= letters_of(spec)
+    sizes = dict.fromkeys(letters_of(spec) | {"C", "Q"}, 64)
+    for letter in set(spec.idle) - set(CAPACITY.get(spec.name, "")):
+        assert cost_at(spec, sizes) == cost_at(spec, sizes | {letter: 128}), letter
+
+
+@every_form
+def test_indices_say_what_they_number_and_settings_name_operands(spec: OpSpec) -> None:
+    for o in spec.operands:
+        assert not o.into or o.dtypes == ("i32",), o.name
+        assert all(len(letter) == 1 and letter.isupper() for letter in o.into)
+        assert o.fill is None or o.role is Role.IN, "only what a step reads is filled"
+    for given in spec.settings.values():
+        assert all(spec.operand(name).role is Role.IN for name in given)
+    assert spec.settings
+
+
+def test_fused_forms_keep_what_their_parts_declare() -> None:
+    assert FUSED["append_attention"].cost_axes == REGISTRY["attention"].cost_axes
+    assert set(REGISTRY["attention"].idle) <= set(FUSED["append_attention"].idle)
+    assert FUSED["adjust_some_logits"].idle == REGISTRY["adjust_logits"].idle
+    assert FUSED["scaled_qkv_rope_append"].idle == REGISTRY["qkv_norm_rope_append"].idle
+
+
+def test_only_recurrences_are_sequential() -> None:
+    """Tokens of other ops can be compared one by one: the checker of large calls does so."""
+    found = {s.name for s in SPECS if s.sequential}
+    assert found == {"causal_conv_silu", "gated_delta_rule"}
+    for spec in (*SPECS, *FORMS):
+        states = any(o.into == ("N",) and o.axes == ("R",) for o in spec.operands)
+        assert spec.sequential == states, spec.name

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pegainfer.contract.errors import ModelFileError, OpError, UnsupportedError
-from pegainfer.kernels.cuda.context import CudaContext
-from pegainfer.kernels.cuda.store import WeightStore
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.store import WeightStore
 from pegainfer.ops.quantize import quantize
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.ops.weights import InFile, WeightTable, entry, in_layer, plan_weights, without_data
@@ -90,7 +90,7 @@ class Reads:
 def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaContext]:
     kernels = write_kernels(tmp_path / "kernels")
     monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (kernels,))
-    monkeypatch.setattr("pegainfer.kernels.cuda.context.CublasLt", FakeLt)
+    monkeypatch.setattr("pegainfer.lower.cuda.context.CublasLt", FakeLt)
     with fake_cuda():
         yield CudaContext()
 

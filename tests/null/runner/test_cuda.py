@@ -48,7 +48,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The model's folder; kernels are found in another."""
     kernels = write_kernels(tmp_path / "kernels")
     monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (kernels,))
-    monkeypatch.setattr("pegainfer.kernels.cuda.context.CublasLt", FakeLt)
+    monkeypatch.setattr("pegainfer.lower.cuda.context.CublasLt", FakeLt)
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(MODEL.hf_config()))

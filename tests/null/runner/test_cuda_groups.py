@@ -15,7 +15,7 @@ from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StateSnapshot, StepPlan
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.kernels.cuda.lowering import HANDLERS
+from pegainfer.lower.cuda.lowering import HANDLERS
 from pegainfer.runner.buckets import Bucket
 from pegainfer.runner.cuda import CudaRunner
 from tests.support.fake_cuda import FakeCuda, fake_cuda
@@ -42,7 +42,7 @@ def fake() -> Iterator[FakeCuda]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     kernels = write_kernels(tmp_path / "kernels")
     monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (kernels,))
-    monkeypatch.setattr("pegainfer.kernels.cuda.context.CublasLt", FakeLt)
+    monkeypatch.setattr("pegainfer.lower.cuda.context.CublasLt", FakeLt)
     for op in ("causal_conv_silu", "gated_delta_rule", "gated_rms_norm"):
         monkeypatch.setitem(HANDLERS, op, lambda c: None)
     register(monkeypatch)

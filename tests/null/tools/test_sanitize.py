@@ -12,7 +12,7 @@ NAMES = [
         for op in ("sample", "rope")
     ),
     *(f"tests/gpu/kernels/test_gemm.py::test_products[{i}]" for i in range(9)),
-    "tests/gpu/kernels/test_executor.py::test_steps_repeat_bit_by_bit",
+    "tests/gpu/lower/test_executor.py::test_steps_repeat_bit_by_bit",
     "tests/gpu/kernels/test_new.py::test_something",
     "tests/gpu/models/test_repeats.py::test_a_repeated_step_draws_the_same_tokens[3 in graphs]",
 ]

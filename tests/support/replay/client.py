@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,11 +11,12 @@ from typing import IO, Any
 import numpy as np
 
 from pegainfer.contract.errors import OpError, UnsupportedError
-from pegainfer.kernels.cpu import kv
-from pegainfer.kernels.cpu.backend import CpuOptions
-from pegainfer.kernels.cpu.library import ERROR_BYTES, Instr, source_hash
-from pegainfer.kernels.cpu.lower import encode, lowered
-from pegainfer.kernels.cpu.packed import FORMAT_CODES
+from pegainfer.kernels.cpu.instructions import OPCODES, declaration_hash
+from pegainfer.kernels.cpu.library import ERROR_BYTES, source_hash
+from pegainfer.lower.cpu import kv
+from pegainfer.lower.cpu.backend import CpuOptions
+from pegainfer.lower.cpu.encode import encode, lowered
+from pegainfer.lower.cpu.packed import FORMAT_CODES
 from pegainfer.ops.check import Trial, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Arrays, Role
@@ -52,7 +52,7 @@ class Replay:
                 "the replaying library was built from other sources", expected=source_hash()[:12],
                 got=built[:12], where=command[-1],
             )  # fmt: skip
-        assert int.from_bytes(self._read(8), "little") == ctypes.sizeof(Instr)
+        assert self._read(64).decode() == declaration_hash()
 
     @property
     def alive(self) -> bool:
@@ -82,7 +82,10 @@ class Replay:
         tensors = low.tensors()
         place = {t: i for i, t in enumerate(tensors)}
         names: list[str] = []
-        code = [encode(call, lambda t: place[t.storage], names) for call in low.calls]
+        code = b"".join(
+            encode(call, OPCODES.index(call.spec.name), lambda t: place[t.storage], names)
+            for call in low.calls
+        )
         matrices = {
             call.tensors[o.name].storage
             for call in low.calls
@@ -91,9 +94,15 @@ class Replay:
         }
         greatest = largest or sizes
         self._to.write((options.isa or "").encode().ljust(ISA_BYTES, b"\0"))
-        numbers = [options.threads, options.activation == "int8", len(code), len(names), len(tensors)]
-        self._send(*numbers, *(greatest[n] for n in names), *(sizes[n] for n in names))
-        self._to.write(b"".join(bytes(c) for c in code))
+        counts = [len(low.calls), len(code) // 8, len(names), len(tensors)]
+        self._send(
+            options.threads,
+            options.activation == "int8",
+            *counts,
+            *(greatest[n] for n in names),
+            *(sizes[n] for n in names),
+        )
+        self._to.write(code)
         for t in tensors:
             self._send_tensor(t, t in matrices, weights, {**states, **inputs}, sizes)
         self._to.flush()

@@ -3,11 +3,11 @@
 // Requests come on standard input, answers go to standard output, one after another until the input ends.
 // Numbers are int64, little-endian; text is padded with zeros to the length in brackets.
 //
-// At the start, once:   hash of the library's sources [64], bytes of an instruction
+// At the start, once:   hash of the library's sources [64], of its declarations [64]
 // A request:            isa [16] (empty: the best), threads, int8,
-//                       instructions, sizes, tensors (how many of each),
+//                       instructions, words of them, sizes, tensors (how many of each),
 //                       greatest sizes, the step's sizes,
-//                       instructions (csrc/exec.h: Encoded; operand i is tensor i),
+//                       instructions (csrc/program.h; operand i is tensor i),
 //                       tensors
 // A tensor:             format (-1: plain memory; else a matrix to be packed), n, k,
 //                       bytes, given (0: filled with 0xFF), wanted, then the bytes if given
@@ -24,7 +24,7 @@
 #include <vector>
 
 extern "C" {
-int64_t pega_instr_bytes();
+const char* pega_declaration_hash();
 const char* pega_source_hash();
 const void* pega_kernels(const char* name);
 const char* pega_isa_name(const void* kernels);
@@ -34,7 +34,7 @@ int64_t pega_packed_bytes(int32_t format, int64_t n, int64_t k);
 void* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* const* rows, uint8_t* memory,
                 int32_t threads);
 void pega_packed_free(void* weight);
-void* pega_exec_create(void* pool, const void* kernels, int32_t int8, int32_t bf16, const void* program,
+void* pega_exec_create(void* pool, const void* kernels, int32_t int8, int32_t bf16, const int64_t* program,
                        int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes,
                        char* error);
 void pega_exec_destroy(void* exec);
@@ -116,9 +116,8 @@ struct Tensor {
 struct Request {
     char isa[16];
     int32_t threads, int8;
-    int64_t count, num_sizes;
-    std::vector<int64_t> greatest, sizes;
-    std::vector<uint8_t> program;
+    int64_t count, words, num_sizes;
+    std::vector<int64_t> greatest, sizes, program;
     std::vector<Tensor> tensors;
 };
 
@@ -128,12 +127,12 @@ Request read_request(const char* isa) {
     r.threads = static_cast<int32_t>(read_number());
     r.int8 = static_cast<int32_t>(read_number());
     r.count = read_number();
+    r.words = read_number();
     r.num_sizes = read_number();
     const int64_t num_tensors = read_number();
     r.greatest = read_numbers(r.num_sizes);
     r.sizes = read_numbers(r.num_sizes);
-    r.program.resize(static_cast<size_t>(r.count * pega_instr_bytes()));
-    read_exactly(r.program.data(), r.program.size());
+    r.program = read_numbers(r.words);
     for (int64_t i = 0; i < num_tensors; i++) {
         Tensor t;
         for (int64_t* field : {&t.format, &t.n, &t.k, &t.bytes, &t.given, &t.wanted}) *field = read_number();
@@ -203,7 +202,7 @@ bool run(Request& r, Answer& a) {
                                                       pega_pool_destroy);
     if (pool == nullptr) return a.fail("no %d threads", r.threads);
     const std::unique_ptr<void, void (*)(void*)> exec(
-        pega_exec_create(pool.get(), kernels, r.int8, 0, r.program.data(), r.count, table.data(),
+        pega_exec_create(pool.get(), kernels, r.int8, 0, r.program.data(), r.words, table.data(),
                          r.greatest.data(), r.num_sizes, a.fault),
         pega_exec_destroy);
     if (exec == nullptr) return false;
@@ -219,9 +218,8 @@ void write_exactly(const void* from, size_t bytes) {
 }  // namespace
 
 int main() {
-    const int64_t instr_bytes = pega_instr_bytes();
     write_exactly(pega_source_hash(), 64);
-    write_exactly(&instr_bytes, sizeof instr_bytes);
+    write_exactly(pega_declaration_hash(), 64);
     std::fflush(stdout);
     char isa[16];
     while (std::fread(isa, 1, sizeof isa, stdin) == sizeof isa) {

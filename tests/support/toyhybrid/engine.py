@@ -9,14 +9,14 @@ from typing import Any
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
-from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from tests.support.toyhybrid.config import ToyConfig
 from tests.support.toyhybrid.forward import forward, groups, head
 from tests.support.toyhybrid.weights import TABLE, ToyWeights, load_safetensors
 
 
-def from_gguf(file: GGUFFile) -> LineModel:
+def from_gguf(file: GGUF) -> LineModel:
     raise UnsupportedError("the toy line has no GGUF form", where=file.path)
 
 

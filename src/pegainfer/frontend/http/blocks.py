@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pegainfer.frontend.http.choice import Delta
-from pegainfer.frontend.http.reply import NumberedCall, Reply, ReplyPiece, ReplySyntax, Thought
+from pegainfer.frontend.http.reply import NewCall, Reply, ReplyPiece, ReplySyntax, Thought
+from pegainfer.frontend.tools.pieces import CallEnded, CallText
 
 BlockKind = Literal["thinking", "text", "call"]
 
@@ -24,7 +25,7 @@ class Block:
     index: int
     kind: BlockKind
     text: str = ""
-    call: NumberedCall | None = None
+    call: NewCall | None = None
     cut: bool = False  # a limit or an abort ended the answer within it; known when it closes
 
 
@@ -71,19 +72,25 @@ class Blocks:
             yield from self._close(cut=delta.finish in ("length", "abort"))
 
     def _piece(self, piece: ReplyPiece) -> Iterator[Step]:
-        if isinstance(piece, NumberedCall):
-            yield from self._close()
-            yield self._opened("call", piece)
-            yield self._added(piece.arguments)
-            yield from self._close(cut=not piece.whole)
-            return
+        match piece:
+            case NewCall():
+                yield from self._close()
+                yield self._opened("call", piece)
+            case CallText():
+                yield self._added(piece.text)
+            case CallEnded():
+                yield from self._close(cut=not piece.whole)
+            case Thought() | str():
+                yield from self._text(piece)
+
+    def _text(self, piece: Thought | str) -> Iterator[Step]:
         kind: BlockKind = "thinking" if isinstance(piece, Thought) else "text"
         if self._open is None or self._open.kind != kind:
             yield from self._close()
             yield self._opened(kind)
         yield self._added(piece.text if isinstance(piece, Thought) else piece)
 
-    def _opened(self, kind: BlockKind, call: NumberedCall | None = None) -> Step:
+    def _opened(self, kind: BlockKind, call: NewCall | None = None) -> Step:
         self._open = Block(len(self.blocks), kind, call=call)
         self.blocks.append(self._open)
         return Step("open", self._open)

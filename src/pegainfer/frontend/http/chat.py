@@ -19,20 +19,20 @@ from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.limits import bad_value
 from pegainfer.frontend.http.neutral import refuse_unserved
 from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options
-from pegainfer.frontend.http.reply import NumberedCall, Reply, ReplySyntax
+from pegainfer.frontend.http.reply import CallPart, Reply, ReplySyntax
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    name: str
-    arguments: str  # JSON
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str  # JSON, of which a chunk has a piece
 
 
 class Call(msgspec.Struct, kw_only=True):
-    """A tool call; `index` in streams only. It is never split among chunks."""
+    """A tool call. In a stream it has an `index`; `id`, `type` and the name are in its first chunk only."""
 
     index: int | msgspec.UnsetType = msgspec.UNSET
-    id: str
-    type: str = "function"
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
     function: CalledFunction
 
 
@@ -168,7 +168,7 @@ class ChatAnswer:
         if parts.reasoning:
             choice.delta.reasoning_content = parts.reasoning
         if parts.calls:
-            choice.delta.tool_calls = [_call(call, call.index) for call in parts.calls]
+            choice.delta.tool_calls = [_call(call, streamed=True) for call in parts.calls]
         out = self._completion([choice], usage)
         if self._options.token_ids and first:
             out.prompt_token_ids = self._generation.prompts[0].ids
@@ -203,6 +203,10 @@ class ChatAnswer:
         return choice
 
 
-def _call(call: NumberedCall, index: int | msgspec.UnsetType = msgspec.UNSET) -> Call:
-    function = CalledFunction(name=call.name, arguments=call.arguments)
-    return Call(index=index, id=call.id, function=function)
+def _call(part: CallPart, *, streamed: bool = False) -> Call:
+    call = Call(function=CalledFunction(arguments=part.arguments))
+    if streamed:
+        call.index = part.index
+    if part.new is not None:
+        call.id, call.type, call.function.name = part.new.id, "function", part.new.name
+    return call

@@ -14,7 +14,7 @@ from pegainfer.frontend.detokenize import Detokenizer
 from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.choice import Delta
-from pegainfer.frontend.http.fields import GenerateFields, SamplingDefaults, count, token_limit
+from pegainfer.frontend.http.fields import GenerateFields, count, token_limit
 from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
@@ -23,6 +23,7 @@ from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_id
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.neutral import refuse_unserved
 from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options
+from pegainfer.frontend.http.sampling_defaults import CUTS, SamplingDefaults
 
 
 class CompletionRequest(GenerateFields, kw_only=True):
@@ -99,7 +100,7 @@ def _defaults(front: Front, r: CompletionRequest) -> SamplingDefaults:
     own, model = front.completion_defaults, front.chat_defaults
     if r.temperature is None:
         return own
-    return dataclasses.replace(own, top_k=model.top_k, top_p=model.top_p, min_p=model.min_p)
+    return dataclasses.replace(own, **{name: getattr(model, name) for name in CUTS})
 
 
 def _prompt(
@@ -112,7 +113,8 @@ def _prompt(
     of: int,
 ) -> Prompt:
     param = "prompt" if of == 1 else f"prompt[{number}]"
-    ids = prompt_ids(source, r, front, param, special=r.add_special_tokens is not False)
+    special, answered = r.add_special_tokens is not False, params.max_tokens != 0
+    ids = prompt_ids(source, r, front, param, special=special, answered=answered)
     prompt = build_prompt(front, r, shared, params, ids, number=number)
     if r.echo:
         whole = source if isinstance(source, str) and r.truncate_prompt_tokens is None else None

@@ -18,7 +18,7 @@ from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.options import AnswerOptions
 from pegainfer.frontend.http.render import TemplateValue, rendered
 from pegainfer.frontend.http.reply import ReplySyntax
-from pegainfer.frontend.http.thinking import effort_variables
+from pegainfer.frontend.http.thinking import budget_of, thinking_variables
 from pegainfer.frontend.http.tools import NamedTool, ToolParam, ToolPlan, output_job, tool_plan
 from pegainfer.frontend.reasoning.think import ThinkState
 
@@ -36,6 +36,9 @@ class ChatRequest(GenerateFields, kw_only=True):
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None  # as among chat_template_kwargs
+    thinking_token_budget: int | None = None  # tokens that the model may think; -1: any number
+    thinking_budget: int | None = None  # the same, as Qwen's API calls it
     safety_identifier: str | None = None  # as `user`
     prompt_cache_key: str | None = None  # a hint; prefixes are shared with and without it
     # Not served, see GenerateFields.
@@ -71,7 +74,8 @@ async def prepare(
     text = await prompt_text(front, request, plan, size)
     syntax = _reply_syntax(front, plan, text)
     schemas = [tool.function.parameters for tool in request.tools or ()]
-    job = output_job(front, request, plan, syntax.state)
+    budget = budget_of(front, request, options.max_tokens)
+    job = output_job(front, request, plan, syntax.state, budget)
     shared = dataclasses.replace(
         shared,
         grammar=None if job is None else await output_grammar(front, *job, schemas),
@@ -83,7 +87,7 @@ async def prepare(
 
 async def prompt_text(front: Front, request: ChatRequest, plan: ToolPlan, size: int) -> str:
     """What the model reads. Raises ApiError, RequestError."""
-    variables = effort_variables(front, request.reasoning_effort)
+    variables = thinking_variables(front, request)
     return await rendered(front, request, size, plan.shown, variables)
 
 

@@ -6,38 +6,22 @@ import functools
 import re
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
-from pegainfer.contract.request import GREEDY_BELOW, SamplingParams
+from pegainfer.contract.request import GREEDY_BELOW, INT32_MAX, NUMBERS, SamplingParams
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.formats import ResponseFormat, StructuredOutputs
 from pegainfer.frontend.http.limits import at_most, bad_value, in_range
 from pegainfer.frontend.http.neutral import Harmless
+from pegainfer.frontend.http.sampling_defaults import SamplingDefaults
 
-INT32_MAX = 2**31 - 1
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 TokenIds = list[int]
 
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingDefaults:
-    """What holds where a request says nothing. `max_tokens` None: up to the context's end."""
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-
-COMPLETION_DEFAULTS = SamplingDefaults(max_tokens=128, temperature=0.0, top_k=50)
-OPENAI_COMPLETION_DEFAULTS = SamplingDefaults(max_tokens=16)
-CHAT_DEFAULTS = SamplingDefaults()
+_ENGINE_DEFAULTS = SamplingParams()
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -161,11 +145,15 @@ def count(param: str, value: int | None, default: int, low: int, high: int) -> i
     return value
 
 
-def real(param: str, value: float | None, default: float, low: float, high: float) -> float:
-    """A bounded number field."""
+def sampling_number(name: str, request: CommonFields, defaults: SamplingDefaults) -> float:
+    """One of `NUMBERS`, or its default. Raises ApiError (400) where it is out of its range."""
+    value: float | None = getattr(request, name)
     if value is None:
-        return default
-    in_range(param, value, low, high)
+        return getattr(defaults, name, getattr(_ENGINE_DEFAULTS, name))  # type: ignore[no-any-return]
+    number = NUMBERS[name]
+    if not number.in_request(value):
+        less = "<" if number.above else "≤"
+        raise bad_value(name, f"{number.low} {less} {name} ≤ {number.high}", value)
     return value
 
 
@@ -203,13 +191,10 @@ def sampling_params(
     r, d = request, defaults
     if max_tokens is None:
         max_tokens = d.max_tokens
-    temperature = real("temperature", r.temperature, d.temperature, 0.0, 100.0)
-    top_k = count("top_k", r.top_k, d.top_k, -1, INT32_MAX)
-    top_p = real("top_p", r.top_p, d.top_p, 0.0, 1.0)
-    if top_p == 0:
-        raise bad_value("top_p", "0 < top_p ≤ 1", top_p)
-    # Logits are divided by it: a value near zero would overflow float32.
-    repetition = real("repetition_penalty", r.repetition_penalty, d.repetition_penalty, 0.01, 100.0)
+    numbers: dict[str, Any] = {name: sampling_number(name, r, d) for name in NUMBERS}
+    if numbers["temperature"] < GREEDY_BELOW:
+        numbers["temperature"] = 0.0
+    numbers["top_k"] = max(numbers["top_k"], 0)
     min_tokens = count("min_tokens", r.min_tokens, 0, 0, INT32_MAX)
     if max_tokens is not None and min_tokens > max_tokens:
         raise bad_value("min_tokens", f"≤ max_tokens = {max_tokens}", min_tokens)
@@ -217,14 +202,8 @@ def sampling_params(
     if seed is not None:
         in_range("seed", seed, -(2**63), 2**63 - 1)
     return SamplingParams(
-        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
-        top_k=max(top_k, 0),
-        top_p=top_p,
-        min_p=real("min_p", r.min_p, d.min_p, 0.0, 1.0),
+        **numbers,
         seed=seed,
-        repetition_penalty=repetition,
-        presence_penalty=real("presence_penalty", r.presence_penalty, 0.0, -2.0, 2.0),
-        frequency_penalty=real("frequency_penalty", r.frequency_penalty, 0.0, -2.0, 2.0),
         logit_bias=_logit_bias(r, config, vocab_size),
         allowed_token_ids=_allowed(r, vocab_size),
         bad_words=_bad_words(r, config, encode),

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pegainfer.contract.errors import ConfigError
+from pegainfer.contract.request import INT32_MAX, NUMBERS, Number
+from pegainfer.frontend.http.sampling_defaults import CHAT_DEFAULTS, SamplingDefaults
 
-if TYPE_CHECKING:
-    from pegainfer.frontend.http.fields import SamplingDefaults
-
-INT32_MAX = 2**31 - 1
-# Name here → names there, and the bounds that a request's field has.
-_FIELDS: dict[str, tuple[tuple[str, str], float, float]] = {
-    "temperature": (("temperature", "general.sampling.temp"), 0.0, 100.0),
-    "top_k": (("top_k", "general.sampling.top_k"), -1, INT32_MAX),
-    "top_p": (("top_p", "general.sampling.top_p"), 1e-9, 1.0),
-    "min_p": (("min_p", "general.sampling.min_p"), 0.0, 1.0),
-    "repetition_penalty": (("repetition_penalty", "general.sampling.penalty_repeat"), 0.01, 100.0),
-    "max_tokens": (("max_new_tokens", "general.sampling.max_new_tokens"), 1, INT32_MAX),
+_RANGES = {**NUMBERS, "max_tokens": Number("", 1, INT32_MAX, whole=True)}
+# Other names that fields have in generation_config.json, and in GGUF files after "general.sampling.".
+_NAMES = {"max_tokens": "max_new_tokens"}
+_GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat", "max_tokens": "max_new_tokens"}
+# Field → its keys there.
+_KEYS = {
+    field.name: (
+        _NAMES.get(field.name, field.name),
+        f"general.sampling.{_GGUF_NAMES.get(field.name, field.name)}",
+    )
+    for field in dataclasses.fields(SamplingDefaults)
 }
-_WHOLE = ("top_k", "max_tokens")
 
 
 def generation_defaults(given: Mapping[str, Any]) -> SamplingDefaults:
     """Chat's defaults with what the model says of them. Raises as `stated`."""
-    # It comes with the web stack, which the offline API does without.
-    from pegainfer.frontend.http.fields import CHAT_DEFAULTS, SamplingDefaults
-
-    return SamplingDefaults(**{**{f: getattr(CHAT_DEFAULTS, f) for f in _FIELDS}, **stated(given)})
+    return dataclasses.replace(CHAT_DEFAULTS, **stated(given))
 
 
 def stated(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,15 +36,17 @@ def stated(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises ConfigError for a value that no request may have.
     """
     found: dict[str, Any] = {}
-    for name, (keys, low, high) in _FIELDS.items():
+    for name, keys in _KEYS.items():
+        number = _RANGES[name]
         key = next((key for key in keys if given.get(key) is not None), None)
         if key is None:
             continue
         value = given[key]
-        fits = isinstance(value, int) if name in _WHOLE else isinstance(value, int | float)
-        if isinstance(value, bool) or not fits or not low <= value <= high:
+        fits = isinstance(value, int) if number.whole else isinstance(value, int | float)
+        if isinstance(value, bool) or not fits or not number.in_request(value):
             raise ConfigError(
-                f"the model's own {key} is out of its range", expected=f"{low:g} to {high:g}", got=value,
+                f"the model's own {key} is out of its range", got=value,
+                expected=f"{'above ' if number.above else ''}{number.low:g} to {number.high:g}",
                 where="generation_config.json or general.sampling", remedy="--generation-config none",
             )  # fmt: skip
         found[name] = max(value, 0) if name == "top_k" else value
@@ -65,7 +65,7 @@ def overrides(text: str | Mapping[str, Any]) -> dict[str, Any]:
         value = json.loads(text) if isinstance(text, str) and text else text or {}
     except (ValueError, RecursionError) as e:
         raise ConfigError("not valid JSON", got=f"{e!s:.100}", where=where) from None
-    known = {*(name for names, _, _ in _FIELDS.values() for name in names), "do_sample"}
+    known = {*(key for keys in _KEYS.values() for key in keys), "do_sample"}
     wrong = sorted(set(value) - known) if isinstance(value, Mapping) else [type(value).__name__]
     if wrong:
         raise ConfigError(

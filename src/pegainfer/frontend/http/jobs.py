@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pegainfer.contract.request import (
+    INT32_MAX,
     GenerateRequest,
     GrammarSpec,
     SamplingParams,
@@ -19,9 +20,7 @@ from pegainfer.frontend.http.auth import tenant
 from pegainfer.frontend.http.choice import Choice
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import (
-    INT32_MAX,
     GenerateFields,
-    SamplingDefaults,
     check_token_ids,
     count,
     request_id,
@@ -33,6 +32,7 @@ from pegainfer.frontend.http.front import USUAL_CHARS, Front
 from pegainfer.frontend.http.generation import Prompt
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.options import AnswerOptions
+from pegainfer.frontend.http.sampling_defaults import SamplingDefaults
 
 log = logging.getLogger(__name__)
 
@@ -97,15 +97,9 @@ def sampling(
         prompt_logprobs=options.engine_prompt_logprobs,
         encode=lambda text: front.tokenizer.encode(text, add_special_tokens=False),
     )
-    special = special_stops(front, stop_strings(request, front.config))
+    special = front.tokenizer.special_stops(stop_strings(request, front.config))
     ids = tuple(sorted({*params.stop_token_ids, *special}))
     return msgspec.structs.replace(params, stop_token_ids=ids) if special else params
-
-
-def special_stops(front: Front, stops: tuple[str, ...]) -> dict[int, str]:
-    """The stop strings that are special tokens, by id: the text of an answer may not show them."""
-    found = {front.special_id(text): text for text in stops}
-    return {token: text for token, text in found.items() if token is not None}
 
 
 def prompt_sources(
@@ -128,7 +122,13 @@ def prompt_sources(
 
 
 def prompt_ids(
-    source: str | list[int], request: GenerateFields, front: Front, param: str, *, special: bool = True
+    source: str | list[int],
+    request: GenerateFields,
+    front: Front,
+    param: str,
+    *,
+    special: bool = True,
+    answered: bool = True,
 ) -> list[int]:
     """A prompt's ids, truncated if the request asks for it. Raises ApiError where they do not fit.
 
@@ -136,15 +136,17 @@ def prompt_ids(
 
     Args:
         special: put BOS (and EOS) around a text where the model's files say so.
+        answered: the context must have room for a token after the prompt.
     """
-    longest = front.engine.info.max_model_len - 1
+    longest = front.engine.info.max_model_len - int(answered)
     if isinstance(source, str):
         if request.truncate_prompt_tokens is not None:
             front.check_counted(param, source)
         elif len(source) > USUAL_CHARS * longest:  # no shorter text is worth to be weighed
             least = front.tokenizer.bound.at_least(source, longest)
             if least > longest:
-                raise _too_long(param, longest, least, f"at least {least} in {len(source)} characters")
+                got = f"at least {least} in {len(source)} characters"
+                raise _too_long(param, front, longest, least, got)
         source = front.tokenizer.encode(source, add_special_tokens=special)
     return _fit(source, request, front, param, longest)
 
@@ -158,22 +160,24 @@ def _fit(ids: list[int], request: GenerateFields, front: Front, param: str, long
     if not ids:
         raise bad_value(param, "at least one token", "none")
     if len(ids) > longest:
-        raise _too_long(param, longest, len(ids), str(len(ids)))
+        raise _too_long(param, front, longest, len(ids), str(len(ids)))
     check_token_ids(param, ids, front.engine.info.vocab_size)
     return ids
 
 
-def _too_long(param: str, longest: int, least: int, got: str) -> ApiError:
+def _too_long(param: str, front: Front, longest: int, least: int, got: str) -> ApiError:
     """The error for a prompt beyond the context, in the words by which clients recognise it.
 
     Args:
         least: tokens that the prompt has at least.
         got: how many it has, in words.
     """
-    expected = f"expected ≤ {longest} tokens (the context of {longest + 1} less one to generate)"
+    context = front.engine.info.max_model_len
+    why = f" (the context of {context} less one to generate)" if longest < context else ""
+    expected = f"expected ≤ {longest} tokens{why}"
     return ApiError(
         400,
-        f"This model's maximum context length is {longest + 1} tokens: {expected}, got {got}; shorten it",
+        f"This model's maximum context length is {context} tokens: {expected}, got {got}; shorten it",
         param=param,
         code="context_length_exceeded",
         anthropic=f"prompt is too long: {least} tokens > {longest} maximum",
@@ -216,7 +220,7 @@ def build_prompt(
     )
     skip_special = request.skip_special_tokens is not False
     stop_names: dict[int, int | str] = {token: token for token in params.stop_token_ids}
-    stop_names |= special_stops(front, shared.stops)
+    stop_names |= front.tokenizer.special_stops(shared.stops)
     choices = [
         Choice(
             number * shared.n + i,

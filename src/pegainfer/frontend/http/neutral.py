@@ -20,8 +20,11 @@ Harmless = Annotated[Any, msgspec.Meta(description="accepted; cannot change the 
 
 EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 # Values that ask for nothing where these are not the empty ones. An empty value of these fields may ask for
-# something: `include_reasoning: false` hides text, `web_search_options: {}` is a search with default options.
+# something: `do_sample: false` is greedy, `web_search_options: {}` is a search with default options.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_bos": (True,),
+    "add_bos_token": (True,),
+    "add_special": (),
     "allowed_callers": ([], ["direct"]),
     "best_of": (1,),
     # No edit removes anything from the conversation.
@@ -30,25 +33,51 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
         {"edits": []},
         {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     ),
+    "detokenize": (True,),
+    "do_sample": (True,),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "enable_thinking": (),
+    "encoder_repetition_penalty": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "guidance_scale": (1,),
     "include_reasoning": (True,),
     "length_penalty": (1,),
     "min_keep": (0,),
     "mirostat": (0,),
+    "mirostat_mode": (0,),
     "modalities": ([], ["text"]),
+    "n_keep": (0,),
     "n_probs": (0,),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "parse_special": (True,),
     "parse_tool_calls": (True,),
+    "penalty_alpha": (0,),
     "repeat_penalty": (1,),
     "separate_reasoning": (True,),
+    "smoothing_factor": (0,),
+    "tfs": (1,),
     "tfs_z": (1,),
+    "think": (),
+    "thinking": ("", [], {}),
     # Creates a thread for later requests; this one is answered the same, and clients send all messages again.
     "thread": (False, {}, {"type": "create"}),
     "type": ("text", "message"),  # of a chat's message
+    "top_a": (0,),
+    "top_n_sigma": (0, -1),
+    "typical": (1,),
     "typical_p": (1,),
     "web_search_options": (),
     "xtc_probability": (0,),
 }
 # Fields of other servers with the field that serves the same purpose here.
 REMEDIES = {
+    "add_bos": "add_special_tokens",
+    "add_bos_token": "add_special_tokens",
+    "add_special": "add_special_tokens",
+    "do_sample": "temperature: 0",
     "ebnf": "structured_outputs.grammar",
     "function_call": "tool_choice",
     "functions": "tools",
@@ -63,6 +92,8 @@ REMEDIES = {
     "num_predict": "max_tokens",
     "regex": "structured_outputs.regex",
     "repeat_penalty": "repetition_penalty",
+    "think": "reasoning_effort",
+    "thinking": "reasoning_effort",
 }
 
 

@@ -18,6 +18,9 @@ from pegainfer.frontend.tools.prompt import knows_tools, plain_messages
 from pegainfer.frontend.worker import TemplateJob
 
 TemplateValue = bool | int | float | str | None
+# Bounds on the thoughts by vLLM's name and by Qwen's. As variables they are the server's affair, unless the
+# template looks them up.
+BUDGETS = ("thinking_token_budget", "thinking_budget")
 # The model's own template is trusted with so much of a request: it takes a few milliseconds, and its loops
 # watch the clock. More goes to a worker process, whose round trip costs about a millisecond.
 INLINE_BYTES = 256 << 10
@@ -101,6 +104,11 @@ async def _run(
     return await front.timed("template", job)
 
 
+def _not_the_templates(name: str, value: TemplateValue) -> bool:
+    """Of a variable that the template does not look up: whether it may be left out."""
+    return name in BUDGETS or asks_for_nothing("", value)
+
+
 def _variables(
     front: Front, r: Rendered, tools: Sequence[dict[str, Any]], extra: Mapping[str, TemplateValue]
 ) -> tuple[dict[str, Any], bool]:
@@ -113,14 +121,14 @@ def _variables(
     variables: dict[str, Any] = {
         name: value
         for name, value in (r.chat_template_kwargs or {}).items()
-        if name in allowed or name in front.template.variables or not asks_for_nothing(name, value)
+        if name in allowed or name in front.template.variables or not _not_the_templates(name, value)
     }
     for name in variables:
-        if name not in allowed:
+        if name not in allowed and name not in BUDGETS:
             known = ", ".join(allowed) or "none"
             raise bad_value("chat_template_kwargs", f"names that are allowed ({known})", repr(name))
-        if name in extra:
-            raise bad_value(f"chat_template_kwargs.{name}", "no reasoning effort beside it", "both")
+        if extra.get(name, variables[name]) != variables[name]:
+            raise bad_value(f"chat_template_kwargs.{name}", "what the request's other fields mean", "another")
     variables.update(extra)
     going_on = bool(r.continue_final_message)
     # Going on with a message and opening a new one exclude each other: only what is said counts.

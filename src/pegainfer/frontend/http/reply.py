@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pegainfer.frontend.reasoning.think import ThinkScanner, ThinkState, ThinkSyntax
-from pegainfer.frontend.tools.call import Tool, ToolCall
-from pegainfer.frontend.tools.scanner import Piece, ToolScanner
+from pegainfer.frontend.tools.call import Tool
+from pegainfer.frontend.tools.pieces import CallBegun, CallEnded, CallText, Piece
+from pegainfer.frontend.tools.scanner import ToolScanner
 from pegainfer.frontend.tools.styles import Style
 
 
@@ -24,15 +25,22 @@ class ReplySyntax:
     state: ThinkState = ThinkState.CLOSED
 
 
-@dataclass(slots=True)
-class NumberedCall:
-    """A call and its place among the calls of the continuation."""
+@dataclass(frozen=True, slots=True)
+class NewCall:
+    """A call that begins, and its place among the calls of the continuation."""
 
     index: int
     id: str
     name: str
-    arguments: str
-    whole: bool = True
+
+
+@dataclass(slots=True)
+class CallPart:
+    """What a piece of text adds to one call. new: None where the call began before."""
+
+    index: int
+    new: NewCall | None = None
+    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,8 @@ class Thought:
     text: str
 
 
-ReplyPiece = Thought | str | NumberedCall  # a str is content
+# A str is content; texts and the end are of the call that began last.
+ReplyPiece = Thought | str | NewCall | CallText | CallEnded
 
 
 @dataclass(slots=True)
@@ -51,7 +60,7 @@ class Parts:
 
     reasoning: str = ""
     content: str = ""
-    calls: list[NumberedCall] = field(default_factory=list)
+    calls: list[CallPart] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
@@ -65,10 +74,9 @@ class Reply:
         self._think = ThinkScanner(syntax.reasoning, syntax.state) if syntax.reasoning else None
         self._tools = ToolScanner(syntax.style.syntax, syntax.tools) if syntax.tools else None
         self._num_calls = 0
-
-    @property
-    def has_calls(self) -> bool:
-        return self._num_calls > 0
+        self._sorted_call = 0  # the call that `push` has seen last
+        self._dropping = False  # the call that is open does not count
+        self.has_calls = False  # one at least whose arguments are whole
 
     @property
     def thinking(self) -> bool:
@@ -95,8 +103,11 @@ class Reply:
         for piece in pieces:
             if isinstance(piece, str):
                 out.append(piece)
-            elif not (self._syntax.single and self._num_calls):
-                out.append(self._numbered(piece))
+            elif isinstance(piece, CallBegun):
+                self._begin(piece, out)
+            elif not self._dropping:
+                out.append(piece)
+                self.has_calls |= piece == CallEnded(whole=True)
         return out
 
     def push(self, text: str, finish: str | None) -> Parts:
@@ -108,16 +119,23 @@ class Reply:
                     parts.reasoning += piece.text
                 case str():
                     parts.content += piece
-                case _:
-                    parts.calls.append(piece)
+                case NewCall():
+                    self._sorted_call = piece.index
+                    parts.calls.append(CallPart(piece.index, piece))
+                case CallText():
+                    if not parts.calls:  # the call began before
+                        parts.calls.append(CallPart(self._sorted_call))
+                    parts.calls[-1].arguments += piece.text
         return parts
 
     def finish(self, reason: str | None) -> str | None:
-        """The finish reason as clients are told it."""
+        """The finish reason as clients are told it: a call that broke off is not to be made."""
         return "tool_calls" if reason == "stop" and self.has_calls else reason
 
-    def _numbered(self, call: ToolCall) -> NumberedCall:
+    def _begin(self, call: CallBegun, out: list[ReplyPiece]) -> None:
         index = self._num_calls
-        self._num_calls += 1
-        id = call.id or self._syntax.style.new_id(call.name, index)
-        return NumberedCall(index, id, call.name, call.arguments, call.whole)
+        self._dropping = self._syntax.single and index > 0
+        if not self._dropping:
+            self._num_calls += 1
+            id = call.id or self._syntax.style.new_id(call.name, index)
+            out.append(NewCall(index, id, call.name))

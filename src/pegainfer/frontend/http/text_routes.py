@@ -13,7 +13,7 @@ from pegainfer.frontend.http.logprobs import token_name
 from pegainfer.frontend.http.messages import Message
 from pegainfer.frontend.http.render import TemplateValue, rendered
 from pegainfer.frontend.http.responses import encode, send_bytes, send_json
-from pegainfer.frontend.http.thinking import effort_variables
+from pegainfer.frontend.http.thinking import thinking_variables
 from pegainfer.frontend.http.tools import ToolParam, shown_tools
 
 _OF_MESSAGES = (
@@ -23,6 +23,7 @@ _OF_MESSAGES = (
     "chat_template",
     "tools",
     "reasoning_effort",
+    "enable_thinking",
 )
 
 
@@ -33,12 +34,16 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    parse_special: bool | None = None  # false: what spells a special token is plain text
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
     chat_template: str | None = None
     tools: list[ToolParam] | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: int | None = None  # does not change the prompt; for requests sent here unchanged
+    thinking_budget: int | None = None
     return_token_strs: bool | None = None
 
 
@@ -63,6 +68,9 @@ class TemplateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     chat_template: str | None = None
     tools: list[ToolParam] | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: int | None = None  # does not change the prompt; for requests sent here unchanged
+    thinking_budget: int | None = None
 
 
 async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +84,8 @@ async def tokenize(front: Front, scope: Scope, receive: Receive, send: Send) -> 
         special = request.messages is None
 
     def answer() -> bytes:
-        ids = front.tokenizer.encode(text, add_special_tokens=bool(special))
+        parse = request.parse_special is not False
+        ids = front.tokenizer.encode(text, add_special_tokens=bool(special), parse_special=parse)
         names = [token_name(front.tokenizer, t) for t in ids] if request.return_token_strs else None
         most = front.engine.info.max_model_len
         return encode(Tokens(count=len(ids), max_model_len=most, tokens=ids, token_strs=names))
@@ -89,7 +98,7 @@ async def _text(front: Front, r: TokenizeRequest, size: int) -> str:
     if (r.prompt is None) == (r.messages is None):
         raise bad_value("prompt", "either prompt or messages", "neither" if r.prompt is None else "both")
     if r.prompt is None:
-        extra = effort_variables(front, r.reasoning_effort)
+        extra = thinking_variables(front, r)
         return await rendered(front, r, size, shown_tools(r.tools), extra, checked=False)
     for name in _OF_MESSAGES:
         if getattr(r, name) is not None:
@@ -134,6 +143,6 @@ async def apply_template(front: Front, scope: Scope, receive: Receive, send: Sen
     """POST /apply_template: a conversation as the model reads it. Raises ApiError (400, 404)."""
     request, size = await read_request(scope, receive, TemplateRequest, front.config)
     front.check_model(request.model)
-    tools, extra = shown_tools(request.tools), effort_variables(front, request.reasoning_effort)
+    tools, extra = shown_tools(request.tools), thinking_variables(front, request)
     text = await rendered(front, request, size, tools, extra, checked=False)
     await send_json(send, {"prompt": text})

@@ -15,7 +15,15 @@ from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.reasoning.think import ThinkState
 from pegainfer.frontend.tools.call import NO_PARAMETERS, Tool
-from pegainfer.frontend.tools.enforce import Lark, after_thinking, calls_only, calls_or_answer, calls_or_text
+from pegainfer.frontend.tools.enforce import (
+    ANY_TEXT,
+    Lark,
+    ThinkBudget,
+    after_thinking,
+    calls_only,
+    calls_or_answer,
+    calls_or_text,
+)
 
 MAX_TOOLS = 512
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -125,12 +133,14 @@ def _shown(tool: ToolParam) -> JsonObject:
 
 
 def output_job(
-    front: Front, r: WithTools, plan: ToolPlan, state: ThinkState
+    front: Front, r: WithTools, plan: ToolPlan, state: ThinkState, budget: ThinkBudget | None = None
 ) -> tuple[str, GrammarJob] | None:
     """The field at work and the grammar of the whole output; None where it is free. Raises ApiError (400).
 
     With tools and a format the model may call, or answer in the format. Where it must call, it only calls.
+    A budget bounds the thoughts before either.
     """
+    budget = None if state is ThinkState.CLOSED else budget
     wanted = grammar_job(r, front.config.max_grammar_bytes, open_objects=front.config.open_objects)
     lark = Lark(front.special_id, front.config.open_objects)
     frame, single = front.style.frame, plan.single
@@ -139,20 +149,25 @@ def output_job(
         if plan.mode == "none" and (front.reasoning is None or state is ThinkState.CLOSED):
             return wanted
         body = "@body" if plan.mode == "none" else calls_or_answer(lark, frame, plan.tools, single=single)
-        around = lark.source(_after_thinking(front, lark, state, body))
+        around = lark.source(_after_thinking(front, lark, state, body, budget))
         at_most("tools", len(around.encode()), front.config.max_grammar_bytes, "bytes")
         return wanted[0], msgspec.structs.replace(wanted[1], around=around)
     if plan.mode != "required" and not strict:
-        return None
-    if plan.mode == "required":
+        if budget is None:
+            return None
+        body = ANY_TEXT
+    elif plan.mode == "required":
         body = calls_only(lark, frame, plan.tools, single=single)
     else:
         leading = front.style.syntax.leading
         body = calls_or_text(lark, frame, plan.tools, single=single, leading=leading)
-    source = lark.source(_after_thinking(front, lark, state, body))
-    at_most("tools", len(source.encode()), front.config.max_grammar_bytes, "bytes")
-    return "tools", GrammarJob("lark", source)
+    source = lark.source(_after_thinking(front, lark, state, body, budget))
+    param = "thinking_token_budget" if body == ANY_TEXT else "tools"
+    at_most(param, len(source.encode()), front.config.max_grammar_bytes, "bytes")
+    return param, GrammarJob("lark", source)
 
 
-def _after_thinking(front: Front, lark: Lark, state: ThinkState, body: str) -> str:
-    return body if front.reasoning is None else after_thinking(lark, front.reasoning, state, body)
+def _after_thinking(
+    front: Front, lark: Lark, state: ThinkState, body: str, budget: ThinkBudget | None
+) -> str:
+    return body if front.reasoning is None else after_thinking(lark, front.reasoning, state, body, budget)

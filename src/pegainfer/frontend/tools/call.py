@@ -51,7 +51,7 @@ def read_object(text: str) -> JsonObject | None:
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
         if isinstance(value, dict) and _SURROGATE.search(text):
-            value = json.loads(_whole_characters(json.dumps(value, ensure_ascii=False)))
+            value = json.loads(whole_characters(json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -60,12 +60,13 @@ def read_object(text: str) -> JsonObject | None:
 def write_object(value: Mapping[str, Any]) -> str | None:
     """Its JSON; None where a number is beyond what JSON has, or it is nested too deeply."""
     try:
-        return _whole_characters(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        return whole_characters(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (ValueError, RecursionError):
         return None
 
 
-def _whole_characters(text: str) -> str:
+def whole_characters(text: str) -> str:
+    """Pairs of UTF-16 halves as the characters that they stand for; a single half as U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -86,7 +87,7 @@ def call_of(value: object, arguments_key: tuple[str, ...] = ("arguments", "param
     if not isinstance(arguments, dict):
         return None
     text = write_object(arguments)
-    return None if text is None else ToolCall(_whole_characters(value["name"]), text)
+    return None if text is None else ToolCall(whole_characters(value["name"]), text)
 
 
 def _refuse(constant: str) -> None:

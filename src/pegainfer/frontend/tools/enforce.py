@@ -13,8 +13,9 @@ from pegainfer.frontend.grammar.schema import prepared
 from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.reasoning.think import ThinkState, ThinkSyntax
 from pegainfer.frontend.tools.call import Tool
-from pegainfer.frontend.tools.field_syntax import is_text
+from pegainfer.frontend.tools.values import is_text
 
+ANY_TEXT = "TEXT"  # a body that every text obeys
 MAX_CALLS = 32  # in one answer; without a bound a small model might call for ever
 
 
@@ -113,11 +114,11 @@ class Lark:
     rules: list[str] = field(default_factory=list)
     _count: int = 0
 
-    def rule(self, body: str, *, lazy: bool = False) -> str:
+    def rule(self, body: str, *, attribute: str = "") -> str:
         """Adds a rule and returns its name."""
         self._count += 1
         name = f"r{self._count}"
-        self.rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
+        self.rules.append(f"{name}[{attribute}]: {body}" if attribute else f"{name}: {body}")
         return name
 
     def text(self, text: str) -> str:
@@ -143,7 +144,7 @@ class Lark:
         literal = self.text(end)
         if literal.startswith("<["):
             return self.rule(f"TEXT {literal}")
-        return self.rule(f"TEXT {literal}", lazy=True)
+        return self.rule(f"TEXT {literal}", attribute="lazy")
 
     def source(self, start: str) -> str:
         return "\n".join(["%llguidance {}", f"start: {start}", *self.rules, r"TEXT: /(.|\n)*/", ""])
@@ -218,14 +219,40 @@ def _loose(tools: Sequence[Tool]) -> list[Tool]:
     return [tool if tool.strict else Tool(tool.name, {"type": "object"}) for tool in tools]
 
 
-def after_thinking(lark: Lark, thoughts: ThinkSyntax, state: ThinkState, body: str) -> str:
+@dataclass(frozen=True)
+class ThinkBudget:
+    """tokens: that the model may think before `end` is the only token it may draw.
+
+    start, end: ids of the markers; a text would not do, for thoughts themselves may spell one that is cut.
+    """
+
+    tokens: int
+    start: int
+    end: int
+
+
+def after_thinking(
+    lark: Lark, thoughts: ThinkSyntax, state: ThinkState, body: str, budget: ThinkBudget | None = None
+) -> str:
     """The start of a grammar whose `body` comes after what the model thinks."""
     if state is ThinkState.CLOSED:
         return body
-    closed = f"{lark.until(thoughts.end)} /[ \\n]{{0,4}}/"
+    if budget is None:
+        start, end = lark.text(thoughts.start), lark.until(thoughts.end)
+    else:
+        lark.rules.append(f"THOUGHT: {_all_but(thoughts.end)}")
+        start = f"<[{budget.start}]>"
+        end = f"{lark.rule('THOUGHT', attribute=f'max_tokens={budget.tokens}')} <[{budget.end}]>"
+    closed = end if body == ANY_TEXT else f"{end} /[ \\n]{{0,4}}/"
     if state is ThinkState.OPEN:
         return f"{closed} {body}"
-    return f"({lark.text(thoughts.start)} {closed})? {body}"
+    return f"({start} {closed})? {body}"
+
+
+def _all_but(text: str) -> str:
+    """A terminal of every text that does not hold this one."""
+    literal = re.escape(text).replace("/", "\\/")
+    return rf"/(.|\n)*/ & ~/(.|\n)*{literal}(.|\n)*/"
 
 
 def _call(lark: Lark, frame: Frame, tool: Tool) -> str:

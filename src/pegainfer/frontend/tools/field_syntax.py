@@ -1,19 +1,17 @@
-"""Families that write arguments one by one: Qwen3-Coder's XML, DeepSeek's DSML, Python calls."""
+"""Families that write arguments one by one between tags: Qwen3-Coder's and Qwen3.5's XML, DeepSeek's DSML."""
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.tools.call import Tool, ToolCall
+from pegainfer.frontend.tools.field_stream import Field, FieldStream, Tags
 from pegainfer.frontend.tools.json_syntax import one
-
-MAX_PYTHON_CHARS = 1 << 16  # a longer list of calls is taken for text: the parser's stack is not ours
+from pegainfer.frontend.tools.syntax import Head, Tail
+from pegainfer.frontend.tools.values import is_text, typed
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,12 @@ class QwenCoder:
     end: str | None = "</function>"
     skips: tuple[str, ...] = ("<tool_call>", "</tool_call>")
     leading: bool = False
+
+    def head(self, start: str, body: str, tools: Sequence[Tool]) -> Head | None:
+        return _head(_QWEN_HEAD.match(body), tools, _QWEN_TAGS)
+
+    def possible(self, start: str, body: str) -> bool:
+        return _QWEN_BEGUN.match(body) is not None
 
     def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
         name, closed, rest = body.partition(">")
@@ -44,7 +48,23 @@ class QwenCoder:
         return (self.read(start, f"{name}>{whole}", tools) or []) if closed else []
 
 
-_QWEN_FIELD = re.compile(r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>", re.DOTALL)
+_QWEN_FIELD = re.compile(r"<parameter=(?P<key>[^<>\n]+)>(?P<value>.*?)</parameter>", re.DOTALL)
+_QWEN_HEAD = re.compile(r"(?P<name>[^<>\n]+)>\s*(?=<parameter=|</function>)")
+_QWEN_BEGUN = re.compile(r"[^<>\n]+(?:\Z|>\s*(?:\Z|<))|\Z")
+
+
+def _qwen_field(found: re.Match[str], tool: Tool) -> Field:
+    return Field(found["key"], is_text(tool.property_schema(found["key"])))
+
+
+_QWEN_TAGS = Tags(
+    opening=re.compile(r"<parameter=(?P<key>[^<>\n]+)>"),
+    opened=_qwen_field,
+    closing="</parameter>",
+    end="</function>",
+    line_breaks=True,
+    by_schema=True,
+)
 
 
 def _unframed(value: str) -> str:
@@ -69,6 +89,12 @@ class Dsml:
     )
     leading: bool = False
 
+    def head(self, start: str, body: str, tools: Sequence[Tool]) -> Head | None:
+        return _head(_DSML_HEAD.match(body), tools, _DSML_TAGS)
+
+    def possible(self, start: str, body: str) -> bool:
+        return _DSML_BEGUN.match(body) is not None
+
     def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
         name, closed, rest = body.partition('">')
         if not closed or _DSML_FIELD.sub("", rest).strip():
@@ -88,96 +114,30 @@ class Dsml:
 
 
 _DSML_FIELD = re.compile(
-    r'<｜DSML｜parameter name="(?P<key>[^"]+)" string="(?P<string>true|false)">'
+    r'<｜DSML｜parameter name="(?P<key>[^"<]+)" string="(?P<string>true|false)">'
     r"(?P<value>.*?)</｜DSML｜parameter>",
     re.DOTALL,
 )
+_DSML_HEAD = re.compile(r'(?P<name>[^"<>\n]+)">\s*(?=<｜DSML｜parameter|</｜DSML｜invoke>)')
+_DSML_BEGUN = re.compile(r'[^"<>\n]+(?:\Z|"(?:\Z|>\s*(?:\Z|<)))|\Z')
+_DSML_TAGS = Tags(
+    opening=re.compile(r'<｜DSML｜parameter name="(?P<key>[^"<]+)" string="(?P<string>true|false)">'),
+    opened=lambda found, tool: Field(found["key"], found["string"] == "true"),
+    closing="</｜DSML｜parameter>",
+    end="</｜DSML｜invoke>",
+    line_breaks=False,
+    by_schema=False,
+)
 
 
-@dataclass(frozen=True)
-class Pythonic:
-    """[f(a=1, b="x"), g()], as the whole answer; literals of Python, and JSON's true, false and null."""
-
-    starts: tuple[str, ...] = ("<|python_start|>", "[")
-    end: str | None = None
-    skips: tuple[str, ...] = ()
-    leading: bool = True
-
-    def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
-        text = (("[" if start == "[" else "") + body).strip().removesuffix("<|python_end|>").strip()
-        if len(text) > MAX_PYTHON_CHARS:
-            return None
-        try:
-            tree = ast.parse(text, mode="eval").body
-            nodes = tree.elts if isinstance(tree, ast.List) else []
-            calls = [one(_function(node), _keywords(node)) for node in nodes]
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return None
-        found = [call[0] for call in calls if call is not None]
-        return found if found and len(found) == len(calls) else None
-
-    def unfinished(self, body: str) -> bool:
-        return False
-
-    def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        return []
-
-
-def _function(node: ast.expr) -> str:
-    if not isinstance(node, ast.Call) or node.args:
-        raise ValueError("no call with keywords")
-    return ast.unparse(node.func)
-
-
-def _keywords(node: ast.expr) -> JsonObject:
-    assert isinstance(node, ast.Call)
-    return {keyword.arg or _refuse(): _literal(keyword.value) for keyword in node.keywords}
-
-
-def _literal(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=str() | int() | float() | None as value):
-            return value
-        case ast.Name(id="true" | "false" | "null" as word):
-            return {"true": True, "false": False, "null": None}[word]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-        case ast.List() | ast.Tuple():
-            return [_literal(item) for item in node.elts]
-        case ast.Dict():
-            return {_key(k): _literal(v) for k, v in zip(node.keys, node.values, strict=True)}
-        case _:
-            return _refuse()
-
-
-def _key(node: ast.expr | None) -> str:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else _refuse()
-
-
-def _refuse() -> Any:
-    raise ValueError("not a literal")
+def _head(found: re.Match[str] | None, tools: Sequence[Tool], tags: Tags) -> Head | None:
+    """The head that a pattern has found, if it names an offered tool."""
+    tool = next((t for t in tools if found and t.name == found["name"].strip()), None)
+    if found is None or tool is None:
+        return None
+    return Head(tool.name, None, found.end(), FieldStream(tags, tool), Tail(""))
 
 
 def tool_of(name: str, tools: Sequence[Tool]) -> Tool:
     """The tool of this name; one without a schema where there is none."""
     return next((t for t in tools if t.name == name), Tool(name, {}))
-
-
-def is_text(schema: Mapping[str, Any]) -> bool:
-    """Whether an argument is a string and nothing else, hence written as it is."""
-    kinds = schema.get("type")
-    if kinds == "string":
-        return True
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return kinds is None and isinstance(values, list) and all(isinstance(v, str) for v in values)
-
-
-def typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """An argument's value: what is not a string by its schema is JSON, as far as it can be read as such."""
-    if is_text(schema):
-        return text
-    try:
-        return json.loads(text, parse_constant=lambda c: _refuse())
-    except (ValueError, RecursionError):
-        word = text.strip().lower()
-        return {"true": True, "false": False, "none": None}.get(word, text)

@@ -8,6 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pegainfer.frontend.tools.call import Tool, ToolCall, call_of, read_object, write_object
+from pegainfer.frontend.tools.json_heads import (
+    DEEPSEEK_HEAD,
+    FIRST_KEY_BEGUN,
+    KIMI_HEAD,
+    LISTED_HEAD,
+    MISTRAL_BEGUN,
+    MISTRAL_HEAD,
+    OBJECT_BEGUN,
+    OBJECT_HEAD,
+    head_of,
+)
+from pegainfer.frontend.tools.syntax import BLANKS, Head, Tail
 
 
 @dataclass(frozen=True)
@@ -18,6 +30,14 @@ class Hermes:
     end: str | None = "</tool_call>"
     skips: tuple[str, ...] = ()
     leading: bool = False
+
+    def head(self, start: str, body: str, tools: Sequence[Tool]) -> Head | None:
+        return head_of(
+            OBJECT_HEAD.match(body), tools, Tail("}" + BLANKS, self.end, resume=self.end), within=True
+        )
+
+    def possible(self, start: str, body: str) -> bool:
+        return FIRST_KEY_BEGUN.match(body) is not None
 
     def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
         call = call_of(read_object(body))
@@ -38,6 +58,19 @@ class LlamaJson:
     end: str | None = None
     skips: tuple[str, ...] = ()
     leading: bool = True
+
+    def head(self, start: str, body: str, tools: Sequence[Tool]) -> Head | None:
+        brace = "{" if start == "{" else ""
+        return head_of(
+            OBJECT_HEAD.match(brace + body),
+            tools,
+            Tail("}" + BLANKS, more=";"),
+            within=True,
+            before=len(brace),
+        )
+
+    def possible(self, start: str, body: str) -> bool:
+        return OBJECT_BEGUN.match(("{" if start == "{" else "") + body) is not None
 
     def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
         calls, rest = leading_calls(("{" if start == "{" else "") + body, tools, between=";")
@@ -62,6 +95,12 @@ class DeepSeek:
     end: str | None = "<｜tool▁call▁end｜>"
     skips: tuple[str, ...] = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
     leading: bool = False
+
+    def head(self, start: str, body: str, tools: Sequence[Tool]) -> Head | None:
+        return head_of(DEEPSEEK_HEAD.match(body), tools, Tail("`" + BLANKS, self.end, resume=self.end))
+
+    def possible(self, start: str, body: str) -> bool:
+        return True
 
     def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
         name, arguments = self._parts(body)
@@ -94,6 +133,12 @@ class Kimi:
     skips: tuple[str, ...] = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
     leading: bool = False
 
+    def head(self, start: str, body: str, tools: Sequence[Tool]) -> Head | None:
+        return head_of(KIMI_HEAD.match(body), tools, Tail(BLANKS, self.end, resume=self.end))
+
+    def possible(self, start: str, body: str) -> bool:
+        return True
+
     def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
         id, _, arguments = body.partition("<|tool_call_argument_begin|>")
         return one(self._name(id), read_object(arguments), id.strip())
@@ -119,7 +164,18 @@ class Mistral:
     skips: tuple[str, ...] = ()
     leading: bool = False
 
+    def head(self, start: str, body: str, tools: Sequence[Tool]) -> Head | None:
+        bracket = "" if start else "["  # a further call of a list
+        listed = LISTED_HEAD.match(bracket + body)
+        if listed is not None:
+            return head_of(listed, tools, Tail("}" + BLANKS, "]", ","), within=True, before=len(bracket))
+        return head_of(MISTRAL_HEAD.match(body), tools, Tail("", resume=self.starts[0])) if start else None
+
+    def possible(self, start: str, body: str) -> bool:
+        return MISTRAL_BEGUN.match(body if start else "[" + body) is not None
+
     def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
+        body = body if start else "[" + body
         decoder = json.JSONDecoder()
         calls: list[ToolCall | None] = []
         at = 0
@@ -129,7 +185,7 @@ class Mistral:
                 calls = [call_of(value) for value in values]
             else:
                 while body[at:].strip():
-                    head = _MISTRAL_HEAD.match(body, at)
+                    head = MISTRAL_HEAD.match(body, at)
                     if head is None:
                         return None
                     value, at = decoder.raw_decode(body, head.end())
@@ -144,21 +200,18 @@ class Mistral:
 
     def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
         calls: list[ToolCall] = []
+        body = body if start else "[" + body
         if body.lstrip().startswith("["):
             calls, rest = leading_calls(body.lstrip()[1:], tools, between=",")
             return calls + cut_off(rest)
         at = 0
-        while head := _MISTRAL_HEAD.match(body, at):
+        while head := MISTRAL_HEAD.match(body, at):
             arguments = begun(body[head.end() :])
             calls.append(ToolCall(head["name"], arguments))
             at = head.end() + len(arguments)
         return calls
 
 
-_MISTRAL_HEAD = re.compile(
-    r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+)?\s*(?:\[ARGS\])?\s*(?=\{)"
-)
-BLANKS = " \n\t\r"  # JSON's
 _NAME = re.compile(r'"name"\s*:\s*"(?P<name>[^"\\]+)"')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 

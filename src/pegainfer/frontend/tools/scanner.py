@@ -1,94 +1,88 @@
-"""Finds tool calls in a text that comes in pieces; where it is cut makes no difference to what is found."""
+"""Finds tool calls in a text that comes in pieces; where it is cut makes no difference to what is found.
+
+outside ──marker──► section ──head──► arguments ──end──► after ──► outside, or the section's next call
+           no call: the marker is text ◄──┘   └──► faulty: the rest of the section is passed on as it is
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from pegainfer.frontend.tools.call import Tool, ToolCall
+from pegainfer.frontend.tools.pieces import CallBegun, CallEnded, CallText, Piece, joined, pieces_of
+from pegainfer.frontend.tools.syntax import Head, Syntax
 
-Piece = str | ToolCall
 # A section whose end marker may stand within a string is read so often at most, then taken for text.
 MAX_READS = 64
 
 
-class Syntax(Protocol):
-    """How a model family writes calls: sections of text between a start marker and an end marker."""
-
-    @property
-    def starts(self) -> tuple[str, ...]:
-        """Markers that open a section; none of them begins with another."""
-
-    @property
-    def end(self) -> str | None:
-        """What closes a section; None: the end of the text does."""
-
-    @property
-    def skips(self) -> tuple[str, ...]:
-        """Markers around sections, which are neither calls nor content."""
-
-    @property
-    def leading(self) -> bool:
-        """Sections are only looked for at the beginning of the text."""
-
-    def read(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall] | None:
-        """The calls of a whole section; None for what is no call."""
-
-    def unfinished(self, body: str) -> bool:
-        """Whether an end marker after `body` stands within a string of the section."""
-
-    def rest(self, start: str, body: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """What can be told of a section that was cut off."""
-
-
 class ToolScanner:
-    """One a continuation. Content comes out as soon as it cannot be part of a call; calls come out whole.
+    """State of one continuation.
 
-    Blanks around calls are dropped.
+    Content comes out as soon as it cannot be part of a call, and arguments as they are written. Blanks around
+    calls are dropped.
     """
 
     def __init__(self, syntax: Syntax, tools: Sequence[Tool]) -> None:
         self._syntax = syntax
         self._tools = tools
         self._markers = syntax.starts + syntax.skips
-        self._text = ""  # not decided yet: in a section all of its body
-        self._start: str | None = None  # the marker of the section that is open
-        self._searched = 0  # how far an end marker was looked for in the body
+        self._state: Callable[[list[Piece]], bool] = self._outside
+        self._text = ""  # not decided yet
+        self._start = ""  # the marker of the section that is open
+        self._head: Head | None = None  # of the call that is open
+        self._searched = 0  # how far an end marker was looked for in the section
         self._reads = 0
-        self._blanks = ""  # at the end of the content, dropped if a call follows
+        self._held = ""  # blanks and markers at the end of the content, dropped if a call follows
         self._content = False  # whether content was shown
-        self._calls = 0
+        self._called = False  # whether there was a call
+        self._after_call = False  # nothing but blanks and markers came since
 
     def push(self, text: str) -> list[Piece]:
         """What the text completes, in order."""
         self._text += text
         out: list[Piece] = []
-        while self._in_section(out) if self._start is not None else self._outside(out):
+        while self._state(out):
             pass
-        return _joined(out)
+        return joined(out)
 
     def flush(self, *, truncated: bool) -> list[Piece]:
         """The end of the text. `truncated`: a limit ended it, not the model."""
         out: list[Piece] = []
-        text, start = self._text, self._start
-        self._text, self._start = "", None
-        if start is None:
+        text, self._text = self._text, ""
+        if self._state == self._outside:
             self._show(text, out)
-        else:
-            calls = self._syntax.read(start, text, self._tools)
-            if calls is None and truncated:
-                calls = self._syntax.rest(start, text, self._tools)
-                calls[-1:] = [replace(call, whole=False) for call in calls[-1:]]
-            self._take(calls or None, start + text, out)
-        if self._blanks and not self._calls:
-            out.append(self._blanks)
-        self._blanks = ""
-        return _joined(out)
+        elif self._state == self._section:
+            self._flush_section(text, out, truncated=truncated)
+        elif self._state != self._after:
+            self._flush_call(text, out)
+        self._state = self._outside
+        marked = bool(self._held.strip())
+        if self._held and not (truncated if marked else self._called):
+            out.append(self._held)
+        self._held = ""
+        return joined(out)
+
+    def _flush_section(self, text: str, out: list[Piece], *, truncated: bool) -> None:
+        calls = self._syntax.read(self._start, text, self._tools)
+        if calls is None and truncated:
+            calls = self._syntax.rest(self._start, text, self._tools)
+            calls[-1:] = [replace(call, whole=False) for call in calls[-1:]]
+        self._take(calls or None, self._start + text, out)
+
+    def _flush_call(self, text: str, out: list[Piece]) -> None:
+        assert self._head is not None
+        arguments = self._head.arguments
+        last = self._head.tail.without_closers(text) if arguments.broken else arguments.flush()
+        out += [CallText(last)] if last else []
+        out.append(CallEnded(whole=arguments.whole))
+
+    # ------------------------------------------------------------------ states: True if there is more to do
 
     def _outside(self, out: list[Piece]) -> bool:
-        """Shows what is content, up to a marker; False if there is none (yet)."""
-        if self._syntax.leading and not self._calls:
+        """Shows what is content, up to a marker."""
+        if self._syntax.leading and not self._called:
             body = self._text.lstrip()
             undecided = not body or any(m.startswith(body) and m != body for m in self._markers)
             if not self._content and undecided:
@@ -99,59 +93,128 @@ class ToolScanner:
                 return False
         found = [(at, m) for m in self._markers if (at := self._text.find(m)) >= 0]
         if not found:
-            held = _held(self._text, self._markers)
-            self._show(self._text[: len(self._text) - held], out)
-            self._text = self._text[len(self._text) - held :]
+            kept = len(self._text) - _partial(self._text, self._markers)
+            self._show(self._text[:kept], out)
+            self._text = self._text[kept:]
             return False
         at, marker = min(found)
         self._show(self._text[:at], out)
         self._text = self._text[at + len(marker) :]
         if marker in self._syntax.starts:
-            self._start, self._searched, self._reads = marker, 0, 0
+            self._open(marker)
+        elif not self._after_call:
+            self._held += marker
         return True
 
-    def _in_section(self, out: list[Piece]) -> bool:
-        """Reads the section once its end marker is there; False if more text is needed."""
-        start, end = self._start, self._syntax.end
-        assert start is not None
-        if end is None:
+    def _section(self, out: list[Piece]) -> bool:
+        """Decides whether the section is a call: by its head, else by all of it."""
+        syntax, start = self._syntax, self._start
+        if head := syntax.head(start, self._text, self._tools):
+            self._head, self._state = head, self._arguments
+            self._text = self._text[head.length :]
+            self._begin_calls()
+            out.append(CallBegun(head.name, head.id))
+            return True
+        if not syntax.possible(start, self._text):
+            self._state = self._outside
+            self._show(start, out)
+            return True
+        if syntax.end is None:
             return False
-        at = self._text.find(end, self._searched)
+        at = self._text.find(syntax.end, self._searched)
         if at < 0:
-            self._searched = max(0, len(self._text) - len(end) + 1)
+            self._searched = max(0, len(self._text) - len(syntax.end) + 1)
             return False
         body = self._text[:at]
-        calls = self._syntax.read(start, body, self._tools)
+        calls = syntax.read(start, body, self._tools)
         self._reads += 1
-        if calls is None and self._reads < MAX_READS and self._syntax.unfinished(body):
-            self._searched = at + len(end)
+        if calls is None and self._reads < MAX_READS and syntax.unfinished(body):
+            self._searched = at + len(syntax.end)
             return True
-        self._text = self._text[at + len(end) :]
-        self._start = None
-        self._take(calls, start + body + end, out)
+        self._text = self._text[at + len(syntax.end) :]
+        self._state = self._outside
+        self._take(calls, start + body + syntax.end, out)
         return True
 
+    def _arguments(self, out: list[Piece]) -> bool:
+        """Passes arguments on, up to their end or to what is no argument."""
+        assert self._head is not None
+        arguments = self._head.arguments
+        text, self._text = self._text, ""
+        if shown := arguments.push(text):
+            out.append(CallText(shown))
+        if arguments.done:
+            out.append(CallEnded())
+            self._text, self._state = arguments.rest, self._after
+        elif arguments.broken:
+            self._text, self._searched, self._state = arguments.rest, 0, self._faulty
+        return arguments.done or arguments.broken
+
+    def _after(self, out: list[Piece]) -> bool:
+        """Drops what closes a call."""
+        assert self._head is not None
+        tail = self._head.tail
+        rest = self._text.lstrip(tail.closers)
+        if not rest and (tail.end or tail.more):
+            return False
+        if tail.more and rest[0] == tail.more:
+            self._text = rest[1:]
+            self._open("")
+            return True
+        if tail.end is not None and rest.startswith(tail.end):
+            self._text = rest[len(tail.end) :]
+        elif tail.end is not None and tail.end.startswith(rest):
+            return False
+        self._state = self._outside
+        return True
+
+    def _faulty(self, out: list[Piece]) -> bool:
+        """Waits for the end of a section whose arguments are in no form that is known."""
+        assert self._head is not None
+        tail = self._head.tail
+        at = -1 if tail.resume is None else self._text.find(tail.resume, self._searched)
+        if tail.resume is None or at < 0:
+            self._searched = max(0, len(self._text) - len(tail.resume or "") + 1)
+            return False
+        if last := tail.without_closers(self._text[:at]):
+            out.append(CallText(last))
+        out.append(CallEnded(whole=False))
+        self._text = self._text[at:].removeprefix(tail.end or "")
+        self._state = self._outside
+        return True
+
+    # ------------------------------------------------------------------ parts
+
+    def _open(self, marker: str) -> None:
+        self._start, self._searched, self._reads = marker, 0, 0
+        self._state = self._section
+
+    def _begin_calls(self) -> None:
+        self._held = ""
+        self._called = self._after_call = True
+
     def _take(self, calls: list[ToolCall] | None, raw: str, out: list[Piece]) -> None:
+        """The calls of a section that was read as a whole; None: it is text."""
         if calls is None:
             self._show(raw, out)
             return
-        self._blanks = ""
-        self._calls += len(calls)
-        out.extend(calls)
+        self._begin_calls()
+        for call in calls:
+            out += pieces_of(call)
 
     def _show(self, text: str, out: list[Piece]) -> None:
         """Content, but for blanks at its end, which wait for what follows."""
-        if not text:
-            return
-        text = self._blanks + text
         shown = text.rstrip()
-        self._blanks = text[len(shown) :]
-        if shown:
-            self._content = True
-            out.append(shown)
+        if not shown:
+            self._held += text
+            return
+        out.append(self._held + shown)
+        self._held = text[len(shown) :]
+        self._content = True
+        self._after_call = False
 
 
-def _held(text: str, markers: Sequence[str]) -> int:
+def _partial(text: str, markers: Sequence[str]) -> int:
     """How much of the text's end may be the beginning of a marker."""
     longest = min(len(text), max((len(m) for m in markers), default=1) - 1)
     for size in range(longest, 0, -1):
@@ -159,14 +222,3 @@ def _held(text: str, markers: Sequence[str]) -> int:
         if any(m.startswith(tail) for m in markers):
             return size
     return 0
-
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbouring texts as one."""
-    out: list[Piece] = []
-    for piece in pieces:
-        if isinstance(piece, str) and out and isinstance(out[-1], str):
-            out[-1] += piece
-        else:
-            out.append(piece)
-    return out

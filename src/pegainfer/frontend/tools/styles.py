@@ -11,10 +11,11 @@ from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.reasoning.think import ThinkSyntax
 from pegainfer.frontend.tools.call import new_call_id
 from pegainfer.frontend.tools.enforce import FRAMES, Frame
-from pegainfer.frontend.tools.field_syntax import Dsml, Pythonic, QwenCoder
+from pegainfer.frontend.tools.field_syntax import Dsml, QwenCoder
 from pegainfer.frontend.tools.json_syntax import DeepSeek, Hermes, Kimi, LlamaJson, Mistral
 from pegainfer.frontend.tools.prompt import knows_tools
-from pegainfer.frontend.tools.scanner import Syntax
+from pegainfer.frontend.tools.python_syntax import Pythonic
+from pegainfer.frontend.tools.syntax import Syntax
 
 _FURTHER = ("[ARGS]", "[CALL_ID]", "<|python_end|>")  # that models write and no grammar of ours asks for
 AUTO, NONE = "auto", "none"
@@ -80,16 +81,18 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ('"parameters": dictionary',)),
 )
 REASONING: Mapping[str, ThinkSyntax] = {"think": ThinkSyntax()}
+_STYLE_ALIASES = {"qwen3_xml": "qwen3_coder", "llama4_pythonic": "pythonic", "llama4_json": "llama3_json"}
 _REASONING_ALIASES = ("qwen3", "deepseek_r1", "deepseek_v3", "kimi_k2")  # vLLM's names for the same
 
 
 def choose_style(wanted: str, template: str | None) -> Style:
     """The style of this name, or by the template. Raises ConfigError for an unknown name."""
     if wanted != AUTO:
+        wanted = _STYLE_ALIASES.get(wanted, wanted)
         if wanted not in STYLES:
             raise ConfigError(
                 "no such tool call parser",
-                expected=", ".join((AUTO, *STYLES)),
+                expected=", ".join((AUTO, *STYLES, *_STYLE_ALIASES)),
                 got=wanted,
                 where="--tool-call-parser",
             )

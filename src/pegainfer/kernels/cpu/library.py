@@ -11,31 +11,18 @@ from functools import cache
 from pathlib import Path
 
 from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.kernels.cpu.instructions import declaration_hash
 
 LIBRARY = Path(__file__).with_name("libpega_cpu.dylib" if sys.platform == "darwin" else "libpega_cpu.so")
 SOURCES = Path(__file__).with_name("csrc")
 BUILD_HINT = "python -m pegainfer.kernels.cpu.build"
 ISAS = ("avx512", "avx2", "neon", "portable")  # best first
 
-MAX_OPERANDS, MAX_AXES, MAX_ATTRS, MAX_SIZES = 20, 10, 2, 16
 ERROR_BYTES = 256
-
-
-class Instr(ctypes.Structure):
-    """csrc/exec.h: Encoded."""
-
-    _fields_ = (
-        ("op", c_int32),
-        ("f16_state", c_int32),
-        ("operand", c_int32 * MAX_OPERANDS),
-        ("axis", c_int64 * MAX_AXES),
-        ("attr", c_double * MAX_ATTRS),
-    )
-
 
 # name -> (result, arguments); csrc/api.cpp says what they do
 _FUNCTIONS = {
-    "pega_instr_bytes": (c_int64, ()),
+    "pega_declaration_hash": (c_char_p, ()),
     "pega_source_hash": (c_char_p, ()),
     "pega_kernels": (c_void_p, (c_char_p,)),
     "pega_isa_name": (c_char_p, (c_void_p,)),
@@ -78,10 +65,12 @@ def library() -> ctypes.CDLL:
             "the C++ library was built from other sources", expected=source_hash()[:12], got=built[:12],
             where=LIBRARY, remedy=BUILD_HINT,
         )  # fmt: skip
-    if lib.pega_instr_bytes() != ctypes.sizeof(Instr):
+    declared = lib.pega_declaration_hash().decode()
+    if declared != declaration_hash():
         raise UnsupportedError(
-            "the C++ library describes instructions differently", expected=ctypes.sizeof(Instr),
-            got=lib.pega_instr_bytes(), where=LIBRARY, remedy=BUILD_HINT,
+            "the C++ library was built for other declarations of the ops",
+            expected=declaration_hash()[:12], got=declared[:12], where=LIBRARY,
+            remedy=f"python -m pegainfer.kernels.headers, then {BUILD_HINT}",
         )  # fmt: skip
     return lib
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pegainfer.kernels.manifest import KernelsError, Variant
 
-TRITON = "3.6.0"  # its assembler and its language change from one version to the next
+TRITON = "3.6.0"  # its assembler and its language change between versions
 COMPILE = "pegainfer.kernels.triton.compile"
 
 

@@ -1,7 +1,8 @@
-"""Compiles one variant of a Triton source to a cubin, and prints what the manifest wants to know, as JSON:
+"""Compiles one variant of a Triton source to a cubin, and prints its figures for the manifest as JSON:
 `python -m pegainfer.kernels.triton.compile SOURCE VARIANT ARCH OUT FEATURE=VALUE …`. Needs Triton, no GPU.
 
-A process of its own: Triton keeps its state in module globals, and its imports are nobody else's.
+It runs in a process of its own, because Triton keeps state in module globals and its imports are slow and
+large.
 """
 
 from __future__ import annotations

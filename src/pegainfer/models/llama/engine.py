@@ -11,11 +11,11 @@ from pegainfer.models.llama.forward import forward, groups, head
 from pegainfer.models.llama.weights import TABLE, LlamaWeights, load_gguf, load_safetensors
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
-from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 
 
-def from_gguf(file: GGUFFile) -> LineModel:
+def from_gguf(file: GGUF) -> LineModel:
     """Raises ConfigError, ModelFileError, UnsupportedError."""
     return model(load_gguf(file))
 

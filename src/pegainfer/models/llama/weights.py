@@ -20,7 +20,7 @@ from pegainfer.ops.weights import (
     plan_weights,
     read_vector,
 )
-from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from pegainfer.runtime.weights.weight import Weight, float32
 
@@ -93,7 +93,7 @@ class LlamaWeights:
         return float32(cos_sin_table(num_positions, freqs))
 
 
-def load_gguf(file: GGUFFile) -> LlamaWeights:
+def load_gguf(file: GGUF) -> LlamaWeights:
     """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
     rows, tied = embedding_in_gguf(TABLE, file)
     config = LlamaConfig.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)

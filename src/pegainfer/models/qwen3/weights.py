@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pegainfer.models.qwen3.config import LINE, Qwen3Config
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
-from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from pegainfer.runtime.weights.weight import Weight, float32
 
@@ -56,7 +56,7 @@ class Qwen3Weights:
         return float32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
 
 
-def load_gguf(file: GGUFFile) -> Qwen3Weights:
+def load_gguf(file: GGUF) -> Qwen3Weights:
     """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
     rows, tied = embedding_in_gguf(TABLE, file)
     config = Qwen3Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)

@@ -51,6 +51,9 @@ _ROWS = (
     _Rows("every state saved", ((5, 5), (20, 3)), saved=1.0),
     _Rows("padding alone", ((PADDING, 1), (PADDING, 0))),
 )
+_LONG = _Rows(
+    "prompts longer than a chunk", ((130, 130), (70, 66), (1, 1), (200, 64), (PADDING, 3)), saved=0.05
+)
 
 
 def _pool(rng: np.random.Generator, r: _Rows) -> tuple[dict[str, int], Arrays, Array]:
@@ -151,6 +154,7 @@ def delta_cases(rng: np.random.Generator) -> list[Case]:
     kinds: list[tuple[_Rows, tuple[int, int, int, int], Flavour]]
     kinds = [(r, h, normal) for r, h in zip(_ROWS, heads, strict=True)]
     kinds += [(_ROWS[5 + i % 2], heads[i % 6], f) for i, f in enumerate(flavours)]
+    kinds += [(_LONG, (1, 3, 128, 64), normal), (_LONG, (2, 1, 128, 32), zeros)]
     return [_delta_case(rng, *kind) for kind in kinds]
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pegainfer.contract.errors import OpError
 from pegainfer.runtime.cuda.driver import bindings, call, fail
+from pegainfer.runtime.cuda.layout import Layout, packing
 from pegainfer.runtime.cuda.module import Kernel
 from pegainfer.runtime.cuda.stream import Stream
 
@@ -21,10 +22,6 @@ _KINDS: dict[str, Any] = {
     "i64": ctypes.c_int64,
     "f32": ctypes.c_float,
 }
-
-
-# The same in the letters of Python's struct, which places each field on a multiple of its size as C does.
-_LETTERS = {"ptr": "Q", "i32": "i", "u32": "I", "i64": "q", "f32": "f"}
 
 
 class Arg(NamedTuple):
@@ -64,21 +61,17 @@ class Block:
         self.data = data
 
 
-def struct(*fields: Arg) -> Arg:
-    """A struct passed by value, laid out as C does: each field on a multiple of its own size."""
-    return packed_struct(tuple(f.kind for f in fields), [f.value for f in fields])
+def struct(layout: Layout, **members: Any) -> Arg:
+    """A struct passed by value. Raises OpError as Layout.values does."""
+    return packed_struct(layout.kinds, layout.values(members))
 
 
 def packed_struct(kinds: tuple[str, ...], values: Sequence[Any]) -> Arg:
-    """The same from the fields' kinds and values."""
-    return Arg("block", Block(c_struct.pack(_format(kinds), *values)))
+    """The same from its members' kinds and values."""
+    return Arg("block", Block(c_struct.pack(_packing(kinds), *values)))
 
 
-@functools.cache
-def _format(kinds: tuple[str, ...]) -> str:
-    letters = "".join(_LETTERS[kind] for kind in kinds)
-    widest = "Q" if "Q" in letters or "q" in letters else "I"
-    return f"@{letters}0{widest}"
+_packing = functools.cache(packing)
 
 
 def pack(args: Sequence[Arg]) -> tuple[Any, list[Any]]:

@@ -21,7 +21,7 @@ READERS = 8
 
 
 @dataclass(frozen=True)
-class Piece:
+class WorkItem:
     """Part of a weight.
 
     Args:
@@ -38,39 +38,42 @@ class Piece:
 
 
 def upload(
-    pieces: Sequence[Piece], stream: Stream, progress: Progress | None = None, readers: int = READERS
+    work_items: Sequence[WorkItem],
+    stream: Stream,
+    progress: Progress | None = None,
+    readers: int = READERS,
 ) -> None:
-    """Reads and sends all pieces; returns when the last copy has ended. Raises what a read or send raised.
+    """Reads and sends all work items; returns when the last copy has ended. Raises a read's or send's error.
 
-    Pieces may be sent out of order.
+    Work items may be sent out of order.
     """
     slots = 2 * readers
-    ring = [PinnedBuffer(SLOT_BYTES, "weights ring") for _ in range(min(slots, max(1, len(pieces))))]
+    ring = [PinnedBuffer(SLOT_BYTES, "weights ring") for _ in range(min(slots, max(1, len(work_items))))]
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for i in range(len(ring)):
         free.put(i)
-    ready: queue.SimpleQueue[tuple[int, Piece] | BaseException] = queue.SimpleQueue()
+    ready: queue.SimpleQueue[tuple[int, WorkItem] | BaseException] = queue.SimpleQueue()
     stop = threading.Event()
 
-    def fill(piece: Piece) -> None:
+    def fill(work_item: WorkItem) -> None:
         slot = free.get()
         if stop.is_set():
             free.put(slot)  # wakes the next reader, which gives up as well
             return
         try:
-            piece.read(ring[slot].bytes[: piece.nbytes])
-            ready.put((slot, piece))
+            work_item.read(ring[slot].bytes[: work_item.nbytes])
+            ready.put((slot, work_item))
         except BaseException as e:
             ready.put(e)
 
-    total = sum(p.nbytes for p in pieces)
+    total = sum(p.nbytes for p in work_items)
     done = 0
     sent: list[tuple[Event, int]] = []
     with ThreadPoolExecutor(readers, thread_name_prefix="weights") as pool:
-        for piece in pieces:
-            pool.submit(fill, piece)
+        for work_item in work_items:
+            pool.submit(fill, work_item)
         try:
-            for _ in pieces:
+            for _ in work_items:
                 while sent and sent[0][0].done():
                     free.put(sent.pop(0)[1])
                 if len(sent) == len(ring):  # every slot is on its way: wait for the oldest
@@ -79,12 +82,12 @@ def upload(
                 item = _next(ready, sent, free)
                 if isinstance(item, BaseException):
                     raise item
-                slot, piece = item
-                piece.send(ring[slot].address, stream)
+                slot, work_item = item
+                work_item.send(ring[slot].address, stream)
                 event = Event()
                 event.record(stream)
                 sent.append((event, slot))
-                done += piece.nbytes
+                done += work_item.nbytes
                 if progress is not None:
                     progress(done, total)
         finally:
@@ -96,10 +99,10 @@ def upload(
 
 
 def _next(
-    ready: queue.SimpleQueue[tuple[int, Piece] | BaseException],
+    ready: queue.SimpleQueue[tuple[int, WorkItem] | BaseException],
     sent: list[tuple[Event, int]],
     free: queue.SimpleQueue[int],
-) -> tuple[int, Piece] | BaseException:
+) -> tuple[int, WorkItem] | BaseException:
     """The next filled slot; slots whose copies end meanwhile go back to the readers."""
     while True:
         try:

@@ -76,6 +76,20 @@ def _q4_1(blocks: Bytes, out: F32) -> None:
     out += _half(blocks[:, 2:4])
 
 
+def _q5_0(blocks: Bytes, out: F32) -> None:
+    """d f16, 4 bytes of fifth bits (bit i of element i), then nibbles as in Q4_0; x = d * (q - 16)."""
+    _five_bits(blocks[:, 2:6], blocks[:, 6:], out)
+    out -= 16
+    out *= _half(blocks[:, 0:2])
+
+
+def _q5_1(blocks: Bytes, out: F32) -> None:
+    """d f16, m f16, then fifth bits and nibbles as in Q5_0; x = d * q + m."""
+    _five_bits(blocks[:, 4:8], blocks[:, 8:], out)
+    out *= _half(blocks[:, 0:2])
+    out += _half(blocks[:, 2:4])
+
+
 def _q8_0(blocks: Bytes, out: F32) -> None:
     """d f16, then 32 int8; x = d * q."""
     out[:] = blocks[:, 2:].view(np.int8)
@@ -88,17 +102,32 @@ def _q4_k(blocks: Bytes, out: F32) -> None:
     Bytes 32p..32p+31 of the nibbles hold group 2p (low) and 2p+1 (high); x = (d * sc) * q - dmin * m.
     """
     n = len(blocks)
+    quants = blocks[:, 16:].reshape(n, 4, 1, 32)
+    groups = out.reshape(n, 4, 2, 32)
+    groups[:, :, :1] = quants & 15
+    groups[:, :, 1:] = quants >> 4
+    _scale_groups(blocks, out)
+
+
+def _q5_k(blocks: Bytes, out: F32) -> None:
+    """As Q4_K with 32 bytes of fifth bits between scales and nibbles: bit g of byte i is group g's i-th."""
+    n = len(blocks)
+    quants = blocks[:, 48:].reshape(n, 4, 1, 32)
+    levels = np.concatenate([quants & 15, quants >> 4], axis=2).reshape(n, 8, 32)
+    fifth = blocks[:, 16:48].reshape(n, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1) & 1
+    out[:] = (levels | fifth << 4).reshape(n, 256)
+    _scale_groups(blocks, out)
+
+
+def _scale_groups(blocks: Bytes, out: F32) -> None:
+    """What Q4_K and Q5_K have in common: their header's scales and minima on the levels in `out`."""
     packed = blocks[:, 4:16]
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scale = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1).astype(np.float32)
     minimum = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1).astype(np.float32)
     scale *= _half(blocks[:, 0:2])
     minimum *= _half(blocks[:, 2:4])
-    quants = blocks[:, 16:].reshape(n, 4, 1, 32)
-    groups = out.reshape(n, 4, 2, 32)
-    groups[:, :, :1] = quants & 15
-    groups[:, :, 1:] = quants >> 4
-    by_group = out.reshape(n, 8, 32)
+    by_group = out.reshape(len(blocks), 8, 32)
     by_group *= scale[:, :, None]
     by_group -= minimum[:, :, None]
 
@@ -132,13 +161,22 @@ def _nibbles(quants: Bytes, out: F32) -> None:
     out[:, 16:] = quants >> 4
 
 
+def _five_bits(fifth: Bytes, quants: Bytes, out: F32) -> None:
+    """[n, 4] bytes of fifth bits and [n, 16] bytes of nibbles into [n, 32] values 0..31."""
+    _nibbles(quants, out)
+    out += np.unpackbits(fifth, axis=1, bitorder="little") << np.uint8(4)
+
+
 DECODERS: dict[str, Callable[[Bytes, F32], None]] = {
     "f32": _f32,
     "f16": _f16,
     "bf16": _bf16,
     "q4_0": _q4_0,
     "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
     "q8_0": _q8_0,
     "q4_k": _q4_k,
+    "q5_k": _q5_k,
     "q6_k": _q6_k,
 }

@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.runtime.weights.formats import FORMATS, SAFETENSORS_DTYPES
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
-from pegainfer.runtime.weights.part import Part
-from pegainfer.runtime.weights.tensorfile import Closing, MappedFile, TensorFile, TensorInfo, missing_tensor
+from pegainfer.runtime.weights.tensorfile import FileSet, MappedFile, TensorFile, TensorInfo
 
 # Parsed JSON takes some ten times its text in memory; a shard of 10,000 tensors has a header of 1.5 MB.
 MAX_HEADER_BYTES = 32 << 20
@@ -110,41 +109,19 @@ class SafetensorsFile(MappedFile):
         raise ModelFileError(what, expected=expected, got=shown, where=self._path, remedy=remedy)
 
 
-class ShardedSafetensors(Closing):
+class ShardedSafetensors(FileSet[SafetensorsFile]):
     """Shards named by an index; offers the tensors of the index's weight_map as one TensorFile."""
 
     def __init__(self, index: str | os.PathLike[str]) -> None:
         """Raises ModelFileError where index and shards are missing, wrong or contradict each other."""
-        self._path = Path(index)
+        super().__init__(Path(index))
         self._shards: dict[str, SafetensorsFile] = {}
-        self._home: dict[str, SafetensorsFile] = {}
-        self._tensors: dict[str, TensorInfo] = {}
         try:
             for tensor, shard in self._weight_map().items():
                 self._place(tensor, shard)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def path(self) -> Path:
-        return self._path
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Offsets count within each tensor's own shard."""
-        return self._tensors
-
-    def part(self, name: str) -> Part:
-        """See TensorFile."""
-        shard = self._home.get(name)
-        if shard is None:
-            raise missing_tensor(name, len(self._tensors), self._path)
-        return shard.part(name)
-
-    def close(self) -> None:
-        for shard in self._shards.values():
-            shard.close()
 
     def _weight_map(self) -> dict[str, str]:
         index = parse_object(read_small_file(self._path, MAX_INDEX_BYTES), str(self._path))
@@ -175,6 +152,7 @@ class ShardedSafetensors(Closing):
                     remedy="fetch every shard that the index names",
                 )
             shard = self._shards[shard_name] = SafetensorsFile(path)
+            self._files.append(shard)
         info = shard.tensors.get(tensor)
         if info is None:
             raise ModelFileError(

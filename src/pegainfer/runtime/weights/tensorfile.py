@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.runtime.weights.part import Extent, Part
@@ -152,6 +152,40 @@ class MappedFile(Closing):
         if info is None:
             raise missing_tensor(name, len(self._tensors), self._path)
         return info
+
+
+File = TypeVar("File", bound=MappedFile)
+
+
+class FileSet(Closing, Generic[File]):
+    """Several open files as one TensorFile. A subclass fills `_files` and where each tensor is."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: what errors name."""
+        self._path = path
+        self._files: list[File] = []
+        self._home: dict[str, File] = {}
+        self._tensors: dict[str, TensorInfo] = {}
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Offsets count within each tensor's own file."""
+        return self._tensors
+
+    def part(self, name: str) -> Part:
+        """See TensorFile."""
+        file = self._home.get(name)
+        if file is None:
+            raise missing_tensor(name, len(self._tensors), self._path)
+        return file.part(name)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
 
 
 def missing_tensor(name: str, others: int, where: Path) -> ModelFileError:

@@ -1,4 +1,4 @@
-"""A GGUF file of Q4_K and Q6_K weights as converters mix them: NumPy against the kernels, end to end."""
+"""GGUF files that mix formats as llama.cpp's quantiser does: NumPy against the kernels, end to end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ FOLLOW = 20  # greedy tokens
 PERPLEXITY = 0.007  # of the 8-bit path over the exact one
 
 
-def mixed(name: str) -> str:
-    """Q6_K where quality asks for it, as in files called Q4_K_M."""
-    return "q6_k" if name.startswith("token_embd") or "ffn_down" in name or "attn_v" in name else "q4_k"
+# By the name of the mix: the format of most matrices, and of those where quality asks for more bits. The
+# last one is what Q4_K_M and Q5_K_M files have for rows that are no multiple of 256, as SmolLM2-135M's.
+MIXES = {"Q4_K_M": ("q4_k", "q6_k"), "Q5_K_M": ("q5_k", "q6_k"), "narrow": ("q5_0", "q5_1")}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(MODEL, tmp_path_factory.mktemp("k") / "k.gguf", mixed)
+@pytest.fixture(scope="module", params=MIXES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    most, better = MIXES[request.param]
+
+    def mixed(name: str) -> str:
+        return better if name.startswith("token_embd") or "ffn_down" in name or "attn_v" in name else most
+
+    return write_gguf(MODEL, tmp_path_factory.mktemp("k") / f"{request.param}.gguf", mixed)
 
 
 @pytest.fixture(scope="module")

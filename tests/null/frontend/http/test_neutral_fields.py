@@ -60,6 +60,39 @@ def test_an_unknown_field_that_asks_for_something(path: str, value: Any) -> None
 
 @pytest.mark.parametrize("path", GENERATING)
 @pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("add_bos", "use add_special_tokens"),
+        ("do_sample", "use temperature: 0"),
+        ("think", "use reasoning_effort"),
+        ("detokenize", ""),
+        ("parse_special", ""),
+    ],
+)
+def test_a_false_that_asks_for_something(path: str, name: str, remedy: str) -> None:
+    """Of fields that are on by default elsewhere: ignored, the answer would be another one."""
+    response = ask(roomy_engine(), path, {**BODIES[path], name: False})
+    assert response.status_code == 400, response.text
+    message = response.json()["error"]["message"]
+    assert message.startswith(f"{name}: unknown field") and message.endswith(remedy)
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_samplers_that_are_turned_off(path: str) -> None:
+    """As chat programs send them with every request."""
+    off = {
+        "top_a": 0, "tfs": 1, "typical": 1, "typical_p": 1.0, "mirostat_mode": 0, "dry_multiplier": 0,
+        "top_n_sigma": -1, "dynatemp_range": 0, "smoothing_factor": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,
+        "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0, "penalty_alpha": 0, "num_beams": 1,
+        "guidance_scale": 1, "n_keep": 0, "xtc_probability": 0, "repeat_penalty": 1, "do_sample": True,
+    }  # fmt: skip
+    assert status(path, {**BODIES[path], **off}) == 200
+    for name in ("top_a", "dry_multiplier", "smoothing_factor", "no_repeat_ngram_size", "num_beams"):
+        assert status(path, {**BODIES[path], name: 2}) == 400
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize(
     "fields",
     [
         {"service_tier": "flex"},

@@ -56,6 +56,33 @@ def test_the_template_is_told(template: str, effort: str | None, prompt: str) ->
     assert counted.json()["count"] == len(prompt)
 
 
+@pytest.mark.parametrize(
+    ("template", "on", "prompt"),
+    [
+        (SWITCHED, False, "<think></think>"),
+        (SWITCHED, True, "<think>"),
+        (OTHER_NAME, False, "</think>"),
+        (OTHER_NAME, True, "<think>"),
+        (ALWAYS, True, "hi<think>"),
+        (LEVELS, False, "hi none"),
+        (NEVER, False, "hi"),
+        (NEVER, True, "hi"),
+    ],
+)
+def test_thinking_is_switched_by_a_field_of_the_request(template: str, on: bool, prompt: str) -> None:
+    """As some clients do it; others put it into chat_template_kwargs."""
+    response, read = ask(template, enable_thinking=on)
+    assert response.status_code == 200, response.text
+    assert read == prompt
+
+
+@pytest.mark.parametrize(("template", "fields"), [(ALWAYS, {}), (SWITCHED, {"reasoning_effort": "low"})])
+def test_a_switch_that_cannot_be_obeyed(template: str, fields: dict[str, str]) -> None:
+    response, _ = ask(template, enable_thinking=False, **fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "enable_thinking"
+
+
 @pytest.mark.parametrize(("template", "effort"), [(ALWAYS, "none"), (SWITCHED, "loud"), (SWITCHED, "")])
 def test_what_the_model_cannot_do_is_refused(template: str, effort: str) -> None:
     for path in ("/v1/chat/completions", "/apply_template", "/tokenize"):

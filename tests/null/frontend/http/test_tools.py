@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,14 @@ def joined(chunks: list[Any]) -> dict[str, Any]:
             out["content"] += delta.get("content") or ""
             out["reasoning"] += delta.get("reasoning_content") or ""
             for call in delta.get("tool_calls", []):
-                assert call.pop("index") == len(out["calls"])
-                assert call.pop("id")
-                out["calls"].append(call)
+                index = call.pop("index")
+                if index == len(out["calls"]):
+                    assert call.pop("id") and call["type"] == "function" and call["function"]["name"]
+                    out["calls"].append(call)
+                else:
+                    assert index == len(out["calls"]) - 1 and call.keys() == {"function"}
+                    assert call["function"].keys() == {"arguments"} and call["function"]["arguments"]
+                    out["calls"][-1]["function"]["arguments"] += call["function"]["arguments"]
             out["finish"] = choice["finish_reason"] or out["finish"]
     return out
 
@@ -97,6 +103,60 @@ def test_calls_of_every_style_streamed_and_not(name: str) -> None:
     assert choice["finish_reason"] == ("tool_calls" if example.calls else "stop")
     assert message["content"] == (example.content or (None if example.calls else ""))
     assert len({call["id"] for call in calls}) == len(calls)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_calls_are_the_same_however_many_tokens_an_event_has(name: str) -> None:
+    """An event may end one call and begin the next, and cut characters of several bytes."""
+    example = EXAMPLES[name]
+    text = example.text.replace("Paris", "Zürich \U0001f600")
+    config = {"tool_call_parser": example.style}
+    body = {"messages": [USER], "tools": TOOLS}
+    whole = ask(fake(text), CHAT, body, **config).json()["choices"][0]
+    rng = random.Random(name)
+    for most in (2, 9, 60, 1000):
+        ids = [*text.encode(), EOS]
+        batches = []
+        while ids:
+            size = rng.randint(1, most)
+            batches.append(tuple(ids[:size]))
+            ids = ids[size:]
+        engine = FakeEngine(lambda request, index, batches=batches: batches, info=LONG)
+        streamed = ask(engine, CHAT, {**body, "stream": True}, **config)
+        assert joined(events(streamed.text)) == without_ids(whole)
+
+
+def test_arguments_are_streamed_as_they_are_written_on_every_route() -> None:
+    written = '{"city": "' + "a long text " * 20 + '"}'
+    text = f'<tool_call>\n{{"name": "get_weather", "arguments": {written}}}\n</tool_call>'
+    function = WEATHER["function"]
+    assert isinstance(function, dict)
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": [USER], "tools": TOOLS},
+        "/v1/responses": {"input": "?", "tools": [{"type": "function", **function}]},
+        "/v1/messages": {
+            "messages": [USER],
+            "max_tokens": 1000,
+            "tools": [{"name": "get_weather", "input_schema": PARAMETERS}],
+        },
+    }
+    for path, body in bodies.items():
+        streamed = ask(fake(text), path, {**body, "stream": True}).text
+        found: list[str] = []
+        for line in streamed.splitlines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            match event.get("type"):
+                case "response.function_call_arguments.delta":
+                    found.append(event["delta"])
+                case "content_block_delta":
+                    found.append(event["delta"]["partial_json"])
+                case None:
+                    calls = event["choices"][0]["delta"].get("tool_calls", [])
+                    found += [call["function"]["arguments"] for call in calls]
+        assert "".join(found) == written, path
+        assert max(len(piece) for piece in found) <= 2, path
 
 
 def test_parallel_calls_false_keeps_the_first_one() -> None:

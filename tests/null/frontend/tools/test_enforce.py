@@ -16,6 +16,7 @@ from pegainfer.frontend.grammar.vocabulary import ll_tokenizer, vocabulary_of
 from pegainfer.frontend.reasoning.think import ThinkScanner, ThinkState, ThinkSyntax
 from pegainfer.frontend.tools.call import Tool, ToolCall
 from pegainfer.frontend.tools.enforce import Lark, after_thinking, calls_only, calls_or_text
+from pegainfer.frontend.tools.pieces import calls_of
 from pegainfer.frontend.tools.scanner import ToolScanner
 from pegainfer.frontend.tools.styles import STYLES, Style
 from tests.null.frontend.tools.examples import EXAMPLES
@@ -86,7 +87,7 @@ def draw(source: str, rng: random.Random, most: int = 1200) -> bytes | None:
 def found(style: Style, text: str) -> tuple[str, list[ToolCall]]:
     scanner = ToolScanner(style.syntax, TOOLS)
     pieces = scanner.push(text) + scanner.flush(truncated=False)
-    return "".join(p for p in pieces if isinstance(p, str)), [p for p in pieces if isinstance(p, ToolCall)]
+    return "".join(p for p in pieces if isinstance(p, str)), calls_of(pieces)
 
 
 def check(calls: list[ToolCall]) -> None:

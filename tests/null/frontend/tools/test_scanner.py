@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegainfer.frontend.tools.call import ToolCall
-from pegainfer.frontend.tools.scanner import Piece, ToolScanner
+from pegainfer.frontend.tools.pieces import CallBegun, CallEnded, CallText, Piece, calls_of
+from pegainfer.frontend.tools.scanner import ToolScanner
 from pegainfer.frontend.tools.styles import STYLES
 from tests.null.frontend.tools.examples import EXAMPLES, TOOLS
 
@@ -25,14 +26,20 @@ FRAGMENTS = (
 
 
 def scan(style: str, pieces: list[str], *, truncated: bool = False) -> tuple[str, list[ToolCall]]:
+    found = [piece for step in steps(style, pieces, truncated=truncated) for piece in step]
+    in_call = False
+    for piece in found:  # the order that pieces.py promises
+        assert in_call == isinstance(piece, CallText | CallEnded)
+        in_call = isinstance(piece, CallBegun | CallText)
+        assert piece not in ("", CallText(""))
+    assert not in_call
+    return "".join(p for p in found if isinstance(p, str)), calls_of(found)
+
+
+def steps(style: str, pieces: list[str], *, truncated: bool = False) -> list[list[Piece]]:
+    """What each piece of a text completes, and what its end does."""
     scanner = ToolScanner(STYLES[style].syntax, TOOLS)
-    found: list[Piece] = []
-    for piece in pieces:
-        found += scanner.push(piece)
-    found += scanner.flush(truncated=truncated)
-    text = "".join(p for p in found if isinstance(p, str))
-    calls = [p for p in found if isinstance(p, ToolCall)]
-    return text, calls
+    return [*(scanner.push(piece) for piece in pieces), scanner.flush(truncated=truncated)]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -62,18 +69,13 @@ def test_every_split_gives_the_same(data: st.DataObject) -> None:
     for truncated in (False, True):
         whole = scan(style, [text], truncated=truncated)
         assert scan(style, pieces, truncated=truncated) == whole
-        if not truncated:
-            assert all(isinstance(json.loads(c.arguments), dict) for c in whole[1])
+        assert all(isinstance(json.loads(c.arguments), dict) for c in whole[1] if c.whole)
 
 
 @given(st.text(max_size=40), st.sampled_from(sorted(STYLES)))
 def test_text_without_calls_is_untouched(text: str, style: str) -> None:
     shown, calls = scan(style, [text])
-    if not calls:
-        skipped = shown
-        for marker in STYLES[style].syntax.skips:
-            text = text.replace(marker, "")
-        assert skipped == text
+    assert calls or shown == text
 
 
 @pytest.mark.parametrize(
@@ -89,21 +91,22 @@ def test_text_without_calls_is_untouched(text: str, style: str) -> None:
         (
             "qwen3_coder",
             "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n1",
-            '{"city": "Paris"}',
+            '{"city": "Paris"',
         ),
         (
             "deepseek_v32",
             '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Paris'
             '</｜DSML｜parameter>\n<｜DSML｜parameter name="days" str',
-            '{"city": "Paris"}',
+            '{"city": "Paris"',
         ),
+        ("pythonic", '[get_weather(city="Paris", days=', '{"city": "Paris"'),
     ],
 )
 def test_what_is_known_of_a_call_that_a_limit_cut_off(style: str, text: str, arguments: str) -> None:
-    shown, calls = scan(style, [text], truncated=True)
-    assert not shown
-    assert [(c.name, c.arguments) for c in calls] == [("get_weather", arguments)]
-    assert scan(style, [text]) == (text, [])  # a model that ends so has made no call
+    for truncated in (True, False):
+        shown, calls = scan(style, [text], truncated=truncated)
+        assert not shown
+        assert [(c.name, c.arguments, c.whole) for c in calls] == [("get_weather", arguments, False)]
 
 
 WRITE_JSON = sorted(set(STYLES) - {"qwen3_coder", "pythonic", "deepseek_v32", "deepseek_v4"})
@@ -133,13 +136,18 @@ def test_the_models_own_id_is_kept() -> None:
 
 
 @pytest.mark.parametrize("number", ["1e999", "NaN", "Infinity"])
-def test_numbers_that_json_does_not_have_make_no_call(number: str) -> None:
-    text = f'<tool_call>{{"name": "now", "arguments": {{"a": {number}}}}}</tool_call>'
-    assert scan("hermes", [text]) == (text, [])
+def test_numbers_that_json_does_not_have_make_no_whole_call(number: str) -> None:
+    """What was written is passed on, so that the client can tell the model; text if the tool is unknown."""
+    text = f'<tool_call>{{"name": "now", "arguments": {{"a": {number}}}}}\n</tool_call> x'
+    shown, calls = scan("hermes", [text])
+    assert shown == " x"
+    assert calls == [ToolCall("now", f'{{"a": {number}}}', whole=False)]
+    unknown = text.replace("now", "other")
+    assert scan("hermes", [unknown]) == (unknown, [])
 
 
 def test_a_call_that_never_ends_is_read_a_bounded_number_of_times() -> None:
-    text = '<tool_call>{"name": "now", "arguments": {"a": "' + "</tool_call>" * 500
+    text = '<tool_call>{"name": "other", "arguments": {"a": "' + "</tool_call>" * 500
     shown, calls = scan("hermes", [text])
     assert shown.startswith(text[:60]) and not calls
 
@@ -165,4 +173,7 @@ def test_whatever_a_model_writes_can_be_sent(name: str, hostile: str) -> None:
         shown, calls = scan(example.style, [text])
         assert shown.encode() or calls
         for call in calls:
-            assert call.name.encode() and isinstance(json.loads(call.arguments.encode()), dict)
+            assert call.name.encode() and call.arguments.encode()
+            if call.whole:
+                arguments = json.loads(call.arguments)
+                assert isinstance(arguments, dict) and json.dumps(arguments, ensure_ascii=False).encode()

@@ -168,6 +168,18 @@ def test_a_tied_head_that_is_equal_is_ignored(tmp_path: Path) -> None:
     assert "lm_head" not in from_checkpoint(tmp_path).tensors
 
 
+def test_a_head_that_was_left_out_as_a_duplicate(tmp_path: Path) -> None:
+    """Writers of safetensors leave equal tensors out; an untied config does not say so."""
+
+    def change(config: dict[str, Any], entries: dict[str, Any]) -> None:
+        config["tie_word_embeddings"] = False
+        entries.pop("lm_head.weight", None)
+
+    message = checkpoint_fault(tmp_path, change)
+    assert "expected lm_head.weight; got" in message
+    assert "set tie_word_embeddings in config.json to true if the head is the embedding" in message
+
+
 def test_a_format_without_kernels_is_named(tmp_path: Path) -> None:
     def change(config: dict[str, Any], entries: dict[str, Any]) -> None:
         entries["model.layers.0.mlp.up_proj.weight"] = ("F64", (96, 64), bytes(96 * 64 * 8))

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from pegainfer.contract.errors import OpError
 from pegainfer.runtime.cuda.launch import f32, i32, i64, pack, ptr, struct
+from pegainfer.runtime.cuda.layout import Layout
 from pegainfer.runtime.cuda.memory import StagingRing
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, row_major, to_bf16
 from pegainfer.runtime.cuda.tma import TensorMap
-from pegainfer.runtime.cuda.upload import Piece, upload
+from pegainfer.runtime.cuda.upload import WorkItem, upload
 from tests.support.fake_cuda import fake_cuda
 
 Array = np.ndarray[Any, Any]
@@ -31,10 +32,12 @@ def test_arguments_are_addresses_of_values_of_their_own_width() -> None:
 
 
 def test_a_struct_is_laid_out_as_c_does() -> None:
-    block = struct(i32(1), ptr(2), i32(3), f32(4.0), i32(5), i64(6)).value
-    assert block.data == c_struct.pack("@iPifiq", 1, 2, 3, 4.0, 5, 6)
-    assert struct(ptr(1), i32(2)).value.data == c_struct.pack("@Pi4x", 1, 2)
-    array, _ = pack([struct(i32(7), i32(8))])
+    layout = Layout("S", "", "int a\nfloat* p\nint b\nfloat x\nint c\nint64_t d")
+    assert struct(layout, d=6, c=5, x=4.0, b=3, p=2, a=1).value.data == c_struct.pack(
+        "@iPifiq", 1, 2, 3, 4.0, 5, 6
+    )
+    assert struct(Layout("S", "", "void* p\nint a"), p=None, a=2).value.data == c_struct.pack("@Pi4x", 0, 2)
+    array, _ = pack([struct(Layout("S", "", "int a\nint b"), a=7, b=8)])
     assert (ctypes.c_int32 * 2).from_address(array[0])[:] == [7, 8]
 
 
@@ -126,7 +129,7 @@ def test_upload_reads_in_parallel_and_sends_every_piece() -> None:
         stream = Stream()
         target = DeviceTensor.empty((10_000,), "u8")
         pieces = [
-            Piece(
+            WorkItem(
                 100,
                 lambda into, at=at: np.copyto(into, data[at : at + 100]),
                 lambda host, s, at=at: s.upload(target.address + at, host, 100),
@@ -145,6 +148,6 @@ def test_upload_raises_what_a_reader_raises() -> None:
         raise OSError("file ends at byte 50")
 
     with fake_cuda():
-        piece = Piece(100, short, lambda host, stream: None, "weights")
+        piece = WorkItem(100, short, lambda host, stream: None, "weights")
         with pytest.raises(OSError, match="file ends at byte 50"):
             upload([piece] * 30, Stream(), readers=2)

@@ -145,6 +145,16 @@ def test_shards_read_as_one(tmp_path: Path) -> None:
                 f.part("c").bytes()
 
 
+def test_the_index_decides_which_file_a_tensor_comes_from(tmp_path: Path) -> None:
+    """Not a whole file that was left beside the shards, nor an older copy within one of them."""
+    stale = np.zeros_like(A).tobytes()
+    write_shards(tmp_path, {"a": "overlay.safetensors", "b": "x-2.safetensors"})
+    for name, content in {"model": stale, "x-1": stale, "overlay": A.tobytes()}.items():
+        (tmp_path / f"{name}.safetensors").write_bytes(safetensors_file({"a": ("F32", [6], content)}))
+    with open_safetensors(tmp_path) as f:
+        assert f.part("a").bytes().view("<f4").tolist() == A.tolist()
+
+
 @pytest.mark.parametrize(
     ("weight_map", "match"),
     [

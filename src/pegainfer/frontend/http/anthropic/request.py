@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from pegainfer.contract.request import INT32_MAX
 from pegainfer.frontend.http.anthropic.content import (
     CacheControl,
     SystemBlock,
@@ -16,13 +17,13 @@ from pegainfer.frontend.http.anthropic.content import (
 )
 from pegainfer.frontend.http.conversation import ChatRequest
 from pegainfer.frontend.http.errors import field_names
-from pegainfer.frontend.http.fields import INT32_MAX, SHARED, CommonFields, count, token_limit
+from pegainfer.frontend.http.fields import SHARED, CommonFields, count, token_limit
 from pegainfer.frontend.http.formats import JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import bad_value, unsupported
 from pegainfer.frontend.http.neutral import Harmless, asks_for_nothing, refuse_unserved
 from pegainfer.frontend.http.render import TemplateValue
-from pegainfer.frontend.http.thinking import EFFORTS, knows_levels, thinking_switch
+from pegainfer.frontend.http.thinking import EFFORTS, knows_levels, think_tokens, thinking_switch
 from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
 from pegainfer.frontend.http.turns import Draft, systems_as_users
 from pegainfer.frontend.json_object import JsonObject
@@ -40,6 +41,7 @@ NAMES = field_names(
         r"^response_format\.json_schema\.schema": "output_config.format.schema",
         r"^response_format": "output_config.format",
         r"^reasoning_effort": "output_config.effort",
+        r"^thinking_token_budget\b": "thinking.budget_tokens",
         r"^user\b": "metadata.user_id",
     }
 )
@@ -52,7 +54,7 @@ class AnthropicTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     description: str | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    eager_input_streaming: bool | None = None  # a wish for small deltas; calls come whole either way
+    eager_input_streaming: bool | None = None  # a wish for small deltas, which all calls have
     allowed_callers: Any = None
     defer_loading: Any = None
     input_examples: Any = None
@@ -152,6 +154,8 @@ def to_chat(front: Front, r: PromptFields) -> ChatRequest:
     if isinstance(r, MessagesRequest):
         r.max_tokens = token_limit("max_tokens", r.max_tokens)
         _check_budget(r)
+        if r.thinking is not None and think_tokens(front) is not None:  # clients cannot do without a budget
+            chat.thinking_token_budget = r.thinking.budget_tokens
         chat.max_tokens, chat.stop = r.max_tokens, r.stop_sequences
         if r.metadata is not None and r.metadata.user_id is not None:
             chat.user = r.metadata.user_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -11,9 +12,10 @@ from pegainfer.frontend.http.api_docs.fields import ABOUT, Schema, bounds
 from pegainfer.frontend.http.api_docs.operations import OPERATIONS, Operation
 from pegainfer.frontend.http.completions import CompletionRequest
 from pegainfer.frontend.http.errors import ANTHROPIC_PATHS, AnthropicError, ErrorBody
-from pegainfer.frontend.http.fields import CommonFields, SamplingDefaults
+from pegainfer.frontend.http.fields import CommonFields
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.neutral import EMPTY, NEUTRAL
+from pegainfer.frontend.http.sampling_defaults import SamplingDefaults
 
 REF = "#/components/schemas/{name}"
 DESCRIPTION = (
@@ -155,6 +157,5 @@ def _defaults(kind: type[msgspec.Struct], front: Front) -> dict[str, Any]:
         found = front.chat_defaults
     if found is None:
         return {}
-    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    values = {n: v for n in names if (v := getattr(found, n)) is not None}
+    values = {name: value for name, value in dataclasses.asdict(found).items() if value is not None}
     return {**values, "max_output_tokens": values["max_tokens"]} if "max_tokens" in values else values

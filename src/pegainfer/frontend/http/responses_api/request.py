@@ -102,6 +102,10 @@ class ResponsesRequest(CommonFields, kw_only=True):
     prompt_cache_key: str | None = None
     client_metadata: dict[str, Any] | None = None  # Codex's; written to the debug log
     chat_template_kwargs: dict[str, TemplateValue] | None = None
+    # As of a chat.
+    enable_thinking: bool | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget: int | None = None
     max_tool_calls: Harmless = None  # of tools that run on the server, of which there are none
     # Known of OpenAI's API and not served, see GenerateFields.
     conversation: Any = None
@@ -178,6 +182,9 @@ def to_chat(front: Front, r: ResponsesRequest, items: Sequence[JsonObject]) -> C
         max_tokens=r.max_output_tokens,
         safety_identifier=r.safety_identifier,
         prompt_cache_key=r.prompt_cache_key,
+        enable_thinking=r.enable_thinking,
+        thinking_token_budget=r.thinking_token_budget,
+        thinking_budget=r.thinking_budget,
         **{name: getattr(r, name) for name in SHARED},
     )
     if r.text is not None and r.text.format is not None:

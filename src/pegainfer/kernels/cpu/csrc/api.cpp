@@ -8,15 +8,14 @@
 
 #define PEGA_API extern "C" __attribute__((visibility("default")))
 
-using pega::Encoded;
 using pega::Exec;
 using pega::Kernels;
 using pega::Packed;
 using pega::Pool;
 
-// Size of Encoded in bytes: a check that both sides describe the same structure.
-PEGA_API int64_t pega_instr_bytes() {
-    return sizeof(Encoded);
+// The hash of the declaration that instructions.h was generated from.
+PEGA_API const char* pega_declaration_hash() {
+    return pega::kDeclarationHash;
 }
 
 // The hash of the sources that this library was built from.
@@ -77,9 +76,10 @@ PEGA_API int32_t pega_has_bf16(const Kernels* k) {
     return k->gemm_bf16 != nullptr ? 1 : 0;
 }
 
-// int8, bf16: whether activations that meet quantised weights, and those that meet bf16 ones, are rounded so.
+// program: `count` words (program.h). int8, bf16: whether activations that meet quantised weights, and those
+// that meet bf16 ones, are rounded so.
 PEGA_API Exec* pega_exec_create(Pool* pool, const Kernels* kernels, int32_t int8, int32_t bf16,
-                                const Encoded* program, int64_t count, void* const* table,
+                                const int64_t* program, int64_t count, void* const* table,
                                 const int64_t* sizes, int64_t num_sizes, char* error) {
     return pega::exec_create(pool, kernels, int8 != 0, bf16 != 0, program, count, table, sizes, num_sizes,
                              error);

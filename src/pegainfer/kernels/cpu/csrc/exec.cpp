@@ -18,8 +18,8 @@ bool plan(Exec& e, const Instr& in) {
     switch (in.op) {
         case kLinear:
         case kLinearResidual:
-        case kQkv:
-        case kGateUp:
+        case kQkvNormRopeAppend:
+        case kGateUpSwiglu:
         case kLmHead:
             return plan_linear(e, in);
         case kAttention:
@@ -29,61 +29,68 @@ bool plan(Exec& e, const Instr& in) {
         case kAppendTokens:
         case kTokenLogprobs:
             return plan_sample(e, in);
-        case kCausalConv:
-        case kDeltaRule:
+        case kCausalConvSilu:
+        case kGatedDeltaRule:
             return plan_recurrent(e, in);
         default:
             return plan_rows(e, in);
     }
 }
 
-Instr resolved(const Encoded& in, void* const* table, const int64_t* sizes) {
-    Instr out{in.op, in.f16_state, {}, {}, {}};
-    for (int i = 0; i < kMaxOperands; i++) out.ptr[i] = in.operand[i] < 0 ? nullptr : table[in.operand[i]];
-    for (int i = 0; i < kMaxAxes; i++) out.axis[i] = in.axis[i] < 0 ? sizes[~in.axis[i]] : in.axis[i];
-    std::copy(in.attr, in.attr + kMaxAttrs, out.attr);
-    return out;
+void grow(int64_t& have, int64_t want) {
+    have = std::max(have, want);
+}
+
+void widen_rows(Limits& l, int64_t tokens, int64_t width) {
+    grow(l.tokens, tokens);
+    grow(l.width, width);
 }
 
 void widen(Limits& l, const Instr& in, int threads) {
-    const int64_t* a = in.axis;
-    const auto grow = [](int64_t& have, int64_t want) { have = std::max(have, want); };
     switch (in.op) {
-        case kLinear:
-        case kLinearResidual:
-            grow(l.tokens, a[0]);
-            grow(l.width, a[2]);
-            break;
-        case kGateUp:
-        case kLmHead:
-            grow(l.tokens, a[0]);
-            grow(l.width, a[2]);
-            break;
-        case kQkv:
-            grow(l.tokens, a[0]);
-            grow(l.width, a[7]);
-            grow(l.head_dim, a[5]);
-            break;
-        case kAttention:
-            grow(l.tokens, a[0]);
-            grow(l.head_dim, a[5]);
-            grow(l.rows, a[7]);
-            grow(l.segments, 2 * threads * ((a[8] * a[4] + kSegment - 1) / kSegment));
-            break;
+        case kLinear: {
+            const auto a = in.args<LinearArgs>();
+            return widen_rows(l, a.T, a.K);
+        }
+        case kLinearResidual: {
+            const auto a = in.args<LinearResidualArgs>();
+            return widen_rows(l, a.T, a.K);
+        }
+        case kGateUpSwiglu: {
+            const auto a = in.args<GateUpSwigluArgs>();
+            return widen_rows(l, a.T, a.M);
+        }
+        case kLmHead: {
+            const auto a = in.args<LmHeadArgs>();
+            return widen_rows(l, a.L, a.M);
+        }
+        case kQkvNormRopeAppend: {
+            const auto a = in.args<QkvNormRopeAppendArgs>();
+            grow(l.head_dim, a.D);
+            return widen_rows(l, a.T, a.M);
+        }
+        case kAttention: {
+            const auto a = in.args<AttentionArgs>();
+            grow(l.tokens, a.T);
+            grow(l.head_dim, a.D);
+            grow(l.rows, a.R);
+            return grow(l.segments, 2 * threads * ((a.W * a.S + kSegment - 1) / kSegment));
+        }
         case kAdjustLogits:
+            return grow(l.vocab, in.args<AdjustLogitsArgs>().V);
         case kSampleTokens:
+            return grow(l.vocab, in.args<SampleTokensArgs>().V);
         case kTokenLogprobs:
-            grow(l.vocab, a[1]);
-            break;
-        case kCausalConv:
-            grow(l.states, a[2]);
-            break;
-        case kDeltaRule:
-            grow(l.states, a[2]);
-            grow(l.width, 2 * a[5]);  // q and k of a token
-            break;
+            return grow(l.vocab, in.args<TokenLogprobsArgs>().V);
+        case kCausalConvSilu:
+            return grow(l.states, in.args<CausalConvSiluArgs>().N);
+        case kGatedDeltaRule: {
+            const auto a = in.args<GatedDeltaRuleArgs>();
+            grow(l.states, a.N);
+            return grow(l.width, 2 * a.K);  // q and k of a token
+        }
         default:
-            break;
+            return;
     }
 }
 
@@ -181,7 +188,7 @@ void Exec::add_phase(const Instr& in, void (*run)(const void*, const Phase&, int
     phases.push_back({run, chunks, static_cast<int32_t>(&in - step.data()), serial, a, b, c, d});
 }
 
-Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, bool bf16, const Encoded* program,
+Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, bool bf16, const int64_t* program,
                   int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes, char* error) {
     error[0] = '\0';
     try {
@@ -192,17 +199,14 @@ Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, bool bf16, cons
         e->bf16 = bf16 && kernels->gemm_bf16 != nullptr;
         e->program.assign(program, program + count);
         e->table = table;
-        e->step.resize(static_cast<size_t>(count));
-        e->phases.reserve(static_cast<size_t>(count) * kPhasesAnInstr);
-        for (const Encoded& in : e->program) {
-            bool known = in.op >= 0 && in.op < kNumOps;
-            for (int64_t a : in.axis) known = known && (a >= 0 || ~a < num_sizes);
-            if (!known) {
-                std::snprintf(error, 256, "instruction %lld is malformed (op %d)",
-                              static_cast<long long>(&in - e->program.data()), in.op);
-                return nullptr;
-            }
-            widen(e->limits, resolved(in, table, sizes), pool->threads());
+        if (!find_instructions(e->program, e->words, num_sizes, e->step)) {
+            std::snprintf(error, 256, "instruction %zu is malformed", e->step.size());
+            return nullptr;
+        }
+        e->phases.reserve(e->step.size() * kPhasesAnInstr);
+        for (const Instr& in : e->step) {
+            resolve(in, table, sizes);
+            widen(e->limits, in, pool->threads());
         }
         allocate_scratch(*e);
         return e.release();
@@ -221,8 +225,8 @@ bool exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, i
     e->states_for = nullptr;
     e->num_checked = 0;
     for (int64_t i = first; i < last; i++) {
-        Instr& in = e->step[static_cast<size_t>(i)];
-        in = resolved(e->program[static_cast<size_t>(i)], e->table, sizes);
+        const Instr& in = e->step[static_cast<size_t>(i)];
+        resolve(in, e->table, sizes);
         if (!plan(*e, in)) return false;
     }
     e->pool->run(e->phases.data(), static_cast<int>(e->phases.size()), e, nanoseconds);

@@ -5,56 +5,9 @@
 
 #include "kernels.h"
 #include "pool.h"
+#include "program.h"
 
 namespace pega {
-
-constexpr int kMaxOperands = 20, kMaxAxes = 10, kMaxAttrs = 2, kMaxSizes = 16;
-
-// Numbers are shared with kernels/cpu/lower.py, which also fixes the order of operands (that of the op's
-// declaration) and of axes (given here).
-enum Op : int32_t {
-    kEmbedding = 0,       // T V M
-    kGatherRows = 1,      // L M T
-    kRmsNorm = 2,         // T M
-    kHeadNorm = 3,        // T H D
-    kLinear = 4,          // T N K
-    kLinearResidual = 5,  // T N K
-    kRope = 6,            // T H D P
-    kKvAppend = 7,        // T N Y G S D
-    kAttention = 8,       // T N Y G S D H R W
-    kSiluMul = 9,         // T F
-    kQkv = 10,            // T N Y G S D H M P
-    kGateUp = 11,         // T F M
-    kLmHead = 12,         // L V M T
-    kAdjustLogits = 13,   // L V J E I U O Z X
-    kSampleTokens = 14,   // L V
-    kAppendTokens = 15,   // L Z X
-    kTokenLogprobs = 16,  // L V K
-    kGatedRmsNorm = 17,   // T H D
-    kSigmoidGate = 18,    // T A
-    kCausalConv = 19,     // T F N Y X W R
-    kDeltaRule = 20,      // T F N Y H K V R
-    kNumOps
-};
-
-// As Python writes it. Operands are numbers of a table of addresses, so that an input can be used where it
-// lies: its entry is changed between steps.
-struct Encoded {
-    int32_t op;
-    int32_t f16_state;              // the KV cache holds float16
-    int32_t operand[kMaxOperands];  // index into the table; negative where an optional operand is absent
-    int64_t axis[kMaxAxes];         // ≥ 0: the size; below: ~index into the step's sizes
-    double attr[kMaxAttrs];         // in the order of the op's declaration
-};
-
-// The same in a step: addresses and sizes.
-struct Instr {
-    int32_t op;
-    int32_t f16_state;
-    void* ptr[kMaxOperands];  // weights are Packed*
-    int64_t axis[kMaxAxes];
-    double attr[kMaxAttrs];
-};
 
 // Rows prepared for a product: as they are, normalised, or rounded to 8 bits or bf16.
 struct Rows {
@@ -99,8 +52,9 @@ struct Exec {
     Pool* pool = nullptr;
     const Kernels* kernels = nullptr;
     bool int8 = false, bf16 = false;  // what meets quantised and bf16 weights is rounded to these
-    std::vector<Encoded> program;
-    void* const* table = nullptr;  // the caller's
+    std::vector<int64_t> program;     // as it was encoded
+    std::vector<int64_t> words;       // the same with the step's addresses and sizes
+    void* const* table = nullptr;     // the caller's
     std::vector<Instr> step;
     std::vector<Phase> phases;
     std::vector<Scratch> scratch;  // one a thread
@@ -133,10 +87,10 @@ struct Exec {
     const Instr& instr(const Phase& p) const { return step[static_cast<size_t>(p.instr)]; }
 };
 
-// Creates an executor for `count` instructions; sizes[i] are the greatest that a step will have.
+// Creates an executor for a program of `count` words; sizes[i] are the greatest that a step will have.
 // Null where memory runs out or an instruction is not one that these kernels do; `error` (256 bytes) says
 // why.
-Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, bool bf16, const Encoded* program,
+Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, bool bf16, const int64_t* program,
                   int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes, char* error);
 
 // Runs instructions first … last. False, and nothing is computed, where an input is out of bounds.
@@ -164,5 +118,11 @@ struct KvView {
     // Writes k and v of a token; either may be null.
     void append(int64_t slot, int64_t head, const float* k, const float* v) const;
 };
+
+// The cache of an op that has one.
+template <class Args>
+KvView kv_view(const Instr& in, const Args& a) {
+    return {a.kv, a.Y, static_cast<int64_t>(a.layer), a.G, a.S, a.D, in.f16_state ? 2 : 4};
+}
 
 }  // namespace pega

@@ -11,8 +11,12 @@
 //   q4_1        a block after another: scale[16] f16, min[16] f16, quant[4][16][4]
 //   q4_0, q8_0  two blocks after two others, to keep quants on cache lines: scale[2][16] f16, then
 //               quant[2][4][16][4] or quant[2][8][16][4]
+//   q5_1        q4_1 with high[16][4] after each block's quants; bit s of byte (row, i) is the high bit of
+//               element 4 s + i
+//   q5_0        q4_0 with such high bits after each block's quants
 //   q4_k        a superblock of 256 columns after another: scale[16] f16, min[16] f16, group_scale[8][16] u8,
 //               group_min[8][16] u8, then eight blocks as q4_1's quants
+//   q5_k        q4_k with q5_1's high bits after each block's quants
 //   q6_k        likewise: scale[16] f16 and 32 bytes of nothing, group_scale[16][16] i8 for 16 columns each,
 //               then eight blocks: quant[4][16][4] of low nibbles, high[2][16][4]; bits 2s and 2s + 1 of
 //               byte (h, row, i) are the high bits of element 16 h + 4 s + i
@@ -40,7 +44,10 @@ enum Format : int32_t {
     kQ4_1 = 4,
     kQ4_0 = 5,
     kQ4_K = 6,
-    kQ6_K = 7
+    kQ6_K = 7,
+    kQ5_0 = 8,
+    kQ5_1 = 9,
+    kQ5_K = 10
 };
 
 struct Packed {
@@ -55,48 +62,59 @@ struct Packed {
 
 // Where block `b` of a tile lies.
 struct Block {
-    const uint16_t *scale, *min;  // [16] f16; min: of q4_1 only
-    const uint8_t* quant;
+    const uint16_t *scale, *min;  // [16] f16; min: of q4_1 and q5_1 only
+    const uint8_t *quant, *high;  // high: of q5_0 and q5_1 only
 };
 
-// Bytes of a block's quants, for sixteen rows.
+static inline bool has_fifth_bits(int32_t format) {
+    return format >= kQ5_0 && format <= kQ5_K;
+}
+
+// Formats whose blocks have a minimum of their own.
+static inline bool has_block_mins(int32_t format) {
+    return format == kQ4_1 || format == kQ5_1;
+}
+
+// Bytes of a block's quants with their high bits, for sixteen rows.
 static inline int64_t quant_bytes(int32_t format) {
-    return format == kQ8_0 ? 512 : 256;
+    return format == kQ8_0 ? 512 : has_fifth_bits(format) ? 320 : 256;
 }
 
 static inline Block block_at(int32_t format, const uint8_t* tile, int64_t b) {
-    if (format == kQ4_1) {
-        const uint8_t* p = tile + 320 * b;
-        return {reinterpret_cast<const uint16_t*>(p), reinterpret_cast<const uint16_t*>(p + 32), p + 64};
-    }
     const int64_t quants = quant_bytes(format), odd = b & 1;
-    const uint8_t* pair = tile + (b >> 1) * (64 + 2 * quants);
-    return {reinterpret_cast<const uint16_t*>(pair + 32 * odd), nullptr, pair + 64 + odd * quants};
+    if (has_block_mins(format)) {
+        const uint8_t* p = tile + (64 + quants) * b;
+        return {reinterpret_cast<const uint16_t*>(p), reinterpret_cast<const uint16_t*>(p + 32), p + 64,
+                p + 64 + 256};
+    }
+    const uint8_t *pair = tile + (b >> 1) * (64 + 2 * quants), *quant = pair + 64 + odd * quants;
+    return {reinterpret_cast<const uint16_t*>(pair + 32 * odd), nullptr, quant, quant + 256};
 }
 
 static inline bool has_superblocks(int32_t format) {
-    return format == kQ4_K || format == kQ6_K;
+    return format == kQ4_K || format == kQ5_K || format == kQ6_K;
 }
 
 // Where block `b` of a tile of superblocks lies, and what its superblock has for it.
 struct SubBlock {
-    const uint16_t *scale, *min;   // [16] f16, of the superblock; min: of q4_k only
-    const uint8_t *scales, *mins;  // q4_k: [16] u8 each; q6_k: [2][16] i8, mins is null
-    const uint8_t *quant, *high;   // high: of q6_k only
+    const uint16_t *scale, *min;   // [16] f16, of the superblock; min: null for q6_k
+    const uint8_t *scales, *mins;  // q4_k, q5_k: [16] u8 each; q6_k: [2][16] i8, mins is null
+    const uint8_t *quant, *high;   // high: of q5_k and q6_k only
 };
 
 // Bytes of a superblock, for sixteen rows.
-static inline int64_t super_bytes(int32_t format) {
-    return format == kQ4_K ? 64 + 256 + 8 * 256 : 64 + 256 + 8 * 384;
+static constexpr int64_t super_bytes(int32_t format) {
+    return 64 + 256 + 8 * (format == kQ4_K ? 256 : format == kQ5_K ? 320 : 384);
 }
 
 static inline SubBlock sub_block_at(int32_t format, const uint8_t* tile, int64_t b) {
     const uint8_t *p = tile + b / 8 * super_bytes(format), *groups = p + 64, *quants = groups + 256;
     const auto* scale = reinterpret_cast<const uint16_t*>(p);
     const int64_t i = b % 8;
-    if (format == kQ4_K)
-        return {scale, scale + 16, groups + 16 * i, groups + 128 + 16 * i, quants + 256 * i, nullptr};
-    return {scale, nullptr, groups + 32 * i, nullptr, quants + 384 * i, quants + 384 * i + 256};
+    if (format == kQ6_K)
+        return {scale, nullptr, groups + 32 * i, nullptr, quants + 384 * i, quants + 384 * i + 256};
+    const uint8_t* quant = quants + quant_bytes(format) * i;
+    return {scale, scale + 16, groups + 16 * i, groups + 128 + 16 * i, quant, quant + 256};
 }
 
 static inline bool is_quantised(int32_t format) {

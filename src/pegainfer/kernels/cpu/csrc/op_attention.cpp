@@ -24,30 +24,26 @@ struct Attention {
     int32_t f16;
     float scale;
 
-    explicit Attention(const Instr& in)
-        : q(static_cast<const float*>(in.ptr[1])),
-          out(static_cast<float*>(in.ptr[0])),
-          kv{static_cast<uint8_t*>(in.ptr[2]),
-             in.axis[2],
-             static_cast<int64_t>(in.attr[0]),
-             in.axis[3],
-             in.axis[4],
-             in.axis[5],
-             in.f16_state ? 2 : 4},
-          starts(static_cast<const int32_t*>(in.ptr[3])),
-          lens(static_cast<const int32_t*>(in.ptr[4])),
-          contexts(static_cast<const int32_t*>(in.ptr[5])),
-          table(static_cast<const int32_t*>(in.ptr[6])),
-          rows(in.axis[7]),
-          width(in.axis[8]),
-          heads(in.axis[6]),
-          kv_heads(in.axis[3]),
-          d(in.axis[5]),
+    explicit Attention(const Instr& in) : Attention(in, in.args<AttentionArgs>()) {}
+
+    Attention(const Instr& in, const AttentionArgs& a)
+        : q(a.q),
+          out(a.out),
+          kv(kv_view(in, a)),
+          starts(a.query_starts),
+          lens(a.query_lens),
+          contexts(a.context_lens),
+          table(a.block_table),
+          rows(a.R),
+          width(a.W),
+          heads(a.H),
+          kv_heads(a.G),
+          d(a.D),
           together(std::min<int64_t>(heads / kv_heads, kMaxQueries)),
           parts((heads / kv_heads + together - 1) / together),
           tokens(kMaxQueries / together),
           f16(in.f16_state),
-          scale(static_cast<float>(in.attr[1])) {}
+          scale(static_cast<float>(a.scale)) {}
 
     int64_t columns() const { return kv_heads * parts; }
 };
@@ -196,7 +192,8 @@ bool find_blocks(Exec& e, const Attention& a, int64_t step_tokens, int64_t num_p
 
 bool plan_attention(Exec& e, const Instr& in) {
     const Attention a(in);
-    if (!find_blocks(e, a, in.axis[0], in.axis[1])) return false;
+    const auto args = in.args<AttentionArgs>();
+    if (!find_blocks(e, a, args.T, args.N)) return false;
     const int64_t units = e.num_blocks * a.columns();
     // A split costs a second phase; either way segments merge in the same order and the result is the same.
     const bool split = units < 2 * e.pool->threads() && e.num_segments > 2 * e.num_blocks;

@@ -24,19 +24,39 @@ struct Product {
 };
 
 Product product_of(const Instr& in) {
-    const int64_t* a = in.axis;
-    const auto f32 = [&](int i) { return static_cast<const float*>(in.ptr[i]); };
-    const auto weight = [&](int i) { return static_cast<const Packed*>(in.ptr[i]); };
-    const auto eps = static_cast<float>(in.attr[0]);
     switch (in.op) {
-        case kQkv:
-            return {f32(2), nullptr, f32(3), eps, a[0], a[7], {weight(4), weight(5), weight(6)}, 3};
-        case kGateUp:
-            return {f32(1), nullptr, f32(2), eps, a[0], a[2], {weight(3), weight(4)}, 2};
+        case kQkvNormRopeAppend: {
+            const auto a = in.args<QkvNormRopeAppendArgs>();
+            return {a.x, nullptr, a.norm, static_cast<float>(a.eps), a.T, a.M, {a.wq, a.wk, a.wv}, 3};
+        }
+        case kGateUpSwiglu: {
+            const auto a = in.args<GateUpSwigluArgs>();
+            return {a.x, nullptr, a.norm, static_cast<float>(a.eps), a.T, a.M, {a.w_gate, a.w_up}, 2};
+        }
+        case kLmHead: {
+            const auto a = in.args<LmHeadArgs>();
+            return {a.x, a.rows, a.norm, static_cast<float>(a.eps), a.L, a.M, {a.w}, 1};
+        }
+        case kLinearResidual: {
+            const auto a = in.args<LinearResidualArgs>();
+            return {a.a, nullptr, nullptr, 0, a.T, a.K, {a.w}, 1};
+        }
+        default: {
+            const auto a = in.args<LinearArgs>();
+            return {a.a, nullptr, nullptr, 0, a.T, a.K, {a.w}, 1};
+        }
+    }
+}
+
+// Where a product with one weight, which only stores or adds its result, writes it.
+float* output_of(const Instr& in) {
+    switch (in.op) {
         case kLmHead:
-            return {f32(1), static_cast<const int32_t*>(in.ptr[2]), f32(3), eps, a[0], a[2], {weight(4)}, 1};
+            return in.args<LmHeadArgs>().logits;
+        case kLinearResidual:
+            return in.args<LinearResidualArgs>().x;
         default:
-            return {f32(1), nullptr, nullptr, 0, a[0], a[2], {weight(2)}, 1};
+            return in.args<LinearArgs>().out;
     }
 }
 
@@ -120,6 +140,7 @@ void run_linear(const void* context, const Phase& ph, int64_t chunk, int thread)
     const Instr& in = e.instr(ph);
     const Product p = product_of(in);
     const Packed& w = *p.w[0];
+    float* const output = output_of(in);
     auto& s = const_cast<Scratch&>(e.scratch[static_cast<size_t>(thread)]);
     const Rows r = rows_for(e, ph, p, s);
     const Share share(ph, chunk, p.t, w.tiles);
@@ -127,7 +148,7 @@ void run_linear(const void* context, const Phase& ph, int64_t chunk, int thread)
         multiply(e, w, tile, r, share.first, share.tokens, s, s.acc);
         const int64_t wide = std::min<int64_t>(kTile, w.n - tile * kTile);
         for (int64_t t = 0; t < share.tokens; t++) {
-            float* out = static_cast<float*>(in.ptr[0]) + (share.first + t) * w.n + tile * kTile;
+            float* out = output + (share.first + t) * w.n + tile * kTile;
             if (in.op == kLinearResidual) {
                 e.kernels->add(out, s.acc + 16 * t, wide);
             } else {
@@ -143,16 +164,16 @@ void run_gate_up(const void* context, const Phase& ph, int64_t chunk, int thread
     const Product p = product_of(in);
     auto& s = const_cast<Scratch&>(e.scratch[static_cast<size_t>(thread)]);
     const Rows r = rows_for(e, ph, p, s);
-    const int64_t f = p.w[0]->n;
+    const auto a = in.args<GateUpSwigluArgs>();
     const Share share(ph, chunk, p.t, p.w[0]->tiles);
     float* up = s.acc + kTokensAChunk * kTile;
     for (int64_t tile = share.unit; tile < share.last_unit; tile++) {
         multiply(e, *p.w[0], tile, r, share.first, share.tokens, s, s.acc);
         multiply(e, *p.w[1], tile, r, share.first, share.tokens, s, up);
-        const int64_t wide = std::min<int64_t>(kTile, f - tile * kTile);
+        const int64_t wide = std::min<int64_t>(kTile, a.F - tile * kTile);
         for (int64_t t = 0; t < share.tokens; t++)
-            e.kernels->silu_mul(static_cast<float*>(in.ptr[0]) + (share.first + t) * f + tile * kTile,
-                                s.acc + 16 * t, up + 16 * t, wide);
+            e.kernels->silu_mul(a.out + (share.first + t) * a.F + tile * kTile, s.acc + 16 * t, up + 16 * t,
+                                wide);
     }
 }
 
@@ -161,19 +182,11 @@ void run_qkv(const void* context, const Phase& ph, int64_t chunk, int thread) {
     const Exec& e = *static_cast<const Exec*>(context);
     const Instr& in = e.instr(ph);
     const Product p = product_of(in);
-    const int64_t *a = in.axis, kv_heads = a[3], d = a[5], heads = a[6], head_tiles = d / kTile;
+    const auto a = in.args<QkvNormRopeAppendArgs>();
+    const int64_t kv_heads = a.G, d = a.D, heads = a.H, head_tiles = d / kTile;
     auto& s = const_cast<Scratch&>(e.scratch[static_cast<size_t>(thread)]);
     const Rows r = rows_for(e, ph, p, s);
-    const KvView kv{static_cast<uint8_t*>(in.ptr[1]),
-                    a[2],
-                    static_cast<int64_t>(in.attr[1]),
-                    kv_heads,
-                    a[4],
-                    d,
-                    in.f16_state ? 2 : 4};
-    const auto* positions = static_cast<const int32_t*>(in.ptr[7]);
-    const auto* slots = static_cast<const int32_t*>(in.ptr[8]);
-    const auto* cos_sin = static_cast<const float*>(in.ptr[9]);
+    const KvView kv = kv_view(in, a);
     float* row = s.acc + kTokensAChunk * d;
     const Share share(ph, chunk, p.t, heads + 2 * kv_heads);
     for (int64_t unit = share.unit; unit < share.last_unit; unit++) {
@@ -182,16 +195,16 @@ void run_qkv(const void* context, const Phase& ph, int64_t chunk, int thread) {
         for (int64_t i = 0; i < head_tiles; i++)
             multiply(e, *p.w[which], head * head_tiles + i, r, share.first, share.tokens, s,
                      s.acc + i * share.tokens * kTile);
-        const auto* head_norm = static_cast<const float*>(which == 2 ? nullptr : in.ptr[10 + which]);
+        const float* head_norm = which == 0 ? a.q_norm : which == 1 ? a.k_norm : nullptr;
         for (int64_t t = 0; t < share.tokens; t++) {
             const int64_t token = share.first + t;
-            float* out = which == 0 ? static_cast<float*>(in.ptr[0]) + (token * heads + head) * d : row;
+            float* out = which == 0 ? a.q + (token * heads + head) * d : row;
             for (int64_t i = 0; i < head_tiles; i++)
                 std::memcpy(out + 16 * i, s.acc + (i * share.tokens + t) * kTile, kTile * 4);
             if (head_norm != nullptr) e.kernels->rms_norm(out, out, head_norm, d, p.eps);
-            if (which != 2) e.kernels->rope(out, cos_sin + positions[token] * d, d);
+            if (which != 2) e.kernels->rope(out, a.cos_sin + a.positions[token] * d, d);
             if (which != 0)
-                kv.append(slots[token], head, which == 1 ? row : nullptr, which == 2 ? row : nullptr);
+                kv.append(a.slots[token], head, which == 1 ? row : nullptr, which == 2 ? row : nullptr);
         }
     }
 }
@@ -223,18 +236,17 @@ void add_product(Exec& e, const Instr& in, const Product& p,
 
 bool plan_linear(Exec& e, const Instr& in) {
     const Product p = product_of(in);
-    const int64_t* a = in.axis;
-    if (in.op == kQkv) {
-        if (!e.check_indices("qkv_norm_rope_append: positions", static_cast<const int32_t*>(in.ptr[7]), a[0],
-                             a[8]) ||
-            !e.check_indices("qkv_norm_rope_append: slots", static_cast<const int32_t*>(in.ptr[8]), a[0],
-                             a[1] * a[4]))
+    if (in.op == kQkvNormRopeAppend) {
+        const auto a = in.args<QkvNormRopeAppendArgs>();
+        if (!e.check_indices("qkv_norm_rope_append: positions", a.positions, a.T, a.P) ||
+            !e.check_indices("qkv_norm_rope_append: slots", a.slots, a.T, a.N * a.S))
             return false;
-        add_product(e, in, p, run_qkv, a[6] + 2 * a[3], p.w[0]->tile_bytes * (a[5] / kTile));
+        add_product(e, in, p, run_qkv, a.H + 2 * a.G, p.w[0]->tile_bytes * (a.D / kTile));
         return true;
     }
-    if (in.op == kLmHead && !e.check_indices("lm_head: rows", p.rows, a[0], a[3])) return false;
-    if (in.op == kGateUp) {
+    if (in.op == kLmHead && !e.check_indices("lm_head: rows", p.rows, p.t, in.args<LmHeadArgs>().T))
+        return false;
+    if (in.op == kGateUpSwiglu) {
         add_product(e, in, p, run_gate_up, p.w[0]->tiles, 2 * p.w[0]->tile_bytes);
     } else {
         add_product(e, in, p, run_linear, p.w[0]->tiles, p.w[0]->tile_bytes);

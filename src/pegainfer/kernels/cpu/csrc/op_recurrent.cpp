@@ -17,12 +17,13 @@ constexpr int64_t kTokensTogether = 16;  // whose q and k are normalised before 
 struct StepRows {
     const int32_t *ids, *saves, *starts, *lens, *contexts;
 
-    explicit StepRows(void* const* p)
-        : ids(static_cast<const int32_t*>(p[0])),
-          saves(static_cast<const int32_t*>(p[1])),
-          starts(static_cast<const int32_t*>(p[2])),
-          lens(static_cast<const int32_t*>(p[3])),
-          contexts(static_cast<const int32_t*>(p[4])) {}
+    template <class Args>
+    explicit StepRows(const Args& a)
+        : ids(a.state_ids),
+          saves(a.state_saves),
+          starts(a.query_starts),
+          lens(a.query_lens),
+          contexts(a.context_lens) {}
 
     // Whether the row begins at position 0 and so from zeros.
     bool fresh(int64_t row) const { return contexts[row] == lens[row]; }
@@ -62,16 +63,16 @@ struct Conv {
     StepRows rows;
     int64_t channels, entry, kept, num_taps;  // entry: floats from a state to the next; kept: taps - 1
 
-    explicit Conv(const Instr& in)
-        : out(static_cast<float*>(in.ptr[0])),
-          pool(static_cast<float*>(in.ptr[1]) + static_cast<int64_t>(in.attr[0]) * in.axis[4] * in.axis[1]),
-          x(static_cast<const float*>(in.ptr[2])),
-          taps(static_cast<const float*>(in.ptr[3])),
-          rows(in.ptr + 4),
-          channels(in.axis[1]),
-          entry(in.axis[3] * in.axis[4] * in.axis[1]),
-          kept(in.axis[4]),
-          num_taps(in.axis[5]) {}
+    explicit Conv(const CausalConvSiluArgs& a)
+        : out(a.out),
+          pool(a.conv + static_cast<int64_t>(a.layer) * a.X * a.F),
+          x(a.x),
+          taps(a.taps),
+          rows(a),
+          channels(a.F),
+          entry(a.Y * a.X * a.F),
+          kept(a.X),
+          num_taps(a.W) {}
 
     // Input `at` of a row, counted from its first token of this step; negative: of the state, null for zeros.
     const float* input(const float* state, int64_t first, int64_t at, int64_t channel) const {
@@ -96,7 +97,7 @@ struct Conv {
 // phase.a: channels a unit, phase.b: units a row.
 void run_conv(const void* context, const Phase& p, int64_t chunk, int) {
     const Exec& e = *static_cast<const Exec*>(context);
-    const Conv c(e.instr(p));
+    const Conv c(e.instr(p).args<CausalConvSiluArgs>());
     const int64_t row = chunk / p.b, channel = chunk % p.b * p.a, n = std::min(p.a, c.channels - channel);
     const int64_t first = c.rows.starts[row], count = c.rows.lens[row], id = c.rows.ids[row];
     if (id < 0 || count == 0) {
@@ -118,12 +119,13 @@ void run_conv(const void* context, const Phase& p, int64_t chunk, int) {
 }
 
 bool plan_conv(Exec& e, const Instr& in) {
-    const Conv c(in);
-    const int64_t rows = in.axis[6], tokens = in.axis[0];
+    const auto a = in.args<CausalConvSiluArgs>();
+    const Conv c(a);
+    const int64_t rows = a.R, tokens = a.T;
     if (c.num_taps > kMostTaps)
         return e.fail("causal_conv_silu: expected at most %lld taps, got %lld",
                       static_cast<long long>(kMostTaps), static_cast<long long>(c.num_taps));
-    if (!check_rows(e, c.rows, rows, tokens, in.axis[2])) return false;
+    if (!check_rows(e, c.rows, rows, tokens, a.N)) return false;
     if (rows == 0) return true;
     const int64_t units = 4 * e.pool->threads(), each_row = (units + rows - 1) / rows;
     const int64_t least = kValuesAChunk * rows / std::max(rows, tokens);
@@ -142,22 +144,22 @@ struct Delta {
     int64_t channels, heads, key_dim, value_dim, entry, keys;
     float eps;
 
-    explicit Delta(const Instr& in)
-        : out(static_cast<float*>(in.ptr[0])),
-          qkv(static_cast<const float*>(in.ptr[2])),
-          a(static_cast<const float*>(in.ptr[3])),
-          b(static_cast<const float*>(in.ptr[4])),
-          a_log(static_cast<const float*>(in.ptr[5])),
-          dt_bias(static_cast<const float*>(in.ptr[6])),
-          rows(in.ptr + 7),
-          channels(in.axis[1]),
-          heads(in.axis[4]),
-          key_dim(in.axis[5]),
-          value_dim(in.axis[6]),
-          entry(in.axis[3] * heads * key_dim * value_dim),
+    explicit Delta(const GatedDeltaRuleArgs& args)
+        : out(args.out),
+          qkv(args.qkv),
+          a(args.a),
+          b(args.b),
+          a_log(args.a_log),
+          dt_bias(args.dt_bias),
+          rows(args),
+          channels(args.F),
+          heads(args.H),
+          key_dim(args.K),
+          value_dim(args.V),
+          entry(args.Y * heads * key_dim * value_dim),
           keys((channels - heads * value_dim) / (2 * key_dim)),
-          eps(static_cast<float>(in.attr[1])) {
-        pool = static_cast<float*>(in.ptr[1]) + static_cast<int64_t>(in.attr[0]) * (entry / in.axis[3]);
+          eps(static_cast<float>(args.eps)) {
+        pool = args.delta + static_cast<int64_t>(args.layer) * (entry / args.Y);
     }
 
     float* state(int64_t id, int64_t head) const { return pool + id * entry + head * key_dim * value_dim; }
@@ -179,7 +181,7 @@ const float* next_state(const Delta& d, const Phase& p, int64_t chunk) {
 
 void run_delta(const void* context, const Phase& p, int64_t chunk, int thread) {
     const Exec& e = *static_cast<const Exec*>(context);
-    const Delta d(e.instr(p));
+    const Delta d(e.instr(p).args<GatedDeltaRuleArgs>());
     const int64_t row = chunk / d.heads, head = chunk % d.heads, id = d.rows.ids[row];
     const int64_t first = d.rows.starts[row], last = first + d.rows.lens[row], ldo = d.heads * d.value_dim;
     if (id < 0 || first == last) {
@@ -220,11 +222,10 @@ void run_delta(const void* context, const Phase& p, int64_t chunk, int thread) {
 }  // namespace
 
 bool plan_recurrent(Exec& e, const Instr& in) {
-    if (in.op == kCausalConv) return plan_conv(e, in);
-    const Delta d(in);
-    const int64_t rows = in.axis[7];
-    if (!check_rows(e, d.rows, rows, in.axis[0], in.axis[2])) return false;
-    e.add_phase(in, run_delta, rows * d.heads);
+    if (in.op == kCausalConvSilu) return plan_conv(e, in);
+    const auto a = in.args<GatedDeltaRuleArgs>();
+    if (!check_rows(e, StepRows(a), a.R, a.T, a.N)) return false;
+    e.add_phase(in, run_delta, a.R * a.H);
     return true;
 }
 

@@ -14,11 +14,6 @@ const Exec& exec_of(const void* context) {
     return *static_cast<const Exec*>(context);
 }
 
-template <class T>
-T* pointer(const Instr& in, int operand) {
-    return static_cast<T*>(in.ptr[operand]);
-}
-
 // Runs `one(exec, instruction, row)` for each row of a chunk; phase.a: rows a chunk, phase.b: rows.
 template <void (*one)(const Exec&, const Instr&, int64_t)>
 void each_row(const void* context, const Phase& p, int64_t chunk, int) {
@@ -36,62 +31,58 @@ bool by_rows(Exec& e, const Instr& in, int64_t rows, int64_t width) {
 }
 
 void embed(const Exec&, const Instr& in, int64_t t) {
-    unpack_row(*pointer<Packed>(in, 1), pointer<int32_t>(in, 2)[t], pointer<float>(in, 0) + t * in.axis[2]);
+    const auto a = in.args<EmbeddingArgs>();
+    unpack_row(*a.table, a.ids[t], a.out + t * a.M);
 }
 
 void gather(const Exec&, const Instr& in, int64_t l) {
-    const int64_t m = in.axis[1];
-    std::memcpy(pointer<float>(in, 0) + l * m, pointer<float>(in, 1) + pointer<int32_t>(in, 2)[l] * m,
-                static_cast<size_t>(m) * 4);
+    const auto a = in.args<GatherRowsArgs>();
+    std::memcpy(a.out + l * a.M, a.x + a.rows[l] * a.M, static_cast<size_t>(a.M) * 4);
 }
 
 void norm(const Exec& e, const Instr& in, int64_t t) {
-    const int64_t m = in.axis[1];
-    e.kernels->rms_norm(pointer<float>(in, 0) + t * m, pointer<float>(in, 1) + t * m, pointer<float>(in, 2),
-                        m, static_cast<float>(in.attr[0]));
+    const auto a = in.args<RmsNormArgs>();
+    e.kernels->rms_norm(a.out + t * a.M, a.x + t * a.M, a.weight, a.M, static_cast<float>(a.eps));
 }
 
 // rows are heads of tokens
 void head_norm(const Exec& e, const Instr& in, int64_t i) {
-    float* x = pointer<float>(in, 0) + i * in.axis[2];
-    e.kernels->rms_norm(x, x, pointer<float>(in, 1), in.axis[2], static_cast<float>(in.attr[0]));
+    const auto a = in.args<HeadNormArgs>();
+    float* x = a.x + i * a.D;
+    e.kernels->rms_norm(x, x, a.weight, a.D, static_cast<float>(a.eps));
 }
 
 void rotate(const Exec& e, const Instr& in, int64_t t) {
-    const int64_t heads = in.axis[1], d = in.axis[2];
-    const float* cos_sin = pointer<float>(in, 2) + pointer<int32_t>(in, 1)[t] * d;
-    for (int64_t h = 0; h < heads; h++)
-        e.kernels->rope(pointer<float>(in, 0) + (t * heads + h) * d, cos_sin, d);
+    const auto a = in.args<RopeArgs>();
+    const float* cos_sin = a.cos_sin + a.positions[t] * a.D;
+    for (int64_t h = 0; h < a.H; h++) e.kernels->rope(a.x + (t * a.H + h) * a.D, cos_sin, a.D);
 }
 
 void append(const Exec&, const Instr& in, int64_t t) {
-    const int64_t *a = in.axis, heads = a[3], d = a[5];
-    const KvView kv{pointer<uint8_t>(in, 0), a[2], static_cast<int64_t>(in.attr[0]), heads, a[4], d,
-                    in.f16_state ? 2 : 4};
-    for (int64_t g = 0; g < heads; g++) {
-        const int64_t at = (t * heads + g) * d;
-        kv.append(pointer<int32_t>(in, 3)[t], g, pointer<float>(in, 1) + at, pointer<float>(in, 2) + at);
+    const auto a = in.args<KvAppendArgs>();
+    const KvView kv = kv_view(in, a);
+    for (int64_t g = 0; g < a.G; g++) {
+        const int64_t at = (t * a.G + g) * a.D;
+        kv.append(a.slots[t], g, a.k + at, a.v + at);
     }
 }
 
 void gate(const Exec& e, const Instr& in, int64_t t) {
-    const int64_t f = in.axis[1];
-    e.kernels->silu_mul(pointer<float>(in, 0) + t * f, pointer<float>(in, 1) + t * f,
-                        pointer<float>(in, 2) + t * f, f);
+    const auto a = in.args<SiluMulArgs>();
+    e.kernels->silu_mul(a.out + t * a.F, a.gate + t * a.F, a.up + t * a.F, a.F);
 }
 
 // rows are heads of tokens
 void gated_norm(const Exec& e, const Instr& in, int64_t i) {
-    const int64_t d = in.axis[2];
-    float* out = pointer<float>(in, 0) + i * d;
-    e.kernels->rms_norm(out, pointer<float>(in, 1) + i * d, pointer<float>(in, 3), d,
-                        static_cast<float>(in.attr[0]));
-    e.kernels->silu_mul(out, pointer<float>(in, 2) + i * d, out, d);
+    const auto a = in.args<GatedRmsNormArgs>();
+    float* out = a.out + i * a.D;
+    e.kernels->rms_norm(out, a.x + i * a.D, a.weight, a.D, static_cast<float>(a.eps));
+    e.kernels->silu_mul(out, a.gate + i * a.D, out, a.D);
 }
 
 void sigmoid_gate(const Exec& e, const Instr& in, int64_t t) {
-    const int64_t width = in.axis[1];
-    e.kernels->sigmoid_mul(pointer<float>(in, 0) + t * width, pointer<float>(in, 1) + t * width, width);
+    const auto a = in.args<SigmoidGateArgs>();
+    e.kernels->sigmoid_mul(a.x + t * a.A, a.gate + t * a.A, a.A);
 }
 
 }  // namespace
@@ -113,30 +104,45 @@ void KvView::append(int64_t slot, int64_t head, const float* k, const float* v) 
 }
 
 bool plan_rows(Exec& e, const Instr& in) {
-    const int64_t* a = in.axis;
     switch (in.op) {
-        case kEmbedding:
-            return e.check_indices("embedding: ids", pointer<int32_t>(in, 2), a[0], a[1]) &&
-                   by_rows<embed>(e, in, a[0], a[2]);
-        case kGatherRows:
-            return e.check_indices("gather_rows: rows", pointer<int32_t>(in, 2), a[0], a[2]) &&
-                   by_rows<gather>(e, in, a[0], a[1]);
-        case kRmsNorm:
-            return by_rows<norm>(e, in, a[0], a[1]);
-        case kHeadNorm:
-            return by_rows<head_norm>(e, in, a[0] * a[1], a[2]);
-        case kRope:
-            return e.check_indices("rope: positions", pointer<int32_t>(in, 1), a[0], a[3]) &&
-                   by_rows<rotate>(e, in, a[0], a[1] * a[2]);
-        case kKvAppend:
-            return e.check_indices("kv_append: slots", pointer<int32_t>(in, 3), a[0], a[1] * a[4]) &&
-                   by_rows<append>(e, in, a[0], a[3] * a[5]);
-        case kSiluMul:
-            return by_rows<gate>(e, in, a[0], a[1]);
-        case kGatedRmsNorm:
-            return by_rows<gated_norm>(e, in, a[0] * a[1], a[2]);
-        case kSigmoidGate:
-            return by_rows<sigmoid_gate>(e, in, a[0], a[1]);
+        case kEmbedding: {
+            const auto a = in.args<EmbeddingArgs>();
+            return e.check_indices("embedding: ids", a.ids, a.T, a.V) && by_rows<embed>(e, in, a.T, a.M);
+        }
+        case kGatherRows: {
+            const auto a = in.args<GatherRowsArgs>();
+            return e.check_indices("gather_rows: rows", a.rows, a.L, a.T) && by_rows<gather>(e, in, a.L, a.M);
+        }
+        case kRmsNorm: {
+            const auto a = in.args<RmsNormArgs>();
+            return by_rows<norm>(e, in, a.T, a.M);
+        }
+        case kHeadNorm: {
+            const auto a = in.args<HeadNormArgs>();
+            return by_rows<head_norm>(e, in, a.T * a.H, a.D);
+        }
+        case kRope: {
+            const auto a = in.args<RopeArgs>();
+            return e.check_indices("rope: positions", a.positions, a.T, a.P) &&
+                   by_rows<rotate>(e, in, a.T, a.H * a.D);
+        }
+        case kKvAppend: {
+            const auto a = in.args<KvAppendArgs>();
+            return e.check_indices("kv_append: slots", a.slots, a.T, a.N * a.S) &&
+                   by_rows<append>(e, in, a.T, a.G * a.D);
+        }
+        case kSiluMul: {
+            const auto a = in.args<SiluMulArgs>();
+            return by_rows<gate>(e, in, a.T, a.F);
+        }
+        case kGatedRmsNorm: {
+            const auto a = in.args<GatedRmsNormArgs>();
+            return by_rows<gated_norm>(e, in, a.T * a.H, a.D);
+        }
+        case kSigmoidGate: {
+            const auto a = in.args<SigmoidGateArgs>();
+            return by_rows<sigmoid_gate>(e, in, a.T, a.A);
+        }
         default:
             return e.fail("no kernel for op number %d", in.op);
     }

@@ -12,11 +12,6 @@ namespace {
 constexpr float kGreedyBelow = 1.0f / (1 << 20);
 constexpr int32_t kOk = 0, kNotFinite = 1, kNothingLeft = 2;
 
-template <class T>
-const T* input(const Instr& in, int operand) {
-    return static_cast<const T*>(in.ptr[operand]);
-}
-
 // Runs `one` for each of the L rows, a row a chunk.
 template <void (*one)(const Exec&, const Instr&, int64_t, const Scratch&)>
 void each_row(const void* context, const Phase& p, int64_t row, int thread) {
@@ -39,11 +34,12 @@ void apply_mask(float* s, int64_t vocab, const uint32_t* mask) {
     }
 }
 
-void ban_completions(float* s, const Instr& in, int64_t row, const int32_t* history, int64_t length) {
-    const int64_t first = input<int32_t>(in, 11)[row], count = input<int32_t>(in, 12)[row];
+void ban_completions(float* s, const AdjustLogitsArgs& a, int64_t row, const int32_t* history,
+                     int64_t length) {
+    const int64_t first = a.banned_starts[row], count = a.banned_lens[row];
     for (int64_t i = first; i < first + count; i++) {
-        const int32_t* seq = input<int32_t>(in, 8) + input<int32_t>(in, 9)[i];
-        const int64_t before = input<int32_t>(in, 10)[i] - 1;
+        const int32_t* seq = a.banned_tokens + a.banned_seq_starts[i];
+        const int64_t before = a.banned_seq_lens[i] - 1;
         if (before <= length && std::equal(seq, seq + before, history + length - before))
             drop(s + seq[before]);
     }
@@ -71,20 +67,20 @@ void penalise(float* s, const int32_t* history, int64_t length, int64_t prompt, 
 }
 
 void adjust(const Exec&, const Instr& in, int64_t row, const Scratch& scratch) {
-    const int64_t vocab = in.axis[1], words = in.axis[4], room = in.axis[8];
-    float* s = static_cast<float*>(in.ptr[0]) + row * vocab;
-    std::memcpy(s, input<float>(in, 1) + row * vocab, static_cast<size_t>(vocab) * 4);
-    const int64_t first = input<int32_t>(in, 4)[row], biases = input<int32_t>(in, 5)[row];
-    for (int64_t i = first; i < first + biases; i++) s[input<int32_t>(in, 2)[i]] += input<float>(in, 3)[i];
-    const int32_t mask = input<int32_t>(in, 7)[row];
-    if (mask >= 0) apply_mask(s, vocab, input<uint32_t>(in, 6) + mask * words);
-    const int32_t* history = input<int32_t>(in, 13) + input<int32_t>(in, 14)[row] * room;
-    const int64_t length = input<int32_t>(in, 15)[row], prompt = input<int32_t>(in, 16)[row];
-    ban_completions(s, in, row, history, length);
-    const float repetition = input<float>(in, 17)[row], frequency = input<float>(in, 18)[row];
-    const float presence = input<float>(in, 19)[row];
+    const auto a = in.args<AdjustLogitsArgs>();
+    float* s = a.scores + row * a.V;
+    std::memcpy(s, a.logits + row * a.V, static_cast<size_t>(a.V) * 4);
+    const int64_t first = a.bias_starts[row], biases = a.bias_lens[row];
+    for (int64_t i = first; i < first + biases; i++) s[a.bias_ids[i]] += a.bias_values[i];
+    const int32_t mask = a.mask_rows[row];
+    if (mask >= 0) apply_mask(s, a.V, a.masks + mask * a.I);
+    const int32_t* history = a.history + a.slots[row] * a.X;
+    const int64_t length = a.history_lens[row], prompt = a.prompt_lens[row];
+    ban_completions(s, a, row, history, length);
+    const float repetition = a.repetition_penalty[row], frequency = a.frequency_penalty[row];
+    const float presence = a.presence_penalty[row];
     if (repetition != 1 || frequency != 0 || presence != 0)
-        penalise(s, history, length, prompt, vocab, repetition, frequency, presence, scratch.seen);
+        penalise(s, history, length, prompt, a.V, repetition, frequency, presence, scratch.seen);
 }
 
 // sample_tokens
@@ -245,9 +241,10 @@ class Draw {
 };
 
 void sample(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch) {
-    const int64_t vocab = in.axis[1];
-    const float* s = input<float>(in, 2) + row * vocab;
-    const float max = e.kernels->maximum(s, vocab), temperature = input<float>(in, 3)[row];
+    const auto a = in.args<SampleTokensArgs>();
+    const int64_t vocab = a.V;
+    const float* s = a.scores + row * vocab;
+    const float max = e.kernels->maximum(s, vocab), temperature = a.temperature[row];
     int32_t token = 0, status = kOk;
     if (std::isnan(max) || max == INFINITY) {
         status = kNotFinite;
@@ -260,12 +257,12 @@ void sample(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch)
         const auto cold = static_cast<float>(kLog2E / static_cast<double>(temperature));
         e.kernels->draw_weights(s, vocab, max, cold, scratch.weights);
         Draw draw(*e.kernels, s, vocab, max, scratch);
-        draw.cut(input<int32_t>(in, 4)[row], input<float>(in, 5)[row], temperature);
-        const auto nth = static_cast<uint32_t>(input<int32_t>(in, 8)[row]);
-        token = draw.pick(input<float>(in, 6)[row], random_fraction(input<uint64_t>(in, 7)[row], nth));
+        draw.cut(a.top_k[row], a.top_p[row], temperature);
+        const auto nth = static_cast<uint32_t>(a.draws[row]);
+        token = draw.pick(a.min_p[row], random_fraction(a.seeds[row], nth));
     }
-    static_cast<int32_t*>(in.ptr[0])[row] = token;
-    static_cast<int32_t*>(in.ptr[1])[row] = status;
+    a.tokens[row] = token;
+    a.status[row] = status;
 }
 
 // token_logprobs
@@ -283,13 +280,14 @@ void find_best(const float* x, const int32_t* ids, int64_t count, int64_t k, int
 }
 
 void logprob(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch) {
-    const int64_t vocab = in.axis[1], most = in.axis[2];
-    float* logprobs = static_cast<float*>(in.ptr[0]) + row;
-    int32_t* rank = static_cast<int32_t*>(in.ptr[1]) + row;
-    int32_t* top_ids = static_cast<int32_t*>(in.ptr[2]) + row * most;
-    float* top_logprobs = static_cast<float*>(in.ptr[3]) + row * most;
-    const float* x = input<float>(in, 4) + row * vocab;
-    const int64_t target = input<int32_t>(in, 5)[row], wanted = input<int32_t>(in, 6)[row];
+    const auto a = in.args<TokenLogprobsArgs>();
+    const int64_t vocab = a.V, most = a.K;
+    float* logprobs = a.logprobs + row;
+    int32_t* rank = a.ranks + row;
+    int32_t* top_ids = a.top_ids + row * most;
+    float* top_logprobs = a.top_logprobs + row * most;
+    const float* x = a.logits + row * vocab;
+    const int64_t target = a.targets[row], wanted = a.top_lens[row];
     *logprobs = 0;
     *rank = 0;
     std::fill(top_ids, top_ids + most, -1);
@@ -315,61 +313,58 @@ void logprob(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch
 }
 
 void append(const void* context, const Phase& p, int64_t, int) {
-    const Instr& in = static_cast<const Exec*>(context)->instr(p);
-    const int64_t rows = in.axis[0], room = in.axis[2];
-    for (int64_t row = 0; row < rows; row++) {
-        const int64_t at = input<int32_t>(in, 3)[row];
-        if (at < room)
-            static_cast<int32_t*>(in.ptr[0])[input<int32_t>(in, 2)[row] * room + at] =
-                input<int32_t>(in, 1)[row];
+    const auto a = static_cast<const Exec*>(context)->instr(p).args<AppendTokensArgs>();
+    for (int64_t row = 0; row < a.L; row++) {
+        const int64_t at = a.history_lens[row];
+        if (at < a.X) a.history[a.slots[row] * a.X + at] = a.tokens[row];
     }
 }
 
-bool check_adjust(Exec& e, const Instr& in) {
-    const int64_t *a = in.axis, rows = a[0], vocab = a[1];
-    for (int64_t row = 0; row < rows; row++) {
-        const int32_t length = input<int32_t>(in, 15)[row], prompt = input<int32_t>(in, 16)[row];
-        if (length < 0 || length > a[8] || prompt < 0 || prompt > length ||
-            input<int32_t>(in, 7)[row] >= a[3])
+bool check_adjust(Exec& e, const AdjustLogitsArgs& a) {
+    for (int64_t row = 0; row < a.L; row++) {
+        const int32_t length = a.history_lens[row], prompt = a.prompt_lens[row];
+        if (length < 0 || length > a.X || prompt < 0 || prompt > length || a.mask_rows[row] >= a.E)
             return e.fail(
                 "adjust_logits: row %lld: expected %d prompt tokens among %d known in %lld, mask %d in %lld",
-                static_cast<long long>(row), prompt, length, static_cast<long long>(a[8]),
-                input<int32_t>(in, 7)[row], static_cast<long long>(a[3]));
+                static_cast<long long>(row), prompt, length, static_cast<long long>(a.X), a.mask_rows[row],
+                static_cast<long long>(a.E));
     }
-    const int32_t *tokens = input<int32_t>(in, 8), *lens = input<int32_t>(in, 10);
-    for (int64_t i = 0; i < a[6]; i++)
-        if (lens[i] < 1)
+    for (int64_t i = 0; i < a.O; i++)
+        if (a.banned_seq_lens[i] < 1)
             return e.fail("adjust_logits: banned_seq_lens[%lld]: expected at least 1, got %d",
-                          static_cast<long long>(i), lens[i]);
-    return e.check_spans("adjust_logits: biases", input<int32_t>(in, 4), input<int32_t>(in, 5), rows, a[2]) &&
-           e.check_indices("adjust_logits: bias_ids", input<int32_t>(in, 2), a[2], vocab) &&
-           e.check_spans("adjust_logits: banned sequences of rows", input<int32_t>(in, 11),
-                         input<int32_t>(in, 12), rows, a[6]) &&
-           e.check_spans("adjust_logits: banned sequences", input<int32_t>(in, 9), lens, a[6], a[5]) &&
-           e.check_indices("adjust_logits: banned_tokens", tokens, a[5], vocab) &&
-           e.check_indices("adjust_logits: slots", input<int32_t>(in, 14), rows, a[7]);
+                          static_cast<long long>(i), a.banned_seq_lens[i]);
+    return e.check_spans("adjust_logits: biases", a.bias_starts, a.bias_lens, a.L, a.J) &&
+           e.check_indices("adjust_logits: bias_ids", a.bias_ids, a.J, a.V) &&
+           e.check_spans("adjust_logits: banned sequences of rows", a.banned_starts, a.banned_lens, a.L,
+                         a.O) &&
+           e.check_spans("adjust_logits: banned sequences", a.banned_seq_starts, a.banned_seq_lens, a.O,
+                         a.U) &&
+           e.check_indices("adjust_logits: banned_tokens", a.banned_tokens, a.U, a.V) &&
+           e.check_indices("adjust_logits: slots", a.slots, a.L, a.Z);
 }
 
 }  // namespace
 
 bool plan_sample(Exec& e, const Instr& in) {
-    const int64_t rows = in.axis[0];
     switch (in.op) {
-        case kAdjustLogits:
-            if (!check_adjust(e, in)) return false;
-            e.add_phase(in, each_row<adjust>, rows);
+        case kAdjustLogits: {
+            const auto a = in.args<AdjustLogitsArgs>();
+            if (!check_adjust(e, a)) return false;
+            e.add_phase(in, each_row<adjust>, a.L);
             return true;
+        }
         case kSampleTokens:
-            e.add_phase(in, each_row<sample>, rows);
+            e.add_phase(in, each_row<sample>, in.args<SampleTokensArgs>().L);
             return true;
         case kTokenLogprobs:
-            e.add_phase(in, each_row<logprob>, rows);
+            e.add_phase(in, each_row<logprob>, in.args<TokenLogprobsArgs>().L);
             return true;
-        default:
-            if (!e.check_indices("append_tokens: slots", input<int32_t>(in, 2), rows, in.axis[1]))
-                return false;
-            e.add_phase(in, append, rows > 0 ? 1 : 0);
+        default: {
+            const auto a = in.args<AppendTokensArgs>();
+            if (!e.check_indices("append_tokens: slots", a.slots, a.L, a.Z)) return false;
+            e.add_phase(in, append, a.L > 0 ? 1 : 0);
             return true;
+        }
     }
 }
 

@@ -11,12 +11,14 @@ namespace {
 struct Layout {
     int elements, bytes;  // a block in the file
     int scales, mins;     // bytes before the values: f16 scale, f16 minimum
+    int fifths;           // then bytes of fifth bits, bit i of element i
 };
 
 constexpr Layout kLayouts[] = {
-    {1, 4, 0, 0},     {1, 2, 0, 0},     {1, 2, 0, 0},    // f32, f16, bf16
-    {32, 34, 2, 0},   {32, 20, 2, 2},   {32, 18, 2, 0},  // q8_0, q4_1, q4_0
-    {256, 144, 0, 0}, {256, 210, 0, 0},                  // q4_k, q6_k
+    {1, 4, 0, 0, 0},     {1, 2, 0, 0, 0},     {1, 2, 0, 0, 0},      // f32, f16, bf16
+    {32, 34, 2, 0, 0},   {32, 20, 2, 2, 0},   {32, 18, 2, 0, 0},    // q8_0, q4_1, q4_0
+    {256, 144, 0, 0, 0}, {256, 210, 0, 0, 0},                       // q4_k, q6_k
+    {32, 22, 2, 0, 4},   {32, 24, 2, 2, 4},   {256, 176, 0, 0, 0},  // q5_0, q5_1, q5_k
 };
 
 int64_t round_up(int64_t n, int64_t to) {
@@ -37,8 +39,14 @@ void pack_pairs(const Packed& w, const uint8_t* const rows[kTile], uint8_t* out)
             if (rows[r] != nullptr) std::memcpy(out, rows[r] + 2 * k, k + 1 < w.k ? 4 : 2);
 }
 
+// high: [16][4] of the tile, at the row's four bytes. `set` says whether element i has its fifth bit.
+template <class Set>
+void pack_fifths(uint8_t* high, Set set) {
+    for (int i = 0; i < kBlock; i++) high[i % 4] |= static_cast<uint8_t>(set(i) << i / 4);
+}
+
 void pack_blocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile, const Layout& f) {
-    const int data = f.bytes - f.scales - f.mins;
+    const int data = f.bytes - f.scales - f.mins - f.fifths;
     for (int r = 0; r < kTile; r++) {
         if (rows[r] == nullptr) continue;
         for (int64_t b = 0; b < w.k / kBlock; b++) {
@@ -49,31 +57,38 @@ void pack_blocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* til
             if (f.mins != 0) std::memcpy(const_cast<uint16_t*>(to.min) + r, in + 2, 2);
             auto* out = const_cast<uint8_t*>(to.quant) + 4 * r;
             for (int i = 0; i < data / 4; i++) std::memcpy(out + 64 * i, in + f.bytes - data + 4 * i, 4);
+            if (f.fifths == 0) continue;
+            const uint8_t* fifth = in + f.scales + f.mins;
+            pack_fifths(const_cast<uint8_t*>(to.high) + 4 * r,
+                        [fifth](int i) { return fifth[i / 8] >> i % 8 & 1; });
         }
     }
 }
 
-// The 6-bit scale and minimum of group g, out of the twelve bytes of a q4_k superblock: those of the first
-// four groups have a byte each, whose two high bits complete the nibbles of the others.
+// The 6-bit scale and minimum of group g, out of the twelve bytes of a q4_k or q5_k superblock: those of the
+// first four groups have a byte each, whose two high bits complete the nibbles of the others.
 void group_scales(const uint8_t* s, int g, uint8_t* scale, uint8_t* min) {
     const bool late = g >= 4;
     *scale = static_cast<uint8_t>(late ? (s[g + 4] & 15) | s[g - 4] >> 6 << 4 : s[g] & 63);
     *min = static_cast<uint8_t>(late ? s[g + 4] >> 4 | s[g] >> 6 << 4 : s[g + 4] & 63);
 }
 
-// A q4_k superblock of a row as eight blocks, its groups.
-void pack_q4_k(const uint8_t* in, uint8_t* tile, int64_t super, int r) {
+// A q4_k or q5_k superblock of a row as eight blocks, its groups.
+void pack_groups(int32_t format, const uint8_t* in, uint8_t* tile, int64_t super, int r) {
+    const uint8_t *fifths = in + 16, *nibbles = format == kQ5_K ? fifths + 32 : fifths;
     for (int g = 0; g < 8; g++) {
-        const SubBlock to = sub_block_at(kQ4_K, tile, 8 * super + g);
+        const SubBlock to = sub_block_at(format, tile, 8 * super + g);
         std::memcpy(const_cast<uint16_t*>(to.scale) + r, in, 2);
         std::memcpy(const_cast<uint16_t*>(to.min) + r, in + 2, 2);
         group_scales(in + 4, g, const_cast<uint8_t*>(to.scales) + r, const_cast<uint8_t*>(to.mins) + r);
         auto* out = const_cast<uint8_t*>(to.quant) + 4 * r;
-        const uint8_t* q = in + 16 + 32 * (g / 2);  // group g is in the low or the high nibbles
+        const uint8_t* q = nibbles + 32 * (g / 2);  // group g is in the low or the high nibbles
         const int shift = 4 * (g % 2);
         for (int i = 0; i < 16; i++)
             out[64 * (i / 4) + i % 4] =
                 static_cast<uint8_t>((q[i] >> shift & 15) | (q[16 + i] >> shift & 15) << 4);
+        if (format == kQ5_K)
+            pack_fifths(const_cast<uint8_t*>(to.high) + 4 * r, [=](int i) { return fifths[i] >> g & 1; });
     }
 }
 
@@ -99,17 +114,27 @@ void pack_q6_k(const uint8_t* in, uint8_t* tile, int64_t super, int r) {
 
 void pack_superblocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile, int bytes) {
     for (int r = 0; r < kTile; r++)
-        for (int64_t s = 0; rows[r] != nullptr && s < w.k / kSuper; s++)
-            (w.format == kQ4_K ? pack_q4_k : pack_q6_k)(rows[r] + s * bytes, tile, s, r);
+        for (int64_t s = 0; rows[r] != nullptr && s < w.k / kSuper; s++) {
+            if (w.format == kQ6_K) {
+                pack_q6_k(rows[r] + s * bytes, tile, s, r);
+            } else {
+                pack_groups(w.format, rows[r] + s * bytes, tile, s, r);
+            }
+        }
+}
+
+// Element i of row r: its nibble, and its fifth bit where the format has them.
+int level(int32_t format, const uint8_t* quant, const uint8_t* high, int64_t r, int i) {
+    const int byte = quant[64 * (i % 16 / 4) + 4 * r + i % 4], nibble = i < 16 ? byte & 15 : byte >> 4;
+    return has_fifth_bits(format) ? nibble | (high[4 * r + i % 4] >> i / 4 & 1) << 4 : nibble;
 }
 
 void unpack_sub_block(int32_t format, const SubBlock& b, int64_t r, float* out) {
-    const uint8_t* q = b.quant + 4 * r;
     const float d = f16_to_float(b.scale[r]);
-    const float m = format == kQ4_K ? f16_to_float(b.min[r]) * static_cast<float>(b.mins[r]) : 0;
+    const float m = format == kQ6_K ? 0 : f16_to_float(b.min[r]) * static_cast<float>(b.mins[r]);
     for (int i = 0; i < kBlock; i++) {
-        const int byte = q[64 * (i % 16 / 4) + i % 4], nibble = i < 16 ? byte & 15 : byte >> 4;
-        if (format == kQ4_K) {
+        const int nibble = level(format, b.quant, b.high, r, i);
+        if (format != kQ6_K) {
             out[i] = d * static_cast<float>(b.scales[r]) * static_cast<float>(nibble) - m;
             continue;
         }
@@ -122,15 +147,19 @@ void unpack_sub_block(int32_t format, const SubBlock& b, int64_t r, float* out) 
 }  // namespace
 
 bool describe(Packed* w, int32_t format, int64_t n, int64_t k) {
-    if (format < kF32 || format > kQ6_K || n <= 0 || k <= 0) return false;
+    if (format < kF32 || format > kQ5_K || n <= 0 || k <= 0) return false;
     const Layout& f = kLayouts[format];
     if (k % f.elements != 0) return false;
     const int64_t blocks = k / kBlock;
     int64_t bytes = round_up(k * kTile * f.bytes, 64);
     if (format == kBF16) bytes = (k + 1) / 2 * 64;
-    if (format == kQ4_1) bytes = 320 * blocks;
-    if (format == kQ4_0 || format == kQ8_0) bytes = (blocks + 1) / 2 * (64 + 2 * quant_bytes(format));
-    if (has_superblocks(format)) bytes = k / kSuper * super_bytes(format);
+    if (has_superblocks(format)) {
+        bytes = k / kSuper * super_bytes(format);
+    } else if (has_block_mins(format)) {
+        bytes = blocks * (64 + quant_bytes(format));
+    } else if (is_quantised(format)) {
+        bytes = (blocks + 1) / 2 * (64 + 2 * quant_bytes(format));
+    }
     *w = {format, n, k, (n + kTile - 1) / kTile, bytes, nullptr};
     return true;
 }
@@ -190,15 +219,14 @@ void unpack_row(const Packed& w, int64_t row, float* out) {
         const Block block = block_at(w.format, tile, b);
         const uint8_t* q = block.quant + 4 * r;
         const float d = f16_to_float(block.scale[r]);
-        const float m = w.format == kQ4_1 ? f16_to_float(block.min[r]) : 0;
+        const float m = has_block_mins(w.format) ? f16_to_float(block.min[r]) : 0;
         for (int i = 0; i < kBlock; i++) {
             if (w.format == kQ8_0) {
                 out[i] = static_cast<float>(static_cast<int8_t>(q[64 * (i / 4) + i % 4])) * d;
                 continue;
             }
-            const int byte = q[64 * (i % 16 / 4) + i % 4];
-            const auto x = static_cast<float>(i < 16 ? byte & 15 : byte >> 4);
-            out[i] = w.format == kQ4_1 ? x * d + m : (x - 8) * d;
+            const auto x = static_cast<float>(level(w.format, block.quant, block.high, r, i));
+            out[i] = has_block_mins(w.format) ? x * d + m : (x - (w.format == kQ5_0 ? 16 : 8)) * d;
         }
     }
 }

@@ -240,7 +240,7 @@ void read_piece(const void* context, const Phase& p, int64_t chunk, int thread) 
     for (int64_t i = 0; i < times; i++) sweep.sink.fetch_xor(sweep.ceiling->read(data, bytes));
 }
 
-// What is multiplied; numbers are shared with kernels/cpu/roofline.py.
+// What is multiplied; numbers are shared with measure/cpu/roofline.py.
 enum Numbers : int32_t { kFloats = 0, kBytes = 1, kHalves = 2 };
 
 void compute_piece(const void* context, const Phase& p, int64_t, int) {

@@ -4,7 +4,7 @@
 #include "hopper.cuh"
 
 // Every thread of the cluster arrives, and waits later. Orders nothing but barriers made before it (with
-// `barrier_init_fence`): a fence as well costs a microsecond of a busy memory.
+// `mbarrier_init_fence`): a fence as well costs a microsecond of a busy memory.
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t p, uint32_t rank) {
     return there;
 }
 // Arrives at a barrier of the block `rank`: what this thread read before, it has read.
-__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+__device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
                  : "memory");
 }

@@ -1,25 +1,26 @@
-// What sm_90a adds: barriers that count bytes, the tensor memory accelerator, and products by a warpgroup.
+// Instructions of sm_90a: mbarriers that count bytes, TMA copies, and wgmma.
 #pragma once
 #include "ptx.cuh"
 
-// Barriers in shared memory. `parity`: of the phase that is waited for, 0 for the first; a wait for parity 1
-// on a fresh barrier returns at once.
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+// mbarriers in shared memory. `parity`: of the phase to wait for, 0 for the first; a wait for parity 1 on an
+// mbarrier that was just initialised returns at once.
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes fresh barriers known to the copy engine; by the thread that made them, before it meets the others.
-__device__ __forceinline__ void barrier_init_fence() {
+// Makes initialised mbarriers visible to TMA. The thread that initialised them calls it before it
+// synchronises with the others.
+__device__ __forceinline__ void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred p;\n"
         "again:\n"
@@ -28,8 +29,8 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
         "r"(parity)
         : "memory");
 }
-// Whether that wait would return at once.
-__device__ __forceinline__ bool barrier_ready(uint32_t barrier, uint32_t parity) {
+// Whether mbarrier_wait would return at once.
+__device__ __forceinline__ bool mbarrier_ready(uint32_t barrier, uint32_t parity) {
     uint32_t ready;
     asm volatile(
         "{\n.reg .pred p;\n"
@@ -41,7 +42,7 @@ __device__ __forceinline__ bool barrier_ready(uint32_t barrier, uint32_t parity)
     return ready;
 }
 
-// What ordinary stores wrote to shared memory is seen by wgmma and the copy engine from here on.
+// Makes earlier stores to shared memory visible to wgmma and TMA.
 __device__ __forceinline__ void async_proxy_fence() {
     asm volatile("fence.proxy.async;" ::: "memory");
 }
@@ -58,7 +59,7 @@ __device__ __forceinline__ uint64_t l2_evict_last() {
     return policy;
 }
 
-// Copies bytes that lie together, a multiple of 16 on both sides, and counts them at the barrier.
+// Issues a TMA copy of contiguous bytes, a multiple of 16 on both sides, and counts them at the mbarrier.
 __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int bytes, uint32_t barrier,
                                           uint64_t policy) {
     asm volatile(
@@ -69,7 +70,8 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, int byt
         : "memory");
 }
 
-// Copies the box at the given coordinates (elements, innermost first) and counts its bytes at the barrier.
+// Issues a TMA copy of the box at the given coordinates (elements, innermost first) and counts its bytes at
+// the mbarrier.
 __device__ __forceinline__ void tma_load2(uint32_t to, const void* map, int x0, int x1, uint32_t barrier,
                                           uint64_t policy) {
     asm volatile(
@@ -100,16 +102,16 @@ __device__ __forceinline__ void registers_drop() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// An operand of wgmma in shared memory: rows of 128 bytes, swizzled as the copy engine does (16-byte piece c
+// An operand of wgmma in shared memory: rows of 128 bytes, swizzled as TMA does (16-byte piece c
 // of row r at c ^ r % 8), eight rows one after the other. `group`: bytes from eight rows to the next eight.
-// An operand whose rows run along the product's sum (transposed) has its 64-element columns `column` bytes
+// An operand whose rows run along the GEMM's sum (transposed) has its 64-element columns `column` bytes
 // apart.
 __device__ __forceinline__ uint64_t wgmma_operand(uint32_t at, uint32_t group, uint32_t column = 16) {
     return static_cast<uint64_t>((at & 0x3ffff) >> 4) | static_cast<uint64_t>(column >> 4) << 16 |
            static_cast<uint64_t>(group >> 4) << 32 | 1ull << 62;
 }
 
-// Before a warpgroup's first product and wherever it has touched registers that the next one uses.
+// Before a warpgroup's first GEMM and wherever it has touched registers that the next one uses.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -121,7 +123,7 @@ template <int N>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-// Keeps the compiler from moving uses of a product's registers across a fence or a wait.
+// Keeps the compiler from moving uses of a GEMM's registers across a fence or a wait.
 template <int N>
 __device__ __forceinline__ void wgmma_pin(float (&d)[N]) {
 #pragma unroll

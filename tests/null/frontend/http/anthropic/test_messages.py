@@ -10,6 +10,7 @@ import pytest
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.http.app import create_app
 from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.tools.call import read_object
 from tests.support.asgi import TOKENIZER, Call, make_app, named_events, run, spin
 from tests.support.fake_engine import FakeEngine
 from tests.support.scripted import app_of, ask_app, prompt_of, scripted
@@ -54,6 +55,8 @@ def joined(events: list[tuple[str, Any]]) -> dict[str, Any]:
         elif name == "content_block_stop":
             assert data["index"] == open_index
             open_index = None
+            if message["content"][-1]["type"] == "tool_use":
+                message["content"][-1]["input"] = read_object(partial) or {}  # {} where it was cut off
         else:
             assert name == "content_block_delta" and data["index"] == open_index
             block, delta = message["content"][-1], data["delta"]
@@ -66,7 +69,6 @@ def joined(events: list[tuple[str, Any]]) -> dict[str, Any]:
                     block["signature"] = delta["signature"]
                 case "input_json_delta":
                     partial += delta["partial_json"]
-                    block["input"] = json.loads(partial)
     assert open_index is None
     last = events[-2][1]
     message.update(last["delta"])

@@ -26,9 +26,16 @@ def kinds(answer: dict[str, Any]) -> list[str]:
         (CALL % "{}", {"max_tokens": 1, "tools": [TOOL]}, ["text"], "max_tokens"),
         ("STOP", {"stop_sequences": ["STOP"]}, [], "stop_sequence"),
         ("a STOP", {"stop_sequences": []}, ["text"], "end_turn"),
-        (CALL % '{"a": "STOP"}', {"stop_sequences": ["STOP"], "tools": [TOOL]}, ["text"], "stop_sequence"),
+        (
+            CALL % '{"a": "STOP"}',
+            {"stop_sequences": ["STOP"], "tools": [TOOL]},
+            ["tool_use"],
+            "stop_sequence",
+        ),
         ("a" + CALL % "{}" + "b" + CALL % "{}", {"tools": [TOOL]}, ["text", "tool_use"] * 2, "tool_use"),
-        (CALL % "{", {"tools": [TOOL]}, ["text"], "end_turn"),
+        (CALL % "{", {"tools": [TOOL]}, ["tool_use"], "tool_use"),  # only the brace around is missing
+        (CALL % '{"a": x}', {"tools": [TOOL]}, ["tool_use"], "end_turn"),  # the call cannot be made
+        (CALL % "[1]", {"tools": [TOOL]}, ["text"], "end_turn"),
         (CALL % "{}", {"tools": [TOOL], "tool_choice": {"type": "none"}}, ["text"], "end_turn"),
     ],
 )

@@ -97,7 +97,9 @@ export class Generation {
       if (node.reasoning) node.figures.thought ??= (performance.now() - this.#first) / 1000;
     }
     for (const call of delta.tool_calls ?? []) {
-      (node.calls ??= []).push({ id: call.id, name: call.function.name, arguments: call.function.arguments });
+      const known = (node.calls ??= [])[call.index];
+      if (known) known.arguments += call.function.arguments;
+      else node.calls.push({ id: call.id, name: call.function.name, arguments: call.function.arguments });
     }
     if (choice?.finish_reason) node.finish = choice.finish_reason;
     if (event.usage) this.#count(event.usage);

@@ -127,14 +127,14 @@ static void fma_pairs(const uint16_t* w, int64_t columns, const float* x, int64_
 // Hardware prefetchers stop at every page of 4 KiB, tiles do not.
 template <int FORMAT>
 static inline void prefetch(const uint8_t* quants) {
-    constexpr int kLines = FORMAT == kQ8_0 ? 9 : 5;
+    constexpr int kLines = FORMAT == kQ8_0 ? 9 : FORMAT == kQ5_0 || FORMAT == kQ5_1 ? 6 : 5;
     for (int i = 0; i < kLines; i++) __builtin_prefetch(quants + kAhead + 64 * i, 0, 3);
 }
 
 // The same for superblocks: an eighth of one for each block.
 template <int FORMAT>
 static inline void prefetch_super(const uint8_t* tile, int64_t b) {
-    constexpr int64_t kEach = (FORMAT == kQ4_K ? 2368 : 3392) / 8;
+    constexpr int64_t kEach = super_bytes(FORMAT) / 8;
     for (int i = 0; i < (kEach + 63) / 64; i++) __builtin_prefetch(tile + b * kEach + kAhead + 64 * i, 0, 3);
 }
 
@@ -160,7 +160,24 @@ static inline void six_bits(const uint8_t* low, const uint8_t* high, int g, uint
         out[l] = static_cast<uint8_t>((nibbles[l] >> side & 15) | (pairs[l] >> shift & 3) << 4);
 }
 
+// Columns 4 g … of a block with fifth bits as bytes 0 … 31, [16][4].
+static inline void five_bits(const uint8_t* low, const uint8_t* high, int g, uint8_t* out) {
+    const uint8_t* nibbles = low + 64 * (g % 4);
+    const int side = g < 4 ? 0 : 4;
+    for (int l = 0; l < 64; l++)
+        out[l] = static_cast<uint8_t>((nibbles[l] >> side & 15) | (high[l] >> g & 1) << 4);
+}
+
 #ifndef PEGA_NATIVE_K
+// out[t] lane r = sum over a block of q[r] · x[t]; q is 0 … 31 and x[t] at x + t · stride.
+template <int MR>
+static inline void dot_q5(const uint8_t* low, const uint8_t* high, const int8_t* x, int64_t stride,
+                          F (&out)[MR]) {
+    alignas(64) uint8_t q[512];
+    for (int g = 0; g < 8; g++) five_bits(low, high, g, q + 64 * g);
+    dot_q8<MR>(q, x, stride, out);
+}
+
 // first[t] lane r = sum over a block's first sixteen columns of q[r] · x[t], second[t] over the others; q is
 // 0 … 63 and x[t] at x + t · stride.
 template <int MR>
@@ -182,7 +199,7 @@ struct SubScales {
 template <int FORMAT>
 static inline SubScales sub_scales(const SubBlock& b) {
     const F d = load_f16(b.scale);
-    if constexpr (FORMAT == kQ4_K) {
+    if constexpr (FORMAT != kQ6_K) {
         const F scale = mul(d, widen_u8(b.scales));
         return {scale, scale, mul(load_f16(b.min), widen_u8(b.mins))};
     } else {
@@ -202,48 +219,76 @@ static inline void expand_super(const uint8_t* tile, int64_t b, Use use) {
             alignas(64) uint8_t bytes[64];
             six_bits(block.quant, block.high, g, bytes);
             unpack_bytes(bytes, q);
+        } else if constexpr (FORMAT == kQ5_K) {
+            alignas(64) uint8_t bytes[64];
+            five_bits(block.quant, block.high, g, bytes);
+            unpack_bytes(bytes, q);
         } else if (g < 4) {
             unpack_low(block.quant + 64 * g, q);
         } else {
             unpack_high(block.quant + 64 * (g - 4), q);
         }
         for (int i = 0; i < 4; i++) {
-            if constexpr (FORMAT == kQ4_K) q[i] = sub(mul(q[i], s.first), s.min);
-            if constexpr (FORMAT == kQ6_K) q[i] = mul(sub(q[i], s.min), g < 4 ? s.first : s.second);
+            if constexpr (FORMAT == kQ6_K) {
+                q[i] = mul(sub(q[i], s.min), g < 4 ? s.first : s.second);
+            } else {
+                q[i] = sub(mul(q[i], s.first), s.min);
+            }
             use(4 * g + i, q[i]);
         }
     }
 }
 
+// Formats whose blocks have minima of their own.
+template <int FORMAT>
+constexpr bool kMins = FORMAT == kQ4_1 || FORMAT == kQ5_1;
+
+// What is taken off the levels of a format without minima.
+template <int FORMAT>
+constexpr float kZeroLevel = FORMAT == kQ4_0   ? 8
+                             : FORMAT == kQ5_0 ? 16
+                                               : 0;
+
 // Calls use(column, weights) for the 32 columns of a block in order, expanded with GGUF's roundings: x = q d
-// + m, or (q - 8) d, or q d.
+// + m, or (q - kZeroLevel) d.
 template <int FORMAT, class Use>
 static inline void expand(const uint8_t* tile, int64_t b, Use use) {
     const Block block = block_at(FORMAT, tile, b);
     const F d = load_f16(block.scale);
     F m;
-    if constexpr (FORMAT != kQ8_0) m = FORMAT == kQ4_1 ? load_f16(block.min) : set1(8);
+    if constexpr (FORMAT != kQ8_0) m = kMins<FORMAT> ? load_f16(block.min) : set1(kZeroLevel<FORMAT>);
     for (int g = 0; g < 8; g++) {
         F q[4];
         if constexpr (FORMAT == kQ8_0) {
             unpack_bytes(block.quant + 64 * g, q);
+        } else if constexpr (FORMAT == kQ5_0 || FORMAT == kQ5_1) {
+            alignas(64) uint8_t bytes[64];
+            five_bits(block.quant, block.high, g, bytes);
+            unpack_bytes(bytes, q);
         } else if (g < 4) {
             unpack_low(block.quant + 64 * g, q);
         } else {
             unpack_high(block.quant + 64 * (g - 4), q);
         }
         for (int i = 0; i < 4; i++) {
-            if constexpr (FORMAT == kQ4_1) q[i] = add(mul(q[i], d), m);
-            if constexpr (FORMAT == kQ4_0) q[i] = mul(sub(q[i], m), d);
-            if constexpr (FORMAT == kQ8_0) q[i] = mul(q[i], d);
+            if constexpr (kMins<FORMAT>) {
+                q[i] = add(mul(q[i], d), m);
+            } else if constexpr (FORMAT == kQ8_0) {
+                q[i] = mul(q[i], d);
+            } else {
+                q[i] = mul(sub(q[i], m), d);
+            }
             use(4 * g + i, q[i]);
         }
     }
 }
 
+template <int FORMAT>
+constexpr bool kSupers = FORMAT == kQ4_K || FORMAT == kQ5_K || FORMAT == kQ6_K;
+
 template <int FORMAT, class Use>
 static inline void expand_any(const uint8_t* tile, int64_t b, Use use) {
-    if constexpr (FORMAT == kQ4_K || FORMAT == kQ6_K) {
+    if constexpr (kSupers<FORMAT>) {
         expand_super<FORMAT>(tile, b, use);
     } else {
         expand<FORMAT>(tile, b, use);
@@ -256,7 +301,7 @@ static void expand_rows(const Packed& w, const uint8_t* tile, const float* x, in
     PEGA_UNROLL
     for (int t = 0; t < MR; t++) s[t] = zero();
     for (int64_t b = 0; b < w.k / kBlock; b++, x += kBlock) {
-        if constexpr (FORMAT == kQ4_K || FORMAT == kQ6_K) {
+        if constexpr (kSupers<FORMAT>) {
             prefetch_super<FORMAT>(tile, b);
         } else {
             prefetch<FORMAT>(block_at(FORMAT, tile, b).quant);
@@ -306,13 +351,19 @@ static void gemm_f32(const Packed& w, int64_t tile, const float* x, int64_t ldx,
             return expand_and_fma<kQ4_K>(w, p, x, ldx, nt, acc, scratch);
         case kQ6_K:
             return expand_and_fma<kQ6_K>(w, p, x, ldx, nt, acc, scratch);
+        case kQ5_0:
+            return expand_and_fma<kQ5_0>(w, p, x, ldx, nt, acc, scratch);
+        case kQ5_1:
+            return expand_and_fma<kQ5_1>(w, p, x, ldx, nt, acc, scratch);
+        case kQ5_K:
+            return expand_and_fma<kQ5_K>(w, p, x, ldx, nt, acc, scratch);
         default:
             return expand_and_fma<kQ4_0>(w, p, x, ldx, nt, acc, scratch);
     }
 }
 
 // Rows first … first + MR. Of a block, with d, m of the weight and s = scale of x:
-//   sum (d q + m) · s x = s · (d · sum(q x) + m · sum(x)),   Q4_0: m = -8 d.
+//   sum (d q + m) · s x = s · (d · sum(q x) + m · sum(x)),   Q4_0: m = -8 d, Q5_0: m = -16 d.
 template <int MR, int FORMAT>
 static void dot_rows(const Packed& w, const uint8_t* tile, const QuantRows& x, int64_t first, float* acc) {
     const int64_t blocks = w.k / kBlock;
@@ -328,21 +379,23 @@ static void dot_rows(const Packed& w, const uint8_t* tile, const QuantRows& x, i
         F dot[MR];
         if constexpr (FORMAT == kQ8_0) {
             dot_q8<MR>(block.quant, xq + kBlock * b, w.k, dot);
+        } else if constexpr (FORMAT == kQ5_0 || FORMAT == kQ5_1) {
+            dot_q5<MR>(block.quant, block.high, xq + kBlock * b, w.k, dot);
         } else {
             dot_q4<MR>(block.quant, xq + kBlock * b, w.k, dot);
         }
         const F d = load_f16(block.scale);
         F m;
-        if constexpr (FORMAT == kQ4_1) m = load_f16(block.min);
+        if constexpr (kMins<FORMAT>) m = load_f16(block.min);
         PEGA_UNROLL
         for (int t = 0; t < MR; t++) {
             F v;
-            if constexpr (FORMAT == kQ4_1) {
+            if constexpr (kMins<FORMAT>) {
                 v = fma(d, dot[t], mul(m, set1(xsum[t * blocks + b])));
-            } else if constexpr (FORMAT == kQ4_0) {
-                v = mul(d, sub(dot[t], set1(8 * xsum[t * blocks + b])));
-            } else {
+            } else if constexpr (FORMAT == kQ8_0) {
                 v = mul(d, dot[t]);
+            } else {
+                v = mul(d, sub(dot[t], set1(kZeroLevel<FORMAT> * xsum[t * blocks + b])));
             }
             s[t] = fma(set1(xs[t * blocks + b]), v, s[t]);
         }
@@ -351,7 +404,7 @@ static void dot_rows(const Packed& w, const uint8_t* tile, const QuantRows& x, i
     for (int t = 0; t < MR; t++) store(acc + 16 * t, s[t]);
 }
 
-// The same for superblocks; q4_k: d (sum q x) - m sum(x), q6_k: a scale for each half.
+// The same for superblocks; q4_k and q5_k: d (sum q x) - m sum(x), q6_k: a scale for each half.
 template <int MR, int FORMAT>
 static void dot_super_rows(const Packed& w, const uint8_t* tile, const QuantRows& x, int64_t first,
                            float* acc) {
@@ -368,6 +421,8 @@ static void dot_super_rows(const Packed& w, const uint8_t* tile, const QuantRows
         F dot[MR], second[MR];
         if constexpr (FORMAT == kQ4_K) {
             dot_q4<MR>(block.quant, xq + kBlock * b, w.k, dot);
+        } else if constexpr (FORMAT == kQ5_K) {
+            dot_q5<MR>(block.quant, block.high, xq + kBlock * b, w.k, dot);
         } else {
             dot_q6<MR>(block.quant, block.high, xq + kBlock * b, w.k, dot, second);
         }
@@ -376,11 +431,11 @@ static void dot_super_rows(const Packed& w, const uint8_t* tile, const QuantRows
         for (int t = 0; t < MR; t++) {
             const int64_t at = t * blocks + b;
             F v;
-            if constexpr (FORMAT == kQ4_K) {
-                v = sub(mul(d.first, dot[t]), mul(d.min, set1(xsum[at])));
-            } else {
+            if constexpr (FORMAT == kQ6_K) {
                 v = mul(d.first, sub(dot[t], set1(32 * xhalf[at])));
                 v = fma(d.second, sub(second[t], set1(32 * (xsum[at] - xhalf[at]))), v);
+            } else {
+                v = sub(mul(d.first, dot[t]), mul(d.min, set1(xsum[at])));
             }
             s[t] = fma(set1(xs[at]), v, s[t]);
         }
@@ -394,9 +449,8 @@ constexpr int kDotRows = kMaxRows > 8 ? 8 : 4;  // tokens that share an unpacked
 template <int MR, int FORMAT>
 static void dot_rest(const Packed& w, const uint8_t* tile, const QuantRows& x, int64_t first, int64_t nt,
                      float* acc) {
-    constexpr bool kSupers = FORMAT == kQ4_K || FORMAT == kQ6_K;
     if (nt == MR) {
-        if constexpr (kSupers) {
+        if constexpr (kSupers<FORMAT>) {
             return dot_super_rows<MR, FORMAT>(w, tile, x, first, acc);
         } else {
             return dot_rows<MR, FORMAT>(w, tile, x, first, acc);
@@ -429,6 +483,12 @@ static void gemm_i8(const Packed& w, int64_t tile, const QuantRows& x, int64_t f
             return dot_all<kQ4_K>(w, p, x, first, nt, acc);
         case kQ6_K:
             return dot_all<kQ6_K>(w, p, x, first, nt, acc);
+        case kQ5_0:
+            return dot_all<kQ5_0>(w, p, x, first, nt, acc);
+        case kQ5_1:
+            return dot_all<kQ5_1>(w, p, x, first, nt, acc);
+        case kQ5_K:
+            return dot_all<kQ5_K>(w, p, x, first, nt, acc);
         default:
             return dot_all<kQ4_0>(w, p, x, first, nt, acc);
     }

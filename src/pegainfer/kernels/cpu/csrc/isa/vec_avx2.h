@@ -254,6 +254,50 @@ static inline F widen_i8(const int8_t* p) {
     return {to_float(_mm256_cvtepi8_epi32(b)), to_float(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)))};
 }
 
+// out[t] lane r = sum over a block of q[r] · x[t]; q is 0 … 31 and x[t] at x + t · stride.
+// Four sums of 31 · 127 · 2 come to 31,496: 16 bits hold half a block.
+template <int MR>
+static inline void dot_q5(const uint8_t* low, const uint8_t* high, const int8_t* x, int64_t stride,
+                          F (&out)[MR]) {
+    const __m256i nibble = _mm256_set1_epi8(15), bit = _mm256_set1_epi8(16), ones = _mm256_set1_epi16(1);
+    __m256i bits_a = _mm256_slli_epi32(load256(high), 4), bits_b = _mm256_slli_epi32(load256(high + 32), 4);
+    __m256i s[MR], u[MR];
+    PEGA_UNROLL
+    for (int t = 0; t < MR; t++) s[t] = u[t] = _mm256_setzero_si256();
+    for (int half = 0; half < 2; half++) {
+        const __m128i down = _mm_cvtsi32_si128(4 * half);
+        __m256i sa[MR], sb[MR];
+        PEGA_UNROLL
+        for (int t = 0; t < MR; t++) sa[t] = sb[t] = _mm256_setzero_si256();
+#pragma GCC unroll 1
+        for (int j = 0; j < 4; j++) {
+            const __m128i turn = _mm_cvtsi32_si128(j);  // the bits of these columns stand at bit 4 + j
+            const auto five = [&](const uint8_t* p, __m256i h) {
+                const __m256i n = _mm256_and_si256(_mm256_srl_epi16(load256(p), down), nibble);
+                const __m256i moved = _mm256_srl_epi32(h, turn);
+                return _mm256_or_si256(n, _mm256_and_si256(moved, bit));
+            };
+            const __m256i a = five(low + 64 * j, bits_a), b = five(low + 64 * j + 32, bits_b);
+            PEGA_UNROLL
+            for (int t = 0; t < MR; t++) {
+                const __m256i v = broadcast4(x + t * stride + 16 * half + 4 * j);
+                sa[t] = _mm256_add_epi16(sa[t], _mm256_maddubs_epi16(a, v));
+                sb[t] = _mm256_add_epi16(sb[t], _mm256_maddubs_epi16(b, v));
+                PEGA_KEEP(sa[t], sb[t]);
+            }
+        }
+        PEGA_UNROLL
+        for (int t = 0; t < MR; t++) {
+            s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(sa[t], ones));
+            u[t] = _mm256_add_epi32(u[t], _mm256_madd_epi16(sb[t], ones));
+        }
+        bits_a = load256(high);
+        bits_b = load256(high + 32);
+    }
+    PEGA_UNROLL
+    for (int t = 0; t < MR; t++) out[t] = {to_float(s[t]), to_float(u[t])};
+}
+
 // 4 products of 63 · 127 · 2 would pass 16 bits: two at a time are summed there.
 template <int MR>
 static inline void dot_six(const uint8_t* low, const uint8_t* high, int side, const int8_t* x, int64_t stride,

@@ -198,6 +198,34 @@ static inline F widen_i8(const int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 
+// out[t] lane r = sum over a block of q[r] · x[t]; q is 0 … 31 and x[t] at x + t · stride.
+template <int MR>
+static inline void dot_q5(const uint8_t* low, const uint8_t* high, const int8_t* x, int64_t stride,
+                          F (&out)[MR]) {
+    const __m512i nibble = _mm512_set1_epi8(15), bit = _mm512_set1_epi8(16);
+    __m512i s[MR];
+    PEGA_UNROLL
+    for (int t = 0; t < MR; t++) s[t] = _mm512_setzero_si512();
+    // The bits of columns 4 j … stand at bit j, those of 16 + 4 j … at bit 4 + j; rotations bring them to 4.
+    const __m512i bits = load512(high);
+#pragma GCC unroll 1
+    for (int j = 0; j < 4; j++) {
+        const __m512i q = load512(low + 64 * j);
+        const __m512i ha = _mm512_rorv_epi32(bits, _mm512_set1_epi32(j - 4));
+        const __m512i hb = _mm512_rorv_epi32(bits, _mm512_set1_epi32(j));
+        const __m512i qa = _mm512_or_si512(_mm512_and_si512(q, nibble), _mm512_and_si512(ha, bit));
+        const __m512i qb =
+            _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(q, 4), nibble), _mm512_and_si512(hb, bit));
+        PEGA_UNROLL
+        for (int t = 0; t < MR; t++) {
+            s[t] = _mm512_dpbusd_epi32(s[t], qa, broadcast4(x + t * stride + 4 * j));
+            s[t] = _mm512_dpbusd_epi32(s[t], qb, broadcast4(x + t * stride + 16 + 4 * j));
+        }
+    }
+    PEGA_UNROLL
+    for (int t = 0; t < MR; t++) out[t] = {_mm512_cvtepi32_ps(s[t])};
+}
+
 // first[t] lane r = sum over a block's first sixteen columns of q[r] · x[t], second[t] over the others; q is
 // 0 … 63 and x[t] at x + t · stride.
 template <int MR>

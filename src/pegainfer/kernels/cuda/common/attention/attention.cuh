@@ -9,6 +9,7 @@
 // (on Hopper one row alone is sm90/attention/row.cuh's). Many are cut into even shares of all that the step
 // reads, one a group of blocks, so that all end together.
 #pragma once
+#include "arguments.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
 
@@ -48,24 +49,6 @@ struct alignas(16) Cut {
 // The work list of a step: how many items of each kind. `merges`: prefilled tiles in several parts.
 struct Plan {
     int decode, prefill, merges, pad;
-};
-
-struct Args {
-    void* out;                // [T, H, D]
-    const void* q;            // [T, H, D]
-    const void* kv;           // the layer's part of the first page
-    const int* query_starts;  // [R]
-    const int* query_lens;    // [R]
-    const int* context_lens;  // [R]
-    const int* block_table;   // [R, W]
-    const Plan* plan;
-    const Item* items;    // of this kernel
-    const int* firsts;    // decode: the first item of each share, and the end; null: every block takes any
-    float* sums;          // [slots, ...]: weighted values, float32
-    float2* heads;        // [slots, ...]: (maximum, sum of weights)
-    int64_t page_stride;  // elements
-    int h, g, block_size, table_width;
-    float scale_log2;  // of the scores, for powers of two
 };
 
 // Depends on the row's own length only: whoever shares the batch, the row's bits are the same.

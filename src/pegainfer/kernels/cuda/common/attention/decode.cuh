@@ -4,9 +4,9 @@
 // streaming warp takes pages of its own through a ring of cp.async stages: scoresᵀ = K · qᵀ puts 16 tokens on
 // the 16-row side of the mma and the heads on its 8-column side, outᵀ = Vᵀ · weightsᵀ likewise the channels.
 // The ring runs ahead into the block's next part. One more warp adds up what the others leave in shared
-// memory and settles rows of several parts: a fence waits for all that its warp has asked of memory, so it
-// must not be a streaming one. The first part's pages, all but the one that this step appends to, are fetched
-// before griddepcontrol.wait; that one too where this launch appends to it itself (newest.cuh).
+// memory and settles rows of several parts: a fence waits for all that its warp has requested from memory, so
+// it must not be a streaming one. The first part's pages, all but the one that this step appends to, are
+// fetched before griddepcontrol.wait; that one too where this launch appends to it itself (newest.cuh).
 #pragma once
 #include "attention.cuh"
 #include "newest.cuh"
@@ -49,7 +49,7 @@ struct Schedule {
 struct Part {
     Item item;
     int kv_head, first;  // first: of the group's query heads
-    int count, issued;   // pages of this warp, and how many have been asked for
+    int count, issued;   // pages of this warp, and how many have been requested
     int entry;           // of this lane: which block holds the warp's page `lane` (of 32)
 };
 
@@ -189,9 +189,10 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
     constexpr int STEP = 32 / PIECES;
     const uint32_t own_row = lane / PIECES * (D * 2), own_piece = lane % PIECES ^ lane / PIECES;
     auto place = [&](int j) { return own_row + j * STEP * (D * 2) + ((own_piece ^ (j * STEP & 7)) << 4); };
-    int asked = 0, taken = 0;  // stages, over all parts
+    int requested = 0, taken = 0;  // stages, over all parts
     [[maybe_unused]] Newest<T, D> newest;
-    // Asks for the part's next page, unless it has none left or (`old`) this step may still be writing it.
+    // Issues the copies of the part's next page, unless no page is left or (`old`) this step may still write
+    // it.
     auto fetch = [&](Part& p, bool old) {
         if (p.issued == p.count) return false;
         const int token = p.item.begin + (warp + p.issued * WARPS) * 16;
@@ -200,7 +201,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
         const int block = __shfl_sync(~0u, p.entry, p.issued & 31);
         const T* from = static_cast<const T*>(a.kv) + block * a.page_stride +
                         (static_cast<int64_t>(p.kv_head) * a.block_size + token % a.block_size) * D;
-        const uint32_t to = ring + asked % STAGES * STAGE;
+        const uint32_t to = ring + requested % STAGES * STAGE;
         // What lies behind is not ours and may be NaN; nor is the newest token's row, while it is raw.
         const int rows = min(16, (RAW ? min(p.item.end, p.item.context - 1) : p.item.end) - token);
         from += lane * 8;
@@ -219,7 +220,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
             }
         }
         cp_async_commit();
-        p.issued++, asked++;
+        p.issued++, requested++;
         return true;
     };
     auto load_q = [&](const Part& p, uint32_t (&qf)[D / 16][2]) {
@@ -246,26 +247,26 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
     };
 
     Part part = begin_part(schedule.item(schedule.first), schedule.first);
-    while (asked < STAGES && fetch(part, true)) {
+    while (requested < STAGES && fetch(part, true)) {
     }
     if constexpr (RAW)
         if (schedule.first < total) newest.prepare(source, part.item.start);
     pdl_wait();
     pdl_launch();
-    while (asked < STAGES && fetch(part, false)) {
+    while (requested < STAGES && fetch(part, false)) {
     }
     uint32_t qf[D / 16][2];
     if (schedule.first < total) load_q(part, qf);
     Item ahead = schedule.item(schedule.first + step);
 
     for (int unit = schedule.first; unit < total; unit += step) {
-        // What the next part needs is asked for now and used a page later.
+        // What the next part needs is requested now and used a page later.
         Part next = begin_part(ahead, unit + step);
         ahead = schedule.item(unit + 2 * step);
         const Item& item = part.item;
         PageSums<T, D, piece<D>> sums;
         for (int page = 0; page < part.count; page++) {
-            cp_async_wait_upto(asked - taken - 1);
+            cp_async_wait_upto(requested - taken - 1);
             __syncwarp();
             const uint32_t keys = ring + taken % STAGES * STAGE;
             if constexpr (RAW) {
@@ -278,10 +279,10 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
             sums.add(keys, qf, item.end - item.begin - (warp + page * WARPS) * 16, a.scale_log2);
             __syncwarp();
             taken++;
-            while (asked - taken < STAGES && (fetch(part, false) || fetch(next, false))) {
+            while (requested - taken < STAGES && (fetch(part, false) || fetch(next, false))) {
             }
         }
-        while (asked - taken < STAGES && fetch(next, false)) {
+        while (requested - taken < STAGES && fetch(next, false)) {
         }
         if constexpr (!RAW)
             if (unit + step < total) load_q(next, qf);

@@ -4,16 +4,6 @@
 
 namespace attention {
 
-struct MergeArgs {
-    void* out;  // [T, H, D]
-    const Plan* plan;
-    const Cut* cuts;      // decoded rows
-    const Item* merges;   // prefilled tiles
-    const float4* sums;   // [slots, ...]
-    const float2* heads;  // [slots, ...]
-    int h, g, tile_rows;
-};
-
 // A weighted sum of four channels, and what it is relative to.
 struct Sum {
     float top = -INFINITY, weight = 0;

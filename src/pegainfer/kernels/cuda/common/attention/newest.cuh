@@ -7,7 +7,7 @@
 // with its key, writes key and value to the cache, and puts them into its stage when it comes to that page.
 // The page itself is fetched with zeros in the token's place, so it may come before they are known.
 #pragma once
-#include "../rope/rotation.cuh"
+#include "../rope/rope.cuh"
 #include "attention.cuh"
 
 namespace attention {
@@ -21,16 +21,8 @@ struct Stored {
     }
 };
 
-struct Projected {
+struct Projected : ProjectedArgs {
     static constexpr bool RAW = true;
-    const void* qkv;       // [T, H + 2 G, D]
-    void* kv;              // as Args'
-    const float* q_norm;   // [D] or null
-    const float* k_norm;   // [D] or null
-    const int* positions;  // [T]
-    const int* slots;      // [T]; negative: nothing is cached
-    const float* cos_sin;  // [P, D]
-    float eps;
     template <typename T>
     __device__ __forceinline__ const T* queries(const Args& a, int token, int head, int d) const {
         return static_cast<const T*>(qkv) + (static_cast<int64_t>(token) * (a.h + 2 * a.g) + head) * d;
@@ -69,11 +61,11 @@ struct Newest {
             for (int i = 0; i < AT_ONCE; i++) scale[i] = p.q_norm ? head_scale(x[i], p.eps) : 1.f;
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                turn_head(x[i], scale[i], q_weight, cos_sin);
+                apply_rope(x[i], scale[i], q_weight, cos_sin);
                 if (h0 + i < heads) place(x[i], to + (h0 + i) * (D * 2), h0 + i);
             }
         }
-        turn_head(key, p.k_norm ? head_scale(key, p.eps) : 1.f, k_weight, cos_sin);
+        apply_rope(key, p.k_norm ? head_scale(key, p.eps) : 1.f, k_weight, cos_sin);
     }
     __device__ __forceinline__ void append(const Args& a, const Projected& p, int kv_head) const {
         if (slot < 0) return;

@@ -3,24 +3,6 @@
 
 using namespace attention;
 
-struct PlanArgs {
-    Plan* plan;
-    Cut* cuts;      // [R], of each row, or of the rows that shares cut; 0 parts: no such
-    int* firsts;    // [shares + 1]: the first decoded item of each, and the end
-    Item* merges;   // prefilled tiles in several parts
-    Item* decode;   // room for all
-    Item* prefill;  // likewise
-    const int* query_starts;
-    const int* query_lens;
-    const int* context_lens;
-    int rows;
-    int group;  // query heads a KV head
-    int kv_heads;
-    int tile_rows;                    // of the prefill kernel: (token, head of the group) pairs
-    int decode_slots, prefill_slots;  // room for the sums of parts
-    int shares;                       // of decoded rows; 0: rows are cut by their own length
-};
-
 // Prefilled tiles go out by how many keys they see, the longest first, so that short ones fill the gaps at
 // the end: classes of a sixteenth of a power of two, from 16 keys on. Within a class the order may differ
 // from run to run: it says who computes what when, not what comes out.

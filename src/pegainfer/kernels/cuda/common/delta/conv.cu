@@ -5,17 +5,6 @@
 
 constexpr int kTile = 64;  // a multiple of any number of kept inputs, so that later tiles need no state
 
-template <typename T>
-struct ConvArgs {
-    T* out;             // [T, F]
-    T* pool;            // the layer's part of state 0: [kept, F]
-    const T* x;         // [T, F]
-    const float* taps;  // [kept + 1, F]
-    StepRows rows;
-    int64_t entry;  // elements from a state to the next
-    int channels, kept, num_rows;
-};
-
 __device__ __forceinline__ float silu(float v) {
     return v / (1.f + expf(-v));
 }

@@ -6,31 +6,25 @@
 #include "reduce.cuh"
 #include "rows.cuh"
 
-template <typename T>
-struct DeltaArgs {
-    T* out;              // [T, H, V]
-    float* pool;         // the layer's part of state 0: [H, K, V]
-    const T* qkv;        // [T, F]: q of G key heads, k of as many, v of H value heads
-    const T *a, *b;      // [T, H]
-    const float* a_log;  // [H]
-    const float* dt_bias;
-    StepRows rows;
-    int64_t entry;  // elements from a state to the next
-    int channels, heads, key_heads, key_dim, value_dim;
-    float eps, scale;  // scale: K^-1/2, of q
+// What a head does with a token before anything is read of its state. LogGates: g and β; Gates: e^g and β.
+struct LogGates {
+    float log_decay, beta;
 };
-
-// What a head does with a token before anything is read of its state.
 struct Gates {
     float decay, beta;
 };
 template <typename T>
-__device__ __forceinline__ Gates gates_of(const DeltaArgs<T>& a, int64_t token, int head) {
+__device__ __forceinline__ LogGates log_gates_of(const DeltaArgs<T>& a, int64_t token, int head) {
     const int64_t at = token * a.heads + head;
     const float dt = to_f32(a.a[at]) + a.dt_bias[head];
     // From 20 on softplus is its argument to the last bit.
     const float step = dt > 20.f ? dt : log1pf(expf(dt));
-    return {expf(-expf(a.a_log[head]) * step), 1.f / (1.f + expf(-to_f32(a.b[at])))};
+    return {-expf(a.a_log[head]) * step, 1.f / (1.f + expf(-to_f32(a.b[at])))};
+}
+template <typename T>
+__device__ __forceinline__ Gates gates_of(const DeltaArgs<T>& a, int64_t token, int head) {
+    const LogGates gates = log_gates_of(a, token, head);
+    return {expf(gates.log_decay), gates.beta};
 }
 
 template <typename T>

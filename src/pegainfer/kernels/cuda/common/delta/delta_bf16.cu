@@ -5,10 +5,6 @@
 extern "C" __global__ void __launch_bounds__(kThreads) delta_step_bf16(const DeltaArgs<bf16> args) {
     delta_step(args);
 }
-// variant delta_sequence_bf16: dtype=bf16 key_dim=128 value_multiple=32
-extern "C" __global__ void __launch_bounds__(kThreads) delta_sequence_bf16(const DeltaArgs<bf16> args) {
-    delta_sequence(args);
-}
 // variant delta_any_bf16: dtype=bf16
 extern "C" __global__ void __launch_bounds__(32) delta_any_bf16(const DeltaArgs<bf16> args) {
     delta_any(args);

@@ -1,12 +1,7 @@
 // Where the rows of a step and their states lie (ops/delta.py), and which tile of which row a block works on.
 #pragma once
+#include "arguments.cuh"
 #include "ptx.cuh"
-
-// Row r's tokens are starts[r] … + lens[r] and its state is entry ids[r] of the pool; the state after token t
-// is also written to entry saves[t]. Negative: none.
-struct StepRows {
-    const int *ids, *saves, *starts, *lens, *contexts;
-};
 
 // A row of the step. Without a state (padding) its output is zeros.
 struct Row {
@@ -22,13 +17,14 @@ struct Tile {
     int row, tile;
 };
 
-// The index-th tile of all rows' tiles of `size` tokens, found by each warp for itself; row -1 past the last
-// one. All lanes of the warp must call it.
-__device__ __forceinline__ Tile find_tile(const int* lens, int num_rows, int index, int size) {
+// The index-th tile of all tiles of `size` tokens of the rows that have `least` tokens or more, found by each
+// warp for itself; row -1 past the last one. All lanes of the warp must call it.
+__device__ __forceinline__ Tile find_tile(const int* lens, int num_rows, int index, int size, int least = 1) {
     const int lane = threadIdx.x & 31;
     int before = 0;
     for (int base = 0; base < num_rows; base += 32) {
-        const int tiles = base + lane < num_rows ? (lens[base + lane] + size - 1) / size : 0;
+        const int len = base + lane < num_rows ? lens[base + lane] : 0;
+        const int tiles = len >= least ? (len + size - 1) / size : 0;
         int end = tiles;  // tiles of this group's rows up to and with this lane's
 #pragma unroll
         for (int o = 1; o < 32; o <<= 1) {

@@ -1,33 +1,22 @@
-// Products of a weight with few rows of activations (decode): bound by how fast the weight can be read.
+// GEMMs of a weight with few rows of activations (decode): bound by how fast the weight can be read.
 //
 //   out[m, n] = sum over k of x[m, k] · w[n, k],  m ≤ 8 NT,  w: [N, K] read once.
 //
 // The weight's rows fill the 16-row side of mma.m16n8k16, the tokens its 8-column side. The order of k within
-// a product is free as long as both operands share it, so each thread takes 16 contiguous bytes of a weight's
+// a GEMM is free as long as both operands share it, so each thread takes 16 contiguous bytes of a weight's
 // row as its share of two mma steps: fragments come straight from memory, without a shuffle. Blocks share out
 // the weight's rows evenly to the single row (tiles are partly masked), or K as well (`splits`).
 //
 // Each warp streams its own chunks of 64 k through a ring of cp.async stages that only its own threads read
 // back, so the main loop has no barrier. The ring is filled before griddepcontrol.wait: weights are constant.
 #pragma once
+#include "arguments.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
 
 namespace stream {
 
 enum class Out { Store, StoreF32, Residual, SwiGLU };
-
-struct Args {
-    void* out;          // [M, ld_out]
-    const void* x;      // [*, K]
-    const void* w;      // [N, K]
-    const float* norm;  // [K]: x is normalised first and multiplied by this; splits must be 1
-    const int* rows;    // [M]: which rows of x; null: the first M
-    float* partial;     // [splits, M, N] if splits > 1
-    int* arrivals;      // [groups] zeros if splits > 1, and zeros again afterwards
-    int m, n, k, ld_out, splits, depth;
-    float eps;
-};
 
 constexpr int WARPS = 8, THREADS = WARPS * 32;
 constexpr int TILE = 16;                 // rows of the weight
@@ -59,7 +48,7 @@ __device__ __forceinline__ void finish(const Args& a, int token, int n, float v,
 }
 
 // Copies x[m, k0 .. k0 + span) into shared memory, zeros past K. Through registers: waiting for a cp.async
-// group would also wait for the ring's stages, which were asked for before. Eight loads are under way at a
+// group would also wait for the ring's stages, which were requested before. Eight loads are under way at a
 // time.
 template <typename T>
 __device__ __forceinline__ void stage_x(const Args& a, uint32_t xs, int stride, int k0, int span) {

@@ -1,27 +1,14 @@
 // op qkv_norm_rope_append: what follows the fused projection. A warp takes one head of one token: query heads
 // are normalised (Qwen3), rotated and written to q; key heads likewise, into their page; value heads are
 // copied into theirs.
+#include "arguments.cuh"
 #include "ptx.cuh"
-#include "rotation.cuh"
-
-struct Args {
-    void* q;               // [T, H, D]
-    void* kv;              // the layer's part of the first page; pages are [2, G, S, D]
-    const void* qkv;       // [T, H + 2 G, D]
-    const float* q_norm;   // [D] or null
-    const float* k_norm;   // [D] or null
-    const int* positions;  // [T]
-    const int* slots;      // [T]; negative: padding, nothing is cached
-    const float* cos_sin;  // [P, D]
-    int64_t page_stride;   // elements
-    int tokens, h, g, block_size;
-    float eps;
-};
+#include "rope.cuh"
 
 // All but the projection itself was there before the kernel ahead of this one began, and is fetched before
 // that one ends.
 template <typename T, int D>
-__device__ __forceinline__ void norm_rope_append(const Args& a) {
+__device__ __forceinline__ void norm_rope_append(const NormRopeAppendArgs& a) {
     const int lane = threadIdx.x & 31, heads = a.h + 2 * a.g;
     const uint32_t unit = (static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
     const bool mine = unit < static_cast<uint32_t>(a.tokens) * heads;
@@ -40,7 +27,7 @@ __device__ __forceinline__ void norm_rope_append(const Args& a) {
     if (!mine) return;
     HeadPart<T, D> x;
     x.load_from(static_cast<const T*>(a.qkv) + static_cast<int64_t>(unit) * D, lane);
-    if (!is_v) turn_head(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
+    if (!is_v) apply_rope(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
     T* to;
     if (is_q) {
         to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;
@@ -53,9 +40,9 @@ __device__ __forceinline__ void norm_rope_append(const Args& a) {
     x.store_to(to, lane);
 }
 
-#define KERNEL(TYPE, T, D)                                                                     \
-    extern "C" __global__ void __launch_bounds__(256) norm_rope_append_##TYPE##_d##D(Args a) { \
-        norm_rope_append<T, D>(a);                                                             \
+#define KERNEL(TYPE, T, D)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(256) norm_rope_append_##TYPE##_d##D(NormRopeAppendArgs a) { \
+        norm_rope_append<T, D>(a);                                                                           \
     }
 
 // variant norm_rope_append_bf16_d64: dtype=bf16 head=64

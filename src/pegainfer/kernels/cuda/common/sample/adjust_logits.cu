@@ -1,37 +1,14 @@
 // op adjust_logits, append_tokens: what comes before and after the draw. Grid of adjust_logits: (chunks, L).
+#include "arguments.cuh"
 #include "sample.cuh"
 
 using namespace sample;
 
-struct AdjustArgs {
-    float* scores;        // [L, V]
-    const float* logits;  // [L, V]
-    const int* bias_ids;
-    const float* bias_values;
-    const int* bias_starts;
-    const int* bias_lens;
-    const uint32_t* masks;  // [E, I]
-    const int* mask_rows;
-    const int* banned_tokens;
-    const int* banned_seq_starts;
-    const int* banned_seq_lens;
-    const int* banned_starts;
-    const int* banned_lens;
-    const int* history;  // [Z, X]
-    const int* slots;
-    const int* history_lens;
-    const int* prompt_lens;
-    const float* repetition;
-    const float* frequency;
-    const float* presence;
-    int* plain;  // [L]: 1 where nothing is to be done, and `scores` is left alone; null: it never is
-    int vocab, mask_words, width;
-};
-
 // Whether the draw may read the logits themselves.
 __device__ __forceinline__ bool is_plain(const AdjustArgs& a, int row) {
-    return !a.bias_lens[row] && !a.banned_lens[row] && a.mask_rows[row] < 0 && a.repetition[row] == 1.f &&
-           a.frequency[row] == 0.f && a.presence[row] == 0.f;
+    return !a.bias_lens[row] && !a.banned_lens[row] && a.mask_rows[row] < 0 &&
+           a.repetition_penalty[row] == 1.f && a.frequency_penalty[row] == 0.f &&
+           a.presence_penalty[row] == 0.f;
 }
 
 constexpr uint32_t SEEN = 1u << 30, BANNED = 1u << 31, COUNT = SEEN - 1;
@@ -66,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(AdjustArgs a
         for (int i = 0; i < len - 1 && match; i++) match = tokens[i] == history[known - len + 1 + i];
         if (match) atomicOr(&info[id], BANNED);
     }
-    const float repetition = a.repetition[row], frequency = a.frequency[row], presence = a.presence[row];
+    const float repetition = a.repetition_penalty[row], frequency = a.frequency_penalty[row],
+                presence = a.presence_penalty[row];
     if (repetition != 1.f || frequency != 0.f || presence != 0.f) {
         const int prompt = a.prompt_lens[row];
         for (int i = threadIdx.x; i < known; i += THREADS) {

@@ -1,27 +1,9 @@
 // op sample_tokens: the draw of ops/draw.py, in three launches: the best score of each chunk; weights, summed
 // by chunk or, for rows that top_k or top_p cut, counted by bin; then one block a row finds cut and token.
+#include "arguments.cuh"
 #include "sample.cuh"
 
 using namespace sample;
-
-struct SampleArgs {
-    int* tokens;          // [L]
-    int* status;          // [L]
-    const float* scores;  // [L, V]
-    const float* logits;  // [L, V], of rows that are `plain`
-    const int* plain;     // [L]; null: no row is
-    const float* temperature;
-    const int* top_k;
-    const float* top_p;
-    const float* min_p;
-    const u64* seeds;
-    const int* draws;
-    u64* peaks;            // [L, chunks]: place of the chunk's best, or NOT_A_NUMBER
-    u64* sums;             // [L, chunks]: weights
-    u64* bin_weights;      // [L, BINS]
-    uint32_t* bin_counts;  // [L, BINS]
-    int vocab, chunks;
-};
 
 __device__ __forceinline__ bool is_cut(const SampleArgs& a, int row) {
     return (a.top_k[row] > 0 && a.top_k[row] < a.vocab) || a.top_p[row] < 1.f;

@@ -1,23 +1,10 @@
 // op token_logprobs: log_softmax of chosen tokens and of the best few, in two launches: each chunk's maximum,
 // sum, best candidates and how many precede the target; then one block a row merges them in the chunks'
 // order.
+#include "arguments.cuh"
 #include "sample.cuh"
 
 using namespace sample;
-
-struct LogprobArgs {
-    float* logprobs;      // [L]
-    int* ranks;           // [L]
-    int* top_ids;         // [L, K]
-    float* top_logprobs;  // [L, K]
-    const float* logits;  // [L, V]
-    const int* targets;   // [L]
-    const int* top_lens;  // [L]; negative: the row is skipped
-    float2* parts;        // [L, chunks]: (maximum or NaN, sum of exp)
-    int* before;          // [L, chunks]
-    u64* best;            // [L, chunks, K] places, best first; 0 behind the last
-    int vocab, chunks, k;
-};
 
 // variant logprob_parts: chunk=4096 block=256
 extern "C" __global__ void __launch_bounds__(THREADS) logprob_parts(LogprobArgs a) {

@@ -1,16 +1,6 @@
 // op append_tokens: all inputs of a decode step, made on the device from its tokens and tables.
-#include "groups.cuh"
+#include "arguments.cuh"
 #include "ptx.cuh"
-
-// Outputs have the names of the forward pass's inputs. Rows from `count` on are padding.
-struct DecodeInputs {
-    int *token_ids, *positions, *query_starts, *query_lens, *context_lens, *logit_rows;
-    int *history_lens, *draws;    // inputs of the sampler, each one higher after every step of the same batch
-    int* batch;                   // count; then of each row slot, position, logit row, one save a state group
-    const int *history, *tables;  // [Z, history_width], [Z, table_width]
-    int history_width, table_width, batch_width, num_groups;
-    Group groups[MAX_GROUPS];
-};
 
 __device__ __forceinline__ void store(int* to, int row, int value) {
     if (to) to[row] = value;

@@ -1,16 +1,7 @@
 // op append_tokens: token ids and block tables of a step that is no decode step, from histories and tables on
 // the device.
-#include "groups.cuh"
+#include "arguments.cuh"
 #include "ptx.cuh"
-
-struct GatherInputs {
-    int* token_ids;            // [tokens]
-    const int* history;        // [Z, X], read at `places`
-    const int *places, *rows;  // [tokens] slot · X + position; [R] slots
-    const int* tables;         // [Z, table_width]
-    int tokens, table_width, num_groups;
-    Group groups[MAX_GROUPS];
-};
 
 // The first thread blocks take one token a thread, the others one row each. Groups of states have nothing
 // here: the host sends their few numbers with the other inputs.

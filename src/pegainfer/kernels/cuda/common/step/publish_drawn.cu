@@ -1,13 +1,7 @@
 // op append_tokens: writes the tokens of a step to memory that the host reads, so that the host need not
 // request a copy, which would interrupt the kernels.
+#include "arguments.cuh"
 #include "ptx.cuh"
-
-struct Publish {
-    const int *tokens, *status;  // [rows]
-    int* ring;                   // of the host: [slots, 2, width], tokens and status of one step each
-    unsigned* ticket;            // steps published so far: which slot is next
-    int rows, width, slots;
-};
 
 // One block. The event after it makes the writes visible to the host.
 // variant publish_drawn: block=256

@@ -1,4 +1,4 @@
-// A page of 16 cached tokens in shared memory as the copy engine brings it (Hopper), and what a warp makes of
+// A page of 16 cached tokens in shared memory as TMA brings it (Hopper), and what a warp makes of
 // it for one token's queries.
 #pragma once
 #include "../../common/attention/decode.cuh"

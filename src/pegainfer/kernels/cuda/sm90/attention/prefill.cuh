@@ -4,7 +4,7 @@
 // does, from the same work list. Two warpgroups own 64 rows each; four more warps bring what these read: one
 // the keys, one the values, page by page through the tensor memory accelerator into rings of two tiles of 128
 // tokens, two the queries. While the tensor cores work on a block's weighted values and on the next block's
-// scores, the other warpgroup raises its scores to weights; the two take turns in asking for products. Blocks
+// scores, the other warpgroup raises its scores to weights; the two issue their GEMMs alternately. Blocks
 // are taken from the last to the first, so that those that hide keys come first.
 //
 // Tiles lie in shared memory as [rows / 8][D / 64][8][64], 16-byte pieces swizzled by row: a page's box is
@@ -104,7 +104,7 @@ struct Places {
 };
 
 // One warp: keys (or values) of all tiles, block by block; a lane a page. What the next block needs of the
-// work list and the block table is asked for a block ahead.
+// work list and the block table is requested a block ahead.
 template <int D>
 __device__ __forceinline__ void load_pages(const Work& work, const void* map, const Places<D>& places,
                                            int values) {
@@ -134,8 +134,8 @@ __device__ __forceinline__ void load_pages(const Work& work, const void* map, co
             block = tile.b1 - 1;
         }
         entry = entry_of(tile, block);
-        barrier_wait(places.empty(values, stage), (taken / Shape::STAGES & 1) ^ 1);
-        if (lane == 0) barrier_arrive_expect(places.full(values, stage), pages * BYTES);
+        mbarrier_wait(places.empty(values, stage), (taken / Shape::STAGES & 1) ^ 1);
+        if (lane == 0) mbarrier_arrive_expect(places.full(values, stage), pages * BYTES);
         __syncwarp();
         if (lane < pages)
             tma_load5(places.tile(values, stage) + lane * BYTES, map, 0, 0, 0, token % a.block_size / 8, from,
@@ -158,7 +158,7 @@ __device__ __forceinline__ void load_queries(const Work& work, const Places<D>& 
         int token = work.group.quotient(tile.row0 + row), head = work.group.rest(tile.row0 + row);
         const int64_t first = static_cast<int64_t>(tile.item.start) * a.h + tile.kv_head * group;
         const T* q = static_cast<const T*>(a.q) + first * D + c * 8;
-        barrier_wait(places.query_empty(round & 1), (round >> 1 & 1) ^ 1);
+        mbarrier_wait(places.query_empty(round & 1), (round >> 1 & 1) ^ 1);
         for (int r = row; r < Shape::ROWS; r += STEP) {
             const bool valid = token < tile.item.end;
             cp_async16(places.query(round & 1) + Shape::piece(r, c), valid ? q + (token * a.h + head) * D : q,
@@ -169,12 +169,12 @@ __device__ __forceinline__ void load_queries(const Work& work, const Places<D>& 
         cp_async_commit();
         cp_async_wait<0>();
         async_proxy_fence();
-        barrier_arrive(places.query_full(round & 1));
+        mbarrier_arrive(places.query_full(round & 1));
     }
 }
 
-// Named barriers: a warpgroup's turn to ask for products; a warpgroup's own.
-constexpr int TURN = 1, OWN = 3;
+// Named barriers: a warpgroup's permission to issue its GEMMs; a warpgroup's own.
+constexpr int GEMM_ORDER = 1, OWN = 3;
 
 // A thread's two rows (of its warp's 16, eight apart) on their way through the blocks of a tile.
 template <int KEYS>
@@ -295,7 +295,7 @@ struct Pipeline {
     __device__ __forceinline__ void ask_scores(int n, int round) {  // n: of all blocks taken
         const uint64_t keys = wgmma_operand(places.tile(0, n % STAGES), EIGHT);
         const uint64_t query = wgmma_operand(places.query(round & 1) + warpgroup * 8 * EIGHT, EIGHT);
-        barrier_wait(places.full(0, n % STAGES), n / STAGES & 1);
+        mbarrier_wait(places.full(0, n % STAGES), n / STAGES & 1);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < D / 16; k++)
@@ -304,7 +304,7 @@ struct Pipeline {
     }
     __device__ __forceinline__ void ask_outputs(int n) {
         const uint64_t values = wgmma_operand(places.tile(1, n % STAGES), EIGHT, 1024);
-        barrier_wait(places.full(1, n % STAGES), n / STAGES & 1);
+        mbarrier_wait(places.full(1, n % STAGES), n / STAGES & 1);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++)
@@ -312,10 +312,10 @@ struct Pipeline {
         wgmma_commit();
     }
     __device__ __forceinline__ void ask_both(int round) {  // the next block's scores, the last one's values
-        named_wait<256>(TURN + warpgroup);
+        named_wait<256>(GEMM_ORDER + warpgroup);
         ask_scores(taken + 1, round);
         ask_outputs(taken);
-        named_arrive<256>(TURN + (warpgroup ^ 1));
+        named_arrive<256>(GEMM_ORDER + (warpgroup ^ 1));
     }
     template <int PENDING>
     __device__ __forceinline__ void await_scores(int n) {
@@ -329,7 +329,7 @@ struct Pipeline {
         release(places.empty(1, taken++ % STAGES));
     }
     __device__ __forceinline__ void release(uint32_t barrier) const {
-        if (lane == 0) barrier_arrive(barrier);
+        if (lane == 0) mbarrier_arrive(barrier);
     }
     __device__ __forceinline__ void keep_weights() {
 #pragma unroll
@@ -342,14 +342,14 @@ struct Pipeline {
     // Block n of all is a row's last: what lies behind its `held` tokens is not ours and may be NaN.
     __device__ __forceinline__ void clear_values(int n, int held) const {
         if (held >= KEYS) return;
-        barrier_wait(places.full(1, n % STAGES), n / STAGES & 1);
+        mbarrier_wait(places.full(1, n % STAGES), n / STAGES & 1);
         for (int i = threadIdx.x & 127; i < (KEYS - held) * (D / 8); i += 128)
             store_shared16(places.tile(1, n % STAGES) + Shape::piece(held + i / (D / 8), i % (D / 8)),
                            make_uint4(0, 0, 0, 0));
         async_proxy_fence();
         named_wait<128>(OWN + warpgroup);
     }
-    // A tile's first block, the last of its keys: its scores have been asked for.
+    // A tile's first block, the last of its keys: its scores have been requested.
     template <int PENDING>
     __device__ __forceinline__ void begin(Rows<KEYS>& rows, const Tile& tile, int n, int round) {
         await_scores<PENDING>(n);
@@ -371,12 +371,12 @@ struct Pipeline {
 
     __device__ __forceinline__ void run() {
         if (!work.has(0)) return;
-        if (warpgroup == 1) named_arrive<256>(TURN);
+        if (warpgroup == 1) named_arrive<256>(GEMM_ORDER);
         Tile tile(work, work.item(0), 0);
         Rows<KEYS> rows(work, tile, r0);
         pdl_wait();
         pdl_launch();
-        barrier_wait(places.query_full(0), 0);
+        mbarrier_wait(places.query_full(0), 0);
         ask_scores(taken, 0);
         begin<0>(rows, tile, taken, 0);
         clear_values(taken, tile.item.context - (tile.b1 - 1) * KEYS);
@@ -391,7 +391,7 @@ struct Pipeline {
             if (!work.has(round + 1)) break;
             const Tile next(work, ahead, round + 1);
             Rows<KEYS> fresh(work, next, r0);
-            barrier_wait(places.query_full((round + 1) & 1), (round + 1) >> 1 & 1);
+            mbarrier_wait(places.query_full((round + 1) & 1), (round + 1) >> 1 & 1);
             ask_both(round + 1);
             begin<1>(fresh, next, taken + 1, round + 1);
             await_outputs();
@@ -404,7 +404,7 @@ struct Pipeline {
         ask_outputs(taken);
         await_outputs();
         store_rows<T, D>(work, tile, rows, o, r0);
-        if (warpgroup == 0) named_wait<256>(TURN);  // the other one's last arrival
+        if (warpgroup == 0) named_wait<256>(GEMM_ORDER);  // the other one's last arrival
     }
 };
 
@@ -416,14 +416,14 @@ __device__ __forceinline__ void prefill_tiles(const void* map, const Args& a) {
     if (threadIdx.x == 0) {
         tma_prefetch(map);
         for (int i = 0; i < 2 * Shape::STAGES; i++) {
-            barrier_init(places.full(0, i), 1);
-            barrier_init(places.empty(0, i), 8);  // the computing warps
+            mbarrier_init(places.full(0, i), 1);
+            mbarrier_init(places.empty(0, i), 8);  // the computing warps
         }
         for (int i = 0; i < 2; i++) {
-            barrier_init(places.query_full(i), 64);
-            barrier_init(places.query_empty(i), 8);
+            mbarrier_init(places.query_full(i), 64);
+            mbarrier_init(places.query_empty(i), 8);
         }
-        barrier_init_fence();
+        mbarrier_init_fence();
     }
     __syncthreads();
     const Work work(a);

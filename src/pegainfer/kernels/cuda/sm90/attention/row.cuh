@@ -5,10 +5,10 @@
 // of its query heads) and send each other their sums through shared memory. Longer rows are shared out to all
 // blocks evenly; the block that arrives last at a unit adds up what the others left in memory.
 //
-// One warp asks for pages by TMA, through a ring that all others take from in turn. A block takes just so
-// much shared memory that it fits beside a product's (gemm/skinny.cuh), but no two of them on one SM: the
-// ring fills while the projection ends, and the product that follows, which is let in when a ring of pages is
-// still to be asked for, fills its own while the sums are added.
+// A producer warp issues TMA copies of pages into a ring, whose stages the other warps consume one after the
+// other. A block's shared memory leaves room for a block of a GEMM (gemm/skinny.cuh) on the same SM, but not
+// for a second block of this kernel. So the ring fills while the projection ends; the GEMM that follows may
+// start when one ring of pages is still to be copied, and fills its own ring while the sums are added.
 #pragma once
 #include <cuda.h>
 
@@ -29,11 +29,6 @@ struct RowShape {
     // next.
     static constexpr int STAGES = (96 << 10) / STAGE, RING = STAGES * STAGE;
     static_assert(STAGES % WARPS == 0);
-};
-
-struct RowArgs {
-    unsigned* arrivals;  // [units], 0 before and after
-    int cluster_keys;
 };
 
 // What lies behind the ring in shared memory.
@@ -100,11 +95,11 @@ __device__ __forceinline__ void ask_pages(const Args& a, const void* map, const 
         if (!RAW && i == count - 1 && share.newest()) pdl_wait();  // the launch before this one appends to it
         if (i > 0 && i % 32 == 0) entry = ahead, ahead = entry_of(i + 32 + lane);
         const int block = __shfl_sync(~0u, entry, i & 31), slot = i % Shape::STAGES;
-        if (i >= Shape::STAGES) barrier_wait(at.empty(slot), (i / Shape::STAGES & 1) ^ 1);
+        if (i >= Shape::STAGES) mbarrier_wait(at.empty(slot), (i / Shape::STAGES & 1) ^ 1);
         if (lane == 0) {
             const uint32_t to = shared_address(at.base) + slot * Shape::STAGE;
             const int x3 = (share.first + i) * 16 % a.block_size / 8, x4 = block * heads + share.kv_head;
-            barrier_arrive_expect(at.full(slot), Shape::STAGE);
+            mbarrier_arrive_expect(at.full(slot), Shape::STAGE);
             tma_load5(to, map, 0, 0, 0, x3, x4, at.full(slot));
             tma_load5(to + Shape::HALF, map, 0, 0, 0, x3, x4 + a.g, at.full(slot));
         }
@@ -136,12 +131,12 @@ __device__ __forceinline__ void take_queries(const Args& a, const Source& source
         for (int head = warp; head < share.heads; head += Shape::WARPS) {
             HeadPart<T, D> x;
             x.load_from(source.template queries<T>(a, share.token, share.head + head, D), lane);
-            turn_head(x, source.q_norm ? head_scale(x, source.eps) : 1.f, weight, cos_sin);
+            apply_rope(x, source.q_norm ? head_scale(x, source.eps) : 1.f, weight, cos_sin);
             place_head(x, at.queries(), [&](int c) { return piece<D>(head, c); });
         }
         if (holds) {
-            turn_head(newest.key, source.k_norm ? head_scale(newest.key, source.eps) : 1.f, key_weight,
-                      cos_sin);
+            apply_rope(newest.key, source.k_norm ? head_scale(newest.key, source.eps) : 1.f, key_weight,
+                       cos_sin);
             if (slot >= 0 && share.head == share.kv_head * (a.h / a.g)) {
                 T* to = static_cast<T*>(source.kv) + slot / a.block_size * a.page_stride +
                         (static_cast<int64_t>(share.kv_head) * a.block_size + slot % a.block_size) * D;
@@ -178,12 +173,12 @@ __device__ __forceinline__ void stream_row(const Args& a, const Source& source, 
     for (int i = warp; i < count; i += Shape::WARPS) {
         const int slot = i % Shape::STAGES, token = (share.first + i) * 16;
         uint8_t* page = at.base + slot * Shape::STAGE;
-        barrier_wait(at.full(slot), i / Shape::STAGES & 1);
+        mbarrier_wait(at.full(slot), i / Shape::STAGES & 1);
         const int valid = share.context - token;
         if (valid <= 16) complete_page<T, D, Source::RAW>(page, newest, valid);
         sums.add(shared_address(page), qf, valid, a.scale_log2);
         __syncwarp();
-        if (lane == 0) barrier_arrive(at.empty(slot));
+        if (lane == 0) mbarrier_arrive(at.empty(slot));
     }
     sums.close();
     named_wait<Shape::STREAMING>(FULL);  // all pages are taken: their place is free
@@ -203,7 +198,7 @@ __device__ __forceinline__ void sum_cluster(const Args& a, const Share& share, c
     using Shape = RowShape<D>;
     constexpr int QUADS = D / 4;
     const int total = share.heads * QUADS, slice = total / CLUSTER;
-    if (threadIdx.x == 0) barrier_arrive_expect(at.received(), CLUSTER * (slice + share.heads) * 16);
+    if (threadIdx.x == 0) mbarrier_arrive_expect(at.received(), CLUSTER * (slice + share.heads) * 16);
     for (int i = threadIdx.x; i < total; i += Shape::STREAMING) {
         const int head = i / QUADS, d = i % QUADS, to = i / slice;
         float top, weight;
@@ -214,7 +209,7 @@ __device__ __forceinline__ void sum_cluster(const Args& a, const Share& share, c
                             make_float4(top, weight, 0, 0), at.received());
     }
     if (threadIdx.x >= (slice + 31) / 32 * 32) return;
-    barrier_wait(at.received(), 0);
+    mbarrier_wait(at.received(), 0);
     for (int i = threadIdx.x; i < slice; i += Shape::STREAMING) {
         const int quad = share.part * slice + i;
         Sum sum;
@@ -300,15 +295,15 @@ __device__ __forceinline__ void decode_row(const void* map, const Args& a, const
             cluster_arrive(), cluster_wait();  // others of its cluster do
         return;
     }
-    const bool asks = threadIdx.x >= Shape::STREAMING;
+    const bool is_producer = threadIdx.x >= Shape::STREAMING;
     if (threadIdx.x == Shape::STREAMING) {
         tma_prefetch(map);
-        for (int i = 0; i <= 2 * Shape::STAGES; i++) barrier_init(at.full(i), 1);
-        barrier_init_fence();
+        for (int i = 0; i <= 2 * Shape::STAGES; i++) mbarrier_init(at.full(i), 1);
+        mbarrier_init_fence();
     }
     __syncwarp();
     cluster_arrive();
-    if (asks) {
+    if (is_producer) {
         named_arrive<Shape::THREADS>(READY);
         ask_pages<D, Source::RAW>(a, map, share, at);
         cluster_wait();

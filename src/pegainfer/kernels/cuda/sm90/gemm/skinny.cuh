@@ -1,4 +1,4 @@
-// Products of a weight with few rows of activations on Hopper: as fast as the weight can be read.
+// GEMMs of a weight with few rows of activations on Hopper: as fast as the weight can be read.
 //
 //   out[m, n] = sum over k of x[m, k] · w[n, k],  m ≤ NT,  w: [N, K] read once.
 //
@@ -8,14 +8,15 @@
 // blocks of one share are a cluster and add up through each other's shared memory, in their order.
 //
 // A launch takes at most half of an SM's shared memory and registers, so that the next one's blocks fit
-// beside it. They are let in `trigger` stages before the last of the weight is asked for; they fill their own
+// beside it. They are let in `trigger` stages before the last of the weight is requested; they fill their own
 // rings while this launch multiplies, adds up and ends, and memory never rests.
 //
-// A norm ahead of the product costs nothing here: whoever wrote x has multiplied it by the norm's weight and
-// left sums of squares; the scale 1 / rms is applied to the sums, as RESIDUAL leaves it for the next product.
+// A norm ahead of the GEMM costs nothing here: whoever wrote x has multiplied it by the norm's weight and
+// left sums of squares; the scale 1 / rms is applied to the sums, as RESIDUAL leaves it for the next GEMM.
 #pragma once
 #include <cuda.h>
 
+#include "arguments.cuh"
 #include "cluster.cuh"
 #include "reduce.cuh"
 
@@ -27,26 +28,6 @@ constexpr int MAX_TOKENS = 64;                 // of a row of sums of squares
 constexpr int CONSUMERS = 128, THREADS = 256;  // four warps multiply, the others fetch
 constexpr int SWIZZLE = 64;                    // elements of k in a box: 128 bytes
 constexpr int BEFORE_READY = 1, CONSUMERS_ONLY = 2, BARRIERS_MADE = 3;  // named barriers
-
-struct Args {
-    void* out;             // [M, ld_out]; for RESIDUAL it is added to
-    const float* squares;  // [square_groups, MAX_TOKENS] of what x was before the norm; null: x as it is
-    const float* norm;     // RESIDUAL: [N] weight of the norm that follows; null: none does
-    void* normed;          // [M, N]: the new residual times `norm`
-    float* next_squares;   // [tiles · ⌈rows / 32⌉, MAX_TOKENS] of the new residual
-    int m, n, k, ld_out, kind;
-    int rows;              // of a tile: a multiple of 8
-    int groups;            // of blocks, gridDim.y; each takes every groups-th tile
-    int rounds, longer;    // tiles of a group; the first `longer` groups take one more
-    int splits;            // of k, gridDim.x: a cluster; if there are several, it has one tile
-    int chunks, leftover;  // stages of a split; the first `leftover` splits take one more
-    int wide;              // boxes of 64 k in a stage
-    int depth_w, depth_x;  // stages of the rings
-    int trigger;           // stages still to ask for when the next launch may start
-    int square_groups;
-    int sums, before;  // where a tile's sums, and what its end needs, lie in shared memory
-    float eps;
-};
 
 // What a ring of stages knows on one side: the slot, and the parity of the phase to wait for. Those who read
 // begin with parity 0, those who fill with 1.
@@ -89,9 +70,9 @@ struct Block {
 #pragma unroll 1
         for (uint32_t bar = full_w + 8 * lane; bar <= summed + 8; bar += 8 * 32) {
             const bool by_warps = (bar >= empty_w && bar < full_x) || (bar >= empty_x && bar < summed);
-            barrier_init(bar, by_warps ? CONSUMERS / 32 : bar > summed ? a.splits : 1);
+            mbarrier_init(bar, by_warps ? CONSUMERS / 32 : bar > summed ? a.splits : 1);
         }
-        barrier_init_fence();
+        mbarrier_init_fence();
         __syncwarp();
     }
 };
@@ -100,7 +81,7 @@ struct Block {
 // warps, not at its end: those may be held at that barrier until all have come (under racecheck they are).
 template <int NT>
 __device__ __forceinline__ void stream_weight(const void* map, const Args& a, const Block<NT>& b) {
-    const bool asks = (threadIdx.x & 31) == 0, cluster = a.splits > 1;
+    const bool issues = (threadIdx.x & 31) == 0, cluster = a.splits > 1;
     const int total = b.rounds * (b.k1 - b.k0), fire = max(total - a.trigger, min(a.depth_w, total));
     const uint64_t policy = l2_evict_first();
     Place at(1);
@@ -110,11 +91,11 @@ __device__ __forceinline__ void stream_weight(const void* map, const Args& a, co
 #pragma unroll 1
         for (int k = b.k0; k < b.k1; k++, i++) {
             if (cluster && i == a.depth_w) cluster_wait();
-            if (asks) {
+            if (issues) {
                 if (i == fire) pdl_wait(), pdl_launch();
                 const uint32_t full = b.full_w + 8 * at.slot, to = b.w + at.slot * b.stage_w;
-                barrier_wait(b.empty_w + 8 * at.slot, at.parity);
-                barrier_arrive_expect(full, b.stage_w);
+                mbarrier_wait(b.empty_w + 8 * at.slot, at.parity);
+                mbarrier_arrive_expect(full, b.stage_w);
 #pragma unroll 1
                 for (int j = 0; j < a.wide; j++)
                     tma_load2(to + j * a.rows * 128, map, (k * a.wide + j) * SWIZZLE,
@@ -124,7 +105,7 @@ __device__ __forceinline__ void stream_weight(const void* map, const Args& a, co
             at.advance(a.depth_w);
         }
     }
-    if (asks && fire == total) pdl_wait(), pdl_launch();
+    if (issues && fire == total) pdl_wait(), pdl_launch();
     __syncwarp();
     if (cluster && total <= a.depth_w) cluster_wait();
 }
@@ -139,8 +120,8 @@ __device__ __forceinline__ void stream_x(const void* map, const Args& a, const B
 #pragma unroll 1
         for (int k = b.k0; k < b.k1; k++) {
             const uint32_t full = b.full_x + 8 * at.slot;
-            barrier_wait(b.empty_x + 8 * at.slot, at.parity);
-            barrier_arrive_expect(full, b.stage_x);
+            mbarrier_wait(b.empty_x + 8 * at.slot, at.parity);
+            mbarrier_arrive_expect(full, b.stage_x);
 #pragma unroll 1
             for (int j = 0; j < a.wide; j++)
                 tma_load2(b.x + at.slot * b.stage_x + j * NT * 128, map, (k * a.wide + j) * SWIZZLE, 0, full,
@@ -184,7 +165,7 @@ __device__ __forceinline__ void fetch_norm(const Args& a, int first, uint32_t to
         if (first + i < a.n) store_shared16(to + i * 4, *reinterpret_cast<const uint4*>(a.norm + first + i));
 }
 
-// What the end of a tile needs beside the sums, fetched while the products are under way: the residual of
+// What the end of a tile needs beside the sums, fetched while the GEMMs are under way: the residual of
 // this block's units, as their threads will take it, and the weight of the norm that follows.
 template <typename T, int NT>
 __device__ __forceinline__ void fetch_before(const Args& a, const Block<NT>& b) {
@@ -273,7 +254,7 @@ __device__ __forceinline__ uint64_t along(uint64_t operand, uint32_t bytes) {
     return (operand & 0xffffffff00000000) | (static_cast<uint32_t>(operand) + bytes / 16);
 }
 
-// One tile's products: [64 MB rows x NT tokens], of which the rows past a.rows mean nothing.
+// One tile's GEMMs: [64 MB rows x NT tokens], of which the rows past a.rows mean nothing.
 template <typename T, int NT, int MB>
 __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, float (&acc)[MB][NT / 2],
                                          Place& at_w, Place& at_x) {
@@ -284,14 +265,14 @@ __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, floa
 #pragma unroll
         for (int i = 0; i < NT / 2; i++) acc[m][i] = 0;
     auto release = [&]() {
-        if (lane == 0) barrier_arrive(b.empty_w + 8 * last_w), barrier_arrive(b.empty_x + 8 * last_x);
+        if (lane == 0) mbarrier_arrive(b.empty_w + 8 * last_w), mbarrier_arrive(b.empty_x + 8 * last_x);
     };
     int j = 0;  // box of the stage
 #pragma unroll 1
     for (int box = 0; box < (b.k1 - b.k0) * a.wide; box++) {
         if (j == 0) {
-            barrier_wait(b.full_w + 8 * at_w.slot, at_w.parity);
-            barrier_wait(b.full_x + 8 * at_x.slot, at_x.parity);
+            mbarrier_wait(b.full_w + 8 * at_w.slot, at_w.parity);
+            mbarrier_wait(b.full_x + 8 * at_x.slot, at_x.parity);
         }
         const uint64_t w = operand(b.w + at_w.slot * b.stage_w + j * a.rows * 128);
         const uint64_t x = operand(b.x + at_x.slot * b.stage_x + j * NT * 128);
@@ -353,7 +334,7 @@ template <typename T, int NT>
 __device__ __forceinline__ void finish_tile(const Args& a, const Block<NT>& b, int tile, const float* scale,
                                             bool dry) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, t = lane / 4, part = lane % 4;
-    if (a.splits > 1 && !dry) barrier_wait(b.summed, 0);
+    if (a.splits > 1 && !dry) mbarrier_wait(b.summed, 0);
 #pragma unroll 1
     for (int slot = warp; slot < b.slots; slot += CONSUMERS / 32) {
         const int u = slot * a.splits + b.split, row = u / b.J * 32 + part * 8, token = u % b.J * 8 + t;
@@ -400,8 +381,8 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
         // sums are sent there.
         if (a.splits == 1 || a.sums == 0) named_wait<CONSUMERS>(CONSUMERS_ONLY);
         if (a.splits > 1 && a.sums == 0 && round == 0) {
-            if (threadIdx.x < a.splits) barrier_arrive_at(b.summed + 8, threadIdx.x);
-            barrier_wait(b.summed + 8, 0);
+            if (threadIdx.x < a.splits) mbarrier_arrive_at(b.summed + 8, threadIdx.x);
+            mbarrier_wait(b.summed + 8, 0);
         }
         leave_sums<NT, MB>(a, b, acc, round < 0 ? 0 : b.units);
         if (a.splits == 1) named_wait<CONSUMERS>(CONSUMERS_ONLY);
@@ -434,8 +415,8 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
         if (warp == 5 && lane == 0) {
             tma_prefetch(x);
             if (a.splits > 1)  // of the units finished here
-                barrier_arrive_expect(b.summed,
-                                      (b.units - b.split + a.splits - 1) / a.splits * a.splits * 1024);
+                mbarrier_arrive_expect(b.summed,
+                                       (b.units - b.split + a.splits - 1) / a.splits * a.splits * 1024);
         }
         __syncwarp();
         if (cluster && warp > 4) cluster_wait();

@@ -1,4 +1,5 @@
-// Products of a weight with 65 to 256 rows of activations on Hopper: skinny.cuh's scheme, turned round.
+// GEMMs of a weight with 65 to 256 rows of activations on Hopper: skinny.cuh's scheme with tokens as
+// the rows of wgmma.
 //
 //   out[m, n] = sum over k of x[m, k] · w[n, k],  m ≤ NT = 128 · WG,  w: [N, K] read once.
 //
@@ -19,7 +20,7 @@ namespace wide {
 using skinny::Args, skinny::Place, skinny::operand, skinny::along;
 using skinny::BARRIERS_MADE, skinny::BEFORE_READY, skinny::CONSUMERS_ONLY, skinny::RESIDUAL;
 
-constexpr int FETCHERS = 128;       // threads that do not multiply
+constexpr int PRODUCERS = 128;      // threads that do not multiply
 constexpr int FRAGMENT = 512 + 16;  // bytes of the sums of 16 tokens by 8 rows: four of them share no bank
 constexpr int UNIT = 4 * FRAGMENT;  // 16 tokens by 32 rows: what a warp finishes at a time
 
@@ -44,9 +45,9 @@ struct Block : skinny::Block<NT> {
         for (uint32_t bar = this->full_w + 8 * lane; bar <= this->summed + 8; bar += 8 * 32) {
             const bool by_warps =
                 (bar >= this->empty_w && bar < this->full_x) || (bar >= this->empty_x && bar < this->summed);
-            barrier_init(bar, by_warps ? warps : bar > this->summed ? a.splits : 1);
+            mbarrier_init(bar, by_warps ? warps : bar > this->summed ? a.splits : 1);
         }
-        barrier_init_fence();
+        mbarrier_init_fence();
         __syncwarp();
     }
 };
@@ -74,7 +75,7 @@ __device__ __forceinline__ void prepare_scale(const Args& a, float* scale, int p
         scale[token + e] = rsqrtf(((sum[0][e] + sum[1][e]) + (sum[2][e] + sum[3][e])) / a.k + a.eps);
 }
 
-// What the end of a tile needs beside the sums, fetched while the products are under way by two warps
+// What the end of a tile needs beside the sums, fetched while the GEMMs are under way by two warps
 // (`part`: which): the residual of this block's units, as their threads will take it, and the weight of the
 // norm that follows.
 template <typename T, int NT>
@@ -98,7 +99,7 @@ __device__ __forceinline__ void fetch_before(const Args& a, const Block<NT>& b, 
     }
 }
 
-// One tile's products: of this warpgroup's 128 tokens with N rows. What is read past the tokens or the rows
+// One tile's GEMMs: of this warpgroup's 128 tokens with N rows. What is read past the tokens or the rows
 // of a stage goes into sums that mean nothing.
 template <typename T, int NT, int N>
 __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, float (&acc)[2][N / 2],
@@ -110,18 +111,18 @@ __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, floa
 #pragma unroll
         for (int i = 0; i < N / 2; i++) acc[m][i] = 0;
     auto release = [&]() {
-        if (lane == 0) barrier_arrive(b.empty_w + 8 * last_w), barrier_arrive(b.empty_x + 8 * last_x);
+        if (lane == 0) mbarrier_arrive(b.empty_w + 8 * last_w), mbarrier_arrive(b.empty_x + 8 * last_x);
     };
 #pragma unroll 1
     for (int k = b.k0; k < b.k1; k++) {
         const uint32_t full_w = b.full_w + 8 * at_w.slot, full_x = b.full_x + 8 * at_x.slot;
-        const bool ready = barrier_ready(full_w, at_w.parity) && barrier_ready(full_x, at_x.parity);
+        const bool ready = mbarrier_ready(full_w, at_w.parity) && mbarrier_ready(full_x, at_x.parity);
         if (!__all_sync(~0u, ready)) {  // so give back what it would otherwise keep until this has come
             wgmma_wait<0>();
             if (last_w >= 0) release();
             last_w = -1;
-            barrier_wait(full_w, at_w.parity);
-            barrier_wait(full_x, at_x.parity);
+            mbarrier_wait(full_w, at_w.parity);
+            mbarrier_wait(full_x, at_x.parity);
         }
         const uint64_t w = operand(b.w + at_w.slot * b.stage_w);
         const uint64_t x = operand(b.x + at_x.slot * b.stage_x + tokens);
@@ -186,7 +187,7 @@ template <typename T, int NT>
 __device__ __forceinline__ void finish_tile(const Args& a, const Block<NT>& b, int tile, const float* scale,
                                             bool dry) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, t = lane / 4, part = lane % 4;
-    if (a.splits > 1 && !dry) barrier_wait(b.summed, 0);
+    if (a.splits > 1 && !dry) mbarrier_wait(b.summed, 0);
 #pragma unroll 1
     for (int slot = warp; slot < b.slots; slot += NT / 32) {
         const int u = slot * a.splits + b.split, row = u / b.TOKENS * 32 + part * 8;
@@ -236,8 +237,8 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
         }
         named_wait<NT>(CONSUMERS_ONLY);    // nobody reads the rings any more,
         if (a.splits > 1 && round == 0) {  // nor the others theirs, where sums are sent there
-            if (threadIdx.x < a.splits) barrier_arrive_at(b.summed + 8, threadIdx.x);
-            barrier_wait(b.summed + 8, 0);
+            if (threadIdx.x < a.splits) mbarrier_arrive_at(b.summed + 8, threadIdx.x);
+            mbarrier_wait(b.summed + 8, 0);
         }
         leave_sums<NT, N>(a, b, acc, round < 0 ? 0 : b.units);
         if (a.splits == 1) named_wait<NT>(CONSUMERS_ONLY);
@@ -255,9 +256,9 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
     const bool cluster = a.splits > 1;
     if (warp == WARPS) {  // the weight's warp waits for nobody
         b.make(a, WARPS);
-        named_arrive<NT + FETCHERS>(BARRIERS_MADE);
+        named_arrive<NT + PRODUCERS>(BARRIERS_MADE);
     } else {
-        named_wait<NT + FETCHERS>(BARRIERS_MADE);
+        named_wait<NT + PRODUCERS>(BARRIERS_MADE);
     }
     if (cluster) cluster_arrive();  // before anything is sent to a block, its barriers are made
     if (warp < WARPS) {
@@ -269,7 +270,7 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
         if (warp == WARPS) skinny::stream_weight<NT>(w, a, b);
         if (warp == WARPS + 1 && lane == 0) {
             tma_prefetch(x);
-            if (a.splits > 1) barrier_arrive_expect(b.summed, bytes_to_come<NT, N>(a, b));
+            if (a.splits > 1) mbarrier_arrive_expect(b.summed, bytes_to_come<NT, N>(a, b));
         }
         __syncwarp();
         if (cluster && warp > WARPS) cluster_wait();
@@ -286,7 +287,7 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
 }  // namespace wide
 
 #define WIDE_KERNEL(TYPE, WG, NT, N)                                                    \
-    extern "C" __global__ void __launch_bounds__(128 * WG + wide::FETCHERS, 3 - WG)     \
+    extern "C" __global__ void __launch_bounds__(128 * WG + wide::PRODUCERS, 3 - WG)    \
         wide_##TYPE##_##NT##_##N(const __grid_constant__ CUtensorMap w,                 \
                                  const __grid_constant__ CUtensorMap x, wide::Args a) { \
         wide::run<TYPE, WG, N>(&w, &x, a);                                              \

@@ -1,12 +1,13 @@
-// The ring through which all that a pass over one row reads from memory comes, and the warp that fills it.
+// The ring of shared memory through which a pass over one row reads all global memory, and the producer warp
+// that fills it.
 #pragma once
 #include "hopper.cuh"
 #include "operands.cuh"
 
 namespace pass {
 
-// What lies in shared memory, and the ring's state on one side: a stage's number, and the parity of the phase
-// to wait for (who reads begins with 0, who fills with 1).
+// The layout of shared memory, and one side's position in the ring: the number of a stage, and the parity of
+// the phase to wait for (a consumer begins with 0, the producer with 1).
 template <int D>
 struct Places {
     static constexpr int PAGE = 2 * 16 * D * 2;  // bytes
@@ -34,30 +35,31 @@ struct Places {
         return reinterpret_cast<float2(*)[8]>(cos_sin() + D);
     }
     __device__ __forceinline__ uint8_t* queries() const { return reinterpret_cast<uint8_t*>(ends() + WARPS); }
-    // [WARPS][ROUND] sums of a product's rows; or [WARPS][heads][D] of attention.
+    // [WARPS][ROUND] sums of a GEMM's rows; or [WARPS][heads][D] of attention.
     __device__ __forceinline__ float* sums() const { return reinterpret_cast<float*>(queries() + 8 * D * 2); }
 };
 
-// The ring as the warp sees it that fills it. What is on its way is held within a window: whatever else this
-// SM asks of memory, a flag or an input, comes after it.
+// The producer's side of the ring. A window bounds the copies in flight, because memory answers an SM in
+// order: any other load of this SM, of a flag or an input, waits for all copies that were issued before it.
 template <int D>
 struct Filling {
-    Places<D> at, oldest;  // oldest: the first stage on its way
-    int under_way = 0;
+    Places<D> at, oldest;  // oldest: the first stage in flight
+    int in_flight = 0;
     __device__ __forceinline__ Filling(const Args& a, uint8_t* shared)
         : at(a, shared, 1), oldest(a, shared, 0) {}
-    // Waits until the stage may be asked for.
+    // Waits until the stage is empty and the window has room.
     __device__ __forceinline__ void begin() {
-        if (under_way == at.a.window)
-            barrier_wait(oldest.full(), oldest.parity), oldest.advance(), under_way--;
-        barrier_wait(at.empty(), at.parity);
-        under_way++;
+        if (in_flight == at.a.window)
+            mbarrier_wait(oldest.full(), oldest.parity), oldest.advance(), in_flight--;
+        mbarrier_wait(at.empty(), at.parity);
+        in_flight++;
     }
 };
 
-// Asks for a product's rows, whole stages at a time.
+// Issues TMA copies of a GEMM's rows, a whole stage at a time.
 template <int D>
-__device__ __forceinline__ void ask_rows(const Args& a, const Product& p, Filling<D>& to, uint64_t policy) {
+__device__ __forceinline__ void issue_tma_rows(const Args& a, const Gemm& p, Filling<D>& to,
+                                               uint64_t policy) {
     Places<D>& at = to.at;
     const int end = p.first(blockIdx.x + 1), step = p.in_stage(a);
 #pragma unroll 1
@@ -65,7 +67,7 @@ __device__ __forceinline__ void ask_rows(const Args& a, const Product& p, Fillin
         to.begin();
         if ((threadIdx.x & 31) == 0) {
             const int bytes = min(step, end - row) * p.k * 2;
-            barrier_arrive_expect(at.full(), bytes);
+            mbarrier_arrive_expect(at.full(), bytes);
             bulk_load(at.here(), static_cast<const uint8_t*>(p.w) + static_cast<int64_t>(row) * p.k * 2,
                       bytes, at.full(), policy);
         }
@@ -97,15 +99,15 @@ struct Entries {
 };
 
 template <int D>
-__device__ __forceinline__ void ask_pages(const Args& a, const void* map, const Share& s, Entries& entries,
-                                          int layer, Filling<D>& to) {
+__device__ __forceinline__ void issue_tma_pages(const Args& a, const void* map, const Share& s,
+                                                Entries& entries, int layer, Filling<D>& to) {
     Places<D>& at = to.at;
     const int step = a.stage / at.PAGE, count = s.end - s.first;
 #pragma unroll 1
     for (int first = 0; first < count; first += step, at.advance()) {
         const int end = min(first + step, count);
         to.begin();
-        if ((threadIdx.x & 31) == 0) barrier_arrive_expect(at.full(), (end - first) * at.PAGE);
+        if ((threadIdx.x & 31) == 0) mbarrier_arrive_expect(at.full(), (end - first) * at.PAGE);
         for (int i = first; i < end; i++) {
             const int block = entries.block_of(i), head = (block * a.layers + layer) * 2 * a.g + s.unit;
             const int row = (s.first + i) * 16 % a.block_size / 8;
@@ -119,9 +121,10 @@ __device__ __forceinline__ void ask_pages(const Args& a, const void* map, const 
     }
 }
 
-// All that this block's consumers will read from memory, in their order, by one warp.
+// The producer warp: issues all copies that this block's consumers read, in their order.
 template <int D>
-__device__ __forceinline__ void ask(const Args& a, const Layers& layers, const void* map, Filling<D> to) {
+__device__ __forceinline__ void issue_tma(const Args& a, const Layers& layers, const void* map,
+                                          Filling<D> to) {
     const uint64_t policy = l2_evict_first();
     const Share share(a);
     Entries entries(a, share);
@@ -129,11 +132,11 @@ __device__ __forceinline__ void ask(const Args& a, const Layers& layers, const v
     for (int layer = 0; layer < a.layers; layer++) {
 #pragma unroll 1
         for (int kind = QKV; kind < HEAD; kind++) {
-            ask_rows(a, Product(a, layers, layer, kind, D), to, policy);
-            if (kind == QKV && share.mine) ask_pages<D>(a, map, share, entries, layer, to);
+            issue_tma_rows(a, Gemm(a, layers, layer, kind, D), to, policy);
+            if (kind == QKV && share.mine) issue_tma_pages<D>(a, map, share, entries, layer, to);
         }
     }
-    ask_rows(a, Product(a, layers, 0, HEAD, D), to, policy);
+    issue_tma_rows(a, Gemm(a, layers, 0, HEAD, D), to, policy);
 }
 
 }  // namespace pass

@@ -1,18 +1,18 @@
 // The whole forward pass of one decoded row in one launch (Hopper): token id to logits, one block an SM.
 //
-// A step of one row is as fast as weights and cache can be read, if memory never rests. So a warp of each
-// block asks for that block's share of everything the pass reads, in the order of the pass, without waiting
-// for any result, through one ring that is nearly all of shared memory (ring.cuh). The ring holds what memory
-// delivers in some 8 µs, and what lies between two products takes less: sums over warps, the way of the
-// results to all blocks, the next input.
+// A step of one row takes as long as reading the weights and the cache, if memory is never idle. Therefore a
+// producer warp of each block issues the copies of that block's share of everything the pass reads, in the
+// order of the pass and without waiting for any result, into one ring that takes nearly all of shared memory
+// (ring.cuh). The ring holds what memory delivers in about 8 µs. The work between two GEMMs takes less: the
+// sums over warps, the exchange of results between blocks, and loading the next input.
 //
-// Two things make it so. At most a window of the ring is on its way at a time: what a block has asked of
-// memory comes in order, so a flag that is asked for behind 200 KB waits for 8 µs, behind 40 KB for less
-// than 2. And results are no flags and data but words that carry their own (words.cuh): one way to L2 and one
-// back, no fence, no barrier.
+// Two measures keep it below that. At most a window of the ring is in flight at a time: memory answers a
+// block in order, so a load behind 200 KB of copies waits for 8 µs, and one behind 40 KB for less than 2. And
+// a result is one word with its own tag (words.cuh) instead of data and a flag: it takes one trip to L2 and
+// one back, without a fence or a barrier.
 //
 // Eight warps multiply. A thread keeps its columns of the input in registers; each warp's sums of a row meet
-// in shared memory. A product's rows are shared out to blocks evenly. Elements of the residual stream stay
+// in shared memory. A GEMM's rows are shared out to blocks evenly. Elements of the residual stream stay
 // with the thread that adds to them.
 //
 // Attention: a block takes a part of one unit's keys (a KV head and its query heads), of which the newest is
@@ -61,7 +61,7 @@ __device__ __forceinline__ float sum_values(const float (&v)[N]) {
 //
 // Tensor cores multiply, in a way of their own: a warp's 256 columns of two rows of the weight are the rows
 // of one operand, 32 columns (four lanes) each, and the input's columns, cut alike, are the columns of the
-// other. Of their product only the diagonal means something. So a lane needs the same columns of weight and
+// other. Of their GEMM only the diagonal means something. So a lane needs the same columns of weight and
 // input, and 16 bytes of a row are two instructions of its warp.
 template <typename T, int CHUNKS>
 struct Columns {
@@ -84,7 +84,7 @@ struct Columns {
 #pragma unroll
                 for (int c = 0; c < AT_ONCE; c++) {
                     const int i = 8 * (threadIdx.x + (c0 + c) * CONSUMERS);
-                    if (c0 + c < CHUNKS && i < k) low[c] = look(words + i), high[c] = look(words + i + 4);
+                    if (c0 + c < CHUNKS && i < k) low[c] = poll(words + i), high[c] = poll(words + i + 4);
                 }
 #pragma unroll
                 for (int c = 0; c < AT_ONCE; c++) {
@@ -126,7 +126,7 @@ struct Columns {
         float* to = sums + warp * ROUND + lane / (32 / ROWS);
 #pragma unroll 1
         for (int first = 0; first < count; first += in_stage, at.advance()) {
-            barrier_wait(at.full(), at.parity);
+            mbarrier_wait(at.full(), at.parity);
             const int end = min(in_stage, count - first);
             uint32_t from = at.here() + threadIdx.x * 16;
 #pragma unroll 1
@@ -158,12 +158,12 @@ struct Columns {
                 const float all = sum_values<ROWS>(sum);
                 if (lane % (32 / ROWS) == 0 && row + lane / (32 / ROWS) < end) to[first + row] = all;
             }
-            barrier_arrive(at.empty());
+            mbarrier_arrive(at.empty());
         }
     }
 };
 
-// What a product's sums become.
+// The epilogues of the GEMMs.
 template <typename T, int D>
 struct Epilogue {
     const Args& a;
@@ -193,29 +193,29 @@ struct Epilogue {
             const float s = scale(), gate = total(2 * i, k) * s, up = total(2 * i + 1, k) * s;
             // The two projections are rounded first, as they are where they are stored.
             const float2 p = unpack2<T>(pack2<T>(gate, up));
-            tell(words.act() + first / 2 + i, from_f32<T>(__fdividef(p.x, 1.f + __expf(-p.x)) * p.y), tag);
+            store_tagged(words.act() + first / 2 + i, from_f32<T>(__fdividef(p.x, 1.f + __expf(-p.x)) * p.y),
+                         tag);
             return;
         }
         if (i >= count) return;
         const float sum = total(i, k);
         if (kind == QKV) {
-            tell(words.qkv() + row, from_f32<T>(sum * scale()), tag);
+            store_tagged(words.qkv() + row, from_f32<T>(sum * scale()), tag);
         } else if (kind == HEAD) {
             a.logits[row] = sum * scale();
         } else {
             const T x = from_f32<T>(at.residual()[i] + sum);
             at.residual()[i] = to_f32(x);
-            tell(words.x() + row, x, tag);
+            store_tagged(words.x() + row, x, tag);
             if (last && kind == DOWN) static_cast<T*>(a.x)[row] = x;
         }
     }
 };
 
-// Sums of `count` rows of a product. CHUNKS: of 8 columns a thread; ROWS: that a warp sums together.
+// Sums of `count` rows of a GEMM. CHUNKS: of 8 columns a thread; ROWS: that a warp sums together.
 template <typename T, int D, int CHUNKS, int ROWS>
-__device__ __forceinline__ void multiply_as(const Args& a, const Product& p, const T* row,
-                                            const uint32_t* words, uint32_t tag, const float* norm, int count,
-                                            Places<D>& at) {
+__device__ __forceinline__ void multiply_as(const Args& a, const Gemm& p, const T* row, const uint32_t* words,
+                                            uint32_t tag, const float* norm, int count, Places<D>& at) {
     Columns<T, CHUNKS> columns;
     columns.take(row, words, tag, p.k);
     const float square = norm ? columns.weigh(norm, p.k) : 0.f;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void multiply_as(const Args& a, const Product& p, con
     columns.template sum_rows<ROWS>(at, p.k, count, p.in_stage(a), at.sums());
 }
 template <typename T, int D>
-__device__ __forceinline__ void multiply(const Args& a, const Product& p, const T* row, const uint32_t* words,
+__device__ __forceinline__ void multiply(const Args& a, const Gemm& p, const T* row, const uint32_t* words,
                                          uint32_t tag, const float* norm, int count, Places<D>& at) {
     if (p.k > FEW_CHUNKS * 8 * CONSUMERS || p.in_stage(a) == 1)
         multiply_as<T, D, MAX_CHUNKS, 1>(a, p, row, words, tag, norm, count, at);
@@ -234,35 +234,35 @@ __device__ __forceinline__ void multiply(const Args& a, const Product& p, const 
         multiply_as<T, D, FEW_CHUNKS, 4>(a, p, row, words, tag, norm, count, at);
 }
 
-// Norm and rotation of the unit's heads as the projection leaves them: of its queries, a warp each, which go
-// to shared memory, and of the newest key, by the warp that comes to its page, which puts it and the value
-// into the cache and keeps them.
+// Norm and RoPE of the unit's heads as the projection leaves them. Each query head has a warp, which writes
+// it to shared memory. The newest key belongs to the warp that reads its page, which also writes key and
+// value to the cache and keeps them in registers.
 template <typename T, int D>
 struct Heads {
-    bool turns, holds;
+    bool has_query, holds;
     HeadPart<float, D> q_weight, k_weight;
 
     // What does not depend on the projection.
     __device__ __forceinline__ Heads(const Args& a, const Layer& l, const Share& s) {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-        turns = warp < a.h / a.g;
+        has_query = warp < a.h / a.g;
         holds = s.part + 1 == s.parts && max(s.end - s.first - 1, 0) % WARPS == warp;
-        if (turns) q_weight = load_weight<D>(l.q_norm, lane);
+        if (has_query) q_weight = load_weight<D>(l.q_norm, lane);
         if (holds) k_weight = load_weight<D>(l.k_norm, lane);
     }
     __device__ __forceinline__ void finish(const Args& a, const Layer& l, const Share& s, int layer,
                                            const Places<D>& at, const uint32_t* qkv, uint32_t tag,
                                            NewestPair<T, D>& newest) const {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, heads = a.h / a.g;
-        if (turns) {
+        if (has_query) {
             HeadPart<T, D> x = await_head<T, D>(qkv + (s.unit * heads + warp) * D, tag);
-            turn(x, l.q_norm, q_weight, a, at);
+            norm_and_rope(x, l.q_norm, q_weight, a, at);
             attention::place_head(x, at.queries(), [&](int c) { return piece<D>(warp, c); });
         }
         if (!holds) return;
         const uint32_t* key = qkv + (a.h + s.unit) * D;
         newest.key = await_head<T, D>(key, tag), newest.value = await_head<T, D>(key + a.g * D, tag);
-        turn(newest.key, l.k_norm, k_weight, a, at);
+        norm_and_rope(newest.key, l.k_norm, k_weight, a, at);
         const int slot = a.slots[0];
         if (slot < 0) return;
         const int64_t block =
@@ -273,12 +273,12 @@ struct Heads {
     }
 
   private:
-    static __device__ __forceinline__ void turn(HeadPart<T, D>& x, const float* norm,
-                                                const HeadPart<float, D>& weight, const Args& a,
-                                                const Places<D>& at) {
+    static __device__ __forceinline__ void norm_and_rope(HeadPart<T, D>& x, const float* norm,
+                                                         const HeadPart<float, D>& weight, const Args& a,
+                                                         const Places<D>& at) {
         HeadPart<float, D> cos_sin;
         cos_sin.load_from(at.cos_sin(), threadIdx.x & 31);
-        turn_head(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
+        apply_rope(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
     }
 };
 
@@ -299,11 +299,11 @@ __device__ __forceinline__ void merge_parts(const Args& a, const Share& s, int h
         float share = exp2_fast(weight - top), sum = share * v;
         for (int shift = s.parts / 2; shift; shift >>= 1)
             sum += __shfl_xor_sync(~0u, sum, shift), share += __shfl_xor_sync(~0u, share, shift);
-        if (part == 0) tell(attn + s.unit * heads * D + channel, from_f32<T>(sum / share), tag);
+        if (part == 0) store_tagged(attn + s.unit * heads * D + channel, from_f32<T>(sum / share), tag);
     }
 }
 
-// This block's part of attention. Parts tell each other their means and the logarithm of their weights; their
+// This block's part of attention. Parts exchange their means and the logarithm of their weights; their
 // tag is `number`, for a part that is not needed leaves words behind that may be as old as one pleases.
 template <typename T, int D>
 __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Share& s, int layer,
@@ -320,7 +320,7 @@ __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Shar
     attention::load_queries<D>(at.queries(), heads, qf);
 #pragma unroll 1
     for (int first = 0; first < count; first += step, at.advance()) {
-        barrier_wait(at.full(), at.parity);
+        mbarrier_wait(at.full(), at.parity);
         const int end = min(first + step, count);
 #pragma unroll 1
         for (int i = first + (warp - first % WARPS + WARPS) % WARPS; i < end; i += WARPS) {
@@ -328,11 +328,11 @@ __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Shar
             const int valid = s.context - (s.first + i) * 16;
             if (valid <= 16) {
                 attention::complete_page<T, D, true>(page, newest, valid);
-                async_proxy_fence();  // the copy engine writes here next
+                async_proxy_fence();  // TMA writes here next
             }
             sums.add(shared_address(page), qf, valid, a.scale_log2);
         }
-        barrier_arrive(at.empty());
+        mbarrier_arrive(at.empty());
     }
     sums.close();
     sums.leave(at.sums(), at.ends(), warp, heads);
@@ -350,11 +350,11 @@ __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Shar
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (s.parts == 1)
-                tell(words.attn() + head * D + channel + i, from_f32<T>(of[i]), tag);
+                store_tagged(words.attn() + head * D + channel + i, from_f32<T>(of[i]), tag);
             else
-                tell(to + channel + i, of[i], number);
+                store_tagged(to + channel + i, of[i], number);
         }
-        if (s.parts > 1 && channel == 0) tell(to + D, top + __log2f(weight), number);
+        if (s.parts > 1 && channel == 0) store_tagged(to + D, top + __log2f(weight), number);
     }
     if (s.parts > 1) merge_parts<T, D>(a, s, heads, words.attn(), tag, number);
 }
@@ -369,17 +369,17 @@ __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Pla
     const uint32_t launch = *a.launches;
     if (threadIdx.x < D)
         at.cos_sin()[threadIdx.x] = a.cos_sin[static_cast<int64_t>(a.positions[0]) * D + threadIdx.x];
-    const Product output(a, layers, 0, O, D);
+    const Gemm output(a, layers, 0, O, D);
     const int row = output.first(blockIdx.x) + threadIdx.x;
     if (row < output.first(blockIdx.x + 1)) at.residual()[threadIdx.x] = to_f32(in[row]);
     named_wait<CONSUMERS>(MEET);
     const Epilogue<T, D> epilogue = {a, at, words};
-    const int products = 4 * a.layers + 1;
+    const int gemms = 4 * a.layers + 1;
 #pragma unroll 1
-    for (int i = 0; i < products; i++) {
-        const int layer = i / 4, kind = i + 1 < products ? i % 4 : HEAD;
+    for (int i = 0; i < gemms; i++) {
+        const int layer = i / 4, kind = i + 1 < gemms ? i % 4 : HEAD;
         const Layer& l = layers.layer[kind == HEAD ? 0 : layer];
-        const uint32_t number = launch * products + i;
+        const uint32_t number = launch * gemms + i;
         // Of its results and of its input; never 0, which fresh words have.
         const uint32_t tag = number % 65535 + 1, before = (number - 1) % 65535 + 1;
         if (kind == O && share.mine) attend<T, D>(a, l, share, layer, at, words, before, number);
@@ -388,7 +388,7 @@ __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Pla
                             : kind == GATE_UP ? l.mlp_norm
                             : kind == HEAD    ? a.norm
                                               : nullptr;
-        const Product p(a, layers, layer, kind, D);
+        const Gemm p(a, layers, layer, kind, D);
         const int first = p.first(blockIdx.x), rows = p.first(blockIdx.x + 1) - first;
         const int most = ROUND / p.in_stage(a) * p.in_stage(a);
 #pragma unroll 1
@@ -396,7 +396,7 @@ __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Pla
             const int count = min(most, rows - done);
             multiply<T, D>(a, p, i == 0 ? in : nullptr, from, before, norm, count, at);
             named_wait<CONSUMERS>(MEET);
-            epilogue(kind, p.k, first + done, count, tag, i + 2 == products);
+            epilogue(kind, p.k, first + done, count, tag, i + 2 == gemms);
         }
     }
     // The last block to come here counts the launch.
@@ -412,12 +412,12 @@ __device__ __forceinline__ void run(const void* map, const Args& a, const Layers
         Places<D> at(a, shared, 1);
         if ((threadIdx.x & 31) == 0) {
             tma_prefetch(map);
-            for (; at.parity; at.advance()) barrier_init(at.full(), 1), barrier_init(at.empty(), CONSUMERS);
-            barrier_init_fence();
+            for (; at.parity; at.advance()) mbarrier_init(at.full(), 1), mbarrier_init(at.empty(), CONSUMERS);
+            mbarrier_init_fence();
         }
         __syncwarp();
         named_arrive<THREADS>(MADE);
-        ask<D>(a, layers, map, Filling<D>(a, shared));
+        issue_tma<D>(a, layers, map, Filling<D>(a, shared));
     } else {
         named_wait<THREADS>(MADE);
         consume<T, D>(a, layers, Places<D>(a, shared, 0));

@@ -1,27 +1,27 @@
-// How the blocks of a pass over one row tell each other results.
+// How the blocks of a pass over one row exchange results.
 #pragma once
-#include "../../common/rope/rotation.cuh"
+#include "../../common/rope/rope.cuh"
 #include "operands.cuh"
 
 namespace pass {
 
-// Blocks tell each other results in words that say themselves when they are there: 16 bits of value beside a
-// tag that is another for every product of a launch, and for every launch. So nothing is to be waited for but
-// the words: no fence, which would wait for all that is on its way, and no barrier. Nobody writes a word anew
-// that is still to be read: whoever gets so far has results that depend on all who read it. (So a block
-// without rows in a product must not read its input, and attention awaits k and v even where it reads no
-// key.)
-__device__ __forceinline__ void tell(uint32_t* to, uint16_t value, uint32_t tag) {
+// Blocks exchange results in words that hold 16 bits of value and a tag. The tag differs for every GEMM of a
+// launch and for every launch, so a reader polls the word until it has the expected tag. No fence is needed,
+// which would wait for all outstanding copies, and no barrier. No block overwrites a word that another still
+// reads: before a block writes it again, it has results that depend on every reader. (Therefore a block
+// without rows in a GEMM must not read that GEMM's input, and attention waits for k and v even where it reads
+// no key.)
+__device__ __forceinline__ void store_tagged(uint32_t* to, uint16_t value, uint32_t tag) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value | tag << 16) : "memory");
 }
 template <typename T>
-__device__ __forceinline__ void tell(uint32_t* to, T value, uint32_t tag) {
-    tell(to, *reinterpret_cast<uint16_t*>(&value), tag);
+__device__ __forceinline__ void store_tagged(uint32_t* to, T value, uint32_t tag) {
+    store_tagged(to, *reinterpret_cast<uint16_t*>(&value), tag);
 }
 __device__ __forceinline__ bool tagged(uint4 v, uint32_t tag) {
     return (v.x >> 16 == tag) & (v.y >> 16 == tag) & (v.z >> 16 == tag) & (v.w >> 16 == tag);
 }
-__device__ __forceinline__ uint4 look(const uint32_t* from) {
+__device__ __forceinline__ uint4 poll(const uint32_t* from) {
     uint4 v;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -33,7 +33,7 @@ __device__ __forceinline__ uint4 look(const uint32_t* from) {
 __device__ __forceinline__ uint32_t values(uint32_t low, uint32_t high) {
     return __byte_perm(low, high, 0x5410);
 }
-// A head's part of a lane, once it is there.
+// Polls until the lane's part of a head has arrived, and returns it.
 template <typename T, int D>
 __device__ __forceinline__ HeadPart<T, D> await_head(const uint32_t* head, uint32_t tag) {
     constexpr int N = HeadLanes<D>::N;
@@ -57,8 +57,8 @@ __device__ __forceinline__ HeadPart<T, D> await_head(const uint32_t* head, uint3
     }
     return x;
 }
-// A float with its tag.
-__device__ __forceinline__ void tell(uint2* to, float value, uint32_t tag) {
+// The same for a float, with a tag of 32 bits.
+__device__ __forceinline__ void store_tagged(uint2* to, float value, uint32_t tag) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to),
                  "l"(static_cast<uint64_t>(tag) << 32 | __float_as_uint(value))
                  : "memory");

@@ -1,1 +1,0 @@
-"""CUDA kernels and what chooses and launches them. Imports without a GPU."""

@@ -1,0 +1,1 @@
+"""Lowering to the C++ kernels' instructions, and their executor."""

@@ -1,0 +1,105 @@
+"""From a recorded program to the instructions of csrc/program.h."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from pegainfer.contract.errors import UnsupportedError
+from pegainfer.kernels.cpu.instructions import OPCODES, axis_letters
+from pegainfer.lower.cpu.packed import FORMAT_CODES
+from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.spec import Role
+from pegainfer.ops.tensor import Dim, Kind, Tensor
+
+RECURRENT = ("causal_conv_silu", "gated_delta_rule")
+TILE = 16  # output rows of a packed weight's tile
+
+
+def runs_whole(call: OpCall) -> bool:
+    """Whether a coarse call has a kernel of its own; it is lowered otherwise."""
+    if call.spec.name == "qkv_norm_rope_append":
+        head_dim = call.axes["D"]  # a unit of that kernel is a head, and must be whole tiles
+        return isinstance(head_dim, int) and head_dim % TILE == 0
+    return call.spec.name in OPCODES
+
+
+def lowered(program: Program) -> Program:
+    """The program in ops that have kernels. Raises UnsupportedError with the reason where one has none."""
+    low = program.lowered(keep=runs_whole)
+    for call in low.calls:
+        _check(call)
+    return low
+
+
+def encode(call: OpCall, number: int, place: Callable[[Tensor], int], sizes: list[str]) -> bytes:
+    """One instruction, in words of eight bytes.
+
+    Args:
+        number: of its op, as in OPCODES.
+        place: a tensor's number in the table of addresses.
+        sizes: collects the names of step sizes that axes refer to.
+    """
+    spec = call.spec
+    tensors = [call.tensors.get(o.name) for o in spec.operands]
+    operands = [-1 if t is None else place(t) for t in tensors]
+    f16_state = any(
+        o.role is Role.STATE and t is not None and t.dtype == "f16"
+        for o, t in zip(spec.operands, tensors, strict=True)
+    )
+    axes = [_axis(call.axes[letter], sizes) for letter in axis_letters(spec)]
+    attrs = [float(call.attrs[name]) for name in spec.attrs]
+    words = [number, f16_state, *operands, *axes]
+    return struct.pack(f"={len(words)}q{len(attrs)}d", *words, *attrs)
+
+
+def _axis(dim: Dim, sizes: list[str]) -> int:
+    """A size as it is, or the complement of a step size's number."""
+    if isinstance(dim, int):
+        return dim
+    if dim not in sizes:
+        sizes.append(dim)
+    return ~sizes.index(dim)
+
+
+def _check(call: OpCall) -> None:
+    if call.spec.name not in OPCODES:
+        raise UnsupportedError(f"no CPU kernel for {call}", expected=" ".join(OPCODES))
+    for o in call.spec.operands:
+        tensor = call.tensors.get(o.name)
+        if tensor is None:
+            continue
+        if o.role is Role.WEIGHT:
+            allowed: tuple[str, ...] = tuple(FORMAT_CODES)
+        elif o.role is Role.STATE:
+            allowed = ("f32", "f16", "i32")
+        elif tensor.kind is Kind.WEIGHT:
+            continue  # converted to float32 when it is loaded
+        else:
+            allowed = ("f32", "i32", "u32", "u64")  # the kernels compute in float32
+        if tensor.dtype not in allowed:
+            raise UnsupportedError(
+                f"dtype of {o.name} in {call} on the CPU", expected=" | ".join(allowed), got=str(tensor)
+            )
+    _check_state(call)
+
+
+def _check_state(call: OpCall) -> None:
+    """Raises UnsupportedError for a KV cache or a recurrent state that the kernels cannot walk."""
+    if call.spec.name in RECURRENT:
+        for o in call.spec.operands:
+            if o.role is Role.STATE and call.tensors[o.name].dtype != "f32":
+                raise UnsupportedError(
+                    f"dtype of {o.name} in {call} on the CPU", expected="f32", got=str(call.tensors[o.name])
+                )
+        width = call.axes.get("V", TILE)
+        if not isinstance(width, int) or width % TILE:
+            raise UnsupportedError(
+                f"{call} on the CPU", expected=f"a value head size V that is a multiple of {TILE}", got=width
+            )
+    size = call.axes.get("S"), call.axes.get("D")
+    has_pages = any(o.paged for o in call.spec.operands)
+    if has_pages and any(not isinstance(n, int) or n % TILE for n in size):
+        raise UnsupportedError(
+            f"{call} on the CPU", expected=f"block size S and head size D multiples of {TILE}", got=size
+        )

@@ -1,0 +1,83 @@
+"""Weights in the layout that the kernels stream (csrc/formats.h)."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from typing import Any
+
+import numpy as np
+
+from pegainfer.contract.errors import OpError, UnsupportedError
+from pegainfer.kernels.cpu.library import library
+from pegainfer.ops.tensor import FORMATS
+from pegainfer.runtime.weights.weight import VALUES, Weight
+
+Array = np.ndarray[Any, Any]
+
+FORMAT_CODES = {
+    "f32": 0, "f16": 1, "bf16": 2, "q8_0": 3, "q4_1": 4, "q4_0": 5, "q4_k": 6, "q6_k": 7,
+    "q5_0": 8, "q5_1": 9, "q5_k": 10,
+}  # fmt: skip
+
+
+class PackedWeight:
+    """A matrix [N, K] in tiles of 16 rows, within memory that it keeps alive.
+
+    Args:
+        weight: as it is stored; only read here.
+        memory: [packed_bytes] uint8, 64-byte aligned, to be filled.
+        threads: that share the work.
+
+    Raises UnsupportedError for a scheme that has no kernels, OpError for memory that does not fit.
+    """
+
+    def __init__(self, weight: Weight, memory: Array, threads: int = 1) -> None:
+        scheme, need = weight.scheme.name, packed_bytes(weight.scheme.name, weight.shape)
+        if memory.nbytes != need or memory.ctypes.data % 64:
+            raise OpError("memory of a packed weight", expected=f"{need} bytes, aligned", got=memory.nbytes)
+        n, k = weight.shape
+        self.format = scheme
+        self.shape: tuple[int, int] = (n, k)
+        self.nbytes = need
+        self._memory = memory
+        rows = weight.parts[VALUES].addresses()
+        self.handle: int = library().pega_pack(
+            FORMAT_CODES[scheme], n, k, rows.ctypes.data, memory.ctypes.data, threads
+        )
+        weakref.finalize(self, library().pega_packed_free, self.handle)
+
+    def unpack(self, first: int = 0, count: int | None = None) -> Array:
+        """Rows first … first + count as float32 [count, K]."""
+        count = self.shape[0] - first if count is None else count
+        if first < 0 or count < 0 or first + count > self.shape[0]:
+            raise OpError("rows of a packed weight", expected=f"within {self.shape[0]}", got=(first, count))
+        out = np.empty((count, self.shape[1]), np.float32)
+        library().pega_unpack(self.handle, first, count, out.ctypes.data)
+        return out
+
+
+def packed_bytes(format_name: str, shape: tuple[int, ...]) -> int:
+    """Memory that a weight takes, a multiple of 64. Raises UnsupportedError, OpError."""
+    if format_name not in FORMAT_CODES:
+        raise UnsupportedError(
+            "no CPU kernels for this weight format", expected=" ".join(FORMAT_CODES), got=format_name
+        )
+    if len(shape) != 2 or min(shape) < 1:
+        raise OpError("a packed weight is a matrix", expected="[N, K]", got=shape)
+    need: int = library().pega_packed_bytes(FORMAT_CODES[format_name], *shape)
+    if not need:
+        per_block = FORMATS[format_name][0]
+        raise OpError("width of a packed weight", expected=f"a multiple of {per_block}", got=shape)
+    return need
+
+
+def reserve(nbytes: int) -> Array:
+    """Zeroed memory for many weights, on huge pages where the system has them: [nbytes] uint8.
+
+    A stream over small pages misses the TLB at every one of them.
+    """
+    region = mmap.mmap(-1, max(1, nbytes))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(region, np.uint8, nbytes)

@@ -1,0 +1,1 @@
+"""Lowering and execution on GPUs: rewrite, choose, bind, run. Imports without a GPU."""

@@ -1,0 +1,140 @@
+"""Lowering of the ops that are one GEMM, and of a norm that is folded into the GEMM that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pegainfer.lower.cuda.gemm import SIXTEEN, GemmProblem, choose_gemm, project
+from pegainfer.lower.cuda.lowering import LoweringContext, Step, handles
+from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, with_op
+from pegainfer.lower.cuda.skinny import NextNorm, Scale, SkinnyChoice
+from pegainfer.ops.fused_norm import (
+    LINEAR_RESIDUAL_NORM,
+    SCALED_GATE_UP_SWIGLU,
+    SCALED_PROJECT_HEADS,
+    SCALED_QKV_ROPE_APPEND,
+)
+from pegainfer.ops.program import OpCall
+from pegainfer.ops.tensor import Kind
+
+Sizes = Mapping[str, int]
+Fields = tuple[int, int, int, str, bool]  # m, n, k, kind of output, norm
+# The GEMM of each op that is one GEMM and what surrounds it.
+PROBLEMS: dict[str, Callable[[Sizes], Fields]] = {
+    "linear_residual": lambda s: (s["T"], s["N"], s["K"], "residual", False),
+    "gate_up_swiglu": lambda s: (s["T"], 2 * s["F"], s["M"], "swiglu", True),
+    "qkv_norm_rope_append": lambda s: (s["T"], s["A"] + 2 * s["B"], s["M"], "store", True),
+    "project_heads": lambda s: (s["T"], s["A"] + 2 * s["B"], s["M"], "store", True),
+    "lm_head": lambda s: (s["L"], s["V"], s["M"], "storef32", True),
+}
+# Ops that begin with a norm of every row of x, and their forms that take what linear_residual_norm leaves.
+SCALED = {
+    "qkv_norm_rope_append": SCALED_QKV_ROPE_APPEND,
+    "project_heads": SCALED_PROJECT_HEADS,
+    "gate_up_swiglu": SCALED_GATE_UP_SWIGLU,
+}
+UNSCALED = {spec.name: name for name, spec in SCALED.items()} | {"linear_residual_norm": "linear_residual"}
+
+
+def gemm_problem(call: OpCall, sizes: Sizes) -> GemmProblem:
+    """The GEMM of a call of one of PROBLEMS, or of its form with a folded norm."""
+    name = call.spec.name
+    dtype = call.tensors["a" if "a" in call.tensors else "x"].dtype
+    m, n, k, out, norm = PROBLEMS[UNSCALED.get(name, name)](sizes)
+    return GemmProblem(m, n, k, dtype, out, norm and name not in UNSCALED)
+
+
+# The norm folded into the GEMM that follows
+
+
+def _fold(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
+    residual, after = calls[:2]
+    x, norm = after.tensors["x"], after.tensors["norm"]
+    if x.storage is not residual.tensors["x"].storage:
+        return "a norm of the same x"
+    if x.dtype != "bf16":  # in float16, x times a norm's weight, not yet scaled, could overflow
+        return f"activations of bf16, not {x.dtype}"
+    if norm.kind is not Kind.WEIGHT:
+        return "a norm whose weight is constant"
+    tokens = residual.sizes(step.env)["T"]
+    if not tokens:
+        return "tokens"
+    choice, other = (choose_gemm(gemm_problem(c, c.sizes(step.env)), step.target) for c in (residual, after))
+    if not isinstance(choice, SkinnyChoice) or not isinstance(other, SkinnyChoice):
+        return f"GEMMs by Hopper's kernels on both sides of the norm, at {tokens} rows"
+    width = x.shape[1]
+    assert isinstance(width, int)
+    normed = temporaries.tensor("normed residual", *x.shape, dtype=x.dtype)
+    squares = temporaries.tensor(
+        "squares of the residual", choice.square_groups(width), choice.most_tokens, dtype="f32"
+    )
+    first = OpCall.of(
+        LINEAR_RESIDUAL_NORM,
+        {"tile": choice.rows},
+        **with_op(residual, norm=norm, normed=normed, squares=squares),
+    )
+    operands = with_op(after, x=normed, squares=squares)
+    del operands["norm"]
+    return [first, OpCall.of(SCALED[after.spec.name], after.attrs, **operands)]
+
+
+FOLD_NORM = Rule("fold_norm", (frozenset({"linear_residual"}), frozenset(SCALED)), _fold)
+
+
+# Launches
+
+
+def scale_of(c: LoweringContext) -> Scale | None:
+    """How the sums of a call whose norm was folded are scaled."""
+    if "squares" not in c.call.tensors:
+        return None
+    return Scale(c.address("squares"), int(c.call.tensors["squares"].shape[0]))
+
+
+@handles("linear")
+def _linear(c: LoweringContext) -> None:
+    s, dtype = c.sizes, c.dtype("a")
+    out_dtype = c.dtype("out")
+    if out_dtype not in (dtype, "f32"):
+        raise c.refuse("dtype of out", f"{dtype} or f32", out_dtype)
+    kind = "store" if out_dtype == dtype else "storef32"
+    problem = GemmProblem(s["T"], s["N"], s["K"], dtype, kind)
+    project(c, problem, c.address("out"), c.address("a"), c.matrix("w", dtype=dtype))
+
+
+@handles("linear_residual", "linear_residual_norm")
+def _linear_residual(c: LoweringContext) -> None:
+    dtype = c.dtype("a")
+    if c.dtype("x") != dtype:
+        raise c.refuse("dtype of x", dtype, c.dtype("x"))
+    next_norm = None
+    if "norm" in c.call.tensors:
+        norm = c.vector("norm")
+        assert norm is not None
+        next_norm = NextNorm(norm, c.address("normed"), c.address("squares"))
+    problem = gemm_problem(c.call, c.sizes)
+    project(c, problem, c.address("x"), c.address("a"), c.matrix("w", dtype=dtype), next_norm=next_norm)
+
+
+def sixteen_bits(call: OpCall) -> bool:
+    """Whether x has 16 bits and rows that the kernels with a norm inside take."""
+    x = call.tensors["x"]
+    return x.dtype in SIXTEEN and isinstance(x.shape[1], int) and x.shape[1] % 8 == 0
+
+
+@handles("gate_up_swiglu", "scaled_gate_up_swiglu", whole=sixteen_bits)
+def _gate_up(c: LoweringContext) -> None:
+    project(
+        c, gemm_problem(c.call, c.sizes), c.address("out"), c.address("x"),
+        c.matrix("w_gate", "w_up", dtype=c.dtype("x"), layout="pairs"),
+        norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
+    )  # fmt: skip
+
+
+@handles("lm_head", whole=sixteen_bits)
+def _lm_head(c: LoweringContext) -> None:
+    project(
+        c, gemm_problem(c.call, c.sizes), c.address("logits"), c.address("x"),
+        c.matrix("w", dtype=c.dtype("x")),
+        norm=c.vector("norm"), rows=c.address("rows"), eps=c.call.attrs["eps"],
+    )  # fmt: skip

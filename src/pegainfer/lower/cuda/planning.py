@@ -1,0 +1,74 @@
+"""Plans of a program's steps: which calls are rewritten, and which kernels run the rewritten calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pegainfer.lower.cuda import attention, delta, pointwise  # noqa: F401  (they register their ops)
+from pegainfer.lower.cuda.linear import FOLD_NORM
+from pegainfer.lower.cuda.lowering import Step, choose, keeps_whole
+from pegainfer.lower.cuda.plan import PlannedLaunch, StepPlan
+from pegainfer.lower.cuda.qkv import FINISH_IN_ATTENTION
+from pegainfer.lower.cuda.rewrite import Rule, rewrite
+from pegainfer.lower.cuda.row_pass import ONE_LAUNCH
+from pegainfer.lower.cuda.sampling import LEAVE_PLAIN_ROWS
+from pegainfer.ops.program import OpCall, Program
+
+# In this order: heads that attention finishes are projected by a GEMM that a norm can be folded into.
+RULES = (ONE_LAUNCH, FINISH_IN_ATTENTION, FOLD_NORM, LEAVE_PLAIN_ROWS)
+
+
+# Kernels that are in no plan: they generate and convert weights, measure the card, and keep a runner's state.
+SUPPORT = frozenset(
+    {
+        "launch_nothing", "read_bandwidth", "decode_inputs", "publish_drawn", "append_tokens", "take_rows_32",
+        *(f"fill_normal_{dtype}" for dtype in ("bf16", "f16", "f32")), "convert_f32_bf16",
+    }
+)  # fmt: skip
+
+
+def rules(*, row_pass: bool = True, fused: bool = True) -> tuple[Rule, ...]:
+    """The rules that rewrite steps.
+
+    Args:
+        row_pass: a step of one decoded row is one launch, where a kernel serves it.
+        fused: without, each call leaves all that it declares.
+    """
+    return tuple(r for r in RULES if fused and (row_pass or r is not ONE_LAUNCH))
+
+
+def plan_program(program: Program, step: Step) -> StepPlan:
+    """A recorded program's step as an executor launches it, made without a GPU.
+
+    Raises UnsupportedError where no kernel serves an op.
+    """
+    return plan_step(program.lowered(keep=keeps_whole).calls, step, rules())
+
+
+def chosen_kernels(program: Program, steps: Iterable[Step]) -> set[str]:
+    """Every kernel that steps of these sizes may launch, whatever an executor's options are."""
+    calls = program.lowered(keep=keeps_whole).calls
+    sets = (rules(), rules(row_pass=False), rules(fused=False))
+    return {
+        launch.kernel
+        for step in steps
+        for applied in sets
+        for launch in plan_step(calls, step, applied).launches
+        if isinstance(launch, PlannedLaunch)
+    }
+
+
+def plan_step(calls: Sequence[OpCall], step: Step, applied: Sequence[Rule]) -> StepPlan:
+    """Rewrites and chooses. Pure: no driver is asked.
+
+    Args:
+        calls: of a program whose coarse calls are lowered but for those that have kernels.
+
+    Raises UnsupportedError where no kernel serves an op.
+    """
+    rewritten = rewrite(calls, step, applied)
+    plan = choose(rewritten.calls, step)
+    for name, t in rewritten.temporaries.items():
+        plan.reserve(name, t.nbytes(step.env))
+    plan.applied, plan.lacking = rewritten.applied, rewritten.lacking
+    return plan

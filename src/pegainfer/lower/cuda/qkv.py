@@ -1,0 +1,99 @@
+"""Lowering of the projection to q, k and v. Norm, RoPE and the cache's append follow as a launch of their
+own, or decode attention does them."""
+
+from __future__ import annotations
+
+from pegainfer.lower.cuda.attention import attention_problem
+from pegainfer.lower.cuda.attention_choice import lacks_append
+from pegainfer.lower.cuda.gemm import SIXTEEN, project
+from pegainfer.lower.cuda.linear import gemm_problem, scale_of
+from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
+from pegainfer.lower.cuda.plan import Place, struct
+from pegainfer.lower.cuda.pointwise import HEADS, layer_address, page_stride
+from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.ops.fused_heads import APPEND_ATTENTION, PROJECT_HEADS
+from pegainfer.ops.program import OpCall, is_read
+from pegainfer.ops.tensor import Kind
+from pegainfer.runtime.cuda.arguments import NORM_ROPE_APPEND
+from pegainfer.runtime.cuda.tensor import item_bytes
+
+# Attention finishes the heads that the projection leaves to it
+
+
+def _finish_in_attention(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
+    qkv, attention = (c.tensors for c in calls[:2])
+    q, kv = qkv["q"].storage, qkv["kv"]
+    same = q is attention["q"].storage and kv.storage is attention["kv"].storage
+    if not same or calls[0].attrs["layer"] != calls[1].attrs["layer"]:
+        return "attention over the same heads and the same layer's cache"
+    if q.kind is not Kind.BUFFER or is_read(calls[2:], q):
+        return "heads that only attention reads"
+    if not attention["q"].dtype == attention["out"].dtype == kv.dtype:
+        return f"q and out in the cache's {kv.dtype}"
+    if (lacking := lacks_append(attention_problem(calls[1], step), step.target)) is not None:
+        return lacking
+    tokens, query_heads, head_dim = qkv["q"].shape
+    kv_heads = qkv["kv"].shape[3]
+    assert isinstance(query_heads, int) and isinstance(kv_heads, int)
+    heads = temporaries.tensor(
+        "projected heads", tokens, query_heads + 2 * kv_heads, head_dim, dtype=qkv["q"].dtype
+    )
+    eps = calls[0].attrs["eps"]
+    taken = {n: qkv[n] for n in ("positions", "slots", "cos_sin", "q_norm", "k_norm") if n in qkv}
+    rows = {n: attention[n] for n in ("query_starts", "query_lens", "context_lens", "block_table")}
+    return [
+        OpCall.of(
+            PROJECT_HEADS, {"eps": eps},
+            heads=heads, **{n: qkv[n] for n in ("x", "norm", "wq", "wk", "wv")},
+        ),
+        OpCall.of(
+            APPEND_ATTENTION, {"eps": eps, **calls[1].attrs},
+            out=attention["out"], kv=attention["kv"], heads=heads, **taken, **rows,
+        ),
+    ]  # fmt: skip
+
+
+FINISH_IN_ATTENTION = Rule(
+    "finish_heads_in_attention",
+    (frozenset({"qkv_norm_rope_append"}), frozenset({"attention"})),
+    _finish_in_attention,
+)
+
+
+# Launches
+
+
+def _fused_heads(call: OpCall) -> bool:
+    x, q, kv = (call.tensors[n] for n in ("x", "q", "kv"))
+    widths = isinstance(x.shape[1], int) and x.shape[1] % 8 == 0 and q.shape[2] in HEADS
+    return x.dtype in SIXTEEN and q.dtype == kv.dtype == x.dtype and widths
+
+
+def _project(c: LoweringContext, heads: Place) -> None:
+    project(
+        c, gemm_problem(c.call, c.sizes), heads, c.address("x"),
+        c.matrix("wq", "wk", "wv", dtype=c.dtype("x")),
+        norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
+    )  # fmt: skip
+
+
+@handles("project_heads", "scaled_project_heads")
+def _project_heads(c: LoweringContext) -> None:
+    _project(c, c.address("heads"))
+
+
+@handles("qkv_norm_rope_append", "scaled_qkv_rope_append", whole=_fused_heads)
+def _qkv(c: LoweringContext) -> None:
+    s, dtype = c.sizes, c.dtype("x")
+    count = s["H"] + 2 * s["G"]
+    heads = c.scratch(s["T"] * count * s["D"] * item_bytes(dtype))
+    _project(c, heads)
+    q_norm, k_norm, cos_sin = (c.vector(n) for n in ("q_norm", "k_norm", "cos_sin"))
+    args = struct(
+        NORM_ROPE_APPEND, q=c.address("q"), kv=layer_address(c), qkv=heads, q_norm=q_norm, k_norm=k_norm,
+        positions=c.address("positions"), slots=c.address("slots"), cos_sin=cos_sin,
+        page_stride=page_stride(c), tokens=s["T"], h=s["H"], g=s["G"], block_size=s["S"],
+        eps=c.call.attrs["eps"],
+    )  # fmt: skip
+    grid = (blocks(s["T"] * count, 8), 1, 1)
+    c.launch(f"norm_rope_append_{dtype}_d{s['D']}", grid, 256, [args], why="heads of 16 bits")

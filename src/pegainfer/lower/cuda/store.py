@@ -1,0 +1,271 @@
+"""The weights of a model on the GPU, in the layouts that the kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from threading import Lock
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from pegainfer.contract.errors import ModelFileError, OpError
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.ops.tensor import Tensor
+from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr
+from pegainfer.runtime.cuda.memory import DeviceBuffer
+from pegainfer.runtime.cuda.stream import Stream
+from pegainfer.runtime.cuda.tensor import DeviceTensor, item_bytes
+from pegainfer.runtime.cuda.upload import SLOT_BYTES, Progress, WorkItem, upload
+from pegainfer.runtime.weights.weight import VALUES, Weight
+
+Array = np.ndarray[Any, Any]
+PLAIN = ("f32", "f16", "bf16")
+FILL_BLOCKS = 1024
+
+
+@dataclass(frozen=True)
+class Dummy:
+    """Weights that are generated on the device instead of read: seeded normals that keep activations of order
+    one.
+
+    Args:
+        heads: matrices whose rows score the vocabulary; they are `peak` times larger, so that logits have
+            clear winners, as a trained model's have.
+    """
+
+    seed: int = 0
+    heads: tuple[str, ...] = ("embed", "lm_head")
+    peak: float = 8.0
+
+
+class Target(NamedTuple):
+    """Where one weight goes: row i of it (its leading axes flattened) to `address + i * pitch`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    address: int
+    pitch: int
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row."""
+        return self.shape[-1] * item_bytes(self.dtype)
+
+
+class WeightStore:
+    """Hands out device tensors at once and fills them in `load`. Shared by a model's programs.
+
+    Layouts: 'rows' puts matrices [N_i, K] below each other; 'pairs' takes the rows of two in turn, so that
+    row 2i is the first's row i and row 2i + 1 the second's, in each matrix of a stack. A matrix takes the
+    dtype asked for, whatever its file has; quantised ones are expanded on the host.
+
+    A tensor that is first asked for once `load` has begun is filled before it is handed out.
+    """
+
+    def __init__(self, ctx: CudaContext, weights: Mapping[str, Weight], dummy: Dummy | None = None) -> None:
+        """`dummy`: makes those that `weights` lacks or has without parts."""
+        self._ctx = ctx
+        self._weights = dict(weights)
+        self._dummy = dummy
+        self._held: dict[tuple[object, ...], DeviceTensor] = {}
+        self._waiting: list[Target] = []
+        self._begun = False
+        self._lock = Lock()  # `load` may run beside a thread that asks for more
+
+    def vector(self, t: Tensor) -> DeviceTensor:
+        """A norm's weight or a table of float32: as in the file, converted to float32."""
+        return self._get((t,), self._sizes(t), "f32", "rows")
+
+    def matrix(self, tensors: tuple[Tensor, ...], dtype: str, layout: str) -> DeviceTensor:
+        """Matrices as one, or a stack [E, N, K] of each as one stack.
+
+        Raises OpError for weights that are missing, do not fit each other, or are asked for when their files
+        are closed.
+        """
+        first, *others = (self._sizes(t) for t in tensors)
+        same = all(other == first for other in others)
+        fits = all(len(other) == 2 and other[-1] == first[-1] for other in (first, *others))
+        if others and not (same if layout == "pairs" else fits):
+            raise OpError(f"weights do not fit into one ({layout})", got=", ".join(str(t) for t in tensors))
+        rows = first[-2] + sum(other[-2] for other in others)
+        return self._get(tensors, (*first[:-2], rows, first[-1]), dtype, layout)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self._held.values())
+
+    def load(self, progress: Progress | None = None) -> None:
+        """Fills what was handed out so far; returns when all is on the device.
+
+        Works on a stream of its own, so that another thread may capture graphs meanwhile.
+        """
+        with self._lock:
+            targets, self._waiting, self._begun = self._waiting, [], True
+        self._fill(targets, progress)
+
+    def _get(
+        self, tensors: tuple[Tensor, ...], shape: tuple[int, ...], dtype: str, layout: str
+    ) -> DeviceTensor:
+        names = tuple(t.name for t in tensors)
+        key = (names, dtype, layout)
+        if key in self._held:
+            return self._held[key]
+        for name in names:
+            if self._dummy is None and not self._is_stored(name):
+                raise OpError("weight is missing", expected=name, got=f"{len(self._weights)} others")
+        held = DeviceTensor.empty(shape, dtype, "weights " + " ".join(names))
+        targets, at, width = [], held.address, shape[-1] * item_bytes(dtype)
+        for t in tensors:
+            pitch = width * (len(tensors) if layout == "pairs" else 1)
+            targets.append(Target(t.name, self._sizes(t), dtype, at, pitch))
+            at += width if layout == "pairs" else targets[-1].rows * width
+        with self._lock:
+            late = self._begun
+            if not late:
+                self._waiting += targets
+        if late:
+            self._fill_late(targets, layout)
+        self._held[key] = held
+        return held
+
+    def _fill_late(self, targets: list[Target], layout: str) -> None:
+        try:
+            self._fill(targets)
+        except ModelFileError as e:
+            raise OpError(
+                f"layout {layout} of {' '.join(t.name for t in targets)} in {targets[0].dtype} is not loaded",
+                got=str(e),
+                remedy="prepare every program while the weights' files are open",
+            ) from e
+
+    def _is_stored(self, name: str) -> bool:
+        return name in self._weights and bool(self._weights[name].parts)
+
+    def _sizes(self, t: Tensor) -> tuple[int, ...]:
+        weight = self._weights.get(t.name)
+        shape = t.sizes({})
+        if weight is not None and weight.shape != shape:
+            raise OpError(f"weight {t.name}", expected=shape, got=weight.shape)
+        return shape
+
+    def _fill(self, targets: list[Target], progress: Progress | None = None) -> None:
+        """Raises ModelFileError where a file cannot be read."""
+        self._ctx.device.make_current()
+        stream, convert = Stream(), _Conversion(self._ctx)
+        work_items: list[WorkItem] = []
+        for target in targets:
+            if self._is_stored(target.name):
+                work_items += _work_items(self._weights[target.name], target, convert)
+            else:
+                self._make(target, stream)
+        upload(work_items, stream, progress)
+        stream.synchronize("weights")
+
+    def _make(self, target: Target, stream: Stream) -> None:
+        """Seeded normals, which depend on the weight's name alone: each layout holds the same values."""
+        assert self._dummy is not None
+        seed = self._dummy.seed * 1_000_003 + crc32(target.name.encode())
+        peak = self._dummy.peak if target.name in self._dummy.heads else 1.0
+        is_vector = len(target.shape) == 1
+        mean, scale = (1.0, 0.0) if is_vector else (0.0, target.shape[-1] ** -0.5 * peak)
+        if target.pitch == target.width:
+            made = DeviceTensor.at(target.address, target.shape, target.dtype)
+            fill_normal(self._ctx, made, seed, mean, scale, stream)
+            return
+        made = DeviceTensor.empty(target.shape, target.dtype, f"dummy {target.name}")
+        fill_normal(self._ctx, made, seed, mean, scale, stream)
+        stream.copy_rows(target.address, target.pitch, made.address, target.width, target.width, target.rows)
+        stream.synchronize("weights")  # the memory of `made` is freed on return
+
+
+class _Conversion:
+    """Converts work items on the device. Work of one stream is in order, so one buffer serves all work items
+    of a stream."""
+
+    def __init__(self, ctx: CudaContext) -> None:
+        self._ctx = ctx
+        self._buffer: DeviceBuffer | None = None
+
+    def __call__(
+        self, stream: Stream, host: int, source: str, target: Target, address: int, rows: int
+    ) -> None:
+        """Sends `rows` rows of dtype `source` from the host to `address`, in the target's dtype."""
+        if self._buffer is None:
+            self._buffer = DeviceBuffer(3 * SLOT_BYTES, "weights conversion")
+        raw, out = self._buffer.address, self._buffer.address + SLOT_BYTES
+        count = rows * target.shape[-1]
+        stream.upload(raw, host, count * item_bytes(source))
+        kernel = self._ctx.library.kernel(f"convert_{source}_{target.dtype}")
+        args = (ptr(out), ptr(raw), i64(count))
+        Launch(kernel, (FILL_BLOCKS, 1, 1), 256, args, label="convert")(stream)
+        stream.copy_rows(address, target.pitch, out, target.width, target.width, rows)
+
+
+def _work_items(weight: Weight, target: Target, convert: _Conversion) -> list[WorkItem]:
+    """The work items that bring a weight to the device: whole rows that fit a slot of the ring."""
+    source = weight.scheme.name if weight.scheme.name in PLAIN else "f32"  # as it lies in the slot
+    row_bytes = target.shape[-1] * item_bytes(source)
+    if row_bytes > SLOT_BYTES:
+        raise OpError(f"a row of weight {target.name} is too long", expected=SLOT_BYTES, got=row_bytes)
+    work_items, address = [], target.address
+    for matrix in weight.matrices():
+        for first in range(0, matrix.shape[0], SLOT_BYTES // row_bytes):
+            count = min(SLOT_BYTES // row_bytes, matrix.shape[0] - first)
+            read = _reader(matrix, first, count)
+            send = _sender(target, source, address, count, convert)
+            work_items.append(WorkItem(count * row_bytes, read, send, target.name))
+            address += count * target.pitch
+    return work_items
+
+
+def _sender(
+    target: Target, source: str, address: int, rows: int, convert: _Conversion
+) -> Callable[[int, Stream], None]:
+    def direct(host: int, stream: Stream) -> None:
+        if target.pitch == target.width:
+            stream.upload(address, host, rows * target.width)
+        else:
+            stream.copy_rows(address, target.pitch, host, target.width, target.width, rows, host=True)
+
+    def converted(host: int, stream: Stream) -> None:
+        convert(stream, host, source, target, address, rows)
+
+    return direct if source == target.dtype else converted
+
+
+def _reader(matrix: Weight, first: int, count: int) -> Callable[[Array], None]:
+    """Fills a slot with rows first … first + count; quantised ones as float32."""
+
+    def copied(into: Array) -> None:
+        matrix.take(0, [range(first, first + count)]).parts[VALUES].read(into)
+
+    def expanded(into: Array) -> None:
+        # A scheme may store several rows together: those around are decoded as well.
+        rows, multiple = matrix.shape[0], matrix.scheme.multiple("N")
+        start, stop = first // multiple * multiple, min(rows, -(-(first + count) // multiple) * multiple)
+        values = matrix.take(0, [range(start, stop)]).values()
+        into.view(np.float32).reshape(count, -1)[...] = values[first - start : first - start + count]
+
+    return copied if matrix.scheme.name in PLAIN else expanded
+
+
+def fill_normal(
+    ctx: CudaContext,
+    t: DeviceTensor,
+    seed: int,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    stream: Stream | None = None,
+) -> None:
+    """Fills a contiguous tensor of floats with seeded normals, on the context's stream if none is given."""
+    args = (ptr(t.address), i64(prod(t.shape)), i64(seed), f32(mean), f32(scale))
+    kernel = ctx.library.kernel(f"fill_normal_{t.dtype}")
+    Launch(kernel, (FILL_BLOCKS, 1, 1), 256, args, label="fill_normal")(stream or ctx.stream)

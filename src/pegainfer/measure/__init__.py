@@ -1,0 +1,1 @@
+"""Measurements: the ledger, op and step benches, rooflines, workloads and reports."""

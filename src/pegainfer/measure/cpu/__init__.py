@@ -1,0 +1,1 @@
+"""Op bench and roofline of the CPU."""

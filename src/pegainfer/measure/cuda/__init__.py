@@ -1,0 +1,1 @@
+"""Op bench, step bench, roofline and checks of GPUs."""

@@ -1,0 +1,441 @@
+"""The argument structs of the CUDA kernels. `python -m pegainfer.kernels.headers` writes them to
+kernels/cuda/include/arguments.cuh.
+
+Long because it is a list: each struct that Python fills has its one declaration here.
+"""
+
+from __future__ import annotations
+
+from pegainfer.runtime.cuda.layout import Layout
+
+MAX_GROUPS = 8  # KV groups of a model
+MAX_LAYERS = 80  # of a decode pass in one launch; 5 KB of the kernel's parameters
+
+# Attention
+
+ATTENTION = Layout(
+    "attention::Args",
+    "What the attention kernels read and write.",
+    """
+    void* out  // [T, H, D]
+    const void* q  // [T, H, D]
+    const void* kv  // the layer's part of the first page
+    const int* query_starts  // [R]
+    const int* query_lens  // [R]
+    const int* context_lens  // [R]
+    const int* block_table  // [R, W]
+    const Plan* plan
+    const Item* items  // of this kernel
+    const int* firsts  // decode: the first item of each share, and the end; null: every block takes any
+    float* sums  // [slots, ...]: weighted values, float32
+    float2* heads  // [slots, ...]: (maximum, sum of weights)
+    int64_t page_stride  // elements
+    int h
+    int g
+    int block_size
+    int table_width
+    float scale_log2  // of the scores, for powers of two
+    """,
+)
+ATTENTION_PLAN = Layout(
+    "attention::PlanArgs",
+    "The work list that attention_plan makes.",
+    """
+    Plan* plan
+    Cut* cuts  // [R], of each row, or of the rows that shares cut; 0 parts: no such
+    int* firsts  // [shares + 1]: the first decoded item of each, and the end
+    Item* merges  // prefilled tiles in several parts
+    Item* decode  // room for all
+    Item* prefill  // likewise
+    const int* query_starts
+    const int* query_lens
+    const int* context_lens
+    int rows
+    int group  // query heads a KV head
+    int kv_heads
+    int tile_rows  // of the prefill kernel: (token, head of the group) pairs
+    int decode_slots  // room for the sums of decoded parts
+    int prefill_slots  // room for the sums of prefilled parts
+    int shares  // of decoded rows; 0: rows are cut by their own length
+    """,
+)
+ATTENTION_MERGE = Layout(
+    "attention::MergeArgs",
+    "Parts of rows that are added up.",
+    """
+    void* out  // [T, H, D]
+    const Plan* plan
+    const Cut* cuts  // decoded rows
+    const Item* merges  // prefilled tiles
+    const float4* sums  // [slots, ...]
+    const float2* heads  // [slots, ...]
+    int h
+    int g
+    int tile_rows
+    """,
+)
+ATTENTION_ROW = Layout(
+    "attention::RowArgs",
+    "How the blocks of a step of one row meet.",
+    """
+    unsigned* arrivals  // [units], 0 before and after
+    int cluster_keys
+    """,
+)
+PROJECTED = Layout(
+    "attention::ProjectedArgs",
+    "Heads as the projection leaves them, and what finishes them.",
+    """
+    const void* qkv  // [T, H + 2 G, D]
+    void* kv  // as in Args
+    const float* q_norm  // [D] or null
+    const float* k_norm  // [D] or null
+    const int* positions  // [T]
+    const int* slots  // [T]; negative: nothing is cached
+    const float* cos_sin  // [P, D]
+    float eps
+    """,
+)
+NORM_ROPE_APPEND = Layout(
+    "NormRopeAppendArgs",
+    "Heads that are finished in a launch of their own.",
+    """
+    void* q  // [T, H, D]
+    void* kv  // the layer's part of the first page; pages are [2, G, S, D]
+    const void* qkv  // [T, H + 2 G, D]
+    const float* q_norm  // [D] or null
+    const float* k_norm  // [D] or null
+    const int* positions  // [T]
+    const int* slots  // [T]; negative: padding, nothing is cached
+    const float* cos_sin  // [P, D]
+    int64_t page_stride  // elements
+    int tokens
+    int h
+    int g
+    int block_size
+    float eps
+    """,
+)
+
+# GEMM
+
+STREAM = Layout(
+    "stream::Args",
+    "A GEMM whose weight is streamed through rings of cp.async stages.",
+    """
+    void* out  // [M, ld_out]
+    const void* x  // [*, K]
+    const void* w  // [N, K]
+    const float* norm  // [K]: x is normalised first and multiplied by this; splits must be 1
+    const int* rows  // [M]: which rows of x; null: the first M
+    float* partial  // [splits, M, N] if splits > 1
+    int* arrivals  // [groups] zeros if splits > 1, and zeros again afterwards
+    int m
+    int n
+    int k
+    int ld_out
+    int splits
+    int depth
+    float eps
+    """,
+)
+SKINNY = Layout(
+    "skinny::Args",
+    "A GEMM of wgmma, whose operands come by TMA.",
+    """
+    void* out  // [M, ld_out]; for RESIDUAL it is added to
+    const float* squares  // [square_groups, MAX_TOKENS] of what x was before the norm; null: x as it is
+    const float* norm  // RESIDUAL: [N] weight of the norm that follows; null: none does
+    void* normed  // [M, N]: the new residual times `norm`
+    float* next_squares  // [tiles * ceil(rows / 32), MAX_TOKENS] of the new residual
+    int m
+    int n
+    int k
+    int ld_out
+    int kind  // Out
+    int rows  // of a tile: a multiple of 8
+    int groups  // of blocks, gridDim.y; each takes every groups-th tile
+    int rounds  // tiles of a group
+    int longer  // so many groups at the front take one tile more
+    int splits  // of k, gridDim.x: a cluster; if there are several, it has one tile
+    int chunks  // stages of a split
+    int leftover  // so many splits at the front take one stage more
+    int wide  // boxes of 64 k in a stage
+    int depth_w  // stages of the weight's ring
+    int depth_x  // stages of the ring of x
+    int trigger  // stages still to ask for when the next launch may start
+    int square_groups
+    int sums  // where a tile's sums lie in shared memory
+    int before  // where what a tile's end needs lies there
+    float eps
+    """,
+)
+
+# The decode pass of one row
+
+PASS_LAYER = Layout(
+    "pass::Layer",
+    "A layer's weights.",
+    """
+    const void* qkv  // [(H + 2 G) D, M]
+    const void* o  // [M, H D]
+    const void* gate_up  // [2 F, M]: (gate, up) pairs of rows
+    const void* down  // [M, F]
+    const float* attn_norm  // [M]
+    const float* q_norm  // [D] or null
+    const float* k_norm  // [D] or null
+    const float* mlp_norm  // [M]
+    """,
+)
+PASS_LAYERS = Layout("pass::Layers", "All layers.", f"Layer layer[{MAX_LAYERS}]", (PASS_LAYER,))
+PASS = Layout(
+    "pass::Args",
+    "The rest of what a decode pass reads and writes.",
+    """
+    const void* embedding  // [V, M]
+    const void* head  // [V, M]
+    const float* norm  // [M]
+    const int* token_ids  // [1], as the next five
+    const int* positions
+    const int* slots  // negative: nothing is cached
+    const int* query_lens
+    const int* context_lens
+    const int* block_table  // [1, W]
+    const float* cos_sin  // [P, D]
+    void* kv  // [N, Y, 2, G, S, D]
+    void* x  // [M]
+    float* logits  // [V]
+    uint32_t* words  // results that blocks exchange: x [M], qkv [(H + 2 G) D], attn [H D], act [F]
+    uint2* parts  // attention's parts: [parts, H, D + 1]
+    unsigned* launches  // [2]: launches on these words so far; blocks that have ended, 0 before and after
+    int layers
+    int m
+    int h
+    int g
+    int f
+    int v
+    int block_size
+    int stage  // bytes of a stage of the ring, a multiple of 1024
+    int depth  // stages of the ring
+    int window  // stages that may be in flight at a time
+    float eps
+    float scale_log2
+    """,
+)
+
+# Recurrent layers
+
+STEP_ROWS = Layout(
+    "StepRows",
+    "Row r's tokens are starts[r] .. + lens[r] and its state is entry ids[r] of the pool; the state after "
+    "token t is also written to entry saves[t]. Negative: none.",
+    """
+    const int* ids  // [R]
+    const int* saves  // [T]
+    const int* starts  // [R]
+    const int* lens  // [R]
+    const int* contexts  // [R]
+    """,
+)
+CONV = Layout(
+    "ConvArgs",
+    "A causal convolution.",
+    """
+    T* out  // [T, F]
+    T* pool  // the layer's part of state 0: [kept, F]
+    const T* x  // [T, F]
+    const float* taps  // [kept + 1, F]
+    StepRows rows
+    int64_t entry  // elements from a state to the next
+    int channels
+    int kept
+    int num_rows
+    """,
+    (STEP_ROWS,),
+    template="T",
+)
+DELTA = Layout(
+    "DeltaArgs",
+    "The gated delta rule.",
+    """
+    T* out  // [T, H, V]
+    float* pool  // the layer's part of state 0: [H, K, V]
+    const T* qkv  // [T, F]: q of G key heads, k of as many, v of H value heads
+    const T* a  // [T, H]
+    const T* b  // [T, H]
+    const float* a_log  // [H]
+    const float* dt_bias  // [H]
+    StepRows rows
+    int64_t entry  // elements from a state to the next
+    int channels
+    int heads
+    int key_heads
+    int key_dim
+    int value_dim
+    float eps
+    float scale  // K^-1/2, of q
+    """,
+    (STEP_ROWS,),
+    template="T",
+)
+DELTA_CHUNKS = Layout(
+    "ChunkArgs",
+    "What delta_chunk_prepare leaves for delta_chunk_scan. Rows of the matrices are whole up to the end of "
+    "their diagonal block of 16; nothing behind it is read.",
+    """
+    T* inverse  // [T, H, 64]: row of (I + A)^-1
+    T* products  // [T, H, 64]: row of P
+    float4* factors  // [T, H]: G, β, 1 / |k|, K^-1/2 / |q|
+    int num_rows
+    """,
+    template="T",
+)
+
+# Sampling
+
+ADJUST_LOGITS = Layout(
+    "AdjustArgs",
+    "Logits and what adjusts them; operands of the op adjust_logits have their names.",
+    """
+    float* scores  // [L, V]
+    const float* logits  // [L, V]
+    const int* bias_ids
+    const float* bias_values
+    const int* bias_starts
+    const int* bias_lens
+    const uint32_t* masks  // [E, I]
+    const int* mask_rows
+    const int* banned_tokens
+    const int* banned_seq_starts
+    const int* banned_seq_lens
+    const int* banned_starts
+    const int* banned_lens
+    const int* history  // [Z, X]
+    const int* slots
+    const int* history_lens
+    const int* prompt_lens
+    const float* repetition_penalty
+    const float* frequency_penalty
+    const float* presence_penalty
+    int* plain  // [L]: 1 where nothing is to be done, and `scores` is left alone; null: it never is
+    int vocab
+    int mask_words
+    int width
+    """,
+)
+SAMPLE_TOKENS = Layout(
+    "SampleArgs",
+    "Scores, how tokens are drawn from them, and memory for what the three launches pass on.",
+    """
+    int* tokens  // [L]
+    int* status  // [L]
+    const float* scores  // [L, V]
+    const float* logits  // [L, V], of rows that are `plain`
+    const int* plain  // [L]; null: no row is
+    const float* temperature
+    const int* top_k
+    const float* top_p
+    const float* min_p
+    const unsigned long long* seeds
+    const int* draws
+    unsigned long long* peaks  // [L, chunks]: place of the chunk's best, or NOT_A_NUMBER
+    unsigned long long* sums  // [L, chunks]: weights
+    unsigned long long* bin_weights  // [L, BINS]
+    uint32_t* bin_counts  // [L, BINS]
+    int vocab
+    int chunks
+    """,
+)
+TOKEN_LOGPROBS = Layout(
+    "LogprobArgs",
+    "Logits, the tokens whose log-probabilities are wanted, and memory for what the launches pass on.",
+    """
+    float* logprobs  // [L]
+    int* ranks  // [L]
+    int* top_ids  // [L, K]
+    float* top_logprobs  // [L, K]
+    const float* logits  // [L, V]
+    const int* targets  // [L]
+    const int* top_lens  // [L]; negative: the row is skipped
+    float2* parts  // [L, chunks]: (maximum or NaN, sum of exp)
+    int* before  // [L, chunks]
+    unsigned long long* best  // [L, chunks, K] places, best first; 0 behind the last
+    int vocab
+    int chunks
+    int k
+    """,
+)
+
+# Step inputs
+
+GROUP = Layout(
+    "Group",
+    "A KV group. A slot's tables lie in one row of `tables`: each group has `width` columns from `first` on.",
+    """
+    int* by_row  // pages: block table [rows, width]; states: state ids [rows]; null: the program reads none
+    int* by_token  // pages: place of each token; states: state that is saved after it, or -1; null likewise
+    int first
+    int width
+    int block_size  // tokens a block; 0: a group of states, whose one column is the slot's state
+    int unused  // pads to a multiple of a pointer
+    """,
+)
+DECODE_INPUTS = Layout(
+    "DecodeInputs",
+    "What a decode step's inputs are made of. Outputs have the names of the forward pass's inputs.",
+    f"""
+    int* token_ids
+    int* positions
+    int* query_starts
+    int* query_lens
+    int* context_lens
+    int* logit_rows
+    int* history_lens  // of the sampler, one higher after every step of the same batch
+    int* draws  // likewise
+    int* batch  // count; then of each row slot, position, logit row, one save a state group
+    const int* history  // [Z, history_width]
+    const int* tables  // [Z, table_width]
+    int history_width
+    int table_width
+    int batch_width
+    int num_groups
+    Group groups[{MAX_GROUPS}]
+    """,
+    (GROUP,),
+)
+GATHER_INPUTS = Layout(
+    "GatherInputs",
+    "Where the inputs of a step that is no decode step come from.",
+    f"""
+    int* token_ids  // [tokens]
+    const int* history  // [Z, X], read at `places`
+    const int* places  // [tokens]: slot * X + position
+    const int* rows  // [R]: slots
+    const int* tables  // [Z, table_width]
+    int tokens
+    int table_width
+    int num_groups
+    Group groups[{MAX_GROUPS}]
+    """,
+    (GROUP,),
+)
+PUBLISH = Layout(
+    "Publish",
+    "Tokens and status of a step, and the ring of slots that the host reads.",
+    """
+    const int* tokens  // [rows]
+    const int* status  // [rows]
+    int* ring  // of the host: [slots, 2, width], tokens and status of one step each
+    unsigned* ticket  // steps published so far: which slot is next
+    int rows
+    int width
+    int slots
+    """,
+)
+
+# In the order of the header: a struct stands behind those that it holds.
+LAYOUTS = (
+    ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND, STREAM, SKINNY,
+    PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_CHUNKS, ADJUST_LOGITS, SAMPLE_TOKENS,
+    TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
+)  # fmt: skip

@@ -1,0 +1,79 @@
+"""Packing: every value finds its way into the tiles and out again, in any row order."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from pegainfer.contract.errors import OpError, UnsupportedError
+from pegainfer.lower.cpu.packed import PackedWeight, packed_bytes, reserve
+from pegainfer.ops.quantize import quantize
+from pegainfer.runtime.weights.dequant import dequantize
+from pegainfer.runtime.weights.formats import FORMATS as FORMATS_OF_FILES
+from pegainfer.runtime.weights.weight import Weight, in_memory
+from tests.cpu.kernels.harness import FORMATS, SUPERBLOCKS
+
+NARROW = ((1, 32), (16, 64), (17, 96), (100, 32), (33, 608))
+WIDE = ((1, 256), (16, 512), (37, 1280))
+
+
+def pack(weight: Weight, threads: int = 1) -> PackedWeight:
+    return PackedWeight(weight, reserve(packed_bytes(weight.scheme.name, weight.shape)), threads)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("dtype", "shape"), [*product(FORMATS, NARROW), *product(SUPERBLOCKS, WIDE)])
+def test_values_come_back_bit_for_bit(dtype: str, shape: tuple[int, int], threads: int) -> None:
+    rng = np.random.default_rng(1)
+    data = quantize(dtype, rng.standard_normal(shape).astype(np.float32))
+    want = dequantize(dtype, data, shape)
+    weight = in_memory(dtype, shape, data)
+    packed = pack(weight, threads)
+    assert packed.unpack().tobytes() == want.tobytes()
+    order = rng.permutation(shape[0])
+    moved = pack(weight.take(0, [range(i, i + 1) for i in order.tolist()]), threads)
+    assert moved.unpack().tobytes() == want[order].tobytes()
+    assert moved.unpack(shape[0] - 1, 1).tobytes() == want[order][-1:].tobytes()
+
+
+@pytest.mark.parametrize("dtype", (*FORMATS, *SUPERBLOCKS))
+def test_memory_is_that_of_the_file(dtype: str) -> None:
+    """The 6-bit scales of q4_k and q5_k become bytes: up to 3%."""
+    shape = (1536, 576 if dtype in FORMATS else 768)
+    data = quantize(dtype, np.ones(shape, np.float32))
+    packed = pack(in_memory(dtype, shape, data))
+    assert data.nbytes <= packed.nbytes <= (1.03 if dtype in ("q4_k", "q5_k") else 1.02) * data.nbytes
+
+
+@pytest.mark.parametrize("dtype", SUPERBLOCKS)
+def test_random_superblocks(dtype: str) -> None:
+    """Every bit of a block counts: any bytes, but for finite scales, mean what the dequantiser says."""
+    rng = np.random.default_rng(2)
+    blocks = rng.integers(0, 256, (34, FORMATS_OF_FILES[dtype].bytes), np.uint8)
+    halves = (208,) if dtype == "q6_k" else (0, 2)
+    for at in halves:
+        blocks[:, at : at + 2] = rng.standard_normal((34, 1)).astype("<f2").view(np.uint8)
+    got = pack(in_memory(dtype, (17, 512), blocks.reshape(-1))).unpack()
+    np.testing.assert_array_equal(got, dequantize(dtype, blocks.reshape(-1), (17, 512)))
+
+
+def test_random_bits_of_half_precision() -> None:
+    """All 65,536 float16 and bf16 patterns, NaN and denormals among them."""
+    data = np.arange(65536, dtype="<u2").view(np.uint8)
+    for dtype in ("f16", "bf16"):
+        got = pack(in_memory(dtype, (256, 256), data)).unpack()
+        np.testing.assert_array_equal(got, dequantize(dtype, data, (256, 256)))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    data = np.zeros(16 * 64 * 4, np.uint8)
+    with pytest.raises(UnsupportedError, match="q3_k"):
+        pack(in_memory("q3_k", (16, 256), np.zeros(16 * 110, np.uint8)))
+    with pytest.raises(OpError, match="a multiple of 32"):
+        packed_bytes("q8_0", (16, 63))
+    with pytest.raises(OpError, match="expected 4096 bytes, aligned; got 4095"):
+        PackedWeight(in_memory("f32", (16, 64), data), reserve(4095))
+    with pytest.raises(OpError, match="matrix"):
+        pack(in_memory("f32", (1024,), data))

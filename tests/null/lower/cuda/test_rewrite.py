@@ -1,0 +1,237 @@
+"""Rewritten steps compute what the recorded calls do, and rules apply only where their preconditions hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pegainfer.lower.cuda.lowering import Step, keeps_whole
+from pegainfer.lower.cuda.planning import RULES, plan_step, rules
+from pegainfer.lower.cuda.rewrite import Rewritten, rewrite
+from pegainfer.lower.cuda.target import Target
+from pegainfer.models.qwen3.config import Qwen3Config
+from pegainfer.models.qwen3.forward import forward, groups
+from pegainfer.models.qwen3.weights import TABLE
+from pegainfer.ops.compose import one_call
+from pegainfer.ops.embed import GATHER_ROWS
+from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
+from pegainfer.ops.sample import SAMPLE
+from pegainfer.ops.spec import FUSED
+from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.runner.program import Formats, Sizes
+from pegainfer.runtime.cuda.device import DeviceInfo
+from tests.support.heads import Heads, heads_program
+
+Array = np.ndarray[Any, Any]
+H100 = DeviceInfo(0, "H100", (9, 0), 132, 50 << 20, 227 << 10, 228 << 10, 80 << 30, 13000, 15)
+HOPPER = Target(H100)
+CONFIG = Qwen3Config(
+    vocab_size=96, hidden_size=128, intermediate_size=192, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=64, norm_eps=1e-6, rope_theta=1e4, rope_scaling=None, max_position_embeddings=64,
+    tie_word_embeddings=True,
+)  # fmt: skip
+BLOCKS, WIDTH = 16, 4
+
+
+def program(dtype: str = "bf16") -> Program:
+    """As an executor lowers it."""
+    formats = dict.fromkeys(TABLE.shapes(CONFIG), dtype)
+    steps = Formats(dtype, dtype, dtype)
+    sizes = Sizes(groups(CONFIG, 16, steps), (BLOCKS,), 64)
+    return forward(CONFIG, formats, sizes, steps).lowered(keep=keeps_whole)
+
+
+def step(rows: int, tokens: int | None = None, target: Target = HOPPER, decode_only: bool = True) -> Step:
+    return Step(target, {"T": tokens or rows, "R": rows, "L": rows}, decode_only)
+
+
+def rewritten(calls: Sequence[OpCall], at: Step, *, row_pass: bool = False) -> Rewritten:
+    return rewrite(calls, at, rules(row_pass=row_pass))
+
+
+def names(found: Rewritten) -> list[str]:
+    return [call.spec.name for call, _ in found.calls]
+
+
+# What rewritten calls compute
+
+
+def inputs(rows: int) -> dict[str, Array]:
+    """Rows of one token at contexts of their own; no two share a block."""
+    contexts = 1 + 7 * np.arange(rows) % 60
+    table = np.arange(rows * WIDTH).reshape(rows, WIDTH) % BLOCKS
+    positions = contexts - 1
+    places = np.arange(rows), positions // 16
+    return {
+        "token_ids": np.arange(rows) * 5 % CONFIG.vocab_size, "positions": positions,
+        "kv.places": table[places] * 16 + positions % 16, "query_starts": np.arange(rows),
+        "query_lens": np.ones(rows, int), "context_lens": contexts, "kv.block_table": table,
+        "logit_rows": np.arange(rows)[::-1],
+    }  # fmt: skip
+
+
+def interpret(calls: Sequence[OpCall], env: dict[str, int], given: dict[str, Array]) -> dict[str, Array]:
+    """Runs the references in float64; what nobody has written is NaN. Returns all tensors by name."""
+    held = {name: a.copy() for name, a in given.items()}
+
+    def bound(t: Tensor) -> Array:
+        storage = t.storage
+        if storage.name not in held:
+            whole = storage.dtype[0] in "iu"
+            held[storage.name] = np.full(storage.sizes(env), -(1 << 20) if whole else np.nan)
+            if whole:
+                held[storage.name] = held[storage.name].astype(np.int32)
+        return held[storage.name].reshape(t.sizes(env))
+
+    for call in Program("interpreted", tuple(calls)).lowered(lambda c: False).calls:
+        assert call.spec.reference is not None
+        call.spec.reference(**{k: bound(t) for k, t in call.tensors.items()}, **call.attrs)
+    return held
+
+
+def constants(calls: Sequence[OpCall]) -> dict[str, Array]:
+    rng = np.random.default_rng(3)
+    made: dict[str, Array] = {}
+    for t in Program("constants", tuple(calls)).tensors(Kind.WEIGHT, Kind.STATE):
+        values = rng.standard_normal(t.sizes({}))
+        scale = t.sizes({})[-1] ** -0.5 if len(t.shape) == 2 else 0.2
+        made[t.name] = values * scale + (len(t.shape) == 1)
+    made["cos_sin"] = cos_sin_table(64, inverse_frequencies(64, 1e4, None)).astype(np.float64)
+    return made
+
+
+@pytest.mark.parametrize(("rows", "row_pass"), [(1, True), (1, False), (3, False), (4, False)], ids=str)
+def test_rewritten_calls_compute_what_the_recorded_ones_do(rows: int, row_pass: bool) -> None:
+    calls = program().calls
+    at = step(rows)
+    found = rewritten(calls, at, row_pass=row_pass)
+    if row_pass:
+        assert names(found) == ["decode_pass"] and found.calls[0][1] == len(calls)
+    else:
+        layer = ["scaled_project_heads", "append_attention", "linear_residual_norm", "scaled_gate_up_swiglu"]
+        first, second = ["embedding", "project_heads", *layer[1:]], ["linear_residual_norm", *layer]
+        assert names(found) == [*first, *second, "linear_residual", "lm_head"]
+    env = {**at.env}
+    given = {**constants(calls), **inputs(rows)}
+    want, got = (interpret(c, env, given) for c in (calls, [call for call, _ in found.calls]))
+    for name in ("x", "logits", "kv"):
+        assert np.isfinite(want[name]).all()
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-9, atol=1e-11)
+
+
+def test_a_projection_with_a_folded_norm_may_append_by_itself() -> None:
+    """Rows of several tokens: attention does not finish their heads."""
+    calls, at = program().calls, step(2, 6, decode_only=False)
+    found = rewritten(calls, at)
+    assert "scaled_qkv_rope_append" in names(found) and "append_attention" not in names(found)
+    env, given = {**at.env}, constants(calls)
+    given |= {
+        "token_ids": np.arange(6), "positions": np.array([0, 1, 2, 0, 1, 2]),
+        "kv.places": np.array([0, 1, 2, 64, 65, 66]), "query_starts": np.array([0, 3]),
+        "query_lens": np.array([3, 3]), "context_lens": np.array([3, 3]),
+        "kv.block_table": np.arange(8).reshape(2, 4), "logit_rows": np.array([2, 5]),
+    }  # fmt: skip
+    want, got = (interpret(c, env, given) for c in (calls, [call for call, _ in found.calls]))
+    for name in ("x", "logits", "kv"):
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-9, atol=1e-11)
+
+
+def test_rows_without_options_are_drawn_from_their_logits() -> None:
+    assert SAMPLE.cases is not None
+    plain = 0
+    for case in SAMPLE.cases(np.random.default_rng(5)):
+        dtypes = {o.name: o.dtypes[0] for o in SAMPLE.operands}
+        calls = one_call(SAMPLE, case.sizes, dtypes, {}).lowered(keep=keeps_whole).calls
+        found = rewritten(calls, Step(HOPPER, case.sizes, False))
+        assert {"adjust_some_logits", "sample_some_tokens"} <= set(names(found))
+        want, got = (
+            interpret(c, case.sizes, dict(case.arrays)) for c in (calls, [call for call, _ in found.calls])
+        )
+        for name in ("tokens", "status", "history", "ranks"):
+            np.testing.assert_array_equal(got[name], want[name])
+        plain += sum(int(a.sum()) for name, a in got.items() if name.startswith("plain"))
+    assert plain > 0
+
+
+# When rules apply
+
+
+def test_a_step_of_many_rows_folds_no_norm() -> None:
+    found = rewritten(program().calls, step(300))
+    assert names(found) == [c.spec.name for c in program().calls]
+    assert found.lacking["fold_norm"].startswith("GEMMs by Hopper's kernels on both sides")
+
+
+def test_halves_fold_no_norm() -> None:
+    found = rewritten(program("f16").calls, step(2))
+    assert found.lacking["fold_norm"] == "activations of bf16, not f16"
+    assert "append_attention" in names(found)
+
+
+def test_other_architectures_keep_the_recorded_calls() -> None:
+    ada = Target(replace(H100, capability=(8, 9), name="L40S", max_shared=99 << 10, shared_per_sm=100 << 10))
+    calls = program().calls
+    found = rewritten(calls, step(2, target=ada), row_pass=True)
+    assert names(found) == [c.spec.name for c in calls] and not found.applied
+    assert found.lacking["finish_heads_in_attention"] == "a Hopper GPU, not L40S"
+
+
+def test_what_stands_between_two_calls_keeps_them_apart() -> None:
+    """A copy of the residual stream after each reduction, as a collective or an adapter would stand there."""
+    calls = []
+    for call in program().calls:
+        calls.append(call)
+        if call.spec.name == "linear_residual":
+            x = call.tensors["x"]
+            copy = Tensor("copy", x.shape, x.dtype, Kind.BUFFER)
+            rows = Tensor("rows", ("T",), "i32", Kind.INPUT)
+            calls.append(OpCall.of(GATHER_ROWS, {}, out=copy, x=x, rows=rows))
+    found = rewritten(calls, step(1), row_pass=True)
+    assert set(found.applied) == {"finish_heads_in_attention"}
+
+
+@pytest.mark.parametrize(
+    ("change", "lacking"),
+    [
+        ({"layer": 1}, "attention over the same heads and the same layer's cache"),
+        ({"times": 2}, "heads that only attention reads"),
+    ],
+    ids=str,
+)
+def test_heads_are_left_to_the_only_attention_that_reads_them(change: dict[str, int], lacking: str) -> None:
+    calls = heads_program(Heads(), **change).lowered(keep=keeps_whole).calls
+    found = rewritten(calls, Step(HOPPER, {"T": 1, "R": 1}, True))
+    assert found.lacking["finish_heads_in_attention"] == lacking
+
+
+def test_every_fused_form_has_a_rule_that_makes_it() -> None:
+    made = set()
+    for calls, at in ((program().calls, step(2)), (program().calls, step(2, 6, decode_only=False))):
+        made |= set(names(rewritten(calls, at)))
+    sizes = {"L": 1, "V": 64, "I": 2, "Z": 1, "X": 8, "K": 1, "J": 0, "E": 0, "U": 0, "O": 0}
+    sampler = one_call(SAMPLE, sizes, {o.name: o.dtypes[0] for o in SAMPLE.operands}, {})
+    made |= set(names(rewritten(sampler.lowered(keep=keeps_whole).calls, Step(HOPPER, sizes, False))))
+    assert set(FUSED) <= made and len({rule.name for rule in RULES}) == len(RULES)
+
+
+# Plans
+
+
+def test_a_plan_is_the_same_each_time_and_asks_no_driver() -> None:
+    calls, at = program().calls, step(3)
+    plans = [plan_step(calls, at, rules()) for _ in range(2)]
+    assert str(plans[0]) == str(plans[1])
+    assert plans[0].counts() == [1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3]
+    assert [launch.kernel for launch in plans[0].ahead] == ["attention_plan"]
+    assert all(launch.why for launch in plans[0].launches)
+
+
+def test_calls_that_one_launch_stands_for_have_none_of_their_own() -> None:
+    plan = plan_step(program().calls, step(1), rules())
+    assert plan.counts() == [1] + [0] * 11 and plan.applied == {"decode_pass": 1}
+    assert plan.zeroed == {"row pass"}
