@@ -25,6 +25,9 @@ class ConsoleLines:
         self._left_out = 0
 
     def __call__(self, record: RequestRecord) -> None:
+        # "Not ready" is an ordinary answer to the probe that asks for it, every few seconds.
+        if record.path == "/ready" and record.status == 503:
+            return
         if record.error or record.status >= 400:
             now = self._clock()
             self._allowed = min(BURST, self._allowed + (now - self._asked) * PER_SECOND)

@@ -19,6 +19,7 @@ def test_one_line_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     lines(record())
     lines(record(503, "the queue is full"))
     lines(record(200, ""))
+    lines(record(503, "the server is shutting down", "/ready"))
     lines(record(200, "the engine process has ended"))  # in the middle of a stream
     assert [(r.levelno, r.message) for r in caplog.records] == [
         (logging.WARNING, "400 POST /v1/x from 1.2.3.4: why"),
