@@ -51,6 +51,9 @@ class Model(Protocol):
     def max_position_embeddings(self) -> int: ...
 
     @property
+    def weights(self) -> Mapping[str, Weight]: ...
+
+    @property
     def groups(self) -> Callable[[int, Formats], tuple[GroupLayout, ...]]: ...
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pegainfer import __version__
 from pegainfer.app.observers import observing
 from pegainfer.cli.machine import process_age
+from pegainfer.cli.running import Note, noted
 from pegainfer.cli.supervisor import Supervisor, supervised
 from pegainfer.cli.target import Target, load_text_side
 from pegainfer.contract.observation import Observer
@@ -34,9 +35,10 @@ def run_server_processes(target: Target, http: HttpConfig, listener: socket.sock
     """
     with (
         observing(http.access_log, http.otlp_traces_endpoint) as observers,
+        noted() as note,
         supervised(target.spec, http.engine_restarts) as supervisor,
     ):
-        return run_loop(_run(target, http, listener, supervisor, observers))
+        return run_loop(_run(target, http, listener, supervisor, observers, note))
 
 
 async def _run(
@@ -45,6 +47,7 @@ async def _run(
     listener: socket.socket,
     supervisor: Supervisor,
     observers: Sequence[Observer],
+    note: Note,
 ) -> int:
     """From two processes that load to a served app, and down again. Returns the exit code."""
     text = asyncio.ensure_future(asyncio.to_thread(_timed_text_side, target))
@@ -59,11 +62,14 @@ async def _run(
         engine, side.tokenizer, side.template, http, generation=side.generation, observers=observers
     )
     watching = asyncio.ensure_future(supervisor.keep_alive(engine))
-    lines = _startup_lines(client.info, text_seconds)
-    code = await run_server(
-        app, [listener], http,
-        on_ready=lambda url: print(*lines, *_ready_lines(url, http), sep="\n", flush=True),
-    )  # fmt: skip
+    info = client.info
+    lines = _startup_lines(info, text_seconds)
+
+    def on_ready(url: str) -> None:
+        note.write(url, app.front.names, info.device, info.max_model_len)
+        print(*lines, *_ready_lines(url, http), sep="\n", flush=True)
+
+    code = await run_server(app, [listener], http, on_ready=on_ready)
     watching.cancel()
     engine.close()
     await supervisor.check_end()

@@ -19,6 +19,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         first_token: time until the first token, queue included.
         queue: of it, time until the first step.
         finish: one reason a choice.
+        error: why it was refused or has failed, as the client was told; may quote a value of the request.
     """
 
     method: str
@@ -42,6 +43,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     top_p: float | None = None
     max_tokens: int | None = None
     gone: bool = False  # the client hung up before the end
+    error: str = ""
 
 
 Observer = Callable[[RequestRecord], None]  # called on the event loop: it must not block

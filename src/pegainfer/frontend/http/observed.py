@@ -1,6 +1,6 @@
-"""Takes note of every request for the observers, which are access logs and traces.
+"""Takes note of every request for the observers: console lines, access logs and traces.
 
-request ─► Observed ─► handler ─► `note` says which generation answers it
+request ─► Observed ─► handler ─► `note` says which generation answers it, `note_error` what it failed of
                └─► answered or gone: the record, with the generation's sums, goes to each observer
 """
 
@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,19 +24,36 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PATH_CHARS = 256
+
+
+@dataclass
+class _Notes:
+    """What is found out about a request while it is answered."""
+
+    generations: list[Generation] = field(default_factory=list)
+    error: str = ""
+
+
 # Of the request that the running task answers; None where nobody observes.
-_NOTES: ContextVar[list[Generation] | None] = ContextVar("notes", default=None)
+_NOTES: ContextVar[_Notes | None] = ContextVar("notes", default=None)
 
 
 def note(generation: Generation) -> None:
     """Says that this generation answers the request under way."""
     notes = _NOTES.get()
     if notes is not None:
-        notes.append(generation)
+        notes.generations.append(generation)
+
+
+def note_error(message: str) -> None:
+    """Says why the request under way was refused or has failed. The first reason is the one that is kept."""
+    notes = _NOTES.get()
+    if notes is not None and not notes.error:
+        notes.error = message
 
 
 class Observed:
-    """ASGI middleware. An observer that fails is told once in the log, and never harms a request."""
+    """ASGI middleware. The first failure of an observer is logged; none of them harms a request."""
 
     def __init__(self, app: ASGIApp, observers: Sequence[Observer], model: str) -> None:
         """`model`: the name for records of requests that generate."""
@@ -48,7 +66,7 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        notes: list[Generation] = []
+        notes = _Notes()
         token = _NOTES.set(notes)
         record, started = _begin(scope), time.monotonic()
 
@@ -64,18 +82,25 @@ class Observed:
         finally:
             _NOTES.reset(token)
             record.seconds = time.monotonic() - started
-            for generation in notes:
+            for generation in notes.generations:
                 _add(record, generation, self._model)
-            self._tell(record)
+            record.error = notes.error
+            self.tell(record)
 
-    def _tell(self, record: RequestRecord) -> None:
+    def refused(self, status: int, client: str, message: str) -> None:
+        """Tells the observers of bytes that were refused before they became a request."""
+        record = RequestRecord(method="", path="", client=client, status=status, began=time.time())
+        record.error = message
+        self.tell(record)
+
+    def tell(self, record: RequestRecord) -> None:
         for i, observer in enumerate(self._observers):
             try:
                 observer(record)
             except Exception:
                 if i not in self._failed:
                     self._failed.add(i)
-                    log.exception("an observer of requests has failed; it is told no more of its failures")
+                    log.exception("an observer of requests has failed; its further failures are not logged")
 
 
 def _begin(scope: Scope) -> RequestRecord:

@@ -83,11 +83,11 @@ def source_hash() -> str:
 
 
 def kernels(isa: str | None = None) -> int:
-    """Address of the kernel table: of `isa`, else of PEGAINFER_CPU_ISA, else the best of this processor.
+    """Address of the kernel table: of `isa`, else of PEGAINFER_ISA, else the best of this processor.
 
     Raises ConfigError for an instruction set that is unknown or that this processor lacks.
     """
-    wanted = isa or os.environ.get("PEGAINFER_CPU_ISA") or ""
+    wanted = isa or os.environ.get("PEGAINFER_ISA") or ""
     table = library().pega_kernels(wanted.encode())
     if table is None:
         raise ConfigError(
