@@ -1,0 +1,1 @@
+"""The real scheduler on a virtual clock, with steps priced from the ledger."""
