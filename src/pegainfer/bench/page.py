@@ -36,8 +36,13 @@ height:auto;border-radius:6px}text{fill:var(--faint);font:11px system-ui,sans-se
 """
 
 
-def page(run: Run, notes: list[str]) -> str:
-    """The whole document. `notes`: lines that the report ends with."""
+def page(run: Run, notes: list[str], more: str = "") -> str:
+    """The whole document.
+
+    Args:
+        notes: lines that the report ends with.
+        more: HTML behind the figures.
+    """
     data = series(run)
     title = f"{run.model or 'model'} · {run.plan.report.label or run.plan.server.api}"
     charts = "".join(
@@ -49,7 +54,7 @@ def page(run: Run, notes: list[str]) -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>'
         f"<h1>{escape(title)}</h1><p>{_traffic(run)}</p>{remarks}"
-        f"<h2>Figures</h2>{_summary(run)}{_distributions(run)}"
+        f"<h2>Figures</h2>{_summary(run)}{_distributions(run)}{more}"
         f'<h2>Latency distributions</h2><div class="charts">{charts}</div>'
         f"<h2>Throughput over time</h2>{_throughput(data)}"
         f"<h2>Requests</h2>{_timeline(data, run.figures.duration)}</body></html>\n"

@@ -42,7 +42,7 @@ def lines(
     figures: Figures,
     load: LoadConfig,
     report: ReportConfig,
-    cost: ClientCost,
+    cost: ClientCost | None,
     probe: HealthProbe | None,
     server: ServerCost | None,
     *,
@@ -77,7 +77,8 @@ def lines(
         out += _probe_lines(probe)
     if server is not None:
         out += _server_lines(server, figures)
-    out += _client_lines(cost)
+    if cost is not None:
+        out += _client_lines(cost)
     out.append("=" * WIDTH)
     return out
 
@@ -127,7 +128,7 @@ def _client_lines(cost: ClientCost) -> list[str]:
     ]
 
 
-def notes(figures: Figures, cost: ClientCost, mismatched: int) -> list[str]:
+def notes(figures: Figures, cost: ClientCost | None, mismatched: int) -> list[str]:
     """What the reader must know to trust the figures, one line each."""
     out = [f"failed: {count} × {reason}" for reason, count in list(figures.failures.items())[:MAX_REASONS]]
     if len(figures.failures) > MAX_REASONS:
@@ -142,4 +143,4 @@ def notes(figures: Figures, cost: ClientCost, mismatched: int) -> list[str]:
         out.append(
             f"note: the server sent no usage for {figures.uncounted} requests; each event counts as one token"
         )
-    return out + cost.verdicts()
+    return out + (cost.verdicts() if cost is not None else [])

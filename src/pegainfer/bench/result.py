@@ -83,6 +83,8 @@ def _own_items(run: Run) -> dict[str, Any]:
             "server_cached_share": run.server.cached_share,
         }
     cost = run.cost
+    if cost is None:
+        return out
     return out | {
         "client_processes": cost.processes,
         "client_cpu_seconds": cost.cpu_seconds,

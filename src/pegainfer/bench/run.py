@@ -53,7 +53,7 @@ class Run:
     input_lens: list[int]
     mismatched: int  # requests whose prompt the server counted otherwise
     figures: Figures
-    cost: ClientCost
+    cost: ClientCost | None  # None: there was no client, the run was simulated
     probe: HealthProbe | None
     server: ServerCost | None  # where the server tells
 

@@ -59,7 +59,7 @@ def serve(
         dataset=dataset,
         sampling=sampling,
         report=report,
-        text=_Tokenizer.load(tokenizer) if tokenizer is not None else None,
+        text=BenchTokenizer.load(tokenizer) if tokenizer is not None else None,
     )
     with request_progress(load.num_prompts, shown=not report.disable_tqdm) as on_progress:
         done = run(plan, print, on_progress)
@@ -121,7 +121,7 @@ def _tell(done: Any) -> None:
         print(f"saved {path.with_suffix('.png')}")
 
 
-class _Tokenizer:
+class BenchTokenizer:
     """Implements bench.datasets.TextTool over a model's tokenizer."""
 
     def __init__(self, name: str, side: TextSide) -> None:
@@ -129,7 +129,7 @@ class _Tokenizer:
         self._tokenizer = side.tokenizer
 
     @classmethod
-    def load(cls, reference: str) -> _Tokenizer:
+    def load(cls, reference: str) -> BenchTokenizer:
         """Fetches the default model where it is named and missing. Raises what `resolve` raises."""
         from pegainfer.app.resolve import resolve
         from pegainfer.app.text import load_text

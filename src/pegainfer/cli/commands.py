@@ -18,6 +18,7 @@ from pegainfer.cli import (
     pull,
     run_batch,
     serve,
+    simulate,
 )
 from pegainfer.cli.command_line import ModelCommand
 from pegainfer.cli.flags import expand
@@ -31,6 +32,7 @@ pegainfer serve                      an OpenAI-compatible server on port 8000
 pegainfer run-batch -i in -o out     a file of requests to a file of answers
 pegainfer pull owner/model           a model of the hub; list, show and rm: those that are here
 pegainfer ps                         the servers that run
+pegainfer simulate MODEL --card H100 how fast it will serve, without a GPU
 pegainfer doctor                     what this machine can do, and what is missing
 """
 
@@ -44,6 +46,7 @@ def build_app() -> typer.Typer:
         ("chat", chat.chat),
         ("run-batch", run_batch.run_batch),
         ("pull", pull.pull),
+        ("simulate", simulate.simulate),
         ("doctor", doctor.doctor),
     ):
         app.command(name, cls=None if command is pull.pull else ModelCommand)(expand(command))

@@ -1,0 +1,66 @@
+"""From a model's config to a simulated engine: bounds of its runner on a card, recorded programs, prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pegainfer.app.assemble import open_model
+from pegainfer.app.bounds import model_groups, runner_info, step_formats
+from pegainfer.app.config import EngineConfig
+from pegainfer.app.gpu import fit, plan_memory
+from pegainfer.contract.step import RunnerInfo, StepPolicy
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.scheduler import Scheduler
+from pegainfer.measure.cards import PricedDevice
+from pegainfer.measure.prices import PriceList
+from pegainfer.runner.buckets import Buckets
+from pegainfer.simulate.host import CPU_HOST, GPU_HOST, HostPrices
+from pegainfer.simulate.runner import SimulatedRunner
+
+CONTEXT_BYTES = 600 << 20  # of a GPU's memory that a CUDA context takes
+
+
+@dataclass(frozen=True)
+class SimulatedEngine:
+    """What one run needs; a run makes its own scheduler and runner."""
+
+    info: RunnerInfo
+    scheduler: SchedulerConfig
+    prices: PriceList
+    host: HostPrices
+
+    def start(self) -> tuple[StepPolicy, SimulatedRunner]:
+        return Scheduler(self.info, self.scheduler), SimulatedRunner(self.info, self.prices.seconds)
+
+
+def simulated_engine(
+    path: Path, config: EngineConfig, scheduler: SchedulerConfig, device: PricedDevice, case: str
+) -> SimulatedEngine:
+    """Reads the model's header and sizes its cache as on the device; no weights, no driver.
+
+    Args:
+        case: of sampling, a setting of `sample_tokens`.
+
+    Raises what opening a model raises, and ConfigError where the card cannot hold it.
+    """
+    with open_model(path, config.load_format) as (model, _):
+        info = runner_info(model, config, scheduler)
+        groups = model_groups(model, config)
+        max_logprobs = min(scheduler.max_logprobs, info.vocab_size)
+        if device.cuda:
+            free = device.memory - CONTEXT_BYTES
+            budget = plan_memory(model, groups, info, config, free, device.memory, max_logprobs)
+            info = fit(model, groups, budget, config, scheduler)
+        one = msgspec.structs.replace(info, num_blocks=(1,) * len(groups))
+        programs = model.programs(one, groups, step_formats(config), max_logprobs)
+    buckets = Buckets(info)
+
+    def pad(tokens: int, rows: int, decode: bool) -> tuple[int, int]:
+        bucket = buckets.of(tokens, rows, decode)
+        return bucket.tokens, bucket.rows
+
+    prices = device.prices(programs["forward"], programs["sampler"], case, pad if device.cuda else None)
+    return SimulatedEngine(info, scheduler, prices, GPU_HOST if device.cuda else CPU_HOST)
