@@ -15,7 +15,7 @@ from pegainfer.contract.step import RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.measure.cards import PricedDevice
-from pegainfer.measure.prices import PriceList
+from pegainfer.measure.prices import PriceList, StepWork
 from pegainfer.runner.buckets import Buckets
 from pegainfer.simulate.host import CPU_HOST, GPU_HOST, HostPrices
 from pegainfer.simulate.runner import SimulatedRunner
@@ -33,7 +33,11 @@ class SimulatedEngine:
     host: HostPrices
 
     def start(self) -> tuple[StepPolicy, SimulatedRunner]:
-        return Scheduler(self.info, self.scheduler), SimulatedRunner(self.info, self.prices.seconds)
+        return Scheduler(self.info, self.scheduler), SimulatedRunner(self.info, self.seconds)
+
+    def seconds(self, work: StepWork) -> float:
+        """Of a step on the device."""
+        return self.prices.seconds(work) + self.host.step
 
 
 def simulated_engine(

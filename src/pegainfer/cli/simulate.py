@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ REFUSED = (
     "--num-warmups", "--client-processes", "--probe-health", "--extra-body", "--stream-response",
     "--plot-png", "--logprobs", "--frequency-penalty", "--presence-penalty", "--repetition-penalty",
 )  # fmt: skip
+VALUE = re.compile(r"[\d.]+(:[\d.]+)?")  # a number or a range, which is no model
 TEXT_DATASETS = ("sharegpt", "custom")
 CONTEXT = 1024  # tokens of each row, for --tpot
 
@@ -94,7 +96,12 @@ def simulate(
 
     if refused := sorted(set(REFUSED) & given):
         raise ConfigError("only a real server or client has this", got=" ".join(refused), where="simulate")
-    ask, span = _with_more(ask, more or [])
+    more = more or []
+    if model is not None and VALUE.fullmatch(
+        model
+    ):  # of the default model, a flag's second value comes first
+        model, more = None, [model, *more]
+    ask, span = _with_more(ask, more)
     device = _device(ask, flags)
     if device.cuda:
         flags = dataclasses.replace(flags, device="cuda")

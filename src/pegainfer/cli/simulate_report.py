@@ -42,7 +42,7 @@ def print_quick(engine: SimulatedEngine, ttft: tuple[int, ...], tpot: tuple[int,
     for rows in tpot:
         work = StepWork(rows, rows * context, (), rows)
         ops = engine.prices.ops(work)
-        seconds = engine.prices.seconds(work)
+        seconds = engine.seconds(work)
         floor = sum(op.floor_us for op in ops) / 1e6
         print(
             f"TPOT of {rows} rows at a context of {context}: {seconds * 1e3:.2f} ms, floor {floor * 1e3:.2f}"
@@ -104,6 +104,8 @@ def time_lines(shares: list[OpShare], done: Simulated) -> Iterator[str]:
         for bound, seconds in s.bounds.items():
             bounds[bound] = bounds.get(bound, 0.0) + seconds
     parts = [f"{name} {seconds / usage.seconds:.1%}" for name, seconds in bounds.items()]
+    around = max(0.0, usage.device - sum(bounds.values()))
+    parts += [f"around kernels {around / usage.seconds:.1%}"] * (around > 1e-6)
     parts.append(f"host {usage.waits / usage.seconds:.1%}")
     parts.append(f"no request {max(0.0, 1 - (usage.device + usage.waits) / usage.seconds):.1%}")
     yield "of the run, bound by: " + ", ".join(parts)

@@ -18,7 +18,7 @@ from pegainfer.simulate.host import HostPrices
 from pegainfer.simulate.replay import Arrival, Outcome, Replay, Usage
 from pegainfer.simulate.runner import SimulatedRunner
 
-FREE = HostPrices(repeat=0.0, change=0.0, change_row=0.0, commit=0.0, commit_row=0.0, request=0.0)
+FREE = HostPrices(repeat=0.0, change=0.0, change_row=0.0, step=0.0, commit=0.0, commit_row=0.0, request=0.0)
 STEP = 0.010  # seconds
 
 
