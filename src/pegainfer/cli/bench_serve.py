@@ -50,7 +50,7 @@ def serve(
     from pegainfer.bench.png import require_matplotlib
     from pegainfer.bench.run import Plan, run
 
-    report = _with_more(report, more or [])
+    report = with_more(report, more or [])
     if report.plot_png:
         require_matplotlib()
     plan = Plan(
@@ -67,7 +67,7 @@ def serve(
     return 0 if done.figures.completed else 1
 
 
-def _with_more(report: ReportConfig, values: list[str]) -> ReportConfig:
+def with_more(report: ReportConfig, values: list[str]) -> ReportConfig:
     """Values that other tools take after one flag, separated by spaces, given to the flag they fit."""
     goodput = [v for v in values if ":" in v and "=" not in v]
     metadata = [v for v in values if "=" in v]

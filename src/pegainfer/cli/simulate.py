@@ -64,7 +64,10 @@ class SimulateFlags:
 
 More = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[VALUE]...", help="More values of --tpot or --ttft, or the range of --sweep."),
+    typer.Argument(
+        metavar="[VALUE]...",
+        help="More values of --tpot, --ttft, --goodput or --metadata; the range of --sweep.",
+    ),
 ]
 Tokenizer = Annotated[
     str | None,
@@ -93,6 +96,7 @@ def simulate(
     """
     from pegainfer.app.simulation import simulated_engine
     from pegainfer.cli import simulate_report, simulate_run
+    from pegainfer.cli.bench_serve import with_more
 
     if refused := sorted(set(REFUSED) & given):
         raise ConfigError("only a real server or client has this", got=" ".join(refused), where="simulate")
@@ -100,8 +104,9 @@ def simulate(
     if model is not None and VALUE.fullmatch(
         model
     ):  # of the default model, a flag's second value comes first
-        model, more = None, [model, *more]
-    ask, span = _with_more(ask, more)
+        more, model = [model, *more], None
+    ask, span = _with_more(ask, [v for v in more if VALUE.fullmatch(v)])
+    report = with_more(report, [v for v in more if not VALUE.fullmatch(v)])
     device = _device(ask, flags)
     if device.cuda:
         flags = dataclasses.replace(flags, device="cuda")
@@ -124,11 +129,12 @@ def simulate(
 
 
 def _with_more(ask: SimulateFlags, values: list[str]) -> tuple[SimulateFlags, tuple[float, float] | None]:
-    """Values that stand after a flag, given to the flag that they fit; and the range of a sweep."""
-    numbers, ranges = [v for v in values if v.isdecimal()], [v for v in values if ":" in v]
-    if len(numbers) + len(ranges) < len(values) or len(ranges) != (ask.sweep is not None):
-        raise ConfigError("an argument", expected="numbers after --tpot or --ttft, LOW:HIGH after --sweep",
-                          got=" ".join(values))  # fmt: skip
+    """Numbers that stand after --tpot or --ttft, given to the flag; and the range of a sweep."""
+    numbers, ranges = [v for v in values if ":" not in v], [v for v in values if ":" in v]
+    if len(ranges) != (ask.sweep is not None):
+        raise ConfigError(
+            "the range of a sweep", expected="LOW:HIGH after --sweep and nowhere else", got=ranges
+        )
     span = None
     if ranges:
         try:
@@ -138,8 +144,8 @@ def _with_more(ask: SimulateFlags, values: list[str]) -> tuple[SimulateFlags, tu
         if not 0 < low <= high:
             raise ConfigError("the range of a sweep", expected="LOW:HIGH, 0 < LOW ≤ HIGH", got=ranges[0])
         span = low, high
-    if numbers and not (ask.tpot or ask.ttft):
-        raise ConfigError("numbers without their flag", expected="--tpot or --ttft before them", got=numbers)
+    if not all(n.isdecimal() and int(n) for n in numbers) or (numbers and not (ask.tpot or ask.ttft)):
+        raise ConfigError("numbers", expected="whole ones ≥ 1, and --tpot or --ttft before them", got=numbers)
     sizes = tuple(int(n) for n in numbers)
     if ask.tpot:
         return dataclasses.replace(ask, tpot=(*ask.tpot, *sizes)), span

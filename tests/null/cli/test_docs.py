@@ -16,7 +16,7 @@ COMMANDS = (
     "",
     "serve", "generate", "chat", "run-batch", "pull", "list", "show", "rm", "ps", "doctor",
     "bench engine", "bench ops", "bench serve",
-    "bench startup", "kernels build",
+    "bench startup", "kernels build", "simulate",
 )  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 OTHERS = {  # of docker, systemctl, useradd, run-batch, benches and the soak test
@@ -52,7 +52,10 @@ def test_every_flag_of_the_server_that_a_page_names_exists(page: str) -> None:
 def test_every_flag_that_other_pages_name_exists() -> None:
     known = set().union(*map(flags_of, COMMANDS))
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("adding-*.md"))]
-    pages += [DOCS / name for name in ("accuracy.md", "architecture.md", "page.md", "serving.md")]
+    pages += [
+        DOCS / name
+        for name in ("accuracy.md", "architecture.md", "page.md", "performance-model.md", "serving.md")
+    ]
     for page in pages:
         assert set(FLAG.findall(page.read_text())) - known - OTHERS.get(page.name, set()) == set(), page.name
 
