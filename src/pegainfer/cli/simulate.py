@@ -101,9 +101,7 @@ def simulate(
     if refused := sorted(set(REFUSED) & given):
         raise ConfigError("only a real server or client has this", got=" ".join(refused), where="simulate")
     more = more or []
-    if model is not None and VALUE.fullmatch(
-        model
-    ):  # of the default model, a flag's second value comes first
+    if model is not None and VALUE.fullmatch(model):  # the default model, and a flag's second value
         more, model = [model, *more], None
     ask, span = _with_more(ask, [v for v in more if VALUE.fullmatch(v)])
     report = with_more(report, [v for v in more if not VALUE.fullmatch(v)])

@@ -61,5 +61,12 @@ GPU_STEP_SIZES = StepSizes(
     decodes=_decodes((1, 8, 16, 32, 64, 128, 256), 1024),
     others=_decodes((1, 8, 64, 256), 1024),
     prefills=_prefills(128, 512, 1024, 2048),
-    long=(StepShape(1, 1, 8192), StepShape(8, 1, 8192), StepShape(1, 2048, 8192)),
+    long=(
+        *_decodes((1, 8, 64), 256),
+        *(StepShape(rows, 1, 8192) for rows in (1, 8, 32)),
+        # The last block of a prompt whose prefix is cached.
+        *(StepShape(1, 16, context) for context in (1024, 4096, 16384)),
+        StepShape(1, 512, 4096),
+        StepShape(1, 2048, 8192),
+    ),
 )
