@@ -46,7 +46,7 @@ help:
 	@echo "make bench    engine and start-up benches; results append to bench/results"
 	@echo "make docs-api   docs/api.md and docs/options.md anew from types and tables"
 	@echo "make figures  every figure of the CPU beside llama.cpp's, into docs (PEER=python with llama-cpp-python)"
-	@echo "make docs-kernels  docs/kernels.md and docs/kernels-cpu.md anew from the kernels' ledger"
+	@echo "make docs-kernels  docs/kernels.md, docs/kernels-cpu.md and docs/kernels/ anew from the kernels' ledger"
 	@echo "make clean    remove environments, builds and caches"
 
 $(BIN)/python:
@@ -154,6 +154,7 @@ figures: $(VENV)/.stamp-dev
 
 docs-kernels: $(VENV)/.stamp-run
 	@$(BIN)/python -m pegainfer.measure.report
+	@$(BIN)/python tools/kernel_plans.py
 
 clean:
 	rm -rf $(VENV) $(GOLDEN_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

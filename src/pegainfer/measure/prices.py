@@ -22,6 +22,7 @@ from pegainfer.ops.spec import Cost
 
 Pad = Callable[[int, int, bool], tuple[int, int]]  # (tokens, rows, only decodes) -> sizes that are launched
 
+SAME_BYTES = 0.02  # share by which two lowerings of one model may differ
 SAMPLING = frozenset({"adjust_logits", "sample_tokens", "append_tokens"})  # what follows a forward pass
 
 
@@ -103,7 +104,7 @@ class PriceList:
         self._fixed = [op for op in made if op.per_token]
         self._reading = [op for op in made if not op.per_token]
         self._ops = made
-        self._passes = [row for row in rows if row.op == FORWARD]
+        self._passes = [row for row in rows if row.op == FORWARD and _is_pass_of(forward, row)]
         self._kept: dict[tuple[int, int, int], tuple[OpPrice, ...]] = {}
         self._chunks: dict[tuple[int, int], tuple[OpPrice, ...]] = {}
 
@@ -175,3 +176,8 @@ class PriceList:
                 us = sum(p.us for p in parts if p.op not in names)
                 out.append((context, row.us / us))
         return out
+
+
+def _is_pass_of(forward: Program, row: Row) -> bool:
+    """Whether a measured pass was one of this model, which the ledger may know by another name."""
+    return abs(forward.cost(row.shape).bytes - row.bytes) <= SAME_BYTES * row.bytes

@@ -187,7 +187,7 @@ def op_label(call: OpCall) -> str:
     """The op, and the widths of its matrix where it has one: 'linear_residual 1536→576'."""
     for o in call.spec.operands:
         if o.role is Role.WEIGHT and o.name in call.tensors:
-            rows, columns = call.tensors[o.name].shape
+            *_, rows, columns = call.tensors[o.name].shape  # experts come before them
             return f"{call.spec.name} {columns}→{rows}"
     return call.spec.name
 

@@ -1,4 +1,4 @@
-"""The kernel plan of a model: for each phase its ops, the kernels that run them, their files, prices and bounds."""
+"""The kernel plan of a model: for each phase its ops, their kernels and files, prices and bounds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pegainfer.ops.program import Program
 
 HEAD = """# Kernels of {name}
 
-Made by `make docs-kernels`; do not edit. Kernels are those that a plan chooses for {card}; prices are those
+Made by `make docs-kernels`; do not edit. Kernels are those that a plan chooses for {card}. Prices are those
 of `pegainfer simulate` for {priced} ([performance-model.md](../performance-model.md)), all calls of a step
-together. *Floor* is the share of a price that the roofline explains. *Price* says where it is from. An op
-without a kernel of its own runs in a launch of the op above it.
+together. *Floor* is the share of a price that the roofline explains. *Price* says where it is from: a price
+from the roofline is a lower bound. An op without kernels runs inside a launch of another op.
 """
 PHASES = (
     ("Decoding, 1 row at a context of 1,024", StepWork(1, 1024, (), 1)),

@@ -87,6 +87,19 @@ def test_between_two_sizes_a_price_grows_in_proportion() -> None:
     assert head.origin == "interpolated"
 
 
+def test_passes_of_another_model_say_nothing_of_this_one() -> None:
+    forward, sampler = recorded(Case("Qwen3-8B", layers=36)), programs()[1]
+    one = StepWork(1, 1024, (), 1)
+    found = h100().prices(forward, sampler, "greedy").ops(one)
+    gate = next(op for op in found if op.op.startswith("gate_up_swiglu"))
+    assert gate.origin == "roofline"
+    assert gate.us == gate.floor_us  # no ratio of a measured pass is on it
+    qwen3_4b = {op.op: op for op in price_list(h100()).ops(one)}
+    assert (
+        qwen3_4b["gate_up_swiglu 2560→9728"].us < 36 * 37
+    )  # its pass is one launch: less than its ops alone
+
+
 def test_an_op_without_a_measurement_takes_its_floor_and_is_named() -> None:
     device = h100()
     rows = tuple(r for r in device.rows if r.op != "gate_up_swiglu")

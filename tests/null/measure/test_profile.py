@@ -12,6 +12,7 @@ from pegainfer.measure.ledger import Roofline
 from pegainfer.measure.profile import OpTime, Profiler, ProgramRun, op_label, step_time, steps_of
 from pegainfer.ops.activation import SILU_MUL
 from pegainfer.ops.gemm import LINEAR
+from pegainfer.ops.moe import EXPERT_DOWN
 from pegainfer.ops.program import Builder, OpCall, Program
 from pegainfer.ops.tensor import Sizes
 
@@ -105,6 +106,15 @@ def test_a_step_is_a_forward_pass_and_what_follows_it() -> None:
 
 def test_calls_of_the_same_widths_are_one_op() -> None:
     assert [op_label(c) for c in CALLS] == ["linear 32→32", "linear 32→32", "linear 32→64", "silu_mul"]
+
+
+def test_an_op_of_experts_is_named_by_the_widths_of_one_of_them() -> None:
+    b = Builder("p")
+    act, experts = b.input("act", "T", 2, 48, dtype="f32"), b.input("experts", "T", 2, dtype="i32")
+    gates, out = b.input("gates", "T", 2, dtype="f32"), b.output("out", "T", 32)
+    w = b.weight("down", 8, 32, 48, dtype="f32")
+    b.emit(EXPERT_DOWN, out=out, act=act, experts=experts, gates=gates, w_down=w)
+    assert op_label(b.build().calls[0]) == "expert_down 48→32"
 
 
 def test_times_add_up_within_a_step_and_are_medians_over_steps() -> None:
