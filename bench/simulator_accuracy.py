@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -119,18 +120,38 @@ def cpu() -> Iterator[Compared]:
     made = simulated_engine(model, config, SchedulerConfig(), priced_cpu(ledger.read()), "greedy")
     made = replace(made, host=replace(made.host, request=0.0))  # no HTTP
     newest = {
-        (r["case"], r["batch"], r["tokens"], r["context"]): r
+        (r["case"], r["batch"], r["tokens"], r["context"]): r["tok_s"]
         for r in read("engine.jsonl")
         if "avx512, 2 threads, bf16" in r["device"]
     }
-    for (case, batch, tokens, context), row in newest.items():
-        lengths = (tokens, 1) if case == "prefill" else (context, tokens)
-        dataset = DatasetConfig(random_input_len=lengths[0], random_output_len=lengths[1])
-        load = LoadConfig(num_prompts=batch)
-        workload = Workload("default", load, dataset, SamplingConfig(temperature=0.0), ReportConfig(), None)
-        found = run(made, workload).run.figures.distributions
-        took = found["ttft"].median / tokens if case == "prefill" else found["tpot"].median / batch
-        yield f"CPU {case} {tokens}, {batch} at {context}", "tokens/s", row["tok_s"], 1e3 / took
+    for name, cases in (("engine.jsonl", newest), ("cpu-figures.md", cpu_figures())):
+        for (case, batch, tokens, context), measured in cases.items():
+            prompt, answer = (tokens, 1) if case == "prefill" else (context, tokens)
+            dataset = DatasetConfig(random_input_len=prompt, random_output_len=answer)
+            load, sampling = LoadConfig(num_prompts=batch), SamplingConfig(temperature=0.0)
+            workload = Workload("default", load, dataset, sampling, ReportConfig(), None)
+            found = run(made, workload).run.figures.distributions
+            took = found["ttft"].median / tokens if case == "prefill" else found["tpot"].median / batch
+            label = f"{name}: {case} {tokens}" + (f", {batch} at {context}" if case == "decode" else "")
+            yield label, "tokens/s", measured, 1e3 / took
+
+
+def cpu_figures() -> dict[tuple[str, int, int, int], float]:
+    """Tokens a second of the Q4_1 file in docs/cpu-figures.md, by kind, sequences, tokens and context."""
+    found = {}
+    for line in (RESULTS.parents[1] / "docs" / "cpu-figures.md").read_text().splitlines():
+        what, *rest = (cell.strip() for cell in line.strip("| ").split("|"))
+        numbers = [int(n) for n in re.findall(r"\d+", what.removeprefix("Q4_1"))]
+        if not what.startswith("Q4_1, ") or len(rest) < 2:
+            continue
+        speed = float(rest[1].replace(",", ""))
+        if "sequences" in what:  # 16 tokens each, then 64 steps: compare_llamacpp.py's case `batch`
+            found["decode", numbers[0], 64, 16] = speed
+        elif "prefill" in what:
+            found["prefill", 1, numbers[0], 0] = speed
+        else:
+            found["decode", 1, numbers[0], numbers[1]] = speed
+    return found
 
 
 def read(name: str) -> list[dict[str, Any]]:
