@@ -16,21 +16,16 @@ from pegainfer.cli.simulate_report import Point, knee, sweep_values, within_targ
 from pegainfer.cli.simulate_run import sampling_case
 from pegainfer.contract.errors import ConfigError, UnsupportedError
 from pegainfer.ops.spec import REGISTRY
+from tools.kernel_plans import MODELS
 
 ROOT = Path(__file__).parents[3]
-QWEN3_4B: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2560,
-    "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000,
-    "max_position_embeddings": 40960, "hidden_act": "silu", "tie_word_embeddings": True,
-}  # fmt: skip
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     model = tmp_path / "qwen3-4b"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps(QWEN3_4B))
+    (model / "config.json").write_text(json.dumps(MODELS["qwen3"][1]))
     return model
 
 
@@ -61,6 +56,16 @@ def test_a_run_reports_what_bench_serve_reports_and_where_the_time_goes(folder: 
     page = (folder.parent / "out.html").read_text()
     assert "Where the time goes" in page
     assert "gate_up_swiglu" in page
+
+
+@pytest.mark.parametrize("line", MODELS)
+def test_every_line_is_simulated_from_its_config(tmp_path: Path, line: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[line][1]))
+    argv = ("--max-model-len", 4096, "--num-prompts", 4, "--random-output-len", 8, "--temperature", 0)
+    result = simulate(tmp_path, "--card", "H100", *argv)
+    assert "Successful requests:                     4" in result.output
+    measured = line == "qwen3"  # the ledger has the sizes of Qwen3-4B
+    assert ("no price of lm_head" in result.stderr) is not measured
 
 
 def test_an_equal_seed_gives_equal_figures(folder: Path) -> None:
