@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from pegainfer.app.assemble import open_model
+from pegainfer.app.assemble import cpu_options, open_model
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.gpu import fit, plan_memory
@@ -66,5 +66,11 @@ def simulated_engine(
         bucket = buckets.of(tokens, rows, decode)
         return bucket.tokens, bucket.rows
 
-    prices = device.prices(programs["forward"], programs["sampler"], case, pad if device.cuda else None)
+    prices = device.prices(
+        programs["forward"],
+        programs["sampler"],
+        case,
+        pad if device.cuda else None,
+        cpu_options(config).activation,
+    )
     return SimulatedEngine(info, scheduler, prices, GPU_HOST if device.cuda else CPU_HOST)

@@ -14,18 +14,20 @@ import typer
 from pegainfer.app.config import EngineConfig
 from pegainfer.bench.config import DatasetConfig, LoadConfig, ReportConfig, SamplingConfig
 from pegainfer.cli.flags import Given
-from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose
+from pegainfer.cli.target import MODEL_HELP, ModelFlags, Target, choose, load_text_side
 from pegainfer.contract.errors import ConfigError, UnsupportedError
 from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
     from pegainfer.app.simulation import SimulatedEngine
+    from pegainfer.cli.bench_serve import BenchTokenizer
     from pegainfer.measure.cards import PricedDevice
 
 # Flags of `bench serve` that only a real server or client has.
 REFUSED = (
     "--num-warmups", "--client-processes", "--probe-health", "--extra-body", "--stream-response",
     "--plot-png", "--logprobs", "--frequency-penalty", "--presence-penalty", "--repetition-penalty",
+    "--chat-template", "--default-chat-template-kwargs",
 )  # fmt: skip
 VALUE = re.compile(r"[\d.]+(:[\d.]+)?")  # a number or a range, which is no model
 TEXT_DATASETS = ("sharegpt", "custom")
@@ -69,17 +71,12 @@ More = Annotated[
         help="More values of --tpot, --ttft, --goodput or --metadata; the range of --sweep.",
     ),
 ]
-Tokenizer = Annotated[
-    str | None,
-    typer.Option("--tokenizer", help="Model whose tokenizer turns a dataset's texts into tokens."),
-]
 
 
 def simulate(
     model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
     more: More = None,
     *,
-    tokenizer: Tokenizer = None,
     ask: SimulateFlags,
     flags: ModelFlags,
     engine: EngineConfig,
@@ -116,7 +113,7 @@ def simulate(
     if ask.ttft or ask.tpot:
         simulate_report.print_quick(made, ask.ttft, ask.tpot, CONTEXT)
         return 0
-    plan = simulate_run.Workload(target.spec.name, load, dataset, sampling, report, _text(tokenizer, dataset))
+    plan = simulate_run.Workload(target.spec.name, load, dataset, sampling, report, _text(target, dataset))
     if span is not None:
         assert ask.sweep is not None
         simulate_report.print_sweep(made, plan, ask.sweep, span)
@@ -174,12 +171,15 @@ def _load_format(reference: str | None) -> str:
     return "auto" if reference is None or ".gguf" in reference.lower() or ":" in reference else "dummy"
 
 
-def _text(tokenizer: str | None, dataset: DatasetConfig) -> object:
+def _text(target: Target, dataset: DatasetConfig) -> BenchTokenizer | None:
+    """What turns a dataset's texts into tokens. Raises ConfigError where it needs a tokenizer."""
     from pegainfer.cli.bench_serve import BenchTokenizer
 
-    if tokenizer is None and dataset.dataset_name in TEXT_DATASETS:
+    if target.spec.tokenizer:
+        return BenchTokenizer(target.spec.tokenizer, load_text_side(target))
+    if dataset.dataset_name in TEXT_DATASETS:
         raise ConfigError(f"the dataset {dataset.dataset_name} holds texts", remedy="give --tokenizer")
-    return BenchTokenizer.load(tokenizer) if tokenizer is not None else None
+    return None
 
 
 def _say_origin(name: str, device: PricedDevice, made: SimulatedEngine) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pegainfer.bench import datasets, schedule
 from pegainfer.bench.config import DatasetConfig, LoadConfig, ReportConfig, SamplingConfig, ServerConfig
-from pegainfer.bench.datasets import Sample
+from pegainfer.bench.datasets import Sample, TextTool
 from pegainfer.bench.metrics import figures
 from pegainfer.bench.run import Plan, Run
 from pegainfer.bench.server_cost import ServerCost
 from pegainfer.bench.wire import Record
-from pegainfer.contract.errors import UnsupportedError
+from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.event import EngineStats
 from pegainfer.contract.request import GREEDY_BELOW, GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.simulate.replay import Arrival, Outcome, Replay, Usage
@@ -34,7 +34,7 @@ class Workload:
     dataset: DatasetConfig
     sampling: SamplingConfig
     report: ReportConfig
-    text: Any
+    text: TextTool | None
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,8 @@ def run(engine: SimulatedEngine, workload: Workload) -> Simulated:
     samples = datasets.load(plan.dataset, plan.load.num_prompts, plan.load.seed, plan.text)
     timed = [s.at or 0.0 for s in samples]
     times = timed if plan.self_timed else schedule.arrivals(plan.load, len(samples))
-    arrivals = [
-        Arrival(at, _request(i, sample)) for i, (at, sample) in enumerate(zip(times, samples, strict=True))
-    ]
+    requests = [request_of(i, sample, plan.text) for i, sample in enumerate(samples)]
+    arrivals = [Arrival(at, request) for at, request in zip(times, requests, strict=True)]
     policy, runner = engine.start()
     outcomes, usage = Replay(policy, runner, engine.host, arrivals, plan.load.max_concurrency).run()
     lens = [len(a.request.prompt) // 4 for a in arrivals]
@@ -96,12 +95,15 @@ def run(engine: SimulatedEngine, workload: Workload) -> Simulated:
     return Simulated(done, usage, runner.works)
 
 
-def _request(index: int, sample: Sample) -> GenerateRequest:
+def request_of(index: int, sample: Sample, text: TextTool | None) -> GenerateRequest:
     """A greedy request: what is drawn does not matter, and every answer reaches its full length."""
-    if isinstance(sample.prompt, str):
-        raise UnsupportedError("a simulation takes token ids", got="a text", where=f"request {index}")
+    ids = sample.prompt
+    if isinstance(ids, str):
+        if text is None:
+            raise ConfigError("a prompt is a text", where=f"request {index}", remedy="give --tokenizer")
+        ids = text.encode(ids)
     sampling = SamplingParams(temperature=0.0, max_tokens=sample.output_len, ignore_eos=True)
-    return GenerateRequest(id=str(index), prompt=pack_tokens(sample.prompt), sampling=sampling)
+    return GenerateRequest(id=str(index), prompt=pack_tokens(ids), sampling=sampling)
 
 
 def _record(index: int, outcome: Outcome, prompt: int) -> Record:

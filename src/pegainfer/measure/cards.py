@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pegainfer.contract.errors import ConfigError
 from pegainfer.kernels.build import find_sources
 from pegainfer.kernels.cpu.library import SOURCES, source_hash
+from pegainfer.lower.cpu.backend import Activation
 from pegainfer.lower.cpu.encode import lowered
 from pegainfer.lower.cuda.lowering import keeps_whole
 from pegainfer.lower.cuda.planning import SUPPORT
@@ -69,8 +70,26 @@ class PricedDevice:
     memory: int
     notes: tuple[str, ...]
 
-    def prices(self, forward: Program, sampler: Program, case: str, pad: Pad | None = None) -> PriceList:
-        """Prices of a model's steps; `case` is a setting of `sample_tokens`, `pad` as PriceList has it."""
+    def prices(
+        self,
+        forward: Program,
+        sampler: Program,
+        case: str,
+        pad: Pad | None = None,
+        activation: Activation = "bf16",
+    ) -> PriceList:
+        """Prices of a model's steps.
+
+        Args:
+            forward, sampler: as recorded.
+            case: a setting of `sample_tokens`.
+            pad: as PriceList has it.
+            activation: on a CPU, see variant.arithmetic_of.
+        """
+
+        def cpu_arithmetic(family: Family) -> str:
+            return arithmetic_of(family.spec, family.dtypes, activation)
+
         if self.cuda:
             forward, sampler = (p.lowered(keep=keeps_whole) for p in (forward, sampler))
         else:
@@ -80,7 +99,7 @@ class PricedDevice:
             sampler,
             self.rows,
             self.roofline,
-            arithmetic=_cuda_arithmetic if self.cuda else _cpu_arithmetic,
+            arithmetic=_cuda_arithmetic if self.cuda else cpu_arithmetic,
             case=case,
             known=self.known,
             **({} if pad is None else {"pad": pad}),
@@ -89,10 +108,6 @@ class PricedDevice:
 
 def _cuda_arithmetic(family: Family) -> str:
     return "bf16" if "bf16" in family.dtypes.values() else "f32"
-
-
-def _cpu_arithmetic(family: Family) -> str:
-    return arithmetic_of(family.spec, family.dtypes, "int8")
 
 
 def priced_card(name: str, rows: Sequence[Row]) -> PricedDevice:
@@ -139,6 +154,8 @@ def priced_cpu(rows: Sequence[Row]) -> PricedDevice:
     own = _newest_device([r for r in rows if r.variant.startswith("cpu")])
     if not own:
         raise ConfigError("the ledger has no rows of a CPU", remedy="pegainfer bench ops --append")
+    isa = max(own, key=lambda r: r.date).variant.split(".")[1]
+    own = tuple(r for r in own if r.variant.split(".")[1] == isa)
     return PricedDevice(own[0].device, False, own, _best(own), "measured", 0, _stale(own))
 
 

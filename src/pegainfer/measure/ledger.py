@@ -1,10 +1,9 @@
-"""The kernels' ledger: one JSON line a measurement. Op bench and docs write and read it, the simulator prices
-steps from it.
+"""The kernels' ledger: one JSON line a measurement. Op bench and docs write and read it; `prices`
+makes prices of steps from it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -20,7 +19,6 @@ Memory = Literal["dram", "cache"]
 STEP_SIZES = STEP_AXES | {"C", "Q"}  # beside operands' axes those that only costs read (OpSpec.cost_axes)
 CLOCK_US = 0.02  # what a clock can tell
 FORWARD = "forward"  # the op of a row that is a whole step up to the logits
-NEIGHBOURS = 4  # rows that a price is interpolated from
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,40 +179,3 @@ def read(path: Path = LEDGER) -> list[Row]:
 def newest(rows: Iterable[Row]) -> list[Row]:
     """The last row of each key, in the order in which keys first came up."""
     return list({row.key: row for row in rows}.values())
-
-
-def price(
-    rows: Iterable[Row], op: str, variant: str, shape: Mapping[str, int], cost: Cost, case: str = ""
-) -> float | None:
-    """Microseconds of a call; None where no row has this op, variant and case at these fixed sizes.
-
-    Between measured shapes it is the call's own floor times how far its neighbours are from theirs.
-
-    Args:
-        rows: of one device and thread count; a later one replaces an earlier one of the same shape.
-        shape: as `shape_of` gives it.
-        cost: of the call.
-    """
-    fixed = {a: n for a, n in shape.items() if a not in STEP_SIZES}
-    near: list[tuple[float, Row]] = []
-    for row in newest(rows):
-        same = (row.op, row.variant, row.case) == (op, variant, case)
-        if same and {a: n for a, n in row.shape.items() if a not in STEP_SIZES} == fixed:
-            near.append((_distance(row.shape, shape), row))
-    if not near:
-        return None
-    near.sort(key=lambda pair: pair[0])
-    if near[0][0] == 0:
-        return near[0][1].us
-    near = near[:NEIGHBOURS]
-    weights = [1 / distance**2 for distance, _ in near]
-    logs = [math.log(row.share) for _, row in near]
-    mean = sum(w * x for w, x in zip(weights, logs, strict=True)) / sum(weights)
-    row = near[0][1]
-    return row.roofline.floor_us(cost, row.memory, row.arithmetic) / math.exp(mean)
-
-
-def _distance(a: Mapping[str, int], b: Mapping[str, int]) -> float:
-    """Between the step sizes of two shapes, each doubling counting one, and from none to one as well."""
-    parts = [math.log2(max(a.get(x, 0), 0.5) / max(b.get(x, 0), 0.5)) for x in STEP_SIZES]
-    return math.sqrt(sum(p * p for p in parts))

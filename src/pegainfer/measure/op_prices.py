@@ -157,14 +157,14 @@ def _on_line(samples: list[_Sample], x: float, floor: float) -> tuple[float, boo
     return low.us + share * (high.us - low.us), False
 
 
-def matching(family: Family, rows: Iterable[Row], case: str) -> list[Row]:
-    """Rows of the same op, fixed sizes and formats; the later of two of the same shape."""
+def matching(family: Family, rows: Iterable[Row], case: str, arithmetic: str) -> list[Row]:
+    """Rows of the same op, fixed sizes, formats and arithmetic; the later of two of the same shape."""
     wanted = {"sample_tokens": case, "adjust_logits": "none"}.get(family.spec.name, "")
     fixed = shape_of(family.spec, family.axes)
     found: dict[tuple[tuple[str, int], ...], Row] = {}
     for row in rows:
         sizes = {a: n for a, n in row.shape.items() if a not in STEP_SIZES}
-        same = (row.op, row.case) == (family.spec.name, wanted) and row.formats == family.formats
-        if same and sizes == fixed:
+        same = (row.op, row.case, row.arithmetic) == (family.spec.name, wanted, arithmetic)
+        if same and sizes == fixed and row.formats == family.formats:
             found[tuple(sorted(row.shape.items()))] = row
     return list(found.values())

@@ -97,7 +97,7 @@ class PriceList:
         rows = newest(rows)
         calls = {family_key(c): c for p in (forward, sampler) for c in p.calls}
         made = [
-            OpPrices(f, calls[f.key], matching(f, rows, case), roofline, arithmetic(f), known)
+            OpPrices(f, calls[f.key], matching(f, rows, case, arithmetic(f)), roofline, arithmetic(f), known)
             for f in families([forward, sampler])
             if f.spec.name != "token_logprobs"  # requests that ask for them are not simulated
         ]

@@ -11,10 +11,12 @@ from typer.testing import CliRunner, Result
 
 import pegainfer.ops.sample  # noqa: F401
 from pegainfer.bench.config import SamplingConfig
+from pegainfer.bench.datasets import Sample
 from pegainfer.cli.commands import build_app
 from pegainfer.cli.simulate_report import Point, knee, sweep_values, within_target
-from pegainfer.cli.simulate_run import sampling_case
+from pegainfer.cli.simulate_run import request_of, sampling_case
 from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.contract.request import unpack_tokens
 from pegainfer.ops.spec import REGISTRY
 from tools.kernel_plans import MODELS
 
@@ -176,3 +178,23 @@ def test_what_cannot_be_simulated_is_refused(
 ) -> None:
     with pytest.raises(error, match=match):
         simulate(folder, *argv)
+
+
+class Letters:
+    """Implements bench.datasets.TextTool: a token is a letter."""
+
+    vocab_size = 256
+    special_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode()
+
+
+def test_a_dataset_of_texts_is_tokenized() -> None:
+    request = request_of(0, Sample("abc", None, 5), Letters())
+    assert (unpack_tokens(request.prompt), request.sampling.max_tokens) == ([97, 98, 99], 5)
+    with pytest.raises(ConfigError, match="--tokenizer"):
+        request_of(0, Sample("abc", None, 5), None)

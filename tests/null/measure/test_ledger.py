@@ -1,4 +1,4 @@
-"""The ledger: what follows from a measurement, the file, the newest of a key, prices between shapes."""
+"""The ledger: what follows from a measurement, the file, the newest of a key."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from pegainfer.measure.ledger import (
     append,
     memory_of,
     newest,
-    price,
     read,
     shape_of,
     shape_text,
 )
-from pegainfer.ops.spec import REGISTRY, Cost
+from pegainfer.ops.spec import REGISTRY
 
 ROOF = Roofline(read_gb_s=20.0, cache_gb_s=100.0, peaks={"f32": 100.0, "int8": 400.0})
 
@@ -143,45 +142,6 @@ def test_weights_and_pages_come_from_memory() -> None:
 def test_a_shape_in_words() -> None:
     assert shape_text(row()) == "T=1 · N=576 K=1536"
     assert shape_text(row(shape={"J": 0, "L": 2, "V": 9}, case="greedy")) == "L=2 · V=9 · greedy"
-
-
-def measured(tokens: int, us: float) -> Row:
-    """At each size 1 MB and 10 MFLOP a token."""
-    sizes = {"T": tokens, "N": 576, "K": 1536}
-    return row(shape=sizes, us=us, flops=10_000_000 * tokens)
-
-
-def test_the_price_of_a_measured_shape_is_its_newest_time() -> None:
-    rows = [measured(1, 100.0), measured(8, 900.0), measured(1, 80.0)]
-    cost = Cost(1_000_000, 10_000_000)
-    assert price(rows, "linear", rows[0].variant, rows[0].shape, cost) == 80.0
-
-
-def test_the_price_between_shapes_keeps_their_distance_from_the_floor() -> None:
-    rows = [measured(4, 200.0), measured(16, 800.0), row(op="other")]  # twice their floors of 100 and 400 µs
-    shape, cost = {"T": 8, "N": 576, "K": 1536}, Cost(1_000_000, 80_000_000)
-    assert price(rows, "linear", rows[0].variant, shape, cost) == pytest.approx(400.0)
-
-
-def test_the_price_leans_towards_the_nearer_shape() -> None:
-    rows = [measured(4, 100.0), measured(64, 16000.0)]  # at the floor, and ten times it
-    shape = {"T": 8, "N": 576, "K": 1536}
-    found = price(rows, "linear", rows[0].variant, shape, Cost(1_000_000, 80_000_000))
-    assert found == pytest.approx(200 * 10 ** (1 / 10))  # one doubling from the first, three from the second
-
-
-@pytest.mark.parametrize(
-    ("op", "variant", "width", "case"),
-    [
-        ("linear_residual", "cpu.avx512.q4_1.int8", 576, ""),
-        ("linear", "cpu.avx2.q4_1.int8", 576, ""),
-        ("linear", "cpu.avx512.q4_1.int8", 577, ""),
-        ("linear", "cpu.avx512.q4_1.int8", 576, "greedy"),
-    ],
-)
-def test_what_was_never_measured_has_no_price(op: str, variant: str, width: int, case: str) -> None:
-    shape = {"T": 1, "N": width, "K": 1536}
-    assert price([row()], op, variant, shape, Cost(1, 1), case) is None
 
 
 def test_the_committed_ledger_is_sound() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from pegainfer.contract.errors import ConfigError
@@ -152,12 +153,23 @@ def test_a_card_that_was_not_measured_is_scaled_by_its_data_sheet() -> None:
     assert {op.origin for op in price_list(other).ops(bound_by_memory)} == {"scaled"}
 
 
+def test_rows_of_another_arithmetic_or_instruction_set_are_no_price() -> None:
+    cpu = priced_cpu(ledger.newest(ledger.read()))
+    newer = [
+        msgspec.structs.replace(r, variant=r.variant.replace("avx512", "avx2"), date="2999-01-01T00:00:00Z")
+        for r in cpu.rows[:4]
+    ]
+    assert len(priced_cpu([*cpu.rows, *newer]).rows) == 4
+    other = [msgspec.structs.replace(r, arithmetic="f32") for r in h100().rows if r.op == "lm_head"]
+    device = h100()
+    rows = (*(r for r in device.rows if r.op != "lm_head"), *other)
+    prices = price_list(PricedDevice(device.name, True, rows, device.roofline, "measured", device.memory, ()))
+    assert [gap.op for gap in prices.gaps()] == ["lm_head 2560→151936"]
+
+
 def test_prices_of_changed_sources_are_named() -> None:
     cpu = priced_cpu(ledger.newest(ledger.read()))
-    rows = [
-        Row(**{f: getattr(r, f) for f in r.__struct_fields__ if f != "source"}, source="gone")
-        for r in cpu.rows[:3]
-    ]
+    rows = [msgspec.structs.replace(r, source="gone") for r in cpu.rows[:3]]
     (note,) = priced_cpu(rows).notes
     assert note.startswith("stale prices: 3 rows of ")
     assert "sources changed after commit" in note
