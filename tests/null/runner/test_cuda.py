@@ -90,7 +90,7 @@ def prefill(slot: int = 0, sampling: SamplingParams = GREEDY, step: int = 1) -> 
 
 def test_offline_use_needs_no_weights_where_they_are_made_up(fake: FakeCuda, folders: Path) -> None:
     (folders / "tokenizer.json").write_text(bpe_json())
-    options = {"backend": "cuda", "max_model_len": 64, "kv_cache_memory": 1 << 22}
+    options = {"device": "cuda", "max_model_len": 64, "kv_cache_memory": 1 << 22}
     with LLM(folders, load_format="dummy", **options) as llm:
         (output,) = llm.generate({"prompt_token_ids": PROMPT}, Sampling(max_tokens=3, ignore_eos=True))
         assert len(output.outputs[0].token_ids) == 3

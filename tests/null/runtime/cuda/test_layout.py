@@ -18,7 +18,12 @@ OUTER = Layout(
     "space::Outer", "An outer struct.", "int first\nInner parts[3]\nfloat last  // seconds", (INNER,)
 )
 # What nvcc knows by itself.
-VECTORS = "struct float2 { float v[2]; }; struct float4 { float v[4]; }; struct uint2 { unsigned v[2]; };\n"
+VECTORS = """
+struct float2 { float v[2]; };
+struct float4 { float v[4]; };
+struct uint2 { unsigned v[2]; };
+struct int4 { int v[4]; };
+"""
 
 
 def offsets(layout: Layout) -> list[int]:
