@@ -54,8 +54,8 @@ class ChatTemplate:
         """
         wrong = sorted(defaults.keys() & {*_RESERVED, *(special_tokens or {})})
         if wrong:
-            where = "default_chat_template_kwargs"
-            raise ConfigError("template variables that the server sets itself", got=" ".join(wrong), where=where)
+            what, where = "template variables that the server sets itself", "default_chat_template_kwargs"
+            raise ConfigError(what, got=" ".join(wrong), where=where)
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ConfigError(
                 "chat template is too long", expected=f"≤ {MAX_TEMPLATE_CHARS} characters", got=len(source)
