@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pegainfer.ops.delta
+import pegainfer.ops.gated_delta
 import pegainfer.ops.moe  # noqa: F401  both declare
 from pegainfer.ops.activation import SILU_MUL
 from pegainfer.ops.attention import KV_APPEND

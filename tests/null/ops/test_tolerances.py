@@ -15,7 +15,7 @@ import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.ops.check import Trial, check_case, suitable_cases
 from pegainfer.ops.spec import REGISTRY, OpSpec, Role
 from tests.null.ops import plain_moe
-from tests.null.ops.plain_recurrent import conv, delta_rule, sigmoid
+from tests.null.ops.plain_recurrent import conv, delta_rule, layer, sigmoid
 
 Array = np.ndarray[Any, Any]
 F32 = np.float32
@@ -88,6 +88,7 @@ PLAIN: dict[str, Callable[..., None]] = {
     "sigmoid_gate": lambda a: np.copyto(a["x"], a["x"] * sigmoid(a["gate"])),
     "causal_conv_silu": conv,
     "gated_delta_rule": delta_rule,
+    "gated_delta": lambda a, **attrs: layer(a, rms_norm, **attrs),
     "rope": lambda a: np.copyto(a["x"], rope(a["x"], a["positions"], a["cos_sin"])),
     "embedding": lambda a: np.copyto(a["out"], a["table"][a["ids"]]),
     "gather_rows": lambda a: np.copyto(a["out"], a["x"][a["rows"]]),
@@ -152,7 +153,8 @@ SPOILT = {
     "rms_norm": "weight", "head_norm": "weight", "silu_mul": "up", "rope": "cos_sin", "embedding": "table",
     "linear": "w", "linear_residual": "w", "attention": "q", "kv_append": "k", "qkv_norm_rope_append": "wk",
     "gate_up_swiglu": "w_up", "lm_head": "w", "gated_rms_norm": "weight", "sigmoid_gate": "gate",
-    "causal_conv_silu": "taps", "gated_delta_rule": "qkv", "reduce_residual": "partial",
+    "causal_conv_silu": "taps", "gated_delta_rule": "qkv", "gated_delta": "out_norm",
+    "reduce_residual": "partial",
     "expert_gate_up": "w_up", "expert_down": "w_down", "moe": "w_up",
 }  # fmt: skip
 
