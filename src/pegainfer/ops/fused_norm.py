@@ -12,7 +12,7 @@ import numpy as np
 
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, QKV_NORM_ROPE_APPEND
 from pegainfer.ops.fill import rotation
-from pegainfer.ops.fused_heads import PROJECT_HEADS, QKV_WEIGHTS, finish, project
+from pegainfer.ops.fused_heads import GATE_WEIGHT, PROJECT_HEADS, QKV_WEIGHTS, finish, project, project_flops
 from pegainfer.ops.gemm import LINEAR_RESIDUAL
 from pegainfer.ops.spec import INTS, In, InOut, OpSpec, Out, State, Weight, declare_fused, run_op
 
@@ -84,10 +84,8 @@ SCALED_GATE_UP_SWIGLU = declare_fused(
 )
 
 
-def _scaled_project_heads(
-    heads: Array, x: Array, squares: Array, wq: Array, wk: Array, wv: Array, *, eps: float
-) -> None:
-    project(heads, scaled(x, squares, eps), wq, wk, wv)
+def _scaled_project_heads(heads: Array, x: Array, squares: Array, *, eps: float, **weights: Array) -> None:
+    project(heads, scaled(x, squares, eps), **weights)
 
 
 def _scaled_qkv(
@@ -116,10 +114,16 @@ SCALED_PROJECT_HEADS = declare_fused(
     OpSpec(
         name="scaled_project_heads",
         doc="project_heads of x that linear_residual_norm has left",
-        operands=(Out("heads", "T E D"), In("x", "T M"), In("squares", "Z X", ("f32",)), *QKV_WEIGHTS),
+        operands=(
+            Out("heads", "T E D"),
+            In("x", "T M"),
+            In("squares", "Z X", ("f32",)),
+            *QKV_WEIGHTS,
+            GATE_WEIGHT,
+        ),
         attrs=("eps",),
         reference=_scaled_project_heads,
-        flops=QKV_NORM_ROPE_APPEND.flops,
+        flops=project_flops,
         requires=PROJECT_HEADS.requires,
     )
 )

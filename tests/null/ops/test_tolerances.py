@@ -71,6 +71,11 @@ def qkv(a: dict[str, Array], eps: float, layer: int) -> None:
     append(a["kv"], layer, a["slots"], rope(k, a["positions"], a["cos_sin"]), v)
 
 
+def gated_qkv(a: dict[str, Array], eps: float, layer: int) -> None:
+    qkv(a, eps, layer)
+    a["gate"][...] = rms_norm(a["x"], a["norm"], eps) @ a["wg"].T
+
+
 def gate_up(a: dict[str, Array], eps: float) -> Array:
     h = rms_norm(a["x"], a["norm"], eps)
     gate, up = h @ a["w_gate"].T, h @ a["w_up"].T
@@ -98,6 +103,7 @@ PLAIN: dict[str, Callable[..., None]] = {
     "kv_append": lambda a, layer: append(a["kv"], layer, a["slots"], a["k"], a["v"]),
     "attention": lambda a, layer, scale: np.copyto(a["out"], attention(a, layer, scale)),
     "qkv_norm_rope_append": qkv,
+    "gated_qkv_norm_rope_append": gated_qkv,
     "gate_up_swiglu": lambda a, eps: np.copyto(a["out"], gate_up(a, eps)),
     "route_experts": plain_moe.route,
     "expert_gate_up": plain_moe.gate_up,
@@ -152,6 +158,7 @@ def test_plain_float32_is_within_tolerance(name: str, weights: str, kv: str) -> 
 SPOILT = {
     "rms_norm": "weight", "head_norm": "weight", "silu_mul": "up", "rope": "cos_sin", "embedding": "table",
     "linear": "w", "linear_residual": "w", "attention": "q", "kv_append": "k", "qkv_norm_rope_append": "wk",
+    "gated_qkv_norm_rope_append": "wg",
     "gate_up_swiglu": "w_up", "lm_head": "w", "gated_rms_norm": "weight", "sigmoid_gate": "gate",
     "causal_conv_silu": "taps", "gated_delta_rule": "qkv", "gated_delta": "out_norm",
     "reduce_residual": "partial",

@@ -178,11 +178,25 @@ def _key_heads(c: LoweringContext) -> int:
 
 @handles("sigmoid_gate")
 def _sigmoid_gate(c: LoweringContext) -> None:
-    s, dtype = c.sizes, _one_dtype(c, "x", "gate")
-    count, each = s["T"] * s["A"], 16 // item_bytes(dtype)
-    suffix, each = ("", each) if count % each == 0 else ("_any", 1)
+    _one_dtype(c, "x", "gate")
+    _gate(c, c.address("gate"), c.sizes["A"], c.sizes["A"])
+
+
+@handles("gate_heads")
+def _gate_heads(c: LoweringContext) -> None:
+    """The gate's heads come last."""
+    s, dtype = c.sizes, _one_dtype(c, "x", "heads")
+    before = (s["E"] - s["H"]) * s["D"]
+    _gate(c, c.address("heads") + before * item_bytes(dtype), s["H"] * s["D"], s["E"] * s["D"])
+
+
+def _gate(c: LoweringContext, gate: Place, width: int, stride: int) -> None:
+    """`stride`: elements from a token of the gate to the next."""
+    dtype, count = c.dtype("x"), c.sizes["T"] * width
+    each = 16 // item_bytes(dtype)
+    suffix, each = ("", each) if width % each == stride % each == 0 else ("_any", 1)
     grid = min(blocks(count, 256 * each), 8 * c.target.info.num_sms)
-    args = [ptr(c.address("x")), ptr(c.address("gate")), i64(count)]
+    args = [ptr(c.address("x")), ptr(gate), i64(count), i32(width), i64(stride)]
     c.launch(f"sigmoid_gate_{dtype}{suffix}", (grid, 1, 1), 256, args)
 
 

@@ -86,13 +86,14 @@ PROJECTED = Layout(
     "attention::ProjectedArgs",
     "Heads as the projection leaves them, and what finishes them.",
     """
-    const void* qkv  // [T, H + 2 G, D]
+    const void* qkv  // [T, width, D], of which the first H + 2 G are read
     void* kv  // as in Args
     const float* q_norm  // [D] or null
     const float* k_norm  // [D] or null
     const int* positions  // [T]
     const int* slots  // [T]; negative: nothing is cached
     const float* cos_sin  // [P, D]
+    int width  // heads of a token
     float eps
     """,
 )
@@ -101,8 +102,9 @@ NORM_ROPE_APPEND = Layout(
     "Heads that are finished in a launch of their own.",
     """
     void* q  // [T, H, D]
+    void* gate  // [T, H, D] or null
     void* kv  // the layer's part of the first page; pages are [2, G, S, D]
-    const void* qkv  // [T, H + 2 G, D]
+    const void* qkv  // [T, H + 2 G, D], with a gate [T, 2 H + 2 G, D]
     const float* q_norm  // [D] or null
     const float* k_norm  // [D] or null
     const int* positions  // [T]

@@ -87,13 +87,14 @@ static_assert(sizeof(RowArgs) == 16);
 namespace attention {
 // Heads as the projection leaves them, and what finishes them.
 struct ProjectedArgs {
-    const void* qkv;  // [T, H + 2 G, D]
+    const void* qkv;  // [T, width, D], of which the first H + 2 G are read
     void* kv;  // as in Args
     const float* q_norm;  // [D] or null
     const float* k_norm;  // [D] or null
     const int* positions;  // [T]
     const int* slots;  // [T]; negative: nothing is cached
     const float* cos_sin;  // [P, D]
+    int width;  // heads of a token
     float eps;
 };
 static_assert(sizeof(ProjectedArgs) == 64);
@@ -102,8 +103,9 @@ static_assert(sizeof(ProjectedArgs) == 64);
 // Heads that are finished in a launch of their own.
 struct NormRopeAppendArgs {
     void* q;  // [T, H, D]
+    void* gate;  // [T, H, D] or null
     void* kv;  // the layer's part of the first page; pages are [2, G, S, D]
-    const void* qkv;  // [T, H + 2 G, D]
+    const void* qkv;  // [T, H + 2 G, D], with a gate [T, 2 H + 2 G, D]
     const float* q_norm;  // [D] or null
     const float* k_norm;  // [D] or null
     const int* positions;  // [T]
@@ -116,7 +118,7 @@ struct NormRopeAppendArgs {
     int block_size;
     float eps;
 };
-static_assert(sizeof(NormRopeAppendArgs) == 96);
+static_assert(sizeof(NormRopeAppendArgs) == 104);
 
 namespace stream {
 // A GEMM whose weight is streamed through rings of cp.async stages.
