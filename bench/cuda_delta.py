@@ -1,9 +1,10 @@
-"""The gated delta rule on a GPU: device time, rate and bandwidth of rows of one token and of whole prompts.
+"""Linear attention on a GPU: device time, rate and bandwidth of rows of one token and of whole prompts.
 
 python bench/cuda_delta.py [--key-heads 16] [--heads 32] [--decode 1 8 64 256] [--prefill 1x1024 8x1024]
 
-Decode reads and writes each row's state (float32, from memory: rows have states of their own in every call).
-Prefill counts 180,224 FLOP a token and value head, the GEMMs of a chunk of 64 tokens.
+Decode is the launch behind the projections: convolution, delta rule and gated norm. It reads and writes each
+row's state (float32, from memory: rows have states of their own in every call). Prefill is the delta rule
+alone; it counts 180,224 FLOP a token and value head, the GEMMs of a chunk of 64 tokens.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ import numpy as np
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.lower.cuda.store import Dummy
 from pegainfer.measure.cuda.roofline import measure_roofline
 from pegainfer.measure.cuda.timing import graph_times
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.delta import GATED_DELTA_RULE
+from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Kind
+from pegainfer.runtime.cuda.launch import Launch
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 DIM = 128
 FLOPS = 180_224  # a token and value head
-DTYPES = {"qkv": "bf16", "a": "bf16", "b": "bf16", "out": "bf16"}
+SIXTEEN = ("qkv", "a", "b", "out", "x", "conv", "w_qkv", "w_z", "w_a", "w_b")  # operands of bf16
+HIDDEN, TAPS = 2560, 4
 STATE_BYTES = 2 << 30  # of all states together, so that none is in the L2 cache
 
 
@@ -65,21 +70,25 @@ def timed(ctx: CudaContext, args: argparse.Namespace, counts: Sequence[int], lay
     tokens, rows = sum(counts), len(counts)
     width = 2 * args.key_heads * DIM + args.heads * DIM
     sizes = {"T": tokens, "R": rows, "H": args.heads, "K": DIM, "V": DIM, "F": width, "N": rows, "Y": layers}
-    spec = GATED_DELTA_RULE
-    dtypes = {o.name: DTYPES.get(o.name, o.dtypes[0]) for o in spec.operands}
+    sizes |= {"M": HIDDEN, "A": args.heads * DIM, "W": TAPS, "X": TAPS - 1}
+    spec = GATED_DELTA if max(counts) == 1 else GATED_DELTA_RULE
+    dtypes = {o.name: "bf16" if o.name in SIXTEEN else o.dtypes[0] for o in spec.operands}
+    attrs = {"eps": 1e-6, "key_eps": 1e-6, "tiled": False}
     works: list[Any] = []
     kept: list[Any] = []  # memory that the launches use
-    state: DeviceTensor | None = None
+    states: dict[str, DeviceTensor] = {}
     for layer in range(min(layers, 8)):
-        program = one_call(spec, sizes, dtypes, {"layer": layer, "eps": 1e-6, "tiled": False})
-        (tensor,) = program.tensors(Kind.STATE)
-        if state is None:
-            state = DeviceTensor.empty(tensor.sizes({}), "f32")
-            ctx.stream.fill(state.address, 0, state.nbytes)
-        backend = CudaBackend(ctx, {}, CudaOptions(graphs=False))
-        executor = backend.prepare(program, {tensor.name: state}, sizes)
+        given = {name: layer if name == "layer" else attrs[name] for name in spec.attrs}
+        program = one_call(spec, sizes, dtypes, given)
+        for t in program.tensors(Kind.STATE) if not states else ():
+            states[t.name] = DeviceTensor.empty(t.sizes({}), t.dtype)
+            ctx.stream.fill(states[t.name].address, 0, states[t.name].nbytes)
+        backend = CudaBackend(ctx, {}, CudaOptions(graphs=False), Dummy())
+        executor = backend.prepare(program, states, sizes)
+        backend.load()
         executor.run(inputs(rng, spec, sizes, counts), sizes)
-        works += [w for _, call in executor.work(sizes, max(counts) == 1) for w in call]
+        launches = [w for _, call in executor.work(sizes, max(counts) == 1) for w in call]
+        works += [w for w in launches if isinstance(w, Launch) and w.kernel.name.startswith("delta_")]
         kept.append((backend, executor))
     ctx.stream.synchronize("delta bench")
     times = graph_times(ctx, works, args.repeats, "delta bench")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pegainfer.ops.activation import SIGMOID_GATE
 from pegainfer.ops.attention import ATTENTION
-from pegainfer.ops.coarse import QKV_NORM_ROPE_APPEND
+from pegainfer.ops.coarse import GATED_QKV_NORM_ROPE_APPEND, QKV_NORM_ROPE_APPEND
 from pegainfer.ops.program import Builder, Program
+from pegainfer.ops.tensor import Tensor
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Heads:
     layers: int = 2
     block_size: int = 16
     width: int = 4
+    gated: bool = False  # whether what attention leaves is gated, as in Qwen3.5
 
     @property
     def cache(self) -> tuple[int, ...]:
@@ -42,18 +45,26 @@ def heads_program(h: Heads, *, layer: int = 0, times: int = 1) -> Program:
     kv = b.state("kv", *h.cache, dtype=h.dtype)
     x, norm = b.input("x", "T", h.hidden, dtype=h.dtype), b.input("norm", h.hidden, dtype="f32")
     rows = {"wq": heads * d, "wk": h.kv_heads * d, "wv": h.kv_heads * d}
+    rows |= {"wg": heads * d} if h.gated else {}
     weights = {name: b.weight(name, count, h.hidden, dtype=h.dtype) for name, count in rows.items()}
     norms = {n: b.input(n, d, dtype="f32") for n in ("q_norm", "k_norm")} if h.norms else {}
     cos_sin = b.input("cos_sin", h.width * h.block_size, d, dtype="f32")
     positions, slots = (b.input(name, "T") for name in ("positions", "slots"))
     lens = {name: b.input(name, "R") for name in ("query_starts", "query_lens", "context_lens")}
     table = b.input("block_table", "R", h.width)
+    spec = QKV_NORM_ROPE_APPEND
+    gate: dict[str, Tensor] = {}
+    if h.gated:
+        spec, gate = GATED_QKV_NORM_ROPE_APPEND, {"gate": b.buffer("gate", "T", heads * d, dtype=h.dtype)}
     b.emit(
-        QKV_NORM_ROPE_APPEND, {"eps": 1e-6, "layer": 0},
-        q=q, kv=kv, x=x, norm=norm, **weights, positions=positions, slots=slots, cos_sin=cos_sin, **norms,
+        spec, {"eps": 1e-6, "layer": 0},
+        q=q, **gate, kv=kv, x=x, norm=norm, **weights, positions=positions, slots=slots, cos_sin=cos_sin,
+        **norms,
     )  # fmt: skip
     for _ in range(times):
         b.emit(
             ATTENTION, {"layer": layer, "scale": d**-0.5}, out=out, q=q, kv=kv, **lens, block_table=table
         )  # fmt: skip
+    if h.gated:
+        b.emit(SIGMOID_GATE, x=out.view("T", heads * d), gate=gate["gate"])
     return b.build()

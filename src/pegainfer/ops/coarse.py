@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pegainfer.ops.delta
+from collections.abc import Mapping
+
+import pegainfer.ops.gated_delta
 import pegainfer.ops.moe  # noqa: F401  both declare
 from pegainfer.ops.activation import SILU_MUL
 from pegainfer.ops.attention import KV_APPEND
 from pegainfer.ops.cases.fused import (
     gate_up_bound,
     gate_up_cases,
+    gated_qkv_bound,
+    gated_qkv_cases,
     lm_head_bound,
     lm_head_cases,
     qkv_bound,
@@ -20,8 +24,8 @@ from pegainfer.ops.gemm import LINEAR, product_tolerance
 from pegainfer.ops.norm import HEAD_NORM, RMS_NORM
 from pegainfer.ops.program import Builder
 from pegainfer.ops.rope import ROPE
-from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, Weight, declare
-from pegainfer.ops.tensor import Tensor
+from pegainfer.ops.spec import INTS, In, OpSpec, Out, Role, State, Weight, declare
+from pegainfer.ops.tensor import Sizes, Tensor
 
 
 def _qkv(
@@ -58,6 +62,16 @@ def _qkv(
     b.emit(KV_APPEND, {"layer": layer}, kv=kv, k=k, v=v, slots=slots)
 
 
+def _gated_qkv(
+    b: Builder, q: Tensor, gate: Tensor, kv: Tensor, x: Tensor, norm: Tensor, wg: Tensor, *, eps: float,
+    layer: int, **others: Tensor | None,
+) -> None:  # fmt: skip
+    h = b.buffer("h", *x.shape, dtype=q.dtype)
+    b.emit(RMS_NORM, {"eps": eps}, out=h, x=x, weight=norm)
+    b.emit(LINEAR, out=gate, a=h, w=wg)
+    b.emit(QKV_NORM_ROPE_APPEND, {"eps": eps, "layer": layer}, q=q, kv=kv, x=x, norm=norm, **others)
+
+
 def _gate_up(
     b: Builder, out: Tensor, x: Tensor, norm: Tensor, w_gate: Tensor, w_up: Tensor, *, eps: float
 ) -> None:
@@ -78,6 +92,11 @@ def _lm_head(
     b.emit(GATHER_ROWS, out=picked, x=x, rows=rows)
     b.emit(RMS_NORM, {"eps": eps}, out=h, x=picked, weight=norm)
     b.emit(LINEAR, out=logits, a=h, w=w)
+
+
+def qkv_bytes(s: Sizes, held: Mapping[str, int]) -> int:
+    cached = held["kv"] // (s["N"] * s["Y"] * s["S"]) * s["T"]
+    return sum(held[name] for name in ("q", "x", "norm", "wq", "wk", "wv")) + cached
 
 
 QKV_NORM_ROPE_APPEND = declare(
@@ -108,15 +127,32 @@ QKV_NORM_ROPE_APPEND = declare(
         cases=qkv_cases,
         tolerance=product_tolerance(qkv_bound),
         flops=lambda s: 2 * s["T"] * s["M"] * (s["A"] + 2 * s["B"]),
-        bytes=lambda s, held: (
-            held["q"]
-            + held["x"]
-            + held["norm"]
-            + held["wq"]
-            + held["wk"]
-            + held["wv"]
-            + held["kv"] // (s["N"] * s["Y"] * s["S"]) * s["T"]
+        bytes=qkv_bytes,
+    )
+)
+
+_Q, *_QKV = QKV_NORM_ROPE_APPEND.operands
+_TO_WEIGHTS = next(i for i, o in enumerate(_QKV) if o.role is Role.WEIGHT)
+
+GATED_QKV_NORM_ROPE_APPEND = declare(
+    OpSpec(
+        name="gated_qkv_norm_rope_append",
+        doc="qkv_norm_rope_append, and the output gate that the same normalised stream gives",
+        operands=(
+            _Q,
+            Out("gate", "T A"),
+            *_QKV[:_TO_WEIGHTS],
+            Weight("wg", "A M"),
+            *_QKV[_TO_WEIGHTS:],
         ),
+        attrs=QKV_NORM_ROPE_APPEND.attrs,
+        idle=QKV_NORM_ROPE_APPEND.idle,
+        requires=QKV_NORM_ROPE_APPEND.requires,
+        lower=_gated_qkv,
+        cases=gated_qkv_cases,
+        tolerance=product_tolerance(gated_qkv_bound),
+        flops=lambda s: QKV_NORM_ROPE_APPEND.flops(s) + 2 * s["T"] * s["M"] * s["A"],
+        bytes=lambda s, held: qkv_bytes(s, held) + held["gate"] + held["wg"],
     )
 )
 

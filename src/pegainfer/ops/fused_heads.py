@@ -1,7 +1,8 @@
 """Fused forms of what stands between a projection to heads and attention; see ops/fused.py.
 
-`project_heads` leaves q, k and v as the projection made them. `append_attention` normalises and rotates them,
-appends k and v to the cache, and attends.
+`project_heads` leaves q, k and v, and an output gate where there is one, as the projection made them.
+`append_attention` normalises and rotates q and k, appends k and v to the cache, and attends; `gate_heads`
+applies the gate.
 """
 
 from __future__ import annotations
@@ -10,28 +11,32 @@ from typing import Any
 
 import numpy as np
 
+from pegainfer.ops.activation import SIGMOID_GATE
 from pegainfer.ops.attention import ATTENTION, KV_APPEND
-from pegainfer.ops.coarse import QKV_NORM_ROPE_APPEND
 from pegainfer.ops.fill import rotation
 from pegainfer.ops.norm import HEAD_NORM, RMS_NORM
 from pegainfer.ops.rope import ROPE
-from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, Weight, declare_fused, run_op
+from pegainfer.ops.spec import INTS, In, InOut, OpSpec, Out, State, Weight, declare_fused, run_op
+from pegainfer.ops.tensor import Sizes
 
 Array = np.ndarray[Any, Any]
 
 
-def project(heads: Array, h: Array, *weights: Array) -> None:
+def project(heads: Array, h: Array, wq: Array, wk: Array, wv: Array, wg: Array | None = None) -> None:
     tokens, d = len(heads), heads.shape[-1]
+    weights = [w for w in (wq, wk, wv, wg) if w is not None]
     parts = [(h @ w.astype(np.float64).T).reshape(tokens, -1, d) for w in weights]
     heads[...] = np.concatenate(parts, axis=1)
 
 
-def _project_heads(
-    heads: Array, x: Array, norm: Array, wq: Array, wk: Array, wv: Array, *, eps: float
-) -> None:
+def _project_heads(heads: Array, x: Array, norm: Array, *, eps: float, **weights: Array) -> None:
     h = np.empty(x.shape)
     run_op(RMS_NORM, h, x, norm, eps=eps)
-    project(heads, h, wq, wk, wv)
+    project(heads, h, **weights)
+
+
+def _gate_heads(x: Array, heads: Array) -> None:
+    run_op(SIGMOID_GATE, x, heads[:, -x.shape[1] :])
 
 
 def finish(
@@ -48,7 +53,8 @@ def finish(
 ) -> Array:
     """Appends k and v; returns q."""
     wide = heads.astype(np.float64)
-    q, k, v = np.split(wide, [query_heads, query_heads + kv.shape[3]], axis=1)
+    ends = np.cumsum([query_heads, kv.shape[3], kv.shape[3]])
+    q, k, v, _ = np.split(wide, ends, axis=1)
     for part, weight in ((q, q_norm), (k, k_norm)):
         if weight is not None:
             run_op(HEAD_NORM, part, weight, eps=eps)
@@ -81,15 +87,27 @@ def _append_attention(
 
 
 QKV_WEIGHTS = (Weight("wq", "A M"), Weight("wk", "B M"), Weight("wv", "B M"))
+GATE_WEIGHT = Weight("wg", "A M", optional=True)  # whose heads come last
+
+
+def project_flops(s: Sizes) -> int:
+    return 2 * s["T"] * s["M"] * s["E"] * s["D"]
+
+
 PROJECT_HEADS = declare_fused(
     OpSpec(
         name="project_heads",
         doc="the heads of q, k and v beside each other: rms_norm(x) · [wq; wk; wv]ᵀ",
-        operands=(Out("heads", "T E D"), In("x", "T M"), In("norm", "M"), *QKV_WEIGHTS),
+        operands=(Out("heads", "T E D"), In("x", "T M"), In("norm", "M"), *QKV_WEIGHTS, GATE_WEIGHT),
         attrs=("eps",),
         reference=_project_heads,
-        flops=QKV_NORM_ROPE_APPEND.flops,
-        requires=(("E · D = A + 2 · B", lambda s: s["E"] * s["D"] == s["A"] + 2 * s["B"]),),
+        flops=project_flops,
+        requires=(
+            (
+                "E · D = A + 2 · B, or 2 · A + 2 · B with a gate",
+                lambda s: s["E"] * s["D"] - 2 * s["B"] in (s["A"], 2 * s["A"]),
+            ),
+        ),
     )
 )
 
@@ -124,7 +142,22 @@ APPEND_ATTENTION = declare_fused(
         cost_axes="CQ",
         requires=(
             *ATTENTION.requires,
-            ("E = H + 2 · G", lambda s: s["E"] == s["H"] + 2 * s["G"]),
+            (
+                "E = H + 2 · G, or 2 · H + 2 · G with a gate",
+                lambda s: s["E"] - 2 * s["G"] in (s["H"], 2 * s["H"]),
+            ),
         ),
+    )
+)
+
+GATE_HEADS = declare_fused(
+    OpSpec(
+        name="gate_heads",
+        doc="x = x · sigmoid(gate), where the gate is the last H of projected heads",
+        operands=(InOut("x", "T H D"), In("heads", "T E D")),
+        reference=_gate_heads,
+        flops=lambda s: 4 * s["T"] * s["H"] * s["D"],
+        bytes=lambda s, held: 3 * held["x"],
+        idle="E",
     )
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, QKV_NORM_ROPE_APPEND
 from pegainfer.ops.fill import rotation
-from pegainfer.ops.fused_heads import PROJECT_HEADS, QKV_WEIGHTS, finish, project
+from pegainfer.ops.fused_heads import GATE_WEIGHT, PROJECT_HEADS, QKV_WEIGHTS, finish, project, project_flops
 from pegainfer.ops.gemm import LINEAR_RESIDUAL
 from pegainfer.ops.spec import INTS, In, InOut, OpSpec, Out, State, Weight, declare_fused, run_op
 
@@ -32,7 +32,7 @@ def _linear_residual_norm(
         squares[:, token] = np.bincount(part, values**2, minlength=len(squares))
 
 
-def _scaled(x: Array, squares: Array, eps: float) -> Array:
+def scaled(x: Array, squares: Array, eps: float) -> Array:
     """rms_norm of the rows whose product with the norm's weight is x."""
     total = squares[:, : len(x)].astype(np.float64).sum(axis=0)
     scaled: Array = x.astype(np.float64) / np.sqrt(total / x.shape[1] + eps)[:, None]
@@ -45,7 +45,7 @@ def _swiglu(out: Array, h: Array, w_gate: Array, w_up: Array) -> None:
 
 
 def _scaled_gate_up(out: Array, x: Array, squares: Array, w_gate: Array, w_up: Array, *, eps: float) -> None:
-    _swiglu(out, _scaled(x, squares, eps), w_gate, w_up)
+    _swiglu(out, scaled(x, squares, eps), w_gate, w_up)
 
 
 LINEAR_RESIDUAL_NORM = declare_fused(
@@ -84,10 +84,8 @@ SCALED_GATE_UP_SWIGLU = declare_fused(
 )
 
 
-def _scaled_project_heads(
-    heads: Array, x: Array, squares: Array, wq: Array, wk: Array, wv: Array, *, eps: float
-) -> None:
-    project(heads, _scaled(x, squares, eps), wq, wk, wv)
+def _scaled_project_heads(heads: Array, x: Array, squares: Array, *, eps: float, **weights: Array) -> None:
+    project(heads, scaled(x, squares, eps), **weights)
 
 
 def _scaled_qkv(
@@ -108,7 +106,7 @@ def _scaled_qkv(
     layer: int,
 ) -> None:
     heads = np.empty((len(x), q.shape[1] + 2 * kv.shape[3], q.shape[2]))
-    project(heads, _scaled(x, squares, eps), wq, wk, wv)
+    project(heads, scaled(x, squares, eps), wq, wk, wv)
     q[...] = finish(kv, heads, q.shape[1], positions, slots, cos_sin, q_norm, k_norm, eps, layer)
 
 
@@ -116,10 +114,16 @@ SCALED_PROJECT_HEADS = declare_fused(
     OpSpec(
         name="scaled_project_heads",
         doc="project_heads of x that linear_residual_norm has left",
-        operands=(Out("heads", "T E D"), In("x", "T M"), In("squares", "Z X", ("f32",)), *QKV_WEIGHTS),
+        operands=(
+            Out("heads", "T E D"),
+            In("x", "T M"),
+            In("squares", "Z X", ("f32",)),
+            *QKV_WEIGHTS,
+            GATE_WEIGHT,
+        ),
         attrs=("eps",),
         reference=_scaled_project_heads,
-        flops=QKV_NORM_ROPE_APPEND.flops,
+        flops=project_flops,
         requires=PROJECT_HEADS.requires,
     )
 )

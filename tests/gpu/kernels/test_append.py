@@ -58,6 +58,8 @@ SHAPES = [
     Heads(2, 4, 128, "f16", norms=True),
     Heads(1, 8, 64, "f16"),
     Heads(1, 4, 256, "f16"),
+    Heads(4, 4, 256, norms=True, gated=True),
+    Heads(2, 2, 64, "f16", gated=True),
 ]
 
 
@@ -73,7 +75,13 @@ class Case:
         group = h.kv_heads * h.head_dim
         weights = {
             name: raw(self.rng.standard_normal((count, h.hidden)) / 16, h.dtype)
-            for name, count in (("wq", group * h.group), ("wk", group), ("wv", group))
+            for name, count in (
+                ("wq", group * h.group),
+                ("wk", group),
+                ("wv", group),
+                ("wg", group * h.group),
+            )
+            if name != "wg" or h.gated
         }
         backend = CudaBackend(ctx, weights, EAGER)
         self.kv = DeviceTensor.empty(h.cache, h.dtype, "kv")

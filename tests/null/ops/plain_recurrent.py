@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -61,3 +61,15 @@ def delta_rule(a: dict[str, Array], layer: int, eps: float, tiled: int) -> None:
                 if a["state_saves"][t] >= 0:
                     pool[a["state_saves"][t]] = s
             pool[state] = s
+
+
+def layer(a: dict[str, Array], norm: Callable[[Array, Array, float], Array], **attrs: Any) -> None:
+    """All of a layer of linear attention up to its output projection. `norm`: of x, by weight and epsilon."""
+    h = norm(a["x"], a["norm"], attrs["eps"])
+    z, gates = h @ a["w_z"].T, {"a": h @ a["w_a"].T, "b": h @ a["w_b"].T}
+    convolved, mixed = np.empty_like(h, shape=(len(h), len(a["w_qkv"]))), np.empty_like(a["out"])
+    conv(a | {"x": h @ a["w_qkv"].T, "out": convolved}, attrs["layer"])
+    rule = a | gates | {"qkv": convolved, "out": mixed}
+    delta_rule(rule, attrs["layer"], attrs["key_eps"], attrs["tiled"])
+    z = z.reshape(mixed.shape)
+    a["out"][...] = norm(mixed, a["out_norm"], attrs["eps"]) * z * sigmoid(z)

@@ -11,6 +11,7 @@ import pytest
 
 import pegainfer.ops.coarse
 import pegainfer.ops.fused
+import pegainfer.ops.fused_delta
 import pegainfer.ops.fused_norm
 import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  both declare
@@ -246,7 +247,7 @@ def test_fused_forms_keep_what_their_parts_declare() -> None:
 def test_only_recurrences_are_sequential() -> None:
     """Tokens of other ops can be compared one by one: the checker of large calls does so."""
     found = {s.name for s in SPECS if s.sequential}
-    assert found == {"causal_conv_silu", "gated_delta_rule"}
+    assert found == {"causal_conv_silu", "gated_delta_rule", "gated_delta"}
     for spec in (*SPECS, *FORMS):
         states = any(o.into == ("N",) and o.axes == ("R",) for o in spec.operands)
         assert spec.sequential == states, spec.name

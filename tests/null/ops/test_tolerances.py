@@ -15,7 +15,7 @@ import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.ops.check import Trial, check_case, suitable_cases
 from pegainfer.ops.spec import REGISTRY, OpSpec, Role
 from tests.null.ops import plain_moe
-from tests.null.ops.plain_recurrent import conv, delta_rule, sigmoid
+from tests.null.ops.plain_recurrent import conv, delta_rule, layer, sigmoid
 
 Array = np.ndarray[Any, Any]
 F32 = np.float32
@@ -71,6 +71,11 @@ def qkv(a: dict[str, Array], eps: float, layer: int) -> None:
     append(a["kv"], layer, a["slots"], rope(k, a["positions"], a["cos_sin"]), v)
 
 
+def gated_qkv(a: dict[str, Array], eps: float, layer: int) -> None:
+    qkv(a, eps, layer)
+    a["gate"][...] = rms_norm(a["x"], a["norm"], eps) @ a["wg"].T
+
+
 def gate_up(a: dict[str, Array], eps: float) -> Array:
     h = rms_norm(a["x"], a["norm"], eps)
     gate, up = h @ a["w_gate"].T, h @ a["w_up"].T
@@ -88,6 +93,7 @@ PLAIN: dict[str, Callable[..., None]] = {
     "sigmoid_gate": lambda a: np.copyto(a["x"], a["x"] * sigmoid(a["gate"])),
     "causal_conv_silu": conv,
     "gated_delta_rule": delta_rule,
+    "gated_delta": lambda a, **attrs: layer(a, rms_norm, **attrs),
     "rope": lambda a: np.copyto(a["x"], rope(a["x"], a["positions"], a["cos_sin"])),
     "embedding": lambda a: np.copyto(a["out"], a["table"][a["ids"]]),
     "gather_rows": lambda a: np.copyto(a["out"], a["x"][a["rows"]]),
@@ -97,6 +103,7 @@ PLAIN: dict[str, Callable[..., None]] = {
     "kv_append": lambda a, layer: append(a["kv"], layer, a["slots"], a["k"], a["v"]),
     "attention": lambda a, layer, scale: np.copyto(a["out"], attention(a, layer, scale)),
     "qkv_norm_rope_append": qkv,
+    "gated_qkv_norm_rope_append": gated_qkv,
     "gate_up_swiglu": lambda a, eps: np.copyto(a["out"], gate_up(a, eps)),
     "route_experts": plain_moe.route,
     "expert_gate_up": plain_moe.gate_up,
@@ -151,8 +158,10 @@ def test_plain_float32_is_within_tolerance(name: str, weights: str, kv: str) -> 
 SPOILT = {
     "rms_norm": "weight", "head_norm": "weight", "silu_mul": "up", "rope": "cos_sin", "embedding": "table",
     "linear": "w", "linear_residual": "w", "attention": "q", "kv_append": "k", "qkv_norm_rope_append": "wk",
+    "gated_qkv_norm_rope_append": "wg",
     "gate_up_swiglu": "w_up", "lm_head": "w", "gated_rms_norm": "weight", "sigmoid_gate": "gate",
-    "causal_conv_silu": "taps", "gated_delta_rule": "qkv", "reduce_residual": "partial",
+    "causal_conv_silu": "taps", "gated_delta_rule": "qkv", "gated_delta": "out_norm",
+    "reduce_residual": "partial",
     "expert_gate_up": "w_up", "expert_down": "w_down", "moe": "w_up",
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import BlockCopy, NewSlot, Row, SlotBlocks, StateSnapshot, StepPlan
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.lower.cuda import planning  # noqa: F401  (registers the ops before some are replaced)
 from pegainfer.lower.cuda.lowering import HANDLERS
 from pegainfer.runner.buckets import Bucket
 from pegainfer.runner.cuda import CudaRunner

@@ -203,7 +203,7 @@ def _projected(c: LoweringContext) -> Struct:
     return struct(
         PROJECTED, qkv=c.address("heads"), kv=layer_address(c), q_norm=c.vector("q_norm"),
         k_norm=c.vector("k_norm"), positions=c.address("positions"), slots=c.address("slots"),
-        cos_sin=c.vector("cos_sin"), eps=c.call.attrs["eps"],
+        cos_sin=c.vector("cos_sin"), width=c.sizes["E"], eps=c.call.attrs["eps"],
     )  # fmt: skip
 
 

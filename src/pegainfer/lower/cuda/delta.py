@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pegainfer.lower.cuda.gemm import project
+from pegainfer.lower.cuda.linear import gemm_problem, scale_of
 from pegainfer.lower.cuda.lowering import LoweringContext, blocks, handles
-from pegainfer.lower.cuda.plan import Place, Struct, ptr, struct
-from pegainfer.runtime.cuda.arguments import CONV, DELTA, DELTA_CHUNKS
+from pegainfer.lower.cuda.plan import ARRIVALS, Place, Struct, ptr, struct
+from pegainfer.ops.program import OpCall
+from pegainfer.ops.recurrence import key_heads
+from pegainfer.runtime.cuda.arguments import CONV, DELTA, DELTA_CHUNKS, DELTA_DECODE
 from pegainfer.runtime.cuda.launch import f32, i32, i64
 from pegainfer.runtime.cuda.tensor import item_bytes
 
@@ -17,6 +21,7 @@ TILE = 64  # tokens of a row that one block of the convolution takes: kTile of c
 CONV_THREADS = 128
 CONV_TAPS = 4  # that the fast convolution is compiled for
 KEY_DIM, COLUMNS, DELTA_THREADS = 128, 32, 128  # kKeys, kColumns and kThreads of delta.cuh
+DECODE_THREADS = 256  # kDecodeThreads of decode.cuh
 CHUNK = 64  # tokens: kChunk of chunk.cuh
 PREPARE_THREADS, PREPARE_SHARED = 128, 36_352  # kPrepareThreads and kPrepareShared
 SCAN_THREADS, SCAN_SHARED = 64, 98304  # kScanThreads and kScanShared
@@ -25,15 +30,20 @@ BLOCKS_PER_SM = 8  # of a chunk kernel, at most: each then takes several chunks 
 
 @handles("causal_conv_silu")
 def _causal_conv_silu(c: LoweringContext) -> None:
-    s, dtype = c.sizes, _one_dtype(c, "x", "out", "conv")
+    _one_dtype(c, "x", "out", "conv")
+    _convolve(c, c.address("out"), c.address("x"), c.sizes["F"])
+
+
+def _convolve(c: LoweringContext, out: Place, x: Place, x_stride: int) -> None:
+    """`x_stride`: elements from a token of x to the next."""
+    s, dtype = c.sizes, c.dtype("x")
     if s["X"] > TILE:
         raise c.refuse("taps", f"at most {TILE + 1}", s["W"])
     each = 16 // item_bytes(dtype)
-    fast = s["W"] == CONV_TAPS and s["F"] % each == 0
+    fast = s["W"] == CONV_TAPS and s["F"] % each == 0 and x_stride % each == 0
     args = struct(
-        CONV, out=c.address("out"), pool=_layer(c, "conv", s["X"] * s["F"]), x=c.address("x"),
-        taps=c.vector("taps"), rows=_rows(c), entry=s["Y"] * s["X"] * s["F"], channels=s["F"], kept=s["X"],
-        num_rows=s["R"],
+        CONV, out=out, pool=_layer(c, "conv", s["X"] * s["F"]), x=x, taps=c.vector("taps"), rows=_rows(c),
+        entry=s["Y"] * s["X"] * s["F"], x_stride=x_stride, channels=s["F"], kept=s["X"], num_rows=s["R"],
     )  # fmt: skip
     across = blocks(s["F"], CONV_THREADS * (each if fast else 1))
     # Each row's last tile may be short; a row of one token is one tile.
@@ -43,15 +53,23 @@ def _causal_conv_silu(c: LoweringContext) -> None:
 
 @handles("gated_delta_rule")
 def _gated_delta_rule(c: LoweringContext) -> None:
-    s, dtype = c.sizes, _one_dtype(c, "qkv", "out", "a", "b")
+    _one_dtype(c, "qkv", "out", "a", "b")
+    out, qkv, a, b = (c.address(name) for name in ("out", "qkv", "a", "b"))
+    _delta_rule(c, out, qkv, a, b, c.sizes["H"], c.call.attrs["eps"])
+
+
+def _delta_rule(
+    c: LoweringContext, out: Place, qkv: Place, a: Place, b: Place, gate_stride: int, eps: float
+) -> None:
+    """`gate_stride`: elements from a token of a or b to the next."""
+    s, dtype = c.sizes, c.dtype("out")
     heads, key_dim, value_dim = s["H"], s["K"], s["V"]
     entry = heads * key_dim * value_dim
     args = struct(
-        DELTA, out=c.address("out"), pool=_layer(c, "delta", entry), qkv=c.address("qkv"), a=c.address("a"),
-        b=c.address("b"), a_log=c.vector("a_log"), dt_bias=c.vector("dt_bias"), rows=_rows(c),
-        entry=s["Y"] * entry, channels=s["F"], heads=heads,
-        key_heads=(s["F"] - heads * value_dim) // (2 * key_dim), key_dim=key_dim, value_dim=value_dim,
-        eps=c.call.attrs["eps"], scale=key_dim**-0.5, tiled=int(c.call.attrs["tiled"]),
+        DELTA, out=out, pool=_layer(c, "delta", entry), qkv=qkv, a=a, b=b, a_log=c.vector("a_log"),
+        dt_bias=c.vector("dt_bias"), rows=_rows(c), entry=s["Y"] * entry, gate_stride=gate_stride,
+        channels=s["F"], heads=heads, key_heads=_key_heads(c), key_dim=key_dim, value_dim=value_dim, eps=eps,
+        scale=key_dim**-0.5, tiled=int(c.call.attrs["tiled"]),
     )  # fmt: skip
     if key_dim != KEY_DIM or value_dim % COLUMNS:
         shared = 2 * key_dim * 4
@@ -75,11 +93,10 @@ def _by_chunks(c: LoweringContext, args: Struct) -> None:
         DELTA_CHUNKS, inverse=c.scratch(square), products=c.scratch(square),
         factors=c.scratch(tokens * heads * 16), num_rows=rows,
     )  # fmt: skip
-    key_heads = (c.sizes["F"] - heads * c.sizes["V"]) // (2 * KEY_DIM)
     most = BLOCKS_PER_SM * c.target.info.num_sms
-    chunks = min(tokens // 2, rows + tokens // CHUNK, blocks(most, key_heads))
+    chunks = min(tokens // 2, rows + tokens // CHUNK, blocks(most, _key_heads(c)))
     both = [args, chunk_args]
-    c.launch("delta_chunk_prepare_bf16", (chunks, key_heads, 1), PREPARE_THREADS, both, PREPARE_SHARED)
+    c.launch("delta_chunk_prepare_bf16", (chunks, _key_heads(c), 1), PREPARE_THREADS, both, PREPARE_SHARED)
     slices = c.sizes["V"] // COLUMNS
     at_once = min(rows, tokens // 2, blocks(most, slices * heads))
     c.launch("delta_chunk_scan_bf16", (slices, heads, at_once), SCAN_THREADS, both, SCAN_SHARED)
@@ -87,23 +104,99 @@ def _by_chunks(c: LoweringContext, args: Struct) -> None:
 
 @handles("gated_rms_norm")
 def _gated_rms_norm(c: LoweringContext) -> None:
-    s, dtype = c.sizes, _one_dtype(c, "x", "out", "gate")
-    heads = s["T"] * s["H"]
+    s = c.sizes
+    _one_dtype(c, "x", "out", "gate")
+    out, x, gate = (c.address(name) for name in ("out", "x", "gate"))
+    _gated_norm(c, out, x, gate, c.vector("weight"), s["H"], s["D"], s["H"] * s["D"])
+
+
+def _gated_norm(
+    c: LoweringContext, out: Place, x: Place, gate: Place, weight: Place | None, heads: int, width: int,
+    gate_stride: int,
+) -> None:  # fmt: skip
+    """`gate_stride`: elements from a token of the gate to the next."""
+    count = c.sizes["T"] * heads
     args = [
-        *(ptr(c.address(name)) for name in ("out", "x", "gate")), ptr(c.vector("weight")), i64(heads),
-        i32(s["D"]), f32(c.call.attrs["eps"]),
+        *map(ptr, (out, x, gate, weight)), i64(count), i32(heads), i32(width), i64(gate_stride),
+        f32(c.call.attrs["eps"]),
     ]  # fmt: skip
-    suffix = "" if s["D"] % 4 == 0 else "_any"
-    c.launch(f"gated_rms_norm_{dtype}{suffix}", (blocks(heads, 8), 1, 1), 256, args)
+    suffix = "" if width % 4 == 0 and gate_stride % 4 == 0 else "_any"
+    c.launch(f"gated_rms_norm_{c.dtype('out')}{suffix}", (blocks(count, 8), 1, 1), 256, args)
+
+
+def _one_buffer(call: OpCall) -> bool:
+    """Whether one GEMM may leave all projections side by side, in rows that vectors of 16 bytes can read."""
+    x, out, conv = (call.tensors[name] for name in ("x", "out", "conv"))
+    channels, gate, heads, width = (call.axes[axis] for axis in "FAHM")
+    sizes = (channels, gate, 2 * heads, width) if isinstance(heads, int) else ()
+    aligned = bool(sizes) and all(isinstance(n, int) and n % 8 == 0 for n in sizes)
+    return aligned and x.dtype == out.dtype == conv.dtype
+
+
+@handles("gated_delta", "scaled_gated_delta", whole=_one_buffer)
+def _gated_delta(c: LoweringContext) -> None:
+    """One GEMM for all projections; rows of one token alone in one more launch, others by the parts."""
+    s, dtype = c.sizes, c.dtype("x")
+    problem = gemm_problem(c.call, s)
+    stride, item, heads = problem.n, item_bytes(dtype), s["H"]
+    projected = c.scratch(s["T"] * stride * item)
+    project(
+        c, problem, projected, c.address("x"), c.matrix("w_qkv", "w_z", "w_a", "w_b", dtype=dtype),
+        norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
+    )  # fmt: skip
+    if c.step.decode_only and s["K"] == s["V"] == KEY_DIM and s["W"] == CONV_TAPS:
+        _decode(c, projected, stride)
+        return
+    gate = projected + s["F"] * item
+    a = gate + s["A"] * item
+    convolved, mixed = (c.scratch(s["T"] * s[width] * item) for width in "FA")
+    _convolve(c, convolved, projected, stride)
+    _delta_rule(c, mixed, convolved, a, a + heads * item, stride, c.call.attrs["key_eps"])
+    _gated_norm(c, c.address("out"), mixed, gate, c.vector("out_norm"), heads, s["V"], stride)
+
+
+def _decode(c: LoweringContext, projected: Place, stride: int) -> None:
+    s, attrs = c.sizes, c.call.attrs
+    conv, matrices = s["X"] * s["F"], s["H"] * s["K"] * s["V"]
+    args = struct(
+        DELTA_DECODE, out=c.address("out"), conv=_layer(c, "conv", conv), delta=_layer(c, "delta", matrices),
+        x=projected, taps=c.vector("taps"), a_log=c.vector("a_log"), dt_bias=c.vector("dt_bias"),
+        norm=c.vector("out_norm"), arrivals=Place(ARRIVALS), rows=_rows(c), conv_entry=s["Y"] * conv,
+        delta_entry=s["Y"] * matrices, x_stride=stride, heads=s["H"], key_heads=_key_heads(c),
+        eps=attrs["eps"], key_eps=attrs["key_eps"], tiled=int(attrs["tiled"]),
+    )  # fmt: skip
+    c.launch(
+        f"delta_decode_{c.dtype('x')}", (s["H"], s["R"], 1), DECODE_THREADS, [args],
+        why="rows of one token, a value head a block",
+    )  # fmt: skip
+
+
+def _key_heads(c: LoweringContext) -> int:
+    s = c.sizes
+    return key_heads(s["F"], s["H"], s["K"], s["V"])
 
 
 @handles("sigmoid_gate")
 def _sigmoid_gate(c: LoweringContext) -> None:
-    s, dtype = c.sizes, _one_dtype(c, "x", "gate")
-    count, each = s["T"] * s["A"], 16 // item_bytes(dtype)
-    suffix, each = ("", each) if count % each == 0 else ("_any", 1)
+    _one_dtype(c, "x", "gate")
+    _gate(c, c.address("gate"), c.sizes["A"], c.sizes["A"])
+
+
+@handles("gate_heads")
+def _gate_heads(c: LoweringContext) -> None:
+    """The gate's heads come last."""
+    s, dtype = c.sizes, _one_dtype(c, "x", "heads")
+    before = (s["E"] - s["H"]) * s["D"]
+    _gate(c, c.address("heads") + before * item_bytes(dtype), s["H"] * s["D"], s["E"] * s["D"])
+
+
+def _gate(c: LoweringContext, gate: Place, width: int, stride: int) -> None:
+    """`stride`: elements from a token of the gate to the next."""
+    dtype, count = c.dtype("x"), c.sizes["T"] * width
+    each = 16 // item_bytes(dtype)
+    suffix, each = ("", each) if width % each == stride % each == 0 else ("_any", 1)
     grid = min(blocks(count, 256 * each), 8 * c.target.info.num_sms)
-    args = [ptr(c.address("x")), ptr(c.address("gate")), i64(count)]
+    args = [ptr(c.address("x")), ptr(gate), i64(count), i32(width), i64(stride)]
     c.launch(f"sigmoid_gate_{dtype}{suffix}", (grid, 1, 1), 256, args)
 
 

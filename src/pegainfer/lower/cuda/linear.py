@@ -8,6 +8,7 @@ from pegainfer.lower.cuda.gemm import SIXTEEN, GemmProblem, choose_gemm, project
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, handles
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.lower.cuda.skinny import NextNorm, Scale, SkinnyChoice
+from pegainfer.ops.fused_delta import SCALED_GATED_DELTA
 from pegainfer.ops.fused_norm import (
     LINEAR_RESIDUAL_NORM,
     SCALED_GATE_UP_SWIGLU,
@@ -24,7 +25,9 @@ PROBLEMS: dict[str, Callable[[Sizes], Fields]] = {
     "linear_residual": lambda s: (s["T"], s["N"], s["K"], "residual", False),
     "gate_up_swiglu": lambda s: (s["T"], 2 * s["F"], s["M"], "swiglu", True),
     "qkv_norm_rope_append": lambda s: (s["T"], s["A"] + 2 * s["B"], s["M"], "store", True),
-    "project_heads": lambda s: (s["T"], s["A"] + 2 * s["B"], s["M"], "store", True),
+    "gated_qkv_norm_rope_append": lambda s: (s["T"], 2 * s["A"] + 2 * s["B"], s["M"], "store", True),
+    "project_heads": lambda s: (s["T"], s["E"] * s["D"], s["M"], "store", True),
+    "gated_delta": lambda s: (s["T"], s["F"] + s["A"] + 2 * s["H"], s["M"], "store", True),
     "lm_head": lambda s: (s["L"], s["V"], s["M"], "storef32", True),
 }
 # Ops that begin with a norm of every row of x, and their forms that take what linear_residual_norm leaves.
@@ -32,6 +35,7 @@ SCALED = {
     "qkv_norm_rope_append": SCALED_QKV_ROPE_APPEND,
     "project_heads": SCALED_PROJECT_HEADS,
     "gate_up_swiglu": SCALED_GATE_UP_SWIGLU,
+    "gated_delta": SCALED_GATED_DELTA,
 }
 UNSCALED = {spec.name: name for name, spec in SCALED.items()} | {"linear_residual_norm": "linear_residual"}
 

@@ -11,7 +11,7 @@ from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
 from pegainfer.lower.cuda.plan import Place, struct
 from pegainfer.lower.cuda.pointwise import HEADS, layer_address, page_stride
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
-from pegainfer.ops.fused_heads import APPEND_ATTENTION, PROJECT_HEADS
+from pegainfer.ops.fused_heads import APPEND_ATTENTION, GATE_HEADS, PROJECT_HEADS
 from pegainfer.ops.program import OpCall, is_read
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.arguments import NORM_ROPE_APPEND
@@ -33,10 +33,11 @@ def _finish_in_attention(calls: Calls, step: Step, temporaries: Temporaries) -> 
     if (lacking := lacks_append(attention_problem(calls[1], step), step.target)) is not None:
         return lacking
     tokens, query_heads, head_dim = qkv["q"].shape
+    gated = 2 if "wg" in qkv else 1
     kv_heads = qkv["kv"].shape[3]
     assert isinstance(query_heads, int) and isinstance(kv_heads, int)
     heads = temporaries.tensor(
-        "projected heads", tokens, query_heads + 2 * kv_heads, head_dim, dtype=qkv["q"].dtype
+        "projected heads", tokens, gated * query_heads + 2 * kv_heads, head_dim, dtype=qkv["q"].dtype
     )
     eps = calls[0].attrs["eps"]
     taken = {n: qkv[n] for n in ("positions", "slots", "cos_sin", "q_norm", "k_norm") if n in qkv}
@@ -44,7 +45,7 @@ def _finish_in_attention(calls: Calls, step: Step, temporaries: Temporaries) -> 
     return [
         OpCall.of(
             PROJECT_HEADS, {"eps": eps},
-            heads=heads, **{n: qkv[n] for n in ("x", "norm", "wq", "wk", "wv")},
+            heads=heads, **{n: qkv[n] for n in ("x", "norm", "wq", "wk", "wv", "wg") if n in qkv},
         ),
         OpCall.of(
             APPEND_ATTENTION, {"eps": eps, **calls[1].attrs},
@@ -53,6 +54,23 @@ def _finish_in_attention(calls: Calls, step: Step, temporaries: Temporaries) -> 
     ]  # fmt: skip
 
 
+def _finish_and_gate(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
+    made = _finish_in_attention(calls, step, temporaries)
+    if isinstance(made, str):
+        return made
+    out, gate = calls[1].tensors["out"], calls[0].tensors["gate"].storage
+    if (calls[2].tensors["x"].storage, calls[2].tensors["gate"].storage) != (out.storage, gate):
+        return "a gate of what attention leaves"
+    if gate.kind is not Kind.BUFFER or is_read(calls[3:], gate):
+        return "a gate that nothing else reads"
+    return [*made, OpCall.of(GATE_HEADS, {}, x=out, heads=made[0].tensors["heads"])]
+
+
+FINISH_AND_GATE = Rule(
+    "finish_and_gate_heads",
+    (frozenset({"gated_qkv_norm_rope_append"}), frozenset({"attention"}), frozenset({"sigmoid_gate"})),
+    _finish_and_gate,
+)
 FINISH_IN_ATTENTION = Rule(
     "finish_heads_in_attention",
     (frozenset({"qkv_norm_rope_append"}), frozenset({"attention"})),
@@ -65,14 +83,16 @@ FINISH_IN_ATTENTION = Rule(
 
 def _fused_heads(call: OpCall) -> bool:
     x, q, kv = (call.tensors[n] for n in ("x", "q", "kv"))
+    if "gate" in call.tensors and call.tensors["gate"].dtype != x.dtype:
+        return False
     widths = isinstance(x.shape[1], int) and x.shape[1] % 8 == 0 and q.shape[2] in HEADS
     return x.dtype in SIXTEEN and q.dtype == kv.dtype == x.dtype and widths
 
 
 def _project(c: LoweringContext, heads: Place) -> None:
+    weights = [name for name in ("wq", "wk", "wv", "wg") if name in c.call.tensors]
     project(
-        c, gemm_problem(c.call, c.sizes), heads, c.address("x"),
-        c.matrix("wq", "wk", "wv", dtype=c.dtype("x")),
+        c, gemm_problem(c.call, c.sizes), heads, c.address("x"), c.matrix(*weights, dtype=c.dtype("x")),
         norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
 
@@ -82,16 +102,17 @@ def _project_heads(c: LoweringContext) -> None:
     _project(c, c.address("heads"))
 
 
-@handles("qkv_norm_rope_append", "scaled_qkv_rope_append", whole=_fused_heads)
+@handles("qkv_norm_rope_append", "scaled_qkv_rope_append", "gated_qkv_norm_rope_append", whole=_fused_heads)
 def _qkv(c: LoweringContext) -> None:
     s, dtype = c.sizes, c.dtype("x")
-    count = s["H"] + 2 * s["G"]
+    gate = c.address("gate") if "gate" in c.call.tensors else None
+    count = (s["H"] if gate is None else 2 * s["H"]) + 2 * s["G"]
     heads = c.scratch(s["T"] * count * s["D"] * item_bytes(dtype))
     _project(c, heads)
     q_norm, k_norm, cos_sin = (c.vector(n) for n in ("q_norm", "k_norm", "cos_sin"))
     args = struct(
-        NORM_ROPE_APPEND, q=c.address("q"), kv=layer_address(c), qkv=heads, q_norm=q_norm, k_norm=k_norm,
-        positions=c.address("positions"), slots=c.address("slots"), cos_sin=cos_sin,
+        NORM_ROPE_APPEND, q=c.address("q"), gate=gate, kv=layer_address(c), qkv=heads, q_norm=q_norm,
+        k_norm=k_norm, positions=c.address("positions"), slots=c.address("slots"), cos_sin=cos_sin,
         page_stride=page_stride(c), tokens=s["T"], h=s["H"], g=s["G"], block_size=s["S"],
         eps=c.call.attrs["eps"],
     )  # fmt: skip

@@ -4,8 +4,8 @@ Layers of linear attention (gated delta rule, arXiv:2412.06464) and of full atte
 alternate; each is followed by a gated feed-forward network.
 
 Axes: T tokens of the step, R rows (sequences), L rows of the residual stream whose logits are wanted, M the
-residual stream's width; full attention has H query heads and G KV heads of D channels; linear attention has B
-value heads of E channels and C channels of q, k and v; F feed-forward width, V vocabulary, P positions.
+residual stream's width; full attention has H query heads (A channels) and G KV heads of D channels; linear
+attention has B value heads of E channels; F feed-forward width, V vocabulary, P positions.
 """
 
 from __future__ import annotations
@@ -17,32 +17,25 @@ from pegainfer.models.qwen3_5.config import FULL, Qwen3_5Config
 from pegainfer.models.qwen3_5.weights import TABLE
 from pegainfer.ops.activation import SIGMOID_GATE
 from pegainfer.ops.attention import ATTENTION
-from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD, QKV_NORM_ROPE_APPEND
-from pegainfer.ops.delta import CAUSAL_CONV_SILU, GATED_DELTA_RULE
+from pegainfer.ops.coarse import GATE_UP_SWIGLU, GATED_QKV_NORM_ROPE_APPEND, LM_HEAD
 from pegainfer.ops.embed import EMBEDDING
+from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.gemm import LINEAR
-from pegainfer.ops.norm import GATED_RMS_NORM, RMS_NORM
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.sampler import Head
 from pegainfer.runner.program import INPUTS, Formats, Sizes, shape
 
 SNAPSHOT_EVERY = 256  # tokens between two states that are kept for prefix reuse
+DELTA_WEIGHTS = ("w_qkv", "w_z", "w_a", "w_b", "taps", "a_log", "dt_bias", "out_norm")
 KEY_EPS = 1e-6  # added to the squared length of q and k in linear attention
 
 # name -> shape; activations in Formats.activation.
 BUFFERS: dict[str, tuple[str, ...]] = {
-    "h": ("T", "M"),
-    "qkv": ("T", "C"),
-    "conv_out": ("T", "C"),
-    "z": ("T", "B", "E"),
-    "a": ("T", "B"),
-    "beta": ("T", "B"),
     "mixed": ("T", "B", "E"),
-    "normed": ("T", "B", "E"),
     "q": ("T", "H", "D"),
     "attn": ("T", "H", "D"),
-    "attn_gate": ("T", "H", "D"),
+    "attn_gate": ("T", "A"),
     "act": ("T", "F"),
 }
 
@@ -84,10 +77,10 @@ def forward(
     rows = {name: step[name] for name in ("query_starts", "query_lens", "context_lens")}
     state_rows = {**rows, "state_ids": states.state_ids, "state_saves": states.state_saves}
     axes = {
-        "M": c.hidden_size, "C": c.conv_size, "B": c.delta_heads, "E": c.delta_dim, "H": c.num_heads,
+        "M": c.hidden_size, "B": c.delta_heads, "E": c.delta_dim, "H": c.num_heads, "A": c.q_size,
         "D": c.head_dim, "F": c.intermediate_size,
     }  # fmt: skip
-    h, qkv, conv_out, z, a, beta, mixed, normed, q, attn, attn_gate, act = (
+    mixed, q, attn, attn_gate, act = (
         b.buffer(n, *shape(letters, axes), dtype=f.activation) for n, letters in BUFFERS.items()
     )
     x = b.output("x", "T", c.hidden_size, dtype=f.residual)  # so that `prompt_logprobs` can read it
@@ -99,38 +92,28 @@ def forward(
     full = linear = 0  # layers of each kind so far: their places in pages and states
     for layer, kind in enumerate(c.layer_types):
         lw = {part: w[name] for part, name in TABLE.of_layer(c, layer).items()}
-        b.emit(RMS_NORM, {"eps": eps}, out=h, x=x, weight=lw["mix_norm"])
         if kind == FULL:
             b.emit(
-                QKV_NORM_ROPE_APPEND, {"eps": eps, "layer": full},
-                q=q, kv=pages.parts["kv"], x=x, norm=lw["mix_norm"], wq=lw["wq"], wk=lw["wk"], wv=lw["wv"],
-                positions=step["positions"], slots=pages.places, cos_sin=cos_sin, q_norm=lw["q_norm"],
-                k_norm=lw["k_norm"],
+                GATED_QKV_NORM_ROPE_APPEND, {"eps": eps, "layer": full},
+                q=q, gate=attn_gate, kv=pages.parts["kv"], x=x, norm=lw["mix_norm"], wg=lw["wg"],
+                wq=lw["wq"], wk=lw["wk"], wv=lw["wv"], positions=step["positions"], slots=pages.places,
+                cos_sin=cos_sin, q_norm=lw["q_norm"], k_norm=lw["k_norm"],
             )  # fmt: skip
             b.emit(
                 ATTENTION, {"layer": full, "scale": c.head_dim**-0.5},
                 out=attn, q=q, kv=pages.parts["kv"], block_table=pages.block_table, **rows,
             )  # fmt: skip
-            b.emit(LINEAR, out=attn_gate.view("T", c.q_size), a=h, w=lw["wg"])
-            b.emit(SIGMOID_GATE, x=attn.view("T", c.q_size), gate=attn_gate.view("T", c.q_size))
+            b.emit(SIGMOID_GATE, x=attn.view("T", c.q_size), gate=attn_gate)
             b.emit(LINEAR, out=partial, a=attn.view("T", c.q_size), w=lw["wo"])
             full += 1
         else:
-            b.emit(LINEAR, out=qkv, a=h, w=lw["w_qkv"])
-            b.emit(LINEAR, out=z.view("T", c.delta_size), a=h, w=lw["w_z"])
-            b.emit(LINEAR, out=a, a=h, w=lw["w_a"])
-            b.emit(LINEAR, out=beta, a=h, w=lw["w_b"])
             b.emit(
-                CAUSAL_CONV_SILU, {"layer": linear},
-                out=conv_out, conv=states.parts["conv"], x=qkv, taps=lw["taps"], **state_rows,
+                GATED_DELTA,
+                {"layer": linear, "eps": eps, "key_eps": KEY_EPS, "tiled": int(c.tiled_heads)},
+                out=mixed, conv=states.parts["conv"], delta=states.parts["delta"], x=x, norm=lw["mix_norm"],
+                **{name: lw[name] for name in DELTA_WEIGHTS}, **state_rows,
             )  # fmt: skip
-            b.emit(
-                GATED_DELTA_RULE, {"layer": linear, "eps": KEY_EPS, "tiled": int(c.tiled_heads)},
-                out=mixed, delta=states.parts["delta"], qkv=conv_out, a=a, b=beta, a_log=lw["a_log"],
-                dt_bias=lw["dt_bias"], **state_rows,
-            )  # fmt: skip
-            b.emit(GATED_RMS_NORM, {"eps": eps}, out=normed, x=mixed, gate=z, weight=lw["out_norm"])
-            b.emit(LINEAR, out=partial, a=normed.view("T", c.delta_size), w=lw["w_out"])
+            b.emit(LINEAR, out=partial, a=mixed.view("T", c.delta_size), w=lw["w_out"])
             linear += 1
         b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
         b.emit(

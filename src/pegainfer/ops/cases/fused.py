@@ -75,6 +75,14 @@ def _qkv_case(
     return Case(label, sizes, {"eps": 1e-5, "layer": int(rng.integers(layers))}, arrays)
 
 
+def gated_qkv_cases(rng: np.random.Generator) -> list[Case]:
+    """Those of qkv_norm_rope_append with a gate."""
+    cases = qkv_cases(rng)
+    for case in cases:
+        case.arrays["wg"] = weights(rng, case.sizes["A"], case.sizes["M"])
+    return cases
+
+
 def gate_up_cases(rng: np.random.Generator) -> list[Case]:
     # T, M, F
     shapes: tuple[tuple[int, int, int, Flavour], ...] = (
@@ -181,6 +189,14 @@ def swiglu_error(gate: Array, gate_error: Array, up: Array, up_error: Array) -> 
     size = np.abs(silu)
     moved = SLOPE_OF_SILU * gate_error * (np.abs(up) + up_error) + size * up_error
     return silu * up, moved + 16 * U * size * np.abs(up)
+
+
+def gated_qkv_bound(dot: Dot) -> Callable[[Case], Arrays]:
+    def bound(case: Case) -> Arrays:
+        h, error = norm_error(case.arrays["x"], case.arrays["norm"], case.attrs["eps"])
+        return {**qkv_bound(dot)(case), "gate": product_error(h, error, case.arrays["wg"], dot)[1]}
+
+    return bound
 
 
 def gate_up_bound(dot: Dot) -> Callable[[Case], Arrays]:

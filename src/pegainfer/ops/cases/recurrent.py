@@ -32,7 +32,7 @@ _MIXED = ((1, 1), (30, 1), (5, 5), (PADDING, 2), (40, 7), (17, 1), (PADDING, 0),
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Rows as (context length, query length)."""
 
     label: str
@@ -40,23 +40,23 @@ class _Rows:
     saved: float = 0.3  # share of tokens whose state is also written to another entry
 
 
-_ROWS = (
-    _Rows("position 0", ((1, 1),)),
-    _Rows("one later token", ((9, 1),), saved=1.0),
-    _Rows("decode", ((4, 1), (1, 1), (300, 1), (2, 1), (77, 1)), saved=0.0),
-    _Rows("two tokens, fewer than the taps", ((2, 2), (8, 2))),
-    _Rows("a prompt", ((67, 67),)),
-    _Rows("chunks after a prefix", ((40, 7), (70, 66), (33, 1), (64, 32))),
-    _Rows("mixed rows, padding and rows without tokens", _MIXED),
-    _Rows("every state saved", ((5, 5), (20, 3)), saved=1.0),
-    _Rows("padding alone", ((PADDING, 1), (PADDING, 0))),
+ROW_SETS = (
+    Rows("position 0", ((1, 1),)),
+    Rows("one later token", ((9, 1),), saved=1.0),
+    Rows("decode", ((4, 1), (1, 1), (300, 1), (2, 1), (77, 1)), saved=0.0),
+    Rows("two tokens, fewer than the taps", ((2, 2), (8, 2))),
+    Rows("a prompt", ((67, 67),)),
+    Rows("chunks after a prefix", ((40, 7), (70, 66), (33, 1), (64, 32))),
+    Rows("mixed rows, padding and rows without tokens", _MIXED),
+    Rows("every state saved", ((5, 5), (20, 3)), saved=1.0),
+    Rows("padding alone", ((PADDING, 1), (PADDING, 0))),
 )
-_LONG = _Rows(
+_LONG = Rows(
     "prompts longer than a chunk", ((130, 130), (70, 66), (1, 1), (200, 64), (PADDING, 3)), saved=0.05
 )
 
 
-def _pool(rng: np.random.Generator, r: _Rows) -> tuple[dict[str, int], Arrays, Array]:
+def step_rows(rng: np.random.Generator, r: Rows) -> tuple[dict[str, int], Arrays, Array]:
     """Sizes, what says where rows and states lie, and the entries whose content is read.
 
     Entries and tokens of rows come in no order.
@@ -85,7 +85,7 @@ def _pool(rng: np.random.Generator, r: _Rows) -> tuple[dict[str, int], Arrays, A
     return {"T": tokens, "R": len(lens), "N": len(entries), "Y": LAYERS}, arrays, read
 
 
-def _states(
+def state_pool(
     rng: np.random.Generator, sizes: dict[str, int], read: Array, layer: int, shape: tuple[int, ...]
 ) -> Array:
     """A pool of NaN but for the entries that rows go on from."""
@@ -98,18 +98,18 @@ def conv_cases(rng: np.random.Generator) -> list[Case]:
     """Rows shorter and longer than the taps; NaN in every entry that no row goes on from."""
     widths = ((64, 4), (33, 4), (1, 2), (256, 4), (48, 3), (7, 4), (130, 4), (16, 5), (20, 4))
     flavours: tuple[Flavour, ...] = (normal, outliers, huge, tiny, mixed_rows, zeros, denormal)
-    kinds: list[tuple[_Rows, tuple[int, int], Flavour]]
-    kinds = [(r, w, normal) for r, w in zip(_ROWS, widths, strict=True)]
-    kinds += [(_ROWS[5 + i % 2], widths[i], f) for i, f in enumerate(flavours[1:])]
+    kinds: list[tuple[Rows, tuple[int, int], Flavour]]
+    kinds = [(r, w, normal) for r, w in zip(ROW_SETS, widths, strict=True)]
+    kinds += [(ROW_SETS[5 + i % 2], widths[i], f) for i, f in enumerate(flavours[1:])]
     return [_conv_case(rng, *kind) for kind in kinds]
 
 
-def _conv_case(rng: np.random.Generator, r: _Rows, widths: tuple[int, int], flavour: Flavour) -> Case:
+def _conv_case(rng: np.random.Generator, r: Rows, widths: tuple[int, int], flavour: Flavour) -> Case:
     (channels, taps), layer = widths, int(rng.integers(LAYERS))
-    sizes, arrays, read = _pool(rng, r)
+    sizes, arrays, read = step_rows(rng, r)
     sizes |= {"F": channels, "W": taps, "X": taps - 1}
     arrays |= {
-        "conv": _states(rng, sizes, read, layer, (taps - 1, channels)),
+        "conv": state_pool(rng, sizes, read, layer, (taps - 1, channels)),
         "x": flavour(rng, (sizes["T"], channels)),
         "taps": normal(rng, (taps, channels)),
     }
@@ -151,9 +151,9 @@ def delta_cases(rng: np.random.Generator) -> list[Case]:
         (1, 1, 256, 16),
     )
     flavours: tuple[Flavour, ...] = (outliers, huge, tiny, mixed_rows, zeros, denormal, _same_keys, _with_nan)
-    kinds: list[tuple[_Rows, tuple[int, int, int, int], Flavour]]
-    kinds = [(r, h, normal) for r, h in zip(_ROWS, heads, strict=True)]
-    kinds += [(_ROWS[5 + i % 2], heads[i % 6], f) for i, f in enumerate(flavours)]
+    kinds: list[tuple[Rows, tuple[int, int, int, int], Flavour]]
+    kinds = [(r, h, normal) for r, h in zip(ROW_SETS, heads, strict=True)]
+    kinds += [(ROW_SETS[5 + i % 2], heads[i % 6], f) for i, f in enumerate(flavours)]
     kinds += [(_LONG, (1, 3, 128, 64), normal), (_LONG, (2, 1, 128, 32), zeros)]
     return [_delta_case(rng, *kind) for kind in kinds]
 
@@ -171,11 +171,11 @@ def _with_nan(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def _delta_case(
-    rng: np.random.Generator, r: _Rows, heads: tuple[int, int, int, int], flavour: Flavour
+    rng: np.random.Generator, r: Rows, heads: tuple[int, int, int, int], flavour: Flavour
 ) -> Case:
     keys, group, key_dim, value_dim = heads
     h, layer = keys * group, int(rng.integers(LAYERS))
-    sizes, arrays, read = _pool(rng, r)
+    sizes, arrays, read = step_rows(rng, r)
     tokens = sizes["T"]
     sizes |= {"H": h, "K": key_dim, "V": value_dim, "F": 2 * keys * key_dim + h * value_dim}
     gates = normal(rng, (tokens, h)) * np.float32(3), normal(rng, (tokens, h)) * np.float32(3)
@@ -186,7 +186,7 @@ def _delta_case(
         gate[:, :-1] = flat.reshape(gate[:, :-1].shape)
     gates[1][:, -1] /= 3
     arrays |= {
-        "delta": _states(rng, sizes, read, layer, (h, key_dim, value_dim)),
+        "delta": state_pool(rng, sizes, read, layer, (h, key_dim, value_dim)),
         "qkv": flavour(rng, (tokens, sizes["F"])),
         "a": gates[0],
         "b": gates[1],

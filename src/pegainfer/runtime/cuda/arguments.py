@@ -86,13 +86,14 @@ PROJECTED = Layout(
     "attention::ProjectedArgs",
     "Heads as the projection leaves them, and what finishes them.",
     """
-    const void* qkv  // [T, H + 2 G, D]
+    const void* qkv  // [T, width, D], of which the first H + 2 G are read
     void* kv  // as in Args
     const float* q_norm  // [D] or null
     const float* k_norm  // [D] or null
     const int* positions  // [T]
     const int* slots  // [T]; negative: nothing is cached
     const float* cos_sin  // [P, D]
+    int width  // heads of a token
     float eps
     """,
 )
@@ -101,8 +102,9 @@ NORM_ROPE_APPEND = Layout(
     "Heads that are finished in a launch of their own.",
     """
     void* q  // [T, H, D]
+    void* gate  // [T, H, D] or null
     void* kv  // the layer's part of the first page; pages are [2, G, S, D]
-    const void* qkv  // [T, H + 2 G, D]
+    const void* qkv  // [T, H + 2 G, D], with a gate [T, 2 H + 2 G, D]
     const float* q_norm  // [D] or null
     const float* k_norm  // [D] or null
     const int* positions  // [T]
@@ -243,10 +245,11 @@ CONV = Layout(
     """
     T* out  // [T, F]
     T* pool  // the layer's part of state 0: [kept, F]
-    const T* x  // [T, F]
+    const T* x  // [T, x_stride], of which F channels are read
     const float* taps  // [kept + 1, F]
     StepRows rows
     int64_t entry  // elements from a state to the next
+    int64_t x_stride  // elements from a token of x to the next
     int channels
     int kept
     int num_rows
@@ -261,12 +264,13 @@ DELTA = Layout(
     T* out  // [T, H, V]
     float* pool  // the layer's part of state 0: [H, K, V]
     const T* qkv  // [T, F]: q of G key heads, k of as many, v of H value heads
-    const T* a  // [T, H]
-    const T* b  // [T, H]
+    const T* a  // [T, gate_stride], of which H are read
+    const T* b  // likewise
     const float* a_log  // [H]
     const float* dt_bias  // [H]
     StepRows rows
     int64_t entry  // elements from a state to the next
+    int64_t gate_stride  // elements from a token of a or b to the next
     int channels
     int heads
     int key_heads
@@ -275,6 +279,32 @@ DELTA = Layout(
     float eps
     float scale  // K^-1/2, of q
     int tiled  // 1: value head h reads key head h mod G instead of h / (H / G)
+    """,
+    (STEP_ROWS,),
+    template="T",
+)
+DELTA_DECODE = Layout(
+    "DeltaDecodeArgs",
+    "A layer of linear attention behind its projections, for rows of one token.",
+    """
+    T* out  // [T, H, 128]
+    T* conv  // the layer's part of convolution state 0: [3, F]
+    float* delta  // the layer's part of matrix state 0: [H, 128, 128]
+    const T* x  // [T, x_stride]: F channels of q, k and v, then H of 128 gates, H of a, H of b
+    const float* taps  // [4, F]
+    const float* a_log  // [H]
+    const float* dt_bias  // [H]
+    const float* norm  // [128]
+    int* arrivals  // [R, G] zeros, and zeros again afterwards
+    StepRows rows
+    int64_t conv_entry  // elements from a state to the next
+    int64_t delta_entry
+    int64_t x_stride
+    int heads
+    int key_heads
+    float eps  // of the norm
+    float key_eps  // added to the squared length of q and k
+    int tiled  // as in DeltaArgs
     """,
     (STEP_ROWS,),
     template="T",
@@ -503,6 +533,7 @@ PUBLISH = Layout(
 # In the order of the header: a struct stands behind those that it holds.
 LAYOUTS = (
     ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND, STREAM, SKINNY,
-    PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_CHUNKS, ROUTE_EXPERTS, SORT_SLOTS, EXPERTS,
-    SUM_EXPERTS, ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
+    PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
+    SORT_SLOTS, EXPERTS, SUM_EXPERTS, ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS,
+    GATHER_INPUTS, PUBLISH,
 )  # fmt: skip

@@ -11,8 +11,10 @@ from pegainfer.contract.errors import UnsupportedError
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.lower.cuda.store import Dummy
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.delta import CAUSAL_CONV_SILU, GATED_DELTA_RULE
+from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.spec import OpSpec, Role
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.tensor import DeviceTensor
@@ -21,7 +23,8 @@ from tests.support.fake_cuda import FakeCuda, fake_cuda, fake_kernels
 POOL = {"N": 8, "Y": 2}
 HEADS = {"F": 2 * 2 * 128 + 4 * 128, "H": 4, "K": 128, "V": 128, **POOL}
 CONV = {"F": 1024, "X": 3, "W": 4, **POOL}
-FLOAT32 = ("delta", "a_log", "dt_bias", "taps")
+LAYER = {**HEADS, **CONV, "A": 4 * 128, "M": 256}
+FLOAT32 = ("delta", "a_log", "dt_bias", "taps", "norm", "out_norm")
 
 
 def launches(
@@ -45,7 +48,7 @@ def launches(
     with fake_cuda(FakeCuda()) as fake:
         ctx = CudaContext(kernels=fake_kernels(folder))
         states = {t.name: DeviceTensor.empty(t.sizes({}), t.dtype) for t in program.tensors(Kind.STATE)}
-        executor = CudaBackend(ctx, {}, CudaOptions(graphs=False)).prepare(program, states, largest)
+        executor = CudaBackend(ctx, {}, CudaOptions(graphs=False), Dummy()).prepare(program, states, largest)
         executor.run(inputs, largest)
         return [(launch.kernel, launch.grid) for launch in fake.launches]
 
@@ -106,3 +109,40 @@ def test_mixed_dtypes_are_refused(tmp_path: Path) -> None:
         launches(tmp_path / "conv", CAUSAL_CONV_SILU, CONV, [1], {"conv": "f32"})
     with pytest.raises(UnsupportedError, match="dtype of out; expected bf16; got f32"):
         launches(tmp_path / "delta", GATED_DELTA_RULE, HEADS, [1], {"out": "f32"})
+
+
+def kernels_of_layer(folder: Path, sizes: dict[str, int], counts: list[int], **dtypes: str) -> list[str]:
+    return [kernel for kernel, _ in launches(folder, GATED_DELTA, LAYER | sizes, counts, dtypes)]
+
+
+def test_rows_of_one_token_take_one_launch_behind_the_projections(tmp_path: Path) -> None:
+    *projection, (kernel, grid) = launches(tmp_path, GATED_DELTA, LAYER, [1, 1, 1])
+    assert (kernel, grid) == ("delta_decode_bf16", (4, 3, 1))  # (value heads, rows)
+    assert [k.split("_")[0] for k, _ in projection] == ["rms", "skinny"]
+
+
+def test_longer_rows_take_the_parts_behind_one_projection(tmp_path: Path) -> None:
+    assert kernels_of_layer(tmp_path, {}, [1, 70])[2:] == [
+        "causal_conv4_bf16", "delta_step_bf16", "delta_chunk_prepare_bf16", "delta_chunk_scan_bf16",
+        "gated_rms_norm_bf16",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"V": 64, "A": 256, "F": 512 + 256}, {"K": 64, "F": 256 + 512}, {"X": 2, "W": 3}],
+    ids=["value heads", "key heads", "taps"],
+)
+def test_sizes_that_the_one_launch_is_not_made_for_take_the_parts(
+    sizes: dict[str, int], tmp_path: Path
+) -> None:
+    found = kernels_of_layer(tmp_path, sizes, [1, 1])
+    assert not any("decode" in kernel for kernel in found)
+    assert [kernel.split("_")[0] for kernel in found[-3:]] == ["causal", "delta", "gated"]
+
+
+def test_rows_that_vectors_cannot_read_are_projected_one_by_one(tmp_path: Path) -> None:
+    """Two value heads leave rows of 4 gates more than a multiple of 8."""
+    sizes = {"H": 2, "A": 256, "F": 2 * 2 * 128 + 2 * 128}
+    found = kernels_of_layer(tmp_path, sizes, [1])
+    assert sum(kernel.startswith(("skinny", "stream")) for kernel in found) == 4

@@ -16,12 +16,16 @@ from pegainfer.lower.cuda.target import Target
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
+from pegainfer.ops.activation import SIGMOID_GATE
+from pegainfer.ops.cases.gated_delta import gated_delta_cases
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.embed import GATHER_ROWS
+from pegainfer.ops.gated_delta import GATED_DELTA
+from pegainfer.ops.gemm import LINEAR_RESIDUAL
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.ops.sample import SAMPLE
-from pegainfer.ops.spec import FUSED
+from pegainfer.ops.spec import FUSED, Case, Role
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.device import DeviceInfo
@@ -141,6 +145,46 @@ def test_a_projection_with_a_folded_norm_may_append_by_itself() -> None:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-9, atol=1e-11)
 
 
+def delta_layer(case: Case) -> list[OpCall]:
+    """The case's layer of linear attention behind the GEMM that ends the layer before it."""
+    made = {o.name: ("bf16", Kind.INPUT) for o in GATED_DELTA.operands}
+    made |= {o.name: ("bf16", Kind.WEIGHT) for o in GATED_DELTA.operands if o.role is Role.WEIGHT}
+    made |= {name: ("f32", Kind.WEIGHT) for name in ("norm", "taps", "a_log", "dt_bias", "out_norm")}
+    made |= {o.name: ("i32", Kind.INPUT) for o in GATED_DELTA.operands if o.dtypes == ("i32",)}
+    made |= {"delta": ("f32", Kind.STATE), "conv": ("bf16", Kind.STATE), "x": ("bf16", Kind.OUTPUT)}
+    tensors = {
+        o.name: Tensor(o.name, tuple(a if a in "TR" else case.sizes[a] for a in o.axes), *made[o.name])
+        for o in GATED_DELTA.operands
+    }
+    width = case.sizes["M"]
+    before = {"a": ("T", 64), "w": (width, 64)}
+    a, w = (Tensor(n, shape, "bf16", Kind.INPUT if n == "a" else Kind.WEIGHT) for n, shape in before.items())
+    return [
+        OpCall.of(LINEAR_RESIDUAL, {}, x=tensors["x"], a=a, w=w),
+        OpCall.of(GATED_DELTA, case.attrs, **tensors),
+    ]
+
+
+def test_a_layer_of_linear_attention_takes_a_folded_norm() -> None:
+    rng = np.random.default_rng(11)
+    seen = 0
+    for case in gated_delta_cases(rng):
+        if case.sizes["M"] % 8 or " normal" not in case.label or not keeps_whole(delta_layer(case)[1]):
+            continue
+        tokens = case.sizes["T"]
+        calls, env = delta_layer(case), {"T": tokens, "R": case.sizes["R"]}
+        found = rewritten(calls, Step(HOPPER, env, False))
+        assert names(found) == ["linear_residual_norm", "scaled_gated_delta"]
+        given = {name: a if a.dtype.kind == "i" else a.astype(np.float64) for name, a in case.arrays.items()}
+        given |= {"a": rng.standard_normal((tokens, 64)), "w": rng.standard_normal((case.sizes["M"], 64))}
+        want, got = (interpret(c, env, given) for c in (calls, [call for call, _ in found.calls]))
+        assert np.isfinite(want["out"]).all()
+        for name in ("x", "out", "conv", "delta"):
+            np.testing.assert_allclose(got[name], want[name], rtol=1e-9, atol=1e-11)
+        seen += 1
+    assert seen >= 3
+
+
 def test_rows_without_options_are_drawn_from_their_logits() -> None:
     assert SAMPLE.cases is not None
     plain = 0
@@ -209,10 +253,46 @@ def test_heads_are_left_to_the_only_attention_that_reads_them(change: dict[str, 
     assert found.lacking["finish_heads_in_attention"] == lacking
 
 
+def test_a_gate_is_projected_beside_the_heads() -> None:
+    shape = Heads(norms=True, gated=True)
+    calls = heads_program(shape).lowered(keep=keeps_whole).calls
+    env = {"T": 3, "R": 3}
+    found = rewritten(calls, Step(HOPPER, env, True))
+    assert names(found) == ["project_heads", "append_attention", "gate_heads"]
+    rng = np.random.default_rng(2)
+    given = {t.name: rng.standard_normal(t.sizes(env)) for t in Program("all", calls).tensors()}
+    given |= {
+        "positions": np.array([0, 16, 40]), "slots": np.array([0, 16, 40]), "query_starts": np.arange(3),
+        "query_lens": np.ones(3, int), "context_lens": np.array([1, 17, 41]),
+        "block_table": np.array([[0] * 4, [3, 1, 0, 0], [3, 1, 2, 0]]),
+        "cos_sin": cos_sin_table(64, inverse_frequencies(64, 1e4, None)).astype(np.float64),
+    }  # fmt: skip
+    want, got = (interpret(c, env, given) for c in (calls, [call for call, _ in found.calls]))
+    for name in ("out", "kv"):
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-9, atol=1e-11)
+
+
+def test_a_gate_that_is_read_again_is_kept() -> None:
+    calls = list(heads_program(Heads(gated=True)).lowered(keep=keeps_whole).calls)
+    gate, out = calls[0].tensors["gate"], calls[2].tensors["x"]
+    found = rewritten(
+        [*calls, OpCall.of(SIGMOID_GATE, {}, x=out, gate=gate)], Step(HOPPER, {"T": 1, "R": 1}, True)
+    )
+    assert found.lacking["finish_and_gate_heads"] == "a gate that nothing else reads"
+    other = OpCall.of(SIGMOID_GATE, {}, x=out, gate=Tensor("other", gate.shape, gate.dtype, Kind.INPUT))
+    found = rewritten([*calls[:2], other], Step(HOPPER, {"T": 1, "R": 1}, True))
+    assert found.lacking["finish_and_gate_heads"] == "a gate of what attention leaves"
+
+
 def test_every_fused_form_has_a_rule_that_makes_it() -> None:
     made = set()
     for calls, at in ((program().calls, step(2)), (program().calls, step(2, 6, decode_only=False))):
         made |= set(names(rewritten(calls, at)))
+    case = next(c for c in gated_delta_cases(np.random.default_rng(1)) if keeps_whole(delta_layer(c)[1]))
+    env = {"T": case.sizes["T"], "R": case.sizes["R"]}
+    made |= set(names(rewritten(delta_layer(case), Step(HOPPER, env, False))))
+    gated = heads_program(Heads(gated=True)).lowered(keep=keeps_whole).calls
+    made |= set(names(rewritten(gated, Step(HOPPER, {"T": 1, "R": 1}, True))))
     sizes = {"L": 1, "V": 64, "I": 2, "Z": 1, "X": 8, "K": 1, "J": 0, "E": 0, "U": 0, "O": 0}
     sampler = one_call(SAMPLE, sizes, {o.name: o.dtypes[0] for o in SAMPLE.operands}, {})
     made |= set(names(rewritten(sampler.lowered(keep=keeps_whole).calls, Step(HOPPER, sizes, False))))

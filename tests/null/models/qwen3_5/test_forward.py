@@ -15,10 +15,8 @@ from pegainfer.runner.program import Formats, Sizes
 from tests.null.models.qwen3_5.test_config import QWEN3_5_4B
 from tests.support.tinyqwen3_5 import MODELS
 
-LINEAR = [
-    "rms_norm", *["linear"] * 4, "causal_conv_silu", "gated_delta_rule", "gated_rms_norm", "linear_residual",
-]  # fmt: skip
-FULL = ["rms_norm", "qkv_norm_rope_append", "attention", "linear", "sigmoid_gate", "linear_residual"]
+LINEAR = ["gated_delta", "linear_residual"]
+FULL = ["gated_qkv_norm_rope_append", "attention", "sigmoid_gate", "linear_residual"]
 MLP = ["gate_up_swiglu", "linear_residual"]
 BF16 = Formats(activation="bf16", residual="bf16", kv="bf16")
 
@@ -34,7 +32,7 @@ def test_the_calls_in_model_order() -> None:
     program = recorded(c).on_one_rank()
     layers = [op for kind in (LINEAR, FULL, LINEAR, FULL, LINEAR) for op in (*kind, *MLP)]
     assert [call.spec.name for call in program.calls] == ["embedding", *layers, "lm_head"]
-    for op, weight in (("attention", None), ("gated_delta_rule", "a_log")):
+    for op, weight in (("attention", None), ("gated_delta", "a_log")):
         calls = [call for call in program.calls if call.spec.name == op]
         assert [call.attrs["layer"] for call in calls] == list(range(len(calls)))  # within its own group
         if weight is not None:
@@ -66,9 +64,17 @@ def test_every_op_of_the_4b_model_has_a_gpu_kernel() -> None:
             assert all(launches for _, launches in plan.calls), (arch, tokens)
             assert sum(plan.replaces) == len(program.calls)
             names = {call.spec.name for call, _ in plan.calls}
-            assert {"gated_delta_rule", "causal_conv_silu", "gated_rms_norm", "sigmoid_gate"} <= names
-            # The output gate reads what attention leaves, also where attention finishes the heads itself.
-            order = [call.spec.name.removeprefix("append_") for call, _ in plan.calls]
-            for i, name in enumerate(order):
-                if name == "attention":
-                    assert order[i + 1 : i + 3] == ["linear", "sigmoid_gate"]
+            assert any(name.endswith("gated_delta") for name in names)
+            # The output gate follows attention, also where attention finishes the heads itself.
+            order = [call.spec.name for call, _ in plan.calls]
+            gates = {"attention": "sigmoid_gate", "append_attention": "gate_heads"}
+            assert all(order[i + 1] == gates[name] for i, name in enumerate(order) if name in gates)
+
+
+def test_few_launches_decode_a_token_of_the_4b_model() -> None:
+    """A layer of linear attention takes five launches, one of full attention six; none normalises apart."""
+    program = recorded(Qwen3_5Config.from_hf(QWEN3_5_4B, "config.json"), BF16, 4096).on_one_rank()
+    plan = plan_program(program, Step(Target(card_of("90a")), {"T": 1, "R": 1, "L": 1}, True))
+    layers = [len(launches) for _, launches in plan.calls[1:-1]]
+    assert layers[:5] == [2 + 1, 1, 1, 1, 2]  # the first one follows the embedding, so its norm is apart
+    assert sum(layers) == 1 + 24 * 5 + 8 * 6

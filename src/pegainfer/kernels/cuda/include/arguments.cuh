@@ -87,13 +87,14 @@ static_assert(sizeof(RowArgs) == 16);
 namespace attention {
 // Heads as the projection leaves them, and what finishes them.
 struct ProjectedArgs {
-    const void* qkv;  // [T, H + 2 G, D]
+    const void* qkv;  // [T, width, D], of which the first H + 2 G are read
     void* kv;  // as in Args
     const float* q_norm;  // [D] or null
     const float* k_norm;  // [D] or null
     const int* positions;  // [T]
     const int* slots;  // [T]; negative: nothing is cached
     const float* cos_sin;  // [P, D]
+    int width;  // heads of a token
     float eps;
 };
 static_assert(sizeof(ProjectedArgs) == 64);
@@ -102,8 +103,9 @@ static_assert(sizeof(ProjectedArgs) == 64);
 // Heads that are finished in a launch of their own.
 struct NormRopeAppendArgs {
     void* q;  // [T, H, D]
+    void* gate;  // [T, H, D] or null
     void* kv;  // the layer's part of the first page; pages are [2, G, S, D]
-    const void* qkv;  // [T, H + 2 G, D]
+    const void* qkv;  // [T, H + 2 G, D], with a gate [T, 2 H + 2 G, D]
     const float* q_norm;  // [D] or null
     const float* k_norm;  // [D] or null
     const int* positions;  // [T]
@@ -116,7 +118,7 @@ struct NormRopeAppendArgs {
     int block_size;
     float eps;
 };
-static_assert(sizeof(NormRopeAppendArgs) == 96);
+static_assert(sizeof(NormRopeAppendArgs) == 104);
 
 namespace stream {
 // A GEMM whose weight is streamed through rings of cp.async stages.
@@ -244,15 +246,16 @@ template <typename T>
 struct ConvArgs {
     T* out;  // [T, F]
     T* pool;  // the layer's part of state 0: [kept, F]
-    const T* x;  // [T, F]
+    const T* x;  // [T, x_stride], of which F channels are read
     const float* taps;  // [kept + 1, F]
     StepRows rows;
     int64_t entry;  // elements from a state to the next
+    int64_t x_stride;  // elements from a token of x to the next
     int channels;
     int kept;
     int num_rows;
 };
-static_assert(sizeof(ConvArgs<float>) == 96);
+static_assert(sizeof(ConvArgs<float>) == 104);
 
 // The gated delta rule.
 template <typename T>
@@ -260,12 +263,13 @@ struct DeltaArgs {
     T* out;  // [T, H, V]
     float* pool;  // the layer's part of state 0: [H, K, V]
     const T* qkv;  // [T, F]: q of G key heads, k of as many, v of H value heads
-    const T* a;  // [T, H]
-    const T* b;  // [T, H]
+    const T* a;  // [T, gate_stride], of which H are read
+    const T* b;  // likewise
     const float* a_log;  // [H]
     const float* dt_bias;  // [H]
     StepRows rows;
     int64_t entry;  // elements from a state to the next
+    int64_t gate_stride;  // elements from a token of a or b to the next
     int channels;
     int heads;
     int key_heads;
@@ -275,7 +279,31 @@ struct DeltaArgs {
     float scale;  // K^-1/2, of q
     int tiled;  // 1: value head h reads key head h mod G instead of h / (H / G)
 };
-static_assert(sizeof(DeltaArgs<float>) == 136);
+static_assert(sizeof(DeltaArgs<float>) == 144);
+
+// A layer of linear attention behind its projections, for rows of one token.
+template <typename T>
+struct DeltaDecodeArgs {
+    T* out;  // [T, H, 128]
+    T* conv;  // the layer's part of convolution state 0: [3, F]
+    float* delta;  // the layer's part of matrix state 0: [H, 128, 128]
+    const T* x;  // [T, x_stride]: F channels of q, k and v, then H of 128 gates, H of a, H of b
+    const float* taps;  // [4, F]
+    const float* a_log;  // [H]
+    const float* dt_bias;  // [H]
+    const float* norm;  // [128]
+    int* arrivals;  // [R, G] zeros, and zeros again afterwards
+    StepRows rows;
+    int64_t conv_entry;  // elements from a state to the next
+    int64_t delta_entry;
+    int64_t x_stride;
+    int heads;
+    int key_heads;
+    float eps;  // of the norm
+    float key_eps;  // added to the squared length of q and k
+    int tiled;  // as in DeltaArgs
+};
+static_assert(sizeof(DeltaDecodeArgs<float>) == 160);
 
 // What delta_chunk_prepare leaves for delta_chunk_scan. Rows of the matrices are whole up to the end of their diagonal block of 16; nothing behind it is read.
 template <typename T>

@@ -25,7 +25,7 @@ struct Projected : ProjectedArgs {
     static constexpr bool RAW = true;
     template <typename T>
     __device__ __forceinline__ const T* queries(const Args& a, int token, int head, int d) const {
-        return static_cast<const T*>(qkv) + (static_cast<int64_t>(token) * (a.h + 2 * a.g) + head) * d;
+        return static_cast<const T*>(qkv) + (static_cast<int64_t>(token) * width + head) * d;
     }
 };
 

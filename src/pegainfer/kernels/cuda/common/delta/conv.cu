@@ -5,10 +5,6 @@
 
 constexpr int kTile = 64;  // a multiple of any number of kept inputs, so that later tiles need no state
 
-__device__ __forceinline__ float silu(float v) {
-    return v / (1.f + expf(-v));
-}
-
 template <typename T, int N>
 __device__ __forceinline__ void unpack(float (&to)[N], const Vec<T, N>& v) {
 #pragma unroll
@@ -37,8 +33,8 @@ __device__ __forceinline__ void conv4(const ConvArgs<T>& a) {
     if (idle) return;
     const Row row = row_at(a.rows, at.row);
     const int begin = at.tile * kTile, end = min(row.count, begin + kTile);
-    const int64_t stride = a.channels;
-    const T* x = a.x + row.first * stride + channel;
+    const int64_t stride = a.channels, x_stride = a.x_stride;
+    const T* x = a.x + row.first * x_stride + channel;
     T* out = a.out + row.first * stride + channel;
     if (row.id < 0) {
         const float none[N] = {};
@@ -50,13 +46,13 @@ __device__ __forceinline__ void conv4(const ConvArgs<T>& a) {
 #pragma unroll
     for (int i = 0; i < 3; i++)
         if (begin > 0)
-            unpack(kept[i], load<T, N>(x + (begin - 3 + i) * stride));
+            unpack(kept[i], load<T, N>(x + (begin - 3 + i) * x_stride));
         else if (!row.fresh)
             unpack(kept[i], load<T, N>(state + i * stride));
 #pragma unroll 4
     for (int t = begin; t < end; t++) {
         float now[N], y[N];
-        unpack(now, load<T, N>(x + t * stride));
+        unpack(now, load<T, N>(x + t * x_stride));
 #pragma unroll
         for (int i = 0; i < N; i++) {
             y[i] = silu(kept[0][i] * taps[0][i] + kept[1][i] * taps[1][i] + kept[2][i] * taps[2][i] +
@@ -76,7 +72,7 @@ __device__ __forceinline__ void conv4(const ConvArgs<T>& a) {
 #pragma unroll
     for (int i = 0; i < 3; i++)
         store(state + i * stride,
-              row.count <= kTile ? packed<T, N>(kept[i]) : load<T, N>(x + (row.count - 3 + i) * stride));
+              row.count <= kTile ? packed<T, N>(kept[i]) : load<T, N>(x + (row.count - 3 + i) * x_stride));
 }
 
 // Any number of taps, a channel a thread.
@@ -89,13 +85,13 @@ __device__ __forceinline__ void conv_any(const ConvArgs<T>& a) {
     if (at.row < 0 || channel >= a.channels) return;
     const Row row = row_at(a.rows, at.row);
     const int begin = at.tile * kTile, end = min(row.count, begin + kTile);
-    const int64_t stride = a.channels;
-    const T* x = a.x + row.first * stride + channel;
+    const int64_t stride = a.channels, x_stride = a.x_stride;
+    const T* x = a.x + row.first * x_stride + channel;
     T* out = a.out + row.first * stride + channel;
     T* state = a.pool + row.id * a.entry + channel;
     // Input `at` of the row, counted from its first token of this step.
     const auto input = [&](int at) {
-        return at >= 0 ? x[at * stride] : row.fresh ? from_f32<T>(0.f) : state[(a.kept + at) * stride];
+        return at >= 0 ? x[at * x_stride] : row.fresh ? from_f32<T>(0.f) : state[(a.kept + at) * stride];
     };
     for (int t = begin; t < end; t++) {
         float sum = 0;

@@ -13,13 +13,16 @@ struct LogGates {
 struct Gates {
     float decay, beta;
 };
-template <typename T>
-__device__ __forceinline__ LogGates log_gates_of(const DeltaArgs<T>& a, int64_t token, int head) {
-    const int64_t at = token * a.heads + head;
-    const float dt = to_f32(a.a[at]) + a.dt_bias[head];
+__device__ __forceinline__ LogGates log_gates(float a, float b, float a_log, float dt_bias) {
+    const float dt = a + dt_bias;
     // From 20 on softplus is its argument to the last bit.
     const float step = dt > 20.f ? dt : log1pf(expf(dt));
-    return {-expf(a.a_log[head]) * step, 1.f / (1.f + expf(-to_f32(a.b[at])))};
+    return {-expf(a_log) * step, 1.f / (1.f + expf(-b))};
+}
+template <typename T>
+__device__ __forceinline__ LogGates log_gates_of(const DeltaArgs<T>& a, int64_t token, int head) {
+    const int64_t at = token * a.gate_stride + head;
+    return log_gates(to_f32(a.a[at]), to_f32(a.b[at]), a.a_log[head], a.dt_bias[head]);
 }
 template <typename T>
 __device__ __forceinline__ Gates gates_of(const DeltaArgs<T>& a, int64_t token, int head) {

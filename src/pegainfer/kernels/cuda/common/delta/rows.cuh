@@ -13,6 +13,10 @@ __device__ __forceinline__ Row row_at(const StepRows& rows, int row) {
     return {rows.ids[row], rows.starts[row], count, rows.contexts[row] == count};
 }
 
+__device__ __forceinline__ float silu(float v) {
+    return v / (1.f + expf(-v));
+}
+
 struct Tile {
     int row, tile;
 };

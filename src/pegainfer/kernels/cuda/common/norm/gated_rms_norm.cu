@@ -2,16 +2,18 @@
 #include "ptx.cuh"
 #include "reduce.cuh"
 
-// out, x, gate: [heads, D]; weight: [D] float32; N elements a lane and access, D a multiple of N.
+// out, x: [T, H, D]; gate: [T, gate_stride], of which H · D are read; weight: [D] float32; `heads`: T · H in
+// all, `each`: H; N elements a lane and access, D and gate_stride multiples of N.
 template <typename T, int N>
 __device__ __forceinline__ void gated_rms_norm(T* out, const T* x, const T* gate, const float* weight,
-                                               int64_t heads, int d, float eps) {
+                                               int64_t heads, int each, int d, int64_t gate_stride,
+                                               float eps) {
     pdl_wait();
     pdl_launch();
     const int64_t head = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
     if (head >= heads) return;
     const int start = (threadIdx.x & 31) * N;
-    const T *from = x + head * d, *by = gate + head * d;
+    const T *from = x + head * d, *by = gate + head / each * gate_stride + head % each * d;
     T* to = out + head * d;
     float sum = 0;
     for (int i = start; i < d; i += 32 * N) {
@@ -32,10 +34,11 @@ __device__ __forceinline__ void gated_rms_norm(T* out, const T* x, const T* gate
     }
 }
 
-#define KERNEL(NAME, T, N)                                                                              \
-    extern "C" __global__ void __launch_bounds__(256)                                                   \
-        NAME(T* out, const T* x, const T* gate, const float* weight, int64_t heads, int d, float eps) { \
-        gated_rms_norm<T, N>(out, x, gate, weight, heads, d, eps);                                      \
+#define KERNEL(NAME, T, N)                                                                           \
+    extern "C" __global__ void __launch_bounds__(256)                                                \
+        NAME(T* out, const T* x, const T* gate, const float* weight, int64_t heads, int each, int d, \
+             int64_t gate_stride, float eps) {                                                       \
+        gated_rms_norm<T, N>(out, x, gate, weight, heads, each, d, gate_stride, eps);                \
     }
 
 // variant gated_rms_norm_bf16: dtype=bf16 multiple=4

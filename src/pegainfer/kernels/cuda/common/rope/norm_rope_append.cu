@@ -1,6 +1,7 @@
-// op qkv_norm_rope_append: what follows the fused projection. A warp takes one head of one token: query heads
-// are normalised (Qwen3), rotated and written to q; key heads likewise, into their page; value heads are
-// copied into theirs.
+// op qkv_norm_rope_append, gated_qkv_norm_rope_append: what follows the fused projection. A warp takes one
+// head of one token: query heads are normalised (Qwen3), rotated and written to q; key heads likewise, into
+// their page; value heads are copied into theirs, and the heads of an output gate, which come last, to the
+// gate.
 #include "arguments.cuh"
 #include "ptx.cuh"
 #include "rope.cuh"
@@ -9,28 +10,32 @@
 // that one ends.
 template <typename T, int D>
 __device__ __forceinline__ void norm_rope_append(const NormRopeAppendArgs& a) {
-    const int lane = threadIdx.x & 31, heads = a.h + 2 * a.g;
+    const int lane = threadIdx.x & 31, plain = a.h + 2 * a.g;
+    const int heads = a.gate ? plain + a.h : plain;
     const uint32_t unit = (static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
     const bool mine = unit < static_cast<uint32_t>(a.tokens) * heads;
     const int token = unit / heads, head = unit % heads;
-    const bool is_q = head < a.h, is_v = head >= a.h + a.g;
+    const bool is_q = head < a.h, is_gate = head >= plain;
+    const bool turns = head < a.h + a.g;
     const float* norm = is_q ? a.q_norm : a.k_norm;
     HeadPart<float, D> cos_sin = {}, weight = {};
     int slot = -1;
-    if (mine && !is_v) {
+    if (mine && turns) {
         cos_sin.load_from(a.cos_sin + static_cast<int64_t>(a.positions[token]) * D, lane);
         weight = load_weight<D>(norm, lane);
     }
-    if (mine && !is_q) slot = a.slots[token];
+    if (mine && !is_q && !is_gate) slot = a.slots[token];
     pdl_wait();
     pdl_launch();
     if (!mine) return;
     HeadPart<T, D> x;
     x.load_from(static_cast<const T*>(a.qkv) + static_cast<int64_t>(unit) * D, lane);
-    if (!is_v) apply_rope(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
+    if (turns) apply_rope(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
     T* to;
     if (is_q) {
         to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;
+    } else if (is_gate) {
+        to = static_cast<T*>(a.gate) + (static_cast<int64_t>(token) * a.h + head - plain) * D;
     } else {
         if (slot < 0) return;
         const int plane = head - a.h;  // key heads, then value heads: the order within a page
