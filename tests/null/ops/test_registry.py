@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse
+import pegainfer.ops.lora
 import pegainfer.ops.fused
 import pegainfer.ops.fused_norm
 import pegainfer.ops.reduce
