@@ -88,7 +88,7 @@ def read_adapter(folder: Path, modules: Mapping[str, BaseModule], max_rank: int)
     with SafetensorsFile(folder / WEIGHTS_NAME) as file:
         factors = _Reader(file, config, modules, max_rank).read()
         digest = hashlib.sha256(hashlib.sha256(raw).digest())
-        digest.update(memoryview(file.view()))
+        digest.update(file.view().data)
     rank = max(f.down.shape[0] for f in factors.values())
     return LoraAdapter(digest.digest(), rank, factors)
 
