@@ -48,13 +48,14 @@ class ModelFlags:
     )
 
 
+LORA_FLAGS = ("--enable-lora", "--max-loras", "--max-lora-rank")
 KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
 # Flags of EngineConfig that a device obeys.
 APPLIES: dict[str, tuple[str, ...]] = {
-    "cpu": (*KV_FLAGS, "--threads", "--isa", "--activation-dtype"),
+    "cpu": (*KV_FLAGS, *LORA_FLAGS, "--threads", "--isa", "--activation-dtype"),
     "cuda": (*KV_FLAGS, "--device-ordinal", "--gpu-memory-utilization", "--cuda-graph", "--load-format"),
-    "reference": KV_FLAGS,
-    "null": ("--max-model-len", "--tensor-parallel-size", "--data-parallel-size"),
+    "reference": (*KV_FLAGS, *LORA_FLAGS),
+    "null": ("--max-model-len", *LORA_FLAGS, "--tensor-parallel-size", "--data-parallel-size"),
 }
 
 

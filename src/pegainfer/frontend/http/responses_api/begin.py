@@ -8,23 +8,24 @@ from typing import Any
 import msgspec
 
 from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.responses_api.request import ReasoningConfig, ResponsesRequest
 from pegainfer.frontend.http.responses_api.response import Response
 
 
-def begun(front: Front, r: ResponsesRequest, id: str) -> Response:
+def begun(front: Front, r: ResponsesRequest, generation: Generation) -> Response:
     """The response to a checked request, before anything of it is generated."""
     defaults = front.chat_defaults
     reasoning = r.reasoning or ReasoningConfig()
     wanted = None if r.text is None else r.text.format
     return Response(
-        id=id,
+        id="resp_" + generation.id,
         created_at=int(time.time()),
         background=bool(r.background),
         instructions=r.instructions,
         max_output_tokens=r.max_output_tokens,
         metadata=r.metadata or {},
-        model=front.names[0],
+        model=front.answered_name(generation.adapter),
         output=[],
         parallel_tool_calls=r.parallel_tool_calls is not False,
         previous_response_id=r.previous_response_id,
