@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "LoRARequest", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
+    from pegainfer.app.lora import LoRARequest
     from pegainfer.app.offline import LLM
     from pegainfer.app.sampling_params import SamplingParams
 
@@ -18,6 +19,10 @@ def __getattr__(name: str) -> Any:
         from pegainfer.app.offline import LLM
 
         return LLM
+    if name == "LoRARequest":
+        from pegainfer.app.lora import LoRARequest
+
+        return LoRARequest
     if name == "SamplingParams":
         from pegainfer.app.sampling_params import SamplingParams
 
