@@ -197,7 +197,8 @@ bool Exec::fail(const char* format, ...) {
     return false;
 }
 
-bool Exec::check_indices(const char* what, const int32_t* index, int64_t count, int64_t limit, int32_t least) {
+bool Exec::check_indices(const char* what, const int32_t* index, int64_t count, int64_t limit,
+                         int32_t least) {
     // Every layer reads the same positions and slots: once a step is enough.
     for (int i = 0; i < num_checked; i++)
         if (checked[i] == index) return true;
