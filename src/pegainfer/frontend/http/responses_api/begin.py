@@ -8,24 +8,23 @@ from typing import Any
 import msgspec
 
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.generation import Generation
 from pegainfer.frontend.http.responses_api.request import ReasoningConfig, ResponsesRequest
 from pegainfer.frontend.http.responses_api.response import Response
 
 
-def begun(front: Front, r: ResponsesRequest, generation: Generation) -> Response:
+def begun(front: Front, r: ResponsesRequest, id: str, adapter: str | None = None) -> Response:
     """The response to a checked request, before anything of it is generated."""
     defaults = front.chat_defaults
     reasoning = r.reasoning or ReasoningConfig()
     wanted = None if r.text is None else r.text.format
     return Response(
-        id="resp_" + generation.id,
+        id=id,
         created_at=int(time.time()),
         background=bool(r.background),
         instructions=r.instructions,
         max_output_tokens=r.max_output_tokens,
         metadata=r.metadata or {},
-        model=front.answered_name(generation.adapter),
+        model=front.answered_name(adapter),
         output=[],
         parallel_tool_calls=r.parallel_tool_calls is not False,
         previous_response_id=r.previous_response_id,
