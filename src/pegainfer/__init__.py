@@ -6,10 +6,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncEngineArgs", "AsyncLLM", "RequestOutputKind", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "LoRARequest",
+    "RequestOutputKind",
+    "SamplingParams",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from pegainfer.app.async_llm import AsyncEngineArgs, AsyncLLM
+    from pegainfer.app.lora import LoRARequest
     from pegainfer.app.offline import LLM
     from pegainfer.app.sampling_params import RequestOutputKind, SamplingParams
 
@@ -18,6 +27,7 @@ _MODULES = {
     "AsyncEngineArgs": "async_llm",
     "AsyncLLM": "async_llm",
     "LLM": "offline",
+    "LoRARequest": "lora",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
 }

@@ -31,13 +31,18 @@ def reference(
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(model, Path(folder), values)
         hf = line.from_pretrained(folder, dtype=torch.float32).eval()
-    ids = torch.tensor([token_ids(model)])
+    return logprobs_and_greedy(hf, token_ids(model))
+
+
+def logprobs_and_greedy(hf: Any, text: list[int]) -> dict[str, np.ndarray]:
+    """The same of a model that is loaded and a text."""
+    ids = torch.tensor([text])
     with torch.inference_mode():
-        logprobs = torch.log_softmax(hf(ids).logits[0].double(), -1)
+        logprobs = torch.log_softmax(hf(input_ids=ids).logits[0].double(), -1)
         best = logprobs.topk(TOP)
         greedy = []
         for _ in range(GREEDY):
-            greedy.append(int(hf(ids).logits[0, -1].argmax()))
+            greedy.append(int(hf(input_ids=ids).logits[0, -1].argmax()))
             ids = torch.cat([ids, torch.tensor([[greedy[-1]]])], 1)
     return {
         "top_ids": best.indices.numpy().astype(np.uint16),

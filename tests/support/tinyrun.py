@@ -12,6 +12,7 @@ import numpy as np
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
+from pegainfer.contract.adapter import NO_ADAPTER, AdapterRunner
 from pegainfer.contract.errors import PegaError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.request import SamplingParams, pack_tokens
@@ -47,15 +48,22 @@ class Comparison:
 
 
 def compare(
-    path: Path, ids: list[int], golden: Mapping[str, Array], name: str, backend: str, isa: str | None
+    path: Path,
+    ids: list[int],
+    golden: Mapping[str, Array],
+    name: str,
+    backend: str,
+    isa: str | None,
+    adapter: Path | None = None,
 ) -> Comparison:
     """A model's file or folder run over its fixed text in one step, then greedily.
 
     Args:
         golden: values that tests/golden/teacher.py wrote, this model's under `name`.
+        adapter: folder of a LoRA adapter that the text is run with.
     """
     wanted = golden[f"{name}.greedy"].tolist()
-    entries, greedy = forced(path, ids, name, len(wanted), backend=backend, isa=isa)
+    entries, greedy = forced(path, ids, name, len(wanted), backend=backend, isa=isa, adapter=adapter)
     best = zip(entries, golden[f"{name}.top_ids"].tolist(), golden[f"{name}.top_logprobs"], strict=True)
     errors = [[dict(entry.top)[i] for i in top] - logprobs for entry, top, logprobs in best]
     return Comparison(greedy, wanted, np.abs(errors))
@@ -69,20 +77,32 @@ def forced(
     *,
     activation: str = "f32",
     kv_dtype: str = "f32",
+    adapter: Path | None = None,
     **engine: Any,
 ) -> tuple[list[TokenLogprob], list[int]]:
     """A text in one step, then `follow` greedy tokens: what follows each of the text's tokens, and those ids.
 
     Args:
+        adapter: folder of a LoRA adapter that the text is run with.
         engine: other fields of EngineConfig.
     """
+    if adapter is not None:
+        engine |= {"enable_lora": True, "max_loras": 2}
     config = EngineConfig(activation=activation, kv_dtype=kv_dtype, kv_cache_memory=1 << 22, **engine)
     scheduler = SchedulerConfig(max_slots=2, max_prefill_tokens=len(ids))
     runner = build_engine(path, name, config, scheduler).runner
     try:
         steps = itertools.count(1)
         params = SamplingParams(temperature=0.0, prompt_logprobs=20, logprobs=20)
-        new = NewSlot(slot=1, seq=1, tokens=pack_tokens(ids), num_prompt=len(ids), sampling=params, seed=0)
+        index = NO_ADAPTER
+        if adapter is not None:
+            assert isinstance(runner, AdapterRunner)
+            index = 1
+            runner.install_adapter(index, runner.read_adapter(name, str(adapter))[1])
+        new = NewSlot(
+            slot=1, seq=1, tokens=pack_tokens(ids), num_prompt=len(ids), sampling=params, seed=0,
+            adapter=index,
+        )  # fmt: skip
         blocks = tuple(
             SlotBlocks(1, g, (1,) if isinstance(group, StateGroup) else tuple(range(15, -1, -1)))
             for g, group in enumerate(runner.info.kv.groups)

@@ -75,6 +75,9 @@ class EngineConfig:
             "together; so far the null device's."
         },
     )
+    enable_lora: bool = field(default=False, metadata={"help": "Serve LoRA adapters."})
+    max_loras: int = field(default=8, metadata={"help": "Adapters that may be loaded at once."})
+    max_lora_rank: int = field(default=16, metadata={"help": "Greatest rank of an adapter."})
     device_ordinal: int = field(default=0, metadata={"help": "Which GPU."})
     gpu_memory_utilization: float = field(
         default=0.9, metadata={"help": "Share of the GPU's memory that this process may take."}
@@ -111,6 +114,8 @@ class EngineConfig:
             "kv_cache_memory": 1,
             "tensor_parallel_size": 1,
             "data_parallel_size": 1,
+            "max_loras": 1,
+            "max_lora_rank": 1,
         }
         for name, least in least_of.items():
             value = getattr(self, name)
@@ -155,6 +160,11 @@ class EngineConfig:
             raise ConfigError(
                 "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,
                 where="kv_cache_dtype",
+            )  # fmt: skip
+        if cuda and self.enable_lora:
+            raise ConfigError(
+                "the GPU serves no LoRA adapters yet", expected="cpu or reference", got="cuda",
+                where="enable_lora",
             )  # fmt: skip
         if not cuda and self.kv_dtype == "bf16":
             raise ConfigError("only a GPU keeps keys and values as bf16", expected="f32 or f16", got="bf16")

@@ -79,7 +79,13 @@ class Request:
     """A prompt and its continuations. Mutated by `take`."""
 
     def __init__(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, tokenizer: Tokenizer
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        tokenizer: Tokenizer,
+        adapter: str | None = None,
     ) -> None:
         """Raises RequestError where the parameters cannot be encoded."""
         if not isinstance(params, SamplingParams):
@@ -90,6 +96,7 @@ class Request:
         self._prompt = prompt
         self._params = params
         self._priority = priority
+        self._adapter = adapter
         self._tokenizer = tokenizer
         self._engine_params = params.to_engine(
             lambda text: tokenizer.encode(text, add_special_tokens=False),
@@ -118,6 +125,7 @@ class Request:
             sampling=self._engine_params,
             n=self._params.n,
             eos_token_ids=self._tokenizer.eos_token_ids,
+            adapter=self._adapter,
             priority=self._priority,
         )
 

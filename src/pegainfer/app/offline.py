@@ -7,6 +7,7 @@ import queue
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -16,6 +17,7 @@ from pegainfer.app.chats import Message, Rendering, as_chats
 from pegainfer.app.continuation import Request
 from pegainfer.app.embedding import EmbeddingRequest, EmbeddingRequestOutput
 from pegainfer.app.llm_options import OFFLINE, read_options
+from pegainfer.app.lora import LoRARequest, load_missing, wait
 from pegainfer.app.outputs import RequestOutput
 from pegainfer.app.prompts import Prompt, PromptType, as_list, encode_prompt
 from pegainfer.app.sampling_params import SamplingParams
@@ -107,6 +109,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt; results come in the prompts' order.
 
@@ -115,12 +118,13 @@ class LLM:
             sampling_params: one for all, or one a prompt; None: get_default_sampling_params().
             use_tqdm: shows a progress bar where standard error is a terminal.
             priority: one a prompt, lower runs first.
+            lora_request: one for all, or one a prompt; None: the model itself. Needs enable_lora.
 
         Raises RequestError that names the prompt at fault; the others are then cancelled.
         """
         tokenizer = self._text.tokenizer
         encoded = [_numbered(i, encode_prompt, p, tokenizer) for i, p in enumerate(as_list(prompts))]
-        return self._run(encoded, sampling_params, use_tqdm, priority)
+        return self._run(encoded, sampling_params, use_tqdm, priority, lora_request)
 
     def chat(
         self,
@@ -133,6 +137,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, a list of {'role', 'content'}, or each of a list of conversations.
 
@@ -158,7 +163,11 @@ class LLM:
             return encode_prompt(rendering.text(chat), self._text.tokenizer, add_special_tokens=False)
 
         encoded = [_numbered(i, encode, chat) for i, chat in enumerate(as_chats(messages))]
-        return self._run(encoded, sampling_params, use_tqdm, None)
+        return self._run(encoded, sampling_params, use_tqdm, None, lora_request)
+
+    def unload_lora(self, name: str) -> None:
+        """Forgets an adapter. Raises RequestError for one that is not loaded."""
+        wait(partial(self._engine.unload_adapter, name))
 
     def embed(
         self,
@@ -214,13 +223,19 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         show: bool,
         priority: Sequence[int] | None,
+        lora: LoRARequest | Sequence[LoRARequest | None] | None,
     ) -> list[RequestOutput]:
         sampling = self.get_default_sampling_params() if sampling is None else sampling
         params = _spread("sampling_params", sampling, len(prompts))
         priorities = _spread("priority", 0 if priority is None else priority, len(prompts))
+        adapters = _spread("lora_request", lora, len(prompts))
+        load_missing(self._engine, adapters)
         requests = []
-        for i, (prompt, p, rank) in enumerate(zip(prompts, params, priorities, strict=True)):
-            requests.append(_numbered(i, Request, self._next_id(), prompt, p, rank, self._text.tokenizer))
+        for i, (prompt, p, rank, a) in enumerate(zip(prompts, params, priorities, adapters, strict=True)):
+            name = None if a is None else a.lora_name
+            requests.append(
+                _numbered(i, Request, self._next_id(), prompt, p, rank, self._text.tokenizer, name)
+            )
         self._finish(requests, show)
         return [r.output() for r in requests]
 

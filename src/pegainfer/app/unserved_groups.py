@@ -22,7 +22,7 @@ ONE_GPU = "one process computes on one GPU so far"
 ALWAYS = "this is always on; leave it out"
 NO_CODE = "no code is loaded into the server"
 NO_IMAGES = "images and audio are not served yet"
-NO_LORA = "LoRA adapters are not served yet"
+NO_LORA = "use --enable-lora and --lora-modules NAME=FOLDER"
 NO_DRAFT = "speculative decoding is not served yet"
 REQUEST = "requests say this, each for itself; --override-generation-config sets the server's defaults"
 LOG = "warnings and errors are logged; --access-log FILE has a line for every request"
@@ -81,9 +81,9 @@ _GROUPS: tuple[tuple[Unserved, str], ...] = (
     (switch(NO_IMAGES), "disable_chunked_mm_input interleave_mm_strings skip_mm_profiling"),
     (
         Unserved(NO_LORA),
-        "lora lora_dtype lora_extra_vocab_size lora_modules lora_paths max_cpu_loras max_lora_rank max_loras",
+        "lora lora_dtype lora_extra_vocab_size lora_paths max_cpu_loras",
     ),
-    (switch(NO_LORA, OFF), "enable_lora enable_lora_bias fully_sharded_loras"),
+    (switch(NO_LORA, OFF), "enable_lora_bias fully_sharded_loras"),
     (
         Unserved(NO_DRAFT),
         "draft draft_max model_draft num_lookahead_slots speculative_algorithm speculative_config",

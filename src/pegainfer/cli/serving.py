@@ -51,6 +51,7 @@ async def _run(
 ) -> int:
     """From two processes that load to a served app, and down again. Returns the exit code."""
     text = asyncio.ensure_future(asyncio.to_thread(_timed_text_side, target))
+    from pegainfer.frontend.adapter_calls import load_modules
     from pegainfer.frontend.http.app import create_app
     from pegainfer.frontend.http.server import preload, run_server
     from pegainfer.frontend.supervised import SupervisedEngine
@@ -61,6 +62,7 @@ async def _run(
     app = create_app(
         engine, side.tokenizer, side.template, http, generation=side.generation, observers=observers
     )
+    await load_modules(engine, http.lora_modules, app.front.names)
     watching = asyncio.ensure_future(supervisor.keep_alive(engine))
     info = client.info
     lines = _startup_lines(info, text_seconds)

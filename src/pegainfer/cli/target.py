@@ -77,12 +77,13 @@ class ModelFlags:
     )
 
 
+LORA_FLAGS = ("--enable-lora", "--max-loras", "--max-lora-rank")
 KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
 # Only the null device has more than one rank. Everywhere else 1 is accepted, and check_backend refuses more.
 RANK_FLAGS = ("--tensor-parallel-size", "--data-parallel-size")
 # Flags of EngineConfig that a device obeys.
 APPLIES: dict[str, tuple[str, ...]] = {
-    "cpu": (*KV_FLAGS, *RANK_FLAGS, "--threads", "--isa", "--activation-dtype"),
+    "cpu": (*KV_FLAGS, *LORA_FLAGS, *RANK_FLAGS, "--threads", "--isa", "--activation-dtype"),
     "cuda": (
         *KV_FLAGS,
         *RANK_FLAGS,
@@ -92,8 +93,8 @@ APPLIES: dict[str, tuple[str, ...]] = {
         "--load-format",
         "--activation-dtype",
     ),
-    "reference": (*KV_FLAGS, *RANK_FLAGS),
-    "null": ("--max-model-len", *RANK_FLAGS),
+    "reference": (*KV_FLAGS, *LORA_FLAGS, *RANK_FLAGS),
+    "null": ("--max-model-len", *LORA_FLAGS, *RANK_FLAGS),
 }
 
 

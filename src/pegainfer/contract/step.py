@@ -70,6 +70,7 @@ class RunnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     supports_pooling: bool = False  # of hidden states, see SamplingParams.pooling
     tiers: tuple[Tier, ...] = ()  # below the device, the fastest first; evicted blocks move down one by one
     max_adapters: int = 0  # adapters loaded at once; above 0 the runner is an AdapterRunner
+    max_adapter_rank: int = 0  # the greatest rank of an adapter's matrices
     data_ranks: int = 1  # data-parallel ranks, each with pools of its own
 
     def rank_of(self, slot: int) -> int:

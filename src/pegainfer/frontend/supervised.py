@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from functools import partial
+
 from pegainfer.contract.adapter import AdapterInfo
-from pegainfer.contract.errors import EngineDeadError
+from pegainfer.contract.errors import EngineDeadError, PegaError
 from pegainfer.contract.event import EngineStats
 from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.frontend.engine_client import EngineClient
+
+log = logging.getLogger(__name__)
 
 
 class SupervisedEngine:
@@ -19,11 +24,14 @@ class SupervisedEngine:
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
+        self._loaded: dict[str, str] = {}  # folders of the adapters that the engine is to have, by name
         self.draining = False
 
     def replace(self, client: EngineClient) -> None:
-        """Another engine takes over."""
+        """Another engine takes over. It loads the adapters that the one before had."""
         self._client = client
+        for name, path in tuple(self._loaded.items()):
+            client.load_adapter(name, path, partial(self._reloaded, name))
         if self.draining:
             client.drain()
 
@@ -43,11 +51,25 @@ class SupervisedEngine:
         self._client.cancel(request_id, index)
 
     def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
-        """A new engine after a failure has no adapters until they are loaded again."""
-        self._client.load_adapter(name, path, done)
+        def ended(error: PegaError | None) -> None:
+            if error is None:
+                self._loaded[name] = path
+            done(error)
+
+        self._client.load_adapter(name, path, ended)
 
     def unload_adapter(self, name: str, done: DoneSink) -> None:
-        self._client.unload_adapter(name, done)
+        def ended(error: PegaError | None) -> None:
+            if error is None:
+                self._loaded.pop(name, None)
+            done(error)
+
+        self._client.unload_adapter(name, ended)
+
+    def _reloaded(self, name: str, error: PegaError | None) -> None:
+        if error is not None and not isinstance(error, EngineDeadError):
+            log.error("adapter %s could not be loaded into the new engine: %s", name, error)
+            self._loaded.pop(name, None)
 
     def adapters(self) -> tuple[AdapterInfo, ...]:
         return self._client.adapters()

@@ -206,6 +206,8 @@ def step_inputs(family: Family, shape: StepShape, pages: Pages, iteration: int) 
         ("N", "S"): lambda: pages.slots(shape, iteration),
         ("Z",): lambda: i32(np.arange(rows)),
         ("T",): lambda: i32(np.arange(rows) * count + count - 1),
+        # Rows take the adapters in turn.
+        ("A",): lambda: i32(np.repeat(np.arange(rows) % family.axes["A"], count)),
     }
     makers: dict[str, Callable[[], Array]] = {
         o.name: indices[o.into] for o in family.spec.operands if o.into in indices

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.errors import InvariantError, UnsupportedError
 from pegainfer.contract.step import RunnerInfo, StepPlan
 from pegainfer.ops.program import Program
 from pegainfer.runner.buckets import Buckets
@@ -51,6 +51,8 @@ class CudaRunner:
 
     def __init__(self, info: RunnerInfo, parts: Parts, max_logprobs: int) -> None:
         """`max_logprobs`: most alternatives a token, as the programs were recorded with."""
+        if info.max_adapters:
+            raise UnsupportedError("the GPU serves no adapters yet", remedy="leave out --enable-lora")
         self._info = info
         self._parts = parts
         self._stream = parts.stream

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from pegainfer.contract.adapter import AdapterInfo
+from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
 from pegainfer.kv.device.layout import GroupLayout
@@ -31,6 +33,7 @@ from pegainfer.kv.device.pool import HostPools
 from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.program import Program
 from pegainfer.ops.tensor import Kind
+from pegainfer.runner.adapters import HostAdapters, Laid
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.program import largest_step
 from pegainfer.runner.sampling import (
@@ -74,7 +77,7 @@ class _Step:
 
 
 class HostRunner:
-    """Implements contract.step.Runner.
+    """Implements contract.step.Runner and AdapterRunner.
 
     `forward` and `sample` only queue their work; the worker applies deltas, computes and draws in the order
     of the calls, so that a row that follows an uncommitted one finds its token in the history. A step is
@@ -89,6 +92,7 @@ class HostRunner:
         programs: Programs,
         staging: Staging,
         backend: Backend,
+        adapters: HostAdapters | None = None,
     ) -> None:
         """Takes over all of them; `backend` is closed with the runner."""
         self._info = info
@@ -97,6 +101,7 @@ class HostRunner:
         self._kv = pools
         self._programs = programs
         self._staging = staging
+        self._adapters = adapters
         self._sampler_calls = SamplerCalls(slots)
         self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
         self._pools = Pools()
@@ -111,6 +116,7 @@ class HostRunner:
         backend: Backend,
         *,
         max_logprobs: int,
+        adapters: HostAdapters | None = None,
     ) -> HostRunner:
         """A runner with memory for all KV groups; `backend` holds the programs' constants.
 
@@ -118,16 +124,17 @@ class HostRunner:
             programs: by the fields of Programs.
             groups: those that `info` and the forward program were made from.
             max_logprobs: as the programs were made for.
+            adapters: made from the forward program, where `info` has adapters.
 
         Raises ConfigError where memory for the KV cache cannot be had.
         """
         slots = Slots(info, max_logprobs)
         pools = HostPools(groups, info.num_blocks)
-        states = {**pools.states, "history": slots.history}
+        states = {**pools.states, "history": slots.history, **(adapters.states if adapters else {})}
         largest = largest_step(info)
         ready = {name: backend.prepare(program, states, largest) for name, program in programs.items()}
         inputs = {t.name for t in programs["forward"].tensors(Kind.INPUT)}
-        return cls(info, slots, pools, Programs(**ready), Staging(slots, info, inputs), backend)
+        return cls(info, slots, pools, Programs(**ready), Staging(slots, info, inputs), backend, adapters)
 
     @property
     def info(self) -> RunnerInfo:
@@ -138,6 +145,22 @@ class HostRunner:
 
     def sample(self, handle: Task[_Step], masks: dict[int, bytes] | None = None) -> Task[StepResult]:
         return self._worker.submit(partial(self._sample, handle, masks or {}))
+
+    # Adapters; see AdapterRunner
+
+    def read_adapter(self, name: str, path: str) -> tuple[AdapterInfo, Mapping[str, Laid]]:
+        return self._held_adapters().read(name, path)
+
+    def install_adapter(self, index: int, adapter: Mapping[str, Laid]) -> None:
+        self._held_adapters().install(index, adapter)
+
+    def remove_adapter(self, index: int) -> None:
+        self._held_adapters().remove(index)
+
+    def _held_adapters(self) -> HostAdapters:
+        if self._adapters is None:
+            raise InvariantError("adapters are used in a runner that was built without")
+        return self._adapters
 
     def close(self) -> None:
         """Returns when every queued step has ended."""

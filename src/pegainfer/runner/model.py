@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
 from pegainfer.kv.device.layout import GroupLayout
+from pegainfer.ops.adapters import AdaptedWeight, AdapterBounds, adapted
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
 from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
+from pegainfer.runner.adapters import HostAdapters
 from pegainfer.runner.host import HostRunner
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.weights.weight import Weight
@@ -33,6 +36,7 @@ class LineModel:
     Args:
         max_position_embeddings: tokens that can be served.
         weights: every weight by the forward's name.
+        adapted: the weights that LoRA adapters may add to; empty: the line serves none.
         tables: makes each constant that depends on the served length, by name, from the number of positions.
         groups: makes the line's KV groups from the tokens of a page block and the formats of a step.
         forward: records the line's forward pass.
@@ -49,6 +53,7 @@ class LineModel:
     head: Callable[[Formatted, str], Head]
     tables: Mapping[str, Callable[[int], Weight]] = field(default_factory=dict)
     make_policy: Callable[[RunnerInfo, Any], StepPolicy] | None = None
+    adapted: tuple[AdaptedWeight, ...] = ()
 
     def weight_bytes(self, num_positions: int) -> int:
         """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32."""
@@ -69,13 +74,24 @@ class LineModel:
         Args:
             groups: as `groups` made them; `info` has their KVSpec.
             steps: storage formats of what a step computes and keeps.
+
+        Raises UnsupportedError where adapters are asked for and the line serves none.
         """
         formats = {name: w.dtype for name, w in self.weights.items()}
         head = self.head(formats, steps.residual)
+        forward = self.forward(formats, Sizes.of(info, groups), steps).on_one_rank()
+        scores = prompt_logprobs(head, max_logprobs)
+        if info.max_adapters:
+            if not self.adapted:
+                raise UnsupportedError(
+                    "this model line serves no LoRA adapters", remedy="leave out --enable-lora"
+                )
+            bounds = AdapterBounds(info.max_adapters, info.max_adapter_rank, steps.activation)
+            forward, scores = (adapted(p, self.adapted, bounds) for p in (forward, scores))
         return {
-            "forward": self.forward(formats, Sizes.of(info, groups), steps).on_one_rank(),
+            "forward": forward,
             "sampler": sampler(info.vocab_size, info.max_slots, info.max_model_len + 1, max_logprobs),
-            "prompt_logprobs": prompt_logprobs(head, max_logprobs),
+            "prompt_logprobs": scores,
             "hidden_states": hidden_states(head),
         }
 
@@ -94,7 +110,8 @@ class LineModel:
         """
         max_logprobs = min(max_logprobs, info.vocab_size)
         programs = self.programs(info, groups, steps, max_logprobs)
-        return HostRunner.build(programs, info, groups, backend, max_logprobs=max_logprobs)
+        adapters = HostAdapters(programs["forward"], self.adapted, info) if info.max_adapters else None
+        return HostRunner.build(programs, info, groups, backend, max_logprobs=max_logprobs, adapters=adapters)
 
     def build_cuda(
         self,

@@ -132,6 +132,8 @@ def prompt_parts(state: Slots, rows: StagedRows, largest: int) -> Iterator[Promp
                 "targets": part,
                 "top_lens": np.full(len(part), asked[row], np.int32),
             }
+            if state.max_adapters:
+                inputs["logit_adapters"] = np.full(len(part), state.adapters[slot], np.int32)
             yield PromptPart(row, part, Call(inputs, {"T": rows.env["T"], "L": len(part)}))
 
 

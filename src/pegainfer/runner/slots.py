@@ -26,15 +26,15 @@ def table_widths(kv: KVSpec, max_model_len: int) -> list[int]:
 class Slots:
     """What plans refer to by slot number. Mutated by `apply` and `advance`; not thread-safe.
 
-    Z slots, X history's width; history: [Z, X] int32; known, num_prompt: [Z] int64; tables: for each group
-    [Z, W] int32, where W is 1 for a state group, whose one entry is the slot's state.
+    Z slots, X history's width; history: [Z, X] int32; known, num_prompt: [Z] int64; adapters: [Z] int32, the
+    index of each slot's adapter or -1; tables: for each group [Z, W] int32, where W is 1 for a state group,
+    whose one entry is the slot's state.
     """
 
     def __init__(self, info: RunnerInfo, max_logprobs: int) -> None:
         """Raises UnsupportedError for a part of the contract that device runners do not have yet."""
         self._refuse("rows that commit several tokens (max_commit)", info.max_commit > 1)
         self._refuse("memory tiers (tiers)", bool(info.tiers))
-        self._refuse("adapters (max_adapters)", info.max_adapters > 0)
         self._refuse("data-parallel ranks (data_ranks)", info.data_ranks > 1)
         slots, length = info.max_slots, info.max_model_len
         self.vocab_size = info.vocab_size
@@ -44,6 +44,8 @@ class Slots:
         # One more than max_model_len: the last token drawn is known but never computed.
         self.history = np.zeros((slots, length + 1), np.int32)
         self.known = np.zeros(slots, np.int64)
+        self.adapters = np.full(slots, NO_ADAPTER, np.int32)
+        self.max_adapters = info.max_adapters
         self.num_prompt = np.zeros(slots, np.int64)
         widths = table_widths(info.kv, length)
         self.tables = tuple(np.zeros((slots, width), np.int32) for width in widths)
@@ -81,7 +83,10 @@ class Slots:
             raise UnsupportedError(f"this device's runner does not support {feature}")
 
     def _enter(self, step: int, new: NewSlot) -> None:
-        self._refuse("adapters", new.adapter != NO_ADAPTER)
+        if not NO_ADAPTER <= new.adapter < self.max_adapters:
+            raise InvariantError(
+                f"step {step}: sequence {new.seq} has adapter {new.adapter} of {self.max_adapters}"
+            )
         if self._taken[new.slot]:
             raise InvariantError(f"step {step} puts sequence {new.seq} into slot {new.slot}, which is taken")
         tokens = np.frombuffer(new.tokens, "<i4")
@@ -94,6 +99,7 @@ class Slots:
         self._taken[new.slot] = True
         self.history[new.slot, : len(tokens)] = tokens
         self.known[new.slot] = len(tokens)
+        self.adapters[new.slot] = new.adapter
         self.num_prompt[new.slot] = new.num_prompt
         self.num_blocks[:, new.slot] = 0
         self.sampling.enter(new)

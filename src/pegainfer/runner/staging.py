@@ -64,7 +64,8 @@ class Staging:
     """Fills the step inputs of a forward program.
 
     token_ids, positions: [T]; query_starts, query_lens, context_lens: [R]; logit_rows: [L], the last token
-    of each sampling row. For each group of pages `<group>.places`: [T], where each token goes (block · S +
+    of each sampling row. With adapters: `adapters` [T] and `logit_adapters` [L], the adapter of each token
+    and sampling row or -1. For each group of pages `<group>.places`: [T], where each token goes (block · S +
     offset), and `<group>.block_table`: [R, W]; for each group of states `<group>.state_ids`: [R], and
     `<group>.state_saves`: [T], the state that the state after each token is also written to, or -1.
     """
@@ -77,9 +78,9 @@ class Staging:
         self._sizes = (-1, -1, -1)  # T, R and L of the views
         self._views: dict[str, Array] = {}
         self._needed: dict[str, Array] = {}  # those of the views that the program has
-        self._by_token = {n: np.zeros(tokens, np.int32) for n in ("token_ids", "positions")}
+        self._by_token = {n: np.zeros(tokens, np.int32) for n in ("token_ids", "positions", "adapters")}
         self._by_row = {n: np.zeros(rows, np.int32) for n in ("query_starts", "query_lens", "context_lens")}
-        self._logit_rows = np.zeros(rows, np.int32)
+        self._by_logit = {n: np.zeros(rows, np.int32) for n in ("logit_rows", "logit_adapters")}
         self._pages: list[tuple[Array, int, str, str]] = []  # slots' table, block size, names of inputs
         self._states: list[tuple[int, Array, str, str]] = []  # group, slots' table, names of inputs
         for g, (group, table) in enumerate(zip(info.kv.groups, slots.tables, strict=True)):
@@ -166,6 +167,9 @@ class Staging:
         context = rows.starts + rows.counts
         inputs["token_ids"][:] = self._slots.history[slot_of, positions]
         inputs["positions"][:] = positions
+        if self._slots.max_adapters:
+            inputs["adapters"][:] = self._slots.adapters[slot_of]
+            inputs["logit_adapters"][:] = self._slots.adapters[rows.slots[rows.sampling]]
         inputs["context_lens"][:] = context
         longest = int(np.maximum.reduce(context, initial=0))
         for table, block_size, places, blocks in self._pages:
@@ -194,7 +198,7 @@ class Staging:
             self._sizes = sizes
             views = {n: a[:num_tokens] for n, a in self._by_token.items()}
             views |= {n: a[:num_rows] for n, a in self._by_row.items()}
-            views["logit_rows"] = self._logit_rows[:num_sampling]
+            views |= {n: a[:num_sampling] for n, a in self._by_logit.items()}
             if rows.decode:
                 views["query_starts"][:] = np.arange(num_rows)
                 views["query_lens"][:] = 1

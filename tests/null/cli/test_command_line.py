@@ -139,7 +139,7 @@ def test_flags_that_state_what_holds_here_are_taken(argv: str) -> None:
         ("-c 4096", "-c 4096 is not served here; remedy: use --max-model-len"),
         ("-ngl 99", "-ngl 99 is not served here; remedy: --device cuda"),
         ("--top-k 5", "remedy: requests say this, each for itself; --override-generation-config"),
-        ("--lora-modules a=b", "remedy: LoRA adapters are not served yet"),
+        ("--lora-paths a=b", "remedy: use --enable-lora and --lora-modules"),
         ("--quantization awq", "remedy: the formats are those of the model's file"),
         ("--allowed_origins ['*']", "remedy: use --allowed-origin"),
         (

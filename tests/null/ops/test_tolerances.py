@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse
+import pegainfer.ops.lora
 import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.ops.check import Trial, check_case, suitable_cases
@@ -82,6 +83,22 @@ def gate_up(a: dict[str, Array], eps: float) -> Array:
     return gate * sigmoid(gate) * up
 
 
+def of_adapters(stack: Array, a: dict[str, Array], axis: int) -> Array:
+    """Each token's own matrix; zeros where it has none and past its rank, which lies on axis 1 or 2."""
+    channels = np.arange(stack.shape[axis])
+    kept = (channels < a["ranks"][a["adapters"], None]) & (a["adapters"] >= 0)[:, None]
+    return np.where(np.expand_dims(kept, 3 - axis), stack[a["adapters"]], F32(0))
+
+
+def shrink(a: dict[str, Array]) -> None:
+    np.copyto(a["out"], np.einsum("tk,txk->tx", a["a"], of_adapters(a["down"], a, 1)))
+
+
+def expand(a: dict[str, Array]) -> None:
+    delta = np.einsum("tx,txn->tn", a["h"], of_adapters(a["up"], a, 1))
+    np.copyto(a["x"], a["x"] + delta)
+
+
 # op -> the same in float32, as a straightforward kernel would do it; writes its outputs
 PLAIN: dict[str, Callable[..., None]] = {
     "rms_norm": lambda a, eps: np.copyto(a["out"], rms_norm(a["x"], a["weight"], eps)),
@@ -97,6 +114,11 @@ PLAIN: dict[str, Callable[..., None]] = {
     "rope": lambda a: np.copyto(a["x"], rope(a["x"], a["positions"], a["cos_sin"])),
     "embedding": lambda a: np.copyto(a["out"], a["table"][a["ids"]]),
     "gather_rows": lambda a: np.copyto(a["out"], a["x"][a["rows"]]),
+    "lora_shrink": shrink,
+    "lora_lookup": lambda a: np.copyto(
+        a["out"], of_adapters(a["table"], a, 2)[np.arange(len(a["ids"])), a["ids"]]
+    ),
+    "lora_expand": expand,
     "linear": lambda a: np.copyto(a["out"], a["a"] @ a["w"].T),
     "reduce_residual": lambda a: np.copyto(a["x"], a["x"] + a["partial"]),
     "linear_residual": lambda a: np.copyto(a["x"], a["x"] + a["a"] @ a["w"].T),
@@ -163,6 +185,7 @@ SPOILT = {
     "causal_conv_silu": "taps", "gated_delta_rule": "qkv", "gated_delta": "out_norm",
     "reduce_residual": "partial",
     "expert_gate_up": "w_up", "expert_down": "w_down", "moe": "w_up",
+    "lora_shrink": "down", "lora_lookup": "table", "lora_expand": "up",
 }  # fmt: skip
 
 

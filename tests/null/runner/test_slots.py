@@ -292,7 +292,6 @@ def test_a_plan_asks_for_nothing_that_the_runner_lacks(feature: str, parts: dict
     [
         ("max_commit", {"max_commit": 2}),
         ("tiers", {"tiers": (Tier(kind="host", num_blocks=(8,)),)}),
-        ("max_adapters", {"max_adapters": 1}),
         ("data_ranks", {"data_ranks": 2}),
     ],
 )

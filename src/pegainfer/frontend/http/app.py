@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.contract.observation import Observer
 from pegainfer.frontend.chat_template import ChatTemplate
-from pegainfer.frontend.http import chat, completions, embeddings, page, service, text_routes
+from pegainfer.frontend.http import adapters, chat, completions, embeddings, page, service, text_routes
 from pegainfer.frontend.http.anthropic import routes as anthropic_routes
 from pegainfer.frontend.http.api_docs import routes as api_docs
 from pegainfer.frontend.http.auth import OPEN_PATHS, KeyAuth
@@ -54,6 +54,8 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/models", service.models),
     ("GET", "/v1/models/{name:path}", service.model),
     ("POST", "/v1/abort", service.abort),
+    ("POST", "/v1/load_lora_adapter", adapters.load),
+    ("POST", "/v1/unload_lora_adapter", adapters.unload),
     ("POST", "/tokenize", text_routes.tokenize),
     ("GET", "/tokenizer_info", text_routes.tokenizer_info),
     ("POST", "/detokenize", text_routes.detokenize),
@@ -63,12 +65,6 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/", page.page),
     ("GET", "/dashboard", page.page),
     ("GET", "/static/{name:path}", page.page),
-)
-
-# Routes that users of such servers look for: path (or what it starts with) → why it is not there.
-_ABSENT: tuple[tuple[str, int, str], ...] = (
-    ("/v1/load_lora_adapter", 404, "LoRA adapters are not supported yet"),
-    ("/v1/unload_lora_adapter", 404, "LoRA adapters are not supported yet"),
 )
 
 
@@ -206,16 +202,9 @@ async def _no_route(request: Request, exc: Exception) -> Response:
         allow = (exc.headers or {}).get("Allow", "")
         error = ApiError(405, f"{path}: expected {allow}, got {request.method}", allow=allow)
     else:
-        error = _absent(path)
+        error = ApiError(404, f"{path}: no such route{_meant(path)}", code="no_route")
     note_error(error.message)
     return Response(encode(error.body_at(path)), error.status, dict(error_headers(error)), "application/json")
-
-
-def _absent(path: str) -> ApiError:
-    for start, status, why in _ABSENT:
-        if path == start or path.startswith(start + "/"):
-            return ApiError(status, f"{path}: {why}", code="unsupported")
-    return ApiError(404, f"{path}: no such route{_meant(path)}", code="no_route")
 
 
 def _meant(path: str) -> str:

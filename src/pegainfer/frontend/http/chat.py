@@ -124,7 +124,7 @@ class ChatAnswer:
         self._id = "chatcmpl-" + generation.id
         self._object = "chat.completion.chunk" if streamed else "chat.completion"
         self._created = int(time.time())
-        self._model = front.names[0]
+        self._model = front.answered_name(generation.adapter)
         self._replies = [Reply(syntax) for _ in range(generation.num_choices)]
         self._begun: set[int] = set()  # choices of which a chunk was made
 

@@ -153,7 +153,7 @@ class CompletionAnswer:
         self._options = options
         self._id = "cmpl-" + generation.id
         self._created = int(time.time())
-        self._model = front.names[0]
+        self._model = front.answered_name(generation.adapter)
         self._n = generation.num_choices // len(generation.prompts)
         self._begun: set[int] = set()  # choices of which a chunk was made
 

@@ -48,6 +48,10 @@ class HttpConfig:
             f"${ADMIN_KEY_VARIABLE}."
         },
     )
+    lora_modules: tuple[str, ...] = _flag(
+        (), "LoRA adapters to load at the start: name=path, or JSON with name and path."
+    )
+    lora_root: str = _flag("", "Folder below which adapters may be loaded by request; none without it.")
     allowed_origin: tuple[str, ...] = _flag(
         (), "Pages of other sites that may use this server, as https://chat.example.org; * allows all."
     )
@@ -139,8 +143,11 @@ class HttpConfig:
                 got=self.metrics_prefix, where="--metrics-prefix",
             )  # fmt: skip
         # Imported here: it loads the tokenizer's library, which `--help` should not wait for.
+        from pegainfer.frontend.adapter_calls import parse_module
         from pegainfer.frontend.tools.styles import choose_reasoning, choose_style
 
+        for text in self.lora_modules:
+            parse_module(text)
         choose_style(self.tool_call_parser, None)
         choose_reasoning(self.reasoning_parser, None)
         self._check_limits()

@@ -77,7 +77,7 @@ async def embeddings(front: Front, scope: Scope, receive: Receive, send: Send) -
 
 def _plain(r: EmbeddingRequest) -> GenerateFields:
     """The fields that it shares with other routes, as these have them."""
-    names = ("truncate_prompt_tokens", "user", "priority", "cache_salt", "request_id", "timeout")
+    names = ("model", "truncate_prompt_tokens", "user", "priority", "cache_salt", "request_id", "timeout")
     return GenerateFields(**{name: getattr(r, name) for name in names})
 
 
@@ -100,7 +100,7 @@ class EmbeddingAnswer:
     """Implements flow.Body."""
 
     def __init__(self, front: Front, generation: Generation, r: EmbeddingRequest) -> None:
-        self._model = front.names[0]
+        self._model = front.answered_name(generation.adapter)
         self._generation = generation
         self._normalize = r.normalize is not False
         self._base64 = r.encoding_format == "base64"

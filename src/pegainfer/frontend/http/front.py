@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import RequestError
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.frontend.block_hashes import BlockHashes
@@ -124,11 +125,19 @@ class Front:
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not served. None means the one that is."""
-        if name is not None and name not in self.names:
-            known = ", ".join(self.names)
+        if name is not None and name not in self.names and self.adapter(name) is None:
+            known = ", ".join([*self.names, *(a.name for a in self.engine.adapters())])
             raise ApiError(
                 404, f"model: expected {known}, got {name!r}", param="model", code="model_not_found"
             )
+
+    def adapter(self, name: str | None) -> AdapterInfo | None:
+        """The adapter that a request names as its model; None for the model itself."""
+        return next((a for a in self.engine.adapters() if a.name == name), None)
+
+    def answered_name(self, adapter: str | None) -> str:
+        """The model's name in an answer."""
+        return self.names[0] if adapter is None else adapter
 
     def check_counted(self, param: str, text: str) -> None:
         """Bounds a text that is tokenised however many tokens it has: that takes 80 to 300 bytes a character.

@@ -95,6 +95,7 @@ class Generation:
         self._thread = threading.get_ident()
         self._events: list[tuple[Prompt, TokenEvent]] = []
         self._waiter: asyncio.Future[None] | None = None
+        self.adapter = prompts[0].request.adapter  # the same for all of them
         self.num_choices = sum(len(p.choices) for p in prompts)
         self._open = self.num_choices  # choices without a finish
         self.gone = False  # the client hung up

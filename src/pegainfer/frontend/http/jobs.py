@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.request import (
     INT32_MAX,
     GenerateRequest,
@@ -52,6 +53,7 @@ class Common:
     cache_salt: str
     priority: int
     tenant: str  # whose request it is
+    adapter: AdapterInfo | None  # that the request names as its model
     grammar: GrammarSpec | None = None  # that every continuation obeys
     shown_ids: frozenset[int] = frozenset()  # special tokens that the answer's parsers must see
 
@@ -80,6 +82,7 @@ def common(request: GenerateFields, front: Front, arrival: float) -> Common:
         cache_salt=f"{sender}:{salt}" if sender and config.cache_salt_per_key else salt,
         priority=count("priority", request.priority, 0, -INT32_MAX, INT32_MAX),
         tenant=sender,
+        adapter=front.adapter(request.model),
     )
 
 
@@ -201,7 +204,8 @@ def build_prompt(
     """
     info = front.engine.info
     packed = pack_tokens(ids)
-    root = root_hash(None, shared.cache_salt)
+    adapter = shared.adapter
+    root = root_hash(None if adapter is None else adapter.digest, shared.cache_salt)
     engine_request = GenerateRequest(
         # Others may choose the same id, and the same client may before the engine has ended what it left.
         id=f"{shared.id} {next(front.serial)}",
@@ -212,6 +216,8 @@ def build_prompt(
         block_hashes=front.block_hashes.of(packed, info.block_size, root),
         block_size=info.block_size,
         grammar=shared.grammar,
+        adapter=None if adapter is None else adapter.name,
+        adapter_digest=b"" if adapter is None else adapter.digest,
         cache_salt=shared.cache_salt,
         priority=shared.priority,
         tenant=shared.tenant,

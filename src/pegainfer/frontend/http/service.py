@@ -28,7 +28,8 @@ class Model(msgspec.Struct, kw_only=True):
     object: str = "model"
     created: int  # seconds of the wall clock, when the server started
     owned_by: str = "pegainfer"
-    root: str  # the model's own name
+    root: str  # the model's own name; of an adapter its folder
+    parent: str | msgspec.UnsetType = msgspec.UNSET  # of an adapter: the model that it adapts
     max_model_len: int
     type: str = "model"
     display_name: str
@@ -102,7 +103,8 @@ async def metrics(front: Front, scope: Scope, receive: Receive, send: Send) -> N
 
 
 async def models(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    listed = [_model(front, name) for name in front.names]
+    names = [*front.names, *(a.name for a in front.engine.adapters())]
+    listed = [_model(front, name) for name in names]
     await send_json(send, ModelList(data=listed, first_id=listed[0].id, last_id=listed[-1].id))
 
 
@@ -113,12 +115,13 @@ async def model(front: Front, scope: Scope, receive: Receive, send: Send) -> Non
 
 
 def _model(front: Front, name: str) -> Model:
-    info = front.engine.info
+    info, adapter = front.engine.info, front.adapter(name)
     at = datetime.datetime.fromtimestamp(front.created, datetime.UTC)
     return Model(
         id=name,
         created=front.created,
-        root=info.model,
+        root=info.model if adapter is None else adapter.path,
+        parent=msgspec.UNSET if adapter is None else front.names[0],
         max_model_len=info.max_model_len,
         display_name=name,
         created_at=at.isoformat().replace("+00:00", "Z"),

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 import pegainfer.ops.coarse
+import pegainfer.ops.lora
 import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  (they declare their ops)
 from pegainfer.ops.spec import REGISTRY, Operand, OpSpec, Role
@@ -39,6 +40,9 @@ OPCODES = (
     "expert_gate_up",
     "expert_down",
     "reduce_residual",
+    "lora_shrink",
+    "lora_lookup",
+    "lora_expand",
 )
 C_TYPES = {"i32": "int32_t", "u32": "uint32_t", "u64": "uint64_t"}
 

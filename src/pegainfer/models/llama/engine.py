@@ -9,6 +9,7 @@ from typing import Any
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.forward import forward, groups, head
 from pegainfer.models.llama.weights import TABLE, LlamaWeights, load_gguf, load_safetensors
+from pegainfer.ops.adapters import adapted_weights
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUF
@@ -41,4 +42,5 @@ def model(weights: LlamaWeights) -> LineModel:
         groups=partial(groups, c),
         forward=partial(forward, c),
         head=partial(head, c),
+        adapted=adapted_weights(TABLE, c),
     )

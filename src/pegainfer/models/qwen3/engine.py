@@ -9,6 +9,7 @@ from typing import Any
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups, head
 from pegainfer.models.qwen3.weights import TABLE, Qwen3Weights, load_gguf, load_safetensors
+from pegainfer.ops.adapters import adapted_weights
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUF
@@ -41,4 +42,5 @@ def model(weights: Qwen3Weights) -> LineModel:
         groups=partial(groups, c),
         forward=partial(forward, c),
         head=partial(head, c),
+        adapted=adapted_weights(TABLE, c),
     )

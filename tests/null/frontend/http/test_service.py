@@ -177,8 +177,6 @@ def test_abort_by_id(prefix: str) -> None:
 
 
 ABSENT = {
-    "/v1/load_lora_adapter": 404,
-    "/v1/unload_lora_adapter": 404,
     "/no/such/route": 404,
     "/v1/completions/x/": 404,
     "/%2e%2e/etc": 404,

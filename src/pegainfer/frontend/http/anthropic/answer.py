@@ -69,7 +69,7 @@ class MessageAnswer:
         self._max_tokens = max_tokens
         self._hide = hide_thoughts
         self._id = "msg_" + generation.id
-        self._model = front.names[0]
+        self._model = front.answered_name(generation.adapter)
         self._started = False
 
     # ------------------------------------------------------------------ flow.Body

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pegainfer.frontend.http.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from pegainfer.frontend.http.anthropic.answer import AnthropicMessage
 from pegainfer.frontend.http.anthropic.request import CountRequest, MessagesRequest
 from pegainfer.frontend.http.anthropic.routes import VERSIONS, TokenCount
@@ -158,6 +159,16 @@ OPERATIONS = (
     Operation(
         method="GET", path="/v1/models/{name}", tag="Models", summary="One of them", answer=Model,
         parameters=(_in_path("name", "a served name; it may hold slashes"),), refusals=(404,),
+    ),
+    Operation(
+        method="POST", path="/v1/load_lora_adapter", tag="Models", summary="Load a LoRA adapter (admin key)",
+        request=LoadAdapterRequest, answer=_object(lora_name=TEXT, loaded={"const": True}),
+        refusals=(403, 404),
+    ),
+    Operation(
+        method="POST", path="/v1/unload_lora_adapter", tag="Models", summary="Unload one (admin key)",
+        request=UnloadAdapterRequest, answer=_object(lora_name=TEXT, unloaded={"const": True}),
+        refusals=(403, 404),
     ),
     Operation(
         method="POST", path="/tokenize", tag="Text", summary="Token ids of a text or a conversation",

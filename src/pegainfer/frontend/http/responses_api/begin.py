@@ -12,7 +12,7 @@ from pegainfer.frontend.http.responses_api.request import ReasoningConfig, Respo
 from pegainfer.frontend.http.responses_api.response import Response
 
 
-def begun(front: Front, r: ResponsesRequest, id: str) -> Response:
+def begun(front: Front, r: ResponsesRequest, id: str, adapter: str | None = None) -> Response:
     """The response to a checked request, before anything of it is generated."""
     defaults = front.chat_defaults
     reasoning = r.reasoning or ReasoningConfig()
@@ -24,7 +24,7 @@ def begun(front: Front, r: ResponsesRequest, id: str) -> Response:
         instructions=r.instructions,
         max_output_tokens=r.max_output_tokens,
         metadata=r.metadata or {},
-        model=front.names[0],
+        model=front.answered_name(adapter),
         output=[],
         parallel_tool_calls=r.parallel_tool_calls is not False,
         previous_response_id=r.previous_response_id,

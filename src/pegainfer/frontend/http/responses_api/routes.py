@@ -71,7 +71,7 @@ async def create(front: Front, scope: Scope, receive: Receive, send: Send) -> No
     generation = ready.generation
     if r.client_metadata:
         log.debug("request %s has client_metadata %r", generation.id, r.client_metadata)
-    response = begun(front, r, "resp_" + generation.id)
+    response = begun(front, r, "resp_" + generation.id, generation.adapter)
     answer = ResponseAnswer(
         front,
         generation,

@@ -38,6 +38,10 @@ bool plan(Exec& e, const Instr& in) {
         case kExpertGateUp:
         case kExpertDown:
             return plan_moe(e, in);
+        case kLoraShrink:
+        case kLoraLookup:
+        case kLoraExpand:
+            return plan_lora(e, in);
         default:
             return plan_rows(e, in);
     }
@@ -193,13 +197,14 @@ bool Exec::fail(const char* format, ...) {
     return false;
 }
 
-bool Exec::check_indices(const char* what, const int32_t* index, int64_t count, int64_t limit) {
+bool Exec::check_indices(const char* what, const int32_t* index, int64_t count, int64_t limit,
+                         int32_t least) {
     // Every layer reads the same positions and slots: once a step is enough.
     for (int i = 0; i < num_checked; i++)
         if (checked[i] == index) return true;
     for (int64_t i = 0; i < count; i++)
-        if (index[i] < 0 || index[i] >= limit)
-            return fail("%s[%lld]: expected 0 to %lld, got %d", what, static_cast<long long>(i),
+        if (index[i] < least || index[i] >= limit)
+            return fail("%s[%lld]: expected %d to %lld, got %d", what, static_cast<long long>(i), least,
                         static_cast<long long>(limit - 1), index[i]);
     if (num_checked < 8) checked[num_checked++] = index;
     return true;

@@ -94,8 +94,9 @@ struct Exec {
     // A cache-aligned block that lives as long as the executor.
     void* allocate(size_t bytes);
     bool fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
-    // Whether `index[0 … count)` lies in [0, limit); records what is wrong otherwise.
-    bool check_indices(const char* what, const int32_t* index, int64_t count, int64_t limit);
+    // Whether `index[0 … count)` lies in [least, limit); records what is wrong otherwise.
+    bool check_indices(const char* what, const int32_t* index, int64_t count, int64_t limit,
+                       int32_t least = 0);
     // The same for spans starts[i] … starts[i] + lens[i] of an array of `limit`.
     bool check_spans(const char* what, const int32_t* starts, const int32_t* lens, int64_t count,
                      int64_t limit);
@@ -122,6 +123,7 @@ bool plan_attention(Exec& e, const Instr& in);
 bool plan_sample(Exec& e, const Instr& in);
 bool plan_recurrent(Exec& e, const Instr& in);
 bool plan_moe(Exec& e, const Instr& in);
+bool plan_lora(Exec& e, const Instr& in);
 
 // Where a head's K or V of a page lies: kv + ((block · Y + layer) · G + head) · 2 S D elements, K first.
 struct KvView {

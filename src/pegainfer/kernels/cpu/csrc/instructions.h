@@ -34,6 +34,9 @@ enum Op : int32_t {
     kExpertGateUp = 22,
     kExpertDown = 23,
     kReduceResidual = 24,
+    kLoraShrink = 25,
+    kLoraLookup = 26,
+    kLoraExpand = 27,
     kNumOps
 };
 
@@ -67,6 +70,9 @@ constexpr Arity kArity[kNumOps] = {
     {5, 5, 0},  // expert_gate_up
     {5, 5, 0},  // expert_down
     {2, 2, 0},  // reduce_residual
+    {5, 4, 0},  // lora_shrink
+    {5, 4, 0},  // lora_lookup
+    {5, 4, 0},  // lora_expand
 };
 
 // The arguments of an op in a step: operands, axis sizes, attributes. Each takes eight bytes.
@@ -346,7 +352,37 @@ struct ReduceResidualArgs {
     int64_t T, N;
 };
 
+// out[t] = down[adapters[t]] · a[t] in the channels below the adapter's rank, else 0
+struct LoraShrinkArgs {
+    float* out;  // [T, X]
+    const float* a;  // [T, K]
+    const float* down;  // [A, X, K]
+    const int32_t* adapters;  // [T]
+    const int32_t* ranks;  // [A]
+    int64_t T, X, K, A;
+};
+
+// out[t] = table[adapters[t], ids[t]] in the channels below the adapter's rank, else 0
+struct LoraLookupArgs {
+    float* out;  // [T, X]
+    const float* table;  // [A, V, X]
+    const int32_t* ids;  // [T]
+    const int32_t* adapters;  // [T]
+    const int32_t* ranks;  // [A]
+    int64_t T, X, A, V;
+};
+
+// x[t] += h[t] · up[adapters[t]] over the channels below the adapter's rank
+struct LoraExpandArgs {
+    float* x;  // [T, N]
+    const float* h;  // [T, X]
+    const float* up;  // [A, X, N]
+    const int32_t* adapters;  // [T]
+    const int32_t* ranks;  // [A]
+    int64_t T, N, X, A;
+};
+
 constexpr const char* kDeclarationHash =
-    "f0737f75b59660ffc3f7d178c87454b689d6a1731f028cc4b5c3675467ca619f";
+    "5f008883d953767087cab4877b5d023ef7ec66c52aafce9a33dc136c7992aa76";
 
 }  // namespace pega

@@ -97,6 +97,10 @@ struct Kernels {
     void (*conv_silu)(float* out, const float* const* rows, const float* const* taps, int64_t num_taps,
                       int64_t n);
     void (*delta)(const DeltaArgs& a);
+    float (*dot)(const float* x, const float* y, int64_t n);
+    // x += Σ h[i] · rows[i] over rows of n values, ld floats apart.
+    void (*add_weighted)(float* x, const float* h, const float* rows, int64_t ld, int64_t num_rows,
+                         int64_t n);
 };
 
 const Kernels* portable_kernels();

@@ -84,6 +84,21 @@ static void add_rows(float* x, const float* y, int64_t n) {
         store_some(x + i, add(load_some(x + i, n - i), load_some(y + i, n - i)), n - i);
 }
 
+static float dot(const float* x, const float* y, int64_t n) {
+    F s = zero();
+    for (int64_t i = 0; i < n; i += 16) s = fma(load_some(x + i, n - i), load_some(y + i, n - i), s);
+    return reduce_add(s);
+}
+
+static void add_weighted(float* x, const float* h, const float* rows, int64_t ld, int64_t num_rows,
+                         int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        F s = load_some(x + i, n - i);
+        for (int64_t r = 0; r < num_rows; r++) s = fma(set1(h[r]), load_some(rows + r * ld + i, n - i), s);
+        store_some(x + i, s, n - i);
+    }
+}
+
 // cos_sin: [D / 2] cosines, then sines. Rotates the pairs (i, i + D / 2) in place.
 static void rope(float* x, const float* cos_sin, int64_t head_dim) {
     const int64_t half = head_dim / 2;

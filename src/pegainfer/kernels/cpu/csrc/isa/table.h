@@ -38,6 +38,8 @@ static const Kernels kTable = {
     unit,
     conv_silu,
     delta,
+    dot,
+    add_weighted,
 };
 
 }  // namespace pega::PEGA_ISA
