@@ -17,6 +17,7 @@ from pegainfer.cli import (
     pull,
     run_batch,
     serve,
+    trace,
 )
 from pegainfer.cli.flags import expand
 
@@ -51,6 +52,9 @@ def build_app() -> typer.Typer:
     bench.command("serve", short_help="An OpenAI-compatible server under load.")(expand(bench_serve.serve))
     bench.command("startup", short_help="Time until ready, and memory.")(expand(bench_startup.startup))
     app.add_typer(bench, name="bench")
+    traces = _group("What requests waited for.", _nothing)
+    traces.command("explain")(expand(trace.explain))
+    app.add_typer(traces, name="trace")
     compiled = _group("The CUDA kernels, compiled ahead of time.", _nothing)
     compiled.command("build")(expand(kernels.build))
     app.add_typer(compiled, name="kernels")

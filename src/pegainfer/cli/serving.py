@@ -10,6 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegainfer import __version__
@@ -32,11 +33,20 @@ def run_server_processes(target: Target, http: HttpConfig, listener: socket.sock
 
     Raises what loading the model raises, and EngineDeadError where the engine process ends by itself.
     """
+    folder = _trace_folder(http.trace)
     with (
         observing(http.access_log, http.otlp_traces_endpoint) as observers,
         supervised(target.spec, http.engine_restarts) as supervisor,
     ):
-        return run_loop(_run(target, http, listener, supervisor, observers))
+        return run_loop(_run(target, http, listener, supervisor, observers, folder))
+
+
+def _trace_folder(path: str) -> Path | None:
+    if not path:
+        return None
+    from pegainfer.observe.trace import open_folder
+
+    return open_folder(path)
 
 
 async def _run(
@@ -45,19 +55,30 @@ async def _run(
     listener: socket.socket,
     supervisor: Supervisor,
     observers: Sequence[Observer],
+    folder: Path | None,
 ) -> int:
-    """From two processes that load to a served app, and down again. Returns the exit code."""
+    """From two processes that load to a served app, and down again. Returns the exit code.
+
+    Args:
+        folder: for the trace; None: none is taken but on demand.
+    """
     text = asyncio.ensure_future(asyncio.to_thread(_timed_text_side, target))
     from pegainfer.frontend.http.app import create_app
     from pegainfer.frontend.http.server import preload, run_server
     from pegainfer.frontend.supervised import SupervisedEngine
+    from pegainfer.observe.trace import RingBuffer
 
     preload()
     client, (side, text_seconds) = await _both(asyncio.ensure_future(supervisor.connect()), text)
     engine = SupervisedEngine(client)
+    buffer = RingBuffer(client.info.model, client.info.device)
     app = create_app(
-        engine, side.tokenizer, side.template, http, generation=side.generation, observers=observers
-    )
+        engine, side.tokenizer, side.template, http, generation=side.generation, observers=observers,
+        buffer=buffer,
+    )  # fmt: skip
+    tracing = app.front.tracing
+    if tracing is not None and folder is not None:
+        tracing.start()
     watching = asyncio.ensure_future(supervisor.keep_alive(engine))
     lines = _startup_lines(client.info, text_seconds)
     code = await run_server(
@@ -65,6 +86,9 @@ async def _run(
         on_ready=lambda url: print(*lines, *_ready_lines(url, http), sep="\n", flush=True),
     )  # fmt: skip
     watching.cancel()
+    if tracing is not None and folder is not None:
+        await tracing.stop()
+        print(f"trace written to {buffer.write(folder)}", flush=True)
     engine.close()
     await supervisor.check_end()
     return code

@@ -39,6 +39,7 @@ from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy, Tracer
+from pegainfer.contract.trace import StepTrace
 from pegainfer.engine.channel import Writer, accept, listen
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.loop import EngineLoop
@@ -194,7 +195,7 @@ class _Server:
         self._loop.drain()
         return not self._loop.wait_drained(0)
 
-    def _obey(self, message: codec.Submit | codec.Cancel | codec.Drain | codec.Call) -> None:
+    def _obey(self, message: codec.Submit | codec.Cancel | codec.Drain | codec.Trace | codec.Call) -> None:
         match message:
             case codec.Submit(request=request):
                 try:
@@ -205,6 +206,8 @@ class _Server:
                 self._loop.cancel(request_id, index)
             case codec.Drain():
                 self._loop.drain()
+            case codec.Trace(on=on):
+                self._loop.trace(on)
             case _:
                 try:
                     self._loop.call(message)
@@ -229,6 +232,9 @@ class _Server:
 
     def done(self, call: int, error: PegaError | None) -> None:
         self._writer.put(codec.Done(call) if error is None else codec.Done(call, *error_fields(error)))
+
+    def steps(self, steps: list[StepTrace]) -> None:
+        self._writer.put(codec.Steps(steps))
 
     def drained(self) -> None:
         if self._terms:

@@ -7,6 +7,7 @@ from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import EngineStats
 from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
+from pegainfer.contract.trace import StepSink
 from pegainfer.frontend.engine_client import EngineClient
 
 
@@ -20,10 +21,13 @@ class SupervisedEngine:
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self.draining = False
+        self._step_sink: StepSink | None = None
 
     def replace(self, client: EngineClient) -> None:
         """Another engine takes over."""
         self._client = client
+        if self._step_sink is not None:
+            client.trace(self._step_sink)
         if self.draining:
             client.drain()
 
@@ -54,6 +58,11 @@ class SupervisedEngine:
 
     def reset_prefix_cache(self, done: DoneSink) -> None:
         self._client.reset_prefix_cache(done)
+
+    def trace(self, sink: StepSink | None) -> None:
+        """A new engine after a failure is traced like the one before."""
+        self._step_sink = sink
+        self._client.trace(sink)
 
     def stats(self) -> EngineStats:
         return self._client.stats()

@@ -1,0 +1,128 @@
+"""Records each committed step while a trace is taken; costs one comparison a step otherwise."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pegainfer.contract.event import EngineStats
+from pegainfer.contract.step import StepPlan, StepPolicy, StepResult
+from pegainfer.contract.trace import STAGES, StepSink, StepTrace
+from pegainfer.engine.cost import load_of
+
+HANDOVER_SECONDS = 0.1  # between two handovers while the engine is busy
+
+
+class StepRecorder:
+    """Belongs to the engine's thread. Times are seconds of the loop's clock."""
+
+    def __init__(self, policy: StepPolicy, seconds: Mapping[str, float], sink: StepSink) -> None:
+        """
+        Args:
+            seconds: the host's totals by stage, as the pipeline counts them.
+        """
+        self._policy = policy
+        self._seconds = seconds
+        self._sink = sink
+        self.on = False
+        self._since = 0.0  # the end of the step before, or the time when work came after a rest
+        self._before: dict[str, float] = {}  # `seconds` at that time
+        self._stats = EngineStats()
+        self._steps: list[StepTrace] = []
+        self._collector = _CollectorTime()
+        self._collected = 0.0
+        self._switches = 0
+        self._handed = 0.0  # when records were handed over last
+
+    def switch(self, on: bool, now: float) -> None:
+        """Begins or ends the recording. At its end the sink gets what is left, if only an empty list."""
+        if on == self.on:
+            return
+        self.on = on
+        self._collector.watch(on)
+        if on:
+            self._stats = self._policy.stats()
+            self.work(now)
+        else:
+            steps, self._steps = self._steps, []
+            self._sink(steps)
+
+    def work(self, now: float) -> None:
+        """The engine has work after a rest, or the recording begins: the next step's period starts here."""
+        self._since, self._before = now, dict(self._seconds)
+        self._collected, self._switches = self._collector.seconds, _switches()
+
+    def step(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """A step ended at `now`. Call it before the commit, so that the price does not know its time."""
+        price, decode_price = self._policy.price(plan)
+        load = load_of(plan.rows)
+        stats, before = self._policy.stats(), self._stats
+        seconds, collected, switches = dict(self._seconds), self._collector.seconds, _switches()
+        spent = {name: value - self._before.get(name, 0.0) for name, value in seconds.items()}
+        period = now - self._since
+        spent["other"] = max(0.0, period - sum(v for name, v in spent.items() if name in STAGES))
+        self._steps.append(
+            StepTrace(
+                step=plan.step,
+                ended=now,
+                period=period,
+                device=result.seconds,
+                price=price,
+                decode_price=decode_price,
+                stages=tuple(spent.get(name, 0.0) for name in STAGES),
+                stage=result.stage_seconds,
+                cold=result.cold_seconds,
+                collect=collected - self._collected,
+                switches=switches - self._switches,
+                decode_rows=load.decode_rows,
+                prefill_rows=len(plan.rows) - load.decode_rows,
+                prefill_tokens=load.prefill_tokens,
+                context=load.context,
+                running=stats.running,
+                waiting=stats.waiting,
+                loading=stats.loading,
+                free_blocks=stats.free_blocks,
+                preempted=stats.preemptions - before.preemptions,
+            )
+        )
+        self._stats, self._since, self._before = stats, now, seconds
+        self._collected, self._switches = collected, switches
+        if now - self._handed >= HANDOVER_SECONDS:
+            self._handed = now
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands over what waits."""
+        if self._steps:
+            steps, self._steps = self._steps, []
+            self._sink(steps)
+
+
+def _switches() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+class _CollectorTime:
+    """Sums the seconds that Python's garbage collector takes while it is watched."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began = 0.0
+        self.seconds = 0.0
+
+    def watch(self, on: bool) -> None:
+        """Begins or ends watching."""
+        if on:
+            gc.callbacks.append(self._note)
+        else:
+            gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._began = self._clock()
+        elif self._began:
+            self.seconds += self._clock() - self._began
+            self._began = 0.0

@@ -1,0 +1,55 @@
+"""Traces: recorded for as long as the server runs (`--trace`), or for some seconds (POST /debug/trace)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from pegainfer.contract.handle import EngineHandle
+from pegainfer.contract.observation import Observer, TraceBuffer
+from pegainfer.contract.trace import StepTrace
+
+LAST_SECONDS = 2.0  # that the records of the last steps may take to come
+
+
+class Tracing:
+    """Records while somebody wants it. Belongs to the event loop."""
+
+    def __init__(self, engine: EngineHandle, observers: list[Observer], buffer: TraceBuffer) -> None:
+        """
+        Args:
+            observers: of requests; the buffer is one of them while it records.
+            buffer: keeps what was recorded.
+        """
+        self._engine = engine
+        self._observers = observers
+        self.buffer = buffer
+        self._users = 0
+        self._last = asyncio.Event()  # records came after the recording had ended
+
+    def start(self) -> None:
+        """One more wants it; each `start` has its `stop`."""
+        self._users += 1
+        if self._users == 1:
+            self._observers.append(self.buffer)
+            self._engine.trace(self._take)
+
+    async def stop(self) -> None:
+        """One wants it no more. Returns when the steps until now are in the buffer."""
+        self._users -= 1
+        if self._users:
+            return
+        if not self._engine.alive():
+            self._observers.remove(self.buffer)
+            return
+        self._last.clear()
+        self._engine.trace(None)
+        with contextlib.suppress(TimeoutError):  # a step may take longer: its record is then left out
+            await asyncio.wait_for(self._last.wait(), LAST_SECONDS)
+        if not self._users:
+            self._observers.remove(self.buffer)
+
+    def _take(self, steps: list[StepTrace]) -> None:
+        self.buffer.steps(steps)
+        if not self._users:
+            self._last.set()
