@@ -24,10 +24,11 @@ class StepTrace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     price: float  # what `device` should be at measured prices; 0: not known yet
     decode_price: float  # the part of `price` that the decode rows alone would take
     stages: tuple[float, ...]  # one for each of STAGES
-    stage: float  # part of launch: turning the plan into the device's arrays
-    cold: float  # part of launch: making a graph that the start had no time for
+    stage: float  # part of this step's launch: turning the plan into the device's arrays
+    # Part of this step's launch, which may lie in the period before: making a graph of its sizes.
+    cold: float
     collect: float  # garbage collection, on any thread of the engine's process
-    switches: int  # involuntary context switches of the process: others wanted its processors
+    starved: float  # longest time that a thread of the process could have run, but had no processor
     decode_rows: int
     prefill_rows: int
     prefill_tokens: int

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import resource
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from pegainfer.contract.event import EngineStats
 from pegainfer.contract.step import StepPlan, StepPolicy, StepResult
 from pegainfer.contract.trace import STAGES, StepSink, StepTrace
 from pegainfer.engine.cost import load_of
+from pegainfer.engine.interference import CollectorTime, ProcessorWait
 
 HANDOVER_SECONDS = 0.1  # between two handovers while the engine is busy
 
@@ -32,9 +29,9 @@ class StepRecorder:
         self._before: dict[str, float] = {}  # `seconds` at that time
         self._stats = EngineStats()
         self._steps: list[StepTrace] = []
-        self._collector = _CollectorTime()
+        self._collector = CollectorTime()
+        self._processors = ProcessorWait()
         self._collected = 0.0
-        self._switches = 0
         self._handed = 0.0  # when records were handed over last
 
     def switch(self, on: bool, now: float) -> None:
@@ -43,6 +40,7 @@ class StepRecorder:
             return
         self.on = on
         self._collector.watch(on)
+        self._processors.watch(on)
         if on:
             self._stats = self._policy.stats()
             self.work(now)
@@ -53,14 +51,15 @@ class StepRecorder:
     def work(self, now: float) -> None:
         """The engine has work after a rest, or the recording begins: the next step's period starts here."""
         self._since, self._before = now, dict(self._seconds)
-        self._collected, self._switches = self._collector.seconds, _switches()
+        self._collected = self._collector.seconds
+        self._processors.longest()
 
     def step(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """A step ended at `now`. Call it before the commit, so that the price does not know its time."""
         price, decode_price = self._policy.price(plan)
         load = load_of(plan.rows)
         stats, before = self._policy.stats(), self._stats
-        seconds, collected, switches = dict(self._seconds), self._collector.seconds, _switches()
+        seconds, collected = dict(self._seconds), self._collector.seconds
         spent = {name: value - self._before.get(name, 0.0) for name, value in seconds.items()}
         period = now - self._since
         spent["other"] = max(0.0, period - sum(v for name, v in spent.items() if name in STAGES))
@@ -76,7 +75,7 @@ class StepRecorder:
                 stage=result.stage_seconds,
                 cold=result.cold_seconds,
                 collect=collected - self._collected,
-                switches=switches - self._switches,
+                starved=self._processors.longest(),
                 decode_rows=load.decode_rows,
                 prefill_rows=len(plan.rows) - load.decode_rows,
                 prefill_tokens=load.prefill_tokens,
@@ -88,8 +87,7 @@ class StepRecorder:
                 preempted=stats.preemptions - before.preemptions,
             )
         )
-        self._stats, self._since, self._before = stats, now, seconds
-        self._collected, self._switches = collected, switches
+        self._stats, self._since, self._before, self._collected = stats, now, seconds, collected
         if now - self._handed >= HANDOVER_SECONDS:
             self._handed = now
             self.flush()
@@ -99,30 +97,3 @@ class StepRecorder:
         if self._steps:
             steps, self._steps = self._steps, []
             self._sink(steps)
-
-
-def _switches() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
-class _CollectorTime:
-    """Sums the seconds that Python's garbage collector takes while it is watched."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._began = 0.0
-        self.seconds = 0.0
-
-    def watch(self, on: bool) -> None:
-        """Begins or ends watching."""
-        if on:
-            gc.callbacks.append(self._note)
-        else:
-            gc.callbacks.remove(self._note)
-
-    def _note(self, phase: str, info: dict[str, Any]) -> None:
-        if phase == "start":
-            self._began = self._clock()
-        elif self._began:
-            self.seconds += self._clock() - self._began
-            self._began = 0.0

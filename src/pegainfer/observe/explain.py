@@ -22,7 +22,6 @@ LEAST_SECONDS = 0.05  # of a request
 LEAST_SHARE = 0.1  # of a request's time; a cause counts with less, too, where it cost LONG_SECONDS
 LONG_SECONDS = 1.0
 ALIKE = 5  # steps of a size that a median needs
-COMPETING = 2  # involuntary context switches of a step that another process competes with
 
 
 class Cause(StrEnum):
@@ -69,7 +68,8 @@ class Loss(NamedTuple):
 def step_losses(steps: Sequence[StepTrace]) -> list[Loss]:
     """What the steps of a trace lost, in order; a step may appear more than once."""
     usual = _Usual(steps)
-    return [loss for step in steps for loss in _losses(step, usual)]
+    following = (*steps[1:], None)
+    return [loss for s, after in zip(steps, following, strict=True) for loss in _losses(s, after, usual)]
 
 
 class _Usual:
@@ -96,7 +96,7 @@ def _size(step: StepTrace) -> tuple[int, int]:
     return step.decode_rows.bit_length(), step.prefill_tokens.bit_length()
 
 
-def _losses(s: StepTrace, usual: _Usual) -> Iterator[Loss]:
+def _losses(s: StepTrace, after: StepTrace | None, usual: _Usual) -> Iterator[Loss]:
     if not (s.decode_rows or s.prefill_rows):
         if s.period >= LEAST_STEP_SECONDS:
             yield Loss(s, Cause.TIER, s.period, f"step {s.step} waited {_ms(s.period)} for a tier")
@@ -110,24 +110,30 @@ def _losses(s: StepTrace, usual: _Usual) -> Iterator[Loss]:
             yield Loss(s, Cause.PREFILL, added, f"{told}: {_ms(s.device)} instead of {_ms(alone)}", True)
     over = s.device - expected
     if over >= max(LEAST_STEP_SECONDS, expected):
-        cause = Cause.CONTENTION if s.switches >= COMPETING else Cause.DEVICE
+        cause = Cause.CONTENTION if s.starved >= over / 2 else Cause.DEVICE
         told = f"step {s.step} took the device {_ms(s.device)}, its price is {_ms(expected)}"
         yield Loss(s, cause, over, told)
     longest = max(s.device, expected)
     stalled = s.period - longest
     if stalled >= max(LEAST_STEP_SECONDS, longest):
-        yield _host_loss(s, stalled)
+        yield _host_loss(s, after, stalled)
 
 
-def _host_loss(s: StepTrace, stalled: float) -> Loss:
+def _host_loss(s: StepTrace, after: StepTrace | None, stalled: float) -> Loss:
+    """`after`: the next step, which was launched in this one's period where two plans were in flight."""
     stages = dict(zip(STAGES, s.stages, strict=True))
     stages["wait"] = max(0.0, stages["wait"] - s.device)
     name = max(stages, key=stages.__getitem__)
     half = stalled / 2
     if s.collect >= half:
         return Loss(s, Cause.COLLECT, stalled, f"step {s.step}: {_ms(s.collect)} of garbage collection")
-    if s.cold >= half:
-        return Loss(s, Cause.COLD, stalled, f"step {s.step}: {_ms(s.cold)} to make the graph of its sizes")
+    cold = max(s, after or s, key=lambda step: step.cold)
+    if cold.cold >= half:
+        told = f"step {cold.step}: {_ms(cold.cold)} to make the graph of its sizes"
+        return Loss(s, Cause.COLD, stalled, told)
+    if s.starved >= half:
+        told = f"step {s.step}: a thread waited {_ms(s.starved)} for a processor that others had"
+        return Loss(s, Cause.CONTENTION, stalled, told)
     if name == "mask":
         return Loss(s, Cause.MASK, stalled, f"step {s.step}: {_ms(stages[name])} for grammar masks")
     return Loss(

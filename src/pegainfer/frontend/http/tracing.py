@@ -13,7 +13,7 @@ LAST_SECONDS = 2.0  # that the records of the last steps may take to come
 
 
 class Tracing:
-    """Records while somebody wants it. Belongs to the event loop."""
+    """Records while somebody wants it. Belongs to an event loop; steps may come from another thread."""
 
     def __init__(self, engine: EngineHandle, observers: list[Observer], buffer: TraceBuffer) -> None:
         """
@@ -25,14 +25,16 @@ class Tracing:
         self._observers = observers
         self.buffer = buffer
         self._users = 0
+        self._loop: asyncio.AbstractEventLoop | None = None  # set by the first `start`
         self._last = asyncio.Event()  # records came after the recording had ended
 
     def start(self) -> None:
         """One more wants it; each `start` has its `stop`."""
         self._users += 1
         if self._users == 1:
+            self._loop = asyncio.get_running_loop()
             self._observers.append(self.buffer)
-            self._engine.trace(self._take)
+            self._engine.trace(self._sink)
 
     async def stop(self) -> None:
         """One wants it no more. Returns when the steps until now are in the buffer."""
@@ -48,6 +50,10 @@ class Tracing:
             await asyncio.wait_for(self._last.wait(), LAST_SECONDS)
         if not self._users:
             self._observers.remove(self.buffer)
+
+    def _sink(self, steps: list[StepTrace]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._take, steps)
 
     def _take(self, steps: list[StepTrace]) -> None:
         self.buffer.steps(steps)
