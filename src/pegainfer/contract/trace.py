@@ -28,7 +28,7 @@ class StepTrace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # Part of this step's launch, which may lie in the period before: making a graph of its sizes.
     cold: float
     collect: float  # garbage collection, on any thread of the engine's process
-    starved: float  # longest time that a thread of the process could have run, but had no processor
+    starved: float  # time that threads of the process could have run, but had no processor; summed
     decode_rows: int
     prefill_rows: int
     prefill_tokens: int

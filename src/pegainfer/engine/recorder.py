@@ -52,7 +52,7 @@ class StepRecorder:
         """The engine has work after a rest, or the recording begins: the next step's period starts here."""
         self._since, self._before = now, dict(self._seconds)
         self._collected = self._collector.seconds
-        self._processors.longest()
+        self._processors.seconds()
 
     def step(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """A step ended at `now`. Call it before the commit, so that the price does not know its time."""
@@ -75,7 +75,7 @@ class StepRecorder:
                 stage=result.stage_seconds,
                 cold=result.cold_seconds,
                 collect=collected - self._collected,
-                starved=self._processors.longest(),
+                starved=self._processors.seconds(),
                 decode_rows=load.decode_rows,
                 prefill_rows=len(plan.rows) - load.decode_rows,
                 prefill_tokens=load.prefill_tokens,

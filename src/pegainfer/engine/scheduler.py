@@ -239,6 +239,8 @@ class Scheduler:
     def price(self, plan: StepPlan) -> tuple[float, float]:
         """See StepPolicy. Ranks work side by side: the one with the most to do sets the price."""
         ranks = self.info.data_ranks
+        if ranks == 1:
+            return self._cost.price(load_of(plan.rows))
         parts = [[r for r in plan.rows if self.info.rank_of(r.slot) == rank] for rank in range(ranks)]
         return max(map(self._cost.price, map(load_of, parts)))
 

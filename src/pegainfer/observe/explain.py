@@ -132,7 +132,7 @@ def _host_loss(s: StepTrace, after: StepTrace | None, stalled: float) -> Loss:
         told = f"step {cold.step}: {_ms(cold.cold)} to make the graph of its sizes"
         return Loss(s, Cause.COLD, stalled, told)
     if s.starved >= half:
-        told = f"step {s.step}: a thread waited {_ms(s.starved)} for a processor that others had"
+        told = f"step {s.step}: its threads waited {_ms(s.starved)} for processors that others had"
         return Loss(s, Cause.CONTENTION, stalled, told)
     if name == "mask":
         return Loss(s, Cause.MASK, stalled, f"step {s.step}: {_ms(stages[name])} for grammar masks")
