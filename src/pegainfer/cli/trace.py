@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pegainfer.contract.observation import RequestRecord
     from pegainfer.observe.trace import Trace
 
+ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # of ids in answers, by route
 FILE_HELP = "A file of serve --trace or POST /debug/trace."
 
 
@@ -40,7 +41,8 @@ def explain(file: Annotated[str, typer.Argument(help=FILE_HELP)], *, ask: Explai
 
     trace = read_trace(Path(file))
     if ask.request:
-        found = [r for r in trace.requests if r.id in (ask.request, ask.request.partition("-")[2])]
+        ids = {ask.request, *(ask.request.removeprefix(prefix) for prefix in ID_PREFIXES)}
+        found = [r for r in trace.requests if r.id in ids]
         if not found:
             raise ConfigError(
                 "no such request in the trace", got=ask.request, where=file,

@@ -19,6 +19,7 @@ from pegainfer.contract.observation import RequestRecord
 log = logging.getLogger(__name__)
 
 MAX_QUEUED = 10_000  # lines that wait for the disk
+OF_TRACES = ("clock", "timings")  # fields that mean something beside the machine's own clock alone
 COMPLAIN_SECONDS = 60.0  # between two complaints about lines that could not be written
 
 
@@ -39,7 +40,10 @@ class AccessLog:
         self._listener.start()
 
     def __call__(self, record: RequestRecord) -> None:
-        line = json.dumps(msgspec.to_builtins(record), separators=(",", ":"))
+        fields = msgspec.to_builtins(record)
+        for name in OF_TRACES:
+            fields.pop(name, None)
+        line = json.dumps(fields, separators=(",", ":"))
         try:
             self._lines.put_nowait(logging.LogRecord("access", logging.INFO, "", 0, line, (), None))
         except queue.Full:
