@@ -54,6 +54,7 @@ def build_app() -> typer.Typer:
     app.add_typer(bench, name="bench")
     traces = _group("What requests waited for.", _nothing)
     traces.command("explain")(expand(trace.explain))
+    traces.command("diff")(expand(trace.diff))
     app.add_typer(traces, name="trace")
     compiled = _group("The CUDA kernels, compiled ahead of time.", _nothing)
     compiled.command("build")(expand(kernels.build))

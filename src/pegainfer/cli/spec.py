@@ -25,12 +25,14 @@ class EngineSpec:
 
     name: what the model is called in answers.
     path: of the model's file or folder; empty on the null device.
+    time_ops: the ops of sampled steps are timed while a trace is taken.
     """
 
     name: str
     path: str
     engine: EngineConfig
     scheduler: SchedulerConfig
+    time_ops: bool = False
 
     @property
     def is_null(self) -> bool:

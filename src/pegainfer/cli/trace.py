@@ -54,6 +54,47 @@ def explain(file: Annotated[str, typer.Argument(help=FILE_HELP)], *, ask: Explai
     return EXIT_FAILED if share >= ask.threshold else EXIT_OK
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiffFlags:
+    regression: float = field(
+        default=0.1, metadata={"help": "Exit with 1 where an op has become slower by this share or more."}
+    )
+
+    def __post_init__(self) -> None:
+        if not self.regression > 0.0:
+            raise ConfigError("no such share", expected="above 0", got=self.regression, where="--regression")
+
+
+def diff(
+    before: Annotated[str, typer.Argument(help=FILE_HELP)],
+    after: Annotated[str, typer.Argument(help="Another one, of the same load.")],
+    *,
+    ask: DiffFlags,
+) -> int:
+    """Name the ops that have become slower from one trace to another, else the kinds of step."""
+    from pegainfer.observe.diff import host_changes, op_changes, regressions, step_changes
+    from pegainfer.observe.trace import read_trace
+
+    a, b = (read_trace(Path(file)).steps for file in (before, after))
+    ops, steps = op_changes(a, b), step_changes(a, b)
+    if not steps:
+        raise ConfigError("the traces have no steps of the same size to compare", where=f"{before}, {after}",
+                          remedy="trace the same load twice, for longer")  # fmt: skip
+    for title, changes in (("ops of sampled steps", ops), ("steps", steps), ("host", host_changes(a, b))):
+        if changes:
+            print(f"{title:56} {'before µs':>10} {'after µs':>10} {'ratio':>6} {'beside all':>10}")
+        for c in changes:
+            print(f"  {c.name:54} {c.before * 1e6:10.1f} {c.after * 1e6:10.1f} {c.ratio:6.2f} "
+                  f"{c.relative:10.2f}")  # fmt: skip
+    found = regressions(ops or steps, ask.regression)
+    print()
+    for c in found:
+        print(f"slower: {c.name}, {c.ratio:.2f} times its time before ({c.relative:.2f} beside all others)")
+    if not found:
+        print(f"nothing has become slower by {ask.regression:.0%}")
+    return EXIT_FAILED if found else EXIT_OK
+
+
 def _explain_all(trace: Trace) -> float:
     """Prints the causes of all requests; returns the largest share that one took."""
     from pegainfer.observe.summary import cause_sums, step_means

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -38,6 +39,18 @@ class StepTrace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     loading: int  # of these, sequences whose prefix is being loaded from a lower tier
     free_blocks: int
     preempted: int  # sequences that lost their blocks since the step before
+    # Seconds by op, of sampled steps; a program that ended early may have brought those of the step after.
+    ops: dict[str, float] = {}
+
+
+class OpTimes(Protocol):
+    """Times the ops of sampled steps."""
+
+    def switch(self, on: bool) -> None:
+        """Begins or ends sampling."""
+
+    def take(self) -> dict[str, float]:
+        """Seconds by op since the last call; empty where no sampled step has ended since."""
 
 
 StepSink = Callable[[list[StepTrace]], None]  # must not block

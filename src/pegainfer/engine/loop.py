@@ -19,6 +19,7 @@ from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Preparing, Runner, StepPolicy, Tracer
+from pegainfer.contract.trace import OpTimes
 from pegainfer.engine.controls import Controls
 from pegainfer.engine.grammars import Grammars
 from pegainfer.engine.inbox import Inbox
@@ -46,15 +47,20 @@ class EngineLoop:
         clock: Clock = time.monotonic,
         grammars: GrammarFactory | None = None,
         max_wait: float = 0.0,
+        op_times: OpTimes | None = None,
     ) -> None:
-        """`max_wait`: the policy's, for requests that it does not have yet: seconds; 0: no bound."""
+        """
+        Args:
+            max_wait: the policy's, for requests that it does not have yet: seconds; 0: no bound.
+            op_times: of the runner's device, for traces.
+        """
         self._runner = runner
         self._policy = policy
         self._sink = sink
         self._clock = clock
         self._inbox: Inbox[Message | Trace] = Inbox()
         self._grammars = Grammars(grammars, self._inbox.put, max_wait)
-        self._pipeline = Pipeline(runner, policy, self._grammars.masks, tracer, clock, sink.steps)
+        self._pipeline = Pipeline(runner, policy, self._grammars.masks, tracer, clock, sink.steps, op_times)
         self._recorder = self._pipeline.recorder
         self._snapshots = Snapshots(policy, self._pipeline.seconds)
         self._controls = Controls(runner, policy, sink, self._inbox.put)

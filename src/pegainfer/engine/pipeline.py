@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import TokenEvent
 from pegainfer.contract.step import Constraint, PendingStep, Runner, StepPlan, StepPolicy, StepResult, Tracer
-from pegainfer.contract.trace import StepSink
+from pegainfer.contract.trace import OpTimes, StepSink
 from pegainfer.engine.recorder import StepRecorder
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Pipeline:
         tracer: Tracer | None,
         clock: Clock,
         traced: StepSink,
+        op_times: OpTimes | None = None,
     ) -> None:
         """
         Args:
@@ -65,7 +66,7 @@ class Pipeline:
         self.plan: StepPlan | None = None  # the last one that was started
         # Of the host, by what it did.
         self.seconds = dict.fromkeys(("schedule", "stage", "launch", "wait", "commit", "emit"), 0.0)
-        self.recorder = StepRecorder(policy, self.seconds, traced)
+        self.recorder = StepRecorder(policy, self.seconds, traced, op_times)
 
     def __len__(self) -> int:
         """Plans in flight."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pegainfer.contract.event import EngineStats
 from pegainfer.contract.step import StepPlan, StepPolicy, StepResult
-from pegainfer.contract.trace import STAGES, StepSink, StepTrace
+from pegainfer.contract.trace import STAGES, OpTimes, StepSink, StepTrace
 from pegainfer.engine.cost import load_of
 from pegainfer.engine.interference import CollectorTime, ProcessorWait
 
@@ -16,14 +16,22 @@ HANDOVER_SECONDS = 0.1  # between two handovers while the engine is busy
 class StepRecorder:
     """Belongs to the engine's thread. Times are seconds of the loop's clock."""
 
-    def __init__(self, policy: StepPolicy, seconds: Mapping[str, float], sink: StepSink) -> None:
+    def __init__(
+        self,
+        policy: StepPolicy,
+        seconds: Mapping[str, float],
+        sink: StepSink,
+        op_times: OpTimes | None = None,
+    ) -> None:
         """
         Args:
             seconds: the host's totals by stage, as the pipeline counts them.
+            op_times: of the device; None: it has none.
         """
         self._policy = policy
         self._seconds = seconds
         self._sink = sink
+        self._op_times = op_times
         self.on = False
         self._since = 0.0  # the end of the step before, or the time when work came after a rest
         self._before: dict[str, float] = {}  # `seconds` at that time
@@ -41,6 +49,8 @@ class StepRecorder:
         self.on = on
         self._collector.watch(on)
         self._processors.watch(on)
+        if self._op_times is not None:
+            self._op_times.switch(on)
         if on:
             self._stats = self._policy.stats()
             self.work(now)
@@ -85,6 +95,7 @@ class StepRecorder:
                 loading=stats.loading,
                 free_blocks=stats.free_blocks,
                 preempted=stats.preemptions - before.preemptions,
+                ops=self._op_times.take() if self._op_times is not None else {},
             )
         )
         self._stats, self._since, self._before, self._collected = stats, now, seconds, collected

@@ -25,7 +25,7 @@ MAX_STEPS = 32768  # some 12 MB
 MAX_REQUESTS = 4096
 MAX_SLOW = 20  # requests that `slow_requests` lists
 ENGINE, FRONT = 1, 2  # process ids in the events
-DEVICE_LANE, HOST_LANE = 1, 2
+DEVICE_LANE, HOST_LANE, OPS_LANE = 1, 2, 3
 
 
 class Trace(msgspec.Struct):
@@ -134,15 +134,17 @@ def _us(seconds: float) -> float:
 def _names() -> Iterator[dict[str, Any]]:
     for pid, name in ((ENGINE, "engine"), (FRONT, "requests")):
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
-    for tid, name in ((DEVICE_LANE, "device"), (HOST_LANE, "host")):
+    for tid, name in ((DEVICE_LANE, "device"), (HOST_LANE, "host"), (OPS_LANE, "ops of sampled steps")):
         yield {"ph": "M", "pid": ENGINE, "tid": tid, "name": "thread_name", "args": {"name": name}}
 
 
 def _step_events(steps: Sequence[StepTrace]) -> Iterator[dict[str, Any]]:
     """A step on the device's lane, and what the host did meanwhile on its own, in order."""
     for s in steps:
+        if s.ops:
+            yield from _op_events(s)
         kind = "decode" if not s.prefill_tokens else "mixed" if s.decode_rows else "prefill"
-        figures = {n: getattr(s, n) for n in s.__struct_fields__ if n not in ("ended", "stages")}
+        figures = {n: getattr(s, n) for n in s.__struct_fields__ if n not in ("ended", "stages", "ops")}
         yield {
             "ph": "X", "pid": ENGINE, "tid": DEVICE_LANE, "name": f"step {s.step} {kind}",
             "ts": _us(s.ended - s.device), "dur": _us(s.device), "args": figures,
@@ -155,6 +157,16 @@ def _step_events(steps: Sequence[StepTrace]) -> Iterator[dict[str, Any]]:
                     "dur": _us(seconds),
                 }  # fmt: skip
                 at += seconds
+
+
+def _op_events(s: StepTrace) -> Iterator[dict[str, Any]]:
+    """The ops of a sampled step, each once with its summed time, one after the other."""
+    at = s.ended - s.device
+    for name, seconds in s.ops.items():
+        yield {
+            "ph": "X", "pid": ENGINE, "tid": OPS_LANE, "name": name, "ts": _us(at), "dur": _us(seconds),
+        }  # fmt: skip
+        at += seconds
 
 
 def _request_events(requests: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:

@@ -37,7 +37,8 @@ def chat(**changes: object) -> RequestRecord:
     fields = {
         "method": "POST", "path": "/v1/chat/completions", "status": 200, "began": 1000.0, "seconds": 2.0,
         "id": "chatcmpl-1", "model": "m", "prompt_tokens": 7, "cached_tokens": 4, "completion_tokens": 5,
-        "first_token": 0.5, "queue": 0.125, "stages": {"template": 0.0625}, "finish": ("stop",), "temperature": 0.0, "max_tokens": 64,
+        "first_token": 0.5, "queue": 0.125, "stages": {"template": 0.0625},
+        "finish": ("stop",), "temperature": 0.0, "max_tokens": 64,
         "traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "a=b",
     }  # fmt: skip
     return RequestRecord(**{**fields, **changes})  # type: ignore[arg-type]
