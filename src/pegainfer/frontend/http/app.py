@@ -84,7 +84,7 @@ class App:
         self.front = front
         observing = list(observers)
         if buffer is not None:
-            front.tracing = Tracing(front.engine, observing, buffer)
+            front.tracing = Tracing(front.engine, observing, buffer, front.metrics)
         routes = [Route(path, _Endpoint(front, call), methods=[method]) for method, path, call in _ROUTES]
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
         starlette.router.redirect_slashes = False

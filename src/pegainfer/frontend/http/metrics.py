@@ -127,6 +127,7 @@ class FrontMetrics:
         # From 0 on: who watches rates sees no first refusal of a series that begins with it.
         self.rejected = dict.fromkeys(REFUSALS, 0)
         self.memory_trims = 0
+        self.recording = False  # a trace is being taken
         self.host_seconds: dict[str, float] = {
             "tokenize": 0.0,
             "template": 0.0,
@@ -211,6 +212,7 @@ class MetricsPage:
         for name, text, value in (
             ("num_requests_running", "Sequences that hold a slot.", stats.running),
             ("num_requests_waiting", "Sequences that wait for one.", stats.waiting),
+            ("trace_recording", "1 while a trace is being taken.", float(self._front.recording)),
             ("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", used),
         ):
             yield self._one(GaugeMetricFamily, name, text, value)

@@ -20,9 +20,14 @@ MOST_SECONDS = 60.0  # of one trace on demand
 DEFAULT_SECONDS = 5.0
 
 
-def tracing_of(front: Front, scope: Scope) -> Tracing:
-    """Raises ApiError where the caller may not trace, or this server keeps no traces."""
-    if not is_admin(scope):
+def _tracing_of(front: Front, scope: Scope, *, open_server: bool = False) -> Tracing:
+    """Raises ApiError where the caller may not trace, or this server keeps no traces.
+
+    Args:
+        open_server: anybody may where the server has no keys at all.
+    """
+    has_keys = front.config.api_key or front.config.admin_key
+    if not is_admin(scope) and (has_keys or not open_server):
         raise ApiError(
             403, f"{scope['path']}: expected an admin key; start the server with --admin-key to have one"
         )
@@ -33,7 +38,7 @@ def tracing_of(front: Front, scope: Scope) -> Tracing:
 
 async def trace(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """Records for `seconds` of the query and answers with the trace. Raises ApiError (400, 403, 404)."""
-    tracing = tracing_of(front, scope)
+    tracing = _tracing_of(front, scope)
     given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("seconds", [str(DEFAULT_SECONDS)])
     try:
         seconds = float(given[-1])
@@ -52,6 +57,9 @@ async def trace(front: Front, scope: Scope, receive: Receive, send: Send) -> Non
 
 
 async def slow(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
-    """The last slow requests of the trace, newest first. Raises ApiError (403, 404)."""
-    found = await asyncio.to_thread(tracing_of(front, scope).buffer.slow_requests)
+    """The last slow requests of the trace, newest first. Raises ApiError (403, 404).
+
+    A server without keys shows them to anybody, as it does its metrics.
+    """
+    found = await asyncio.to_thread(_tracing_of(front, scope, open_server=True).buffer.slow_requests)
     await send_json(send, {"requests": found})

@@ -8,6 +8,7 @@ import contextlib
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.contract.observation import Observer, TraceBuffer
 from pegainfer.contract.trace import StepTrace
+from pegainfer.frontend.http.metrics import FrontMetrics
 
 LAST_SECONDS = 2.0  # that the records of the last steps may take to come
 
@@ -15,15 +16,19 @@ LAST_SECONDS = 2.0  # that the records of the last steps may take to come
 class Tracing:
     """Records while somebody wants it. Belongs to an event loop; steps may come from another thread."""
 
-    def __init__(self, engine: EngineHandle, observers: list[Observer], buffer: TraceBuffer) -> None:
+    def __init__(
+        self, engine: EngineHandle, observers: list[Observer], buffer: TraceBuffer, metrics: FrontMetrics
+    ) -> None:
         """
         Args:
             observers: of requests; the buffer is one of them while it records.
             buffer: keeps what was recorded.
+            metrics: show whether a trace is being taken.
         """
         self._engine = engine
         self._observers = observers
         self.buffer = buffer
+        self._metrics = metrics
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None  # set by the first `start`
         self._last = asyncio.Event()  # records came after the recording had ended
@@ -33,6 +38,7 @@ class Tracing:
         self._users += 1
         if self._users == 1:
             self._loop = asyncio.get_running_loop()
+            self._metrics.recording = True
             self._observers.append(self.buffer)
             self._engine.trace(self._sink)
 
@@ -41,6 +47,7 @@ class Tracing:
         self._users -= 1
         if self._users:
             return
+        self._metrics.recording = False
         if not self._engine.alive():
             self._observers.remove(self.buffer)
             return

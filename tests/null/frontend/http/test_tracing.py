@@ -15,6 +15,7 @@ from pegainfer.frontend.http.config import HttpConfig
 from tests.support.asgi import TEMPLATE, TOKENIZER, client, run
 from tests.support.fake_engine import FakeEngine, says
 
+ROUTES = [("POST", "/debug/trace"), ("GET", "/debug/slow")]
 ADMIN = {"authorization": "Bearer boss"}
 
 
@@ -78,21 +79,23 @@ def test_a_trace_does_not_end_one_that_runs() -> None:
         engine, buffer = FakeEngine(says("hello")), Buffer()
         app = app_of(engine, buffer, admin_key=("boss",))
         assert app.front.tracing is not None
+        assert b'trace_recording{model_name="fake"} 0.0' in app.front.page.render()
         app.front.tracing.start()
+        assert b'trace_recording{model_name="fake"} 1.0' in app.front.page.render()
         async with client(app) as http:
             assert (await http.post("/debug/trace?seconds=0.01", headers=ADMIN)).status_code == 200
         assert engine.traced is not None
         await app.front.tracing.stop()
         assert engine.traced is None
+        assert b'trace_recording{model_name="fake"} 0.0' in app.front.page.render()
 
     run(main)
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/debug/trace"), ("GET", "/debug/slow")])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
 @pytest.mark.parametrize(
     ("config", "key", "status"),
     [
-        ({}, None, 403),
         ({"admin_key": ("boss",)}, None, 403),
         ({"admin_key": ("boss",), "api_key": ("user",)}, None, 401),
         ({"admin_key": ("boss",), "api_key": ("user",)}, "user", 403),
@@ -104,6 +107,16 @@ def test_only_an_admin_may(method: str, path: str, config: Any, key: str | None,
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         async with client(app_of(FakeEngine(), Buffer(), **config)) as http:
             answer = await http.request(method, path, params={"seconds": "0.01"}, headers=headers)
+        assert answer.status_code == status, answer.text
+
+    run(main)
+
+
+@pytest.mark.parametrize(("route", "status"), zip(ROUTES, (403, 200), strict=True))
+def test_a_server_without_keys_shows_slow_requests_alone(route: tuple[str, str], status: int) -> None:
+    async def main() -> None:
+        async with client(app_of(FakeEngine(), Buffer())) as http:
+            answer = await http.request(*route)
         assert answer.status_code == status, answer.text
 
     run(main)
