@@ -29,7 +29,9 @@ class StepTrace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # Part of this step's launch, which may lie in the period before: making a graph of its sizes.
     cold: float
     collect: float  # garbage collection, on any thread of the engine's process
-    starved: float  # time that threads of the process could have run, but had no processor; summed
+    # Time that threads of the process could have run, but had no processor, summed: of steps that took longer
+    # than their price, in the last 0.1 s at most; 0 of others.
+    starved: float
     decode_rows: int
     prefill_rows: int
     prefill_tokens: int

@@ -11,6 +11,8 @@ from pegainfer.engine.cost import load_of
 from pegainfer.engine.interference import CollectorTime, ProcessorWait
 
 HANDOVER_SECONDS = 0.1  # between two handovers while the engine is busy
+STATS_PERIOD = 8  # of steps that repeat the one before, one in so many asks for the policy's figures
+SLOW = 1.5  # times its price: why a step took longer is looked for
 
 
 class StepRecorder:
@@ -68,10 +70,13 @@ class StepRecorder:
         """A step ended at `now`. Call it before the commit, so that the price does not know its time."""
         price, decode_price = self._policy.price(plan)
         load = load_of(plan.rows)
-        stats, before = self._policy.stats(), self._stats
+        before = stats = self._stats
+        if not plan.repeats or plan.step % STATS_PERIOD == 0:
+            stats = self._policy.stats()
         seconds, collected = dict(self._seconds), self._collector.seconds
         spent = {name: value - self._before.get(name, 0.0) for name, value in seconds.items()}
         period = now - self._since
+        slow = period > SLOW * price
         spent["other"] = max(0.0, period - sum(v for name, v in spent.items() if name in STAGES))
         self._steps.append(
             StepTrace(
@@ -85,7 +90,7 @@ class StepRecorder:
                 stage=result.stage_seconds,
                 cold=result.cold_seconds,
                 collect=collected - self._collected,
-                starved=self._processors.seconds(),
+                starved=self._processors.seconds() if slow else 0.0,
                 decode_rows=load.decode_rows,
                 prefill_rows=len(plan.rows) - load.decode_rows,
                 prefill_tokens=load.prefill_tokens,
@@ -101,6 +106,7 @@ class StepRecorder:
         self._stats, self._since, self._before, self._collected = stats, now, seconds, collected
         if now - self._handed >= HANDOVER_SECONDS:
             self._handed = now
+            self._processors.seconds()  # so that a slow step is told of the last moments alone
             self.flush()
 
     def flush(self) -> None:

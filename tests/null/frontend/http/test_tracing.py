@@ -112,7 +112,7 @@ def test_only_an_admin_may(method: str, path: str, config: Any, key: str | None,
     run(main)
 
 
-@pytest.mark.parametrize(("route", "status"), zip(ROUTES, (403, 200), strict=True))
+@pytest.mark.parametrize(("route", "status"), [(ROUTES[0], 403), (ROUTES[1], 200)])
 def test_a_server_without_keys_shows_slow_requests_alone(route: tuple[str, str], status: int) -> None:
     async def main() -> None:
         async with client(app_of(FakeEngine(), Buffer())) as http:
