@@ -44,7 +44,7 @@ help:
 	@echo "make neon     cross-compile the kernels for 64-bit Arm and test them under qemu-user"
 	@echo "make golden   make the golden values anew with transformers and compare"
 	@echo "make bench    engine and start-up benches; results append to bench/results"
-	@echo "make docs-api   docs/api.md anew from the types of requests"
+	@echo "make docs-api   docs/api.md and docs/options.md anew from types and tables"
 	@echo "make figures  every figure of the CPU beside llama.cpp's, into docs (PEER=python with llama-cpp-python)"
 	@echo "make docs-kernels  docs/kernels.md and docs/kernels-cpu.md anew from the kernels' ledger"
 	@echo "make clean    remove environments, builds and caches"
@@ -145,6 +145,7 @@ bench: $(VENV)/.stamp-run
 
 docs-api: $(VENV)/.stamp-dev
 	@$(BIN)/python -m tools.api_docs
+	@$(BIN)/python -m tools.options_docs
 
 # PEER: the python of an environment with llama-cpp-python built from source.
 figures: $(VENV)/.stamp-dev

@@ -25,15 +25,12 @@ def reference(
 
     Args:
         line: transformers' class of such models.
-        values: float32 tensors by Hugging Face's names, in place of the checkpoint's own.
+        values: float32 tensors by Hugging Face's names, in place of the model's own. They go through a
+            checkpoint, as loading alone knows how transformers arranges the tensors of a class.
     """
     with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(model, Path(folder))
+        write_checkpoint(model, Path(folder), values)
         hf = line.from_pretrained(folder, dtype=torch.float32).eval()
-    if values is not None:
-        state = {name: torch.from_numpy(v) for name, v in values.items()}
-        hf.load_state_dict(state, strict=False)
-        hf.tie_weights()
     ids = torch.tensor([token_ids(model)])
     with torch.inference_mode():
         logprobs = torch.log_softmax(hf(ids).logits[0].double(), -1)

@@ -10,7 +10,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-COMMIT = "a" * 40
+
+def commit_of(repository: str) -> str:
+    """The only commit of a repository. No two have the same one, as on the real hub."""
+    return hashlib.sha1(repository.encode()).hexdigest()
 
 
 @dataclass
@@ -19,6 +22,7 @@ class FakeHub:
 
     repositories: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
+    architectures: dict[str, str] = field(default_factory=dict)  # of GGUF files, where the hub knows them
     fetched: list[str] = field(default_factory=list)
     endpoint: str = ""
 
@@ -32,14 +36,15 @@ class FakeHub:
             return 403, {"X-Error-Code": "GatedRepo"}, b""
         files = self.repositories[name]
         if parts[0] == "api":
-            if parts[5:6] not in (["main"], [COMMIT]):
+            if len(parts) > 4 and parts[5:6] not in (["main"], [commit_of(name)]):
                 return 404, {"X-Error-Code": "RevisionNotFound"}, b""
-            return 200, {"Content-Type": "application/json"}, self._listing(name, parts[4], files)
+            kind = parts[4] if len(parts) > 4 else "info"
+            return 200, {"Content-Type": "application/json"}, self._listing(name, kind, files)
         content = files["/".join(parts[4:])]
         if method == "GET":
             self.fetched.append("/".join(parts[4:]))
         etag = f'"{hashlib.sha1(content).hexdigest()}"'
-        return 200, {"ETag": etag, "X-Repo-Commit": COMMIT}, content
+        return 200, {"ETag": etag, "X-Repo-Commit": commit_of(name)}, content
 
     def _listing(self, name: str, kind: str, files: dict[str, bytes]) -> bytes:
         if kind == "tree":
@@ -48,8 +53,11 @@ class FakeHub:
                 for f, c in files.items()
             ]
             return json.dumps(entries).encode()
-        siblings = [{"rfilename": f} for f in files]
-        return json.dumps({"id": name, "sha": COMMIT, "private": False, "siblings": siblings}).encode()
+        siblings = [{"rfilename": f, "size": len(c)} for f, c in files.items()]
+        listing = {"id": name, "sha": commit_of(name), "private": False, "siblings": siblings}
+        if name in self.architectures:
+            listing["gguf"] = {"architecture": self.architectures[name]}
+        return json.dumps(listing).encode()
 
 
 @contextlib.contextmanager

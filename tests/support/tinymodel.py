@@ -6,6 +6,7 @@ Golden values made from them stand in tests/data/llama; a change here changes th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,13 +136,18 @@ def raw_bytes(values: Array, dtype: str) -> bytes:
     return values.astype({"f32": "<f4", "f16": "<f2"}[dtype]).tobytes()
 
 
-def write_checkpoint(model: Tiny, folder: Path) -> Path:
-    """config.json and safetensors (with an index where there are shards) in `folder`."""
+def write_checkpoint(model: Tiny, folder: Path, values: Mapping[str, Array] | None = None) -> Path:
+    """config.json and safetensors (with an index where there are shards) in `folder`.
+
+    Args:
+        values: float32 tensors that the model's dtype holds exactly, in place of its own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(model.hf_config()))
+    tensors = model.tensors() if values is None else values
     entries = {
         name: (model.stored_as(name).upper(), v.shape, raw_bytes(v, model.stored_as(name)))
-        for name, v in model.tensors().items()
+        for name, v in tensors.items()
     }
     if model.shards == 1:
         (folder / "model.safetensors").write_bytes(safetensors_file(entries))
@@ -159,6 +165,7 @@ def write_checkpoint(model: Tiny, folder: Path) -> Path:
     return folder
 
 
+EXPERT_NUMBER = re.compile(r"experts\.\d+\.")
 GGUF_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -171,11 +178,15 @@ GGUF_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 
 
 def gguf_name(name: str) -> str:
-    """What llama.cpp's converter calls a tensor of a checkpoint."""
+    """What llama.cpp's converter calls a tensor of a checkpoint; experts of a layer share a stack's name."""
     fixed = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
@@ -184,7 +195,7 @@ def gguf_name(name: str) -> str:
     if name in fixed:
         return fixed[name]
     _, _, layer, part = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{GGUF_NAMES[part]}.weight"
+    return f"blk.{layer}.{GGUF_NAMES[EXPERT_NUMBER.sub('experts.', part)]}.weight"
 
 
 def permuted(values: Array, heads: int) -> Array:

@@ -67,10 +67,10 @@ def open_model(path: Path, load_format: str = "auto") -> Iterator[tuple[Model, s
     if load_format == "dummy":
         if not path.is_dir():
             raise ConfigError("dummy weights need a config.json", expected="a folder", got=path)
-        line, architecture, config, where = _read_config(path)
+        line, architecture, config, where = read_config(path)
         yield line.from_config(config, where), architecture
     elif path.is_dir():
-        line, architecture, config, where = _read_config(path)
+        line, architecture, config, where = read_config(path)
         with open_safetensors(path) as checkpoint:
             yield line.from_hf(config, where, checkpoint), architecture
     else:
@@ -80,7 +80,7 @@ def open_model(path: Path, load_format: str = "auto") -> Iterator[tuple[Model, s
             yield line.from_gguf(file), HF_NAMES.get(str(name), str(name))
 
 
-def _read_config(path: Path) -> tuple[ModelLine, str, dict[str, Any], str]:
+def read_config(path: Path) -> tuple[ModelLine, str, dict[str, Any], str]:
     """The line of a folder's config.json, its architecture, what it says, and its path for errors."""
     where = path / "config.json"
     config = parse_object(read_small_file(where, MAX_CONFIG_BYTES), str(where))

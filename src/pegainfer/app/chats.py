@@ -66,7 +66,7 @@ class Rendering:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
         template = self.template
-        if choose_style(AUTO, template.source).name == "hermes" and not knows_tools(template.source):
+        if choose_style(AUTO, template.all_source).name == "hermes" and not knows_tools(template.all_source):
             messages, tools = plain_messages(messages, tools), ()
         return template.render(
             messages,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pegainfer.app.options import name_of
 from pegainfer.contract.errors import ConfigError
 
 ACTIVATIONS = ("auto", "int8", "bf16", "f32")
@@ -20,7 +21,11 @@ class EngineConfig:
     """What is loaded, how it computes and how much it may hold."""
 
     max_model_len: int | None = field(
-        default=None, metadata={"help": "Tokens of a sequence, prompt and answer; default: the model's own."}
+        default=None,
+        metadata={
+            "help": "Tokens of a sequence, prompt and answer, as 4096 or 4k; default: the model's own.",
+            "parse": "count",
+        },
     )
     threads: int | None = field(
         default=None, metadata={"help": "Threads that compute; default: the cores this process may use."}
@@ -32,14 +37,16 @@ class EngineConfig:
         default="auto",
         metadata={
             "help": "Activations: int8 beside quantised weights (faster), f32 (exact), bf16: also rounded to "
-            "bf16 beside bf16 weights where the processor multiplies it; auto: bf16."
+            "bf16 beside bf16 weights where the processor multiplies it; auto: bf16. A GPU computes in bf16.",
+            "parse": "dtype",
         },
     )
     kv_dtype: str = field(
         default="auto",
         metadata={
             "help": "Storage of keys and values: f32 (exact), f16 (half the memory, quicker from some 1,000 "
-            "tokens on); auto: f32, bf16 on a GPU."
+            "tokens on); auto: f32, bf16 on a GPU.",
+            "parse": "dtype",
         },
     )
     kv_cache_memory: int | None = field(
@@ -118,7 +125,7 @@ class EngineConfig:
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise ConfigError(f"bad {name}", expected=" or ".join(allowed), got=repr(value))
+                raise ConfigError(f"bad {name_of(name)}", expected=" or ".join(allowed), got=repr(value))
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(
                 "bad gpu_memory_utilization", expected="0 < share ≤ 1", got=self.gpu_memory_utilization
@@ -131,6 +138,13 @@ class EngineConfig:
     def check_backend(self) -> None:
         """Raises ConfigError where the backend does not do what is asked for. Called when it is decided."""
         cuda = self.backend == "cuda"
+        if cuda and self.activation not in ("auto", "bf16"):
+            raise ConfigError(
+                "a GPU computes in bf16",
+                expected="auto or bf16",
+                got=self.activation,
+                where="activation_dtype",
+            )
         for name in ("tensor_parallel_size", "data_parallel_size"):
             if getattr(self, name) > 1:
                 raise ConfigError(
@@ -140,7 +154,7 @@ class EngineConfig:
         if cuda and self.kv_dtype not in ("auto", "bf16"):
             raise ConfigError(
                 "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,
-                where="kv_dtype",
+                where="kv_cache_dtype",
             )  # fmt: skip
         if not cuda and self.kv_dtype == "bf16":
             raise ConfigError("only a GPU keeps keys and values as bf16", expected="f32 or f16", got="bf16")

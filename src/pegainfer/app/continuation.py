@@ -37,6 +37,7 @@ class Continuation:
         self._logprobs: list[TokenLogprob] = []
         self._text: list[str] = []
         self._stop_reason: int | str | None = None
+        self._told = (0, 0, False)  # tokens and pieces of text in outputs before, and whether the finish was
 
     @property
     def finish(self) -> str | None:
@@ -52,17 +53,23 @@ class Continuation:
         self._text.append(delta.text)
         self._stop_reason = delta.stop_reason
 
-    def output(self) -> CompletionOutput:
-        """Raises RuntimeError before the end."""
-        if self.finish is None:
-            raise RuntimeError("a continuation that has not ended has no output")
+    @property
+    def has_news(self) -> bool:
+        """Whether an output would hold what no output before held."""
+        return self._told != (len(self.tokens), len(self._text), self.finish is not None)
+
+    def output(self, *, delta: bool = False) -> CompletionOutput:
+        """What there is so far, or with `delta` what no output before held. Mutates what counts as told."""
         asked = self._params.logprobs is not None
+        tokens, pieces, _ = self._told if delta else (0, 0, False)
+        self._told = (len(self.tokens), len(self._text), self.finish is not None)
+        logprobs = [candidates(e, self._tokenizer) for e in self._logprobs[tokens:]] if asked else None
         return CompletionOutput(
             index=self._index,
-            text="".join(self._text),
-            token_ids=self.tokens,
+            text="".join(self._text[pieces:]),
+            token_ids=self.tokens[tokens:],
             cumulative_logprob=sum(e.logprob for e in self._logprobs) if asked else None,
-            logprobs=[candidates(e, self._tokenizer) for e in self._logprobs] if asked else None,
+            logprobs=logprobs,
             finish_reason=self.finish,
             stop_reason=self._stop_reason,
         )
@@ -133,15 +140,16 @@ class Request:
         done = all(c.finish is not None for c in self._continuations)
         return done, done and bool(self._running)
 
-    def output(self) -> RequestOutput:
-        """The answer, once every continuation has ended."""
+    def output(self, *, delta: bool = False) -> RequestOutput:
+        """The answer so far; with `delta` only what no output before held, of continuations that went on."""
+        told = [c for c in self._continuations if c.has_news or not delta]
         return RequestOutput(
             request_id=self.id,
             prompt=self._prompt.text,
             prompt_token_ids=self._prompt.ids,
             prompt_logprobs=self._candidates(),
-            outputs=[c.output() for c in self._continuations],
-            finished=True,
+            outputs=[c.output(delta=delta) for c in told],
+            finished=all(c.finish is not None for c in self._continuations),
             num_cached_tokens=self._cached,
             metrics=self._timings,
         )

@@ -6,18 +6,19 @@ configuration, tokenizer and weights are fetched, and nothing in them is ever ru
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pegainfer.app.quants import Choice, choose_file
 from pegainfer.contract.errors import ConfigError
-from pegainfer.runtime.weights.gguf_split import model_of
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,6 @@ SMALL_FILES = (
 )  # fmt: skip
 # Weights in another layout that some repositories hold beside those that are read here.
 OTHERS = ("*/*", "consolidated*")
-DEFAULT_QUANT = "Q4_K_M"
 SLOW_SECONDS = 3.0  # the library asks again for some 20 seconds, in silence, where there is no network
 NETWORK = "check the network; HTTPS_PROXY and HF_ENDPOINT are obeyed"
 
@@ -53,15 +53,39 @@ class HubName:
         return HubName(match[1], match[2], match[3])
 
 
-def fetch(name: HubName, *, revision: str | None = None, offline: bool = False, weights: bool = True) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class FetchOptions:
+    """How a model is fetched.
+
+    revision: branch, tag or commit; None: the main branch.
+    offline: take only what was fetched before.
+    weights: without, configuration and tokenizer alone.
+    folder: of all fetched models; None: the library's own.
+    tell: takes one line for the user about what is fetched and why.
+    """
+
+    revision: str | None = None
+    offline: bool = False
+    weights: bool = True
+    folder: str | None = None
+    tell: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A repository's files with their bytes; the architecture of its GGUF files where the hub knows it."""
+
+    files: Mapping[str, int]
+    architecture: str | None
+
+
+def fetch(name: HubName, options: FetchOptions) -> Path:
     """The model's folder or GGUF file on this machine; what is missing is fetched, broken downloads go on.
 
-    Args:
-        revision: branch, tag or commit; None: the main branch.
-        offline: take only what was fetched before.
-        weights: without, configuration and tokenizer alone.
+    Whether it can be served is decided from its configuration and its list of files first.
 
-    Raises ConfigError: no such model or revision, no permission, no network, no space.
+    Raises ConfigError: no such model or revision, no permission, no network, no space. UnsupportedError: the
+    model cannot be served.
     """
     # Read when the library is imported.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -70,32 +94,104 @@ def fetch(name: HubName, *, revision: str | None = None, offline: bool = False, 
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import constants, errors
 
-    offline = offline or constants.HF_HUB_OFFLINE
-    with _told(name, revision, offline):
+    options = dataclasses.replace(options, offline=options.offline or constants.HF_HUB_OFFLINE)
+    with _told(name, options.revision, options.offline):
         try:
-            return _fetch(name, revision, offline, weights)
+            return _fetch(name, options)
         except Exception as e:
-            if offline or not _unreachable(e):
+            if options.offline or not _unreachable(e):
                 raise
             try:
-                found = _fetch(name, revision, True, weights)
+                found = _fetch(name, dataclasses.replace(options, offline=True))
             except errors.LocalEntryNotFoundError:
                 raise e from None
             log.warning("the hub cannot be reached: %s as it was fetched before", name.repository)
             return found
 
 
-def _fetch(name: HubName, revision: str | None, offline: bool, weights: bool) -> Path:
+def _fetch(name: HubName, options: FetchOptions) -> Path:
     from huggingface_hub import snapshot_download
 
-    chosen = _gguf(name, _files(name, revision, offline))
-    wanted = chosen or [*SMALL_FILES, *(["*.safetensors"] if weights else [])]
-    folder = snapshot_download(
-        name.repository, revision=revision, local_files_only=offline, endpoint=_endpoint(),
+    listing = _list(name, options)
+    choice = _choose(name, listing)
+    chosen = None if choice is None else choice.files[0]
+    if not options.offline and options.weights:
+        _check(name, listing, chosen, options)
+    if choice is not None:
+        wanted = list(choice.files)
+        _tell(name, choice, listing, options)
+    else:
+        wanted = [*SMALL_FILES, *(["*.safetensors"] if options.weights else [])]
+    found = snapshot_download(
+        name.repository, revision=options.revision, local_files_only=options.offline, endpoint=_endpoint(),
         allow_patterns=wanted,
         ignore_patterns=None if chosen else list(OTHERS),
+        cache_dir=options.folder,
     )  # fmt: skip
-    return Path(folder) / chosen[0] if chosen else Path(folder)
+    return Path(found) / chosen if chosen else Path(found)
+
+
+def _tell(name: HubName, choice: Choice, listing: Listing, options: FetchOptions) -> None:
+    """Says what is about to be fetched and why; nothing where all of it is on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    here = [
+        try_to_load_from_cache(name.repository, file, cache_dir=options.folder, revision=options.revision)
+        for file in choice.files
+    ]
+    if options.tell is None or all(isinstance(path, str) for path in here):
+        return
+    size = sum(listing.files[file] for file in choice.files) / 2**30
+    parts = f"{len(choice.files)} parts, " if len(choice.files) > 1 else ""
+    options.tell(f"{name.repository}: fetching {choice.files[0]} ({parts}{size:.1f} GiB): {choice.why}")
+
+
+def _choose(name: HubName, listing: Listing) -> Choice | None:
+    """Which GGUF model is meant; None where the repository holds safetensors and no GGUF file is named.
+
+    Raises ConfigError, UnsupportedError.
+    """
+    ggufs = {path: size for path, size in listing.files.items() if path.endswith(".gguf")}
+    plain = any(path.endswith(".safetensors") and "/" not in path for path in listing.files)
+    if name.file is None and name.quant is None and (plain or not ggufs):
+        return None
+    from pegainfer.ops.tensor import WEIGHTS
+    from pegainfer.runtime.control_groups import available_memory
+
+    return choose_file(name.repository, ggufs, WEIGHTS, available_memory(), quant=name.quant, file=name.file)
+
+
+def _check(name: HubName, listing: Listing, chosen: str | None, options: FetchOptions) -> None:
+    """Refuses a model that cannot be served, before its weights are fetched.
+
+    Raises UnsupportedError and ConfigError with the reason.
+    """
+    from pegainfer.app.assemble import read_config
+    from pegainfer.app.registry import find_line
+
+    if chosen is not None:
+        if listing.architecture is not None:
+            find_line(listing.architecture, f"{name.repository}/{chosen}")
+        return
+    needed = ("config.json", "tokenizer.json", ".safetensors")
+    missing = [
+        part for part in needed if not any(path.endswith(part) for path in listing.files if "/" not in path)
+    ]
+    if missing:
+        raise ConfigError(
+            "the repository holds no whole model",
+            expected="config.json, tokenizer.json, *.safetensors, or GGUF files",
+            got="no " + ", no ".join(missing),
+            where=name.repository,
+        )
+    from huggingface_hub import hf_hub_download
+
+    config = hf_hub_download(
+        name.repository, "config.json", revision=options.revision, endpoint=_endpoint(),
+        cache_dir=options.folder,
+    )  # fmt: skip
+    line, _, values, where = read_config(Path(config).parent)
+    line.from_config(values, where)
 
 
 def _unreachable(e: Exception) -> bool:
@@ -111,20 +207,27 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT")
 
 
-def _files(name: HubName, revision: str | None, offline: bool) -> list[str]:
-    """Paths in the repository; offline, those that are here."""
+def _list(name: HubName, options: FetchOptions) -> Listing:
+    """What the repository holds; offline, what of it is here."""
     from huggingface_hub import HfApi, snapshot_download
 
-    if not offline:
+    if not options.offline:
         with _slow_answer_told(name):
-            return HfApi(endpoint=_endpoint()).list_repo_files(name.repository, revision=revision)
+            info = HfApi(endpoint=_endpoint()).model_info(
+                name.repository, revision=options.revision, files_metadata=True
+            )
+        files = {f.rfilename: f.size or 0 for f in info.siblings or ()}
+        gguf = getattr(info, "gguf", None) or {}
+        return Listing(files, gguf.get("architecture"))
     # Newer versions of the library want a whole snapshot unless told which files matter.
     folder = Path(
         snapshot_download(
-            name.repository, revision=revision, local_files_only=True, allow_patterns="config.json"
+            name.repository, revision=options.revision, local_files_only=True, allow_patterns="config.json",
+            cache_dir=options.folder,
         )
-    )
-    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    )  # fmt: skip
+    here = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+    return Listing(here, None)
 
 
 @contextmanager
@@ -138,35 +241,6 @@ def _slow_answer_told(name: HubName) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _gguf(name: HubName, files: Sequence[str]) -> list[str]:
-    """Which GGUF file is meant, or all parts of a split one in order; none where safetensors are.
-
-    Raises ConfigError where it is not clear.
-    """
-    ggufs = sorted(f for f in files if f.endswith(".gguf"))
-    plain = any(f.endswith(".safetensors") and "/" not in f for f in files)
-    if name.file is None and name.quant is None and (plain or not ggufs):
-        return []
-    models: dict[str, list[str]] = {}  # files by the model that they hold or are parts of
-    for f in ggufs:
-        models.setdefault(model_of(f) or f, []).append(f)
-    if name.file is not None:
-        found = [m for m, parts in models.items() if name.file in parts]
-    else:
-        wanted = (name.quant or (DEFAULT_QUANT if len(models) > 1 else "")).lower()
-        # It stands between the model's name and the suffix: Model-Q4_K_M.gguf, model.q8_0.gguf.
-        between = re.compile(rf"(^|[-._/]){re.escape(wanted)}[-.]")
-        found = [m for m, parts in models.items() if not wanted or between.search(parts[0].lower())]
-    if len(found) != 1:
-        raise ConfigError(
-            f"{name.repository} has {'no' if not found else 'more than one'} such GGUF file",
-            expected=" ".join(ggufs)[:400] or "a repository with GGUF files",
-            got=name.file or name.quant or f"{len(ggufs)} files, none chosen",
-            remedy=f"name one: {name.repository}:QUANT or {name.repository}/FILE.gguf",
-        )
-    return models[found[0]]
 
 
 @contextmanager

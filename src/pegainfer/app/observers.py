@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from pegainfer.contract.observation import Observer
+from pegainfer.observe.console import ConsoleLines
 
 
 @contextlib.contextmanager
@@ -19,7 +20,9 @@ def observing(access_log: str, otlp_traces_endpoint: str) -> Iterator[list[Obser
     Raises ConfigError for a file that cannot be opened, a URL that is none, or a package that is missing.
     """
     with contextlib.ExitStack() as stack:
-        observers: list[Observer] = []
+        console = ConsoleLines()
+        stack.callback(console.close)
+        observers: list[Observer] = [console]
         if access_log:
             from pegainfer.observe.access_log import AccessLog
 

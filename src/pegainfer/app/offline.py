@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import queue
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Protocol, Self
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.chats import Message, Rendering, as_chats
-from pegainfer.app.config import EngineConfig
 from pegainfer.app.continuation import Request
+from pegainfer.app.embedding import EmbeddingRequest, EmbeddingRequestOutput
+from pegainfer.app.llm_options import OFFLINE, read_options
 from pegainfer.app.outputs import RequestOutput
 from pegainfer.app.prompts import Prompt, PromptType, as_list, encode_prompt
-from pegainfer.app.resolve import resolve
 from pegainfer.app.sampling_params import SamplingParams
-from pegainfer.app.text import TextSide, load_text
-from pegainfer.contract.errors import ConfigError, RequestError
+from pegainfer.app.text import TextSide, make_template
+from pegainfer.app.text_options import TextOptions
+from pegainfer.contract.errors import ConfigError, PegaError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent
+from pegainfer.contract.request import GenerateRequest
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
+from pegainfer.frontend.http.generation_config import stated
 from pegainfer.frontend.tokenizer import Tokenizer
 
-# vLLM's names for options -> the field of EngineConfig or SchedulerConfig that holds them here.
-ALIASES: dict[str, str] = {
-    "max_num_seqs": "max_slots",
-    "max_num_batched_tokens": "max_prefill_tokens",
-    "enable_prefix_caching": "prefix_cache",
-    "kv_cache_memory_bytes": "kv_cache_memory",
-    "kv_cache_dtype": "kv_dtype",
-}
+
+class _Running(Protocol):
+    """What is asked of the engine for one prompt, and takes its events. Mutated by `take`."""
+
+    id: str
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def to_engine(self) -> GenerateRequest: ...
+
+    def take(self, event: TokenEvent) -> tuple[bool, bool]:
+        """(all continuations have ended, and the engine must be told to stop)."""
 
 
 class LLM:
@@ -43,10 +53,11 @@ class LLM:
     Args:
         model: the default model's name, a .gguf file, a folder with config.json, safetensors and
             tokenizer.json, or owner/model of the hub, which is fetched.
-        revision: of a model of the hub.
-        options: fields of EngineConfig and SchedulerConfig, or vLLM's names for them: max_model_len,
-            max_num_seqs, max_num_batched_tokens, enable_prefix_caching, kv_cache_memory_bytes,
-            kv_cache_dtype, seed.
+        options: those of docs/options.md that are marked for it, by their names or other engines' names:
+            device, max_model_len, max_num_seqs, activation_dtype, kv_cache_dtype, seed and more; revision,
+            download_dir and offline of a model of the hub; tokenizer, chat_template,
+            default_chat_template_kwargs, generation_config and override_generation_config, the last two and
+            the variables as mappings or JSON.
 
     Raises ConfigError for an unknown option or model, ModelFileError and UnsupportedError for a model that
     cannot be loaded.
@@ -55,16 +66,12 @@ class LLM:
     def __init__(
         self,
         model: str | os.PathLike[str] = DEFAULT_MODEL.name,
-        *,
-        revision: str | None = None,
         **options: Any,
     ) -> None:
-        config, scheduler = _configs(options)
-        if not isinstance(model, str | os.PathLike):
-            raise ConfigError("bad model", expected="a name or a path", got=f"{model!r:.80}")
-        ref = resolve(os.fspath(model), revision=revision, weights=config.load_format != "dummy")
-        text = load_text(ref)
-        engine = build_engine(ref.path, ref.name, config, scheduler)
+        found = read_options(model, options, OFFLINE)
+        text = found.text()
+        scheduler = found.scheduler
+        engine = build_engine(found.model.path, found.model.name, found.engine, scheduler)
         policy = engine.policy(scheduler)
         running = InProcessEngine(engine.runner, engine.info, scheduler, policy=policy)
         self._adopt(running, text, scheduler)
@@ -89,6 +96,10 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self._text.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What holds where none are given: what the model itself says of sampling, else SamplingParams()."""
+        return SamplingParams(**stated(self._text.generation))
+
     def generate(
         self,
         prompts: PromptType | Sequence[PromptType],
@@ -101,7 +112,7 @@ class LLM:
 
         Args:
             prompts: a text, token ids, a dict with `prompt` or `prompt_token_ids`, or a list of such.
-            sampling_params: one for all, or one a prompt; None: SamplingParams().
+            sampling_params: one for all, or one a prompt; None: get_default_sampling_params().
             use_tqdm: shows a progress bar where standard error is a terminal.
             priority: one a prompt, lower runs first.
 
@@ -120,6 +131,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, a list of {'role', 'content'}, or each of a list of conversations.
@@ -127,9 +139,15 @@ class LLM:
         Messages and tools are those of /v1/chat/completions; a template that knows no tools gets them in the
         system turn. Calls are left in the text as the model writes them.
 
+        Args:
+            chat_template: takes the place of the model's own: as the option of that name, see TextOptions.
+            chat_template_kwargs: variables of the template, e.g. enable_thinking.
+
         Raises as `generate`, and ConfigError where the model has no chat template.
         """
         template = self._text.template
+        if chat_template is not None:
+            template = make_template(self._text.tokenizer, TextOptions(chat_template=chat_template))
         if template is None:
             raise ConfigError("the model has no chat template", remedy="use generate with a text")
         rendering = Rendering(
@@ -141,6 +159,38 @@ class LLM:
 
         encoded = [_numbered(i, encode, chat) for i, chat in enumerate(as_chats(messages))]
         return self._run(encoded, sampling_params, use_tqdm, None)
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        pooling: Literal["mean", "last"] = "mean",
+        normalize: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector a prompt, in the prompts' order: `outputs.embedding`, [hidden size] float32.
+
+        Args:
+            prompts: as `generate` takes them.
+            pooling: the mean of the prompt's hidden states, or the last one.
+            normalize: scales each vector to length 1.
+
+        Raises RequestError that names the prompt at fault, and for an unknown pooling.
+        """
+        tokenizer = self._text.tokenizer
+        encoded = [_numbered(i, encode_prompt, p, tokenizer) for i, p in enumerate(as_list(prompts))]
+        requests = [EmbeddingRequest(self._next_id(), prompt, pooling, normalize) for prompt in encoded]
+        self._finish(requests, use_tqdm)
+        return [r.output() for r in requests]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes; true once that is done. Raises EngineDeadError."""
+        ended: queue.SimpleQueue[PegaError | None] = queue.SimpleQueue()
+        self._engine.reset_prefix_cache(ended.put)
+        error = ended.get()
+        if error is not None:
+            raise error
+        return True
 
     def stats(self) -> EngineStats:
         """Counters of the engine: steps, preemptions, cached tokens and more."""
@@ -165,22 +215,24 @@ class LLM:
         show: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = _spread("sampling_params", SamplingParams() if sampling is None else sampling, len(prompts))
+        sampling = self.get_default_sampling_params() if sampling is None else sampling
+        params = _spread("sampling_params", sampling, len(prompts))
         priorities = _spread("priority", 0 if priority is None else priority, len(prompts))
         requests = []
         for i, (prompt, p, rank) in enumerate(zip(prompts, params, priorities, strict=True)):
-            self._requests += 1
-            requests.append(
-                _numbered(i, Request, f"llm-{self._requests}", prompt, p, rank, self._text.tokenizer)
-            )
+            requests.append(_numbered(i, Request, self._next_id(), prompt, p, rank, self._text.tokenizer))
         self._finish(requests, show)
         return [r.output() for r in requests]
 
-    def _finish(self, requests: list[Request], show: bool) -> None:
+    def _next_id(self) -> str:
+        self._requests += 1
+        return f"llm-{self._requests}"
+
+    def _finish(self, requests: Sequence[_Running], show: bool) -> None:
         """Submits the requests, a window at a time, and takes events until all have ended."""
         from pegainfer.app.progress import counting
 
-        live: dict[str, Request] = {}
+        live: dict[str, _Running] = {}
         events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
         waiting = deque(enumerate(requests))
         numbers = {r.id: i for i, r in enumerate(requests)}
@@ -205,8 +257,8 @@ class LLM:
 
     def _submit(
         self,
-        waiting: deque[tuple[int, Request]],
-        live: dict[str, Request],
+        waiting: deque[tuple[int, _Running]],
+        live: dict[str, _Running],
         events: queue.SimpleQueue[TokenEvent],
     ) -> None:
         """Fills the window: at least one request, then as many as the engine may let wait."""
@@ -236,22 +288,3 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
     if len(value) != count:
         raise RequestError(f"{name} and prompts differ in number", expected=count, got=len(value), param=name)
     return list(value)
-
-
-def _configs(options: Mapping[str, Any]) -> tuple[EngineConfig, SchedulerConfig]:
-    """Raises ConfigError for options that no config class has."""
-    fields: dict[type, set[str]] = {
-        c: {f.name for f in dataclasses.fields(c)} for c in (EngineConfig, SchedulerConfig)
-    }
-    # Here nobody waits for the next token: a step takes as much of the prompts as it can.
-    parts: dict[type, dict[str, Any]] = {EngineConfig: {}, SchedulerConfig: {"target_itl_ms": 0.0}}
-    for name, value in options.items():
-        field = ALIASES.get(name, name)
-        owner = next((c for c, names in fields.items() if field in names), None)
-        if owner is None:
-            known = sorted({*ALIASES, *fields[EngineConfig], *fields[SchedulerConfig]})
-            raise ConfigError(
-                "unknown option, or one that does not apply here", expected=" ".join(known), got=name
-            )
-        parts[owner][field] = value
-    return EngineConfig(**parts[EngineConfig]), SchedulerConfig(**parts[SchedulerConfig])

@@ -27,7 +27,7 @@ class CompletionOutput:
         token_ids: the token that ended it included.
         cumulative_logprob: summed over token_ids; None unless logprobs were asked for.
         logprobs: for each token, candidates by id: the drawn one and the best.
-        finish_reason: 'stop', 'length' or 'abort'.
+        finish_reason: 'stop', 'length' or 'abort'; None where it goes on.
         stop_reason: the stop string or the id of stop_token_ids that ended it; None for EOS or length.
     """
 
@@ -36,7 +36,7 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None
     logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: int | str | None
 
 

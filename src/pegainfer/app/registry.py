@@ -26,6 +26,8 @@ LINES: dict[str, str] = {
     "llama": "pegainfer.models.llama.engine",
     "Qwen3ForCausalLM": "pegainfer.models.qwen3.engine",
     "qwen3": "pegainfer.models.qwen3.engine",
+    "Qwen3MoeForCausalLM": "pegainfer.models.qwen3_moe.engine",
+    "qwen3moe": "pegainfer.models.qwen3_moe.engine",
     "Qwen3_5ForConditionalGeneration": "pegainfer.models.qwen3_5.engine",
     "Qwen3_5ForCausalLM": "pegainfer.models.qwen3_5.engine",
     "qwen35": "pegainfer.models.qwen3_5.engine",
@@ -34,6 +36,7 @@ LINES: dict[str, str] = {
 HF_NAMES = {
     "llama": "LlamaForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
     "qwen35": "Qwen3_5ForConditionalGeneration",
 }
 
@@ -46,6 +49,9 @@ class Model(Protocol):
 
     @property
     def max_position_embeddings(self) -> int: ...
+
+    @property
+    def weights(self) -> Mapping[str, Weight]: ...
 
     @property
     def groups(self) -> Callable[[int, Formats], tuple[GroupLayout, ...]]: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,6 +38,8 @@ def resolve(
     text: bool = True,
     revision: str | None = None,
     offline: bool = False,
+    download_dir: str | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> ModelRef:
     """Finds a model. Raises ConfigError where there is none, and what `pull` raises.
 
@@ -48,6 +51,8 @@ def resolve(
         text: a folder must have a tokenizer.
         revision: branch, tag or commit, of a hub name alone.
         offline: fetch nothing.
+        download_dir: the folder of models of the hub; None: the hub library's own.
+        tell: takes one line for the user about what is fetched from the hub, and why.
     """
     name = HubName.parse(reference)
     if revision is not None and (name is None or Path(reference).exists()):
@@ -66,10 +71,38 @@ def resolve(
         raise ConfigError("not a model reference", expected=FORMS, got=f"{e!s:.100}") from None
     if name is None or (path.suffix == ".gguf" and name.file is None):
         raise ConfigError("no such model", expected=FORMS, got=f"{reference!r:.200}", remedy="check the path")
-    path = hub.fetch(name, revision=revision, offline=offline, weights=weights)
+    path = hub.fetch(
+        name,
+        hub.FetchOptions(revision=revision, offline=offline, weights=weights, folder=download_dir, tell=tell),
+    )
     if path.suffix == ".gguf":
         return ModelRef("gguf", path, f"{name.repository}:{name.quant}" if name.quant else _stem(path))
     return ModelRef("folder", _folder(path, weights, text).path, name.repository)
+
+
+def find_tokenizer(reference: str, *, offline: bool = False, download_dir: str | None = None) -> Path:
+    """A folder with tokenizer.json, or a .gguf file, that another model's text is read and written with.
+
+    Args:
+        reference: such a folder or file, or a name of the hub, of which the small files are fetched.
+
+    Raises ConfigError where there is none.
+    """
+    path = Path(reference).expanduser()
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return path
+    name = HubName.parse(reference)
+    if not path.is_dir() and name is not None:
+        options = hub.FetchOptions(offline=offline, weights=False, folder=download_dir)
+        path = hub.fetch(name, options)
+    if path.suffix != ".gguf" and not (path / "tokenizer.json").is_file():
+        raise ConfigError(
+            "no such tokenizer",
+            expected="a folder with tokenizer.json, a .gguf file, or owner/model of the Hugging Face hub",
+            got=f"{reference!r:.200}",
+            where="tokenizer",
+        )
+    return path
 
 
 def _default(fetch: bool, progress: Progress | None) -> ModelRef:

@@ -5,9 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from pegainfer.contract import request
 from pegainfer.contract.errors import RequestError
+
+
+class RequestOutputKind(Enum):
+    """What each output of AsyncLLM.generate holds. LLM returns the whole answer in any case."""
+
+    CUMULATIVE = 0  # the answer so far
+    DELTA = 1  # what has come since the output before
+    FINAL_ONLY = 2  # there is one output, the whole answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +44,7 @@ class SamplingParams:
     logprobs: int | None = None  # of so many best tokens and of the drawn one
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True  # in the text
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         """Raises RequestError where a field has a wrong type."""
@@ -103,6 +113,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "None": lambda value: value is None,
     "int": _is_int,
     "float": lambda value: type(value) in (int, float),
+    "RequestOutputKind": lambda value: isinstance(value, RequestOutputKind),
     "bool": lambda value: type(value) is bool,
     "str": lambda value: type(value) is str,
     "Sequence[int]": lambda value: _all(value, int),

@@ -9,6 +9,7 @@ from typing import Any
 
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.resolve import ModelRef
+from pegainfer.app.text_options import TextOptions
 from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.tokenizer import Tokenizer
@@ -24,36 +25,65 @@ class TextSide:
     generation: Mapping[str, Any] = field(default_factory=dict)  # what the model says of sampling, as it is
 
 
-def load_text(model: ModelRef, chat_template: Path | None = None) -> TextSide:
+def load_text(model: ModelRef, options: TextOptions | None = None) -> TextSide:
     """The tokenizer, the template and the sampling defaults of a model.
 
-    Args:
-        chat_template: a file with the template that takes the place of the model's own.
-
-    Raises ModelFileError, UnsupportedError, and ConfigError for a template that does not compile.
+    Raises ModelFileError, UnsupportedError, and ConfigError for a template that is not there or does not
+    compile.
     """
-    if model.kind == "folder":
-        tokenizer = load_tokenizer(model.path)
-        generation = read_json(model.path / "generation_config.json")
+    options = options or TextOptions()
+    path = options.tokenizer or model.path
+    if path.suffix.lower() == ".gguf":
+        with open_gguf(path) as file:
+            found = tokenizer_from_gguf(file.metadata)
     else:
-        with open_gguf(model.path) as file:
-            tokenizer = tokenizer_from_gguf(file.metadata)
-            generation = {k: v for k, v in file.metadata.items() if k.startswith("general.sampling.")}
-        if not generation and model.path.name == DEFAULT_MODEL.file_name:
-            generation = dict(DEFAULT_MODEL.generation)
-    source, tool_source = tokenizer.chat_template, tokenizer.config.named_templates.get("tool_use")
-    if chat_template is not None:
-        source, tool_source = _read(chat_template), None
-    special = tokenizer.config.special_tokens
-    template = None if source is None else ChatTemplate(source, special, tool_source=tool_source)
-    return TextSide(tokenizer, template, generation)
+        found = load_tokenizer(path)
+    return TextSide(found, make_template(found, options), _generation(model))
 
 
-def _read(path: Path) -> str:
+def make_template(tokenizer: Tokenizer, options: TextOptions) -> ChatTemplate | None:
+    """The template that chats are rendered with; None where there is none. Raises ConfigError."""
+    named = tokenizer.config.named_templates
+    source, tool_source = tokenizer.chat_template, named.get("tool_use")
+    if options.chat_template is not None:
+        source, tool_source = read_template(options.chat_template, named), None
+    if source is None:
+        return None
+    return ChatTemplate(
+        source, tokenizer.config.special_tokens, tool_source=tool_source,
+        defaults=options.chat_template_kwargs,
+    )  # fmt: skip
+
+
+def read_template(reference: str, named: Mapping[str, str]) -> str:
+    """The text of a chat template.
+
+    Args:
+        reference: a file, a key of `named`, or the template itself, which holds {{ or {%.
+        named: the model's own templates by name.
+
+    Raises ConfigError where there is none.
+    """
+    if "{{" in reference or "{%" in reference:
+        return reference
+    if reference in named:
+        return named[reference]
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return Path(reference).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
+        names = f", or the name of one of the model's templates ({', '.join(named)})" if named else ""
         raise ConfigError(
-            "cannot read the chat template", expected="a Jinja file in UTF-8", got=f"{e!s:.200}",
-            where="--chat-template",
+            "cannot read the chat template", expected=f"a Jinja file in UTF-8{names}", got=f"{e!s:.200}",
+            where="chat_template",
         ) from None  # fmt: skip
+
+
+def _generation(model: ModelRef) -> Mapping[str, Any]:
+    """What a model says of sampling, as it is."""
+    if model.kind == "folder":
+        return read_json(model.path / "generation_config.json")
+    with open_gguf(model.path) as file:
+        generation = {k: v for k, v in file.metadata.items() if k.startswith("general.sampling.")}
+    if not generation and model.path.name == DEFAULT_MODEL.file_name:
+        return dict(DEFAULT_MODEL.generation)
+    return generation

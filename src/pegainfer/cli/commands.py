@@ -14,11 +14,13 @@ from pegainfer.cli import (
     doctor,
     generate,
     kernels,
+    models,
     pull,
     run_batch,
     serve,
     trace,
 )
+from pegainfer.cli.command_line import ModelCommand
 from pegainfer.cli.flags import expand
 
 ABOUT = """Serves language models: Python on the host, C++ and CUDA kernels, no model framework.
@@ -28,13 +30,15 @@ pegainfer chat                       a conversation in the terminal
 pegainfer generate "Who are you?"    one answer
 pegainfer serve                      an OpenAI-compatible server on port 8000
 pegainfer run-batch -i in -o out     a file of requests to a file of answers
+pegainfer pull owner/model           a model of the hub; list, show and rm: those that are here
+pegainfer ps                         the servers that run
 pegainfer doctor                     what this machine can do, and what is missing
 """
 
 
 def build_app() -> typer.Typer:
     """All commands. Their modules import what is heavy when they run, so that `--help` stays quick."""
-    app = _group(ABOUT, _root)
+    app = _group(ABOUT, _root, completion=True)
     for name, command in (
         ("serve", serve.serve),
         ("generate", generate.generate),
@@ -43,14 +47,22 @@ def build_app() -> typer.Typer:
         ("pull", pull.pull),
         ("doctor", doctor.doctor),
     ):
-        app.command(name)(expand(command))
+        app.command(name, cls=None if command is pull.pull else ModelCommand)(expand(command))
+    for name, manage in (
+        ("list", models.list_models),
+        ("show", models.show),
+        ("rm", models.rm),
+        ("ps", models.ps),
+    ):
+        app.command(name)(manage)
     bench = _group("Measure this machine, or a server.", _nothing)
-    bench.command("engine", short_help="Prefill and decode alone, in tokens a second.")(
-        expand(bench_engine.engine)
-    )
-    bench.command("ops", short_help="Each op alone, beside its floor.")(expand(bench_ops.ops))
+    for name, measure, about in (
+        ("engine", bench_engine.engine, "Prefill and decode alone, in tokens a second."),
+        ("ops", bench_ops.ops, "Each op alone, beside its floor."),
+        ("startup", bench_startup.startup, "Time until ready, and memory."),
+    ):
+        bench.command(name, cls=ModelCommand, short_help=about)(expand(measure))
     bench.command("serve", short_help="An OpenAI-compatible server under load.")(expand(bench_serve.serve))
-    bench.command("startup", short_help="Time until ready, and memory.")(expand(bench_startup.startup))
     app.add_typer(bench, name="bench")
     traces = _group("What requests waited for.", _nothing)
     traces.command("explain")(expand(trace.explain))
@@ -62,13 +74,17 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _group(about: str, callback: object) -> typer.Typer:
-    """Plain help without boxes, no completion, exceptions left to `main`."""
+def _group(about: str, callback: object, *, completion: bool = False) -> typer.Typer:
+    """Plain help without boxes, exceptions left to `main`.
+
+    Args:
+        completion: whether it has --install-completion and --show-completion.
+    """
     group = typer.Typer(
         help=about,
         no_args_is_help=True,
         rich_markup_mode=None,
-        add_completion=False,
+        add_completion=completion,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
     )

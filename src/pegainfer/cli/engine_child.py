@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from pegainfer.cli.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from pegainfer.cli.spec import EngineSpec
@@ -65,10 +68,11 @@ def early_child(argv: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        while _early:
-            child = _early.pop()
-            child.process.kill()  # it has no engine yet, and may be deep in a driver's call
-            child.process.wait()
+        with uninterrupted():
+            while _early:
+                child = _early.pop()
+                child.process.kill()  # it has no engine yet, and may be deep in a driver's call
+                child.process.wait()
 
 
 def take_child() -> EngineChild:
@@ -80,7 +84,7 @@ def _device(argv: Sequence[str]) -> str:
     """Which device's engine to load for, before anybody has checked the flags: a guess costs only time."""
     named = [a.removeprefix("--device=") for a in argv if a.startswith("--device=")]
     named += [value for flag, value in itertools.pairwise(argv) if flag == "--device"]
-    device = named[-1] if named else "cpu"
+    device = named[-1] if named else os.environ.get("PEGAINFER_DEVICE", "cpu")
     if device == "cuda" and any(a.startswith("--device-ordinal") for a in argv):
         return "cpu"  # the GPU is opened when its number is known
     return device if device in DEVICES else ""

@@ -5,8 +5,9 @@
 
 Each field of `http` and `engine` with a help text becomes a flag; a field that both have becomes one flag
 that sets both. The command gets the dataclasses built, and in `given` the flags that the user typed. The
-metadata of a field may hold `help`, `parse` (how text becomes a value: 'bytes') and `empty` (whether an empty
-text is a value: elsewhere it is what a shell makes of a variable that is not set, and refused).
+metadata of a field may hold `help`, `parse` (a key of options.PARSERS: how text becomes a value) and `empty`
+(whether an empty text is a value: elsewhere it is what a shell makes of a variable that is not set, and
+refused). What flags are called is in app/options.py.
 """
 
 from __future__ import annotations
@@ -21,30 +22,26 @@ from typing import Annotated, Any
 
 import typer
 
+from pegainfer.app import options
 from pegainfer.contract.errors import ConfigError
 
-# Fields whose flag is not called as they are: the names that users of other engines know.
-FLAG_NAMES = {
-    "activation": "--activation-dtype",
-    "api": "--backend",
-    "kv_dtype": "--kv-cache-dtype",
-    "max_slots": "--max-num-seqs",
-    "model_path": "--model",
-}
-ALIASES = {"model_path": ("-m", "--model-path")}  # more names of a field's flag, those of other engines
 NO_FLAG = frozenset({"backend"})  # --device chooses it
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+FROM_ENVIRONMENT = "pegainfer.environment"  # in a context's meta: options that the environment has set
 
 
 class Given(frozenset[str]):
     """The flags that the user typed, as '--max-model-len'; each in the form that switches on."""
 
     off: frozenset[str] = frozenset()  # those that were typed in the other form
+    environment: frozenset[str] = frozenset()  # those that were not typed, but set by the environment
 
     def refuse(self, config: type, why: str, *, but: tuple[str, ...] = ()) -> None:
-        """Raises ConfigError if a flag of `config` was typed: it would do nothing here. `but`: these do."""
+        """Raises ConfigError if a flag of `config` was typed: it would do nothing here. `but`: these do.
+
+        The environment is for every command and device, so that what it sets need not apply to this one.
+        """
         for flag in map(flag_of, flag_fields(config)):
-            if flag in self and flag not in but:
+            if flag in self and flag not in but and flag not in self.environment:
                 typed = off_form(flag) if flag in self.off else flag
                 raise ConfigError(f"{typed} does not apply", where=why, remedy=f"leave {typed} out")
 
@@ -56,27 +53,12 @@ def flag_fields(config: type) -> list[dataclasses.Field[Any]]:
 
 def flag_of(field: dataclasses.Field[Any]) -> str:
     """The field's flag, in the form that switches on: '--prefix-cache'."""
-    return FLAG_NAMES.get(field.name, "--" + field.name.replace("_", "-"))
+    return options.flag_of(options.name_of(field.name))
 
 
 def off_form(flag: str) -> str:
     """'--no-prefix-cache' of '--prefix-cache'."""
     return f"--no-{flag.removeprefix('--')}"
-
-
-def parse_bytes(text: str) -> int:
-    """'512MiB', '2G' or '1048576' as bytes; units are powers of 1,024. Raises ConfigError."""
-    body = text.strip().upper().removesuffix("B").removesuffix("I")
-    unit = body[-1:] if body[-1:] in UNITS and body[-1:].isalpha() else ""
-    try:
-        value = float(body.removesuffix(unit)) * UNITS[unit]
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ConfigError(
-            "not a size", expected="a number with an optional K, M, G or T, as 512MiB", got=text
-        )
-    return int(value)
 
 
 def expand(command: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -99,7 +81,7 @@ def expand(command: Callable[..., int | None]) -> Callable[..., int | None]:
             flags.setdefault(flag.name, flag)
 
     @functools.wraps(command)
-    def run(**values: Any) -> int | None:
+    def run(ctx: typer.Context, **values: Any) -> int | None:
         flag_values = {name: values.pop(name) for name in flags}
         given: set[str] = set()
         off: set[str] = set()
@@ -118,9 +100,11 @@ def expand(command: Callable[..., int | None]) -> Callable[..., int | None]:
         if wants_given is not None:
             built[wants_given] = typed_flags = Given(given)
             typed_flags.off = frozenset(off)
+            typed_flags.environment = frozenset(ctx.meta.get(FROM_ENVIRONMENT, ()))
         return command(**values, **built)
 
-    parameters = sorted([*plain, *flags.values()], key=lambda p: p.kind)
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = [context, *sorted([*plain, *flags.values()], key=lambda p: p.kind)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     del run.__wrapped__
@@ -141,15 +125,14 @@ def _parameters(config: type) -> list[inspect.Parameter]:
     out = []
     for field in flag_fields(config):
         kind = _kind_of_flag(hints[field.name])
-        name = flag_of(field)
-        names = (f"{name}/{off_form(name)}" if kind is bool else name, *ALIASES.get(field.name, ()))
-        parser = _PARSERS[field.metadata["parse"]] if "parse" in field.metadata else None
+        names = _names(options.name_of(field.name), switch=kind is bool)
+        parser = options.PARSERS[field.metadata["parse"]] if "parse" in field.metadata else None
         metavar = None  # typer's own, which would be Python's spelling of a list
         if typing.get_origin(kind) is list and parser is None:
             metavar = f"<{typing.get_args(kind)[0].__name__}>"
         elif parser is not None:  # else typer shows the name of the parsing function
             metavar = f"<{field.metadata['parse']}>"
-        option = typer.Option(*names, help=_help(field), show_default=False, parser=parser, metavar=metavar)
+        option = typer.Option(*names, help=help_of(field), show_default=False, parser=parser, metavar=metavar)
         hint: Any = Annotated[kind | None, option]
         out.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
@@ -157,7 +140,13 @@ def _parameters(config: type) -> list[inspect.Parameter]:
     return out
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {"bytes": parse_bytes}
+def _names(option: str, *, switch: bool) -> list[str]:
+    """All names of an option; those of a switch in both forms, as '--prefix-cache/--no-prefix-cache'."""
+    flags = [options.flag_of(name) for name in (option, *options.ALIASES.get(option, ()))]
+    if not switch:
+        return [*flags, *options.LETTERS.get(option, ())]
+    opposites = [options.flag_of(name) for name in options.OPPOSITES.get(option, ())]
+    return [*(f"{flag}/{off_form(flag)}" for flag in flags), *(f"{off_form(o)}/{o}" for o in opposites)]
 
 
 def _kind_of_flag(hint: Any) -> Any:
@@ -169,7 +158,8 @@ def _kind_of_flag(hint: Any) -> Any:
     return hint
 
 
-def _help(field: dataclasses.Field[Any]) -> str:
+def help_of(field: dataclasses.Field[Any]) -> str:
+    """The help text of a flag, with its default."""
     text: str = field.metadata.get("help", "")
     default = field.default
     if isinstance(default, tuple) and "may be repeated" not in text:

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 
 from pegainfer.cli.engine_child import early_child
+from pegainfer.cli.interrupts import EXIT_INTERRUPTED, end_by_signal, quieten_interrupts
 from pegainfer.contract.errors import EXIT_FAILED, EXIT_USER, EngineDeadError, PegaError
 
-EXIT_INTERRUPTED = 130
 # A full disk, a quota, a file that may grow no further, a device that fails: not the program's fault.
 CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
@@ -47,6 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"cannot write{where}: {error.strerror}", EXIT_FAILED)
     except Exception as error:
         return _wrong_command_line(error)
+
+
+def run() -> int:
+    """`main` as the whole of a process: the `pegainfer` command."""
+    quieten_interrupts()
+    try:
+        code = main()
+        end_by_signal()
+    except KeyboardInterrupt:  # another one, while the first was being dealt with
+        return EXIT_INTERRUPTED
+    return code
 
 
 def _prepare_output() -> None:
@@ -87,4 +98,4 @@ def _complain(message: str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -9,6 +9,11 @@ from collections.abc import Callable, Iterator
 from pegainfer.app.cache import Progress
 
 
+def say(line: str) -> None:
+    """One line for the user, beside what the command prints."""
+    print(f"pegainfer: {line}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def download_progress() -> Iterator[Progress]:
     """A callback for pull and resolve; nothing is drawn, or imported, before its first call."""

@@ -31,6 +31,7 @@ _OF_HTTP = (
     "served_model_name",
     "openai_defaults",
     "generation_config",
+    "override_generation_config",
     "chat_template_kwargs",
     "tool_call_parser",
     "reasoning_parser",
@@ -50,6 +51,7 @@ class BatchFlags:
     served_model_name: tuple[str, ...] = field(default=(), metadata=_flag("served_model_name"))
     openai_defaults: bool = field(default=False, metadata=_flag("openai_defaults"))
     generation_config: Literal["none", "auto"] = field(default="auto", metadata=_flag("generation_config"))
+    override_generation_config: str = field(default="", metadata=_flag("override_generation_config"))
     chat_template_kwargs: tuple[str, ...] = field(
         default=HttpConfig.chat_template_kwargs, metadata=_flag("chat_template_kwargs")
     )

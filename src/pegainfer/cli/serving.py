@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pegainfer import __version__
 from pegainfer.app.observers import observing
 from pegainfer.cli.machine import process_age
+from pegainfer.cli.running import Note, noted
 from pegainfer.cli.supervisor import Supervisor, supervised
 from pegainfer.cli.target import Target, load_text_side
 from pegainfer.contract.observation import Observer
@@ -36,9 +37,10 @@ def run_server_processes(target: Target, http: HttpConfig, listener: socket.sock
     folder = _trace_folder(http.trace)
     with (
         observing(http.access_log, http.otlp_traces_endpoint) as observers,
+        noted() as note,
         supervised(target.spec, http.engine_restarts) as supervisor,
     ):
-        return run_loop(_run(target, http, listener, supervisor, observers, folder))
+        return run_loop(_run(target, http, listener, supervisor, observers, note, folder))
 
 
 def _trace_folder(path: str) -> Path | None:
@@ -55,6 +57,7 @@ async def _run(
     listener: socket.socket,
     supervisor: Supervisor,
     observers: Sequence[Observer],
+    note: Note,
     folder: Path | None,
 ) -> int:
     """From two processes that load to a served app, and down again. Returns the exit code.
@@ -80,11 +83,14 @@ async def _run(
     if tracing is not None and folder is not None:
         tracing.start()
     watching = asyncio.ensure_future(supervisor.keep_alive(engine))
-    lines = _startup_lines(client.info, text_seconds)
-    code = await run_server(
-        app, [listener], http,
-        on_ready=lambda url: print(*lines, *_ready_lines(url, http), sep="\n", flush=True),
-    )  # fmt: skip
+    info = client.info
+    lines = _startup_lines(info, text_seconds)
+
+    def on_ready(url: str) -> None:
+        note.write(url, app.front.names, info.device, info.max_model_len)
+        print(*lines, *_ready_lines(url, http), sep="\n", flush=True)
+
+    code = await run_server(app, [listener], http, on_ready=on_ready)
     watching.cancel()
     if tracing is not None and folder is not None:
         await tracing.stop()

@@ -26,6 +26,7 @@ class EngineSpec:
     name: what the model is called in answers.
     path: of the model's file or folder; empty on the null device.
     time_ops: the ops of sampled steps are timed while a trace is taken.
+    tokenizer: of the folder or file that takes the place of the model's own tokenizer; empty: its own.
     """
 
     name: str
@@ -33,6 +34,7 @@ class EngineSpec:
     engine: EngineConfig
     scheduler: SchedulerConfig
     time_ops: bool = False
+    tokenizer: str = ""
 
     @property
     def is_null(self) -> bool:
@@ -68,9 +70,12 @@ def _vocabulary(spec: EngineSpec) -> Vocabulary:
         return vocabulary_of(byte_tokenizer())
     from pegainfer.app.resolve import resolve
     from pegainfer.app.text import load_text
+    from pegainfer.app.text_options import TextOptions
 
-    found = resolve(spec.path, weights=spec.engine.load_format != "dummy")
-    return vocabulary_of(load_text(found).tokenizer)
+    weights = spec.engine.load_format != "dummy"
+    tokenizer = Path(spec.tokenizer) if spec.tokenizer else None
+    found = resolve(spec.path, weights=weights, text=tokenizer is None)
+    return vocabulary_of(load_text(found, TextOptions(tokenizer=tokenizer)).tokenizer)
 
 
 def _build_null(spec: EngineSpec) -> Engine:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegainfer.cli.engine_child import take_child
+from pegainfer.cli.interrupts import uninterrupted
 from pegainfer.cli.socket_folder import socket_folder
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import EngineDeadError, PegaError
@@ -48,7 +49,8 @@ def supervised(spec: EngineSpec, restarts: int) -> Iterator[Supervisor]:
         supervisor.start()
         yield supervisor
     finally:
-        supervisor.stop()
+        with uninterrupted():
+            supervisor.stop()
 
 
 def _exit_on_signal(number: int, frame: object) -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.resolve import ModelRef, resolve
+from pegainfer.app.resolve import ModelRef, find_tokenizer, resolve
+from pegainfer.app.text_options import TextOptions, read_variables
 from pegainfer.cli.flags import Given
-from pegainfer.cli.progress import download_progress
+from pegainfer.cli.progress import download_progress, say
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
@@ -30,12 +31,40 @@ MODEL_HELP = (
 class ModelFlags:
     """Of every command that loads a model."""
 
+    config: str | None = field(
+        default=None,
+        metadata={
+            "help": "YAML file of options, named as the flags without --. What is typed goes before the "
+            "environment (PEGAINFER_ and the option's name in capitals), and that before the file."
+        },
+    )
     model_path: str | None = field(default=None, metadata={"help": MODEL_HELP})
     revision: str | None = field(
         default=None, metadata={"help": "Branch, tag or commit of a model of the hub; default: main."}
     )
+    tokenizer: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder with tokenizer.json, .gguf file or name of the hub whose tokenizer and chat "
+            "template take the place of the model's own."
+        },
+    )
     chat_template: str | None = field(
-        default=None, metadata={"help": "File of a chat template that takes the place of the model's own."}
+        default=None,
+        metadata={
+            "help": "What takes the place of the model's chat template: a file, the name of one of the "
+            "model's own templates, such as tool_use, or the template itself."
+        },
+    )
+    default_chat_template_kwargs: str = field(
+        default="",
+        metadata={
+            "help": 'JSON object of template variables that requests need not set, as {"enable_thinking": '
+            "false}; requests go before it."
+        },
+    )
+    download_dir: str | None = field(
+        default=None, metadata={"help": "Folder for models of the hub; default: that library's own cache."}
     )
     offline: bool = field(default=False, metadata={"help": "Fetch nothing: models that are here already."})
     device: Literal["cpu", "cuda", "auto", "reference", "null"] = field(
@@ -49,12 +78,22 @@ class ModelFlags:
 
 
 KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
+# Only the null device has more than one rank. Everywhere else 1 is accepted, and check_backend refuses more.
+RANK_FLAGS = ("--tensor-parallel-size", "--data-parallel-size")
 # Flags of EngineConfig that a device obeys.
 APPLIES: dict[str, tuple[str, ...]] = {
-    "cpu": (*KV_FLAGS, "--threads", "--isa", "--activation-dtype"),
-    "cuda": (*KV_FLAGS, "--device-ordinal", "--gpu-memory-utilization", "--cuda-graph", "--load-format"),
-    "reference": KV_FLAGS,
-    "null": ("--max-model-len", "--tensor-parallel-size", "--data-parallel-size"),
+    "cpu": (*KV_FLAGS, *RANK_FLAGS, "--threads", "--isa", "--activation-dtype"),
+    "cuda": (
+        *KV_FLAGS,
+        *RANK_FLAGS,
+        "--device-ordinal",
+        "--gpu-memory-utilization",
+        "--cuda-graph",
+        "--load-format",
+        "--activation-dtype",
+    ),
+    "reference": (*KV_FLAGS, *RANK_FLAGS),
+    "null": ("--max-model-len", *RANK_FLAGS),
 }
 
 
@@ -62,7 +101,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
 class Target:
     spec: EngineSpec
     model: ModelRef | None  # None on the null device
-    chat_template: str | None = None  # a file, see ModelFlags
+    text: TextOptions
 
 
 def choose(
@@ -88,7 +127,8 @@ def choose(
         if reference is not None:
             raise ConfigError("the null device has no model", got=reference, remedy="leave the model out")
         given.refuse(EngineConfig, "--device null", but=APPLIES["null"])
-        return Target(EngineSpec(name="null", path="", engine=engine, scheduler=scheduler), None)
+        spec = EngineSpec(name="null", path="", engine=engine, scheduler=scheduler)
+        return Target(spec, None, text_options(flags, ""))
     device = flags.device if flags.device != "auto" else pick_device(engine)
     engine = dataclasses.replace(engine, backend=device)
     given.refuse(EngineConfig, f"--device {device}", but=APPLIES[device])
@@ -99,12 +139,37 @@ def choose(
             fetch=True,
             progress=progress,
             weights=engine.load_format != "dummy",
-            text=text,
+            text=text and flags.tokenizer is None,
             revision=flags.revision,
             offline=flags.offline,
+            download_dir=flags.download_dir,
+            tell=say,
         )
-    spec = EngineSpec(name=found.name, path=str(found.path.absolute()), engine=engine, scheduler=scheduler)
-    return Target(spec, found, flags.chat_template)
+    spec = EngineSpec(
+        name=found.name,
+        path=str(found.path.absolute()),
+        engine=engine,
+        scheduler=scheduler,
+        tokenizer=_tokenizer(flags),
+    )
+    return Target(spec, found, text_options(flags, spec.tokenizer))
+
+
+def text_options(flags: ModelFlags, tokenizer: str) -> TextOptions:
+    """What the flags say of the text side. Raises ConfigError."""
+    return TextOptions(
+        tokenizer=Path(tokenizer) if tokenizer else None,
+        chat_template=flags.chat_template,
+        chat_template_kwargs=read_variables(flags.default_chat_template_kwargs),
+    )
+
+
+def _tokenizer(flags: ModelFlags) -> str:
+    """The path of the tokenizer that takes the place of the model's own; '' for none. Raises ConfigError."""
+    if flags.tokenizer is None:
+        return ""
+    found = find_tokenizer(flags.tokenizer, offline=flags.offline, download_dir=flags.download_dir)
+    return str(found.absolute())
 
 
 def pick_device(engine: EngineConfig) -> Literal["cpu", "cuda"]:
@@ -120,13 +185,11 @@ def pick_device(engine: EngineConfig) -> Literal["cpu", "cuda"]:
 
 def load_text_side(target: Target) -> TextSide:
     """The tokenizer and chat template. Raises ModelFileError, UnsupportedError, ConfigError."""
-    from pegainfer.app.text import TextSide, load_text
+    from pegainfer.app.text import TextSide, load_text, make_template
 
     if target.model is not None:
-        return load_text(target.model, Path(target.chat_template) if target.chat_template else None)
+        return load_text(target.model, target.text)
     from pegainfer.frontend.byte_tokenizer import byte_tokenizer
-    from pegainfer.frontend.chat_template import ChatTemplate
 
     tokenizer = byte_tokenizer()
-    assert tokenizer.chat_template is not None
-    return TextSide(tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.config.special_tokens))
+    return TextSide(tokenizer, make_template(tokenizer, target.text))

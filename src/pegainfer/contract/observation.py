@@ -29,6 +29,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         timings: the engine's, of the choice that ended last.
         late: time between the end of that choice in the engine and the moment when the front knew of it.
         gap: longest time between two deliveries of a choice.
+        error: why it was refused or has failed, as the client was told; may quote a value of the request.
     """
 
     method: str
@@ -57,6 +58,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     late: float = 0.0
     gap: float = 0.0
     gone: bool = False  # the client hung up before the end
+    error: str = ""
 
 
 class TraceBuffer(Protocol):

@@ -14,7 +14,10 @@ class SchedulerConfig:
 
     max_prefill_tokens: int | None = field(
         default=None,
-        metadata={"help": "Prompt tokens computed a step; default: what the runner's step can take."},
+        metadata={
+            "help": "Prompt tokens computed a step; default: what the runner's step can take.",
+            "parse": "count",
+        },
     )
     target_itl_ms: float = field(
         default=100.0,

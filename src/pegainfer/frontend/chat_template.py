@@ -10,6 +10,7 @@ import functools
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -39,6 +40,7 @@ class ChatTemplate:
         seconds: float = RENDER_SECONDS,
         *,
         tool_source: str | None = None,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """
         Args:
@@ -46,9 +48,16 @@ class ChatTemplate:
             tool_source: the template that takes its place where there are tools.
             special_tokens: variables such as bos_token and eos_token.
             seconds: a render may take.
+            defaults: variables of every chat that does not set them itself, e.g. enable_thinking.
 
-        Raises ConfigError where the template does not compile.
+        Raises ConfigError where the template does not compile, and for defaults that the server sets itself.
         """
+        wrong = sorted(defaults.keys() & {*_RESERVED, *(special_tokens or {})})
+        if wrong:
+            raise ConfigError(
+                "template variables that the server sets itself", got=" ".join(wrong),
+                where="default_chat_template_kwargs",
+            )  # fmt: skip
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ConfigError(
                 "chat template is too long", expected=f"≤ {MAX_TEMPLATE_CHARS} characters", got=len(source)
@@ -58,6 +67,7 @@ class ChatTemplate:
         self._with_tools = None if tool_source is None else ChatTemplate(tool_source, special_tokens, seconds)
         self._seconds = seconds
         self._special_tokens = dict(special_tokens or {})
+        self._defaults = dict(defaults)
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as e:
@@ -120,7 +130,7 @@ class ChatTemplate:
         now: what `strftime_now` formats; transformers passes the local time without a zone.
         add_generation_prompt: end with the opening of the assistant's turn.
         continue_final_message: end within the last message, which the model goes on with.
-        variables: further ones that the template may read, e.g. enable_thinking.
+        variables: further ones that the template may read, e.g. enable_thinking; they go before the defaults.
         Raises RequestError where the template refuses the messages or cannot render them.
         """
         prepared = self.prepare(
@@ -168,6 +178,7 @@ class ChatTemplate:
             messages = with_end_mark(messages)
         return {
             **self._special_tokens,
+            **self._defaults,
             **variables,
             "messages": list(messages),
             "tools": tools,

@@ -265,11 +265,17 @@ def _text_config(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> TextCo
     control = set(vocabulary.of_type(CONTROL))
     ends += [vocabulary.ids[t] for t in ENDS if t in control]
     template = metadata.get("tokenizer.chat_template")
+    prefix = "tokenizer.chat_template."  # then the name of a further template, such as tool_use
     return TextConfig(
         bos_token_id=ids["bos_token"],
         eos_token_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
         special_tokens={key: vocabulary.tokens[i] for key, i in ids.items() if i is not None},
         chat_template=template if isinstance(template, str) else None,
+        named_templates={
+            key.removeprefix(prefix): value
+            for key, value in metadata.items()
+            if key.startswith(prefix) and isinstance(value, str)
+        },
     )
 
 

@@ -15,7 +15,10 @@ from pegainfer.runtime.cuda.layout import Layout
 
 ROOT = Path(__file__).parent
 # Words of a pointer's type that are no struct of ours.
-_KNOWN = {"const", "void", "int", "float", "unsigned", "long", "uint32_t", "float2", "float4", "uint2"}
+_KNOWN = {
+    "const", "void", "int", "float", "unsigned", "long", "uint32_t", "uint8_t", "float2", "float4", "int4",
+    "uint2",
+}  # fmt: skip
 _CUDA_HEAD = """\
 // Generated from runtime/cuda/arguments.py by `python -m pegainfer.kernels.headers`; do not edit.
 // clang-format off

@@ -15,7 +15,17 @@ from pegainfer.measure.ledger import shape_of
 from pegainfer.measure.step_shapes import StepShape, StepSizes
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.program import OpCall, Program
-from pegainfer.ops.spec import Arrays, Case, Operand, OpSpec, Role, Settings, block_table, state_ids
+from pegainfer.ops.spec import (
+    Arrays,
+    Case,
+    Operand,
+    OpSpec,
+    Role,
+    Settings,
+    block_table,
+    chosen_experts,
+    state_ids,
+)
 from pegainfer.ops.tensor import Kind
 
 Array = np.ndarray[Any, Any]
@@ -204,6 +214,8 @@ def step_inputs(family: Family, shape: StepShape, pages: Pages, iteration: int) 
         makers[table.name] = lambda: pages.table(shape, iteration)
     if (state := state_ids(family.spec)) is not None:
         makers[state.name] = lambda: i32(np.arange(rows))
+    if (chosen := chosen_experts(family.spec)) is not None:
+        makers[chosen.name] = lambda: _experts(family, shape, iteration)
     makers |= {
         "query_starts": lambda: i32(np.arange(rows) * count),
         "query_lens": lambda: np.full(rows, count, np.int32),
@@ -212,6 +224,13 @@ def step_inputs(family: Family, shape: StepShape, pages: Pages, iteration: int) 
         "prompt_lens": lambda: np.full(rows, shape.context // 2, np.int32),
     }
     return {name: make() for name, make in makers.items() if name in family.dtypes}
+
+
+def _experts(family: Family, shape: StepShape, iteration: int) -> Array:
+    """Distinct experts of each token in ascending order, all as likely as each other: [T, K] int32."""
+    count, chosen = family.axes["N"], family.axes["K"]
+    order = np.random.default_rng(iteration).random((shape.rows * shape.count, count)).argsort(axis=1)
+    return i32(np.sort(order[:, :chosen], axis=1))
 
 
 def _values(

@@ -26,8 +26,8 @@ COMPLAIN_SECONDS = 60.0  # between two complaints about lines that could not be 
 class AccessLog:
     """An observer of requests. The file is opened anew when it was moved away, so it can be rotated.
 
-    A line has the fields of RequestRecord that are not at their default, in ASCII: what could disturb a
-    terminal is escaped. Prompts, answers, keys and queries are never in it.
+    A line has the fields of RequestRecord that are not at their default, except `error`, in ASCII: what
+    could disturb a terminal is escaped. Prompts, answers, keys and queries are never in it.
     """
 
     def __init__(self, path: str) -> None:
@@ -43,6 +43,7 @@ class AccessLog:
         fields = msgspec.to_builtins(record)
         for name in OF_TRACES:
             fields.pop(name, None)
+        fields.pop("error", None)  # it may quote the request
         line = json.dumps(fields, separators=(",", ":"))
         try:
             self._lines.put_nowait(logging.LogRecord("access", logging.INFO, "", 0, line, (), None))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pegainfer.ops.delta  # noqa: F401  declares
+import pegainfer.ops.delta
+import pegainfer.ops.moe  # noqa: F401  both declare
 from pegainfer.ops.activation import SILU_MUL
 from pegainfer.ops.attention import KV_APPEND
 from pegainfer.ops.cases.fused import (

@@ -22,6 +22,9 @@ Array = np.ndarray[Any, Any]
 UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11}
 # Kernels round in another order than the reference does, and a row may have few elements.
 MEAN, MOST = 2.0, 3.0
+# Units allowed on top: an element that three roundings made (SwiGLU: gate, up, product) is off by 1.5 at most
+# where the reference's roundings happened to cancel.
+UNITS = 1.5
 WRITTEN = (Role.OUT, Role.INOUT, Role.STATE)
 # Float32 in any arithmetic.
 PARAMETERS = ("norm", "weight", "q_norm", "k_norm", "cos_sin", "taps", "a_log", "dt_bias")
@@ -68,7 +71,7 @@ def share_of_rounding(got: Array, exact: Array, stepwise: Array, dtype: str) -> 
         return 0.0
     ours, theirs = row_errors(got, exact), row_errors(stepwise, exact)
     mean, by_rounding = (float(np.sqrt(np.mean(e**2))) for e in (ours, theirs))
-    unit = UNIT[dtype]
+    unit = UNITS * UNIT[dtype]
     shares = mean / (MEAN * by_rounding + unit), float(ours.max()) / (MOST * float(theirs.max()) + unit)
     return float("inf") if any(np.isnan(shares)) else max(shares)
 

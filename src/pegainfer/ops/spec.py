@@ -218,6 +218,11 @@ def state_ids(spec: OpSpec) -> Operand | None:
     return next((o for o in spec.operands if o.into == ("N",) and o.axes == ("R",)), None)
 
 
+def chosen_experts(spec: OpSpec) -> Operand | None:
+    """The operand that lists the experts of each token; None without one."""
+    return next((o for o in spec.operands if o.into == ("N",) and o.axes == ("T", "K")), None)
+
+
 REGISTRY: dict[str, OpSpec] = {}
 FUSED: dict[str, OpSpec] = {}  # forms that no forward emits: rewrites put them in the place of others
 

@@ -17,7 +17,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(str(default_model()), max_model_len=1024, activation="f32") as found:
+    with LLM(str(default_model()), max_model_len=1024, activation_dtype="f32") as found:
         yield found
 
 
@@ -57,10 +57,10 @@ def test_a_context_filled_to_its_last_token() -> None:
     """By prompt and answer, or by a prompt that is only scored: as in a larger context."""
     ids = [*range(1000, 1064)]
     scored = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=0)
-    with LLM(str(default_model()), max_model_len=128, activation="f32") as llm:
+    with LLM(str(default_model()), max_model_len=128, activation_dtype="f32") as llm:
         (wide,) = llm.generate([ids], scored)
         (more,) = llm.generate([ids[:-8]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-    with LLM(str(default_model()), max_model_len=64, activation="f32") as llm:
+    with LLM(str(default_model()), max_model_len=64, activation_dtype="f32") as llm:
         (tight,) = llm.generate([ids], scored)
         (answer,) = llm.generate([ids[:-8]], SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
     assert tight.prompt_logprobs == wide.prompt_logprobs

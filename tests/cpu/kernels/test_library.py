@@ -12,11 +12,11 @@ from tests.cpu.kernels.harness import ISAS
 
 
 def test_the_best_is_chosen_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PEGAINFER_CPU_ISA", raising=False)
+    monkeypatch.delenv("PEGAINFER_ISA", raising=False)
     assert library.isa_name() == ISAS[0]
     for name in ISAS:
         assert library.isa_name(name) == name
-        monkeypatch.setenv("PEGAINFER_CPU_ISA", name)
+        monkeypatch.setenv("PEGAINFER_ISA", name)
         assert library.isa_name() == name
         assert library.isa_name("portable") == "portable"
 

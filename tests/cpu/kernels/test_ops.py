@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pegainfer.ops.coarse
+import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401
 from pegainfer.kernels.cpu.instructions import OPCODES
 from pegainfer.kernels.cpu.library import has_bf16

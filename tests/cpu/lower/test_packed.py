@@ -38,6 +38,22 @@ def test_values_come_back_bit_for_bit(dtype: str, shape: tuple[int, int], thread
     assert moved.unpack(shape[0] - 1, 1).tobytes() == want[order][-1:].tobytes()
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [*product(FORMATS, ((3, 17, 96), (5, 16, 32))), *product(SUPERBLOCKS, ((2, 19, 256),))],
+)
+def test_each_matrix_of_a_stack_begins_a_tile(dtype: str, shape: tuple[int, ...], threads: int) -> None:
+    data = quantize(dtype, np.random.default_rng(3).standard_normal(shape).astype(np.float32))
+    stack = in_memory(dtype, shape, data)
+    packed = pack(stack, threads)
+    want = dequantize(dtype, data, shape).reshape(-1, shape[-1])
+    assert packed.unpack().tobytes() == want.tobytes()
+    assert packed.unpack(shape[1], 1).tobytes() == want[shape[1]].tobytes(), "the second matrix's first row"
+    each = [pack(matrix) for matrix in stack.matrices()]
+    assert packed.nbytes == sum(one.nbytes for one in each)
+
+
 @pytest.mark.parametrize("dtype", (*FORMATS, *SUPERBLOCKS))
 def test_memory_is_that_of_the_file(dtype: str) -> None:
     """The 6-bit scales of q4_k and q5_k become bytes: up to 3%."""

@@ -262,7 +262,7 @@ def test_a_wrong_model_in_the_engine_process(make: Callable[[Path], Path], tmp_p
     [
         (["generate", "", "--device", "null"], "the prompt is empty"),
         (["generate", "", "--raw", "--device", "null"], "the prompt is empty"),
-        (["generate", "x" * 5000, "--device", "null"], "4096"),
+        (["generate", "x" * 5000, "--device", "null"], "expected at most 4095 tokens; got 5019"),
         (["generate", "x", "--device", "null", "--threads", "2"], "--threads does not apply"),
         (["generate", "x", "--device", "null", "--model", "y.gguf"], "the null device has no model"),
         (["generate", "x", "--device", "cuda"], "CUDA"),

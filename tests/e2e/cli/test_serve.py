@@ -147,7 +147,8 @@ def test_the_last_death_ends_the_server() -> None:
             if not last:
                 until_alive(server)
         assert server.process.wait(60) == 1
-        assert server.errors.read_text().count("the engine process has ended") == 2
+        logged = server.errors.read_text().splitlines()
+        assert len([line for line in logged if line.startswith("ERROR pegainfer.cli.supervisor")]) == 2
 
 
 def test_an_engine_that_cannot_be_replaced_is_a_failure_of_the_server(tmp_path: Path) -> None:
@@ -208,3 +209,24 @@ def test_a_signal_while_a_new_engine_loads_ends_the_server_at_once() -> None:
         os.kill(loading[0], signal.SIGCONT)
         assert server.process.wait(END_SECONDS) == 0
         assert "new engine is ready" not in server.errors.read_text()
+
+
+def test_the_console_says_why_a_request_was_refused() -> None:
+    with serving("--device", "null", "--api-key", "secret") as server:
+        key = {"Authorization": "Bearer secret"}
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "top_p": 7}, headers=key)
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        with socket.create_connection(("127.0.0.1", server.port)) as raw:
+            raw.sendall(b"\x16\x03\x01\r\n\r\n")
+            raw.settimeout(30)
+            assert b"400 Bad Request" in raw.recv(4096)
+        assert server.stop() == 0
+        lines = server.errors.read_text().splitlines()
+    assert lines == [
+        "WARNING pegainfer.requests: 400 POST /v1/completions from 127.0.0.1: top_p: expected 0 < top_p "
+        "≤ 1, got 7.0",
+        "WARNING pegainfer.requests: 401 POST /v1/completions from 127.0.0.1: Authorization: expected "
+        "'Bearer <key>' (or x-api-key: <key>) with a known key",
+        "WARNING pegainfer.requests: 400 from 127.0.0.1: not an HTTP/1.1 request",
+    ]

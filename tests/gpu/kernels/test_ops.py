@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse
+import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.executor import CudaExecutor  # noqa: F401  (registers the ops)
 from pegainfer.lower.cuda.lowering import HANDLERS
+from pegainfer.lower.cuda.moe import MOST_CHOSEN
 from pegainfer.ops.check import check_case, suitable_cases
 from pegainfer.ops.compose import one_call, run_reference, staged_inputs
 from pegainfer.ops.rounding import PARAMETERS, rounded, run_rounding, share_of_rounding
@@ -27,6 +29,8 @@ SIXTEEN = [s for s in SPECS if any("bf16" in o.dtypes and o.role is not Role.WEI
 def test_float32_matches_the_reference(spec: OpSpec, ctx: CudaContext) -> None:
     run, faults, count = runner(ctx), [], 0
     for case in suitable_cases(spec, crc32(spec.name.encode())):
+        if spec.name == "route_experts" and case.sizes["K"] > MOST_CHOSEN:
+            continue  # refused: tests/null/lower/cuda/test_moe.py
         report = check_case(spec, case, run)
         faults += [f"{report.label}: {fault}" for fault in report.faults]
         count += 1
@@ -78,6 +82,10 @@ def check_sixteen(spec: OpSpec, case: Case, dtype: str, ctx: CudaContext) -> lis
     exact, stepwise = ({k: a.copy() for k, a in arrays.items()} for _ in range(2))
     run_reference(spec, case.sizes, exact, case.attrs)
     run_rounding(spec, case.sizes, stepwise, case.attrs, dtype)
+    if any(
+        not np.isfinite(stepwise[k][np.isfinite(a)]).all() for k, a in exact.items() if a.dtype.kind == "f"
+    ):
+        return []  # an intermediate result leaves the dtype's range
     given = {k: a.copy() for k, a in arrays.items()}
     program = one_call(spec, case.sizes, {k: stored[k] for k in arrays}, case.attrs)
     states = {o.name: given[o.name] for o in spec.operands if o.role is Role.STATE}

@@ -9,7 +9,7 @@ import pytest
 
 from pegainfer.contract.step import KVSpec, PageGroup, RunnerInfo, StateGroup
 from pegainfer.lower.cuda.context import CudaContext
-from pegainfer.runner.resident import CHANGES, DECODE_INPUTS, ResidentState
+from pegainfer.runner.resident import CHANGES, ROW_INPUTS, ResidentState
 from pegainfer.runner.results import DrawnRing
 from pegainfer.runner.staging import StateSave
 from pegainfer.runtime.cuda.tensor import DeviceTensor
@@ -42,7 +42,7 @@ def names_of(groups: Groups) -> set[str]:
     states = {
         f"{g.name}.{n}" for g in groups if isinstance(g, StateGroup) for n in ("state_ids", "state_saves")
     }
-    return {*DECODE_INPUTS} | pages | states
+    return {*ROW_INPUTS} | pages | states
 
 
 def resident(ctx: CudaContext, groups: Groups) -> ResidentState:

@@ -31,8 +31,8 @@ def answers(**options: object) -> list[RequestOutput]:
 def test_greedy_answers_are_the_cpu_s_or_a_tie_explains_it() -> None:
     if (reason := probe()) is not None:
         pytest.skip(reason)
-    exact = answers(activation="f32", kv_dtype="f32", max_model_len=1024)
-    gpu = {"backend": "cuda", "max_model_len": 1024, "max_num_seqs": 8, "gpu_memory_utilization": 0.2}
+    exact = answers(activation_dtype="f32", kv_cache_dtype="f32", max_model_len=1024)
+    gpu = {"device": "cuda", "max_model_len": 1024, "max_num_seqs": 8, "gpu_memory_utilization": 0.2}
     got = answers(**gpu)
     parted = []
     for a, b in zip(exact, got, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,15 @@ import httpx
 import pytest
 
 from pegainfer.app import hub
-from pegainfer.app.hub import HubName
+from pegainfer.app.hub import FetchOptions, HubName, Listing
 from pegainfer.app.resolve import ModelRef, resolve
-from pegainfer.contract.errors import ConfigError
+from pegainfer.contract.errors import ConfigError, UnsupportedError
 from tests.support.fake_hub import FakeHub, serving
+from tests.support.tinymodel import Tiny
 
+CONFIG = json.dumps(Tiny("tiny", seed=1).hf_config()).encode()
 WHOLE = {
-    "config.json": b"{}",
+    "config.json": CONFIG,
     "tokenizer.json": b"{ }",
     "model-00001-of-00002.safetensors": b"w" * 9,
     "model-00002-of-00002.safetensors": b"v" * 9,
@@ -121,14 +124,14 @@ def test_without_a_network(
     fake: FakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = resolve("o/whole")
-    online = hub._files
+    online = hub._list
 
-    def unreachable(name: HubName, revision: str | None, offline: bool) -> list[str]:
-        if not offline:
+    def unreachable(name: HubName, options: FetchOptions) -> Listing:
+        if not options.offline:
             raise httpx.ConnectError("refused", request=httpx.Request("GET", "http://x"))
-        return online(name, revision, offline)
+        return online(name, options)
 
-    monkeypatch.setattr(hub, "_files", unreachable)
+    monkeypatch.setattr(hub, "_list", unreachable)
     assert resolve("o/whole") == ref
     assert "cannot be reached: o/whole as it was fetched before" in caplog.text
     with pytest.raises(ConfigError, match=r"cannot be reached; got ConnectError: refused.*HF_ENDPOINT"):
@@ -148,15 +151,86 @@ def test_a_hub_that_does_not_answer_is_told_of_meanwhile(monkeypatch: pytest.Mon
     monkeypatch.setattr(hub, "SLOW_SECONDS", 0.0)
     monkeypatch.setattr(hub.log, "warning", warning)
 
-    def answer(self: object, repository: str, revision: str | None) -> list[str]:
-        assert told.wait(30)
-        return ["config.json"]
+    class Info:
+        siblings = ()
 
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", answer)
-    assert hub._files(HubName("o/slow"), None, False) == ["config.json"]
+    def answer(self: object, repository: str, **options: object) -> Info:
+        assert told.wait(30)
+        return Info()
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", answer)
+    assert hub._list(HubName("o/slow"), FetchOptions()) == Listing({}, None)
     assert said == ["the hub has not answered yet for o/slow; serve --offline takes what was fetched before"]
 
 
 @pytest.mark.parametrize("reference", ["m", "/a/b", "./a/b", "a/b/c", "a/../b", "-a/b", "a/b:", "a/b c"])
 def test_what_is_no_name_of_the_hub(reference: str) -> None:
     assert HubName.parse(reference) is None
+
+
+MOE = json.dumps({"architectures": ["MixtralForCausalLM"]}).encode()
+AWQ = json.dumps(
+    {**Tiny("tiny", seed=1).hf_config(), "quantization_config": {"quant_method": "awq"}}
+).encode()
+
+
+@pytest.mark.parametrize(
+    ("files", "architecture", "expected"),
+    [
+        (
+            {**WHOLE, "config.json": MOE},
+            "",
+            "no model line for this architecture; .*got 'MixtralForCausalLM'",
+        ),
+        ({**WHOLE, "config.json": AWQ}, "", "quantization_config is not supported"),
+        (
+            {k: v for k, v in WHOLE.items() if k != "tokenizer.json"},
+            "",
+            r"holds no whole model.*no tokenizer\.json",
+        ),
+        ({"M-Q4_K_M.gguf": b"GGUF"}, "mamba", "no model line for this architecture; .*got 'mamba'"),
+        (
+            {"M-IQ2_XS.gguf": b"GGUF", "M-Q2_K.gguf": b"GGUF"},
+            "llama",
+            r"no GGUF file of o/m is served; .*iq2_xs not served; M-Q2_K.gguf: q2_k and q3_k not served",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused_before_its_weights_are_fetched(
+    fake: FakeHub, files: dict[str, bytes], architecture: str, expected: str
+) -> None:
+    fake.repositories["o/m"] = files
+    if architecture:
+        fake.architectures["o/m"] = architecture
+    with pytest.raises((UnsupportedError, ConfigError), match=expected):
+        resolve("o/m")
+    assert set(fake.fetched) <= {"config.json"}
+
+
+def test_what_is_fetched_is_told_with_the_reason(fake: FakeHub) -> None:
+    said: list[str] = []
+    resolve("o/quants", tell=said.append)
+    resolve("o/quants", tell=said.append)  # it is here now
+    (line,) = said
+    assert line.startswith(
+        "o/quants: fetching M-Q4_K_M.gguf (0.0 GiB): the usual balance of size, speed and "
+    )
+
+
+def test_a_split_model_is_told_of_until_every_part_is_here(fake: FakeHub) -> None:
+    said: list[str] = []
+    resolve(f"o/split/{PARTS[1]}", tell=said.append)
+    assert said == [f"o/split: fetching {PARTS[0]} (2 parts, 0.0 GiB): it was named"]
+    path = resolve("o/split:Q8_0", tell=said.append).path
+    assert len(said) == 1
+    path.with_name("B-Q8_0-00002-of-00002.gguf").unlink()
+    resolve("o/split:Q8_0", tell=said.append)
+    assert len(said) == 2
+
+
+def test_models_go_to_a_folder_of_their_own(fake: FakeHub, tmp_path: Path) -> None:
+    ref = resolve("o/quants:Q8_0", download_dir=str(tmp_path / "own"))
+    assert ref.path.is_relative_to(tmp_path / "own")
+    assert resolve("o/quants:Q8_0", download_dir=str(tmp_path / "own"), offline=True) == ref
+    with pytest.raises(ConfigError, match="was not fetched before"):
+        resolve("o/quants:Q8_0", offline=True)

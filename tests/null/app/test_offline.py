@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pegainfer.app import offline
+from pegainfer.app import llm_options, offline
 from pegainfer.app.offline import LLM
 from pegainfer.app.outputs import Logprob
 from pegainfer.app.resolve import ModelRef
@@ -30,11 +30,13 @@ EOS = 257
 MODEL = NullModel()
 
 
-def over_null(scheduler: SchedulerConfig | None = None, **null: Any) -> LLM:
+def over_null(
+    scheduler: SchedulerConfig | None = None, generation: Mapping[str, Any] | None = None, **null: Any
+) -> LLM:
     runner = NullRunner(NullConfig(max_slots=4, **null))
     scheduler = scheduler or SchedulerConfig()
     tokenizer = byte_tokenizer()
-    text = TextSide(tokenizer, ChatTemplate(CHATML, tokenizer.config.special_tokens))
+    text = TextSide(tokenizer, ChatTemplate(CHATML, tokenizer.config.special_tokens), generation or {})
     return LLM.over(InProcessEngine(runner, null_info(runner), scheduler), text, scheduler)
 
 
@@ -360,7 +362,12 @@ def test_a_sequence_that_fails_in_a_step_is_raised() -> None:
 
 
 def test_options_are_known_or_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option.*got tensor_parallel_size"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^pipeline_parallel_size 2 is not served here; remedy: one process computes on one GPU",
+    ):
+        LLM("no-such-model", pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match="only the null device has several ranks so far; expected 1; got 2"):
         LLM("no-such-model", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="bad max_model_len"):
         LLM("no-such-model", max_model_len=0)
@@ -384,14 +391,22 @@ def test_prompts_take_what_a_step_has_unless_a_latency_is_asked_for(
         seen.append(scheduler.target_itl_ms)
         raise ConfigError("not in this test")
 
-    monkeypatch.setattr(
-        offline, "resolve", lambda model, revision, weights: ModelRef("gguf", Path("m.gguf"), "m")
-    )
-    monkeypatch.setattr(offline, "load_text", lambda ref: None)
+    monkeypatch.setattr(llm_options, "resolve", lambda model, **place: ModelRef("gguf", Path("m.gguf"), "m"))
+    monkeypatch.setattr(llm_options, "load_text", lambda ref, options: TextSide(byte_tokenizer(), None))
     monkeypatch.setattr(offline, "build_engine", build)
     with pytest.raises(ConfigError, match="not in this test"):
         LLM("m", **options)
     assert seen == [target]
+
+
+def test_a_models_own_sampling_holds_where_none_is_given() -> None:
+    generation = {"temperature": 0.0, "max_new_tokens": 3, "unknown": 1}
+    with over_null(generation=generation) as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0, max_tokens=3)
+        (output,) = llm.generate("abc")
+        assert output.outputs[0].token_ids == wanted("abc")[:3]
+    with over_null() as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,18 @@ from pegainfer.cli.commands import build_app
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 COMMANDS = (
-    "serve", "generate", "chat", "run-batch", "pull", "doctor", "bench engine", "bench ops", "bench serve",
+    "",
+    "serve", "generate", "chat", "run-batch", "pull", "list", "show", "rm", "ps", "doctor",
+    "bench engine", "bench ops", "bench serve",
     "bench startup", "kernels build",
 )  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
-OTHERS = {  # of docker, systemctl, useradd, run-batch and benches
+OTHERS = {  # of docker, systemctl, useradd, run-batch, benches and the soak test
     "deploying.md": {"--build-arg", "--now", "--system"},
     "agent-routes.md": {"--concurrency"},
     "structured-output.md": {"--cost"},
     "serving.md": {"--cpu-clock"},
-    "accuracy.md": {"--seeds"},
+    "accuracy.md": {"--first", "--seeds"},
     "CONTRIBUTING.md": {"--strict"},
 }
 

@@ -9,8 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from pegainfer.app.options import parse_bytes, parse_count
 from pegainfer.cli.commands import build_app
-from pegainfer.cli.flags import Given, expand, parse_bytes
+from pegainfer.cli.flags import Given, expand
 from pegainfer.contract.errors import ConfigError
 
 
@@ -170,6 +171,28 @@ def test_sizes(text: str, value: int) -> None:
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(ConfigError, match="not a size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4096", 4096),
+        ("4k", 4000),
+        ("4K", 4096),
+        ("2.5k", 2500),
+        ("1m", 1_000_000),
+        ("1M", 1 << 20),
+        ("-1", -1),
+    ],
+)
+def test_counts(text: str, value: int) -> None:
+    assert parse_count(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "2.5", "2.5K", "4kk", "nank", "1e999k", "4 096"])
+def test_bad_counts(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a whole number"):
+        parse_count(text)
 
 
 def test_help_names_lists_and_their_defaults_as_one_types_them() -> None:

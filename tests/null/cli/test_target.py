@@ -86,16 +86,22 @@ def test_auto_is_the_cpu_otherwise_and_says_why_in_one_line(
         ("cpu", "--gpu-memory-utilization"),
         ("cpu", "--cuda-graph"),
         ("cuda", "--threads"),
-        ("cuda", "--activation-dtype"),
+        ("reference", "--activation-dtype"),
         ("reference", "--device-ordinal"),
-        ("cpu", "--tensor-parallel-size"),
-        ("cuda", "--tensor-parallel-size"),
-        ("cuda", "--data-parallel-size"),
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(device: str, flag: str, model: str) -> None:
     with pytest.raises(ConfigError, match=f"{flag} does not apply; at --device {device}"):
         chosen(model, device, flag)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "reference"])
+@pytest.mark.parametrize("option", ["tensor_parallel_size", "data_parallel_size"])
+def test_other_devices_have_one_rank(device: str, option: str, model: str) -> None:
+    flag = "--" + option.replace("_", "-")
+    assert chosen(model, device, flag, **{option: 1}).spec.engine.backend == device
+    with pytest.raises(ConfigError, match=f"only the null device has several .*got 2; at {option}"):
+        chosen(model, device, flag, **{option: 2})
 
 
 def test_the_null_device_has_as_many_ranks_as_are_asked_for() -> None:

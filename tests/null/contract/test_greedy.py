@@ -11,7 +11,8 @@ import pytest
 from pegainfer.app.sampling_params import SamplingParams as OfflineParams
 from pegainfer.contract.request import GREEDY_BELOW, SamplingParams
 from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.fields import COMPLETION_DEFAULTS, GenerateFields, sampling_params
+from pegainfer.frontend.http.fields import GenerateFields, sampling_params
+from pegainfer.frontend.http.sampling_defaults import COMPLETION_DEFAULTS
 from pegainfer.null.model import NullModel
 from pegainfer.ops import draw
 

@@ -25,7 +25,8 @@ def test_a_line_a_request(tmp_path: Path) -> None:
     path.write_text("before\n")
     log = AccessLog(str(path))
     log(RECORD)
-    log(RequestRecord(method="POST", path="/\x1b[2J\n\u2028\x85\U0001f600", began=1.0, id='a"b'))
+    odd = "/\x1b[2J\n\u2028\x85\U0001f600"
+    log(RequestRecord(method="POST", path=odd, began=1.0, id='a"b', error="got 'secret'"))
     log.close()
     before, first, second = path.read_text().splitlines()
     assert before == "before" and path.read_bytes().isascii()
@@ -35,6 +36,7 @@ def test_a_line_a_request(tmp_path: Path) -> None:
     }  # fmt: skip
     assert json.loads(second)["path"] == "/\x1b[2J\n\u2028\x85\U0001f600"
     assert all(c.isprintable() for c in second)
+    assert "secret" not in second  # reasons may quote the request
 
 
 def test_stages_are_in_a_line_and_monotonic_times_are_not(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pegainfer.kernels.cpu.library import ERROR_BYTES, source_hash
 from pegainfer.lower.cpu import kv
 from pegainfer.lower.cpu.backend import CpuOptions
 from pegainfer.lower.cpu.encode import encode, lowered
-from pegainfer.lower.cpu.packed import FORMAT_CODES
+from pegainfer.lower.cpu.packed import FORMAT_CODES, as_stack
 from pegainfer.ops.check import Trial, through_program
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Arrays, Role
@@ -120,17 +120,17 @@ class Replay:
         sizes: Mapping[str, int],
     ) -> None:
         if t.kind in (Kind.BUFFER, Kind.OUTPUT):
-            self._send(PLAIN, 0, 0, t.nbytes(sizes), False, t.kind is Kind.OUTPUT)
+            self._send(PLAIN, 0, 0, 0, t.nbytes(sizes), False, t.kind is Kind.OUTPUT)
             return
         if matrix:
             weight = weights[t.name]
             content = weight.parts[VALUES].bytes().tobytes()
-            self._send(FORMAT_CODES[weight.dtype], *weight.shape, len(content), True, False)
+            self._send(FORMAT_CODES[weight.dtype], *as_stack(weight.shape), len(content), True, False)
         else:
             array = weights[t.name].values() if t.kind is Kind.WEIGHT else arrays[t.name]
             assert array.shape == t.sizes(sizes), f"{t}: got {array.shape}"
             content = array.tobytes()
-            self._send(PLAIN, 0, 0, len(content), True, t.kind is Kind.STATE)
+            self._send(PLAIN, 0, 0, 0, len(content), True, t.kind is Kind.STATE)
         self._to.write(content)
 
     def _answer(

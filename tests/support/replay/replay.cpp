@@ -9,7 +9,7 @@
 //                       greatest sizes, the step's sizes,
 //                       instructions (csrc/program.h; operand i is tensor i),
 //                       tensors
-// A tensor:             format (-1: plain memory; else a matrix to be packed), n, k,
+// A tensor:             format (-1: plain memory; else matrices to be packed), count, n, k,
 //                       bytes, given (0: filled with 0xFF), wanted, then the bytes if given
 // An answer:            isa that ran [16], fault [256] (empty: none), then the wanted tensors' bytes if none
 //
@@ -30,9 +30,9 @@ const void* pega_kernels(const char* name);
 const char* pega_isa_name(const void* kernels);
 void* pega_pool_create(int32_t threads, int32_t spin_us);
 void pega_pool_destroy(void* pool);
-int64_t pega_packed_bytes(int32_t format, int64_t n, int64_t k);
-void* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* const* rows, uint8_t* memory,
-                int32_t threads);
+int64_t pega_packed_bytes(int32_t format, int64_t count, int64_t n, int64_t k);
+void* pega_pack(int32_t format, int64_t count, int64_t n, int64_t k, const uint8_t* const* rows,
+                uint8_t* memory, int32_t threads);
 void pega_packed_free(void* weight);
 void* pega_exec_create(void* pool, const void* kernels, int32_t int8, int32_t bf16, const int64_t* program,
                        int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes,
@@ -90,7 +90,7 @@ class Guarded {
 };
 
 struct Tensor {
-    int64_t format, n, k, bytes, given, wanted;
+    int64_t format, count, n, k, bytes, given, wanted;
     std::vector<uint8_t> content;  // as given
     std::unique_ptr<Guarded> memory;
     void* weight = nullptr;
@@ -98,6 +98,7 @@ struct Tensor {
     Tensor() = default;
     Tensor(Tensor&& o) noexcept
         : format(o.format),
+          count(o.count),
           n(o.n),
           k(o.k),
           bytes(o.bytes),
@@ -135,7 +136,8 @@ Request read_request(const char* isa) {
     r.program = read_numbers(r.words);
     for (int64_t i = 0; i < num_tensors; i++) {
         Tensor t;
-        for (int64_t* field : {&t.format, &t.n, &t.k, &t.bytes, &t.given, &t.wanted}) *field = read_number();
+        for (int64_t* field : {&t.format, &t.count, &t.n, &t.k, &t.bytes, &t.given, &t.wanted})
+            *field = read_number();
         if (t.given != 0) {
             t.content.resize(static_cast<size_t>(t.bytes));
             read_exactly(t.content.data(), t.content.size());
@@ -169,12 +171,13 @@ bool place(Request& r, std::vector<void*>& table, Answer& a) {
             continue;
         }
         const auto format = static_cast<int32_t>(t.format);
-        t.memory = std::make_unique<Guarded>(static_cast<size_t>(pega_packed_bytes(format, t.n, t.k)));
+        t.memory =
+            std::make_unique<Guarded>(static_cast<size_t>(pega_packed_bytes(format, t.count, t.n, t.k)));
         std::vector<const uint8_t*> rows;
-        const size_t row_bytes = t.content.size() / static_cast<size_t>(t.n);
-        for (size_t row = 0; row < static_cast<size_t>(t.n); row++)
-            rows.push_back(t.content.data() + row * row_bytes);
-        t.weight = pega_pack(format, t.n, t.k, rows.data(), t.memory->data(), r.threads);
+        const auto all_rows = static_cast<size_t>(t.count * t.n);
+        const size_t row_bytes = t.content.size() / all_rows;
+        for (size_t row = 0; row < all_rows; row++) rows.push_back(t.content.data() + row * row_bytes);
+        t.weight = pega_pack(format, t.count, t.n, t.k, rows.data(), t.memory->data(), r.threads);
         if (t.weight == nullptr) return a.fail("tensor %zu does not pack", i);
         table.push_back(t.weight);
     }

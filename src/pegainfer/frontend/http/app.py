@@ -25,9 +25,9 @@ from pegainfer.frontend.http.browsers import BrowserGuard
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError, to_api_error
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.generation_config import generation_defaults
+from pegainfer.frontend.http.generation_config import generation_defaults, overrides
 from pegainfer.frontend.http.metrics import REFUSALS
-from pegainfer.frontend.http.observed import Observed
+from pegainfer.frontend.http.observed import Observed, note_error
 from pegainfer.frontend.http.responses import encode, error_headers, send_error
 from pegainfer.frontend.http.responses_api import routes as responses_routes
 from pegainfer.frontend.http.tracing import Tracing
@@ -94,11 +94,16 @@ class App:
             opened = page.page_paths() if front.config.open_page else frozenset()
             self._app = KeyAuth(self._app, keys, admin_keys, OPEN_PATHS | opened)
         self._app = BrowserGuard(self._app, front.config)
+        self._observed = Observed(self._app, observing, front.names[0])
         if observing or buffer is not None:
-            self._app = Observed(self._app, observing, front.names[0])
+            self._app = self._observed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+    def refused(self, status: int, client: str, message: str) -> None:
+        """Called for bytes that the protocol has refused before they became a request."""
+        self._observed.refused(status, client, message)
 
     @property
     def num_live(self) -> int:
@@ -149,7 +154,12 @@ def create_app(
             template=template,
             config=config,
             names=tuple(dict.fromkeys(served)),
-            chat_defaults=generation_defaults(generation if config.generation_config == "auto" else {}),
+            chat_defaults=generation_defaults(
+                {
+                    **(generation if config.generation_config == "auto" else {}),
+                    **overrides(config.override_generation_config),
+                }
+            ),
         ),
         observers,
         buffer,
@@ -208,6 +218,7 @@ async def _no_route(request: Request, exc: Exception) -> Response:
         error = ApiError(405, f"{path}: expected {allow}, got {request.method}", allow=allow)
     else:
         error = _absent(path)
+    note_error(error.message)
     return Response(encode(error.body_at(path)), error.status, dict(error_headers(error)), "application/json")
 
 

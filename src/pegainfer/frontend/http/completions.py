@@ -14,7 +14,7 @@ from pegainfer.frontend.detokenize import Detokenizer
 from pegainfer.frontend.http import logprobs as lp
 from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.choice import Delta
-from pegainfer.frontend.http.fields import CUTS, GenerateFields, SamplingDefaults, count, token_limit
+from pegainfer.frontend.http.fields import GenerateFields, count, token_limit
 from pegainfer.frontend.http.flow import Usage, send_chunked, usage_of
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Echo, Generation, Prompt
@@ -23,6 +23,7 @@ from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_id
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.neutral import refuse_unserved
 from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options
+from pegainfer.frontend.http.sampling_defaults import CUTS, SamplingDefaults
 
 
 class CompletionRequest(GenerateFields, kw_only=True):

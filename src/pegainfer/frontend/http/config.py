@@ -69,6 +69,9 @@ class HttpConfig:
     generation_config: Literal["none", "auto"] = _flag(
         "auto", "auto: sampling defaults to what the model itself says (generation_config.json)."
     )
+    override_generation_config: str = _flag(
+        "", 'JSON object of sampling defaults that go before the model\'s own, as {"temperature": 0.2}.'
+    )
     chat_template_kwargs: tuple[str, ...] = _flag(
         ("enable_thinking",), "Template variables that requests may set."
     )
@@ -204,15 +207,17 @@ class HttpConfig:
         return self.page and (self.open_page or not self.api_key)
 
     def with_environment(self, environ: Mapping[str, str]) -> HttpConfig:
-        """The same with the keys of the environment and of the key file: others can read a command line.
+        """The same with the keys of the environment, separated by blanks, and of the key file.
+
+        They are for keys that a command line would show to other users.
 
         Raises ConfigError for a file that holds no key.
         """
         from pegainfer.frontend.http.keys import read_keys
 
-        keys = [environ[KEY_VARIABLE]] if environ.get(KEY_VARIABLE) else []
+        keys = environ.get(KEY_VARIABLE, "").split()
         keys += read_keys(self.api_key_file) if self.api_key_file else ()
-        admin = [environ[ADMIN_KEY_VARIABLE]] if environ.get(ADMIN_KEY_VARIABLE) else []
+        admin = environ.get(ADMIN_KEY_VARIABLE, "").split()
         return dataclasses.replace(self, api_key=(*self.api_key, *keys), admin_key=(*self.admin_key, *admin))
 
 

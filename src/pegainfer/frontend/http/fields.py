@@ -6,7 +6,6 @@ import functools
 import re
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -16,29 +15,12 @@ from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.formats import ResponseFormat, StructuredOutputs
 from pegainfer.frontend.http.limits import at_most, bad_value, in_range
 from pegainfer.frontend.http.neutral import Harmless
+from pegainfer.frontend.http.sampling_defaults import SamplingDefaults
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 TokenIds = list[int]
 
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingDefaults:
-    """What holds where a request says nothing. `max_tokens` None: up to the context's end."""
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-
-# The defaults that say which of the likeliest tokens are drawn from.
-CUTS = ("top_k", "top_p", "min_p")
-COMPLETION_DEFAULTS = SamplingDefaults(max_tokens=128, temperature=0.0, top_k=50)
-OPENAI_COMPLETION_DEFAULTS = SamplingDefaults(max_tokens=16)
-CHAT_DEFAULTS = SamplingDefaults()
 _ENGINE_DEFAULTS = SamplingParams()
 
 

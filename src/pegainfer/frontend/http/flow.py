@@ -16,7 +16,7 @@ from pegainfer.frontend.http.errors import ApiError, to_api_error
 from pegainfer.frontend.http.fields import StreamOptions
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation
-from pegainfer.frontend.http.observed import note
+from pegainfer.frontend.http.observed import note, note_error
 from pegainfer.frontend.http.responses import DONE, KEEP_ALIVE, EventStream, Headers, encode, send_bytes, sse
 
 
@@ -116,7 +116,9 @@ async def send_stream(
         except Exception as e:
             if not out.started:
                 raise
-            await out.end(answer.failed(to_api_error(e)))
+            error = to_api_error(e)
+            note_error(error.message)
+            await out.end(answer.failed(error))
 
 
 def _id_header(generation: Generation) -> Headers:
@@ -151,6 +153,8 @@ async def _send_events(generation: Generation, answer: Stream, out: EventStream)
         for delta in deltas:
             if delta.error is not None and (not out.started or _for_all(generation, delta.error)):
                 raise delta.error
+            if delta.error is not None:  # one choice of several
+                note_error(delta.error.message)
             data += answer.feed(delta)
         if generation.done:
             await out.end(bytes(data) + answer.end())

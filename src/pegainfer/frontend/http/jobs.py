@@ -21,7 +21,6 @@ from pegainfer.frontend.http.choice import Choice
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fields import (
     GenerateFields,
-    SamplingDefaults,
     check_token_ids,
     count,
     request_id,
@@ -33,6 +32,7 @@ from pegainfer.frontend.http.front import USUAL_CHARS, Front
 from pegainfer.frontend.http.generation import Prompt
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.options import AnswerOptions
+from pegainfer.frontend.http.sampling_defaults import SamplingDefaults
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
-"""Takes note of every request for the observers, which are access logs and traces.
+"""Takes note of every request for the observers: console lines, access logs and traces.
 
-request ─► Observed ─► handler ─► `note` says which generation answers it
+request ─► Observed ─► handler ─► `note` says which generation answers it, `note_error` what it failed of
                └─► answered or gone: the record, with the generation's sums, goes to each observer
 """
 
@@ -24,20 +24,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_PATH_CHARS = 256
-# Of the request that the running task answers; None where nobody observes.
-_NOTES: ContextVar[Notes | None] = ContextVar("notes", default=None)
 
 
-@dataclass(slots=True)
-class Notes:
-    """What handlers say of the request under way."""
+@dataclass
+class _Notes:
+    """What is found out about a request while it is answered."""
 
     generations: list[Generation] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)  # seconds
+    error: str = ""
 
     def add(self, stage: str, seconds: float) -> None:
         """Counts time as part of a stage."""
         self.stages[stage] = self.stages.get(stage, 0.0) + seconds
+
+
+# Of the request that the running task answers; None where nobody observes.
+_NOTES: ContextVar[_Notes | None] = ContextVar("notes", default=None)
 
 
 def note(generation: Generation) -> None:
@@ -54,8 +57,15 @@ def note_stage(stage: str, seconds: float) -> None:
         notes.add(stage, seconds)
 
 
+def note_error(message: str) -> None:
+    """Says why the request under way was refused or has failed. The first reason is the one that is kept."""
+    notes = _NOTES.get()
+    if notes is not None and not notes.error:
+        notes.error = message
+
+
 class Observed:
-    """ASGI middleware. An observer that fails is told once in the log, and never harms a request."""
+    """ASGI middleware. The first failure of an observer is logged; none of them harms a request."""
 
     def __init__(self, app: ASGIApp, observers: Sequence[Observer], model: str) -> None:
         """
@@ -72,7 +82,7 @@ class Observed:
         if scope["type"] != "http" or not self._observers:
             await self._app(scope, receive, send)
             return
-        notes = Notes()
+        notes = _Notes()
         token = _NOTES.set(notes)
         started = time.monotonic()
         record = _begin(scope, started)
@@ -105,16 +115,23 @@ class Observed:
             record.stages = notes.stages
             for generation in notes.generations:
                 _add(record, generation, self._model)
-            self._tell(record)
+            record.error = notes.error
+            self.tell(record)
 
-    def _tell(self, record: RequestRecord) -> None:
+    def refused(self, status: int, client: str, message: str) -> None:
+        """Tells the observers of bytes that were refused before they became a request."""
+        record = RequestRecord(method="", path="", client=client, status=status, began=time.time())
+        record.error = message
+        self.tell(record)
+
+    def tell(self, record: RequestRecord) -> None:
         for i, observer in enumerate(self._observers):
             try:
                 observer(record)
             except Exception:
                 if i not in self._failed:
                     self._failed.add(i)
-                    log.exception("an observer of requests has failed; it is told no more of its failures")
+                    log.exception("an observer of requests has failed; its further failures are not logged")
 
 
 def _begin(scope: Scope, now: float) -> RequestRecord:

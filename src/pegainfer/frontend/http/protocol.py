@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -24,11 +25,20 @@ READ_AHEAD = 2  # of them are read with the connection open to more: whoever han
 UNKNOWN_LENGTH = 1 << 62
 
 
-def bounded_protocol(config: HttpConfig) -> type[HttpToolsProtocol]:
-    """The protocol class for uvicorn's `http` option, with this configuration's limits."""
+def bounded_protocol(
+    config: HttpConfig, on_refused: Callable[[int, str, str], None]
+) -> type[HttpToolsProtocol]:
+    """The protocol class for uvicorn's `http` option, with this configuration's limits.
+
+    Args:
+        on_refused: called with status, client and reason for what never becomes a request.
+    """
 
     class Configured(BoundedProtocol):
         limits = config
+
+        def _tell_refused(self, status: int, message: str) -> None:
+            on_refused(status, self.client[0] if self.client else "", message)
 
     return Configured
 
@@ -37,6 +47,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection, on the event loop; uvicorn makes it, so that its limits come with its class."""
 
     limits: HttpConfig
+
+    def _tell_refused(self, status: int, message: str) -> None: ...
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -172,6 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     async def _answer_too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application of a request whose header came whole and is too large."""
+        self._tell_refused(431, _too_large(self.limits))
         await send_error(send, ApiError(431, _too_large(self.limits)))
 
     def _refuse(self, status: bytes, message: str) -> None:
@@ -185,6 +198,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deaf = True
             cycle.keep_alive = False
             return
+        self._tell_refused(int(status[:3]), message)
         body = encode(ApiError(int(status[:3]), message).body)
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
             status,

@@ -11,6 +11,7 @@ from starlette.types import Send
 
 from pegainfer.frontend.http.body import ClientGoneError
 from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.observed import note_error
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
@@ -57,6 +58,7 @@ def error_headers(error: ApiError) -> dict[str, str]:
 
 async def send_error(send: Send, error: ApiError, path: str = "") -> None:
     """`path`: of the request, which decides the body's shape."""
+    note_error(error.message)
     headers = [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
     await send_json(send, error.body_at(path), status=error.status, headers=headers)
 

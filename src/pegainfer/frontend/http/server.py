@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pegainfer.frontend.http.app import App
 
 CLOSE_SECONDS = 5  # for connections to close once nothing is generated any more
+SIGNALS = (signal.SIGTERM, signal.SIGINT)  # by which a user or a service manager ends the process
 MAX_FILES = 1 << 16  # open at a time: more connections than one process can serve
 
 
@@ -71,34 +72,42 @@ def address_of(sock: socket.socket, *, tls: bool = False) -> str:
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Runs the main coroutine on uvloop and returns its exit code; 143 where SIGTERM has cancelled it."""
+    """Runs the main coroutine on uvloop and returns its exit code.
+
+    SIGTERM and SIGINT cancel it, unless it has handlers of its own; the code is then 143 or 130. Once it is
+    being cancelled, further signals do nothing: what it does at its end must take a bounded time.
+    """
     import uvloop
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_until_sigterm(main))
+            return runner.run(_until_signal(main))
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-async def _until_sigterm(main: Coroutine[Any, Any, int]) -> int:
-    """The handler is the loop's own: an exception out of another one would strike in any callback, as in that
-    of a socket's bytes, where the loop takes it for the socket's fault and goes on."""
-    loop, task, came = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+async def _until_signal(main: Coroutine[Any, Any, int]) -> int:
+    """The handlers are the loop's own: an exception out of another one would strike in any callback, as in
+    that of a socket's bytes, where the loop takes it for the socket's fault and goes on."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
+    came: list[int] = []
 
-    def on_sigterm() -> None:
-        came.set()
-        task.cancel()
+    def on_signal(number: int) -> None:
+        came.append(number)
+        if len(came) == 1:
+            task.cancel()
 
-    loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
     try:
         return await main
     except asyncio.CancelledError:
-        if not came.is_set():
+        if not came:
             raise
-        return 128 + signal.SIGTERM
+        return 128 + came[0]
 
 
 def preload() -> None:
@@ -201,13 +210,13 @@ def _signals(stop: asyncio.Event, abort: asyncio.Event) -> Generator[None]:
     def on_signal() -> None:
         (abort if stop.is_set() else stop).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         loop.add_signal_handler(number, on_signal)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+        for number in SIGNALS:
+            loop.add_signal_handler(number, lambda: None)  # it is ending, and that takes a bounded time
 
 
 def _make_server(app: App, config: HttpConfig) -> Any:
@@ -233,7 +242,7 @@ def _make_server(app: App, config: HttpConfig) -> Any:
     return Server(
         uvicorn.Config(
             app,
-            http=bounded_protocol(config),
+            http=bounded_protocol(config, app.refused),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 import pegainfer.ops.coarse
-import pegainfer.ops.sample  # noqa: F401  (both declare their ops)
+import pegainfer.ops.reduce
+import pegainfer.ops.sample  # noqa: F401  (they declare their ops)
 from pegainfer.ops.spec import REGISTRY, Operand, OpSpec, Role
 
 # Ops that have a CPU kernel. An op's place is its number.
@@ -34,6 +35,10 @@ OPCODES = (
     "sigmoid_gate",
     "causal_conv_silu",
     "gated_delta_rule",
+    "route_experts",
+    "expert_gate_up",
+    "expert_down",
+    "reduce_residual",
 )
 C_TYPES = {"i32": "int32_t", "u32": "uint32_t", "u64": "uint64_t"}
 

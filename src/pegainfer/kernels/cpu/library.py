@@ -28,8 +28,8 @@ _FUNCTIONS = {
     "pega_isa_name": (c_char_p, (c_void_p,)),
     "pega_pool_create": (c_void_p, (c_int32, c_int32)),
     "pega_pool_destroy": (None, (c_void_p,)),
-    "pega_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
-    "pega_pack": (c_void_p, (c_int32, c_int64, c_int64, c_void_p, c_void_p, c_int32)),
+    "pega_packed_bytes": (c_int64, (c_int32, c_int64, c_int64, c_int64)),
+    "pega_pack": (c_void_p, (c_int32, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32)),
     "pega_unpack": (None, (c_void_p, c_int64, c_int64, c_void_p)),
     "pega_packed_free": (None, (c_void_p,)),
     "pega_exec_create": (
@@ -83,11 +83,11 @@ def source_hash() -> str:
 
 
 def kernels(isa: str | None = None) -> int:
-    """Address of the kernel table: of `isa`, else of PEGAINFER_CPU_ISA, else the best of this processor.
+    """Address of the kernel table: of `isa`, else of PEGAINFER_ISA, else the best of this processor.
 
     Raises ConfigError for an instruction set that is unknown or that this processor lacks.
     """
-    wanted = isa or os.environ.get("PEGAINFER_CPU_ISA") or ""
+    wanted = isa or os.environ.get("PEGAINFER_ISA") or ""
     table = library().pega_kernels(wanted.encode())
     if table is None:
         raise ConfigError(

@@ -30,7 +30,7 @@ class CpuOptions:
 
     Args:
         threads: with the calling one; 0: all cores that this process may use.
-        isa: 'avx512', 'avx2', 'neon' or 'portable'; None: PEGAINFER_CPU_ISA, else the processor's best.
+        isa: 'avx512', 'avx2', 'neon' or 'portable'; None: PEGAINFER_ISA, else the processor's best.
         activation: 'int8' rounds what meets a quantised weight to 8 bits, block by block (fast); 'f32' keeps
             it and expands the weight as GGUF defines it (exact). 'bf16' is 'int8' and rounds what meets a
             bf16 weight to bf16, where the processor multiplies that. Other weights meet float32.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ FORMAT_CODES = {
 
 
 class PackedWeight:
-    """A matrix [N, K] in tiles of 16 rows, within memory that it keeps alive.
+    """A matrix [N, K] or a stack [E, N, K] in tiles of 16 rows, within memory that it keeps alive.
 
     Args:
         weight: as it is stored; only read here.
@@ -36,23 +37,23 @@ class PackedWeight:
         scheme, need = weight.scheme.name, packed_bytes(weight.scheme.name, weight.shape)
         if memory.nbytes != need or memory.ctypes.data % 64:
             raise OpError("memory of a packed weight", expected=f"{need} bytes, aligned", got=memory.nbytes)
-        n, k = weight.shape
         self.format = scheme
-        self.shape: tuple[int, int] = (n, k)
+        self.shape = weight.shape
         self.nbytes = need
         self._memory = memory
         rows = weight.parts[VALUES].addresses()
         self.handle: int = library().pega_pack(
-            FORMAT_CODES[scheme], n, k, rows.ctypes.data, memory.ctypes.data, threads
+            FORMAT_CODES[scheme], *as_stack(weight.shape), rows.ctypes.data, memory.ctypes.data, threads
         )
         weakref.finalize(self, library().pega_packed_free, self.handle)
 
     def unpack(self, first: int = 0, count: int | None = None) -> Array:
-        """Rows first … first + count as float32 [count, K]."""
-        count = self.shape[0] - first if count is None else count
-        if first < 0 or count < 0 or first + count > self.shape[0]:
-            raise OpError("rows of a packed weight", expected=f"within {self.shape[0]}", got=(first, count))
-        out = np.empty((count, self.shape[1]), np.float32)
+        """Rows first … first + count of all matrices as float32 [count, K]."""
+        rows = prod(self.shape[:-1])
+        count = rows - first if count is None else count
+        if first < 0 or count < 0 or first + count > rows:
+            raise OpError("rows of a packed weight", expected=f"within {rows}", got=(first, count))
+        out = np.empty((count, self.shape[-1]), np.float32)
         library().pega_unpack(self.handle, first, count, out.ctypes.data)
         return out
 
@@ -63,13 +64,18 @@ def packed_bytes(format_name: str, shape: tuple[int, ...]) -> int:
         raise UnsupportedError(
             "no CPU kernels for this weight format", expected=" ".join(FORMAT_CODES), got=format_name
         )
-    if len(shape) != 2 or min(shape) < 1:
-        raise OpError("a packed weight is a matrix", expected="[N, K]", got=shape)
-    need: int = library().pega_packed_bytes(FORMAT_CODES[format_name], *shape)
+    if len(shape) not in (2, 3) or min(shape) < 1:
+        raise OpError("a packed weight is a matrix or a stack", expected="[N, K] or [E, N, K]", got=shape)
+    need: int = library().pega_packed_bytes(FORMAT_CODES[format_name], *as_stack(shape))
     if not need:
         per_block = FORMATS[format_name][0]
         raise OpError("width of a packed weight", expected=f"a multiple of {per_block}", got=shape)
     return need
+
+
+def as_stack(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape as that of a stack."""
+    return shape if len(shape) == 3 else (1, *shape)
 
 
 def reserve(nbytes: int) -> Array:

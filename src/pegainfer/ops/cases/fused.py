@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 SLOPE_OF_SILU = 1.1  # its greatest
 
 
-def _gain(rng: np.random.Generator, width: int) -> Array:
+def norm_gain(rng: np.random.Generator, width: int) -> Array:
     return 1 + normal(rng, (width,)) / 4
 
 
@@ -61,7 +61,7 @@ def _qkv_case(
     arrays = {
         "kv": np.full((blocks, layers, 2, g, block_size, d), np.nan, np.float32),
         "x": flavour(rng, (t, m)),
-        "norm": _gain(rng, m),
+        "norm": norm_gain(rng, m),
         "wq": weights(rng, h * d, m),
         "wk": weights(rng, g * d, m),
         "wv": weights(rng, g * d, m),
@@ -70,7 +70,7 @@ def _qkv_case(
         "cos_sin": rotation_table(length, d, 1e4),
     }
     if heads_normed:
-        arrays |= {"q_norm": _gain(rng, d), "k_norm": _gain(rng, d)}
+        arrays |= {"q_norm": norm_gain(rng, d), "k_norm": norm_gain(rng, d)}
     label = f"{t}x{m}, {g}x{group} heads of {d}, {flavour.__name__}{', head norms' if heads_normed else ''}"
     return Case(label, sizes, {"eps": 1e-5, "layer": int(rng.integers(layers))}, arrays)
 
@@ -96,7 +96,7 @@ def gate_up_cases(rng: np.random.Generator) -> list[Case]:
             {"eps": 1e-5},
             {
                 "x": flavour(rng, (t, m)),
-                "norm": _gain(rng, m),
+                "norm": norm_gain(rng, m),
                 "w_gate": weights(rng, f, m) * np.float32(3),
                 "w_up": weights(rng, f, m),
             },
@@ -122,14 +122,14 @@ def lm_head_cases(rng: np.random.Generator) -> list[Case]:
         x = flavour(rng, (t, m))
         x[np.setdiff1d(np.arange(t), rows)] = np.nan
         sizes = {"T": t, "M": m, "V": v, "L": len(rows)}
-        arrays = {"x": x, "rows": i32(rows), "norm": _gain(rng, m), "w": weights(rng, v, m)}
+        arrays = {"x": x, "rows": i32(rows), "norm": norm_gain(rng, m), "w": weights(rng, v, m)}
         cases.append(
             Case(f"{len(rows)} of {t}x{m}, {v} ids, {flavour.__name__}", sizes, {"eps": 1e-5}, arrays)
         )
     return cases
 
 
-def _normed(x: Array, gain: Array, eps: float, error: Array | float = 0.0) -> tuple[Array, Array]:
+def norm_error(x: Array, gain: Array, eps: float, error: Array | float = 0.0) -> tuple[Array, Array]:
     """rms_norm of x in float64 and its error in float32, where x itself errs by `error`."""
     x64, gain64, width = x.astype(np.float64), np.abs(gain.astype(np.float64)), x.shape[-1]
     rms = np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + eps)
@@ -140,7 +140,7 @@ def _normed(x: Array, gain: Array, eps: float, error: Array | float = 0.0) -> tu
     return x64 / rms * gain.astype(np.float64), (carried + own) / rms * gain64
 
 
-def _product(h: Array, error: Array, w: Array, dot: Dot) -> tuple[Array, Array]:
+def product_error(h: Array, error: Array, w: Array, dot: Dot) -> tuple[Array, Array]:
     """h · wᵀ in float64 and its error, where h errs by `error`."""
     w64 = w.astype(np.float64)
     return h @ w64.T, dot(h, w) + error @ np.abs(w64).T
@@ -151,12 +151,14 @@ def qkv_bound(dot: Dot) -> Callable[[Case], Arrays]:
 
     def bound(case: Case) -> Arrays:
         a, s, eps = case.arrays, case.sizes, case.attrs["eps"]
-        h, h_error = _normed(a["x"], a["norm"], eps)
+        h, h_error = norm_error(a["x"], a["norm"], eps)
         errors = {}
         for name, weight, gain in (("q", "wq", "q_norm"), ("k", "wk", "k_norm"), ("v", "wv", "")):
-            value, error = (part.reshape(s["T"], -1, s["D"]) for part in _product(h, h_error, a[weight], dot))
+            value, error = (
+                part.reshape(s["T"], -1, s["D"]) for part in product_error(h, h_error, a[weight], dot)
+            )
             if gain in a:
-                value, error = _normed(value, a[gain], eps, error)
+                value, error = norm_error(value, a[gain], eps, error)
             if name != "v":
                 first, second = np.split(error + 3 * U * np.abs(value), 2, axis=-1)
                 error = np.concatenate([first + second] * 2, axis=-1)
@@ -170,17 +172,25 @@ def qkv_bound(dot: Dot) -> Callable[[Case], Arrays]:
     return bound
 
 
+def swiglu_error(gate: Array, gate_error: Array, up: Array, up_error: Array) -> tuple[Array, Array]:
+    """silu(g) u and its error.
+
+    It moves by the slope of silu times g's error times |u|, and by |silu(g)| times u's error.
+    """
+    silu = gate * np.exp(-np.logaddexp(0.0, -gate))
+    size = np.abs(silu)
+    moved = SLOPE_OF_SILU * gate_error * (np.abs(up) + up_error) + size * up_error
+    return silu * up, moved + 16 * U * size * np.abs(up)
+
+
 def gate_up_bound(dot: Dot) -> Callable[[Case], Arrays]:
-    """|silu(g) u| moves by the slope of silu times g's error times |u|, and by |silu(g)| times u's error."""
 
     def bound(case: Case) -> Arrays:
         a = case.arrays
-        h, h_error = _normed(a["x"], a["norm"], case.attrs["eps"])
-        gate, gate_error = _product(h, h_error, a["w_gate"], dot)
-        up, up_error = _product(h, h_error, a["w_up"], dot)
-        silu = np.abs(gate) * np.exp(-np.logaddexp(0.0, -gate))
-        moved = SLOPE_OF_SILU * gate_error * (np.abs(up) + up_error) + silu * up_error
-        return {"out": moved + 16 * U * silu * np.abs(up)}
+        h, h_error = norm_error(a["x"], a["norm"], case.attrs["eps"])
+        gate, gate_error = product_error(h, h_error, a["w_gate"], dot)
+        up, up_error = product_error(h, h_error, a["w_up"], dot)
+        return {"out": swiglu_error(gate, gate_error, up, up_error)[1]}
 
     return bound
 
@@ -188,7 +198,7 @@ def gate_up_bound(dot: Dot) -> Callable[[Case], Arrays]:
 def lm_head_bound(dot: Dot) -> Callable[[Case], Arrays]:
     def bound(case: Case) -> Arrays:
         a = case.arrays
-        h, h_error = _normed(a["x"][a["rows"]], a["norm"], case.attrs["eps"])
-        return {"logits": _product(h, h_error, a["w"], dot)[1]}
+        h, h_error = norm_error(a["x"][a["rows"]], a["norm"], case.attrs["eps"])
+        return {"logits": product_error(h, h_error, a["w"], dot)[1]}
 
     return bound

@@ -292,6 +292,72 @@ DELTA_CHUNKS = Layout(
     template="T",
 )
 
+# Mixture of experts
+
+ROUTE_EXPERTS = Layout(
+    "route::Args",
+    "The router of a mixture of experts.",
+    """
+    int* experts  // [T, K]
+    float* gates  // [T, K]
+    const float* logits  // [T, N]
+    const float* bias  // [N] or null
+    int tokens
+    int n
+    int k
+    int sigmoid
+    int renormalize
+    int groups
+    int kept_groups
+    float scale
+    """,
+)
+SORT_SLOTS = Layout(
+    "slots::SortArgs",
+    "Slots, each one of a token's K places for an expert, and what sort_slots makes of them.",
+    """
+    int* order  // [slots], by expert
+    int4* blocks  // [most blocks]: expert, first, count, 0
+    int* in_use  // [1]: blocks in use
+    const int* experts  // [slots]
+    uint8_t* zeroed  // [slots, row_bytes]: rows of slots without expert become zeros; null: none do
+    int slots
+    int num_experts
+    int row_bytes
+    """,
+)
+EXPERTS = Layout(
+    "experts::Args",
+    "Products of slots with the matrices of their experts.",
+    """
+    void* out  // [slots, n], or [slots, n / 2] of pairs
+    const void* x  // [slots / each, k]
+    const int* experts  // [slots]
+    const void* w  // [num_experts, n, k]
+    const int* order  // as sort_slots leaves it, like the next two; null for expert_rows
+    const int4* blocks
+    const int* in_use
+    int slots
+    int num_experts
+    int n
+    int k
+    int each  // slots that share a row of x
+    """,
+)
+SUM_EXPERTS = Layout(
+    "slots::SumArgs",
+    "Each token's weighted sum of its experts' results.",
+    """
+    float* out  // [T, M]
+    const void* results  // [T K, M]
+    const int* experts  // [T, K]
+    const float* gates  // [T, K]
+    int num_experts
+    int k
+    int m
+    """,
+)
+
 # Sampling
 
 ADJUST_LOGITS = Layout(
@@ -437,6 +503,6 @@ PUBLISH = Layout(
 # In the order of the header: a struct stands behind those that it holds.
 LAYOUTS = (
     ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND, STREAM, SKINNY,
-    PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_CHUNKS, ADJUST_LOGITS, SAMPLE_TOKENS,
-    TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
+    PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_CHUNKS, ROUTE_EXPERTS, SORT_SLOTS, EXPERTS,
+    SUM_EXPERTS, ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
 )  # fmt: skip

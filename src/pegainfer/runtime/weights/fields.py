@@ -64,6 +64,13 @@ class Fields:
         self.require(key, fits, "a list of strings")
         return list(value)
 
+    def integers(self, key: str, *, most: int = MAX_DIM) -> list[int]:
+        """A list of integers from 0 to `most`, empty where there is none."""
+        value = self._get(key, [])
+        fits = isinstance(value, list) and all(type(v) is int and 0 <= v <= most for v in value)
+        self.require(key, fits, f"a list of integers from 0 to {most}")
+        return list(value)
+
     def mapping(self, key: str) -> Mapping[str, Any] | None:
         """An object, None where it is absent or empty."""
         value = self._get(key, {})

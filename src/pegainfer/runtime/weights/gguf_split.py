@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pegainfer.contract.errors import ModelFileError
@@ -25,6 +25,20 @@ def model_of(file_name: str) -> str | None:
     """What comes before '-00001-of-00003.gguf'; None where a name does not end so."""
     match = _NAME.fullmatch(file_name)
     return match["model"] if match else None
+
+
+def group_parts(paths: Iterable[str]) -> list[tuple[str, ...]]:
+    """GGUF files by the model that they hold: one file, or the parts of a split one in order."""
+    models: dict[tuple[str, int], list[str]] = {}
+    for path in sorted(paths):
+        models.setdefault((model_of(path) or path, number_of_parts(path)), []).append(path)
+    return [tuple(parts) for parts in models.values()]
+
+
+def number_of_parts(file_name: str) -> int:
+    """3 of '-00001-of-00003.gguf'; 1 where a name does not end so."""
+    match = _NAME.fullmatch(file_name)
+    return int(match["count"]) if match else 1
 
 
 def part_name(model: str, number: int, count: int) -> str:

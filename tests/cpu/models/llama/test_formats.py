@@ -27,9 +27,9 @@ def test_fast_path_keeps_the_perplexity(form: str, tmp_path: Path) -> None:
         pytest.skip("this processor has no products of bf16: its one path is the exact one")
     model = str(requantised(default_model(), tmp_path / f"{form}.gguf", form))
     text = GOLDEN["text.ids"].tolist()[:TOKENS]
-    with LLM(model, activation="f32", max_model_len=TOKENS + 1) as exact:
+    with LLM(model, activation_dtype="f32", max_model_len=TOKENS + 1) as exact:
         wanted = perplexity_nll(exact, text)
-    with LLM(model, activation="auto", max_model_len=TOKENS + 1) as fast:
+    with LLM(model, activation_dtype="auto", max_model_len=TOKENS + 1) as fast:
         found = perplexity_nll(fast, text)
     print(f"\n{form}: exact {np.exp(wanted):.4f}, fast {np.exp(found):.4f} ({np.expm1(found - wanted):+.2%})")
     assert found != wanted, "the fast path is not in use"

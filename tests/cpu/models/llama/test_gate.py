@@ -43,7 +43,7 @@ def table() -> Iterator[Table]:
 
 
 def load(activation: str) -> LLM:
-    return LLM(str(default_model()), activation=activation, max_model_len=4096)
+    return LLM(str(default_model()), activation_dtype=activation, max_model_len=4096)
 
 
 @pytest.fixture(scope="module")

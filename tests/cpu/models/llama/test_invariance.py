@@ -35,7 +35,11 @@ BLOCK_BYTES = {"f32": 30 * 2 * 3 * 16 * 64 * 4, "int8": 30 * 2 * 3 * 16 * 64 * 2
 def work(request: pytest.FixtureRequest) -> Workload:
     activation = str(request.param)
     load = partial(
-        LLM, str(default_model()), activation=activation, kv_dtype=KV[activation], max_model_len=512
+        LLM,
+        str(default_model()),
+        activation_dtype=activation,
+        kv_cache_dtype=KV[activation],
+        max_model_len=512,
     )
     return Workload(load, PROMPTS, BLOCK_BYTES[activation])
 

@@ -30,7 +30,7 @@ def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     kind, activation = str(request.param).split("-")
     folder = tmp_path_factory.mktemp("qwen3")
     path = write_served_folder(folder) if kind == "folder" else write_served_gguf(folder / "m.gguf")
-    load = partial(LLM, str(path), activation=activation, kv_dtype=KV[activation])
+    load = partial(LLM, str(path), activation_dtype=activation, kv_cache_dtype=KV[activation])
     return Workload(load, PROMPTS, BLOCK_BYTES[activation])
 
 

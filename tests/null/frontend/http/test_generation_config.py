@@ -10,6 +10,7 @@ from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import SamplingParams
 from pegainfer.frontend.http.app import App, create_app
 from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.generation_config import generation_defaults, overrides
 from tests.support.asgi import TEMPLATE, TOKENIZER
 from tests.support.fake_engine import FakeEngine, says
 from tests.support.scripted import ask_app
@@ -119,3 +120,22 @@ def test_values_that_no_request_may_have_are_a_fault(given: dict[str, Any]) -> N
     with pytest.raises(ConfigError, match=r"generation_config\.json"):
         app_of(given, generation_config="auto")
     app_of(given, generation_config="none")  # and nobody's affair where it is not obeyed
+
+
+def test_overrides_go_before_the_model() -> None:
+    found = generation_defaults({"temperature": 0.6, "top_k": 5, **overrides('{"temperature": 0.2}')})
+    assert (found.temperature, found.top_k) == (0.2, 5)
+    assert overrides("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "no sampling defaults; expected a JSON object of .*; got list"),
+        ('{"temprature": 1}', "no sampling defaults; expected .*temperature.*; got temprature"),
+    ],
+)
+def test_faulty_overrides(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        overrides(text)

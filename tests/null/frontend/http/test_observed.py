@@ -37,23 +37,28 @@ def test_an_answer(stream: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status"),
+    ("path", "body", "status", "reason"),
     [
-        ("/v1/completions", {"prompt": "a", "temperature": -1}, 400),
-        ("/v1/nowhere", {}, 404),
-        ("/v1/chat/completions", {"messages": []}, 400),
+        ("/v1/completions", {"prompt": "a", "temperature": -1}, 400, "temperature: expected "),
+        ("/v1/nowhere", {}, 404, "/v1/nowhere: no such route"),
+        ("/v1/models", {}, 405, "/v1/models: expected "),
+        ("/v1/chat/completions", {"messages": []}, 400, "messages: expected "),
+        ("/v1/messages", {"messages": [], "max_tokens": 1}, 400, "m"),
     ],
 )
-def test_what_is_refused(path: str, body: dict[str, Any], status: int) -> None:
+def test_what_is_refused(path: str, body: dict[str, Any], status: int, reason: str) -> None:
     records: list[RequestRecord] = []
 
     async def main() -> None:
         app = make_app(FakeEngine(), observers=[records.append])
         async with client(app) as http:
-            assert (await http.post(path, content=json.dumps(body))).status_code == status
+            answer = await http.post(path, content=json.dumps(body))
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"] == records[0].error  # what the client is told
 
     run(main)
     (record,) = records
+    assert record.error.startswith(reason)
     assert (record.status, record.path, record.completion_tokens, record.model) == (status, path, 0, "")
 
 
@@ -66,7 +71,33 @@ def test_without_a_key() -> None:
             await http.get("/metrics")
 
     run(main)
-    assert [r.status for r in records] == [401]
+    assert [(r.status, r.error[:13]) for r in records] == [(401, "Authorization")]
+
+
+def test_what_fails_in_the_middle_of_a_stream() -> None:
+    records: list[RequestRecord] = []
+
+    async def main() -> None:
+        engine = FakeEngine(paused=True)
+        app = make_app(engine, observers=[records.append])
+        call = Call(app, "/v1/completions", {"prompt": "abc", "stream": True})
+        await spin()
+        engine.step()
+        await spin()
+        engine.die()
+        await call.task
+
+    run(main)
+    (record,) = records
+    assert (record.status, record.completion_tokens) == (200, 1)
+    assert record.error == "the engine process has ended"
+
+
+def test_bytes_that_are_no_request() -> None:
+    records: list[RequestRecord] = []
+    make_app(FakeEngine(), observers=[records.append]).refused(400, "1.2.3.4", "not an HTTP/1.1 request")
+    (record,) = records
+    assert (record.status, record.client, record.error) == (400, "1.2.3.4", "not an HTTP/1.1 request")
 
 
 def test_a_client_that_leaves() -> None:

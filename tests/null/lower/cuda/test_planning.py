@@ -47,6 +47,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "max_position_embeddings": 4096, "tie_word_embeddings": True,
         },
     },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 1024,
+        "intermediate_size": 3072, "moe_intermediate_size": 768, "num_experts": 16, "num_experts_per_tok": 4,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [1], "num_hidden_layers": 2,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 4096,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 
 

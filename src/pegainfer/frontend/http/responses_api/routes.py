@@ -193,7 +193,9 @@ async def _run(front: Front, entry: Stored, answer: ResponseAnswer) -> None:
         await collect(generation, answer)
         answer.body()
     except Exception as error:
-        answer.fail(to_api_error(error))
+        failure = to_api_error(error)
+        log.warning("a background response has failed: %s", failure.message)
+        answer.fail(failure)
     finally:
         generation.close()
         entry.generation = None

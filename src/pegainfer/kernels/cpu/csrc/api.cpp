@@ -46,17 +46,17 @@ PEGA_API void pega_pool_destroy(Pool* pool) {
 }
 
 // Bytes that a weight takes when packed; 0 where format and shape do not fit.
-PEGA_API int64_t pega_packed_bytes(int32_t format, int64_t n, int64_t k) {
+PEGA_API int64_t pega_packed_bytes(int32_t format, int64_t count, int64_t n, int64_t k) {
     Packed w;
-    return pega::describe(&w, format, n, k) ? w.tiles * w.tile_bytes : 0;
+    return pega::describe(&w, format, count, n, k) ? w.count * w.tiles * w.tile_bytes : 0;
 }
 
-// Packs a weight [n, k], whose n rows lie at `rows`, into `memory`, which is 64-byte aligned and outlives it;
-// null where it does not fit.
-PEGA_API Packed* pega_pack(int32_t format, int64_t n, int64_t k, const uint8_t* const* rows, uint8_t* memory,
-                           int32_t threads) {
+// Packs `count` matrices [n, k], whose count · n rows lie at `rows`, into `memory`, which is 64-byte aligned
+// and outlives the weight; null where they do not fit.
+PEGA_API Packed* pega_pack(int32_t format, int64_t count, int64_t n, int64_t k, const uint8_t* const* rows,
+                           uint8_t* memory, int32_t threads) {
     std::unique_ptr<Packed> w(new (std::nothrow) Packed);
-    if (w == nullptr || !pega::describe(w.get(), format, n, k)) return nullptr;
+    if (w == nullptr || !pega::describe(w.get(), format, count, n, k)) return nullptr;
     w->data = memory;
     pega::pack(*w, rows, threads);
     return w.release();

@@ -7,12 +7,14 @@
 #include <memory>
 #include <new>
 
+#include "multiply.h"
+
 namespace pega {
 
 namespace {
 
 constexpr int64_t kSmallValues = 8192;  // up to so many values a thread prepares rows for itself: no barrier
-constexpr int kPhasesAnInstr = 3;
+constexpr int kPhasesAnInstr = 4;
 
 bool plan(Exec& e, const Instr& in) {
     switch (in.op) {
@@ -32,6 +34,10 @@ bool plan(Exec& e, const Instr& in) {
         case kCausalConvSilu:
         case kGatedDeltaRule:
             return plan_recurrent(e, in);
+        case kRouteExperts:
+        case kExpertGateUp:
+        case kExpertDown:
+            return plan_moe(e, in);
         default:
             return plan_rows(e, in);
     }
@@ -44,6 +50,13 @@ void grow(int64_t& have, int64_t want) {
 void widen_rows(Limits& l, int64_t tokens, int64_t width) {
     grow(l.tokens, tokens);
     grow(l.width, width);
+}
+
+void widen_slots(Limits& l, int64_t slots, int64_t experts, int64_t width) {
+    grow(l.slots, slots);
+    grow(l.slot_width, width);
+    grow(l.experts, experts);
+    grow(l.expert_blocks, most_expert_blocks(slots, experts));
 }
 
 void widen(Limits& l, const Instr& in, int threads) {
@@ -89,6 +102,18 @@ void widen(Limits& l, const Instr& in, int threads) {
             grow(l.states, a.N);
             return grow(l.width, 2 * a.K);  // q and k of a token
         }
+        case kRouteExperts:
+            // scores, ranks and marks of a token's experts
+            return grow(l.width, 3 * in.args<RouteExpertsArgs>().N);
+        case kExpertGateUp: {
+            const auto a = in.args<ExpertGateUpArgs>();
+            return widen_slots(l, a.T * a.K, a.N, a.M);
+        }
+        case kExpertDown: {
+            const auto a = in.args<ExpertDownArgs>();
+            grow(l.slot_results, a.T * a.K * a.M);
+            return widen_slots(l, a.T * a.K, a.N, a.F);
+        }
         default:
             return;
     }
@@ -109,13 +134,21 @@ float* floats(Exec& e, int64_t n) {
     return static_cast<float*>(e.allocate(static_cast<size_t>(n) * 4));
 }
 
+// Room for rows in every form; their distances depend on the instruction.
+Rows all_rows(Exec& e, int64_t rows, int64_t width) {
+    return {floats(e, rows * width), width, quant_rows(e, rows * width), halves(e, rows * (width + 1))};
+}
+
 void allocate_scratch(Exec& e) {
     Limits& l = e.limits;
     l.small = std::max(kSmallValues, l.width);
     l.acc = std::max<int64_t>(2 * 64 * 16, 64 * l.head_dim) + l.head_dim;
-    e.shared.f32 = floats(e, l.tokens * l.width);
-    e.shared.q = quant_rows(e, l.tokens * l.width);
-    e.shared.bf16 = halves(e, l.tokens * (l.width + 1));
+    e.shared = all_rows(e, l.tokens, l.width);
+    e.slots.rows = all_rows(e, l.slots, l.slot_width);
+    e.slots.results = floats(e, l.slot_results);
+    e.slots.order.resize(static_cast<size_t>(l.slots));
+    e.slots.starts.resize(static_cast<size_t>(l.experts + 1));
+    e.slots.blocks.resize(static_cast<size_t>(l.expert_blocks));
     e.scratch.resize(static_cast<size_t>(e.pool->threads()));
     for (Scratch& s : e.scratch) {
         s = {};

@@ -40,6 +40,23 @@ struct Limits {
     int64_t tokens = 1, rows = 1, width = 32, acc = 0, head_dim = 16, segments = 0, vocab = 0;
     int64_t small = 0;  // floats that a thread may prepare for itself
     int64_t states = 0;
+    // Mixture of experts. A slot is one of a token's places for an expert: T · K of them.
+    int64_t slots = 0, slot_width = 0, experts = 0, expert_blocks = 0, slot_results = 0;
+};
+
+// Up to kTokensAChunk slots of one expert: order[first … first + count).
+struct ExpertBlock {
+    int32_t expert, first, count;
+};
+
+// A step's slots, sorted by expert; made anew for each op that needs them.
+struct ExpertSlots {
+    std::vector<int32_t> order;   // [slots] slot numbers t · K + j, by expert, then by slot
+    std::vector<int32_t> starts;  // [experts + 1] where each expert's begin in `order`
+    std::vector<ExpertBlock> blocks;
+    int64_t num_slots = 0, num_blocks = 0;  // those with an expert
+    Rows rows{};                            // their inputs, prepared, in that order
+    float* results = nullptr;               // [slots, M] of expert_down, by slot number
 };
 
 struct QueryBlock {
@@ -61,6 +78,7 @@ struct Exec {
     std::vector<void*> owned;
     Limits limits;
     Rows shared{};  // rows prepared by all threads together: [tokens, width]
+    ExpertSlots slots;
     std::vector<QueryBlock> blocks;
     int64_t num_blocks = 0, num_segments = 0, vocab = 0;
     const void* blocks_for = nullptr;  // the query_lens that `blocks` were made of in this step
@@ -103,6 +121,7 @@ bool plan_linear(Exec& e, const Instr& in);
 bool plan_attention(Exec& e, const Instr& in);
 bool plan_sample(Exec& e, const Instr& in);
 bool plan_recurrent(Exec& e, const Instr& in);
+bool plan_moe(Exec& e, const Instr& in);
 
 // Where a head's K or V of a page lies: kv + ((block · Y + layer) · G + head) · 2 S D elements, K first.
 struct KvView {

@@ -50,10 +50,12 @@ enum Format : int32_t {
     kQ5_K = 10
 };
 
+// A matrix, or a stack of matrices of one shape whose tiles lie one matrix after another.
 struct Packed {
     int32_t format;
-    int64_t n, k;        // rows, columns
-    int64_t tiles;       // ceil(n / 16)
+    int64_t count;       // matrices
+    int64_t n, k;        // rows, columns of each
+    int64_t tiles;       // of each: ceil(n / 16)
     int64_t tile_bytes;  // a multiple of 64
     uint8_t* data;       // 64-byte aligned
 

@@ -30,6 +30,10 @@ enum Op : int32_t {
     kSigmoidGate = 18,
     kCausalConvSilu = 19,
     kGatedDeltaRule = 20,
+    kRouteExperts = 21,
+    kExpertGateUp = 22,
+    kExpertDown = 23,
+    kReduceResidual = 24,
     kNumOps
 };
 
@@ -59,6 +63,10 @@ constexpr Arity kArity[kNumOps] = {
     {2, 2, 0},  // sigmoid_gate
     {9, 7, 1},  // causal_conv_silu
     {12, 8, 3},  // gated_delta_rule
+    {4, 3, 5},  // route_experts
+    {5, 5, 0},  // expert_gate_up
+    {5, 5, 0},  // expert_down
+    {2, 2, 0},  // reduce_residual
 };
 
 // The arguments of an op in a step: operands, axis sizes, attributes. Each takes eight bytes.
@@ -301,7 +309,44 @@ struct GatedDeltaRuleArgs {
     double layer, eps, tiled;
 };
 
+// the K best experts of each token in ascending order, and the weights of their results
+struct RouteExpertsArgs {
+    int32_t* experts;  // [T, K]
+    float* gates;  // [T, K]
+    const float* logits;  // [T, N]
+    const float* bias;  // [N]; may be null
+    int64_t T, K, N;
+    double sigmoid, renormalize, scale, groups, kept_groups;
+};
+
+// act = silu(h · w_gate[e]ᵀ) · (h · w_up[e]ᵀ) for each expert e of a token; 0 where e is none
+struct ExpertGateUpArgs {
+    float* act;  // [T, K, F]
+    const float* h;  // [T, M]
+    const int32_t* experts;  // [T, K]
+    const Packed* w_gate;  // [N, F, M]
+    const Packed* w_up;  // [N, F, M]
+    int64_t T, K, F, M, N;
+};
+
+// out = the sum over a token's experts e, in their order, of gate · (act · w_down[e]ᵀ)
+struct ExpertDownArgs {
+    float* out;  // [T, M]
+    const float* act;  // [T, K, F]
+    const int32_t* experts;  // [T, K]
+    const float* gates;  // [T, K]
+    const Packed* w_down;  // [N, M, F]
+    int64_t T, M, K, F, N;
+};
+
+// x += the sum over ranks of partial; the reference is that of one rank
+struct ReduceResidualArgs {
+    float* x;  // [T, N]
+    const float* partial;  // [T, N]
+    int64_t T, N;
+};
+
 constexpr const char* kDeclarationHash =
-    "fa1cafc9aab0c50ca35316d34c6024462393ca59dad285e0e15b4529254ee3e8";
+    "f0737f75b59660ffc3f7d178c87454b689d6a1731f028cc4b5c3675467ca619f";
 
 }  // namespace pega

@@ -3,14 +3,11 @@
 #include <algorithm>
 
 #include "exec.h"
+#include "multiply.h"
 
 namespace pega {
 
 namespace {
-
-constexpr int64_t kTokensAChunk = 64;      // rows that one pass over a tile serves
-constexpr int64_t kLeastBytes = 16 << 10;  // weight bytes below which a claim costs too much
-constexpr int64_t kMostBytes = 128 << 10;  // above which a thread waits long for another's last chunk
 
 // What a product reads, whichever op it belongs to.
 struct Product {
@@ -60,18 +57,6 @@ float* output_of(const Instr& in) {
     }
 }
 
-bool rounds(const Exec& e, const Packed& w) {
-    return e.int8 && is_quantised(w.format);
-}
-
-bool halves(const Exec& e, const Packed& w) {
-    return e.bf16 && w.format == kBF16;
-}
-
-int64_t even(int64_t k) {
-    return (k + 1) / 2 * 2;
-}
-
 // Fills rows first … last of f32, q and bf16, those that some weight needs, from the product's input.
 void prepare(const Exec& e, const Product& p, int64_t first, int64_t last, float* f32, const QuantRows& q,
              uint16_t* bf16) {
@@ -80,16 +65,13 @@ void prepare(const Exec& e, const Product& p, int64_t first, int64_t last, float
         some_round = some_round || rounds(e, *p.w[i]);
         some_halve = some_halve || halves(e, *p.w[i]);
     }
-    const int64_t blocks = p.k / kBlock;
     for (int64_t t = first; t < last; t++) {
         const float* x = p.x + (p.rows != nullptr ? p.rows[t] : t) * p.k;
         if (p.norm != nullptr) {
             e.kernels->rms_norm(f32 + t * p.k, x, p.norm, p.k, p.eps);
             x = f32 + t * p.k;
         }
-        if (some_round)
-            e.kernels->quantise(x, p.k, q.q + t * p.k, q.scale + t * blocks, q.sum + t * blocks,
-                                q.half + t * blocks);
+        if (some_round) quantise_row(e, x, p.k, q, t);
         if (some_halve) e.kernels->round_bf16(x, p.k, bf16 + t * even(p.k));
     }
 }
@@ -110,17 +92,6 @@ Rows rows_for(const Exec& e, const Phase& ph, const Product& p, Scratch& s) {
         s.prepared = e.stamp(ph);
     }
     return r;
-}
-
-void multiply(const Exec& e, const Packed& w, int64_t tile, const Rows& r, int64_t first, int64_t nt,
-              const Scratch& s, float* acc) {
-    if (rounds(e, w)) {
-        e.kernels->gemm_i8(w, tile, r.q, first, nt, acc);
-    } else if (halves(e, w)) {
-        e.kernels->gemm_bf16(w, tile, r.bf16 + first * even(w.k), even(w.k), nt, acc);
-    } else {
-        e.kernels->gemm_f32(w, tile, r.f32 + first * r.ld, r.ld, nt, acc, s.decode);
-    }
 }
 
 // A chunk's tokens and its share of `units` (tiles or heads); phase.a: units a chunk, phase.b: chunks a
@@ -222,12 +193,7 @@ void add_product(Exec& e, const Instr& in, const Product& p,
         e.add_phase(in, prepare_chunk, (p.t + each - 1) / each, each);
     }
     const int64_t token_blocks = (p.t + kTokensAChunk - 1) / kTokensAChunk;
-    // Eight chunks a thread even out late threads; small ones are not worth a claim.
-    const int64_t work = std::max<int64_t>(1, bytes * std::min<int64_t>(p.t, kTokensAChunk) / 2);
-    const int64_t least = std::max<int64_t>(1, kLeastBytes / work);
-    const int64_t most = std::max<int64_t>(least, kMostBytes / bytes);
-    const int64_t even = (units * token_blocks + 8 * threads - 1) / (8 * threads);
-    const int64_t each = std::min(units, std::clamp(even, least, most));
+    const int64_t each = units_a_chunk(units, token_blocks, bytes, std::min(p.t, kTokensAChunk), threads);
     const int64_t groups = (units + each - 1) / each;
     e.add_phase(in, run, token_blocks * groups, each, groups, alone ? 1 : 0);
 }

@@ -146,8 +146,8 @@ void unpack_sub_block(int32_t format, const SubBlock& b, int64_t r, float* out) 
 
 }  // namespace
 
-bool describe(Packed* w, int32_t format, int64_t n, int64_t k) {
-    if (format < kF32 || format > kQ5_K || n <= 0 || k <= 0) return false;
+bool describe(Packed* w, int32_t format, int64_t count, int64_t n, int64_t k) {
+    if (format < kF32 || format > kQ5_K || count <= 0 || n <= 0 || k <= 0) return false;
     const Layout& f = kLayouts[format];
     if (k % f.elements != 0) return false;
     const int64_t blocks = k / kBlock;
@@ -160,7 +160,7 @@ bool describe(Packed* w, int32_t format, int64_t n, int64_t k) {
     } else if (is_quantised(format)) {
         bytes = (blocks + 1) / 2 * (64 + 2 * quant_bytes(format));
     }
-    *w = {format, n, k, (n + kTile - 1) / kTile, bytes, nullptr};
+    *w = {format, count, n, k, (n + kTile - 1) / kTile, bytes, nullptr};
     return true;
 }
 
@@ -172,8 +172,8 @@ void pack(const Packed& w, const uint8_t* const* all, int threads) {
             std::memset(tile, 0, static_cast<size_t>(w.tile_bytes));
             const uint8_t* rows[kTile];
             for (int r = 0; r < kTile; r++) {
-                const int64_t row = t * kTile + r;
-                rows[r] = row < w.n ? all[row] : nullptr;
+                const int64_t row = t % w.tiles * kTile + r;
+                rows[r] = row < w.n ? all[t / w.tiles * w.n + row] : nullptr;
             }
             if (has_superblocks(w.format)) {
                 pack_superblocks(w, rows, tile, f.bytes);
@@ -187,16 +187,17 @@ void pack(const Packed& w, const uint8_t* const* all, int threads) {
         }
     };
     std::vector<std::thread> others;
-    const int64_t each = std::max<int64_t>(1, (w.tiles + threads - 1) / threads);
-    for (int64_t first = each; first < w.tiles; first += each)
-        others.emplace_back(part, first, std::min(first + each, w.tiles));
-    part(0, std::min(each, w.tiles));
+    const int64_t tiles = w.count * w.tiles;
+    const int64_t each = std::max<int64_t>(1, (tiles + threads - 1) / threads);
+    for (int64_t first = each; first < tiles; first += each)
+        others.emplace_back(part, first, std::min(first + each, tiles));
+    part(0, std::min(each, tiles));
     for (std::thread& t : others) t.join();
 }
 
 void unpack_row(const Packed& w, int64_t row, float* out) {
-    const uint8_t* tile = w.tile(row / kTile);
-    const int64_t r = row % kTile;
+    const int64_t in_matrix = row % w.n, r = in_matrix % kTile;
+    const uint8_t* tile = w.tile(row / w.n * w.tiles + in_matrix / kTile);
     const auto* values = reinterpret_cast<const uint16_t*>(tile) + r;
     switch (w.format) {
         case kF32:

@@ -287,6 +287,73 @@ struct ChunkArgs {
 };
 static_assert(sizeof(ChunkArgs<float>) == 32);
 
+namespace route {
+// The router of a mixture of experts.
+struct Args {
+    int* experts;  // [T, K]
+    float* gates;  // [T, K]
+    const float* logits;  // [T, N]
+    const float* bias;  // [N] or null
+    int tokens;
+    int n;
+    int k;
+    int sigmoid;
+    int renormalize;
+    int groups;
+    int kept_groups;
+    float scale;
+};
+static_assert(sizeof(Args) == 64);
+}  // namespace route
+
+namespace slots {
+// Slots, each one of a token's K places for an expert, and what sort_slots makes of them.
+struct SortArgs {
+    int* order;  // [slots], by expert
+    int4* blocks;  // [most blocks]: expert, first, count, 0
+    int* in_use;  // [1]: blocks in use
+    const int* experts;  // [slots]
+    uint8_t* zeroed;  // [slots, row_bytes]: rows of slots without expert become zeros; null: none do
+    int slots;
+    int num_experts;
+    int row_bytes;
+};
+static_assert(sizeof(SortArgs) == 56);
+}  // namespace slots
+
+namespace experts {
+// Products of slots with the matrices of their experts.
+struct Args {
+    void* out;  // [slots, n], or [slots, n / 2] of pairs
+    const void* x;  // [slots / each, k]
+    const int* experts;  // [slots]
+    const void* w;  // [num_experts, n, k]
+    const int* order;  // as sort_slots leaves it, like the next two; null for expert_rows
+    const int4* blocks;
+    const int* in_use;
+    int slots;
+    int num_experts;
+    int n;
+    int k;
+    int each;  // slots that share a row of x
+};
+static_assert(sizeof(Args) == 80);
+}  // namespace experts
+
+namespace slots {
+// Each token's weighted sum of its experts' results.
+struct SumArgs {
+    float* out;  // [T, M]
+    const void* results;  // [T K, M]
+    const int* experts;  // [T, K]
+    const float* gates;  // [T, K]
+    int num_experts;
+    int k;
+    int m;
+};
+static_assert(sizeof(SumArgs) == 48);
+}  // namespace slots
+
 // Logits and what adjusts them; operands of the op adjust_logits have their names.
 struct AdjustArgs {
     float* scores;  // [L, V]

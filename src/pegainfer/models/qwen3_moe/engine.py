@@ -1,0 +1,44 @@
+"""Entry points of the qwen3_moe line: from an open weights file to a model, made of the runner's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pegainfer.models.qwen3_moe.config import Qwen3MoeConfig
+from pegainfer.models.qwen3_moe.forward import forward, groups, head
+from pegainfer.models.qwen3_moe.weights import TABLE, Qwen3MoeWeights, load_gguf, load_safetensors
+from pegainfer.ops.weights import without_data
+from pegainfer.runner.model import LineModel
+from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.tensorfile import TensorFile
+
+
+def from_gguf(file: GGUFFile) -> LineModel:
+    """Raises ConfigError, ModelFileError, UnsupportedError."""
+    return model(load_gguf(file))
+
+
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> LineModel:
+    """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
+    return model(load_safetensors(Qwen3MoeConfig.from_hf(config, where), file))
+
+
+def from_config(config: Mapping[str, Any], where: str) -> LineModel:
+    """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
+    read = Qwen3MoeConfig.from_hf(config, where)
+    return model(Qwen3MoeWeights(read, without_data(TABLE, read)))
+
+
+def model(weights: Qwen3MoeWeights) -> LineModel:
+    c = weights.config
+    return LineModel(
+        vocab_size=c.vocab_size,
+        max_position_embeddings=c.max_position_embeddings,
+        weights=weights.tensors,
+        tables={"cos_sin": weights.cos_sin},
+        groups=partial(groups, c),
+        forward=partial(forward, c),
+        head=partial(head, c),
+    )

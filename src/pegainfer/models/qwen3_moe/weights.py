@@ -1,0 +1,90 @@
+"""Qwen3-MoE's weights: one table of names and shapes, and how the two file formats are read.
+
+Checkpoints hold each expert's matrices by themselves, GGUF one stack of each kind; here they are stacks.
+llama.cpp's converter permutes no rows of this architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pegainfer.models.qwen3_moe.config import LINE, Qwen3MoeConfig
+from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
+from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
+from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.tensorfile import TensorFile
+from pegainfer.runtime.weights.weight import Weight, float32
+
+WIDE, NARROW = ("intermediate_size", "hidden_size"), ("hidden_size", "intermediate_size")
+
+
+def _is_dense(config: Qwen3MoeConfig, layer: int) -> bool:
+    return config.is_dense(layer)
+
+
+def _has_experts(config: Qwen3MoeConfig, layer: int) -> bool:
+    return not config.is_dense(layer)
+
+
+def _experts(name: str, hf: str, gguf: str, shape: tuple[str, str]) -> Entry:
+    """A stack of all experts' matrices of one kind."""
+    each = InFile(f"model.layers.{{}}.mlp.experts.{{expert}}.{hf}.weight")
+    stack = InFile(f"blk.{{}}.{gguf}.weight")
+    return Entry(f"layers.{{}}.{name}", ("num_experts", *shape), each, stack, when=_has_experts)
+
+
+TABLE = WeightTable(
+    line=LINE,
+    embed=entry("embed", "model.embed_tokens.weight", "token_embd.weight", ("vocab_size", "hidden_size")),
+    others=(entry("norm", "model.norm.weight", "output_norm.weight", ("hidden_size",)),),
+    head=entry("lm_head", "lm_head.weight", "output.weight", ("vocab_size", "hidden_size")),
+    layer=(
+        in_layer("attn_norm", "input_layernorm", "attn_norm", ("hidden_size",)),
+        in_layer("wq", "self_attn.q_proj", "attn_q", ("q_size", "hidden_size")),
+        in_layer("wk", "self_attn.k_proj", "attn_k", ("kv_size", "hidden_size")),
+        in_layer("wv", "self_attn.v_proj", "attn_v", ("kv_size", "hidden_size")),
+        in_layer("q_norm", "self_attn.q_norm", "attn_q_norm", ("head_dim",)),
+        in_layer("k_norm", "self_attn.k_norm", "attn_k_norm", ("head_dim",)),
+        in_layer("wo", "self_attn.o_proj", "attn_output", ("hidden_size", "q_size")),
+        in_layer("mlp_norm", "post_attention_layernorm", "ffn_norm", ("hidden_size",)),
+        in_layer("w_router", "mlp.gate", "ffn_gate_inp", ("num_experts", "hidden_size"), when=_has_experts),
+        _experts("w_gate", "gate_proj", "ffn_gate_exps", ("expert_size", "hidden_size")),
+        _experts("w_up", "up_proj", "ffn_up_exps", ("expert_size", "hidden_size")),
+        _experts("w_down", "down_proj", "ffn_down_exps", ("hidden_size", "expert_size")),
+        in_layer("w_gate", "mlp.gate_proj", "ffn_gate", WIDE, when=_is_dense),
+        in_layer("w_up", "mlp.up_proj", "ffn_up", WIDE, when=_is_dense),
+        in_layer("w_down", "mlp.down_proj", "ffn_down", NARROW, when=_is_dense),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Qwen3MoeWeights:
+    """Where a model's weights lie in its file.
+
+    Args:
+        config: with the vocabulary and tying that the file shows.
+        tensors: by the forward's name; valid while the file is open.
+    """
+
+    config: Qwen3MoeConfig
+    tensors: Mapping[str, Weight]
+
+    def cos_sin(self, num_positions: int) -> Weight:
+        """The rotation's table with yarn's attention factor in it: [num_positions, D] f32."""
+        c = self.config
+        freqs = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
+        return float32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
+
+
+def load_gguf(file: GGUFFile) -> Qwen3MoeWeights:
+    """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
+    rows, tied = embedding_in_gguf(TABLE, file)
+    config = Qwen3MoeConfig.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
+    return Qwen3MoeWeights(config, plan_weights(TABLE, config, file, "gguf"))
+
+
+def load_safetensors(config: Qwen3MoeConfig, file: TensorFile) -> Qwen3MoeWeights:
+    """Finds the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
+    return Qwen3MoeWeights(config, plan_weights(TABLE, config, file, "hf"))
