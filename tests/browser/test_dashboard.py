@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from pegainfer.observe.trace import RingBuffer
 from tests.browser.conftest import Opener
+from tests.null.observe.test_explain import record, step, steps_with
 from tests.support.page_server import PageServer, page_server
 
 
@@ -187,3 +189,20 @@ def test_prometheus_text(opened: Opener, server: PageServer) -> None:
     ]
     assert quantiles == [0.4, 1, 1.5, 2, 2]
     assert empty is None and none is None
+
+
+def test_slow_requests_are_shown_while_a_trace_is_taken(opened: Opener) -> None:
+    buffer = RingBuffer()
+    with page_server(buffer=buffer) as server:
+        page = board(opened, server)
+        expect(page.locator("#slow-title")).to_be_hidden()
+        buffer.steps(steps_with(50, step(50, device=0.3)))
+        buffer(record(id="held-up"))
+        assert server.app.front.tracing is not None
+        server.call(server.app.front.tracing.start)
+        scrape(page)
+        expect(page.locator("#slow-title")).to_be_visible()
+        row = page.locator("#slow tbody tr")
+        expect(row).to_have_count(1)
+        expect(row.locator("th")).to_contain_text("held-up")
+        expect(row.locator("td")).to_contain_text(["1.03", "290", "slow device", "step 50 took the device"])

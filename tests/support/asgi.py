@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from pegainfer.contract.observation import Observer
+from pegainfer.contract.observation import Observer, TraceBuffer
 from pegainfer.frontend.byte_tokenizer import byte_tokenizer
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.http.app import App, create_app
@@ -26,11 +26,14 @@ def make_app(
     template: bool = True,
     names: tuple[str, ...] = (),
     observers: Sequence[Observer] = (),
+    buffer: TraceBuffer | None = None,
     **config: Any,
 ) -> App:
     """An app over the fake engine; keyword arguments are HttpConfig's."""
     chat = TEMPLATE if template else None
-    return create_app(engine, TOKENIZER, chat, HttpConfig(**config), names=names, observers=observers)
+    return create_app(
+        engine, TOKENIZER, chat, HttpConfig(**config), names=names, observers=observers, buffer=buffer
+    )
 
 
 def client(app: App, **headers: str) -> httpx.AsyncClient:

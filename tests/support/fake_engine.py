@@ -13,6 +13,7 @@ from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import EngineStats, FinishReason, Timings, TokenEvent, TokenLogprob
 from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest, unpack_tokens
+from pegainfer.contract.trace import StepSink
 from pegainfer.frontend.byte_tokenizer import VOCAB_SIZE
 
 INFO = EngineInfo(
@@ -76,6 +77,7 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.cancelled_indices: list[tuple[str, int]] = []
         self._adapters: dict[str, AdapterInfo] = {}
+        self.traced: StepSink | None = None  # gets what the test hands over as steps
         self.resets = 0
         self.drained = False
         self.closed = False
@@ -117,6 +119,11 @@ class FakeEngine:
 
     def adapters(self) -> tuple[AdapterInfo, ...]:
         return tuple(self._adapters.values())
+
+    def trace(self, sink: StepSink | None) -> None:
+        before, self.traced = self.traced, sink
+        if sink is None and before is not None:
+            before([])
 
     def reset_prefix_cache(self, done: DoneSink) -> None:
         self.resets += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from pegainfer.app.outputs import CompletionOutput, Logprob, RequestOutput, candidates
 from pegainfer.app.prompts import Prompt
@@ -167,3 +168,20 @@ class Request:
             return None
         entries = self._prompt_logprobs or (None,) * self.prompt_tokens
         return [None if e is None else candidates(e, self._tokenizer) for e in entries]
+
+
+class Running(Protocol):
+    """What is asked of the engine for one prompt, and takes its events. Mutated by `take`."""
+
+    id: str
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def to_engine(self) -> GenerateRequest: ...
+
+    def take(self, event: TokenEvent) -> tuple[bool, bool]:
+        """(all continuations have ended, and the engine must be told to stop)."""

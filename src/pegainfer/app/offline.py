@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.chats import Message, Rendering, as_chats
-from pegainfer.app.continuation import Request
+from pegainfer.app.continuation import Request, Running
 from pegainfer.app.embedding import EmbeddingRequest, EmbeddingRequestOutput
 from pegainfer.app.llm_options import OFFLINE, read_options
 from pegainfer.app.lora import LoRARequest, load_missing, wait
@@ -25,28 +25,10 @@ from pegainfer.app.text import TextSide, make_template
 from pegainfer.app.text_options import TextOptions
 from pegainfer.contract.errors import ConfigError, PegaError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent
-from pegainfer.contract.request import GenerateRequest
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.frontend.http.generation_config import stated
 from pegainfer.frontend.tokenizer import Tokenizer
-
-
-class _Running(Protocol):
-    """What is asked of the engine for one prompt, and takes its events. Mutated by `take`."""
-
-    id: str
-
-    @property
-    def prompt_tokens(self) -> int: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    def to_engine(self) -> GenerateRequest: ...
-
-    def take(self, event: TokenEvent) -> tuple[bool, bool]:
-        """(all continuations have ended, and the engine must be told to stop)."""
 
 
 class LLM:
@@ -243,11 +225,11 @@ class LLM:
         self._requests += 1
         return f"llm-{self._requests}"
 
-    def _finish(self, requests: Sequence[_Running], show: bool) -> None:
+    def _finish(self, requests: Sequence[Running], show: bool) -> None:
         """Submits the requests, a window at a time, and takes events until all have ended."""
         from pegainfer.app.progress import counting
 
-        live: dict[str, _Running] = {}
+        live: dict[str, Running] = {}
         events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
         waiting = deque(enumerate(requests))
         numbers = {r.id: i for i, r in enumerate(requests)}
@@ -272,8 +254,8 @@ class LLM:
 
     def _submit(
         self,
-        waiting: deque[tuple[int, _Running]],
-        live: dict[str, _Running],
+        waiting: deque[tuple[int, Running]],
+        live: dict[str, Running],
         events: queue.SimpleQueue[TokenEvent],
     ) -> None:
         """Fills the window: at least one request, then as many as the engine may let wait."""

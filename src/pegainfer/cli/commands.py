@@ -19,6 +19,7 @@ from pegainfer.cli import (
     run_batch,
     serve,
     simulate,
+    trace,
 )
 from pegainfer.cli.command_line import ModelCommand
 from pegainfer.cli.flags import expand
@@ -66,6 +67,10 @@ def build_app() -> typer.Typer:
         bench.command(name, cls=ModelCommand, short_help=about)(expand(measure))
     bench.command("serve", short_help="An OpenAI-compatible server under load.")(expand(bench_serve.serve))
     app.add_typer(bench, name="bench")
+    traces = _group("What requests waited for.", _nothing)
+    traces.command("explain")(expand(trace.explain))
+    traces.command("diff")(expand(trace.diff))
+    app.add_typer(traces, name="trace")
     compiled = _group("The CUDA kernels, compiled ahead of time.", _nothing)
     compiled.command("build")(expand(kernels.build))
     app.add_typer(compiled, name="kernels")

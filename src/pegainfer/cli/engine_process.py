@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pegainfer.app.assemble import Engine
     from pegainfer.contract.handle import EngineInfo
     from pegainfer.contract.step import Runner
+    from pegainfer.measure.profile import Profiler
 
 ORPHAN_SECONDS = 5.0  # for what an orderly end takes
 
@@ -59,11 +60,16 @@ def main(device: str) -> int:
         _start_warm_up(spec.engine.device_ordinal)
     from pegainfer.engine.process import serve_engine
 
+    op_times = None
+    if spec.time_ops and spec.engine.backend == "cpu" and not spec.is_null:
+        from pegainfer.measure.op_times import OpTimes
+
+        op_times = OpTimes()
     engine: Engine
 
     def start() -> tuple[Runner, EngineInfo]:
         nonlocal engine
-        engine = _build(spec)
+        engine = _build(spec, op_times)
         return engine.runner, engine.info
 
     return serve_engine(
@@ -72,6 +78,7 @@ def main(device: str) -> int:
         spec.scheduler,
         make_policy=lambda _, config: engine.policy(config),
         grammars=lambda info: make_grammars(spec, info),
+        op_times=op_times,
     )
 
 
@@ -117,10 +124,10 @@ def _warm_up(ordinal: int) -> None:
         warm_up()
 
 
-def _build(spec: EngineSpec) -> Engine:
+def _build(spec: EngineSpec, profiler: Profiler | None) -> Engine:
     """The engine, with the time that its imports took among the phases."""
     started = time.perf_counter()
-    engine = build(spec)
+    engine = build(spec, profiler)
     phases = dict(engine.info.startup_seconds)
     imports = time.perf_counter() - started - sum(phases.values())
     info = msgspec.structs.replace(engine.info, startup_seconds={"import": imports, **phases})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from typing import Annotated
@@ -38,6 +39,9 @@ def serve(
     listener = bind_socket(http.host, http.port)  # before anything slow: a taken port is an error at once
     try:
         target = choose(model, flags, engine, scheduler, given)
+        if http.trace:
+            spec = dataclasses.replace(target.spec, time_ops=True)
+            target = dataclasses.replace(target, spec=spec)
         from pegainfer.cli.serving import run_server_processes
 
         return run_server_processes(target, http, listener)

@@ -10,6 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegainfer import __version__
@@ -33,12 +34,21 @@ def run_server_processes(target: Target, http: HttpConfig, listener: socket.sock
 
     Raises what loading the model raises, and EngineDeadError where the engine process ends by itself.
     """
+    folder = _trace_folder(http.trace)
     with (
         observing(http.access_log, http.otlp_traces_endpoint) as observers,
         noted() as note,
         supervised(target.spec, http.engine_restarts) as supervisor,
     ):
-        return run_loop(_run(target, http, listener, supervisor, observers, note))
+        return run_loop(_run(target, http, listener, supervisor, observers, note, folder))
+
+
+def _trace_folder(path: str) -> Path | None:
+    if not path:
+        return None
+    from pegainfer.observe.trace import open_folder
+
+    return open_folder(path)
 
 
 async def _run(
@@ -48,21 +58,32 @@ async def _run(
     supervisor: Supervisor,
     observers: Sequence[Observer],
     note: Note,
+    folder: Path | None,
 ) -> int:
-    """From two processes that load to a served app, and down again. Returns the exit code."""
+    """From two processes that load to a served app, and down again. Returns the exit code.
+
+    Args:
+        folder: for the trace; None: none is taken but on demand.
+    """
     text = asyncio.ensure_future(asyncio.to_thread(_timed_text_side, target))
     from pegainfer.frontend.adapter_calls import load_modules
     from pegainfer.frontend.http.app import create_app
     from pegainfer.frontend.http.server import preload, run_server
     from pegainfer.frontend.supervised import SupervisedEngine
+    from pegainfer.observe.trace import RingBuffer
 
     preload()
     client, (side, text_seconds) = await _both(asyncio.ensure_future(supervisor.connect()), text)
     engine = SupervisedEngine(client)
+    buffer = RingBuffer(client.info.model, client.info.device)
     app = create_app(
-        engine, side.tokenizer, side.template, http, generation=side.generation, observers=observers
-    )
+        engine, side.tokenizer, side.template, http, generation=side.generation, observers=observers,
+        buffer=buffer,
+    )  # fmt: skip
     await load_modules(engine, http.lora_modules, app.front.names)
+    tracing = app.front.tracing
+    if tracing is not None and folder is not None:
+        tracing.start()
     watching = asyncio.ensure_future(supervisor.keep_alive(engine))
     info = client.info
     lines = _startup_lines(info, text_seconds)
@@ -73,6 +94,9 @@ async def _run(
 
     code = await run_server(app, [listener], http, on_ready=on_ready)
     watching.cancel()
+    if tracing is not None and folder is not None:
+        await tracing.stop()
+        print(f"trace written to {buffer.write(folder)}", flush=True)
     engine.close()
     await supervisor.check_end()
     return code

@@ -25,6 +25,7 @@ class EngineSpec:
 
     name: what the model is called in answers.
     path: of the model's file or folder; empty on the null device.
+    time_ops: the ops of sampled steps are timed while a trace is taken.
     tokenizer: of the folder or file that takes the place of the model's own tokenizer; empty: its own.
     """
 
@@ -32,6 +33,7 @@ class EngineSpec:
     path: str
     engine: EngineConfig
     scheduler: SchedulerConfig
+    time_ops: bool = False
     tokenizer: str = ""
 
     @property

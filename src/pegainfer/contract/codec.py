@@ -11,6 +11,7 @@ from pegainfer.contract.errors import PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.request import GenerateRequest
+from pegainfer.contract.trace import StepTrace
 
 MAX_FRAME = 64 << 20  # bytes; a longer frame means a broken peer
 HEADER_BYTES = 4
@@ -49,6 +50,12 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     call: int
+
+
+class Trace(msgspec.Struct, frozen=True, tag="trace"):
+    """Front to engine: steps are recorded from now on, or no longer."""
+
+    on: bool
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -97,9 +104,15 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
     stats: EngineStats | None = None
 
 
+class Steps(msgspec.Struct, frozen=True, tag="steps"):
+    """Engine to front: steps that were recorded, in order."""
+
+    steps: list[StepTrace]
+
+
 Call = LoadAdapter | UnloadAdapter | ResetPrefixCache
-ToEngine = Submit | Cancel | Drain | Shutdown | Call
-ToFront = Ready | Failed | Refused | Events | Adapters | Done
+ToEngine = Submit | Cancel | Drain | Shutdown | Trace | Call
+ToFront = Ready | Failed | Refused | Events | Adapters | Done | Steps
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

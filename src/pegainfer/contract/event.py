@@ -34,6 +34,8 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
     scheduled: float = 0.0  # first step that computes any of its tokens
     first_token: float = 0.0
     finished: float = 0.0
+    ready: float = 0.0  # its grammar was compiled; with `admitted` where there was nothing to compile
+    preemptions: int = 0  # times that it lost its blocks to another sequence
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -78,6 +80,10 @@ def error_of(event: TokenEvent) -> PegaError:
     return restored_error(event.error_kind, message, event.error_param, event.retry_after)
 
 
+PRICE_RATIOS = (0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+SLOW_RATIO = 1.5
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot for /metrics, /load and /ready. Totals count since the engine's start."""
 
@@ -102,5 +108,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     kind_seconds: dict[str, float] = {}  # and their summed wall time
     step_sizes: tuple[int, ...] = ()  # steps of 2^(i-1) to 2^i - 1 tokens, by i; the last one of all larger
     step_tokens: int = 0  # computed in all steps
+    # Steps by the ratio of their device time to the price that those before them had set, as PRICE_RATIOS
+    # bounds it; the last one of all larger. All steps with a prompt count, and a sample of the others.
+    price_ratios: tuple[int, ...] = ()
+    price_ratio_sum: float = 0.0
+    slow_steps: int = 0  # of these, steps that took SLOW_RATIO times their price or more
     # Summed by stage: schedule, launch, mask, wait, commit, emit; and stage, which a GPU's launch contains.
     host_seconds: dict[str, float] = {}

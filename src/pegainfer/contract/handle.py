@@ -12,6 +12,7 @@ from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import EngineDeadError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.request import GenerateRequest
+from pegainfer.contract.trace import StepSink
 
 # Called for every event of a request, in order, from the handle's own thread or event loop: must not block.
 EventSink = Callable[[TokenEvent], None]
@@ -68,6 +69,9 @@ class EngineHandle(Protocol):
 
     def reset_prefix_cache(self, done: DoneSink) -> None:
         """Forgets all cached prefixes in every tier. Running requests go on, but cache nothing more."""
+
+    def trace(self, sink: StepSink | None) -> None:
+        """Records every step from now on and hands the records to `sink`, some at a time; None: no more."""
 
     def alive(self) -> bool: ...
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import msgspec
+
+from pegainfer.contract.event import Timings
+from pegainfer.contract.trace import StepTrace
 
 
 class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -19,6 +23,12 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         first_token: time until the first token, queue included.
         queue: of it, time until the first step.
         finish: one reason a choice.
+        clock: CLOCK_MONOTONIC seconds at `began`.
+        stages: seconds in the front by stage: body, template, grammar, tokenize, detokenize, socket (waiting
+            until the client's connection takes the answer).
+        timings: the engine's, of the choice that ended last.
+        late: time between the end of that choice in the engine and the moment when the front knew of it.
+        gap: longest time between two deliveries of a choice.
         error: why it was refused or has failed, as the client was told; may quote a value of the request.
     """
 
@@ -42,8 +52,29 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
+    clock: float = 0.0
+    stages: dict[str, float] = {}
+    timings: Timings | None = None
+    late: float = 0.0
+    gap: float = 0.0
     gone: bool = False  # the client hung up before the end
     error: str = ""
+
+
+class TraceBuffer(Protocol):
+    """Keeps the last steps and requests of a trace."""
+
+    def __call__(self, record: RequestRecord) -> None:
+        """A request was answered."""
+
+    def steps(self, steps: list[StepTrace]) -> None:
+        """Steps that the engine recorded."""
+
+    def encoded(self, since: float) -> bytes:
+        """The trace as a file holds it, from `since` on (CLOCK_MONOTONIC seconds)."""
+
+    def slow_requests(self) -> list[dict[str, Any]]:
+        """The last slow requests, newest first: id, seconds, cause, sentence."""
 
 
 Observer = Callable[[RequestRecord], None]  # called on the event loop: it must not block

@@ -189,6 +189,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     error_kinds: dict[int, str] = {}  # of them, those that are no fault of ours: row -> TokenEvent.error_kind
     seconds: float = 0.0  # wall time on the device
     stage_seconds: float = 0.0  # of the host, turning the plan into the device's arrays
+    cold_seconds: float = 0.0  # of the host, making a graph of sizes that the start had no time for
     landed: tuple[int, ...] = ()  # ids of transfers that ended well since the result before
     failed: dict[int, str] = {}  # transfers that failed since the result before: id -> reason
 
@@ -239,11 +240,14 @@ class Constraint(NamedTuple):
 class StepPolicy(Protocol):
     """The scheduler's interface. Pure: no clock, no device, no I/O; time is an argument (seconds)."""
 
-    def add(self, request: GenerateRequest, now: float, matcher: Matcher | None = None) -> None:
+    def add(
+        self, request: GenerateRequest, now: float, matcher: Matcher | None = None, ready: float = 0.0
+    ) -> None:
         """Queues a request. Raises RequestError, QueueFullError; nothing is kept in that case.
 
         Args:
             matcher: of the request's grammar where it has one; taken over.
+            ready: when that was compiled; 0: there was nothing to wait for.
         """
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
@@ -278,6 +282,9 @@ class StepPolicy(Protocol):
         """Forgets all cached prefixes in every tier; what runs now publishes nothing any more."""
 
     def has_work(self) -> bool: ...
+
+    def price(self, plan: StepPlan) -> tuple[float, float]:
+        """Device seconds that a plan should take, and those of its decode rows alone; 0 where unknown."""
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters; what only the loop knows (host_seconds) is left empty."""

@@ -10,13 +10,18 @@ forgetting its own past, so that an hour of decoding does not wash out what a pr
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from pegainfer.contract.step import Row
 
 # Units of the features, so that the fit's sums are of one magnitude.
 _UNITS = (1.0, 256.0, 16.0, 16384.0, 65536.0)
 _SIZE = len(_UNITS)
 MEMORY = 0.95  # weight of the past at each observation: some 20 steps of a kind count
 _RIDGE = 1e-7  # of the mean diagonal: decides between features that always came together
+PRICE_PERIOD = 8  # observations after which a price is made from a new fit
+LEAST_OBSERVED = 10  # steps of a kind that must have been observed before one of that kind has a price
 DECODE_PERIOD = 8  # of steps that only decode, one in so many is observed: they hardly differ
 
 
@@ -34,15 +39,33 @@ def prefill_pairs(start: int, count: int) -> int:
     return count * start + count * (count + 1) // 2
 
 
+def load_of(rows: Iterable[Row]) -> StepLoad:
+    """What a plan's rows ask of the device.
+
+    A prompt's last token alone counts as a decode row, which costs the same.
+    """
+    tokens = decodes = context = pairs = 0
+    for row in rows:
+        if row.sample and row.count == 1:
+            decodes += 1
+            context += row.start + 1
+        else:
+            tokens += row.count
+            pairs += prefill_pairs(row.start, row.count)
+    return StepLoad(tokens, decodes, context, pairs)
+
+
 class _Sums:
     """Decaying sums of the normal equations."""
 
     def __init__(self) -> None:
         self.products = [[0.0] * _SIZE for _ in range(_SIZE)]
         self.totals = [0.0] * _SIZE
+        self.count = 0  # observations
 
     def add(self, x: list[float]) -> None:
         """An observation x · weights = 1."""
+        self.count += 1
         for i, row in enumerate(self.products):
             xi = x[i]
             self.totals[i] = MEMORY * self.totals[i] + xi
@@ -56,7 +79,8 @@ class StepCost:
     def __init__(self) -> None:
         self._decodes = _Sums()
         self._prefills = _Sums()
-        self._weights: list[float] | None = [0.0] * _SIZE  # None: to be solved anew
+        self._weights = [0.0] * _SIZE
+        self._unsolved = 0  # observations that the weights do not know
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Takes a finished step's time; one without a time tells nothing."""
@@ -65,7 +89,7 @@ class StepCost:
         features = (1.0, *load)
         x = [value / unit / seconds for value, unit in zip(features, _UNITS, strict=True)]
         (self._prefills if load.prefill_tokens else self._decodes).add(x)
-        self._weights = None
+        self._unsolved += 1
 
     def decodes(self, rows: int, context: int) -> float:
         """Seconds of a step that only decodes."""
@@ -76,6 +100,18 @@ class StepCost:
         """Seconds that a chunk adds to a step."""
         w = self._solved()
         return w[1] * count / _UNITS[1] + w[4] * prefill_pairs(start, count) / _UNITS[4]
+
+    def price(self, load: StepLoad) -> tuple[float, float]:
+        """Seconds of a step, and of its decode rows alone; 0 while too few of its kind were observed.
+
+        The weights may be PRICE_PERIOD observations old, since a new fit takes some 0.1 ms.
+        """
+        sums = self._prefills if load.prefill_tokens else self._decodes
+        if sums.count < LEAST_OBSERVED:
+            return 0.0, 0.0
+        w = self._solved() if self._unsolved >= PRICE_PERIOD else self._weights
+        parts = [weight * value / unit for weight, value, unit in zip(w, (1.0, *load), _UNITS, strict=True)]
+        return sum(parts), parts[0] + parts[2] + parts[3]
 
     def tokens_within(self, seconds: float, start: int) -> int | None:
         """The longest chunk after `start` tokens that adds at most `seconds`; None: any."""
@@ -90,7 +126,8 @@ class StepCost:
         return int(2 * seconds / (linear + math.sqrt(linear * linear + 2 * pair * seconds)))
 
     def _solved(self) -> list[float]:
-        if self._weights is None:
+        if self._unsolved:
+            self._unsolved = 0
             both = (self._decodes, self._prefills)
             products = [[sum(s.products[i][j] for s in both) for j in range(_SIZE)] for i in range(_SIZE)]
             self._weights = _solve_positive(products, [sum(s.totals[i] for s in both) for i in range(_SIZE)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pegainfer.contract.event import FinishReason
+from bisect import bisect_left
+
+from pegainfer.contract.event import PRICE_RATIOS, SLOW_RATIO, FinishReason
 
 # Retry-After in seconds: a guess from the pace at which requests finish, kept within what clients accept.
 MIN_RETRY, MAX_RETRY = 1.0, 60.0
@@ -29,6 +31,9 @@ class Counters:
         self.kind_seconds = dict.fromkeys(KINDS, 0.0)
         self.step_sizes = [0] * NUM_SIZES
         self.step_tokens = 0
+        self.price_ratios = [0] * (len(PRICE_RATIOS) + 1)
+        self.price_ratio_sum = 0.0
+        self.slow_steps = 0
         self.finished = {reason.value: 0 for reason in FinishReason}
         self._last_finish = 0.0
         self._gap = 0.0  # smoothed seconds between two finishes
@@ -48,6 +53,12 @@ class Counters:
         tokens = prefill_tokens + decode_tokens
         self.step_sizes[min(tokens.bit_length(), NUM_SIZES - 1)] += 1
         self.step_tokens += tokens
+
+    def priced(self, ratio: float) -> None:
+        """A step took `ratio` times its price."""
+        self.price_ratios[bisect_left(PRICE_RATIOS, ratio)] += 1
+        self.price_ratio_sum += ratio
+        self.slow_steps += ratio >= SLOW_RATIO
 
     def finish(self, reason: FinishReason, now: float) -> None:
         """A continuation ended at `now` (seconds)."""

@@ -14,6 +14,7 @@ from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink, PendingCalls
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Runner, StepPolicy, Tracer
+from pegainfer.contract.trace import StepSink, StepTrace
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.loop import EngineLoop
 from pegainfer.engine.pipeline import Clock
@@ -48,6 +49,7 @@ class InProcessEngine:
         self._live: dict[str, tuple[EventSink, set[int]]] = {}  # sink, and the indices without a finish
         self._calls = PendingCalls()
         self._adapters: tuple[AdapterInfo, ...] = ()
+        self._step_sink: StepSink | None = None
         config = config or SchedulerConfig()
         policy = policy or Scheduler(runner.info, config)
         max_wait = config.max_wait_seconds
@@ -100,6 +102,12 @@ class InProcessEngine:
     def stats(self) -> EngineStats:
         return self._loop.stats()
 
+    def trace(self, sink: StepSink | None) -> None:
+        """`sink` is called on the engine's thread; the last time soon after None was given."""
+        if sink is not None:
+            self._step_sink = sink
+        self._loop.trace(sink is not None)
+
     def alive(self) -> bool:
         return self._loop.alive()
 
@@ -145,6 +153,10 @@ class InProcessEngine:
 
     def done(self, call: int, error: PegaError | None) -> None:
         self._calls.end(call, error)
+
+    def steps(self, steps: list[StepTrace]) -> None:
+        if self._step_sink is not None:
+            self._step_sink(steps)
 
     def drained(self) -> None:
         log.info("drained")

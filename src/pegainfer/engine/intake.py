@@ -68,7 +68,7 @@ class Intake:
                 if waiting is None:
                     return []  # it has ended meanwhile
                 del self.open[message.request.id]
-                self._add(message.request, message.matcher, waiting.since)
+                self._add(message.request, message.matcher, waiting.since, self._clock())
                 for cancel in waiting.cancels:
                     self._policy.cancel(cancel.request_id, cancel.index)
             case GenerateRequest():
@@ -107,12 +107,18 @@ class Intake:
             matcher = error
         self._add(request, matcher, now)
 
-    def _add(self, request: GenerateRequest, matcher: Matcher | PegaError | None, arrived: float) -> None:
+    def _add(
+        self,
+        request: GenerateRequest,
+        matcher: Matcher | PegaError | None,
+        arrived: float,
+        ready: float = 0.0,
+    ) -> None:
         """Queues a request, or refuses it: because of its grammar, or because of what the policy says."""
         try:
             if isinstance(matcher, PegaError):
                 raise matcher
-            self._policy.add(request, arrived, matcher)
+            self._policy.add(request, arrived, matcher, ready)
             self.open[request.id] = set(range(request.n))
         except PegaError as error:
             self._snapshots.refused(counted=error is not matcher)

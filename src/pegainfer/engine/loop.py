@@ -13,12 +13,13 @@ import logging
 import threading
 import time
 
-from pegainfer.contract.codec import Call, Cancel
+from pegainfer.contract.codec import Call, Cancel, Trace
 from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Preparing, Runner, StepPolicy, Tracer
+from pegainfer.contract.trace import OpTimes
 from pegainfer.engine.controls import Controls
 from pegainfer.engine.grammars import Grammars
 from pegainfer.engine.inbox import Inbox
@@ -46,15 +47,21 @@ class EngineLoop:
         clock: Clock = time.monotonic,
         grammars: GrammarFactory | None = None,
         max_wait: float = 0.0,
+        op_times: OpTimes | None = None,
     ) -> None:
-        """`max_wait`: the policy's, for requests that it does not have yet: seconds; 0: no bound."""
+        """
+        Args:
+            max_wait: the policy's, for requests that it does not have yet: seconds; 0: no bound.
+            op_times: of the runner's device, for traces.
+        """
         self._runner = runner
         self._policy = policy
         self._sink = sink
         self._clock = clock
-        self._inbox: Inbox[Message] = Inbox()
+        self._inbox: Inbox[Message | Trace] = Inbox()
         self._grammars = Grammars(grammars, self._inbox.put, max_wait)
-        self._pipeline = Pipeline(runner, policy, self._grammars.masks, tracer, clock)
+        self._pipeline = Pipeline(runner, policy, self._grammars.masks, tracer, clock, sink.steps, op_times)
+        self._recorder = self._pipeline.recorder
         self._snapshots = Snapshots(policy, self._pipeline.seconds)
         self._controls = Controls(runner, policy, sink, self._inbox.put)
         self._intake = Intake(policy, sink, self._grammars, self._snapshots, self._controls, clock)
@@ -93,6 +100,13 @@ class EngineLoop:
     def call(self, message: Call) -> None:
         """Changes the engine; the end of it comes through the sink. Raises EngineDeadError."""
         self._inbox.put(message)
+
+    def trace(self, on: bool) -> None:
+        """Records steps for the sink from now on, or no longer; harmless after the engine's end."""
+        try:
+            self._inbox.put(Trace(on))
+        except EngineDeadError:
+            log.debug("trace after the engine's end")
 
     def wait_drained(self, timeout: float | None = None) -> bool:
         """Waits for the end of the last request after `drain`, or for the engine's end."""
@@ -140,7 +154,10 @@ class EngineLoop:
     def _turn(self) -> None:
         """One round: the inbox, a plan if there is one, else a commit, else sleep."""
         for message in self._inbox.take():
-            self._emit(self._intake.obey(message))
+            if isinstance(message, Trace):
+                self._recorder.switch(message.on, self._clock())
+            else:
+                self._emit(self._intake.obey(message))
         self._emit(self._grammars.expired(self._clock()))
         if self._launch():
             return
@@ -183,8 +200,11 @@ class EngineLoop:
             self._sink.drained()
         if not self._closing:
             self._resting = True
+            self._recorder.flush()
             self._sleep()
             self._resting = False
+            if self._recorder.on:
+                self._recorder.work(self._clock())
 
     def _sleep(self) -> None:
         """Until something comes in; meanwhile the runner makes ready what its start had no time for."""
@@ -233,6 +253,7 @@ class EngineLoop:
             self._runner.close()
         except Exception:
             log.exception("the runner did not close")
+        self._recorder.switch(False, self._clock())
         self._drained.set()
         if not self._closing:
             self._sink.dead(death)

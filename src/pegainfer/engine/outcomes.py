@@ -200,6 +200,8 @@ class Outcomes:
                 scheduled=seq.scheduled,
                 first_token=seq.first_token,
                 finished=now,
+                ready=seq.ready,
+                preemptions=seq.preemptions,
             ),
         )
 

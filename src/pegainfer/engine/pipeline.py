@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import TokenEvent
 from pegainfer.contract.step import Constraint, PendingStep, Runner, StepPlan, StepPolicy, StepResult, Tracer
+from pegainfer.contract.trace import OpTimes, StepSink
+from pegainfer.engine.recorder import StepRecorder
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +48,13 @@ class Pipeline:
         masks: Callable[[dict[int, Constraint]], dict[int, bytes]],
         tracer: Tracer | None,
         clock: Clock,
+        traced: StepSink,
+        op_times: OpTimes | None = None,
     ) -> None:
         """
         Args:
             masks: of a plan's constrained rows, as `Runner.sample` takes them.
+            traced: takes the records of steps while the recorder is on.
         """
         self._runner = runner
         self._policy = policy
@@ -61,6 +66,7 @@ class Pipeline:
         self.plan: StepPlan | None = None  # the last one that was started
         # Of the host, by what it did.
         self.seconds = dict.fromkeys(("schedule", "stage", "launch", "wait", "commit", "emit"), 0.0)
+        self.recorder = StepRecorder(policy, self.seconds, traced, op_times)
 
     def __len__(self) -> int:
         """Plans in flight."""
@@ -133,11 +139,12 @@ class Pipeline:
             rows = range(len(plan.rows))
             result = StepResult(step=plan.step, tokens=((),) * len(rows), errors=dict.fromkeys(rows, message))
         waited = self._clock()
-        events = self._policy.commit(plan, result, waited)
-        committed = self._clock()
         self.seconds["wait"] += waited - begin
-        self.seconds["commit"] += committed - waited
         self.seconds["stage"] += result.stage_seconds
+        if self.recorder.on:
+            self.recorder.step(plan, result, waited)
+        events = self._policy.commit(plan, result, waited)
+        self.seconds["commit"] += self._clock() - waited
         if self._tracer is not None:
             self._tracer.step(plan, result, waited)
         return events

@@ -39,6 +39,7 @@ from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy, Tracer
+from pegainfer.contract.trace import OpTimes, StepTrace
 from pegainfer.engine.channel import Writer, accept, listen
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.loop import EngineLoop
@@ -59,6 +60,7 @@ def serve_engine(
     make_policy: Callable[[RunnerInfo, SchedulerConfig], StepPolicy] = Scheduler,
     tracer: Tracer | None = None,
     grammars: Callable[[EngineInfo], GrammarFactory] | None = None,
+    op_times: OpTimes | None = None,
     connect_seconds: float = CONNECT_SECONDS,
 ) -> int:
     """Builds an engine and serves one front until that hangs up or asks for the end; returns the exit code.
@@ -67,6 +69,7 @@ def serve_engine(
     engine can serve. If `build` or the policy raises PegaError, Failed carries its message.
 
     Args:
+        op_times: of the runner's device, for traces.
         grammars: makes the factory of matchers once the engine is built; None: grammars are refused.
 
     Raises ConfigError where the socket cannot be made.
@@ -95,7 +98,7 @@ def serve_engine(
     gc.freeze()
     gc.enable()
     with front:
-        server = _Server(front, runner, info, policy, tracer, grammars and grammars(info), config)
+        server = _Server(front, runner, info, policy, tracer, grammars and grammars(info), config, op_times)
         return server.run(config.watchdog_seconds)
 
 
@@ -138,13 +141,15 @@ class _Server:
         tracer: Tracer | None,
         grammars: GrammarFactory | None,
         config: SchedulerConfig,
+        op_times: OpTimes | None,
     ) -> None:
         self._front = front
         self._info = info
         self._writer = Writer(front)
         self._loop = EngineLoop(
-            runner, policy, self, tracer=tracer, grammars=grammars, max_wait=config.max_wait_seconds
-        )
+            runner, policy, self, tracer=tracer, grammars=grammars, max_wait=config.max_wait_seconds,
+            op_times=op_times,
+        )  # fmt: skip
         self._code = EXIT_OK
         self._terms = 0
 
@@ -194,7 +199,7 @@ class _Server:
         self._loop.drain()
         return not self._loop.wait_drained(0)
 
-    def _obey(self, message: codec.Submit | codec.Cancel | codec.Drain | codec.Call) -> None:
+    def _obey(self, message: codec.Submit | codec.Cancel | codec.Drain | codec.Trace | codec.Call) -> None:
         match message:
             case codec.Submit(request=request):
                 try:
@@ -205,6 +210,8 @@ class _Server:
                 self._loop.cancel(request_id, index)
             case codec.Drain():
                 self._loop.drain()
+            case codec.Trace(on=on):
+                self._loop.trace(on)
             case _:
                 try:
                     self._loop.call(message)
@@ -229,6 +236,9 @@ class _Server:
 
     def done(self, call: int, error: PegaError | None) -> None:
         self._writer.put(codec.Done(call) if error is None else codec.Done(call, *error_fields(error)))
+
+    def steps(self, steps: list[StepTrace]) -> None:
+        self._writer.put(codec.Steps(steps))
 
     def drained(self) -> None:
         if self._terms:

@@ -175,6 +175,7 @@ class Residents:
     def preempt(self, seq: Sequence) -> None:
         """Sends a running sequence back to the queue; it will be computed anew from its known tokens."""
         self.num_preemptions += 1
+        seq.preemptions += 1
         self.leave(seq)
         seq.computed = seq.planned = 0
         seq.status = Status.WAITING

@@ -25,7 +25,7 @@ from pegainfer.contract.step import Constraint, RunnerInfo, StepPlan, StepResult
 from pegainfer.engine.admission import Admission
 from pegainfer.engine.batch import Batch, merged
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.engine.cost import StepCost, StepLoad
+from pegainfer.engine.cost import StepCost, StepLoad, load_of
 from pegainfer.engine.data_rank import DataRankState
 from pegainfer.engine.early_ends import EarlyEnds
 from pegainfer.engine.outcomes import Outcomes
@@ -85,13 +85,13 @@ class Scheduler:
 
     # The door
 
-    def add(self, request: GenerateRequest, now: float, matcher: Matcher | None = None) -> None:
-        """Queues a request. Raises RequestError, QueueFullError; nothing is kept in that case.
-
-        Args:
-            matcher: of the request's grammar where it has one; taken over.
-        """
+    def add(
+        self, request: GenerateRequest, now: float, matcher: Matcher | None = None, ready: float = 0.0
+    ) -> None:
+        """Queues a request. See StepPolicy."""
         family = self._admission.admit(request, now, matcher)
+        for seq in family:
+            seq.ready = ready or now
         self._outcomes.open(family)
         self._early_ends.watch(family, now)
         self._queue(family)
@@ -206,6 +206,9 @@ class Scheduler:
             raise InvariantError(f"plan {plan.step} is not the oldest uncommitted one")
         flight = self._flight.popleft()
         if flight.load is not None:
+            price, _ = self._cost.price(flight.load)
+            if price > 0.0 and result.seconds > 0.0:
+                self._counters.priced(result.seconds / price)
             self._cost.observe(flight.load, result.seconds)
         # Launched while the step before still ran, it began when that one ended.
         seconds = now - max(flight.launched, self._counters.last_step)
@@ -232,6 +235,14 @@ class Scheduler:
                 counters.cached_tokens += seq.num_cached
 
     # What others may see
+
+    def price(self, plan: StepPlan) -> tuple[float, float]:
+        """See StepPolicy. Ranks work side by side: the one with the most to do sets the price."""
+        ranks = self.info.data_ranks
+        if ranks == 1:
+            return self._cost.price(load_of(plan.rows))
+        parts = [[r for r in plan.rows if self.info.rank_of(r.slot) == rank] for rank in range(ranks)]
+        return max(map(self._cost.price, map(load_of, parts)))
 
     def stats(self) -> EngineStats:
         """A snapshot; what only the loop knows (host seconds) is left to it."""
@@ -260,6 +271,9 @@ class Scheduler:
             kind_seconds=dict(c.kind_seconds),
             step_sizes=tuple(c.step_sizes),
             step_tokens=c.step_tokens,
+            price_ratios=tuple(c.price_ratios),
+            price_ratio_sum=c.price_ratio_sum,
+            slow_steps=c.slow_steps,
         )
 
     def check_integrity(self) -> None:

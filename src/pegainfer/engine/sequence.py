@@ -58,8 +58,10 @@ class Sequence:
         "num_prompt",
         "number",
         "planned",
+        "preemptions",
         "prompt_logprobs",
         "rank",
+        "ready",
         "request",
         "request_id",
         "root",
@@ -129,7 +131,8 @@ class Sequence:
         wants = sampling.prompt_logprobs is not None and index == 0
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if wants else None
         self.arrival = request.arrival or now
-        self.admitted = now
+        self.admitted = self.ready = now
+        self.preemptions = 0
         self.scheduled = 0.0
         self.first_token = 0.0
 

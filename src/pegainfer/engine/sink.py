@@ -8,6 +8,7 @@ from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import EngineDeadError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.request import GenerateRequest
+from pegainfer.contract.trace import StepTrace
 
 
 class EngineSink(Protocol):
@@ -24,6 +25,9 @@ class EngineSink(Protocol):
 
     def done(self, call: int, error: PegaError | None) -> None:
         """A call has ended, with an error where it failed."""
+
+    def steps(self, steps: list[StepTrace]) -> None:
+        """Steps that were recorded, in order."""
 
     def drained(self) -> None:
         """Draining was asked for, and the last request has ended."""

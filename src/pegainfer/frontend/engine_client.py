@@ -1,4 +1,5 @@
 """An EngineHandle over a Unix socket: the front's side of the two processes.
+Longer than 300 lines because one class is both the handle's protocol and the connection's.
 
 Everything runs on the event loop that made the connection, sinks included. The life of a request:
 
@@ -31,6 +32,7 @@ from pegainfer.contract.errors import (
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink, PendingCalls
 from pegainfer.contract.request import GenerateRequest
+from pegainfer.contract.trace import StepSink
 
 log = logging.getLogger(__name__)
 Explain = Callable[[], Awaitable[EngineDeadError]]
@@ -61,6 +63,7 @@ class EngineClient(asyncio.Protocol):
         self._stats = EngineStats()
         self._adapters: tuple[AdapterInfo, ...] = ()
         self._calls = PendingCalls()
+        self._step_sink: StepSink | None = None
         self._draining = False
         self._closing = False
         self._death: EngineDeadError | ConfigError | None = None
@@ -168,6 +171,13 @@ class EngineClient(asyncio.Protocol):
     def stats(self) -> EngineStats:
         return self._stats
 
+    def trace(self, sink: StepSink | None) -> None:
+        """Steps that are still on their way when None is given go to the sink before."""
+        if sink is not None:
+            self._step_sink = sink
+        if self.alive():
+            self._write(codec.encode_frame(codec.Trace(sink is not None)))
+
     def alive(self) -> bool:
         gone = self._explaining is not None or self._closed.is_set()
         return self._info is not None and self._death is None and not gone
@@ -254,6 +264,9 @@ class EngineClient(asyncio.Protocol):
                 self._adapters = tuple(adapters)
             case codec.Done(call=call, kind=kind):
                 self._calls.end(call, None if kind is None else _error_of(message))
+            case codec.Steps(steps=steps):
+                if self._step_sink is not None:
+                    self._step_sink(steps)
             case codec.Ready(info=info):
                 self._info = info
                 self._ready.set()

@@ -10,6 +10,7 @@ from pegainfer.contract.errors import EngineDeadError, PegaError
 from pegainfer.contract.event import EngineStats
 from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink
 from pegainfer.contract.request import GenerateRequest
+from pegainfer.contract.trace import StepSink
 from pegainfer.frontend.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
@@ -26,12 +27,15 @@ class SupervisedEngine:
         self._client = client
         self._loaded: dict[str, str] = {}  # folders of the adapters that the engine is to have, by name
         self.draining = False
+        self._step_sink: StepSink | None = None
 
     def replace(self, client: EngineClient) -> None:
         """Another engine takes over. It loads the adapters that the one before had."""
         self._client = client
         for name, path in tuple(self._loaded.items()):
             client.load_adapter(name, path, partial(self._reloaded, name))
+        if self._step_sink is not None:
+            client.trace(self._step_sink)
         if self.draining:
             client.drain()
 
@@ -76,6 +80,11 @@ class SupervisedEngine:
 
     def reset_prefix_cache(self, done: DoneSink) -> None:
         self._client.reset_prefix_cache(done)
+
+    def trace(self, sink: StepSink | None) -> None:
+        """A new engine after a failure is traced like the one before."""
+        self._step_sink = sink
+        self._client.trace(sink)
 
     def stats(self) -> EngineStats:
         return self._client.stats()

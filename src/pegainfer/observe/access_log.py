@@ -19,6 +19,7 @@ from pegainfer.contract.observation import RequestRecord
 log = logging.getLogger(__name__)
 
 MAX_QUEUED = 10_000  # lines that wait for the disk
+OF_TRACES = ("clock", "timings")  # fields that mean something beside the machine's own clock alone
 COMPLAIN_SECONDS = 60.0  # between two complaints about lines that could not be written
 
 
@@ -40,6 +41,8 @@ class AccessLog:
 
     def __call__(self, record: RequestRecord) -> None:
         fields = msgspec.to_builtins(record)
+        for name in OF_TRACES:
+            fields.pop(name, None)
         fields.pop("error", None)  # it may quote the request
         line = json.dumps(fields, separators=(",", ":"))
         try:

@@ -139,5 +139,6 @@ def _attributes(record: RequestRecord, operation: str | None) -> dict[str, str |
         "gen_ai.latency.time_to_first_token": record.first_token,
         "gen_ai.latency.e2e": record.seconds,
     }
+    found |= {f"pegainfer.{name}_seconds": seconds for name, seconds in record.stages.items()}
     settings = {"temperature": record.temperature, "top_p": record.top_p, "max_tokens": record.max_tokens}
     return found | {f"gen_ai.request.{k}": v for k, v in settings.items() if v is not None}

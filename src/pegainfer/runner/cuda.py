@@ -59,6 +59,7 @@ class CudaRunner:
         self._slots = Slots(info, max_logprobs)
         self._staging = Staging(self._slots, info, parts.inputs)
         self._sizes = ReadySizes(parts, Buckets(info))
+        self._cold_before = 0.0  # seconds that the stream had counted before the step under way
         self._max_logprobs = max_logprobs
         self._spare: deque[ResultBuffer] = deque()
         self._drawn = DrawnRing(info.max_slots)
@@ -109,7 +110,7 @@ class CudaRunner:
 
     def forward(self, plan: StepPlan) -> Step:
         self._enter_thread()
-        started = time.perf_counter()
+        started, self._cold_before = time.perf_counter(), self._stream.cold_seconds
         with errors_at("step", plan.step):
             others = plan.news or plan.frees or plan.copies or plan.transfers
             if plan.repeats and not others:
@@ -200,7 +201,8 @@ class CudaRunner:
             step.results.ended.record(self._stream)
         self._last_end = step.results.ended
         pooled = partial(pools.read, self._pools, self._spare_hidden)
-        return PendingDraw(step, parts, pooled, self._drawn, self._spare)
+        cold = self._stream.cold_seconds - self._cold_before
+        return PendingDraw(step, parts, pooled, self._drawn, self._spare, cold)
 
     def close(self) -> None:
         """Returns when all work has ended."""
@@ -287,6 +289,7 @@ class CudaRunner:
         """Runs a program that reads what the step left. It is made ready once, for the most rows."""
         env = {"T": self._info.max_tokens, "L": self._info.max_slots}
         if program not in self._packed:
-            program.capture(env, False, graph=False)
+            with self._stream.cold():
+                program.capture(env, False, graph=False)
             self._packed.add(program)
         return program.run(call.inputs, {**env, "L": call.env["L"]})

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.step import StepPlan, StepResult
@@ -57,7 +58,7 @@ class PendingPools(NamedTuple):
 class PendingDraw:
     """Implements contract.step.PendingStep."""
 
-    __slots__ = ("_parts", "_pooled", "_result", "_ring", "_spare", "_step")
+    __slots__ = ("_cold_seconds", "_parts", "_pooled", "_result", "_ring", "_spare", "_step")
 
     def __init__(
         self,
@@ -66,12 +67,15 @@ class PendingDraw:
         pooled: Callable[[], dict[int, bytes]],
         ring: DrawnRing,
         spare: deque[ResultBuffer],
+        cold_seconds: float,
     ) -> None:
         """
         Args:
             pooled: reads the vectors of prompts that are complete, once the step has ended.
             spare: takes each buffer when it has been read.
+            cold_seconds: of the host, making graphs for the step.
         """
+        self._cold_seconds = cold_seconds
         self._pooled = pooled
         self._ring = ring
         self._spare = spare
@@ -87,6 +91,8 @@ class PendingDraw:
             step = self._step
             step.results.ended.wait(step)
             self._result = self._read()
+            if self._cold_seconds:
+                self._result = msgspec.structs.replace(self._result, cold_seconds=self._cold_seconds)
             self._spare.append(step.results)
             self._spare.extend(p.results for p in self._parts)
         return self._result

@@ -42,8 +42,11 @@ class ReadySizes:
 
     def make(self, bucket: Bucket, at_once: bool = False) -> None:
         """Empties the batch on the device, if the bucket is one of decode steps and was not ready."""
-        if bucket in self._ready:
-            return
+        if bucket not in self._ready:
+            with self._parts.stream.cold():
+                self._make(bucket, at_once)
+
+    def _make(self, bucket: Bucket, at_once: bool) -> None:
         make_inputs = None
         if bucket.decode:
             # It runs once, on the batch on the device, whose positions it would advance and whose cache it
@@ -62,7 +65,8 @@ class ReadySizes:
         """Makes the sampler ready for that many rows without biases, masks and banned tokens."""
         batch = self.buckets.batch(rows)
         if batch not in self._batches:
-            self._parts.sampler.capture({"L": batch, **PLAIN}, False)
+            with self._parts.stream.cold():
+                self._parts.sampler.capture({"L": batch, **PLAIN}, False)
             self._batches.add(batch)
 
     def joined(self, rows: int, place: tuple[int, int, int]) -> Graph:

@@ -14,6 +14,7 @@ from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import PendingStep, StepPlan, StepResult
+from pegainfer.contract.trace import StepTrace
 from pegainfer.engine.loop import EngineLoop
 from pegainfer.engine.pipeline import MAX_FAILURES
 from pegainfer.engine.scheduler import Scheduler, SchedulerConfig
@@ -32,6 +33,7 @@ class Recorder:
         self.snapshots: list[EngineStats] = []
         self.refusals: list[tuple[str, PegaError]] = []
         self.num_drained = 0
+        self.traced: list[StepTrace] = []
         self.deaths: list[EngineDeadError] = []
         self._news = threading.Condition()
 
@@ -44,6 +46,11 @@ class Recorder:
     def refused(self, request: GenerateRequest, error: PegaError) -> None:
         with self._news:
             self.refusals.append((request.id, error))
+            self._news.notify_all()
+
+    def steps(self, steps: list[StepTrace]) -> None:
+        with self._news:
+            self.traced += steps
             self._news.notify_all()
 
     def drained(self) -> None:

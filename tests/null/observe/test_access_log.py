@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pegainfer.contract.errors import ConfigError
+from pegainfer.contract.event import Timings
 from pegainfer.contract.observation import RequestRecord
 from pegainfer.observe import access_log
 from pegainfer.observe.access_log import AccessLog
@@ -36,6 +37,20 @@ def test_a_line_a_request(tmp_path: Path) -> None:
     assert json.loads(second)["path"] == "/\x1b[2J\n\u2028\x85\U0001f600"
     assert all(c.isprintable() for c in second)
     assert "secret" not in second  # reasons may quote the request
+
+
+def test_stages_are_in_a_line_and_monotonic_times_are_not(tmp_path: Path) -> None:
+    log = AccessLog(str(tmp_path / "access.log"))
+    log(
+        RequestRecord(
+            method="POST", path="/", began=1.0, clock=5.5, stages={"template": 0.25}, late=0.5, gap=0.125,
+            timings=Timings(arrival=5.5),
+        )
+    )  # fmt: skip
+    log.close()
+    assert json.loads((tmp_path / "access.log").read_text()) == {
+        "method": "POST", "path": "/", "began": 1.0, "stages": {"template": 0.25}, "late": 0.5, "gap": 0.125,
+    }  # fmt: skip
 
 
 def test_standard_output(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,8 @@ def chat(**changes: object) -> RequestRecord:
     fields = {
         "method": "POST", "path": "/v1/chat/completions", "status": 200, "began": 1000.0, "seconds": 2.0,
         "id": "chatcmpl-1", "model": "m", "prompt_tokens": 7, "cached_tokens": 4, "completion_tokens": 5,
-        "first_token": 0.5, "queue": 0.125, "finish": ("stop",), "temperature": 0.0, "max_tokens": 64,
+        "first_token": 0.5, "queue": 0.125, "stages": {"template": 0.0625},
+        "finish": ("stop",), "temperature": 0.0, "max_tokens": 64,
         "traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "a=b",
     }  # fmt: skip
     return RequestRecord(**{**fields, **changes})  # type: ignore[arg-type]
@@ -59,6 +60,7 @@ def test_a_generation_is_part_of_the_callers_trace(spans: tuple[Tracer, InMemory
     assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert attributes["gen_ai.request.temperature"] == 0.0 and attributes["gen_ai.request.max_tokens"] == 64
     assert "gen_ai.request.top_p" not in attributes
+    assert attributes["pegainfer.template_seconds"] == 0.0625
     assert attributes["gen_ai.latency.time_in_queue"] == 0.125
     assert span.status.status_code is StatusCode.UNSET
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import time
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -232,6 +233,30 @@ def test_sizes_made_ready_late_touch_no_batch(
     assert len(seen) == len(set(runner._sizes.buckets.all())) == len(runner._sizes)
     assert all(rows == 0 for decoding, rows in seen if decoding)
     assert not runner.prepare()
+    runner.close()
+
+
+def test_a_step_says_how_long_its_graph_took(
+    fake: FakeCuda, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pegainfer.app.gpu.CAPTURE_SECONDS", 0.0)
+    runner = built(folders)
+
+    def cold(plan: StepPlan) -> float:
+        begin = time.perf_counter()
+        result = runner.sample(runner.forward(plan)).wait()
+        assert 0.0 <= result.cold_seconds <= time.perf_counter() - begin
+        return result.cold_seconds
+
+    assert cold(prefill(0, step=1)) > 0.0
+    assert cold(decode(2, (0, 5))) > 0.0
+    assert cold(decode(3, (0, 6))) == 0.0
+    while runner.prepare():  # beside the steps
+        pass
+    assert runner._stream.cold_seconds > 0.0
+    cold(decode(4, (0, 7), repeats=True))
+    assert cold(decode(5, (0, 8), repeats=True)) > 0.0  # the graph with the sampling in it
+    assert cold(decode(6, (0, 9), repeats=True)) == 0.0
     runner.close()
 
 

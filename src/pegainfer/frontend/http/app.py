@@ -14,9 +14,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegainfer.contract.handle import EngineHandle
-from pegainfer.contract.observation import Observer
+from pegainfer.contract.observation import Observer, TraceBuffer
 from pegainfer.frontend.chat_template import ChatTemplate
-from pegainfer.frontend.http import adapters, chat, completions, embeddings, page, service, text_routes
+from pegainfer.frontend.http import (
+    adapters,
+    chat,
+    completions,
+    embeddings,
+    page,
+    service,
+    text_routes,
+    trace_routes,
+)
 from pegainfer.frontend.http.anthropic import routes as anthropic_routes
 from pegainfer.frontend.http.api_docs import routes as api_docs
 from pegainfer.frontend.http.auth import OPEN_PATHS, KeyAuth
@@ -30,6 +39,7 @@ from pegainfer.frontend.http.metrics import REFUSALS
 from pegainfer.frontend.http.observed import Observed, note_error
 from pegainfer.frontend.http.responses import encode, error_headers, send_error
 from pegainfer.frontend.http.responses_api import routes as responses_routes
+from pegainfer.frontend.http.tracing import Tracing
 from pegainfer.frontend.tokenizer import Tokenizer
 
 Handler = Callable[[Front, Scope, Receive, Send], Awaitable[None]]
@@ -56,6 +66,8 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/abort", service.abort),
     ("POST", "/v1/load_lora_adapter", adapters.load),
     ("POST", "/v1/unload_lora_adapter", adapters.unload),
+    ("POST", "/debug/trace", trace_routes.trace),
+    ("GET", "/debug/slow", trace_routes.slow),
     ("POST", "/tokenize", text_routes.tokenize),
     ("GET", "/tokenizer_info", text_routes.tokenizer_info),
     ("POST", "/detokenize", text_routes.detokenize),
@@ -71,8 +83,13 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
 class App:
     """What `run_server` serves. Also the handle by which it is drained."""
 
-    def __init__(self, front: Front, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self, front: Front, observers: Sequence[Observer] = (), buffer: TraceBuffer | None = None
+    ) -> None:
         self.front = front
+        observing = list(observers)
+        if buffer is not None:
+            front.tracing = Tracing(front.engine, observing, buffer, front.metrics)
         routes = [Route(path, _Endpoint(front, call), methods=[method]) for method, path, call in _ROUTES]
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
         starlette.router.redirect_slashes = False
@@ -82,8 +99,8 @@ class App:
             opened = page.page_paths() if front.config.open_page else frozenset()
             self._app = KeyAuth(self._app, keys, admin_keys, OPEN_PATHS | opened)
         self._app = BrowserGuard(self._app, front.config)
-        self._observed = Observed(self._app, observers, front.names[0])
-        if observers:
+        self._observed = Observed(self._app, observing, front.names[0])
+        if observing or buffer is not None:
             self._app = self._observed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,6 +139,7 @@ def create_app(
     names: Sequence[str] = (),
     generation: Mapping[str, Any] = MappingProxyType({}),
     observers: Sequence[Observer] = (),
+    buffer: TraceBuffer | None = None,
 ) -> App:
     """Assembles the application over an engine that is ready.
 
@@ -131,6 +149,7 @@ def create_app(
             what remains where neither says anything.
         generation: what the model says of sampling; obeyed with `--generation-config auto`.
         observers: each is told of every request once it is answered.
+        buffer: keeps traces; None: the server takes none.
     """
     served = config.served_model_name or tuple(names) or (engine.info.model,)
     return App(
@@ -148,6 +167,7 @@ def create_app(
             ),
         ),
         observers,
+        buffer,
     )
 
 

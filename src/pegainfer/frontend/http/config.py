@@ -64,6 +64,10 @@ class HttpConfig:
     otlp_traces_endpoint: str = _flag(
         "", "URL that OpenTelemetry spans of requests are sent to, as http://localhost:4318/v1/traces."
     )
+    trace: str = _flag(
+        "",
+        "Folder for traces: steps and requests are recorded, and the last ones written when the server ends.",
+    )
     cache_salt_per_key: bool = _flag(True, "Requests of different keys share no cached prefixes.")
     openai_defaults: bool = _flag(False, "Completions default to OpenAI's max_tokens 16 and temperature 1.")
     generation_config: Literal["none", "auto"] = _flag(

@@ -24,6 +24,7 @@ from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.generation import Generation, Prompt, most_logprobs_bytes
 from pegainfer.frontend.http.limits import Gate, Held, bad_value
 from pegainfer.frontend.http.metrics import FrontMetrics, MetricsPage
+from pegainfer.frontend.http.observed import note_stage
 from pegainfer.frontend.http.registry import KeepAlive, Registry
 from pegainfer.frontend.http.responses_api.store import ResponseStore
 from pegainfer.frontend.http.sampling_defaults import (
@@ -32,6 +33,7 @@ from pegainfer.frontend.http.sampling_defaults import (
     OPENAI_COMPLETION_DEFAULTS,
     SamplingDefaults,
 )
+from pegainfer.frontend.http.tracing import Tracing
 from pegainfer.frontend.pool import WorkerPool
 from pegainfer.frontend.tokenizer import Tokenizer
 from pegainfer.frontend.tools.enforce import split_markers
@@ -54,6 +56,7 @@ class Front:
     names: tuple[str, ...]  # the model's served names, the first one is answered
     chat_defaults: SamplingDefaults = CHAT_DEFAULTS
     created: int = field(default_factory=lambda: int(time.time()))
+    tracing: Tracing | None = None  # None: this server keeps no traces
 
     def __post_init__(self) -> None:
         openai = self.config.openai_defaults
@@ -169,7 +172,9 @@ class Front:
         try:
             return await work
         finally:
-            self.metrics.host_seconds[stage] += time.monotonic() - start
+            spent = time.monotonic() - start
+            self.metrics.host_seconds[stage] += spent
+            note_stage(stage, spent)
 
     def generation(self, id: str, prompts: list[Prompt], arrival: float) -> Generation:
         """A generation that `start` will submit. Raises ApiError (400) for one that could grow too large."""

@@ -101,6 +101,10 @@ class Generation:
         self.gone = False  # the client hung up
         self.first_token = 0.0  # seconds from arrival until the first one, 0 before it
         self.queue = 0.0  # seconds from arrival until its first step, known at the end
+        self.detokenize = 0.0  # seconds that its events took on the event loop
+        self.timings: Timings | None = None  # the engine's, of the choice that ended last
+        self.late = 0.0  # seconds from that end until it was known here
+        self.gap = 0.0  # longest time between two deliveries of a choice
         self._closed = False
         self._poked = False
         self._written = arrival  # CLOCK_MONOTONIC seconds of the last delivery, for keep-alives
@@ -209,7 +213,9 @@ class Generation:
                 delta = self._take(prompt, event, now)
                 if delta is not None:
                     deltas.append(delta)
-            self._metrics.host_seconds["detokenize"] += time.monotonic() - now
+            spent = time.monotonic() - now
+            self.detokenize += spent
+            self._metrics.host_seconds["detokenize"] += spent
         self._poked = False
         return deltas
 
@@ -225,6 +231,7 @@ class Generation:
             return None  # generated beyond a stop string
         if event.tokens:
             if choice.last_time:
+                self.gap = max(self.gap, now - choice.last_time)
                 self._metrics.inter_token.observe(now - choice.last_time)
             elif event.index == 0:
                 self._metrics.first_token.observe(now - self._arrival)
@@ -246,6 +253,7 @@ class Generation:
             timings = Timings(arrival=self._arrival, finished=now)
         elif timings is not None and timings.scheduled:
             self.queue = self.queue or max(0.0, timings.scheduled - timings.arrival)
+            self.timings, self.late = timings, max(0.0, now - timings.finished)
         reason = choice.finish or FinishReason.STOP.value
         self._metrics.finish(reason, prompt.num_tokens, choice.num_tokens, timings, now)
 

@@ -43,6 +43,6 @@ async def output_grammar(
 async def checked_grammar(front: Front, param: str, job: GrammarJob) -> GrammarSpec:
     """Raises ApiError (400) that blames `param`, QueueFullError."""
     try:
-        return await front.grammars.get(job)
+        return await front.timed("grammar", front.grammars.get(job))
     except RequestError as error:
         raise ApiError(400, f"{param}: {error}", param=param) from None

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pegainfer.contract.event import EngineStats, FinishReason, Timings
+from pegainfer.contract.event import PRICE_RATIOS, SLOW_RATIO, EngineStats, FinishReason, Timings
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.frontend.pieces import PieceCache
 
@@ -88,6 +88,10 @@ _COUNTERS: dict[str, tuple[str, str]] = {
     "generation_tokens": ("generation_tokens", "Tokens generated."),
     "prefix_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "slow_steps": (
+        "step_slower_than_price",
+        f"Steps that took {SLOW_RATIO} times the price that earlier steps had set, or more.",
+    ),
     "preemptions": ("num_preemptions", "Sequences that lost their blocks to another."),
 }
 
@@ -123,7 +127,13 @@ class FrontMetrics:
         # From 0 on: who watches rates sees no first refusal of a series that begins with it.
         self.rejected = dict.fromkeys(REFUSALS, 0)
         self.memory_trims = 0
-        self.host_seconds: dict[str, float] = {"tokenize": 0.0, "template": 0.0, "detokenize": 0.0}
+        self.recording = False  # a trace is being taken
+        self.host_seconds: dict[str, float] = {
+            "tokenize": 0.0,
+            "template": 0.0,
+            "grammar": 0.0,
+            "detokenize": 0.0,
+        }
 
     async def watch_loop(self) -> None:
         """Notes how late a sleep ends, until cancelled."""
@@ -193,6 +203,7 @@ class MetricsPage:
         yield from self._counters(stats)
         yield from self._histograms()
         yield self._step_tokens(stats)
+        yield self._price_ratios(stats)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
         from prometheus_client.metrics_core import GaugeMetricFamily
@@ -201,6 +212,7 @@ class MetricsPage:
         for name, text, value in (
             ("num_requests_running", "Sequences that hold a slot.", stats.running),
             ("num_requests_waiting", "Sequences that wait for one.", stats.waiting),
+            ("trace_recording", "1 while a trace is being taken.", float(self._front.recording)),
             ("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", used),
         ):
             yield self._one(GaugeMetricFamily, name, text, value)
@@ -257,6 +269,17 @@ class MetricsPage:
         bounds = [str(2.0**i - 1) for i in range(len(sums) - 1)]
         buckets = list(zip([*bounds, "+Inf"], map(float, sums), strict=True))
         family.add_metric([self._model], buckets, stats.step_tokens)
+        return family
+
+    def _price_ratios(self, stats: EngineStats) -> Metric:
+        from prometheus_client.metrics_core import HistogramMetricFamily
+
+        text = "Device time of a step over its price; of all steps with a prompt and a sample of the others."
+        family = HistogramMetricFamily(self._prefix + "step_price_ratio", text, labels=["model_name"])
+        counts = stats.price_ratios or (0,) * (len(PRICE_RATIOS) + 1)
+        bounds = (*map(str, PRICE_RATIOS), "+Inf")
+        buckets = list(zip(bounds, map(float, itertools.accumulate(counts)), strict=True))
+        family.add_metric([self._model], buckets, stats.price_ratio_sum)
         return family
 
     def _one(self, kind: type[Any], name: str, text: str, value: float) -> Metric:

@@ -31,7 +31,12 @@ class _Notes:
     """What is found out about a request while it is answered."""
 
     generations: list[Generation] = field(default_factory=list)
+    stages: dict[str, float] = field(default_factory=dict)  # seconds
     error: str = ""
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Counts time as part of a stage."""
+        self.stages[stage] = self.stages.get(stage, 0.0) + seconds
 
 
 # Of the request that the running task answers; None where nobody observes.
@@ -45,6 +50,13 @@ def note(generation: Generation) -> None:
         notes.generations.append(generation)
 
 
+def note_stage(stage: str, seconds: float) -> None:
+    """Says that a stage of the request under way took so long; see RequestRecord.stages."""
+    notes = _NOTES.get()
+    if notes is not None:
+        notes.add(stage, seconds)
+
+
 def note_error(message: str) -> None:
     """Says why the request under way was refused or has failed. The first reason is the one that is kept."""
     notes = _NOTES.get()
@@ -56,32 +68,51 @@ class Observed:
     """ASGI middleware. The first failure of an observer is logged; none of them harms a request."""
 
     def __init__(self, app: ASGIApp, observers: Sequence[Observer], model: str) -> None:
-        """`model`: the name for records of requests that generate."""
+        """
+        Args:
+            observers: may change while requests are answered; nothing is noted while there are none.
+            model: the name for records of requests that generate.
+        """
         self._app = app
         self._observers = observers
         self._model = model
         self._failed: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or not self._observers:
             await self._app(scope, receive, send)
             return
         notes = _Notes()
         token = _NOTES.set(notes)
-        record, started = _begin(scope), time.monotonic()
+        started = time.monotonic()
+        record = _begin(scope, started)
+        whole = False  # the request's body has come
+
+        async def receiving() -> Message:
+            nonlocal whole
+            if whole:
+                return await receive()
+            begin = time.monotonic()
+            message = await receive()
+            notes.add("body", time.monotonic() - begin)
+            whole = not message.get("more_body", False)
+            return message
 
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
             else:
                 record.num_bytes += len(message.get("body", b""))
+            begin = time.monotonic()
             await send(message)
+            notes.add("socket", time.monotonic() - begin)
 
         try:
-            await self._app(scope, receive, counting)
+            await self._app(scope, receiving, counting)
         finally:
             _NOTES.reset(token)
             record.seconds = time.monotonic() - started
+            record.stages = notes.stages
             for generation in notes.generations:
                 _add(record, generation, self._model)
             record.error = notes.error
@@ -103,13 +134,14 @@ class Observed:
                     log.exception("an observer of requests has failed; its further failures are not logged")
 
 
-def _begin(scope: Scope) -> RequestRecord:
+def _begin(scope: Scope, now: float) -> RequestRecord:
     client = scope.get("client")
     return RequestRecord(
         method=scope["method"],
         path=scope["path"][:MAX_PATH_CHARS],
         client=client[0] if client else "",
         began=time.time(),
+        clock=now,
         traceparent=_text(scope, b"traceparent"),
         tracestate=_text(scope, b"tracestate"),
     )
@@ -130,4 +162,6 @@ def _add(record: RequestRecord, generation: Generation, model: str) -> None:
     record.finish = tuple(c.finish for p in generation.prompts for c in p.choices if c.finish is not None)
     record.temperature, record.top_p = sampling.temperature, sampling.top_p
     record.max_tokens = sampling.max_tokens
+    record.stages["detokenize"] = record.stages.get("detokenize", 0.0) + generation.detokenize
+    record.timings, record.late, record.gap = generation.timings, generation.late, generation.gap
     record.gone = generation.gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from pegainfer.runtime.cuda.driver import CudaError, bindings, call, fail
@@ -13,7 +14,7 @@ class Graph:
 
     def __init__(self, stream: Stream, body: Callable[[], None], where: str) -> None:
         """Records what `body` puts on the stream; nothing of it runs. Raises what `body` raises."""
-        d = bindings()
+        d, began = bindings(), time.perf_counter()
         self.where = where
         relaxed = d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED  # cuBLAS may allocate in its warm-up
         call("cuStreamBeginCapture", stream.handle, relaxed, where=where)
@@ -34,6 +35,7 @@ class Graph:
         finally:
             call("cuGraphDestroy", graph)
         self._launch = d.cuGraphLaunch
+        stream.cold_seconds += time.perf_counter() - began
 
     def upload(self, stream: Stream) -> None:
         """Moves the graph to the device now rather than at its first launch."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from pegainfer.runtime.cuda.driver import bindings, call, fail
@@ -49,7 +52,15 @@ class Stream:
 
     def __init__(self) -> None:
         self.handle = call("cuStreamCreate", int(bindings().CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self.cold_seconds = 0.0  # of the host, making graphs and what they hold
         self._upload, self._download = bindings().cuMemcpyHtoDAsync, bindings().cuMemcpyDtoHAsync
+
+    @contextlib.contextmanager
+    def cold(self) -> Iterator[None]:
+        """Counts the time of the context, which makes something ready that steps need; contexts may nest."""
+        began, before = time.perf_counter(), self.cold_seconds
+        yield
+        self.cold_seconds = before + time.perf_counter() - began
 
     def upload(self, device: int, host: int, nbytes: int, where: object = None) -> None:
         """Host address to device address."""

@@ -100,6 +100,9 @@ def test_the_engines_snapshot_is_shown() -> None:
             kind_seconds={"decode": 1.25, "mixed": 0.25},
             step_sizes=(0, 6, 2, 0, 2),
             step_tokens=6 + 5 + 19,
+            price_ratios=(0, 0, 1, 4, 0, 0, 0, 2, 0, 0, 0, 1),
+            price_ratio_sum=20.5,
+            slow_steps=3,
             host_seconds={"schedule": 0.25},
         )
     )
@@ -120,6 +123,12 @@ def test_the_engines_snapshot_is_shown() -> None:
         'iteration_tokens_total_bucket{le="7.0"}': 8,
         'iteration_tokens_total_bucket{le="+Inf"}': 10,
         "iteration_tokens_total_sum": 30,
+        'step_price_ratio_bucket{le="0.9"}': 1,
+        'step_price_ratio_bucket{le="1.0"}': 5,
+        'step_price_ratio_bucket{le="2.0"}': 7,
+        'step_price_ratio_bucket{le="+Inf"}': 8,
+        "step_price_ratio_sum": 20.5,
+        "step_slower_than_price_total": 3,
         'host_seconds_total{stage="schedule"}': 0.25,
         'startup_seconds{phase="warm"}': 0.25,
     }

@@ -21,6 +21,7 @@ from pegainfer.frontend.http.responses_api.response import Response
 from pegainfer.frontend.http.responses_api.routes import DEFAULT_LISTED, MAX_LISTED, ItemList
 from pegainfer.frontend.http.service import AbortRequest, Model, ModelList
 from pegainfer.frontend.http.text_routes import DetokenizeRequest, TemplateRequest, TokenizeRequest, Tokens
+from pegainfer.frontend.http.trace_routes import MOST_SECONDS
 
 # Statuses that any request may be answered with, and those of requests with a body.
 ALWAYS = (400, 401, 403, 431, 500)
@@ -35,6 +36,7 @@ def _object(**properties: Schema) -> Schema:
 
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
+EVENTS: Schema = {"type": "array", "items": {"type": "object"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +196,19 @@ OPERATIONS = (
     Operation(
         method="POST", path="/v1/abort", tag="Server", summary="End a running request",
         request=AbortRequest, answer=_object(request_id=TEXT, aborted={"const": True}),
+    ),
+    Operation(
+        method="POST", path="/debug/trace", tag="Server",
+        summary="Record for some seconds: Chrome's trace events, with the records for `pegainfer trace`",
+        parameters=(
+            _in_query("seconds", "5 where it is absent", {"type": "number", "maximum": MOST_SECONDS}),
+        ),
+        answer=_object(traceEvents=EVENTS, displayTimeUnit=TEXT, pegainfer={"type": "object"}),
+        refusals=(404,),
+    ),
+    Operation(
+        method="GET", path="/debug/slow", tag="Server", summary="The last slow requests and their causes",
+        answer=_object(requests=EVENTS), refusals=(404,),
     ),
     Operation(
         method="GET", path="/health", tag="Server", summary="Whether the process lives",

@@ -118,6 +118,7 @@ byId("pause").addEventListener("click", () => {
 });
 document.addEventListener("visibilitychange", () => document.hidden || tick());
 
+let slowAllowed = true;
 let timer = null;
 tick();
 
@@ -132,6 +133,7 @@ async function tick() {
     charts.forEach((chart) => chart.push(now, history));
     tiles.forEach(({ node, value }) => (node.textContent = value(history)));
     drawTables();
+    await drawSlow();
     byId("failure").hidden = true;
     const model = metrics.get("num_requests_running")?.[0].labels.model_name;
     say(model ? `${model}, every ${EVERY} s` : `Every ${EVERY} s`);
@@ -192,6 +194,31 @@ function drawTables() {
       ["Seconds to start", time(history.value("startup_seconds"))],
     ],
   );
+}
+
+/** The last slow requests, while the server takes a trace and this tab may see them. */
+async function drawSlow() {
+  if (!history.value("trace_recording")) byId("slow-section").hidden = true;
+  else if (slowAllowed) {
+    try {
+      const { requests } = await (await request("/debug/slow")).json();
+      byId("slow-section").hidden = false;
+      fillTable(
+        "slow",
+        ["", "took", "lost", "cause", "what happened"],
+        requests.map((r) => [
+          `${new Date(r.began * 1000).toLocaleTimeString()} ${r.id}`,
+          time(r.seconds),
+          time(r.lost),
+          r.cause,
+          r.sentence,
+        ]),
+      );
+    } catch (error) {
+      if (error.status !== 403) throw error;
+      slowAllowed = false; // another key than an admin's: asking again would change nothing
+    }
+  }
 }
 
 /** Writes a table anew; `groups` stand above its head: [[text, columns]]. */
