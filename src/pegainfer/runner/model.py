@@ -39,6 +39,7 @@ class LineModel:
         head: the forward's end, for a residual stream in the given format.
         make_policy: makes the line's own scheduling policy from the runner's bounds and the scheduler's
             options (engine/config.py); None: the default scheduler.
+        ranks: tensor-parallel ranks; weights, groups and forward are those of one of them.
     """
 
     vocab_size: int
@@ -49,6 +50,7 @@ class LineModel:
     head: Callable[[Formatted, str], Head]
     tables: Mapping[str, Callable[[int], Weight]] = field(default_factory=dict)
     make_policy: Callable[[RunnerInfo, Any], StepPolicy] | None = None
+    ranks: int = 1
 
     def weight_bytes(self, num_positions: int) -> int:
         """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32."""
@@ -72,8 +74,9 @@ class LineModel:
         """
         formats = {name: w.dtype for name, w in self.weights.items()}
         head = self.head(formats, steps.residual)
+        forward = self.forward(formats, Sizes.of(info, groups), steps)
         return {
-            "forward": self.forward(formats, Sizes.of(info, groups), steps).on_one_rank(),
+            "forward": forward if self.ranks > 1 else forward.on_one_rank(),
             "sampler": sampler(info.vocab_size, info.max_slots, info.max_model_len + 1, max_logprobs),
             "prompt_logprobs": prompt_logprobs(head, max_logprobs),
             "hidden_states": hidden_states(head),

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 import pegainfer.ops.coarse
+import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  (both declare their ops)
 from pegainfer.ops.spec import REGISTRY, Operand, OpSpec, Role
 
@@ -34,6 +35,7 @@ OPCODES = (
     "sigmoid_gate",
     "causal_conv_silu",
     "gated_delta_rule",
+    "reduce_residual",
 )
 C_TYPES = {"i32": "int32_t", "u32": "uint32_t", "u64": "uint64_t"}
 

@@ -30,6 +30,7 @@ enum Op : int32_t {
     kSigmoidGate = 18,
     kCausalConvSilu = 19,
     kGatedDeltaRule = 20,
+    kReduceResidual = 21,
     kNumOps
 };
 
@@ -59,6 +60,7 @@ constexpr Arity kArity[kNumOps] = {
     {2, 2, 0},  // sigmoid_gate
     {9, 7, 1},  // causal_conv_silu
     {12, 8, 3},  // gated_delta_rule
+    {2, 2, 0},  // reduce_residual
 };
 
 // The arguments of an op in a step: operands, axis sizes, attributes. Each takes eight bytes.
@@ -301,7 +303,14 @@ struct GatedDeltaRuleArgs {
     double layer, eps, tiled;
 };
 
+// x += the sum over ranks of partial; the reference is that of one rank
+struct ReduceResidualArgs {
+    float* x;  // [T, N]
+    const float* partial;  // [T, N]
+    int64_t T, N;
+};
+
 constexpr const char* kDeclarationHash =
-    "fa1cafc9aab0c50ca35316d34c6024462393ca59dad285e0e15b4529254ee3e8";
+    "45e0722bd03de32f61e5e2304ba57d868732e89b12ce271c5e46f6ea6691e580";
 
 }  // namespace pega
