@@ -21,6 +21,7 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend, ReferenceBackend
+from pegainfer.ops.weights import ONE_RANK, TensorRank
 from pegainfer.runtime.weights.gguf_split import open_gguf
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
 from pegainfer.runtime.weights.safetensors import open_safetensors
@@ -55,14 +56,17 @@ class Engine:
 
 
 @contextlib.contextmanager
-def open_model(path: Path, load_format: str = "auto") -> Iterator[tuple[Model, str]]:
+def open_model(
+    path: Path, load_format: str = "auto", at: TensorRank = ONE_RANK
+) -> Iterator[tuple[Model, str]]:
     """A model and its architecture's name. Its weights stay mapped until the context ends.
 
     Args:
         path: a .gguf file, any part of a split one, or a checkpoint's folder.
         load_format: as EngineConfig has it; 'dummy' reads a folder's config.json alone.
+        at: the rank whose part is wanted.
 
-    Raises ConfigError, ModelFileError, UnsupportedError.
+    Raises ConfigError, ModelFileError, OpError, UnsupportedError.
     """
     if load_format == "dummy":
         if not path.is_dir():
@@ -72,12 +76,12 @@ def open_model(path: Path, load_format: str = "auto") -> Iterator[tuple[Model, s
     elif path.is_dir():
         line, architecture, config, where = _read_config(path)
         with open_safetensors(path) as checkpoint:
-            yield line.from_hf(config, where, checkpoint), architecture
+            yield line.from_hf(config, where, checkpoint, at), architecture
     else:
         with open_gguf(path) as file:
             name = file.metadata.get("general.architecture")
             line = find_line(name, str(path))
-            yield line.from_gguf(file), HF_NAMES.get(str(name), str(name))
+            yield line.from_gguf(file, at), HF_NAMES.get(str(name), str(name))
 
 
 def _read_config(path: Path) -> tuple[ModelLine, str, dict[str, Any], str]:

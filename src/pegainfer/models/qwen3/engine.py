@@ -9,20 +9,22 @@ from typing import Any
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups, head
 from pegainfer.models.qwen3.weights import TABLE, Qwen3Weights, load_gguf, load_safetensors
-from pegainfer.ops.weights import without_data
+from pegainfer.ops.weights import ONE_RANK, TensorRank, without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 
 
-def from_gguf(file: GGUF) -> LineModel:
-    """Raises ConfigError, ModelFileError, UnsupportedError."""
-    return model(load_gguf(file))
+def from_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LineModel:
+    """The part of a rank. Raises ConfigError, ModelFileError, OpError, UnsupportedError."""
+    return model(load_gguf(file, at), at.ranks)
 
 
-def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> LineModel:
+def from_hf(
+    config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK
+) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
-    return model(load_safetensors(Qwen3Config.from_hf(config, where), file))
+    return model(load_safetensors(Qwen3Config.from_hf(config, where), file, at), at.ranks)
 
 
 def from_config(config: Mapping[str, Any], where: str) -> LineModel:
@@ -31,7 +33,7 @@ def from_config(config: Mapping[str, Any], where: str) -> LineModel:
     return model(Qwen3Weights(read, without_data(TABLE, read)))
 
 
-def model(weights: Qwen3Weights) -> LineModel:
+def model(weights: Qwen3Weights, ranks: int = 1) -> LineModel:
     c = weights.config
     return LineModel(
         vocab_size=c.vocab_size,
@@ -41,4 +43,5 @@ def model(weights: Qwen3Weights) -> LineModel:
         groups=partial(groups, c),
         forward=partial(forward, c),
         head=partial(head, c),
+        ranks=ranks,
     )
