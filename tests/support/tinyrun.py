@@ -47,15 +47,22 @@ class Comparison:
 
 
 def compare(
-    path: Path, ids: list[int], golden: Mapping[str, Array], name: str, backend: str, isa: str | None
+    path: Path,
+    ids: list[int],
+    golden: Mapping[str, Array],
+    name: str,
+    backend: str,
+    isa: str | None,
+    **engine: Any,
 ) -> Comparison:
     """A model's file or folder run over its fixed text in one step, then greedily.
 
     Args:
         golden: values that tests/golden/teacher.py wrote, this model's under `name`.
+        engine: other fields of EngineConfig.
     """
     wanted = golden[f"{name}.greedy"].tolist()
-    entries, greedy = forced(path, ids, name, len(wanted), backend=backend, isa=isa)
+    entries, greedy = forced(path, ids, name, len(wanted), backend=backend, isa=isa, **engine)
     best = zip(entries, golden[f"{name}.top_ids"].tolist(), golden[f"{name}.top_logprobs"], strict=True)
     errors = [[dict(entry.top)[i] for i in top] - logprobs for entry, top, logprobs in best]
     return Comparison(greedy, wanted, np.abs(errors))

@@ -30,6 +30,7 @@ from pegainfer.runtime.weights.weight import Weight
 if TYPE_CHECKING:
     from pegainfer.lower.cpu.backend import CpuOptions
     from pegainfer.measure.profile import Profiler
+    from pegainfer.runtime.rank_memory import RankMemory
 
 log = logging.getLogger(__name__)
 
@@ -111,11 +112,12 @@ def build_engine(
     """
     config.check_backend()
     started = time.perf_counter()
-    with open_model(path, config.load_format) as (model, architecture):
+    at = TensorRank(0, config.tensor_parallel_size)
+    with open_model(path, config.load_format, at) as (model, architecture):
         groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
-        runner, device, phases = _build_runner(model, groups, info, config, scheduler, profiler)
+        runner, device, phases = _build_runner(model, path, groups, info, config, scheduler, profiler)
     seconds = {"read": read - started, **phases}
     told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
     return Engine(runner, told, model.make_policy)
@@ -151,6 +153,7 @@ def engine_info(
 
 def _build_runner(
     model: Model,
+    path: Path,
     groups: tuple[GroupLayout, ...],
     info: RunnerInfo,
     config: EngineConfig,
@@ -164,21 +167,37 @@ def _build_runner(
         built = build_runner(model, groups, info, config, scheduler)
         return built.runner, built.device, built.seconds
     started = time.perf_counter()
-    backend, device = make_backend(model.tensors(info.max_model_len), config, timing=profiler is not None)
-    backend = backend if profiler is None else profiler.around(backend)
-    runner = model.build(
-        info, groups, backend, steps=step_formats(config), max_logprobs=scheduler.max_logprobs
-    )
+    device = ""
+
+    def build(memory: RankMemory | None = None) -> Runner:
+        nonlocal device
+        tensors = model.tensors(info.max_model_len)
+        backend, device = make_backend(tensors, config, timing=profiler is not None, memory=memory)
+        backend = backend if profiler is None else profiler.around(backend)
+        formats, max_logprobs = step_formats(config), scheduler.max_logprobs
+        return model.build(info, groups, backend, steps=formats, max_logprobs=max_logprobs)
+
+    if config.tensor_parallel_size == 1:
+        runner = build()
+    else:
+        from pegainfer.app.ranks import cpu_ranks
+
+        runner = cpu_ranks(build, path, info, config, scheduler)
     return runner, device, {"pack": time.perf_counter() - started}
 
 
 def make_backend(
-    tensors: Mapping[str, Weight], config: EngineConfig, *, timing: bool = False
+    tensors: Mapping[str, Weight],
+    config: EngineConfig,
+    *,
+    timing: bool = False,
+    memory: RankMemory | None = None,
 ) -> tuple[Backend, str]:
     """The backend that holds these weights, and how it describes its device.
 
     Args:
         timing: the CPU's executors keep how long each call takes.
+        memory: of the group, where this is one of several ranks.
 
     Raises ConfigError for options that this machine cannot serve, UnsupportedError without a built library.
     """
@@ -186,16 +205,18 @@ def make_backend(
         return ReferenceBackend(tensors), "reference (NumPy)"
     from pegainfer.lower.cpu.backend import CpuBackend
 
-    backend = CpuBackend(tensors, cpu_options(config, timing=timing))
+    backend = CpuBackend(tensors, cpu_options(config, timing=timing), memory)
     return backend, backend.describe()
 
 
 def cpu_options(config: EngineConfig, *, timing: bool = False) -> CpuOptions:
     """What the CPU's kernels are asked for, with 'auto' decided."""
     from pegainfer.lower.cpu.backend import Activation, CpuOptions
+    from pegainfer.lower.cpu.threads import usable_cores
 
+    ranks = config.tensor_parallel_size
     return CpuOptions(
-        threads=config.threads or 0,
+        threads=config.threads or max(1, usable_cores() // ranks),
         isa=config.isa,
         activation=cast(Activation, "bf16" if config.activation == "auto" else config.activation),
         timing=timing,

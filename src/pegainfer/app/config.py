@@ -23,7 +23,11 @@ class EngineConfig:
         default=None, metadata={"help": "Tokens of a sequence, prompt and answer; default: the model's own."}
     )
     threads: int | None = field(
-        default=None, metadata={"help": "Threads that compute; default: the cores this process may use."}
+        default=None,
+        metadata={
+            "help": "Threads that compute, of each rank; default: the cores this process may use, shared out "
+            "to the ranks."
+        },
     )
     isa: str | None = field(
         default=None, metadata={"help": "Kernels' instruction set; default: the best this processor has."}
@@ -59,7 +63,11 @@ class EngineConfig:
         },
     )
     tensor_parallel_size: int = field(
-        default=1, metadata={"help": "Ranks that compute each sequence together; so far the null device's."}
+        default=1,
+        metadata={
+            "help": "Processes that compute each sequence together, each with a part of every layer; on the "
+            "CPU and the null device."
+        },
     )
     data_parallel_size: int = field(
         default=1,
@@ -131,12 +139,16 @@ class EngineConfig:
     def check_backend(self) -> None:
         """Raises ConfigError where the backend does not do what is asked for. Called when it is decided."""
         cuda = self.backend == "cuda"
-        for name in ("tensor_parallel_size", "data_parallel_size"):
-            if getattr(self, name) > 1:
-                raise ConfigError(
-                    "only the null device has several ranks so far", expected=1, got=getattr(self, name),
-                    where=name,
-                )  # fmt: skip
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                "only the null device has data-parallel ranks so far", expected=1,
+                got=self.data_parallel_size, where="data_parallel_size",
+            )  # fmt: skip
+        if self.tensor_parallel_size > 1 and self.backend != "cpu":
+            raise ConfigError(
+                f"backend {self.backend} has one rank so far", expected=1, got=self.tensor_parallel_size,
+                where="tensor_parallel_size", remedy="choose --device cpu",
+            )  # fmt: skip
         if cuda and self.kv_dtype not in ("auto", "bf16"):
             raise ConfigError(
                 "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,

@@ -36,7 +36,10 @@ def refuse_ranks(line: str, at: TensorRank) -> None:
     """For a line whose weights are not divided. Raises UnsupportedError for more than one rank."""
     if at.ranks > 1:
         raise UnsupportedError(
-            f"the {line} line has no tensor parallelism", expected=1, got=at.ranks, where="tensor_parallel_size"
+            f"the {line} line has no tensor parallelism",
+            expected=1,
+            got=at.ranks,
+            where="tensor_parallel_size",
         )
 
 

@@ -11,7 +11,7 @@ import mmap
 import os
 import tempfile
 
-from pegainfer.contract.errors import ConfigError, EngineDeadError
+from pegainfer.contract.errors import ConfigError, PeerFailedError
 
 LINE = 64  # bytes: the word that says who failed, then a line for each rank
 PAGE = 4096  # bytes: the slots begin at a multiple of it
@@ -57,13 +57,17 @@ class RankMemory:
         if not self._failed.value:
             self._failed.value = 1 + rank
 
+    @property
+    def has_failed(self) -> bool:
+        return bool(self._failed.value)
+
     def check(self) -> None:
-        """Raises EngineDeadError, which names the rank, where the group has failed."""
+        """Raises PeerFailedError, which names the rank, where the group has failed."""
         why = self._failed.value
         if why > 0:
-            raise EngineDeadError(f"rank {why - 1} of {self.ranks} has failed", remedy="restart the server")
+            raise PeerFailedError(f"rank {why - 1} of {self.ranks} has failed", remedy="restart the server")
         if why < 0:
-            raise EngineDeadError(
+            raise PeerFailedError(
                 f"rank {-why - 1} of {self.ranks} does not answer",
                 expected=f"its part of a sum within {self.seconds:g} s",
                 remedy="restart the server",

@@ -20,9 +20,7 @@ def from_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LineModel:
     raise UnsupportedError("the toy line has no GGUF form", where=file.path)
 
 
-def from_hf(
-    config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK
-) -> LineModel:
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises ConfigError, ModelFileError."""
     refuse_ranks("toyhybrid", at)
     return model(load_safetensors(ToyConfig.from_hf(config, where), file))

@@ -53,17 +53,30 @@ TABLE = WeightTable(
     layer=(
         in_layer("attn_norm", "input_layernorm", "attn_norm", ("hidden_size",)),
         in_layer(
-            "wq", "self_attn.q_proj", "attn_q", ("q_size", "hidden_size"),
-            gguf_rows=_halves("num_heads"), shard=0,
-        ),  # fmt: skip
+            "wq",
+            "self_attn.q_proj",
+            "attn_q",
+            ("q_size", "hidden_size"),
+            gguf_rows=_halves("num_heads"),
+            shard=0,
+        ),
         in_layer(
-            "wk", "self_attn.k_proj", "attn_k", ("kv_size", "hidden_size"),
-            gguf_rows=_halves("num_kv_heads"), shard=0, most_shards="num_kv_heads",
-        ),  # fmt: skip
+            "wk",
+            "self_attn.k_proj",
+            "attn_k",
+            ("kv_size", "hidden_size"),
+            gguf_rows=_halves("num_kv_heads"),
+            shard=0,
+            most_shards="num_kv_heads",
+        ),
         in_layer(
-            "wv", "self_attn.v_proj", "attn_v", ("kv_size", "hidden_size"),
-            shard=0, most_shards="num_kv_heads",
-        ),  # fmt: skip
+            "wv",
+            "self_attn.v_proj",
+            "attn_v",
+            ("kv_size", "hidden_size"),
+            shard=0,
+            most_shards="num_kv_heads",
+        ),
         in_layer("wo", "self_attn.o_proj", "attn_output", ("hidden_size", "q_size"), shard=1),
         in_layer("mlp_norm", "post_attention_layernorm", "ffn_norm", ("hidden_size",)),
         in_layer("w_gate", "mlp.gate_proj", "ffn_gate", ("intermediate_size", "hidden_size"), shard=0),
@@ -118,9 +131,7 @@ def load_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LlamaWeights:
     return LlamaWeights(own, tensors, divisors)
 
 
-def load_safetensors(
-    config: LlamaConfig, file: TensorFile, at: TensorRank = ONE_RANK
-) -> LlamaWeights:
+def load_safetensors(config: LlamaConfig, file: TensorFile, at: TensorRank = ONE_RANK) -> LlamaWeights:
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
     # Old Llama 2 files carry the rotation's frequencies, which follow from the config.
     ignored = ["model.layers.*.self_attn.rotary_emb.inv_freq"]

@@ -20,9 +20,7 @@ def from_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LineModel:
     return model(load_gguf(file, at), at.ranks)
 
 
-def from_hf(
-    config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK
-) -> LineModel:
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
     return model(load_safetensors(Qwen3Config.from_hf(config, where), file, at), at.ranks)
 

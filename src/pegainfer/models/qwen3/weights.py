@@ -34,13 +34,21 @@ TABLE = WeightTable(
         in_layer("attn_norm", "input_layernorm", "attn_norm", ("hidden_size",)),
         in_layer("wq", "self_attn.q_proj", "attn_q", ("q_size", "hidden_size"), shard=0),
         in_layer(
-            "wk", "self_attn.k_proj", "attn_k", ("kv_size", "hidden_size"),
-            shard=0, most_shards="num_kv_heads",
-        ),  # fmt: skip
+            "wk",
+            "self_attn.k_proj",
+            "attn_k",
+            ("kv_size", "hidden_size"),
+            shard=0,
+            most_shards="num_kv_heads",
+        ),
         in_layer(
-            "wv", "self_attn.v_proj", "attn_v", ("kv_size", "hidden_size"),
-            shard=0, most_shards="num_kv_heads",
-        ),  # fmt: skip
+            "wv",
+            "self_attn.v_proj",
+            "attn_v",
+            ("kv_size", "hidden_size"),
+            shard=0,
+            most_shards="num_kv_heads",
+        ),
         in_layer("q_norm", "self_attn.q_norm", "attn_q_norm", ("head_dim",)),
         in_layer("k_norm", "self_attn.k_norm", "attn_k_norm", ("head_dim",)),
         in_layer("wo", "self_attn.o_proj", "attn_output", ("hidden_size", "q_size"), shard=1),
@@ -81,8 +89,6 @@ def load_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> Qwen3Weights:
     return Qwen3Weights(config_of_rank(config, at.ranks), plan_weights(TABLE, config, file, "gguf", at=at))
 
 
-def load_safetensors(
-    config: Qwen3Config, file: TensorFile, at: TensorRank = ONE_RANK
-) -> Qwen3Weights:
+def load_safetensors(config: Qwen3Config, file: TensorFile, at: TensorRank = ONE_RANK) -> Qwen3Weights:
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
     return Qwen3Weights(config_of_rank(config, at.ranks), plan_weights(TABLE, config, file, "hf", at=at))

@@ -21,9 +21,7 @@ def from_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> LineModel:
     return model(load_gguf(file))
 
 
-def from_hf(
-    config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK
-) -> LineModel:
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
     refuse_ranks(LINE, at)
     return model(load_safetensors(Qwen3_5Config.from_hf(config, where), file))
