@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -115,7 +117,14 @@ def requests(
     return found
 
 
-def run(folder: Path, steps: int, *, tie: float | None = None, **engine: Any) -> dict[str, Any]:
+def run(
+    folder: Path,
+    steps: int,
+    *,
+    tie: float | None = None,
+    alone: Mapping[str, Any] = MappingProxyType({}),
+    **engine: Any,
+) -> dict[str, Any]:
     """Until the engine has made so many steps, in whole batches of requests; returns what was counted.
 
     A second engine then runs the same requests, one sequence at a time, with no prefix cache, no chunks and
@@ -123,6 +132,7 @@ def run(folder: Path, steps: int, *, tie: float | None = None, **engine: Any) ->
 
     Args:
         tie: largest gap of logits, in nat, at which tokens may part; None: they never may.
+        alone: fields of EngineConfig in which the second engine differs.
         engine: fields of EngineConfig.
     """
     config = EngineConfig(max_model_len=LENGTH, **engine)
@@ -136,11 +146,12 @@ def run(folder: Path, steps: int, *, tie: float | None = None, **engine: Any) ->
         stats = busy.stats()
     finally:
         busy.close()
-    alone = SchedulerConfig(
+    one_by_one = SchedulerConfig(
         max_slots=1, max_prefill_tokens=LENGTH, prefix_cache=False, pipeline_depth=1, target_itl_ms=0.0
     )
-    built = build_engine(folder, "alone", replace(config, kv_cache_memory=1 << 26), alone)
-    quiet = InProcessEngine(built.runner, built.info, alone)
+    quiet_config = replace(config, kv_cache_memory=1 << 26, **alone)
+    built = build_engine(folder, "alone", quiet_config, one_by_one)
+    quiet = InProcessEngine(built.runner, built.info, one_by_one)
     ties: list[float] = []
     differences: list[str] = []
     try:

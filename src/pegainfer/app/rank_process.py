@@ -9,6 +9,7 @@ import faulthandler
 import gc
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class RankOrder:
     Args:
         path: of the model's file or folder.
         slots, length, num_blocks: bounds as rank 0 decided them, see RunnerInfo.
+        wait_seconds: for a rank that does not join a sum.
     """
 
     path: str
@@ -37,6 +39,7 @@ class RankOrder:
     num_blocks: tuple[int, ...]
     engine: EngineConfig
     scheduler: SchedulerConfig
+    wait_seconds: float
 
 
 def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
@@ -58,16 +61,18 @@ def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
         )
 
 
-def main(channel: int, memory_fd: int, order: RankOrder) -> None:
-    """Runs until the engine's process ends; see parallel/serve.py."""
+def main(arguments: Sequence[str]) -> None:
+    """`arguments`: see above. Runs until the engine's process ends; see parallel/serve.py."""
     from pegainfer.parallel.serve import serve_rank
 
+    channel, memory_fd = map(int, arguments[:2])
+    order = msgspec.json.decode(arguments[2], type=RankOrder)
     logging.basicConfig(
         level=logging.WARNING, format=f"%(levelname)s rank {order.rank} %(name)s: %(message)s"
     )
     faulthandler.enable()
     gc.disable()  # until all is built, which stays
-    memory = RankMemory(memory_fd, order.rank, order.ranks)
+    memory = RankMemory(memory_fd, order.rank, order.ranks, order.wait_seconds)
 
     def build() -> Runner:
         runner = build_rank(order, memory)
@@ -79,4 +84,4 @@ def main(channel: int, memory_fd: int, order: RankOrder) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=RankOrder))
+    main(sys.argv[1:])

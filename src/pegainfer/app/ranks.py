@@ -18,7 +18,9 @@ from pegainfer.null.runner import NullRunner
 from pegainfer.parallel.group import RankGroup
 from pegainfer.parallel.part import DataRank
 from pegainfer.parallel.process import RankProcess
-from pegainfer.runtime.rank_memory import RankMemory
+from pegainfer.runtime.rank_memory import WAIT_SECONDS, RankMemory
+
+COMMAND = (sys.executable, "-m", "pegainfer.app.rank_process")  # starts a rank
 
 
 def null_ranks(config: NullConfig, tensor_ranks: int = 1, data_ranks: int = 1) -> Runner:
@@ -56,7 +58,7 @@ def cpu_ranks(
 
     Raises what a rank raises; no process is left then.
     """
-    memory = RankMemory.create(config.tensor_parallel_size)
+    memory = RankMemory.create(config.tensor_parallel_size, WAIT_SECONDS)
     order = RankOrder(
         path=str(path),
         ranks=config.tensor_parallel_size,
@@ -65,13 +67,13 @@ def cpu_ranks(
         num_blocks=info.num_blocks,
         engine=config,
         scheduler=scheduler,
+        wait_seconds=memory.seconds,
     )
-    command = [sys.executable, "-m", "pegainfer.app.rank_process"]
     ranks: list[Runner] = []
     try:
         for rank in range(1, memory.ranks):
             text = msgspec.json.encode(dataclasses.replace(order, rank=rank)).decode()
-            ranks.append(RankProcess(command, text, rank, info, memory))
+            ranks.append(RankProcess(COMMAND, text, rank, info, memory))
         ranks.insert(0, build(memory))
         for other in ranks[1:]:
             assert isinstance(other, RankProcess)
