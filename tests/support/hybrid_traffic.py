@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.app.assemble import build_engine, open_model
+from pegainfer.app.assemble import build_engine
 from pegainfer.app.bounds import model_groups
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.load import open_model
 from pegainfer.app.memory import sequence_bytes, state_bytes
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, unpack_tokens
 from pegainfer.contract.step import PendingStep, Runner, RunnerInfo, StateGroup, StepPlan

@@ -44,8 +44,8 @@ class RankOrder:
 
 def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
     """Loads a rank's part of the model. Raises ConfigError, ModelFileError, OpError, UnsupportedError."""
-    from pegainfer.app.assemble import make_backend, open_model
     from pegainfer.app.bounds import model_groups, runner_bounds, step_formats
+    from pegainfer.app.load import make_backend, open_model
     from pegainfer.ops.weights import TensorRank
 
     config, scheduler = order.engine, order.scheduler

@@ -51,7 +51,7 @@ class ModelFlags:
 KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
 # Flags of EngineConfig that a device obeys.
 APPLIES: dict[str, tuple[str, ...]] = {
-    "cpu": (*KV_FLAGS, "--threads", "--isa", "--activation-dtype"),
+    "cpu": (*KV_FLAGS, "--threads", "--isa", "--activation-dtype", "--tensor-parallel-size"),
     "cuda": (*KV_FLAGS, "--device-ordinal", "--gpu-memory-utilization", "--cuda-graph", "--load-format"),
     "reference": KV_FLAGS,
     "null": ("--max-model-len", "--tensor-parallel-size", "--data-parallel-size"),

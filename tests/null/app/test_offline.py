@@ -360,8 +360,8 @@ def test_a_sequence_that_fails_in_a_step_is_raised() -> None:
 
 
 def test_options_are_known_or_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option.*got tensor_parallel_size"):
-        LLM("no-such-model", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"unknown option.*got pipeline_parallel_size"):
+        LLM("no-such-model", pipeline_parallel_size=2)
     with pytest.raises(ConfigError, match="bad max_model_len"):
         LLM("no-such-model", max_model_len=0)
     with pytest.raises(ConfigError, match="bad max_model_len; expected a whole number from 2; got 1"):
