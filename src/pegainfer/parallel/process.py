@@ -36,7 +36,7 @@ class RankProcess:
     def __init__(
         self, command: Sequence[str], order: str, rank: int, info: RunnerInfo, memory: RankMemory
     ) -> None:
-        self._info, self._rank, self._memory = info, rank, memory
+        self._info, self.rank, self._memory = info, rank, memory
         ours, theirs = socket.socketpair()
         self._channel: Channel[FromRank] = Channel(ours, FromRank)
         self._channel.limit_sends(memory.seconds)
@@ -74,7 +74,7 @@ class RankProcess:
     def close(self) -> None:
         """Ends the process, by force where it does not end by itself; idempotent."""
         with self._lock:
-            self._death = self._death or EngineDeadError(f"rank {self._rank} was closed")
+            self._death = self._death or EngineDeadError(f"rank {self.rank} was closed")
         self._channel.hang_up()
         try:
             self.process.wait(END_SECONDS)
@@ -89,9 +89,9 @@ class RankProcess:
 
     def no_answer(self) -> EngineDeadError:
         """The error of a rank that is there and does not answer; it is killed."""
-        self._memory.fail(self._rank)
+        self._memory.fail(self.rank)
         error = EngineDeadError(
-            f"rank {self._rank} does not answer", got=f"nothing from process {self.process.pid}",
+            f"rank {self.rank} does not answer", got=f"nothing from process {self.process.pid}",
             remedy="restart the server",
         )  # fmt: skip
         with self._lock:
@@ -124,7 +124,7 @@ class RankProcess:
                 continue
             error = restored_error(message.kind, message.message) if isinstance(message, Failure) else None
             if not self._ready.done():
-                self._ready.set_exception(error or EngineDeadError(f"rank {self._rank} is not ready"))
+                self._ready.set_exception(error or EngineDeadError(f"rank {self.rank} is not ready"))
                 continue
             with self._lock:
                 step = self._steps.popleft()
@@ -140,9 +140,9 @@ class RankProcess:
             self.process.wait(END_SECONDS)
         with self._lock:
             if self._death is None:
-                self._memory.fail(self._rank)
+                self._memory.fail(self.rank)
                 self._death = EngineDeadError(
-                    f"rank {self._rank} has ended", got=_how(self.process.returncode),
+                    f"rank {self.rank} has ended", got=_how(self.process.returncode),
                     where=f"process {self.process.pid}", remedy="restart the server",
                 )  # fmt: skip
             death, steps = self._death, list(self._steps)

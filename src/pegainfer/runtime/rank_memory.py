@@ -6,6 +6,7 @@ left behind however a rank ends, and its pages take memory only once they are wr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -22,7 +23,7 @@ MAX_RANKS = 64
 
 
 class RankMemory:
-    """One rank's mapping. Not thread-safe, but any rank may call `fail` at any time.
+    """One rank's mapping. `fail` may be called from any thread at any time.
 
     Args:
         fd: of the memory, taken over.
@@ -33,7 +34,7 @@ class RankMemory:
     def __init__(self, fd: int, rank: int, ranks: int, seconds: float = WAIT_SECONDS) -> None:
         self.fd, self.rank, self.ranks, self.seconds = fd, rank, ranks, seconds
         self._map = mmap.mmap(fd, _nbytes(ranks))
-        self._failed = ctypes.c_int32.from_buffer(self._map)
+        self._failed: ctypes.c_int32 | None = ctypes.c_int32.from_buffer(self._map)
 
     @classmethod
     def create(cls, ranks: int, seconds: float = WAIT_SECONDS) -> RankMemory:
@@ -50,20 +51,23 @@ class RankMemory:
 
     @property
     def address(self) -> int:
+        """Of the mapping, until `close`."""
+        assert self._failed is not None
         return ctypes.addressof(self._failed)
 
     def fail(self, rank: int) -> None:
         """Ends the group's steps, now and from here on, because of a rank. The first call counts."""
-        if not self._failed.value:
-            self._failed.value = 1 + rank
+        failed = self._failed
+        if failed is not None and not failed.value:
+            failed.value = 1 + rank
 
     @property
     def has_failed(self) -> bool:
-        return bool(self._failed.value)
+        return self._why() != 0
 
     def check(self) -> None:
         """Raises PeerFailedError, which names the rank, where the group has failed."""
-        why = self._failed.value
+        why = self._why()
         if why > 0:
             raise PeerFailedError(f"rank {why - 1} of {self.ranks} has failed", remedy="restart the server")
         if why < 0:
@@ -73,11 +77,19 @@ class RankMemory:
                 remedy="restart the server",
             )
 
+    def _why(self) -> int:
+        """The word of ranks.h; read here so that a traceback through `check` does not hold the memory."""
+        failed = self._failed
+        return 0 if failed is None else failed.value
+
     def close(self) -> None:
-        """Closes the descriptor. The mapping lives as long as executors that use it."""
+        """Unmaps the memory; executors that use it must not run afterwards. `fail` does nothing then."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            self._failed = None
+            with contextlib.suppress(BufferError):  # `fail` is under way; the mapping goes with this object
+                self._map.close()
 
 
 def _nbytes(ranks: int) -> int:
