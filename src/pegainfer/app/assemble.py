@@ -19,7 +19,7 @@ from pegainfer.contract.step import PageGroup, Runner, RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
-from pegainfer.ops.weights import TensorRank
+from pegainfer.ops.ranks import TensorRank
 
 if TYPE_CHECKING:
     from pegainfer.measure.profile import Profiler

@@ -11,7 +11,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.app.registry import HF_NAMES, Model, ModelLine, find_line
 from pegainfer.contract.errors import ConfigError
 from pegainfer.ops.backend import Backend, ReferenceBackend
-from pegainfer.ops.weights import ONE_RANK, TensorRank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.runtime.rank_memory import RankMemory
 from pegainfer.runtime.weights.gguf_split import open_gguf
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file

@@ -46,7 +46,7 @@ def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
     """Loads a rank's part of the model. Raises ConfigError, ModelFileError, OpError, UnsupportedError."""
     from pegainfer.app.bounds import model_groups, runner_bounds, step_formats
     from pegainfer.app.load import make_backend, open_model
-    from pegainfer.ops.weights import TensorRank
+    from pegainfer.ops.ranks import TensorRank
 
     config, scheduler = order.engine, order.scheduler
     with open_model(Path(order.path), config.load_format, TensorRank(order.rank, order.ranks)) as (model, _):

@@ -11,7 +11,7 @@ from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
-from pegainfer.ops.weights import ONE_RANK, TensorRank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.runner.program import Formats
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weight_checks import check_names, check_tied
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.part import Part
@@ -20,27 +21,6 @@ Spelling = Literal["hf", "gguf"]
 Rows = Callable[[Any], Sequence[range]]  # of a config: rows of a stored matrix
 Convert = Callable[[Any, Array], Array]  # of a config and stored values: the weight's values, float32
 SchemeOf = Callable[[str], Scheme | None]  # of a tensor's name; None: the format that the file says
-
-
-class TensorRank(NamedTuple):
-    """One of `ranks` tensor-parallel ranks, which have a shard of each divided weight."""
-
-    rank: int = 0
-    ranks: int = 1
-
-
-ONE_RANK = TensorRank()
-
-
-def refuse_ranks(line: str, at: TensorRank) -> None:
-    """For a line whose weights are not divided. Raises UnsupportedError for more than one rank."""
-    if at.ranks > 1:
-        raise UnsupportedError(
-            f"the {line} line has no tensor parallelism",
-            expected=1,
-            got=at.ranks,
-            where="tensor_parallel_size",
-        )
 
 
 class LayeredConfig(Protocol):

@@ -12,7 +12,7 @@ from pegainfer.app.load import open_model
 from pegainfer.contract.errors import ConfigError
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.ops.config import config_of_rank
-from pegainfer.ops.weights import TensorRank
+from pegainfer.ops.ranks import TensorRank
 from tests.support.tinymodel import MODELS, Tiny, by_role, write_checkpoint, write_gguf
 from tests.support.tinyqwen3 import MODELS as QWEN3_MODELS
 

@@ -13,8 +13,9 @@ from pegainfer.contract.errors import ModelFileError, OpError, UnsupportedError
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.store import WeightStore
 from pegainfer.ops.quantize import quantize
+from pegainfer.ops.ranks import TensorRank
 from pegainfer.ops.tensor import Kind, Tensor
-from pegainfer.ops.weights import InFile, TensorRank, WeightTable, entry, in_layer, plan_weights, without_data
+from pegainfer.ops.weights import InFile, WeightTable, entry, in_layer, plan_weights, without_data
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.part import Extent

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from pegainfer.contract.errors import UnsupportedError
-from pegainfer.ops.weights import ONE_RANK, TensorRank, refuse_ranks, without_data
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
+from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile

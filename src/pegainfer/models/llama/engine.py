@@ -9,7 +9,8 @@ from typing import Any
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.forward import forward, groups, head
 from pegainfer.models.llama.weights import TABLE, LlamaWeights, load_gguf, load_safetensors
-from pegainfer.ops.weights import ONE_RANK, TensorRank, without_data
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
+from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile

@@ -11,11 +11,10 @@ import numpy as np
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.models.llama.config import LINE, LlamaConfig
 from pegainfer.ops.config import config_of_rank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import (
-    ONE_RANK,
     Rows,
-    TensorRank,
     WeightTable,
     embedding_in_gguf,
     entry,

@@ -11,16 +11,9 @@ from dataclasses import dataclass
 
 from pegainfer.models.qwen3.config import LINE, Qwen3Config
 from pegainfer.ops.config import config_of_rank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
-from pegainfer.ops.weights import (
-    ONE_RANK,
-    TensorRank,
-    WeightTable,
-    embedding_in_gguf,
-    entry,
-    in_layer,
-    plan_weights,
-)
+from pegainfer.ops.weights import WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from pegainfer.runtime.weights.weight import Weight, float32

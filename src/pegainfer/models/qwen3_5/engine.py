@@ -9,7 +9,8 @@ from typing import Any
 from pegainfer.models.qwen3_5.config import LINE, Qwen3_5Config
 from pegainfer.models.qwen3_5.forward import forward, groups, head
 from pegainfer.models.qwen3_5.weights import TABLE, Qwen3_5Weights, load_gguf, load_safetensors
-from pegainfer.ops.weights import ONE_RANK, TensorRank, refuse_ranks, without_data
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
+from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
