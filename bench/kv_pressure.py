@@ -118,8 +118,8 @@ def main() -> int:
 
 def block_bytes(model: str) -> int:
     """Of one block in all groups of the model."""
-    from pegainfer.app.assemble import open_model
     from pegainfer.app.bounds import model_groups
+    from pegainfer.app.load import open_model
     from pegainfer.kv.device.layout import block_bytes
 
     with open_model(resolve(model, fetch=True).path) as (found, _):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from pegainfer.app.assemble import build_engine, open_model
+from pegainfer.app.assemble import build_engine
 from pegainfer.app.bounds import model_groups
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.load import open_model
 from pegainfer.app.memory import sequence_bytes, state_bytes
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, unpack_tokens
 from pegainfer.contract.step import PendingStep, Runner, RunnerInfo, StateGroup, StepPlan
@@ -115,7 +118,14 @@ def requests(
     return found
 
 
-def run(folder: Path, steps: int, *, tie: float | None = None, **engine: Any) -> dict[str, Any]:
+def run(
+    folder: Path,
+    steps: int,
+    *,
+    tie: float | None = None,
+    alone: Mapping[str, Any] = MappingProxyType({}),
+    **engine: Any,
+) -> dict[str, Any]:
     """Until the engine has made so many steps, in whole batches of requests; returns what was counted.
 
     A second engine then runs the same requests, one sequence at a time, with no prefix cache, no chunks and
@@ -123,6 +133,7 @@ def run(folder: Path, steps: int, *, tie: float | None = None, **engine: Any) ->
 
     Args:
         tie: largest gap of logits, in nat, at which tokens may part; None: they never may.
+        alone: fields of EngineConfig in which the second engine differs.
         engine: fields of EngineConfig.
     """
     config = EngineConfig(max_model_len=LENGTH, **engine)
@@ -136,11 +147,12 @@ def run(folder: Path, steps: int, *, tie: float | None = None, **engine: Any) ->
         stats = busy.stats()
     finally:
         busy.close()
-    alone = SchedulerConfig(
+    one_by_one = SchedulerConfig(
         max_slots=1, max_prefill_tokens=LENGTH, prefix_cache=False, pipeline_depth=1, target_itl_ms=0.0
     )
-    built = build_engine(folder, "alone", replace(config, kv_cache_memory=1 << 26), alone)
-    quiet = InProcessEngine(built.runner, built.info, alone)
+    quiet_config = replace(config, kv_cache_memory=1 << 26, **alone)
+    built = build_engine(folder, "alone", quiet_config, one_by_one)
+    quiet = InProcessEngine(built.runner, built.info, one_by_one)
     ties: list[float] = []
     differences: list[str] = []
     try:

@@ -33,14 +33,18 @@ class Server:
 
     def children(self) -> list[int]:
         """Process ids of the server's direct children."""
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        found = (task / "children" for task in tasks.iterdir())
-        return [int(pid) for file in found for pid in file.read_text().split()]
+        return children_of(self.process.pid)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Sends the signal and returns the exit code."""
         self.process.send_signal(number)
         return self.process.wait(END_SECONDS)
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of a process's direct children."""
+    found = (task / "children" for task in Path(f"/proc/{pid}/task").iterdir())
+    return [int(child) for file in found for child in file.read_text().split()]
 
 
 @contextlib.contextmanager

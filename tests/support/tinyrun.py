@@ -55,15 +55,19 @@ def compare(
     backend: str,
     isa: str | None,
     adapter: Path | None = None,
+    **engine: Any,
 ) -> Comparison:
     """A model's file or folder run over its fixed text in one step, then greedily.
 
     Args:
         golden: values that tests/golden/teacher.py wrote, this model's under `name`.
         adapter: folder of a LoRA adapter that the text is run with.
+        engine: other fields of EngineConfig.
     """
     wanted = golden[f"{name}.greedy"].tolist()
-    entries, greedy = forced(path, ids, name, len(wanted), backend=backend, isa=isa, adapter=adapter)
+    entries, greedy = forced(
+        path, ids, name, len(wanted), backend=backend, isa=isa, adapter=adapter, **engine
+    )
     best = zip(entries, golden[f"{name}.top_ids"].tolist(), golden[f"{name}.top_logprobs"], strict=True)
     errors = [[dict(entry.top)[i] for i in top] - logprobs for entry, top, logprobs in best]
     return Comparison(greedy, wanted, np.abs(errors))

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.registry import HF_NAMES, Model, ModelLine, find_line
-from pegainfer.contract.errors import ConfigError
+from pegainfer.app.load import make_backend, open_model
+from pegainfer.app.registry import Model
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.step import PageGroup, Runner, RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
-from pegainfer.ops.backend import Backend, ReferenceBackend
-from pegainfer.runtime.weights.gguf_split import open_gguf
-from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
-from pegainfer.runtime.weights.safetensors import open_safetensors
-from pegainfer.runtime.weights.weight import Weight
+from pegainfer.ops.ranks import TensorRank
 
 if TYPE_CHECKING:
-    from pegainfer.lower.cpu.backend import CpuOptions
     from pegainfer.measure.profile import Profiler
+    from pegainfer.runtime.rank_memory import RankMemory
 
 log = logging.getLogger(__name__)
-
-MAX_CONFIG_BYTES = 16 << 20
 
 MakePolicy = Callable[[RunnerInfo, SchedulerConfig], StepPolicy]
 
@@ -54,41 +47,6 @@ class Engine:
         return (self.make_policy or Scheduler)(self.runner.info, config)
 
 
-@contextlib.contextmanager
-def open_model(path: Path, load_format: str = "auto") -> Iterator[tuple[Model, str]]:
-    """A model and its architecture's name. Its weights stay mapped until the context ends.
-
-    Args:
-        path: a .gguf file, any part of a split one, or a checkpoint's folder.
-        load_format: as EngineConfig has it; 'dummy' reads a folder's config.json alone.
-
-    Raises ConfigError, ModelFileError, UnsupportedError.
-    """
-    if load_format == "dummy":
-        if not path.is_dir():
-            raise ConfigError("dummy weights need a config.json", expected="a folder", got=path)
-        line, architecture, config, where = read_config(path)
-        yield line.from_config(config, where), architecture
-    elif path.is_dir():
-        line, architecture, config, where = read_config(path)
-        with open_safetensors(path) as checkpoint:
-            yield line.from_hf(config, where, checkpoint), architecture
-    else:
-        with open_gguf(path) as file:
-            name = file.metadata.get("general.architecture")
-            line = find_line(name, str(path))
-            yield line.from_gguf(file), HF_NAMES.get(str(name), str(name))
-
-
-def read_config(path: Path) -> tuple[ModelLine, str, dict[str, Any], str]:
-    """The line of a folder's config.json, its architecture, what it says, and its path for errors."""
-    where = path / "config.json"
-    config = parse_object(read_small_file(where, MAX_CONFIG_BYTES), str(where))
-    names = config.get("architectures")
-    architecture = names[0] if isinstance(names, list) and len(names) == 1 else names
-    return find_line(architecture, str(where)), str(architecture), config, str(where)
-
-
 def build_engine(
     path: Path,
     name: str,
@@ -107,11 +65,12 @@ def build_engine(
     """
     config.check_backend()
     started = time.perf_counter()
-    with open_model(path, config.load_format) as (model, architecture):
+    at = TensorRank(0, config.tensor_parallel_size)
+    with open_model(path, config.load_format, at) as (model, architecture):
         groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
-        runner, device, phases = _build_runner(model, groups, info, config, scheduler, profiler)
+        runner, device, phases = _build_runner(model, path, groups, info, config, scheduler, profiler)
     seconds = {"read": read - started, **phases}
     told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
     return Engine(runner, told, model.make_policy)
@@ -147,6 +106,7 @@ def engine_info(
 
 def _build_runner(
     model: Model,
+    path: Path,
     groups: tuple[GroupLayout, ...],
     info: RunnerInfo,
     config: EngineConfig,
@@ -160,39 +120,20 @@ def _build_runner(
         built = build_runner(model, groups, info, config, scheduler)
         return built.runner, built.device, built.seconds
     started = time.perf_counter()
-    backend, device = make_backend(model.tensors(info.max_model_len), config, timing=profiler is not None)
-    backend = backend if profiler is None else profiler.around(backend)
-    runner = model.build(
-        info, groups, backend, steps=step_formats(config), max_logprobs=scheduler.max_logprobs
-    )
+    device = ""
+
+    def build(memory: RankMemory | None = None) -> Runner:
+        nonlocal device
+        tensors = model.tensors(info.max_model_len)
+        backend, device = make_backend(tensors, config, timing=profiler is not None, memory=memory)
+        backend = backend if profiler is None else profiler.around(backend)
+        formats, max_logprobs = step_formats(config), scheduler.max_logprobs
+        return model.build(info, groups, backend, steps=formats, max_logprobs=max_logprobs)
+
+    if config.tensor_parallel_size == 1:
+        runner = build()
+    else:
+        from pegainfer.app.ranks import cpu_ranks
+
+        runner = cpu_ranks(build, path, info, config, scheduler)
     return runner, device, {"pack": time.perf_counter() - started}
-
-
-def make_backend(
-    tensors: Mapping[str, Weight], config: EngineConfig, *, timing: bool = False
-) -> tuple[Backend, str]:
-    """The backend that holds these weights, and how it describes its device.
-
-    Args:
-        timing: the CPU's executors keep how long each call takes.
-
-    Raises ConfigError for options that this machine cannot serve, UnsupportedError without a built library.
-    """
-    if config.backend == "reference":
-        return ReferenceBackend(tensors), "reference (NumPy)"
-    from pegainfer.lower.cpu.backend import CpuBackend
-
-    backend = CpuBackend(tensors, cpu_options(config, timing=timing))
-    return backend, backend.describe()
-
-
-def cpu_options(config: EngineConfig, *, timing: bool = False) -> CpuOptions:
-    """What the CPU's kernels are asked for, with 'auto' decided."""
-    from pegainfer.lower.cpu.backend import Activation, CpuOptions
-
-    return CpuOptions(
-        threads=config.threads or 0,
-        isa=config.isa,
-        activation=cast(Activation, "bf16" if config.activation == "auto" else config.activation),
-        timing=timing,
-    )

@@ -50,9 +50,11 @@ def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) 
     if config.backend == "cuda":
         return runner_bounds(model, wish.slots, wish.length, (0,) * len(groups), config, scheduler)
     free = available_memory()
-    need = sequence_bytes(groups, wish.length) + state_bytes(groups)  # a running sequence and a snapshot
+    ranks = config.tensor_parallel_size
+    # A running sequence and a snapshot; `groups` are those of one rank.
+    need = ranks * (sequence_bytes(groups, wish.length) + state_bytes(groups))
     memory = config.kv_cache_memory or max(min(MAX_KV_BYTES, free // 4), min(need, free // 2))
-    d = divide(groups, memory, wish)
+    d = divide(groups, memory // ranks, wish)
     return runner_bounds(model, d.slots, d.length, d.num_blocks, config, scheduler)
 
 

@@ -28,7 +28,11 @@ class EngineConfig:
         },
     )
     threads: int | None = field(
-        default=None, metadata={"help": "Threads that compute; default: the cores this process may use."}
+        default=None,
+        metadata={
+            "help": "Threads that compute, of each rank; default: the cores this process may use, shared out "
+            "to the ranks."
+        },
     )
     isa: str | None = field(
         default=None, metadata={"help": "Kernels' instruction set; default: the best this processor has."}
@@ -66,7 +70,11 @@ class EngineConfig:
         },
     )
     tensor_parallel_size: int = field(
-        default=1, metadata={"help": "Ranks that compute each sequence together; so far the null device's."}
+        default=1,
+        metadata={
+            "help": "Processes that compute each sequence together, each with a part of every layer; on the "
+            "CPU and the null device."
+        },
     )
     data_parallel_size: int = field(
         default=1,
@@ -150,12 +158,21 @@ class EngineConfig:
                 got=self.activation,
                 where="activation_dtype",
             )
-        for name in ("tensor_parallel_size", "data_parallel_size"):
-            if getattr(self, name) > 1:
-                raise ConfigError(
-                    "only the null device has several ranks so far", expected=1, got=getattr(self, name),
-                    where=name,
-                )  # fmt: skip
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                "only the null device has data-parallel ranks so far", expected=1,
+                got=self.data_parallel_size, where="data_parallel_size",
+            )  # fmt: skip
+        if self.tensor_parallel_size > 1 and self.backend != "cpu":
+            raise ConfigError(
+                f"backend {self.backend} has one rank so far", expected=1, got=self.tensor_parallel_size,
+                where="tensor_parallel_size", remedy="choose --device cpu",
+            )  # fmt: skip
+        if self.tensor_parallel_size > 1 and self.enable_lora:
+            raise ConfigError(
+                "adapters are not shared out to ranks so far", expected="one rank or no adapters",
+                where="enable_lora",
+            )  # fmt: skip
         if cuda and self.kv_dtype not in ("auto", "bf16"):
             raise ConfigError(
                 "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,

@@ -166,7 +166,7 @@ def _check(name: HubName, listing: Listing, chosen: str | None, options: FetchOp
 
     Raises UnsupportedError and ConfigError with the reason.
     """
-    from pegainfer.app.assemble import read_config
+    from pegainfer.app.load import read_config
     from pegainfer.app.registry import find_line
 
     if chosen is not None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pegainfer.app.assemble import open_model
 from pegainfer.app.bounds import model_groups, runner_info
 from pegainfer.app.cache import DEFAULT_MODEL, cached_model
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.hub import HubName
+from pegainfer.app.load import open_model
 from pegainfer.app.memory import state_bytes
 from pegainfer.app.quants import quant_of
 from pegainfer.app.resolve import ModelRef

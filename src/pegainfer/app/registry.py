@@ -11,6 +11,7 @@ from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.runner.program import Formats
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
@@ -91,9 +92,11 @@ class Model(Protocol):
 class ModelLine(Protocol):
     """The module that a line registers."""
 
-    def from_gguf(self, file: GGUF) -> Model: ...
+    def from_gguf(self, file: GGUF, at: TensorRank = ONE_RANK) -> Model: ...
 
-    def from_hf(self, config: Mapping[str, Any], where: str, file: TensorFile) -> Model: ...
+    def from_hf(
+        self, config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK
+    ) -> Model: ...
 
     def from_config(self, config: Mapping[str, Any], where: str) -> Model: ...
 

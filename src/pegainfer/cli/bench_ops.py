@@ -95,7 +95,7 @@ def _open(engine: EngineConfig) -> OpDevice:
         from pegainfer.measure.cuda.opbench import CudaOps
 
         return CudaOps(engine.device_ordinal)
-    from pegainfer.app.assemble import cpu_options
+    from pegainfer.app.load import cpu_options
     from pegainfer.cli.machine import cpu_model
     from pegainfer.lower.cpu.threads import usable_cores
     from pegainfer.measure.cpu.opbench import CpuOps

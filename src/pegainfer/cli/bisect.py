@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pegainfer.app.assemble import engine_info, make_backend, open_model
+from pegainfer.app.assemble import engine_info
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
+from pegainfer.app.load import make_backend, open_model
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import TokenEvent

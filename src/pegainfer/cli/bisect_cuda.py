@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pegainfer.app.assemble import open_model
 from pegainfer.app.bounds import GPU_DTYPE, GPU_FORMATS, model_groups, runner_info
+from pegainfer.app.load import open_model
 from pegainfer.app.registry import Model
 from pegainfer.cli.bisect import Difference, layer_of
 from pegainfer.cli.spec import EngineSpec

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegainfer.app.assemble import open_model
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
+from pegainfer.app.load import open_model
 from pegainfer.cli.spec import EngineSpec
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import RunnerInfo

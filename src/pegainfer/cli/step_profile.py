@@ -83,7 +83,7 @@ class StepProfiler:
         Args:
             wanted: whether a step with this forward pass belongs to it; None: all do, and count as one step.
         """
-        from pegainfer.app.assemble import cpu_options
+        from pegainfer.app.load import cpu_options
         from pegainfer.measure.cpu.variant import activation_on, arithmetic_of
         from pegainfer.measure.profile import step_time, steps_of
 

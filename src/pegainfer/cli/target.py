@@ -79,7 +79,7 @@ class ModelFlags:
 
 LORA_FLAGS = ("--enable-lora", "--max-loras", "--max-lora-rank")
 KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
-# Only the null device has more than one rank. Everywhere else 1 is accepted, and check_backend refuses more.
+# check_backend refuses more than one rank where a device has no more.
 RANK_FLAGS = ("--tensor-parallel-size", "--data-parallel-size")
 # Flags of EngineConfig that a device obeys.
 APPLIES: dict[str, tuple[str, ...]] = {

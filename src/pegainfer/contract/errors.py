@@ -79,6 +79,10 @@ class EngineDeadError(PegaError):
     """The engine process or thread has ended; nothing submitted to it will be answered (HTTP 503)."""
 
 
+class PeerFailedError(EngineDeadError):
+    """A rank noticed that another one has failed, whose own error says more."""
+
+
 class ErrorFields(NamedTuple):
     """A PegaError as it crosses between processes; its parts have become its message."""
 

@@ -119,18 +119,18 @@ class Program:
                 calls[-1] = folded
         return Program(self.name, tuple(calls))
 
-    def lowered(self, keep: Callable[[OpCall], bool]) -> Program:
-        """As one rank runs it, with coarse calls replaced by what they are made of, except those that `keep`
-        accepts whole.
+    def lowered(self, keep: Callable[[OpCall], bool], *, ranks: int = 1) -> Program:
+        """As one of `ranks` ranks runs it, with coarse calls replaced by what they are made of, except those
+        that `keep` accepts whole.
         """
         calls: list[OpCall] = []
-        for i, call in enumerate(self.on_one_rank().calls):
+        for i, call in enumerate((self if ranks > 1 else self.on_one_rank()).calls):
             if not call.spec.coarse or keep(call):
                 calls.append(call)
                 continue
             inside = Builder(self.name, prefix=f"{i}.{call.spec.name}.")
             _emit_lowered(call.spec, inside, call.tensors, call.attrs)
-            calls += Program(self.name, tuple(inside.calls)).lowered(keep).calls
+            calls += Program(self.name, tuple(inside.calls)).lowered(keep, ranks=ranks).calls
         return Program(self.name, tuple(calls))
 
     def plan_arena(self, largest: Sizes) -> ArenaPlan:

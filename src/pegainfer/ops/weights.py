@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weight_checks import check_names, check_tied
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.part import Part
@@ -66,6 +67,8 @@ class Entry:
         shape: fields of the line's config: [K], [N, K], or [E, N, K] for a stack of experts.
         hf, gguf: how checkpoints and GGUF files store it.
         shard: the axis along which ranks divide it; None: each has all of it.
+        most_shards: field of the config with the greatest number of shards; of more ranks, neighbours have
+            the same one. None: as many as there are ranks.
         when: whether a layer has it; None: every layer.
     """
 
@@ -75,9 +78,17 @@ class Entry:
     gguf: InFile
     shard: int | None = None
     when: Callable[[Any, int], bool] | None = None
+    most_shards: str | None = None
 
     def sizes(self, config: LayeredConfig) -> tuple[int, ...]:
         return tuple(getattr(config, field) for field in self.shape)
+
+    def shard_of(self, weight: Weight, config: LayeredConfig, at: TensorRank) -> Weight:
+        """What a rank has of this weight. Raises OpError where it does not divide."""
+        if self.shard is None or at.ranks == 1:
+            return weight
+        shards = min(at.ranks, getattr(config, self.most_shards)) if self.most_shards else at.ranks
+        return weight.shard_of(self.shard, at.rank * shards // at.ranks, shards)
 
 
 def entry(name: str, hf: str, gguf: str, shape: tuple[str, ...], shard: int | None = None) -> Entry:
@@ -93,11 +104,13 @@ def in_layer(
     *,
     gguf_rows: Rows | None = None,
     shard: int | None = None,
+    most_shards: str | None = None,
     when: Callable[[Any, int], bool] | None = None,
 ) -> Entry:
     """A weight of a layer, named as decoders of Hugging Face and llama.cpp name theirs."""
     checkpoint, ggml = f"model.layers.{{}}.{hf}.weight", f"blk.{{}}.{gguf}.weight"
-    return Entry(f"layers.{{}}.{name}", shape, InFile(checkpoint), InFile(ggml, (), gguf_rows), shard, when)
+    stored = InFile(checkpoint), InFile(ggml, (), gguf_rows)
+    return Entry(f"layers.{{}}.{name}", shape, *stored, shard, when, most_shards)
 
 
 @dataclass(frozen=True)
@@ -146,8 +159,7 @@ def plan_weights(
     *,
     ignored: Sequence[str] = (),
     scheme_of: SchemeOf = lambda name: None,
-    rank: int = 0,
-    ranks: int = 1,
+    at: TensorRank = ONE_RANK,
 ) -> dict[str, Weight]:
     """Every weight of the table by name: which byte ranges of which file hold which of its parts.
 
@@ -159,7 +171,7 @@ def plan_weights(
         ignored: patterns of tensors that may be there and are not read.
         scheme_of: the scheme of a tensor that the checkpoint's config calls quantised. Its parts are found
             by their suffixes, in place of '.weight'.
-        rank, ranks: whose shards of the entries that say how they are divided.
+        at: whose shards of the entries that say how they are divided.
 
     Raises ModelFileError where tensors are missing or misshapen or a tied head differs from the embedding,
     UnsupportedError where there are unknown ones or a scheme has no decoder, OpError where a weight does not
@@ -172,14 +184,7 @@ def plan_weights(
         check_tied(file, getattr(table.embed, spelling).name, head)
         ignored = (*ignored, head)
     check_names(table.line, file, wanted, ignored, head)
-    weights = {p.entry.name.format(p.layer): p.weight() for p in plans}
-    if ranks == 1:
-        return weights
-    axes = {p.entry.name.format(p.layer): p.entry.shard for p in plans}
-    return {
-        name: w if (axis := axes[name]) is None else w.shard_of(axis, rank, ranks)
-        for name, w in weights.items()
-    }
+    return {p.entry.name.format(p.layer): p.entry.shard_of(p.weight(), config, at) for p in plans}
 
 
 class _Plan:

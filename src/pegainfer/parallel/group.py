@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from pegainfer.contract.adapter import AdapterInfo
-from pegainfer.contract.errors import EngineDeadError, InvariantError, ModelFileError
+from pegainfer.contract.errors import EngineDeadError, InvariantError, ModelFileError, PeerFailedError
 from pegainfer.contract.step import PendingStep, Preparing, Runner, RunnerInfo, StepPlan, StepResult
 from pegainfer.parallel.agreement import check_agreement, common_info
 from pegainfer.parallel.landing import GroupTransfers
@@ -33,14 +33,19 @@ class _Flight(NamedTuple):
 class RankGroup:
     """Implements contract.step.Runner, Preparing and AdapterRunner over runners of one rank each."""
 
-    def __init__(self, ranks: Sequence[Runner]) -> None:
+    def __init__(
+        self, ranks: Sequence[Runner], on_failure: Callable[[int], object] = lambda rank: None
+    ) -> None:
         """Takes the runners over. Raises ConfigError where they do not fit together.
 
         Args:
             ranks: each says in its `info` how many data-parallel ranks there are. The tensor-parallel ranks
                 of a data-parallel rank stand side by side.
+            on_failure: called with a rank that failed before the others are waited for, so that they do not
+                wait for it.
         """
         self.ranks = tuple(ranks)
+        self._on_failure = on_failure
         self._info = common_info([rank.info for rank in ranks])
         self._share = len(self.ranks) // self._info.data_ranks  # tensor-parallel ranks
         self._transfers = GroupTransfers(len(self.ranks), self._info.data_ranks)
@@ -69,11 +74,13 @@ class RankGroup:
                 results.append(call())
             except Exception as error:
                 errors[rank] = error
+                self._on_failure(rank)
         if not errors:
             return results
-        rank, first = next(iter(errors.items()))
-        fatal = [e for e in errors.values() if isinstance(e, EngineDeadError | InvariantError)]
-        if fatal or len(errors) == len(calls):
+        own = {r: e for r, e in errors.items() if not isinstance(e, PeerFailedError)} or errors
+        rank, first = next(iter(own.items()))
+        fatal = [e for e in own.values() if isinstance(e, EngineDeadError | InvariantError)]
+        if fatal or len(own) == len(calls):
             raise fatal[0] if fatal else first
         raise EngineDeadError(
             f"rank {rank} failed where others did not: {type(first).__name__}: {first}",

@@ -43,6 +43,7 @@ class LineModel:
         head: the forward's end, for a residual stream in the given format.
         make_policy: makes the line's own scheduling policy from the runner's bounds and the scheduler's
             options (engine/config.py); None: the default scheduler.
+        ranks: tensor-parallel ranks; weights, groups and forward are those of one of them.
     """
 
     vocab_size: int
@@ -54,6 +55,7 @@ class LineModel:
     tables: Mapping[str, Callable[[int], Weight]] = field(default_factory=dict)
     make_policy: Callable[[RunnerInfo, Any], StepPolicy] | None = None
     adapted: tuple[AdaptedWeight, ...] = ()
+    ranks: int = 1
 
     def weight_bytes(self, num_positions: int) -> int:
         """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32."""
@@ -79,7 +81,8 @@ class LineModel:
         """
         formats = {name: w.dtype for name, w in self.weights.items()}
         head = self.head(formats, steps.residual)
-        forward = self.forward(formats, Sizes.of(info, groups), steps).on_one_rank()
+        forward = self.forward(formats, Sizes.of(info, groups), steps)
+        forward = forward if self.ranks > 1 else forward.on_one_rank()
         scores = prompt_logprobs(head, max_logprobs)
         if info.max_adapters:
             if not self.adapted:

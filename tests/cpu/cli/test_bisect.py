@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pegainfer.app import assemble
+from pegainfer.app import load
 from pegainfer.app.config import EngineConfig
 from pegainfer.cli.bisect import Difference, compare, relative_error
 from pegainfer.cli.spec import EngineSpec
@@ -49,7 +49,7 @@ def test_a_wrong_weight_is_found_at_its_op_and_layer(
 ) -> None:
     def tampered(tensors: dict[str, Weight], config: EngineConfig) -> tuple[Backend, str]:
         scaled = float32(tensors[weight].values() * np.float32(1.5))
-        return assemble.make_backend({**tensors, weight: scaled}, config)
+        return load.make_backend({**tensors, weight: scaled}, config)
 
     monkeypatch.setattr("pegainfer.cli.bisect.make_backend", tampered)
     found = first_beyond(compare(spec(tmp_path), PROMPT, 2), 1e-3)

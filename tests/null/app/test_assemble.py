@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pegainfer.app.assemble import build_engine, open_model
+from pegainfer.app.assemble import build_engine
 from pegainfer.app.bounds import BLOCK_SIZE, DEFAULT_PREFILL_TOKENS, DEFAULT_SLOTS, runner_info
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.load import open_model
 from pegainfer.contract.errors import ConfigError, ModelFileError, PegaError, UnsupportedError
 from pegainfer.contract.step import PageGroup, RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
@@ -127,8 +128,8 @@ def test_a_line_may_bring_its_own_policy(tmp_path: Path, monkeypatch: pytest.Mon
 
     plain = llama.model
 
-    def model(weights: LlamaWeights) -> LineModel:
-        return replace(plain(weights), make_policy=Policy)
+    def model(weights: LlamaWeights, ranks: int) -> LineModel:
+        return replace(plain(weights, ranks), make_policy=Policy)
 
     config, scheduler = EngineConfig(backend="reference", kv_cache_memory=1 << 20), SchedulerConfig()
     folder = write_checkpoint(MODEL, tmp_path)
@@ -203,8 +204,11 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         ({"kv_dtype": "bf16"}, "only a GPU keeps"),
         ({"backend": "tpu"}, "bad device"),
         ({"tensor_parallel_size": 0}, "bad tensor_parallel_size; expected a whole number from 1; got 0"),
-        ({"data_parallel_size": 2}, "only the null device has several ranks so far; expected 1; got 2"),
-        ({"backend": "cuda", "tensor_parallel_size": 2}, "several ranks so far; expected 1; got 2"),
+        ({"data_parallel_size": 2}, "only the null device has data-parallel ranks so far; expected 1; got 2"),
+        (
+            {"backend": "cuda", "tensor_parallel_size": 2},
+            "backend cuda has one rank so far; expected 1",
+        ),
         ({"gpu_memory_utilization": 1.5}, "bad gpu_memory_utilization"),
         ({"load_format": "dummy"}, "made on a GPU"),
         ({"backend": "cuda", "kv_dtype": "f16"}, "as bf16"),

@@ -367,8 +367,8 @@ def test_options_are_known_or_refused() -> None:
         match=r"^pipeline_parallel_size 2 is not served here; remedy: one process computes on one GPU",
     ):
         LLM("no-such-model", pipeline_parallel_size=2)
-    with pytest.raises(ConfigError, match="only the null device has several ranks so far; expected 1; got 2"):
-        LLM("no-such-model", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="only the null device has data-parallel ranks so far"):
+        LLM("no-such-model", data_parallel_size=2)
     with pytest.raises(ConfigError, match="bad max_model_len"):
         LLM("no-such-model", max_model_len=0)
     with pytest.raises(ConfigError, match="bad max_model_len; expected a whole number from 2; got 1"):

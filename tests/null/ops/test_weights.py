@@ -13,6 +13,7 @@ from pegainfer.contract.errors import ModelFileError, OpError, UnsupportedError
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.store import WeightStore
 from pegainfer.ops.quantize import quantize
+from pegainfer.ops.ranks import TensorRank
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.ops.weights import InFile, WeightTable, entry, in_layer, plan_weights, without_data
 from pegainfer.runtime.weights.dequant import dequantize
@@ -118,7 +119,7 @@ def test_a_shard_reads_its_own_bytes(
         reads = Reads(monkeypatch)
         parts = []
         for rank in range(ranks):
-            weights = plan_weights(table, CONFIG, file, "hf", rank=rank, ranks=ranks)
+            weights = plan_weights(table, CONFIG, file, "hf", at=TensorRank(rank, ranks))
             assert weights["embed"].shard is None and weights["lm_head"].shard == (0, rank, ranks)
             matrices = {name: w for name, w in weights.items() if len(w.shape) > 1}
             before = len(reads.found)
@@ -158,16 +159,16 @@ def test_parts_of_a_quantised_checkpoint_are_found_by_their_suffixes(scheme: Any
     path.write_bytes(safetensors_file(tensors))
     with SafetensorsFile(path) as file:
 
-        def plan(**more: int) -> Weight:
+        def plan(**more: TensorRank) -> Weight:
             chosen = lambda name: scheme if "proj" in name else None  # noqa: E731
             return plan_weights(QUANTISED, config, file, "hf", scheme_of=chosen, **more)["layers.0.w"]
 
         want = seeded(scheme, shape, 0).values()
         np.testing.assert_array_equal(plan().values(), want)
         assert plan().dtype == scheme.name
-        np.testing.assert_array_equal(plan(rank=1, ranks=3).values(), want[32:64])
+        np.testing.assert_array_equal(plan(at=TensorRank(1, 3)).values(), want[32:64])
         with pytest.raises(OpError, match=f"slice of axis 0 of a {scheme.name} weight"):
-            plan(rank=0, ranks=32)
+            plan(at=TensorRank(0, 32))
 
 
 def test_axes_of_one_entry_do_not_matter(tmp_path: Path) -> None:

@@ -10,7 +10,14 @@ import pytest
 
 from pegainfer.app.ranks import null_ranks
 from pegainfer.contract.adapter import AdapterRunner
-from pegainfer.contract.errors import ConfigError, EngineDeadError, InvariantError, ModelFileError, PegaError
+from pegainfer.contract.errors import (
+    ConfigError,
+    EngineDeadError,
+    InvariantError,
+    ModelFileError,
+    PeerFailedError,
+    PegaError,
+)
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import (
     BlockCopy,
@@ -153,6 +160,21 @@ def test_a_step_that_fails_on_one_rank_alone_ends_the_engine() -> None:
         EngineDeadError, match="rank 1 failed where others did not: ValueError: lost; at step 1"
     ):
         run(RankGroup([Scripted(result(7)), Scripted(ValueError("lost"))]), plan(0))
+
+
+def test_the_rank_that_failed_is_named_rather_than_those_that_noticed() -> None:
+    noticed = PeerFailedError("rank 1 of 3 has failed")
+    for cause, message in (
+        (EngineDeadError("rank 1 has ended"), "rank 1 has ended"),
+        (ValueError("lost"), "rank 1 failed where others did not: ValueError: lost"),
+    ):
+        failed: list[int] = []
+        ranks = [Scripted(noticed), Scripted(cause), Scripted(noticed)]
+        with pytest.raises(EngineDeadError, match=message):
+            run(RankGroup(ranks, failed.append), plan(0))
+        assert failed == [0, 1, 2]  # called for each at once, so that the next is not waited for in vain
+    with pytest.raises(PeerFailedError, match="rank 1 of 3 has failed"):
+        run(RankGroup([Scripted(noticed), Scripted(noticed)]), plan(0))
 
 
 def test_a_broken_invariant_is_not_hidden_by_an_ordinary_failure() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from pegainfer.contract.errors import UnsupportedError
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUF
@@ -16,12 +17,13 @@ from tests.support.toyhybrid.forward import forward, groups, head
 from tests.support.toyhybrid.weights import TABLE, ToyWeights, load_safetensors
 
 
-def from_gguf(file: GGUF) -> LineModel:
+def from_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LineModel:
     raise UnsupportedError("the toy line has no GGUF form", where=file.path)
 
 
-def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> LineModel:
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises ConfigError, ModelFileError."""
+    refuse_ranks("toyhybrid", at)
     return model(load_safetensors(ToyConfig.from_hf(config, where), file))
 
 

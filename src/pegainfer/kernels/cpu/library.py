@@ -36,6 +36,7 @@ _FUNCTIONS = {
         c_void_p,
         (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_char_p),
     ),
+    "pega_exec_join": (None, (c_void_p, c_void_p, c_int32, c_int32, c_double)),
     "pega_has_bf16": (c_int32, (c_void_p,)),
     "pega_exec_destroy": (None, (c_void_p,)),
     "pega_exec_error": (c_char_p, (c_void_p,)),

@@ -17,6 +17,7 @@ from pegainfer.lower.cpu.threads import ThreadPool
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
+from pegainfer.runtime.rank_memory import RankMemory
 from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
@@ -49,11 +50,17 @@ class CpuBackend:
     Args:
         weights: every constant of the programs to come, by name. A weight is packed when a program first
             needs it, while its file is open.
+        memory: of the group, where this is one of several ranks; closed with the backend.
 
     Raises ConfigError for options that this machine cannot serve, UnsupportedError without a built library.
     """
 
-    def __init__(self, weights: Mapping[str, Weight], options: CpuOptions | None = None) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, Weight],
+        options: CpuOptions | None = None,
+        memory: RankMemory | None = None,
+    ) -> None:
         self.options = options or CpuOptions()
         if self.options.activation not in ACTIVATIONS:
             raise ConfigError(
@@ -62,6 +69,7 @@ class CpuBackend:
         self.isa = isa_name(self.options.isa)
         self._kernels = kernels(self.options.isa)
         self._weights = dict(weights)
+        self._memory = memory
         self._packed: dict[str, PackedWeight] = {}
         self._plain: dict[str, Array] = {}
         self.pool = ThreadPool(self.options.threads)
@@ -75,7 +83,7 @@ class CpuBackend:
 
         Raises UnsupportedError or OpError where the program does not fit these kernels or weights.
         """
-        low = lowered(program)
+        low = lowered(program, self._memory.ranks if self._memory else 1)
         matrices = {
             call.tensors[o.name].storage
             for call in low.calls
@@ -89,14 +97,15 @@ class CpuBackend:
             low, constants, states, largest,
             pool=self.pool, kernels=self._kernels,
             int8=self.options.activation != "f32", bf16=self.options.activation == "bf16",
-            timing=self.options.timing,
+            timing=self.options.timing, memory=self._memory,
         )  # fmt: skip
 
     def describe(self) -> str:
         """One line for `doctor` and logs."""
         # bf16 is beside bf16 weights alone: beside quantised ones it is int8 as well.
         activation = "int8/bf16" if self.options.activation == "bf16" else self.options.activation
-        return f"cpu ({self.isa}, {self.pool.threads} threads, {activation} activations)"
+        ranks = f"{self._memory.ranks} ranks of " if self._memory else ""
+        return f"cpu ({self.isa}, {ranks}{self.pool.threads} threads, {activation} activations)"
 
     @property
     def packed_bytes(self) -> int:
@@ -107,6 +116,8 @@ class CpuBackend:
         """Ends the threads; executors must not run afterwards. Idempotent."""
         self.pool.close()
         self._weights.clear()
+        if self._memory is not None:
+            self._memory.close()
 
     def _pack(self, tensors: list[Tensor]) -> None:
         """Packs matrices side by side, in the order in which they are given."""

@@ -24,9 +24,12 @@ def runs_whole(call: OpCall) -> bool:
     return call.spec.name in OPCODES
 
 
-def lowered(program: Program) -> Program:
-    """The program in ops that have kernels. Raises UnsupportedError with the reason where one has none."""
-    low = program.lowered(keep=runs_whole)
+def lowered(program: Program, ranks: int = 1) -> Program:
+    """The program of one of `ranks` ranks in ops that have kernels.
+
+    Raises UnsupportedError with the reason where an op has none.
+    """
+    low = program.lowered(keep=runs_whole, ranks=ranks)
     for call in low.calls:
         _check(call)
     return low

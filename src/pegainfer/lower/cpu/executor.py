@@ -19,6 +19,7 @@ from pegainfer.lower.cpu.packed import PackedWeight
 from pegainfer.lower.cpu.threads import ThreadPool
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
+from pegainfer.runtime.rank_memory import RankMemory
 
 Array = np.ndarray[Any, Any]
 Watch = Callable[[OpCall, Mapping[str, Array]], None]
@@ -33,6 +34,7 @@ class CpuExecutor:
         states: arrays by name, C-contiguous, of the declared shape and dtype.
         largest: the greatest value of each symbolic size of a buffer or output.
         pool, kernels, int8, bf16, timing: see CpuOptions.
+        memory: of the group of ranks; None: there is one rank.
 
     Raises OpError where states or sizes do not fit.
     """
@@ -49,11 +51,13 @@ class CpuExecutor:
         int8: bool,
         bf16: bool,
         timing: bool,
+        memory: RankMemory | None = None,
     ) -> None:
         self.program = program
         self.largest = dict(largest)
         self.arena_bytes = 0
         self._pool = pool
+        self._ranks = memory
         self._lib = library()
         self._memory: dict[Tensor, Array] = {}  # buffers and outputs, flat, at their largest
         self._given: dict[str, Array] = {}  # the last step's inputs, which C++ reads in place
@@ -82,7 +86,8 @@ class CpuExecutor:
             watch: called after every call with those of its arrays that are not packed weights or states.
 
         Raises OpError where an input is missing or has another shape, a size exceeds the largest, or an index
-        points outside of what it indexes; nothing has been computed then.
+        points outside of what it indexes; nothing has been computed then. Raises EngineDeadError where a rank
+        of the group has failed.
         """
         self._set_sizes(env)
         for name, array in inputs.items():
@@ -144,6 +149,8 @@ class CpuExecutor:
     def _run(self, first: int, last: int) -> None:
         timers = None if self._nanoseconds is None else self._nanoseconds.ctypes.data
         if not self._lib.pega_exec_run(self._handle, self._env, len(self._sizes), first, last, timers):
+            if self._ranks is not None:
+                self._ranks.check()
             message = self._lib.pega_exec_error(self._handle).decode()
             raise OpError(f"program {self.program.name}: {message}")
 
@@ -188,6 +195,8 @@ class CpuExecutor:
         if handle is None:
             raise OpError(f"program {self.program.name}: {error.value.decode()}")
         self._handle: int = handle
+        if (ranks := self._ranks) is not None:
+            self._lib.pega_exec_join(handle, ranks.address, ranks.rank, ranks.ranks, ranks.seconds)
         finalizer = weakref.finalize(self, self._lib.pega_exec_destroy, handle)
         finalizer.atexit = False  # a step may be running when the process ends
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.models.llama.config import LINE, LlamaConfig
+from pegainfer.ops.config import config_of_rank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import (
     Rows,
@@ -50,17 +52,35 @@ TABLE = WeightTable(
     layer=(
         in_layer("attn_norm", "input_layernorm", "attn_norm", ("hidden_size",)),
         in_layer(
-            "wq", "self_attn.q_proj", "attn_q", ("q_size", "hidden_size"), gguf_rows=_halves("num_heads")
+            "wq",
+            "self_attn.q_proj",
+            "attn_q",
+            ("q_size", "hidden_size"),
+            gguf_rows=_halves("num_heads"),
+            shard=0,
         ),
         in_layer(
-            "wk", "self_attn.k_proj", "attn_k", ("kv_size", "hidden_size"), gguf_rows=_halves("num_kv_heads")
+            "wk",
+            "self_attn.k_proj",
+            "attn_k",
+            ("kv_size", "hidden_size"),
+            gguf_rows=_halves("num_kv_heads"),
+            shard=0,
+            most_shards="num_kv_heads",
         ),
-        in_layer("wv", "self_attn.v_proj", "attn_v", ("kv_size", "hidden_size")),
-        in_layer("wo", "self_attn.o_proj", "attn_output", ("hidden_size", "q_size")),
+        in_layer(
+            "wv",
+            "self_attn.v_proj",
+            "attn_v",
+            ("kv_size", "hidden_size"),
+            shard=0,
+            most_shards="num_kv_heads",
+        ),
+        in_layer("wo", "self_attn.o_proj", "attn_output", ("hidden_size", "q_size"), shard=1),
         in_layer("mlp_norm", "post_attention_layernorm", "ffn_norm", ("hidden_size",)),
-        in_layer("w_gate", "mlp.gate_proj", "ffn_gate", ("intermediate_size", "hidden_size")),
-        in_layer("w_up", "mlp.up_proj", "ffn_up", ("intermediate_size", "hidden_size")),
-        in_layer("w_down", "mlp.down_proj", "ffn_down", ("hidden_size", "intermediate_size")),
+        in_layer("w_gate", "mlp.gate_proj", "ffn_gate", ("intermediate_size", "hidden_size"), shard=0),
+        in_layer("w_up", "mlp.up_proj", "ffn_up", ("intermediate_size", "hidden_size"), shard=0),
+        in_layer("w_down", "mlp.down_proj", "ffn_down", ("hidden_size", "intermediate_size"), shard=1),
     ),
 )
 ROPE_FREQS = "rope_freqs.weight"  # GGUF: divisors of the frequencies, [D/2]; how it stores llama3 scaling
@@ -71,7 +91,7 @@ class LlamaWeights:
     """Where a model's weights lie in its file.
 
     Args:
-        config: with the vocabulary and tying that the file shows.
+        config: with the vocabulary and tying that the file shows, and the sizes that one rank has.
         tensors: by the forward's name; valid while the file is open.
         rope_divisors: [D/2] float32 or None; each frequency is divided by its own.
     """
@@ -93,21 +113,26 @@ class LlamaWeights:
         return float32(cos_sin_table(num_positions, freqs))
 
 
-def load_gguf(file: GGUF) -> LlamaWeights:
-    """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
+def load_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LlamaWeights:
+    """Reads config and weights of an open GGUF file.
+
+    Raises ConfigError, ModelFileError, UnsupportedError, and OpError where a weight does not divide.
+    """
     rows, tied = embedding_in_gguf(TABLE, file)
     config = LlamaConfig.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
-    tensors = plan_weights(TABLE, config, file, "gguf", ignored=[ROPE_FREQS])
+    own = config_of_rank(config, at.ranks)
+    tensors = plan_weights(TABLE, config, file, "gguf", ignored=[ROPE_FREQS], at=at)
     divisors = None
     if ROPE_FREQS in file.tensors:
         divisors = read_vector(file, ROPE_FREQS, config.half_head_dim)
         if not (np.isfinite(divisors).all() and (divisors > 0).all()):
             raise ModelFileError(f"tensor {ROPE_FREQS}: divisors must be above 0", where=file.path)
-    return LlamaWeights(config, tensors, divisors)
+    return LlamaWeights(own, tensors, divisors)
 
 
-def load_safetensors(config: LlamaConfig, file: TensorFile) -> LlamaWeights:
-    """Finds the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
+def load_safetensors(config: LlamaConfig, file: TensorFile, at: TensorRank = ONE_RANK) -> LlamaWeights:
+    """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
     # Old Llama 2 files carry the rotation's frequencies, which follow from the config.
     ignored = ["model.layers.*.self_attn.rotary_emb.inv_freq"]
-    return LlamaWeights(config, plan_weights(TABLE, config, file, "hf", ignored=ignored))
+    own = config_of_rank(config, at.ranks)
+    return LlamaWeights(own, plan_weights(TABLE, config, file, "hf", ignored=ignored, at=at))

@@ -10,20 +10,21 @@ from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups, head
 from pegainfer.models.qwen3.weights import TABLE, Qwen3Weights, load_gguf, load_safetensors
 from pegainfer.ops.adapters import adapted_weights
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 
 
-def from_gguf(file: GGUF) -> LineModel:
-    """Raises ConfigError, ModelFileError, UnsupportedError."""
-    return model(load_gguf(file))
+def from_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LineModel:
+    """The part of a rank. Raises ConfigError, ModelFileError, OpError, UnsupportedError."""
+    return model(load_gguf(file, at), at.ranks)
 
 
-def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> LineModel:
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
-    return model(load_safetensors(Qwen3Config.from_hf(config, where), file))
+    return model(load_safetensors(Qwen3Config.from_hf(config, where), file, at), at.ranks)
 
 
 def from_config(config: Mapping[str, Any], where: str) -> LineModel:
@@ -32,7 +33,7 @@ def from_config(config: Mapping[str, Any], where: str) -> LineModel:
     return model(Qwen3Weights(read, without_data(TABLE, read)))
 
 
-def model(weights: Qwen3Weights) -> LineModel:
+def model(weights: Qwen3Weights, ranks: int = 1) -> LineModel:
     c = weights.config
     return LineModel(
         vocab_size=c.vocab_size,
@@ -43,4 +44,5 @@ def model(weights: Qwen3Weights) -> LineModel:
         forward=partial(forward, c),
         head=partial(head, c),
         adapted=adapted_weights(TABLE, c),
+        ranks=ranks,
     )

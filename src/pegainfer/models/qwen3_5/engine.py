@@ -6,22 +6,25 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pegainfer.models.qwen3_5.config import Qwen3_5Config
+from pegainfer.models.qwen3_5.config import LINE, Qwen3_5Config
 from pegainfer.models.qwen3_5.forward import forward, groups, head
 from pegainfer.models.qwen3_5.weights import TABLE, Qwen3_5Weights, load_gguf, load_safetensors
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
 
 
-def from_gguf(file: GGUFFile) -> LineModel:
+def from_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> LineModel:
     """Raises ConfigError, ModelFileError, UnsupportedError."""
+    refuse_ranks(LINE, at)
     return model(load_gguf(file))
 
 
-def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> LineModel:
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
+    refuse_ranks(LINE, at)
     return model(load_safetensors(Qwen3_5Config.from_hf(config, where), file))
 
 

@@ -9,19 +9,24 @@ from typing import Any
 from pegainfer.models.qwen3_moe.config import Qwen3MoeConfig
 from pegainfer.models.qwen3_moe.forward import forward, groups, head
 from pegainfer.models.qwen3_moe.weights import TABLE, Qwen3MoeWeights, load_gguf, load_safetensors
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
 
+LINE = "qwen3_moe"
 
-def from_gguf(file: GGUFFile) -> LineModel:
+
+def from_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> LineModel:
     """Raises ConfigError, ModelFileError, UnsupportedError."""
+    refuse_ranks(LINE, at)
     return model(load_gguf(file))
 
 
-def from_hf(config: Mapping[str, Any], where: str, file: TensorFile) -> LineModel:
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
+    refuse_ranks(LINE, at)
     return model(load_safetensors(Qwen3MoeConfig.from_hf(config, where), file))
 
 

@@ -85,6 +85,12 @@ PEGA_API Exec* pega_exec_create(Pool* pool, const Kernels* kernels, int32_t int8
                              error);
 }
 
+// Makes the executor that of a rank of a group. memory: see ranks.h; seconds: how long it waits for the
+// others.
+PEGA_API void pega_exec_join(Exec* e, uint8_t* memory, int32_t rank, int32_t ranks, double seconds) {
+    e->ranks = {memory, rank, ranks, seconds};
+}
+
 PEGA_API void pega_exec_destroy(Exec* e) {
     delete e;
 }

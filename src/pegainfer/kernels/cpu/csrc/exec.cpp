@@ -42,6 +42,8 @@ bool plan(Exec& e, const Instr& in) {
         case kLoraLookup:
         case kLoraExpand:
             return plan_lora(e, in);
+        case kReduceResidual:
+            return plan_reduce(e, in);
         default:
             return plan_rows(e, in);
     }
@@ -262,12 +264,18 @@ bool exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, i
     e->blocks_for = nullptr;
     e->states_for = nullptr;
     e->num_checked = 0;
+    const Ranks& ranks = e->ranks;
+    if (ranks.base != nullptr) e->sums = ranks.joined(ranks.rank).load();
     for (int64_t i = first; i < last; i++) {
         const Instr& in = e->step[static_cast<size_t>(i)];
         resolve(in, e->table, sizes);
-        if (!plan(*e, in)) return false;
+        if (!plan(*e, in)) {
+            if (ranks.base != nullptr) ranks.fail(1 + ranks.rank);  // the others wait for its sums
+            return false;
+        }
     }
     e->pool->run(e->phases.data(), static_cast<int>(e->phases.size()), e, nanoseconds);
+    if (ranks.base != nullptr && ranks.failed() != 0) return e->fail("the group of ranks has failed");
     return true;
 }
 

@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "program.h"
+#include "ranks.h"
 
 namespace pega {
 
@@ -86,6 +87,8 @@ struct Exec {
     std::vector<uint8_t> named;        // [limits.states] states that the step's rows have named so far
     const void* checked[8] = {};       // index inputs found in bounds in this step
     int num_checked = 0;
+    Ranks ranks;
+    uint64_t sums = 0;          // number of the next sum over ranks; the group's executors count on
     float* partials = nullptr;  // [limits.segments, kMaxQueries, 2 + D]
     uint64_t steps = 0;
     char error[256] = "";
@@ -112,7 +115,8 @@ struct Exec {
 Exec* exec_create(Pool* pool, const Kernels* kernels, bool int8, bool bf16, const int64_t* program,
                   int64_t count, void* const* table, const int64_t* sizes, int64_t num_sizes, char* error);
 
-// Runs instructions first … last. False, and nothing is computed, where an input is out of bounds.
+// Runs instructions first … last. False where an input is out of bounds, and nothing is computed then, or
+// where the group of ranks has failed.
 bool exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, int64_t last,
               int64_t* nanoseconds);
 
@@ -124,6 +128,7 @@ bool plan_sample(Exec& e, const Instr& in);
 bool plan_recurrent(Exec& e, const Instr& in);
 bool plan_moe(Exec& e, const Instr& in);
 bool plan_lora(Exec& e, const Instr& in);
+bool plan_reduce(Exec& e, const Instr& in);
 
 // Where a head's K or V of a page lies: kv + ((block · Y + layer) · G + head) · 2 S D elements, K first.
 struct KvView {

@@ -85,11 +85,6 @@ void sigmoid_gate(const Exec& e, const Instr& in, int64_t t) {
     e.kernels->sigmoid_mul(a.x + t * a.A, a.gate + t * a.A, a.A);
 }
 
-void reduce_residual(const Exec& e, const Instr& in, int64_t t) {
-    const auto a = in.args<ReduceResidualArgs>();
-    e.kernels->add(a.x + t * a.N, a.partial + t * a.N, a.N);
-}
-
 }  // namespace
 
 void KvView::append(int64_t slot, int64_t head, const float* k, const float* v) const {
@@ -147,10 +142,6 @@ bool plan_rows(Exec& e, const Instr& in) {
         case kSigmoidGate: {
             const auto a = in.args<SigmoidGateArgs>();
             return by_rows<sigmoid_gate>(e, in, a.T, a.A);
-        }
-        case kReduceResidual: {
-            const auto a = in.args<ReduceResidualArgs>();
-            return by_rows<reduce_residual>(e, in, a.T, a.N);
         }
         default:
             return e.fail("no kernel for op number %d", in.op);

@@ -1,0 +1,87 @@
+"""A rank's process: `python -m pegainfer.app.rank_process CHANNEL MEMORY ORDER`, started by app/ranks.py.
+
+CHANNEL and MEMORY are inherited descriptors, ORDER is a RankOrder as JSON.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pegainfer.app.config import EngineConfig
+from pegainfer.contract.step import Runner
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.runtime.rank_memory import RankMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOrder:
+    """What a rank loads.
+
+    Args:
+        path: of the model's file or folder.
+        slots, length, num_blocks: bounds as rank 0 decided them, see RunnerInfo.
+        wait_seconds: for a rank that does not join a sum.
+    """
+
+    path: str
+    rank: int = 0
+    ranks: int
+    slots: int
+    length: int
+    num_blocks: tuple[int, ...]
+    engine: EngineConfig
+    scheduler: SchedulerConfig
+    wait_seconds: float
+
+
+def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
+    """Loads a rank's part of the model. Raises ConfigError, ModelFileError, OpError, UnsupportedError."""
+    from pegainfer.app.bounds import model_groups, runner_bounds, step_formats
+    from pegainfer.app.load import make_backend, open_model
+    from pegainfer.ops.ranks import TensorRank
+
+    config, scheduler = order.engine, order.scheduler
+    with open_model(Path(order.path), config.load_format, TensorRank(order.rank, order.ranks)) as (model, _):
+        info = runner_bounds(model, order.slots, order.length, order.num_blocks, config, scheduler)
+        backend, _ = make_backend(model.tensors(order.length), config, memory=memory)
+        return model.build(
+            info,
+            model_groups(model, config),
+            backend,
+            steps=step_formats(config),
+            max_logprobs=scheduler.max_logprobs,
+        )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`arguments`: see above. Runs until the engine's process ends; see parallel/serve.py."""
+    from pegainfer.parallel.serve import serve_rank
+
+    channel, memory_fd = map(int, arguments[:2])
+    order = msgspec.json.decode(arguments[2], type=RankOrder)
+    logging.basicConfig(
+        level=logging.WARNING, format=f"%(levelname)s rank {order.rank} %(name)s: %(message)s"
+    )
+    faulthandler.enable()
+    gc.disable()  # until all is built, which stays
+    memory = RankMemory(memory_fd, order.rank, order.ranks, order.wait_seconds)
+
+    def build() -> Runner:
+        runner = build_rank(order, memory)
+        gc.freeze()
+        gc.enable()
+        return runner
+
+    serve_rank(channel, build, lambda: memory.fail(order.rank))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

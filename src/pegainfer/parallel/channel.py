@@ -1,0 +1,88 @@
+"""Messages between the engine's process and that of a rank: frames of contract.codec over a socket pair."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from pegainfer.contract.codec import HEADER_BYTES, FrameReader
+from pegainfer.contract.step import StepPlan, StepResult
+
+READ_BYTES = 1 << 18
+
+
+class Forward(msgspec.Struct, frozen=True, tag="forward"):
+    plan: StepPlan
+
+
+class Sample(msgspec.Struct, frozen=True, tag="sample"):
+    """Samples the forward pass before it; the one message that is answered, with Stepped or Failure."""
+
+    masks: dict[int, bytes] | None
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The rank has loaded its part of the model."""
+
+
+class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
+    result: StepResult
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """What contract.errors.restored_error needs. Before Ready: the rank cannot start."""
+
+    kind: str
+    message: str
+
+
+ToRank = Forward | Sample
+FromRank = Ready | Stepped | Failure
+M = TypeVar("M")
+
+
+class Channel(Generic[M]):
+    """One end. One thread may send while another receives.
+
+    Args:
+        sock: taken over.
+        incoming: the union of the messages that the other end sends.
+    """
+
+    def __init__(self, sock: socket.socket, incoming: object) -> None:
+        self._sock = sock
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(incoming)
+
+    def limit_sends(self, seconds: float) -> None:
+        """A send that the other end does not take within this time raises OSError."""
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Raises OSError where the other end is gone."""
+        body = self._encoder.encode(message)
+        self._sock.sendall(len(body).to_bytes(HEADER_BYTES, "little") + body)
+
+    def receive(self) -> Iterator[M]:
+        """Messages until the other end closes, in whatever way."""
+        frames = FrameReader()
+        try:
+            while data := self._sock.recv(READ_BYTES):
+                for body in frames.feed(data):
+                    yield self._decoder.decode(body)
+        except OSError:
+            return
+
+    def hang_up(self) -> None:
+        """Lets the other end know that nothing more comes, and ends `receive` here."""
+        with contextlib.suppress(OSError):  # the other end was first
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
