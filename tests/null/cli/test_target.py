@@ -95,13 +95,26 @@ def test_a_flag_that_would_do_nothing_is_refused(device: str, flag: str, model: 
         chosen(model, device, flag)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "reference"])
-@pytest.mark.parametrize("option", ["tensor_parallel_size", "data_parallel_size"])
-def test_other_devices_have_one_rank(device: str, option: str, model: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "option", "message"),
+    [
+        ("cuda", "tensor_parallel_size", "backend cuda has one rank so far"),
+        ("reference", "tensor_parallel_size", "backend reference has one rank so far"),
+        *((d, "data_parallel_size", "only the null device has data") for d in ("cpu", "cuda", "reference")),
+    ],
+)
+def test_ranks_are_refused_where_a_device_has_one(device: str, option: str, message: str, model: str) -> None:
     flag = "--" + option.replace("_", "-")
     assert chosen(model, device, flag, **{option: 1}).spec.engine.backend == device
-    with pytest.raises(ConfigError, match=f"only the null device has several .*got 2; at {option}"):
+    with pytest.raises(ConfigError, match=f"{message}.*got 2; at {option}"):
         chosen(model, device, flag, **{option: 2})
+
+
+def test_the_cpu_has_ranks_but_not_with_adapters(model: str) -> None:
+    flag = "--tensor-parallel-size"
+    assert chosen(model, "cpu", flag, tensor_parallel_size=2).spec.engine.tensor_parallel_size == 2
+    with pytest.raises(ConfigError, match="adapters are not shared out to ranks so far"):
+        chosen(model, "cpu", flag, tensor_parallel_size=2, enable_lora=True)
 
 
 def test_the_null_device_has_as_many_ranks_as_are_asked_for() -> None:
