@@ -68,7 +68,7 @@ class Loss(NamedTuple):
 def step_losses(steps: Sequence[StepTrace]) -> list[Loss]:
     """What the steps of a trace lost, in order; a step may appear more than once."""
     usual = _Usual(steps)
-    following = (*steps[1:], None)
+    following = [*steps[1:], None][: len(steps)]
     return [loss for s, after in zip(steps, following, strict=True) for loss in _losses(s, after, usual)]
 
 

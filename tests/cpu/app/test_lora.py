@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
 def load(path: Path, **options: Any) -> LLM:
-    common = {"activation": "f32", "enable_lora": True, "max_lora_rank": 8, "kv_cache_memory": 1 << 22}
+    common = {"activation_dtype": "f32", "enable_lora": True, "max_lora_rank": 8, "kv_cache_memory": 1 << 22}
     return LLM(str(path), **common | options)
 
 

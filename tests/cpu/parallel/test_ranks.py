@@ -218,12 +218,12 @@ def test_a_rank_that_cannot_start_says_why_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_checkpoint(tinymodel.MODELS["tied_f32"], tmp_path)
-    monkeypatch.setenv("PEGAINFER_CPU_ISA", "none")
+    monkeypatch.setenv("PEGAINFER_ISA", "none")
     with pytest.raises(ConfigError, match=r"no kernels for this instruction set; expected .*; got none"):
         build_engine(folder, "m", EngineConfig(tensor_parallel_size=2), SchedulerConfig())
-    monkeypatch.delenv("PEGAINFER_CPU_ISA")
+    monkeypatch.delenv("PEGAINFER_ISA")
     # Rank 0 is ready, the other one is not.
-    start = "import os, sys; os.environ['PEGAINFER_CPU_ISA'] = 'none'; "
+    start = "import os, sys; os.environ['PEGAINFER_ISA'] = 'none'; "
     start += "from pegainfer.app.rank_process import main; main(sys.argv[1:])"
     monkeypatch.setattr(app_ranks, "COMMAND", (sys.executable, "-c", start))
     with pytest.raises(ConfigError, match=r"no kernels for this instruction set; expected .*; got none"):

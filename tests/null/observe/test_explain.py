@@ -178,3 +178,7 @@ def test_causes_add_up_over_requests() -> None:
     assert first.seconds == pytest.approx(2 * 0.29)
     assert first.share == pytest.approx(2 * 0.29 / (2 * 1.03))
     assert (second.cause, second.requests, second.worst.id) == (Cause.CLIENT, 1, "worst")
+
+
+def test_a_trace_without_steps_lost_nothing() -> None:
+    assert step_losses([]) == []

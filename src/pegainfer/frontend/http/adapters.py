@@ -33,8 +33,8 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=T
 
 async def load(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """POST /v1/load_lora_adapter: answers once requests may name the adapter. Raises ApiError."""
-    _check_caller(front, scope)
     request, _ = await read_request(scope, receive, LoadAdapterRequest, front.config)
+    _check_caller(front, scope)
     name = request.lora_name
     if not 0 < len(name) <= MAX_NAME:
         raise bad_value("lora_name", f"1 to {MAX_NAME} characters", len(name))
@@ -54,8 +54,8 @@ async def load(front: Front, scope: Scope, receive: Receive, send: Send) -> None
 
 async def unload(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """POST /v1/unload_lora_adapter: requests that were taken go on. Raises ApiError."""
-    _check_caller(front, scope)
     request, _ = await read_request(scope, receive, UnloadAdapterRequest, front.config)
+    _check_caller(front, scope)
     if front.adapter(request.lora_name) is None:
         raise ApiError(404, f"lora_name: no adapter {request.lora_name!r:.80} is loaded", param="lora_name")
     await unload_adapter(front.engine, request.lora_name)
