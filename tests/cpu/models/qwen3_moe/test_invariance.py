@@ -36,7 +36,7 @@ def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     else:
         formats = with_router(by_role("q8_0", "q8_0", "q8_0"))
         path = write_gguf(SERVED, folder / "m.gguf", formats, small_metadata())
-    load = partial(LLM, str(path), activation=activation, kv_dtype=KV[activation])
+    load = partial(LLM, str(path), activation_dtype=activation, kv_cache_dtype=KV[activation])
     return Workload(load, PROMPTS, BLOCK_BYTES[activation])
 
 
