@@ -5,6 +5,7 @@ PEGAINFER_RANK_KILLS and PEGAINFER_RANK_HANGS say how many.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -33,6 +34,7 @@ REQUESTS = 12
 
 def left_behind() -> tuple[int, list[str]]:
     """Open descriptors of this process, and what lies in the folder of shared memory."""
+    gc.collect()  # what earlier tests left to it is not counted
     return len(os.listdir("/proc/self/fd")), sorted(os.listdir("/dev/shm"))
 
 
@@ -51,7 +53,8 @@ def test_every_request_ends(
     before = left_behind()
     for i in range(times):
         took.append(_engine(folder, (2, 4)[i % 2], number, rng))
-        assert left_behind() == before
+        descriptors, shared = left_behind()
+        assert descriptors <= before[0] and set(shared) <= set(before[1])
     print(f"{times} faults; the last request ended after {max(took):.2f} s at most")
     assert max(took) < within
 

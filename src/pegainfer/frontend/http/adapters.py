@@ -33,6 +33,8 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=T
 
 async def load(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """POST /v1/load_lora_adapter: answers once requests may name the adapter. Raises ApiError."""
+    if front.config.api_key or front.config.admin_key:
+        _check_caller(front, scope)
     request, _ = await read_request(scope, receive, LoadAdapterRequest, front.config)
     _check_caller(front, scope)
     name = request.lora_name
@@ -54,6 +56,8 @@ async def load(front: Front, scope: Scope, receive: Receive, send: Send) -> None
 
 async def unload(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
     """POST /v1/unload_lora_adapter: requests that were taken go on. Raises ApiError."""
+    if front.config.api_key or front.config.admin_key:
+        _check_caller(front, scope)
     request, _ = await read_request(scope, receive, UnloadAdapterRequest, front.config)
     _check_caller(front, scope)
     if front.adapter(request.lora_name) is None:
