@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pegainfer.ops.config import gguf_rope, head_size, hf_rope, kv_heads, refuse_unserved_gguf
+from pegainfer.ops.config import (
+    gguf_rope,
+    head_size,
+    hf_rope,
+    kv_heads,
+    refuse_unserved_gguf,
+    served_length,
+)
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3_moe"
@@ -92,7 +99,7 @@ class Qwen3MoeConfig:
             norm_eps=f.number("rms_norm_eps", 1e-6, most=1.0),
             rope_theta=theta,
             rope_scaling=scaling,
-            max_position_embeddings=_reach(trained, scaling),
+            max_position_embeddings=served_length(trained, scaling),
             tie_word_embeddings=f.boolean("tie_word_embeddings", False),
         )
 
@@ -134,16 +141,9 @@ class Qwen3MoeConfig:
             norm_eps=f.number("attention.layer_norm_rms_epsilon", most=1.0),
             rope_theta=theta,
             rope_scaling=scaling,
-            max_position_embeddings=_reach(trained, scaling),
+            max_position_embeddings=served_length(trained, scaling),
             tie_word_embeddings=tied,
         )
-
-
-def _reach(trained: int, scaling: Mapping[str, Any] | None) -> int:
-    """Tokens that can be served. Qwen's own instructions add yarn to config.json and leave its length."""
-    if scaling is None:
-        return trained
-    return max(trained, int(scaling["factor"] * scaling["original_max_position_embeddings"]))
 
 
 def _dense_layers(f: Fields, layers: int) -> frozenset[int]:
