@@ -18,7 +18,7 @@ class LoRARequest:
     """An adapter for `LLM.generate`, as vLLM has it; it is loaded when it is first named.
 
     Args:
-        lora_int_id: is not used: adapters are told apart by their names.
+        lora_int_id: not used; an adapter's name identifies it.
         lora_path: of the folder that PEFT saved.
     """
 

@@ -46,7 +46,7 @@ class Planner:
     # Those that run
 
     def _run(self, batch: Batch, batches: Seq[Batch]) -> None:
-        """Walks a rank's running sequences in order, and takes in between who waits and outranks some."""
+        """Walks a rank's running sequences in order; admits waiting ones that outrank the next."""
         running, waiting = batch.home.running.items, self._residents.waiting.items
         step, drafts, states = batch.step, batch.drafts, batch.home.kv.states
         urgent = bool(waiting and running) and waiting[0].rank < running[-1].rank

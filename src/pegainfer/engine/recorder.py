@@ -106,7 +106,7 @@ class StepRecorder:
         self._stats, self._since, self._before, self._collected = stats, now, seconds, collected
         if now - self._handed >= HANDOVER_SECONDS:
             self._handed = now
-            self._processors.seconds()  # so that a slow step is told of the last moments alone
+            self._processors.seconds()  # so that a slow step counts only what happened during it
             self.flush()
 
     def flush(self) -> None:
