@@ -242,6 +242,21 @@ def test_the_view_follows_the_end_until_the_reader_leaves_it(chat: Page, server:
     chat.wait_for_function(f"() => ({at_end})(scroller)")
 
 
+def test_a_reader_keeps_the_place_when_the_answer_ends(chat: Page, server: PageServer) -> None:
+    server.hold()
+    server.say("A line of text.\n\n" * 100)
+    ask(chat, "Much")
+    server.let(60)
+    scroller = chat.locator("#scroller")
+    chat.wait_for_function("() => scroller.scrollTop > 600")
+    scroller.evaluate("s => { s.scrollTop = 200; }")
+    expect(chat.locator("#to-end")).to_be_visible()
+    server.release()
+    answered(chat)
+    assert scroller.evaluate("s => s.scrollTop") == 200
+    expect(chat.locator("#to-end")).to_be_visible()
+
+
 def test_an_answer_goes_on_while_another_conversation_is_open(chat: Page, server: PageServer) -> None:
     server.hold()
     server.say("Slow answer. " * 10)

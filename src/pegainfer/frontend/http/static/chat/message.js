@@ -63,6 +63,7 @@ export class MessageView {
       this.#content.update(data.content, { done: !live });
     }
     this.node.classList.toggle("live", live);
+    if (live) this.node.classList.add("grew");
     this.node.classList.toggle("silent", live && !data.content && !data.reasoning);
     this.node.setAttribute("aria-busy", String(live));
     this.#writeMargin();
