@@ -280,7 +280,7 @@ def test_a_long_answer_leaves_the_page_alive_and_whole(chat: Page, server: PageS
     chat.fill(FIELD, "typed meanwhile")
     answered(chat)
     expect(answers(chat).locator("table")).to_have_count(1500)
-    expect(answers(chat).locator("figure.code .code-keyword")).to_have_count(1500)
+    expect(answers(chat).locator("figure.code .hljs-keyword")).to_have_count(1500)
     expect(chat.locator(FIELD)).to_have_value("typed meanwhile")
 
 
