@@ -146,12 +146,15 @@ def test_code_has_its_language_its_colours_and_a_copy_button(chat: Page, server:
 
 def test_formulas_are_set_as_mathml(chat: Page, server: PageServer) -> None:
     server.say(
-        r"So \(a_1 * b_2\) and $c^2$, not $5:" + "\n\\[\n\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}\n- x\n\\]\n"
+        r"So \(a_1 * b_2\) and $c^2$, not $5:"
+        + "\n\\[\n\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}\n- x\n\\]\n"
         r"then $$\frac{1}{2}$$ and \(\nosuchcommand\)."
     )
     answer = ask_and_wait(chat, "Formulas").locator(".markdown")
     expect(answer.locator("math")).to_have_count(4)
-    tags = answer.locator("math").evaluate_all("all => all.map(m => [m.getAttribute('display'), m.firstChild.localName])")
+    tags = answer.locator("math").evaluate_all(
+        "all => all.map(m => [m.getAttribute('display'), m.firstChild.localName])"
+    )
     assert [display for display, _ in tags] == [None, None, "block", "block"]
     expect(answer.locator("math mfrac")).to_have_count(1)
     expect(answer.locator("math mtable mtd")).to_have_count(4)

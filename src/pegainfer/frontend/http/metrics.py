@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import bisect
 import itertools
+import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pegainfer.contract.event import PRICE_RATIOS, SLOW_RATIO, EngineStats, FinishReason, Timings
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.frontend.pieces import PieceCache
+from pegainfer.frontend.processes import process_family, resident_bytes
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -127,6 +130,7 @@ class FrontMetrics:
         # From 0 on: who watches rates sees no first refusal of a series that begins with it.
         self.rejected = dict.fromkeys(REFUSALS, 0)
         self.memory_trims = 0
+        self.started = time.monotonic()
         self.recording = False  # a trace is being taken
         self.host_seconds: dict[str, float] = {
             "tokenize": 0.0,
@@ -214,8 +218,21 @@ class MetricsPage:
             ("num_requests_waiting", "Sequences that wait for one.", stats.waiting),
             ("trace_recording", "1 while a trace is being taken.", float(self._front.recording)),
             ("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", used),
+            ("uptime_seconds", "Since the front was made.", time.monotonic() - self._front.started),
+            (
+                "resident_memory_bytes",
+                "Host memory resident in the server's processes.",
+                resident_bytes(process_family(os.getpid())),
+            ),
         ):
             yield self._one(GaugeMetricFamily, name, text, value)
+        info = GaugeMetricFamily(
+            self._prefix + "engine_info",
+            "1; its labels say what serves.",
+            labels=["model_name", "architecture", "device"],
+        )
+        info.add_metric([self._model, self._engine.info.architecture, self._engine.info.device], 1)
+        yield info
         startup = GaugeMetricFamily(
             self._prefix + "startup_seconds", "The engine's start by phase.", labels=["model_name", "phase"]
         )
