@@ -119,9 +119,13 @@ def recorded(case: Case) -> Program:
         sizes = Sizes(groups, (64,) * len(groups), LENGTH)
         return made.forward(weights, sizes, formats).on_one_rank()
     if case.program == "sampler":
-        return sampler(made.vocab_size, SLOTS, LENGTH + 1, 20)
+        return sampler(made.vocab_size, made.vocab_size, SLOTS, LENGTH + 1, 20)
     head = made.head(weights, case.dtype)
-    return prompt_logprobs(head, 20) if case.program == "prompt_logprobs" else hidden_states(head)
+    return (
+        prompt_logprobs(head, head.vocab_size, 20)
+        if case.program == "prompt_logprobs"
+        else hidden_states(head)
+    )
 
 
 def executor(case: Case, ctx: CudaContext) -> CudaExecutor:

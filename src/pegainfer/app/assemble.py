@@ -53,6 +53,8 @@ def build_engine(
     config: EngineConfig,
     scheduler: SchedulerConfig,
     profiler: Profiler | None = None,
+    *,
+    tokenizer: Path | None = None,
 ) -> Engine:
     """Loads a model and makes it ready; the caller closes the runner.
 
@@ -60,17 +62,20 @@ def build_engine(
         path: a .gguf file or a folder with config.json and safetensors.
         name: what the model is called in answers.
         profiler: is put around the backend, whose calls are timed then.
+        tokenizer: takes the place of the model's own, see `open_model`.
 
     Raises ConfigError, ModelFileError, UnsupportedError.
     """
     config.check_backend()
     started = time.perf_counter()
     at = TensorRank(0, config.tensor_parallel_size)
-    with open_model(path, config.load_format, at) as (model, architecture):
+    with open_model(path, config.load_format, at, tokenizer=tokenizer) as (model, architecture):
         groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
-        runner, device, phases = _build_runner(model, path, groups, info, config, scheduler, profiler)
+        runner, device, phases = _build_runner(
+            model, (path, tokenizer), groups, info, config, scheduler, profiler
+        )
     seconds = {"read": read - started, **phases}
     told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
     return Engine(runner, told, model.make_policy)
@@ -106,14 +111,17 @@ def engine_info(
 
 def _build_runner(
     model: Model,
-    path: Path,
+    files: tuple[Path, Path | None],
     groups: tuple[GroupLayout, ...],
     info: RunnerInfo,
     config: EngineConfig,
     scheduler: SchedulerConfig,
     profiler: Profiler | None,
 ) -> tuple[Runner, str, dict[str, float]]:
-    """The runner, how its device is described, and seconds by phase."""
+    """The runner, how its device is described, and seconds by phase.
+
+    `files`: the model's path, and that of the tokenizer that takes the place of its own.
+    """
     if config.backend == "cuda":
         from pegainfer.app.gpu import build_runner
 
@@ -135,5 +143,5 @@ def _build_runner(
     else:
         from pegainfer.app.ranks import cpu_ranks
 
-        runner = cpu_ranks(build, path, info, config, scheduler)
+        runner = cpu_ranks(build, files, info, config, scheduler)
     return runner, device, {"pack": time.perf_counter() - started}

@@ -44,7 +44,13 @@ class AsyncLLM:
     def __init__(self, model: str | os.PathLike[str] = DEFAULT_MODEL.name, **options: Any) -> None:
         found = read_options(model, options, {})  # somebody waits for each token, unlike with LLM
         text = found.text()
-        engine = build_engine(found.model.path, found.model.name, found.engine, found.scheduler)
+        engine = build_engine(
+            found.model.path,
+            found.model.name,
+            found.engine,
+            found.scheduler,
+            tokenizer=found.text_options.tokenizer,
+        )
         policy = engine.policy(found.scheduler)
         self._adopt(InProcessEngine(engine.runner, engine.info, found.scheduler, policy=policy), text)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.known_ids import known_ids, known_ids_of_gguf
 from pegainfer.app.registry import HF_NAMES, Model, ModelLine, find_line
 from pegainfer.contract.errors import ConfigError
 from pegainfer.ops.backend import Backend, ReferenceBackend
@@ -26,14 +27,17 @@ MAX_CONFIG_BYTES = 16 << 20
 
 @contextlib.contextmanager
 def open_model(
-    path: Path, load_format: str = "auto", at: TensorRank = ONE_RANK
+    path: Path, load_format: str = "auto", at: TensorRank = ONE_RANK, *, tokenizer: Path | None = None
 ) -> Iterator[tuple[Model, str]]:
     """A model and its architecture's name. Its weights stay mapped until the context ends.
+
+    Its vocabulary is bounded to the ids that its tokenizer has; without a tokenizer the head's rows count.
 
     Args:
         path: a .gguf file, any part of a split one, or a checkpoint's folder.
         load_format: as EngineConfig has it; 'dummy' reads a folder's config.json alone.
         at: the rank whose part is wanted.
+        tokenizer: folder or .gguf file whose tokenizer takes the place of the model's own.
 
     Raises ConfigError, ModelFileError, OpError, UnsupportedError.
     """
@@ -41,16 +45,22 @@ def open_model(
         if not path.is_dir():
             raise ConfigError("dummy weights need a config.json", expected="a folder", got=path)
         line, architecture, config, where = read_config(path)
-        yield line.from_config(config, where), architecture
+        yield _bounded(line.from_config(config, where), known_ids(tokenizer or path)), architecture
     elif path.is_dir():
         line, architecture, config, where = read_config(path)
         with open_safetensors(path) as checkpoint:
-            yield line.from_hf(config, where, checkpoint, at), architecture
+            model = line.from_hf(config, where, checkpoint, at)
+            yield _bounded(model, known_ids(tokenizer or path)), architecture
     else:
         with open_gguf(path) as file:
             name = file.metadata.get("general.architecture")
             line = find_line(name, str(path))
-            yield line.from_gguf(file, at), HF_NAMES.get(str(name), str(name))
+            ids = known_ids(tokenizer) if tokenizer else known_ids_of_gguf(file.metadata)
+            yield _bounded(line.from_gguf(file, at), ids), HF_NAMES.get(str(name), str(name))
+
+
+def _bounded(model: Model, ids: int | None) -> Model:
+    return model.bounded(ids) if ids else model
 
 
 def read_config(path: Path) -> tuple[ModelLine, str, dict[str, Any], str]:

@@ -55,7 +55,13 @@ class LLM:
         found = read_options(model, options, OFFLINE)
         text = found.text()
         scheduler = found.scheduler
-        engine = build_engine(found.model.path, found.model.name, found.engine, scheduler)
+        engine = build_engine(
+            found.model.path,
+            found.model.name,
+            found.engine,
+            scheduler,
+            tokenizer=found.text_options.tokenizer,
+        )
         policy = engine.policy(scheduler)
         running = InProcessEngine(engine.runner, engine.info, scheduler, policy=policy)
         self._adopt(running, text, scheduler)

@@ -27,11 +27,13 @@ class RankOrder:
 
     Args:
         path: of the model's file or folder.
+        tokenizer: of what takes the place of the model's own tokenizer; empty: its own.
         slots, length, num_blocks: bounds as rank 0 decided them, see RunnerInfo.
         wait_seconds: for a rank that does not join a sum.
     """
 
     path: str
+    tokenizer: str
     rank: int = 0
     ranks: int
     slots: int
@@ -49,7 +51,8 @@ def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
     from pegainfer.ops.ranks import TensorRank
 
     config, scheduler = order.engine, order.scheduler
-    with open_model(Path(order.path), config.load_format, TensorRank(order.rank, order.ranks)) as (model, _):
+    at, tokenizer = TensorRank(order.rank, order.ranks), Path(order.tokenizer) if order.tokenizer else None
+    with open_model(Path(order.path), config.load_format, at, tokenizer=tokenizer) as (model, _):
         info = runner_bounds(model, order.slots, order.length, order.num_blocks, config, scheduler)
         backend, _ = make_backend(model.tensors(order.length), config, memory=memory)
         return model.build(

@@ -43,7 +43,7 @@ def null_ranks(config: NullConfig, tensor_ranks: int = 1, data_ranks: int = 1) -
 
 def cpu_ranks(
     build: Callable[[RankMemory], Runner],
-    path: Path,
+    files: tuple[Path, Path | None],
     info: RunnerInfo,
     config: EngineConfig,
     scheduler: SchedulerConfig,
@@ -52,7 +52,7 @@ def cpu_ranks(
 
     Args:
         build: makes rank 0, in this process.
-        path: of the model.
+        files: the model's path, and that of the tokenizer that takes the place of its own.
         info: the bounds of every rank.
         config: with the number of ranks, and of each rank's threads.
 
@@ -60,7 +60,8 @@ def cpu_ranks(
     """
     memory = RankMemory.create(config.tensor_parallel_size, WAIT_SECONDS)
     order = RankOrder(
-        path=str(path),
+        path=str(files[0]),
+        tokenizer=str(files[1] or ""),
         ranks=config.tensor_parallel_size,
         slots=info.max_slots,
         length=info.max_model_len,

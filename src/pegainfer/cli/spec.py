@@ -51,7 +51,9 @@ def build(spec: EngineSpec, profiler: Profiler | None = None) -> Engine:
         return _build_null(spec)
     from pegainfer.app.assemble import build_engine
 
-    return build_engine(Path(spec.path), spec.name, spec.engine, spec.scheduler, profiler)
+    return build_engine(
+        Path(spec.path), spec.name, spec.engine, spec.scheduler, profiler, tokenizer=_tokenizer(spec)
+    )
 
 
 def make_grammars(spec: EngineSpec, info: EngineInfo) -> GrammarFactory:
@@ -73,9 +75,14 @@ def _vocabulary(spec: EngineSpec) -> Vocabulary:
     from pegainfer.app.text_options import TextOptions
 
     weights = spec.engine.load_format != "dummy"
-    tokenizer = Path(spec.tokenizer) if spec.tokenizer else None
+    tokenizer = _tokenizer(spec)
     found = resolve(spec.path, weights=weights, text=tokenizer is None)
     return vocabulary_of(load_text(found, TextOptions(tokenizer=tokenizer)).tokenizer)
+
+
+def _tokenizer(spec: EngineSpec) -> Path | None:
+    """What takes the place of the model's own tokenizer."""
+    return Path(spec.tokenizer) if spec.tokenizer else None
 
 
 def _build_null(spec: EngineSpec) -> Engine:

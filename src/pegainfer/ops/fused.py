@@ -26,21 +26,28 @@ Array = np.ndarray[Any, Any]
 DECODE_PASS = "decode_pass"
 
 
-def _adjust_some(scores: Array, plain: Array, logits: Array, **options: Array) -> None:
+def _adjust_some(scores: Array, plain: Array, logits: Array, *, vocab_size: int, **options: Array) -> None:
     neutral = {o.name: o.neutral for o in ADJUST_LOGITS.operands if o.neutral is not None}
     left = np.all([options[name] == value for name, value in neutral.items()], axis=0)
     adjusted = np.empty_like(scores)
     assert ADJUST_LOGITS.reference is not None
-    ADJUST_LOGITS.reference(scores=adjusted, logits=logits, **options)
+    ADJUST_LOGITS.reference(scores=adjusted, logits=logits, vocab_size=vocab_size, **options)
     scores[~left], plain[...] = adjusted[~left], left
 
 
 def _sample_some(
-    tokens: Array, status: Array, scores: Array, plain: Array, logits: Array, **options: Array
+    tokens: Array,
+    status: Array,
+    scores: Array,
+    plain: Array,
+    logits: Array,
+    *,
+    vocab_size: int,
+    **options: Array,
 ) -> None:
     chosen = np.where(plain.astype(bool)[:, None], logits, scores)
     assert SAMPLE_TOKENS.reference is not None
-    SAMPLE_TOKENS.reference(tokens=tokens, status=status, scores=chosen, **options)
+    SAMPLE_TOKENS.reference(tokens=tokens, status=status, scores=chosen, vocab_size=vocab_size, **options)
 
 
 _SCORES, _LOGITS, *_OPTIONS = ADJUST_LOGITS.operands
@@ -51,6 +58,7 @@ ADJUST_SOME_LOGITS = declare_fused(
         name="adjust_some_logits",
         doc="adjust_logits of rows with an option; plain[l] is 1 for the others, whose scores stay unwritten",
         operands=(_SCORES, Out("plain", "L", INTS), _LOGITS, *_OPTIONS),
+        attrs=ADJUST_LOGITS.attrs,
         reference=_adjust_some,
         flops=ADJUST_LOGITS.flops,
         bytes=ADJUST_LOGITS.bytes,
@@ -71,6 +79,7 @@ SAMPLE_SOME_TOKENS = declare_fused(
             In("logits", "L V", ("f32",)),
             *_DRAW,
         ),
+        attrs=SAMPLE_TOKENS.attrs,
         reference=_sample_some,
         flops=SAMPLE_TOKENS.flops,
     )

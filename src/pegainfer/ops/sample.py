@@ -5,6 +5,9 @@ EOS and stop ids), penalties, temperature, top_k, top_p, min_p. Rows are indepen
 
 Tokens of a sequence are resident: history[slot] holds prompt and output, `history_lens` counts them. A row's
 share of a flat list is starts[l] .. starts[l] + lens[l].
+
+A head may have more rows than there are tokens. Ids from `vocab_size` (an attribute) on name no token: their
+logits are never read, no mask or bias makes them possible, and probabilities are those of the ids below.
 """
 
 from __future__ import annotations
@@ -77,6 +80,8 @@ def _adjust_logits(
     repetition_penalty: Array,
     frequency_penalty: Array,
     presence_penalty: Array,
+    *,
+    vocab_size: int,
 ) -> None:
     vocab = logits.shape[1]
     for row in range(len(logits)):
@@ -87,12 +92,13 @@ def _adjust_logits(
         drop = np.zeros(vocab, bool)
         if mask_rows[row] >= 0:
             bits = np.unpackbits(masks[mask_rows[row]].astype("<u4").view(np.uint8), bitorder="little")
-            drop |= bits[:vocab] == 0
+            drop[:vocab_size] |= bits[:vocab_size] == 0
         part = slice(banned_starts[row], banned_starts[row] + banned_lens[row])
         drop[_banned_ids(banned_tokens, banned_seq_starts[part], banned_seq_lens[part], seen)] = True
         s[drop & (s < np.inf)] = -np.inf  # NaN and +inf stay, for the draw to report
         penalties = repetition_penalty[row], frequency_penalty[row], presence_penalty[row]
         _penalise(s, seen, prompt_lens[row], penalties)
+        s[vocab_size:] = -np.inf
         scores[row] = s
 
 
@@ -106,8 +112,10 @@ def _sample_tokens(
     min_p: Array,
     seeds: Array,
     draws: Array,
+    *,
+    vocab_size: int,
 ) -> None:
-    for row, s in enumerate(scores):
+    for row, s in enumerate(scores[:, :vocab_size]):
         tokens[row], status[row] = 0, STATUS_OK
         if np.isnan(s).any() or s.max() == np.inf:
             status[row] = STATUS_NOT_FINITE
@@ -134,11 +142,13 @@ def _token_logprobs(
     logits: Array,
     targets: Array,
     top_lens: Array,
+    *,
+    vocab_size: int,
 ) -> None:
     logprobs[...], ranks[...], top_ids[...], top_logprobs[...] = 0, 0, -1, 0
     for row in np.flatnonzero(top_lens >= 0):
-        x = logits[row].astype(np.float64)
-        if np.isnan(x).any() or not np.isfinite(x.max()):
+        x = logits[row, :vocab_size].astype(np.float64)
+        if np.isnan(x).any() or not np.isfinite(x.max()) or targets[row] >= vocab_size:
             logprobs[row] = np.nan
             continue
         logp = x - x.max() - np.log(np.sum(np.exp(x - x.max())))
@@ -149,7 +159,7 @@ def _token_logprobs(
         top_ids[row, : len(best)], top_logprobs[row, : len(best)] = best, logp[best]
 
 
-_MASK_WORDS = ("I = ceil(V / 32)", lambda s: s["I"] == -(-s["V"] // 32))
+_MASK_WORDS = ("I ≤ ceil(V / 32)", lambda s: s["I"] <= -(-s["V"] // 32))  # ceil(vocab_size / 32)
 _K_BEST = ("K ≤ V", lambda s: s["K"] <= s["V"])
 
 _LOGSUM = "logarithm of a float32 sum of V exponentials in 64 lanes or more; tokens and ranks are exact"
@@ -159,6 +169,7 @@ ADJUST_LOGITS = declare(
         name="adjust_logits",
         doc="scores = logits + bias, -inf where masked or banned, less penalties (float32, uncontracted)",
         operands=(Out("scores", "L V", F32), In("logits", "L V", F32, fill=logits), *ADJUST),
+        attrs=("vocab_size",),
         reference=_adjust_logits,
         flops=lambda s: s["L"] * s["V"],
         bytes=lambda s, held: (
@@ -180,6 +191,7 @@ SAMPLE_TOKENS = declare(
         name="sample_tokens",
         doc="a token of softmax(scores / temperature) cut by top_k, top_p, min_p (ops/draw.py); or the best",
         operands=(*TOKENS, In("scores", "L V", F32, fill=logits), *DRAW),
+        attrs=("vocab_size",),
         reference=_sample_tokens,
         flops=lambda s: 16 * s["L"] * s["V"],
         settings={
@@ -224,6 +236,7 @@ TOKEN_LOGPROBS = declare(
             # -1: the row is skipped (0, rank 0, ids -1); 0 … K: so many best
             In("top_lens", "L", INTS, neutral=-1),
         ),
+        attrs=("vocab_size",),
         reference=_token_logprobs,
         flops=lambda s: 4 * s["L"] * s["V"],
         requires=(_K_BEST,),
@@ -234,13 +247,14 @@ TOKEN_LOGPROBS = declare(
 )
 
 
-def _sample(b: Builder, **t: Tensor) -> None:
+def _sample(b: Builder, *, vocab_size: int, **t: Tensor) -> None:
+    ids = {"vocab_size": vocab_size}
     scores = b.buffer("scores", *t["logits"].shape)
-    b.emit(ADJUST_LOGITS, None, scores=scores, logits=t["logits"], **_pick(t, ADJUST))
-    b.emit(SAMPLE_TOKENS, None, scores=scores, **_pick(t, TOKENS + DRAW))
+    b.emit(ADJUST_LOGITS, ids, scores=scores, logits=t["logits"], **_pick(t, ADJUST))
+    b.emit(SAMPLE_TOKENS, ids, scores=scores, **_pick(t, TOKENS + DRAW))
     b.emit(
         TOKEN_LOGPROBS,
-        None,
+        ids,
         logits=t["logits"],
         targets=t["tokens"],
         top_lens=t["top_lens"],
@@ -265,6 +279,7 @@ SAMPLE = declare(
             *DRAW,
             In("top_lens", "L", INTS, neutral=-1),
         ),
+        attrs=("vocab_size",),
         lower=_sample,
         flops=lambda s: 21 * s["L"] * s["V"],
         bytes=lambda s, held: held["logits"] + held["history"] // s["Z"] * s["L"] + s["L"] * s["I"] * 4,

@@ -12,7 +12,8 @@ ADJUST = (
     In("bias_values", "J", F32, fill=constant(0)),
     In("bias_starts", "L", INTS),
     In("bias_lens", "L", INTS, neutral=0),
-    In("masks", "E I", ("u32",)),  # bit v % 32 of word v // 32 set: token v may be drawn
+    # I = ceil(vocab_size / 32); bit v % 32 of word v // 32 set: token v may be drawn
+    In("masks", "E I", ("u32",)),
     In("mask_rows", "L", INTS, into="E", neutral=-1),  # which mask; -1: none
     In("banned_tokens", "U", INTS, into="V"),  # sequences that must not be completed, laid end to end
     # Sequence o is banned_tokens[start .. start + len], len ≥ 1; a single token is banned in any case.
@@ -41,7 +42,7 @@ TOKENS = (
     Out("status", "L", INTS),
 )
 LOGPROBS = (
-    Out("logprobs", "L", F32),  # NaN where the row holds NaN or +inf, or is all -inf
+    Out("logprobs", "L", F32),  # NaN where the row holds NaN or +inf, is all -inf, or targets no token
     Out("ranks", "L", INTS),  # 1: first in the order (logit descending, id ascending)
     Out("top_ids", "L K", INTS),  # -1 past top_lens[l]
     Out("top_logprobs", "L K", F32),

@@ -16,13 +16,17 @@ from pegainfer.ops.spec import OpSpec, Role
 from pegainfer.ops.tensor import Tensor
 
 
-def sampler(vocab_size: int, max_slots: int, history_width: int, max_logprobs: int) -> Program:
+def sampler(columns: int, vocab_size: int, max_slots: int, history_width: int, max_logprobs: int) -> Program:
     """One `sample` call. Inputs, outputs and the state `history` bear the names of the op's operands.
 
     Symbolic sizes: L rows, J biases, E masks, U banned tokens in O sequences.
+
+    Args:
+        columns: of the logits: the head's rows.
+        vocab_size: ids that tokens have; the columns behind them are padding and never drawn.
     """
     axes = {
-        "V": vocab_size,
+        "V": columns,
         "I": -(-vocab_size // 32),
         "Z": max_slots,
         "X": history_width,
@@ -34,7 +38,7 @@ def sampler(vocab_size: int, max_slots: int, history_width: int, max_logprobs: i
         o.name: make[o.role](o.name, *(axes.get(a, a) for a in o.axes), dtype=o.dtypes[0])
         for o in SAMPLE.operands
     }
-    b.emit(SAMPLE, None, **tensors)
+    b.emit(SAMPLE, {"vocab_size": vocab_size}, **tensors)
     return b.build()
 
 
@@ -47,7 +51,7 @@ class Head:
         residual: storage format of the residual stream.
     """
 
-    vocab_size: int
+    vocab_size: int  # rows of the matrix, which may be more than there are tokens
     hidden_size: int
     eps: float
     norm: str
@@ -57,11 +61,12 @@ class Head:
     residual: str
 
 
-def prompt_logprobs(head: Head, max_logprobs: int) -> Program:
+def prompt_logprobs(head: Head, vocab_size: int, max_logprobs: int) -> Program:
     """Log-probabilities of given tokens after rows of the residual stream `x` that a forward has left.
 
     A program of its own, because logits at every position are more than one step's output holds. Inputs are
-    x, logit_rows, targets and top_lens; outputs bear the names of token_logprobs' operands.
+    x, logit_rows, targets and top_lens; outputs bear the names of token_logprobs' operands. `vocab_size` is
+    the number of ids that tokens have.
     """
     hidden, vocab = head.hidden_size, head.vocab_size
     b = Builder("prompt_logprobs")
@@ -70,9 +75,12 @@ def prompt_logprobs(head: Head, max_logprobs: int) -> Program:
     norm = b.weight(head.norm, hidden, dtype=head.norm_format)
     w = b.weight(head.weight, vocab, hidden, dtype=head.weight_format)
     logits = b.buffer("logits", "L", vocab)
-    results = _outputs(b, TOKEN_LOGPROBS, {"V": vocab, "K": min(max_logprobs, vocab)})
+    results = _outputs(b, TOKEN_LOGPROBS, {"V": vocab, "K": min(max_logprobs, vocab_size)})
     b.emit(LM_HEAD, {"eps": head.eps}, logits=logits, x=x, rows=rows, norm=norm, w=w)
-    b.emit(TOKEN_LOGPROBS, None, **results, logits=logits, targets=targets, top_lens=top_lens)
+    b.emit(
+        TOKEN_LOGPROBS, {"vocab_size": vocab_size},
+        **results, logits=logits, targets=targets, top_lens=top_lens,
+    )  # fmt: skip
     return b.build()
 
 

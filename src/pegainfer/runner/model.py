@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class LineModel:
     weights of another kind has a class of its own with the members of Model, made from the same parts.
 
     Args:
+        vocab_size: ids that may be read and drawn: at most the rows of the head.
         max_position_embeddings: tokens that can be served.
         weights: every weight by the forward's name.
         adapted: the weights that LoRA adapters may add to; empty: the line serves none.
@@ -56,6 +57,10 @@ class LineModel:
     make_policy: Callable[[RunnerInfo, Any], StepPolicy] | None = None
     adapted: tuple[AdaptedWeight, ...] = ()
     ranks: int = 1
+
+    def bounded(self, vocab_size: int) -> LineModel:
+        """The same model where only ids below `vocab_size` name tokens; the head's other rows are padding."""
+        return replace(self, vocab_size=min(self.vocab_size, vocab_size))
 
     def weight_bytes(self, num_positions: int) -> int:
         """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32."""
@@ -83,7 +88,7 @@ class LineModel:
         head = self.head(formats, steps.residual)
         forward = self.forward(formats, Sizes.of(info, groups), steps)
         forward = forward if self.ranks > 1 else forward.on_one_rank()
-        scores = prompt_logprobs(head, max_logprobs)
+        scores = prompt_logprobs(head, info.vocab_size, max_logprobs)
         if info.max_adapters:
             if not self.adapted:
                 raise UnsupportedError(
@@ -93,7 +98,9 @@ class LineModel:
             forward, scores = (adapted(p, self.adapted, bounds) for p in (forward, scores))
         return {
             "forward": forward,
-            "sampler": sampler(info.vocab_size, info.max_slots, info.max_model_len + 1, max_logprobs),
+            "sampler": sampler(
+                head.vocab_size, info.vocab_size, info.max_slots, info.max_model_len + 1, max_logprobs
+            ),
             "prompt_logprobs": scores,
             "hidden_states": hidden_states(head),
         }

@@ -51,7 +51,7 @@ def count_steps() -> None:
 
     rows = 3
     history = np.zeros((4, 64), np.int32)
-    program = sampler(CONFIG.vocab_size, 4, 64, 5)
+    program = sampler(CONFIG.vocab_size, CONFIG.vocab_size, 4, 64, 5)
     draw = model.backend.prepare(program, {"history": history}, {"L": rows})
     none, zeros = np.zeros(0, np.int32), np.zeros(rows, np.int32)
     ones = np.ones(rows, np.float32)

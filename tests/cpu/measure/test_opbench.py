@@ -30,7 +30,7 @@ SHAPES = (StepShape(1, 1, 20), StepShape(3, 1, 40), StepShape(1, 19, 33))
 
 def programs(kv: str = "f32") -> list[Program]:
     forward = program(CONFIG, formats_of(CONFIG, ["q4_1"]), kv)
-    return [lowered(forward), lowered(sampler(CONFIG.vocab_size, 8, 64, 20))]
+    return [lowered(forward), lowered(sampler(CONFIG.vocab_size, CONFIG.vocab_size, 8, 64, 20))]
 
 
 FAMILIES = families(programs())

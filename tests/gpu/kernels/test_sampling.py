@@ -18,6 +18,7 @@ from tests.gpu.harness import EAGER, sized
 
 Array = np.ndarray[Any, Any]
 V, SLOTS, WIDTH, K = sized(151_936, 9_216), 40, 300, 20
+IDS = V - 267  # the columns behind them are padding, as in Qwen3's head
 ROWS = 32
 
 
@@ -32,6 +33,7 @@ def logits_of(rng: np.random.Generator) -> Array:
     x[6, 9] = np.inf
     x[7] = -np.inf
     x[8] = np.where(rng.random(V) < 0.5, np.float32(-0.0), np.float32(0.0))
+    x[:, IDS:] = [[np.nan], [1e30], [np.inf], [-np.inf]] * (ROWS // 4)
     return x
 
 
@@ -40,7 +42,7 @@ def step(rng: np.random.Generator) -> dict[str, Array]:
     i32, f32 = np.int32, np.float32
     bias_lens = np.array([3 if r % 4 == 0 else 0 for r in range(ROWS)], i32)
     total = int(bias_lens.sum())
-    masks = np.full((3, -(-V // 32)), 0xFFFFFFFF, np.uint32)
+    masks = np.full((3, -(-IDS // 32)), 0xFFFFFFFF, np.uint32)
     masks[1] = rng.integers(0, 2**32, masks.shape[1], np.uint64).astype(np.uint32)
     masks[2] = 0
     masks[2, 17] = 0b1010
@@ -48,13 +50,13 @@ def step(rng: np.random.Generator) -> dict[str, Array]:
     seq_lens = np.array([1, 2, 3, 1], i32)
     return {
         "logits": logits_of(rng),
-        "bias_ids": np.concatenate([rng.choice(V, 3, replace=False) for _ in range(total // 3)]).astype(i32),
+        "bias_ids": np.concatenate([rng.choice(IDS, 3, False) for _ in range(total // 3)]).astype(i32),
         "bias_values": rng.standard_normal(total).astype(f32) * f32(5),
         "bias_starts": (np.cumsum(bias_lens) - bias_lens).astype(i32),
         "bias_lens": bias_lens,
         "masks": masks,
         "mask_rows": np.array([r % 5 - 1 if r % 5 < 4 else -1 for r in range(ROWS)], i32).clip(-1, 2),
-        "banned_tokens": rng.integers(0, V, int(seq_lens.sum())).astype(i32),
+        "banned_tokens": rng.integers(0, IDS, int(seq_lens.sum())).astype(i32),
         "banned_seq_starts": (np.cumsum(seq_lens) - seq_lens).astype(i32),
         "banned_seq_lens": seq_lens,
         "banned_starts": np.array([0 if r % 3 else 2 for r in range(ROWS)], i32),
@@ -66,7 +68,7 @@ def step(rng: np.random.Generator) -> dict[str, Array]:
         "frequency_penalty": np.where(np.arange(ROWS) % 4 == 1, 0.7, 0.0).astype(f32),
         "presence_penalty": np.where(np.arange(ROWS) % 5 == 1, -0.4, 0.0).astype(f32),
         "temperature": np.array([0.0, 1.0, 0.3, 1.7, 1e-3][: 5] * ROWS, f32)[:ROWS],
-        "top_k": np.array([0, 50, 1, 0, 5000, V, 100_000] * ROWS, i32)[:ROWS],
+        "top_k": np.array([0, 50, 1, 0, 5000, IDS, 100_000] * ROWS, i32)[:ROWS],
         "top_p": np.array([1.0, 0.9, 0.5, 0.99, 0.0, 1.0, 0.3, 0.999] * ROWS, f32)[:ROWS],
         "min_p": np.array([0.0, 0.0, 0.05, 0.0, 1e-4, 1.0] * ROWS, f32)[:ROWS],
         "seeds": rng.integers(0, 2**64, ROWS, np.uint64),
@@ -79,8 +81,8 @@ def step(rng: np.random.Generator) -> dict[str, Array]:
 def test_tokens_are_those_of_the_reference(seed: int, ctx: CudaContext) -> None:
     rng = np.random.default_rng(seed)
     inputs = step(rng)
-    history = rng.integers(0, V, (SLOTS, WIDTH)).astype(np.int32)
-    program = sampler(V, SLOTS, WIDTH, K)
+    history = rng.integers(0, IDS, (SLOTS, WIDTH)).astype(np.int32)
+    program = sampler(V, IDS, SLOTS, WIDTH, K)
     env = {"L": ROWS, "J": len(inputs["bias_ids"]), "E": 3, "U": len(inputs["banned_tokens"]), "O": 4}
     backend = CudaBackend(ctx, {}, EAGER)
     held = DeviceTensor.from_numpy(history, "i32", ctx.stream)
@@ -92,8 +94,8 @@ def test_tokens_are_those_of_the_reference(seed: int, ctx: CudaContext) -> None:
         if o.role is Role.OUT:
             shape = tuple({"L": ROWS, "K": K}[a] for a in o.axes)
             want[o.name] = np.zeros(shape, np.int32 if o.dtypes[0] == "i32" else np.float32)
-    sizes = {**env, "V": V, "I": -(-V // 32), "Z": SLOTS, "X": WIDTH, "K": K}
-    run_reference(SAMPLE, sizes, want, {})
+    sizes = {**env, "V": V, "I": -(-IDS // 32), "Z": SLOTS, "X": WIDTH, "K": K}
+    run_reference(SAMPLE, sizes, want, {"vocab_size": IDS})
     for name in ("status", "tokens", "ranks", "top_ids"):
         assert outputs[name].tolist() == want[name].tolist(), name
     np.testing.assert_allclose(outputs["logprobs"], want["logprobs"], rtol=2e-6, atol=2e-5)

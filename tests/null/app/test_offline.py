@@ -387,7 +387,7 @@ def test_prompts_take_what_a_step_has_unless_a_latency_is_asked_for(
 ) -> None:
     seen: list[float] = []
 
-    def build(path: Any, name: str, config: Any, scheduler: SchedulerConfig) -> Any:
+    def build(path: Any, name: str, config: Any, scheduler: SchedulerConfig, **others: Any) -> Any:
         seen.append(scheduler.target_itl_ms)
         raise ConfigError("not in this test")
 

@@ -35,7 +35,10 @@ LONGEST = CONFIG.max_position_embeddings
 def programs() -> list[Program]:
     formats = {name: "q4_1" if len(shape) == 2 else "f32" for name, shape in shapes(CONFIG).items()}
     coarse = forward(CONFIG, formats, Sizes(groups(CONFIG, 16, Formats()), (100,), LONGEST), Formats())
-    return [coarse, sampler(CONFIG.vocab_size, 8, LONGEST + 1, 20).lowered(lambda call: False)]
+    return [
+        coarse,
+        sampler(CONFIG.vocab_size, CONFIG.vocab_size, 8, LONGEST + 1, 20).lowered(lambda call: False),
+    ]
 
 
 FAMILIES = families(programs())

@@ -82,7 +82,9 @@ def test_prompt_logprobs_have_the_heads_factors_alone() -> None:
     config = config_of(MODELS["untied_bf16_shards"])
     formats = dict.fromkeys(TABLE.shapes(config), "f32")
     program = adapted(
-        prompt_logprobs(head(config, formats, "f32"), 5), adapted_weights(TABLE, config), BOUNDS
+        prompt_logprobs(head(config, formats, "f32"), config.vocab_size, 5),
+        adapted_weights(TABLE, config),
+        BOUNDS,
     )
     states = {t.name.rpartition(".")[0] for t in program.tensors(Kind.STATE)}
     assert states == {"lora.lm_head.linear"}

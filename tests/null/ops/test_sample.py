@@ -51,7 +51,7 @@ def case_of(logits: list[list[float]], **given: Any) -> Case:
     sizes = {"L": rows, "V": vocab, "K": min(vocab, 5), "I": -(-vocab // 32)}
     sizes |= {"J": len(arrays["bias_ids"]), "E": len(arrays["masks"]), "U": len(arrays["banned_tokens"])}
     sizes |= {"O": len(arrays["banned_seq_lens"])} | dict(zip("ZX", arrays["history"].shape, strict=True))
-    return Case("", sizes, {}, arrays)
+    return Case("", sizes, {"vocab_size": vocab}, arrays)
 
 
 def run(spec: OpSpec, case: Case) -> dict[str, np.ndarray]:
@@ -62,7 +62,7 @@ def run(spec: OpSpec, case: Case) -> dict[str, np.ndarray]:
         if o.role is Role.OUT
     }
     given = {o.name: case.arrays[o.name].copy() for o in spec.operands if o.role in (Role.IN, Role.STATE)}
-    run_reference(spec, case.sizes, {**outs, **given}, {})
+    run_reference(spec, case.sizes, {**outs, **given}, {name: case.attrs[name] for name in spec.attrs})
     return outs | {"history": given.get("history", np.empty(0))}
 
 
@@ -151,7 +151,7 @@ def test_adjustments_by_dictionary(case: Case) -> None:
     a, f = case.arrays, np.float32
     got = run(ADJUST_LOGITS, case)["scores"]
     for row, logits in enumerate(a["logits"]):
-        s = dict(enumerate(logits))
+        s = dict(enumerate(logits[: case.attrs["vocab_size"]]))
         for i in range(a["bias_lens"][row]):
             at = a["bias_starts"][row] + i
             s[int(a["bias_ids"][at])] += a["bias_values"][at]
@@ -175,7 +175,8 @@ def test_adjustments_by_dictionary(case: Case) -> None:
             for v in set(output):
                 s[v] = s[v] - f(a["frequency_penalty"][row] * f(output.count(v)))
                 s[v] = s[v] - a["presence_penalty"][row]
-        np.testing.assert_array_equal(got[row], [s[v] for v in range(len(s))])
+        np.testing.assert_array_equal(got[row, : len(s)], [s[v] for v in range(len(s))])
+        assert (got[row, len(s) :] == -INF).all(), "no token has these ids"
 
 
 def drawn(logits: list[list[float]], **given: Any) -> tuple[list[int], list[int]]:
@@ -213,6 +214,30 @@ def test_draws_depend_on_seed_and_count_alone() -> None:
     alone = [drawn(logits, temperature=[1], seeds=[s], draws=[d])[0][0] for s, d in ((7, 0), (7, 1), (8, 0))]
     assert many[:3] == alone and many[3] == many[0]
     assert len({many[0], many[1], many[2], many[4], many[5]}) > 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": [0]},
+        {"temperature": [1]},
+        {"temperature": [1], "top_k": [3]},
+        {"temperature": [1], "top_p": [0.9]},
+        {"temperature": [1], "min_p": [0.1]},
+        {"temperature": [0], "masks": [[0xFFFFFFFF]], "mask_rows": [0]},
+        {"temperature": [0], "bias_ids": [4], "bias_values": [1e30], "bias_lens": [1]},
+    ],
+    ids=lambda o: " ".join(o),
+)
+@pytest.mark.parametrize("behind", [1e30, NAN, INF])
+def test_ids_without_a_token_are_neither_drawn_nor_counted(options: dict[str, Any], behind: float) -> None:
+    """A head of five rows for two tokens."""
+    case = case_of([[0.0, math.log(3), behind, behind, behind]], top_lens=[5], seeds=[3], **options)
+    case.attrs["vocab_size"] = 2
+    out = run(SAMPLE, case)
+    assert out["status"].tolist() == [STATUS_OK] and out["tokens"][0] in (0, 1)
+    assert out["top_ids"].tolist() == [[1, 0, -1, -1, -1]]
+    np.testing.assert_allclose(np.exp(out["top_logprobs"][0, :2]), [0.75, 0.25], rtol=1e-6)
 
 
 def logprobs(logits: list[list[float]], targets: list[int], wanted: list[int]) -> dict[str, np.ndarray]:
@@ -267,20 +292,24 @@ def test_sample_is_the_finer_ops_in_order_with_raw_logprobs() -> None:
 def test_the_coarse_op_equals_its_parts_run_by_hand(case: Case) -> None:
     got = run(SAMPLE, case)
     adjusted = run(ADJUST_LOGITS, case)["scores"]
-    parts = run(SAMPLE_TOKENS, Case("", case.sizes, {}, {**case.arrays, "scores": adjusted}))
+    parts = run(SAMPLE_TOKENS, Case("", case.sizes, case.attrs, {**case.arrays, "scores": adjusted}))
     after = {**case.arrays, "tokens": parts["tokens"], "targets": parts["tokens"]}
     parts = {
-        **run(APPEND_TOKENS, Case("", case.sizes, {}, after)),
+        **run(APPEND_TOKENS, Case("", case.sizes, case.attrs, after)),
         "tokens": parts["tokens"],
         "status": parts["status"],
     }
-    parts |= {k: v for k, v in run(TOKEN_LOGPROBS, Case("", case.sizes, {}, after)).items() if k != "history"}
+    parts |= {
+        k: v
+        for k, v in run(TOKEN_LOGPROBS, Case("", case.sizes, case.attrs, after)).items()
+        if k != "history"
+    }
     for name, value in got.items():
         np.testing.assert_array_equal(value, parts[name], err_msg=name)
 
 
 def test_the_sampler_program_has_the_ops_names() -> None:
-    program = sampler(vocab_size=100, max_slots=4, history_width=9, max_logprobs=20)
+    program = sampler(columns=104, vocab_size=100, max_slots=4, history_width=9, max_logprobs=20)
     assert [c.spec.name for c in program.calls] == ["sample"]
     assert {t.name for t in program.tensors()} == {o.name for o in SAMPLE.operands}
     lowered = [c.spec.name for c in program.lowered(lambda call: False).calls]

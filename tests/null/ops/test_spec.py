@@ -17,6 +17,8 @@ from pegainfer.ops.sample import ADJUST_LOGITS, TOKEN_LOGPROBS
 from pegainfer.ops.spec import OpSpec, Role
 from pegainfer.ops.tensor import Dim, Kind, Tensor
 
+IDS = {"vocab_size": 4}
+
 
 def tensor(name: str, *shape: Dim, dtype: str = "f32") -> Tensor:
     return Tensor(name, shape, dtype, Kind.INPUT)
@@ -92,12 +94,12 @@ def test_numbered_axes_are_themselves() -> None:
             {"layer": 0, "scale": 1.0},
             "attention: sizes do not fit; expected H a multiple of G",
         ),
-        (TOKEN_LOGPROBS, {"L": 1, "V": 4, "K": 5}, {}, "token_logprobs: sizes do not fit; expected K ≤ V"),
+        (TOKEN_LOGPROBS, {"L": 1, "V": 4, "K": 5}, IDS, "token_logprobs: sizes do not fit; expected K ≤ V"),
         (
             ADJUST_LOGITS,
-            {"L": 1, "V": 33, "J": 0, "E": 1, "I": 1, "U": 0, "O": 0, "Z": 1, "X": 8},
-            {},
-            "adjust_logits: sizes do not fit; expected I = ceil(V / 32)",
+            {"L": 1, "V": 32, "J": 0, "E": 1, "I": 2, "U": 0, "O": 0, "Z": 1, "X": 8},
+            IDS,
+            "adjust_logits: sizes do not fit; expected I ≤ ceil(V / 32)",
         ),
     ],
 )

@@ -54,20 +54,23 @@ def _adjust_logits(c: LoweringContext) -> None:
     s = c.sizes
     plain = c.address("plain") if "plain" in c.call.tensors else None
     operands = {o.name: c.address(o.name) for o in c.call.spec.operands if o.name != "plain"}
-    args = struct(ADJUST_LOGITS, **operands, plain=plain, vocab=s["V"], mask_words=s["I"], width=s["X"])
+    args = struct(
+        ADJUST_LOGITS, **operands, plain=plain, vocab=c.call.attrs["vocab_size"], columns=s["V"],
+        mask_words=s["I"], width=s["X"],
+    )  # fmt: skip
     c.launch("adjust_logits", (_chunks(c, s["V"]), s["L"], 1), 256, [args])
 
 
 @handles("sample_tokens", "sample_some_tokens")
 def _sample_tokens(c: LoweringContext) -> None:
-    s = c.sizes
-    rows, chunks = s["L"], _chunks(c, s["V"])
+    rows, columns, vocab = c.sizes["L"], c.sizes["V"], c.call.attrs["vocab_size"]
+    chunks = _chunks(c, vocab)
     operands: dict[str, Place | None] = {o.name: c.address(o.name) for o in c.call.spec.operands}
     args = struct(
         SAMPLE_TOKENS, **{"logits": operands["scores"], "plain": None} | operands,
         peaks=c.scratch(rows * 8 * chunks), sums=c.scratch(rows * 8 * chunks),
         bin_weights=c.scratch(rows * 8 * BINS), bin_counts=c.scratch(rows * 4 * BINS),
-        vocab=s["V"], chunks=chunks,
+        vocab=vocab, columns=columns, chunks=chunks,
     )  # fmt: skip
     c.launch("sample_peaks", (chunks, rows, 1), 256, [args])
     c.launch("sample_weigh", (chunks, rows, 1), 256, [args])
@@ -84,12 +87,14 @@ def _append_tokens(c: LoweringContext) -> None:
 
 @handles("token_logprobs")
 def _token_logprobs(c: LoweringContext) -> None:
-    s = c.sizes
-    rows, chunks, k = s["L"], _chunks(c, s["V"]), s["K"]
+    rows, columns, k = (c.sizes[axis] for axis in "LVK")
+    vocab = c.call.attrs["vocab_size"]
+    chunks = _chunks(c, vocab)
     args = struct(
         TOKEN_LOGPROBS, **{o.name: c.address(o.name) for o in c.call.spec.operands},
         parts=c.scratch(rows * 8 * chunks), before=c.scratch(rows * 4 * chunks),
-        best=c.scratch(rows * 8 * chunks * k), vocab=s["V"], chunks=chunks, k=k,
+        best=c.scratch(rows * 8 * chunks * k), vocab=vocab, columns=columns,
+        chunks=chunks, k=k,
     )  # fmt: skip
     c.launch("logprob_parts", (chunks, rows, 1), 256, [args])
     c.launch("logprob_merge", (rows, 1, 1), MAX_CHUNKS, [args])

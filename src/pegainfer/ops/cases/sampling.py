@@ -10,7 +10,12 @@ from pegainfer.ops.cases.common import U, i32, normal
 from pegainfer.ops.spec import Arrays, Case
 
 Array = np.ndarray[Any, Any]
-SHAPES = ((0, 40), (1, 1), (1, 33), (3, 64), (9, 257), (2, 4099), (70, 50))  # rows, ids
+# Rows, ids, columns: those behind the ids are padding, in which anything may stand.
+SHAPES = (
+    (0, 40, 40), (1, 1, 1), (1, 33, 40), (3, 64, 64), (9, 257, 257), (9, 257, 320), (2, 4099, 8200),
+    (70, 50, 56),
+)  # fmt: skip
+WIDE = (40, 513, 520)
 
 
 def _flat(parts: list[list[Any]], dtype: type) -> tuple[Array, Array, Array]:
@@ -44,6 +49,13 @@ def _spoil(rng: np.random.Generator, logits: Array) -> None:
     for row, bad in ((4, np.nan), (6, np.inf), (8, -np.inf)):
         if row < rows:
             logits[row, slice(None) if bad == -np.inf else rng.integers(vocab)] = bad
+
+
+def _padded(rng: np.random.Generator, logits: Array, columns: int) -> Array:
+    """Behind the ids: the greatest values, NaN and infinities, none of which may be read."""
+    rows, vocab = logits.shape
+    rest = rng.choice(np.array([1e30, np.nan, np.inf, -np.inf, 0], np.float32), (rows, columns - vocab))
+    return np.concatenate([logits, rest], axis=1)
 
 
 def _history(rng: np.random.Generator, rows: int, vocab: int) -> Arrays:
@@ -137,8 +149,8 @@ def _draw(rng: np.random.Generator, rows: int, vocab: int) -> Arrays:
     }
 
 
-def _sizes(arrays: Arrays, rows: int, vocab: int) -> dict[str, int]:
-    sizes = {"L": rows, "V": vocab}
+def _sizes(arrays: Arrays, rows: int, columns: int) -> dict[str, int]:
+    sizes = {"L": rows, "V": columns}
     if "masks" in arrays:
         sizes |= {"J": len(arrays["bias_ids"]), "E": len(arrays["masks"]), "I": arrays["masks"].shape[1]}
         sizes |= {"U": len(arrays["banned_tokens"]), "O": len(arrays["banned_seq_lens"])}
@@ -149,28 +161,42 @@ def _sizes(arrays: Arrays, rows: int, vocab: int) -> dict[str, int]:
 
 def adjust_logits_cases(rng: np.random.Generator) -> list[Case]:
     cases = []
-    for rows, vocab in SHAPES:
+    for rows, vocab, columns in SHAPES:
         logits = _logits(rng, rows, vocab)
         _spoil(rng, logits)
-        arrays = {"logits": logits, **_adjustments(rng, rows, vocab)}
-        cases.append(Case(f"{rows} rows of {vocab}", _sizes(arrays, rows, vocab), {}, arrays))
+        arrays = {"logits": _padded(rng, logits, columns), **_adjustments(rng, rows, vocab)}
+        cases.append(
+            Case(
+                f"{rows} rows of {vocab} in {columns}",
+                _sizes(arrays, rows, columns),
+                {"vocab_size": vocab},
+                arrays,
+            )
+        )
     return cases
 
 
 def sample_tokens_cases(rng: np.random.Generator) -> list[Case]:
     cases = []
-    for rows, vocab in (*SHAPES, (40, 513)):
+    for rows, vocab, columns in (*SHAPES, WIDE):
         scores = _logits(rng, rows, vocab)
         _spoil(rng, scores)
-        arrays = {"scores": scores, **_draw(rng, rows, vocab)}
-        cases.append(Case(f"{rows} rows of {vocab}", _sizes(arrays, rows, vocab), {}, arrays))
+        arrays = {"scores": _padded(rng, scores, columns), **_draw(rng, rows, vocab)}
+        cases.append(
+            Case(
+                f"{rows} rows of {vocab} in {columns}",
+                _sizes(arrays, rows, columns),
+                {"vocab_size": vocab},
+                arrays,
+            )
+        )
     return cases
 
 
 def append_tokens_cases(rng: np.random.Generator) -> list[Case]:
     """Full histories stay as they are."""
     cases = []
-    for rows, vocab in SHAPES:
+    for rows, vocab in dict.fromkeys(shape[:2] for shape in SHAPES):
         arrays = _history(rng, rows, vocab)
         del arrays["prompt_lens"]
         arrays["tokens"] = i32(rng.integers(0, vocab, rows))
@@ -187,21 +213,34 @@ def _wanted(rng: np.random.Generator, rows: int, most: int) -> Array:
 def token_logprobs_cases(rng: np.random.Generator) -> list[Case]:
     """Targets that are best, last, impossible (-inf); ties across the K best; rows nobody asked for."""
     cases = []
-    for rows, vocab in SHAPES:
+    for rows, vocab, columns in SHAPES:
         logits, most = _logits(rng, rows, vocab), min(20, vocab)
         _spoil(rng, logits)
         targets = rng.integers(0, vocab, rows)
         targets[::3] = vocab - 1
         if rows:
             targets[0] = np.argmax(logits[0])
-        arrays = {"logits": logits, "targets": i32(targets), "top_lens": _wanted(rng, rows, most)}
-        cases.append(Case(f"{rows} rows of {vocab}", {"L": rows, "V": vocab, "K": most}, {}, arrays))
+            targets[-1] = columns - 1  # no token's where there is padding
+        arrays = {
+            "logits": _padded(rng, logits, columns),
+            "targets": i32(targets),
+            "top_lens": _wanted(rng, rows, most),
+        }
+        cases.append(
+            Case(
+                f"{rows} rows of {vocab} in {columns}",
+                {"L": rows, "V": columns, "K": most},
+                {"vocab_size": vocab},
+                arrays,
+            )
+        )
     return cases
 
 
 def logprobs_bound(case: Case) -> Arrays:
     """log of a sum of V exponentials in 64 lanes or more, and x - max, each by U of its size."""
-    x, vocab = case.arrays["logits"].astype(np.float64), case.sizes["V"]
+    vocab = case.attrs["vocab_size"]
+    x = case.arrays["logits"][:, :vocab].astype(np.float64)
     finite = np.where(np.isfinite(x), x, 0)
     spread = finite.max(axis=1, initial=-np.inf) - finite.min(axis=1, initial=np.inf)
     error = np.where(np.isfinite(spread), spread, 0) * 4 * U + (vocab / 64 + 32) * U
@@ -210,11 +249,15 @@ def logprobs_bound(case: Case) -> Arrays:
 
 def sample_cases(rng: np.random.Generator) -> list[Case]:
     cases = []
-    for rows, vocab in (*SHAPES, (40, 513)):
+    for rows, vocab, columns in (*SHAPES, WIDE):
         logits, most = _logits(rng, rows, vocab), min(20, vocab)
         _spoil(rng, logits)
-        arrays = {"logits": logits, **_adjustments(rng, rows, vocab), **_draw(rng, rows, vocab)}
+        arrays = {
+            "logits": _padded(rng, logits, columns),
+            **_adjustments(rng, rows, vocab),
+            **_draw(rng, rows, vocab),
+        }
         arrays["top_lens"] = _wanted(rng, rows, most)
-        sizes = _sizes(arrays, rows, vocab) | {"K": most}
-        cases.append(Case(f"{rows} rows of {vocab}", sizes, {}, arrays))
+        sizes = _sizes(arrays, rows, columns) | {"K": most}
+        cases.append(Case(f"{rows} rows of {vocab} in {columns}", sizes, {"vocab_size": vocab}, arrays))
     return cases

@@ -415,7 +415,8 @@ ADJUST_LOGITS = Layout(
     const float* frequency_penalty
     const float* presence_penalty
     int* plain  // [L]: 1 where nothing is to be done, and `scores` is left alone; null: it never is
-    int vocab
+    int vocab  // ids that name tokens: the scores behind them are -inf
+    int columns  // V
     int mask_words
     int width
     """,
@@ -439,7 +440,8 @@ SAMPLE_TOKENS = Layout(
     unsigned long long* sums  // [L, chunks]: weights
     unsigned long long* bin_weights  // [L, BINS]
     uint32_t* bin_counts  // [L, BINS]
-    int vocab
+    int vocab  // ids that name tokens: the columns behind them are not read
+    int columns  // V
     int chunks
     """,
 )
@@ -457,7 +459,8 @@ TOKEN_LOGPROBS = Layout(
     float2* parts  // [L, chunks]: (maximum or NaN, sum of exp)
     int* before  // [L, chunks]
     unsigned long long* best  // [L, chunks, K] places, best first; 0 behind the last
-    int vocab
+    int vocab  // ids that name tokens: the columns behind them are not read
+    int columns  // V
     int chunks
     int k
     """,

@@ -190,7 +190,7 @@ def test_rows_without_options_are_drawn_from_their_logits() -> None:
     plain = 0
     for case in SAMPLE.cases(np.random.default_rng(5)):
         dtypes = {o.name: o.dtypes[0] for o in SAMPLE.operands}
-        calls = one_call(SAMPLE, case.sizes, dtypes, {}).lowered(keep=keeps_whole).calls
+        calls = one_call(SAMPLE, case.sizes, dtypes, case.attrs).lowered(keep=keeps_whole).calls
         found = rewritten(calls, Step(HOPPER, case.sizes, False))
         assert {"adjust_some_logits", "sample_some_tokens"} <= set(names(found))
         want, got = (
@@ -294,7 +294,7 @@ def test_every_fused_form_has_a_rule_that_makes_it() -> None:
     gated = heads_program(Heads(gated=True)).lowered(keep=keeps_whole).calls
     made |= set(names(rewritten(gated, Step(HOPPER, {"T": 1, "R": 1}, True))))
     sizes = {"L": 1, "V": 64, "I": 2, "Z": 1, "X": 8, "K": 1, "J": 0, "E": 0, "U": 0, "O": 0}
-    sampler = one_call(SAMPLE, sizes, {o.name: o.dtypes[0] for o in SAMPLE.operands}, {})
+    sampler = one_call(SAMPLE, sizes, {o.name: o.dtypes[0] for o in SAMPLE.operands}, {"vocab_size": 60})
     made |= set(names(rewritten(sampler.lowered(keep=keeps_whole).calls, Step(HOPPER, sizes, False))))
     assert set(FUSED) <= made and len({rule.name for rule in RULES}) == len(RULES)
 

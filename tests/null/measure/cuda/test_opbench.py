@@ -47,7 +47,7 @@ def programs(blocks: int = 8) -> list[Program]:
     formats = {n: "q4_1" if len(shape) == 2 else "bf16" for n, shape in TABLE.shapes(CONFIG).items()}
     steps = Formats("bf16", "bf16", "bf16")
     sizes = Sizes(groups(CONFIG, 16, steps), (blocks,), 256)
-    return [forward(CONFIG, formats, sizes, steps), sampler(CONFIG.vocab_size, 8, 257, 20)]
+    return [forward(CONFIG, formats, sizes, steps), sampler(CONFIG.vocab_size, CONFIG.vocab_size, 8, 257, 20)]
 
 
 @pytest.fixture(scope="module")

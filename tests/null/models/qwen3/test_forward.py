@@ -66,7 +66,7 @@ def test_activations_and_residual_have_formats_of_their_own(residual: str) -> No
 
 def test_prompt_logprobs_read_the_residual_stream_as_it_is() -> None:
     c = config("tied_bf16")
-    program = prompt_logprobs(head(c, {"norm": "f32", "embed": "bf16"}, "bf16"), max_logprobs=5)
+    program = prompt_logprobs(head(c, {"norm": "f32", "embed": "bf16"}, "bf16"), c.vocab_size, max_logprobs=5)
     (x,) = (t for t in program.tensors(Kind.INPUT) if t.name == "x")
     assert (x.dtype, x.shape) == ("bf16", ("T", 64))
     shapes = {t.name: t.shape for t in program.tensors(Kind.OUTPUT)}

@@ -58,10 +58,10 @@ constexpr Arity kArity[kNumOps] = {
     {12, 11, 2},  // qkv_norm_rope_append
     {5, 3, 1},  // gate_up_swiglu
     {5, 4, 1},  // lm_head
-    {20, 9, 0},  // adjust_logits
-    {9, 2, 0},  // sample_tokens
+    {20, 9, 1},  // adjust_logits
+    {9, 2, 1},  // sample_tokens
     {4, 3, 0},  // append_tokens
-    {7, 3, 0},  // token_logprobs
+    {7, 3, 1},  // token_logprobs
     {4, 3, 1},  // gated_rms_norm
     {2, 2, 0},  // sigmoid_gate
     {9, 7, 1},  // causal_conv_silu
@@ -228,6 +228,7 @@ struct AdjustLogitsArgs {
     const float* frequency_penalty;  // [L]
     const float* presence_penalty;  // [L]
     int64_t L, V, J, E, I, U, O, Z, X;
+    double vocab_size;
 };
 
 // a token of softmax(scores / temperature) cut by top_k, top_p, min_p (ops/draw.py); or the best
@@ -242,6 +243,7 @@ struct SampleTokensArgs {
     const uint64_t* seeds;  // [L]
     const int32_t* draws;  // [L]
     int64_t L, V;
+    double vocab_size;
 };
 
 // history[slots[l], history_lens[l]] = tokens[l], where the history has room
@@ -263,6 +265,7 @@ struct TokenLogprobsArgs {
     const int32_t* targets;  // [L]
     const int32_t* top_lens;  // [L]
     int64_t L, K, V;
+    double vocab_size;
 };
 
 // out = rms_norm of each head of x · silu(gate) (the output of Qwen3.5's linear attention)
@@ -383,6 +386,6 @@ struct LoraExpandArgs {
 };
 
 constexpr const char* kDeclarationHash =
-    "5f008883d953767087cab4877b5d023ef7ec66c52aafce9a33dc136c7992aa76";
+    "d84e890b987b67c0a17f4fa6428e9147cad5e37d600201ded88742c2bf33c84a";
 
 }  // namespace pega

@@ -68,19 +68,21 @@ void penalise(float* s, const int32_t* history, int64_t length, int64_t prompt, 
 
 void adjust(const Exec&, const Instr& in, int64_t row, const Scratch& scratch) {
     const auto a = in.args<AdjustLogitsArgs>();
+    const auto vocab = static_cast<int64_t>(a.vocab_size);
     float* s = a.scores + row * a.V;
     std::memcpy(s, a.logits + row * a.V, static_cast<size_t>(a.V) * 4);
     const int64_t first = a.bias_starts[row], biases = a.bias_lens[row];
     for (int64_t i = first; i < first + biases; i++) s[a.bias_ids[i]] += a.bias_values[i];
     const int32_t mask = a.mask_rows[row];
-    if (mask >= 0) apply_mask(s, a.V, a.masks + mask * a.I);
+    if (mask >= 0) apply_mask(s, vocab, a.masks + mask * a.I);
     const int32_t* history = a.history + a.slots[row] * a.X;
     const int64_t length = a.history_lens[row], prompt = a.prompt_lens[row];
     ban_completions(s, a, row, history, length);
     const float repetition = a.repetition_penalty[row], frequency = a.frequency_penalty[row];
     const float presence = a.presence_penalty[row];
     if (repetition != 1 || frequency != 0 || presence != 0)
-        penalise(s, history, length, prompt, a.V, repetition, frequency, presence, scratch.seen);
+        penalise(s, history, length, prompt, vocab, repetition, frequency, presence, scratch.seen);
+    std::fill(s + vocab, s + a.V, -INFINITY);
 }
 
 // sample_tokens
@@ -242,8 +244,8 @@ class Draw {
 
 void sample(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch) {
     const auto a = in.args<SampleTokensArgs>();
-    const int64_t vocab = a.V;
-    const float* s = a.scores + row * vocab;
+    const auto vocab = static_cast<int64_t>(a.vocab_size);
+    const float* s = a.scores + row * a.V;
     const float max = e.kernels->maximum(s, vocab), temperature = a.temperature[row];
     int32_t token = 0, status = kOk;
     if (std::isnan(max) || max == INFINITY) {
@@ -281,12 +283,13 @@ void find_best(const float* x, const int32_t* ids, int64_t count, int64_t k, int
 
 void logprob(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch) {
     const auto a = in.args<TokenLogprobsArgs>();
-    const int64_t vocab = a.V, most = a.K;
+    const auto vocab = static_cast<int64_t>(a.vocab_size);
+    const int64_t most = a.K;
     float* logprobs = a.logprobs + row;
     int32_t* rank = a.ranks + row;
     int32_t* top_ids = a.top_ids + row * most;
     float* top_logprobs = a.top_logprobs + row * most;
-    const float* x = a.logits + row * vocab;
+    const float* x = a.logits + row * a.V;
     const int64_t target = a.targets[row], wanted = a.top_lens[row];
     *logprobs = 0;
     *rank = 0;
@@ -305,7 +308,7 @@ void logprob(const Exec& e, const Instr& in, int64_t row, const Scratch& scratch
         ahead -= x[scratch.ids[i]] == x[target];
     *logprobs = logp(target);
     *rank = static_cast<int32_t>(1 + ahead);
-    const int64_t k = std::min(wanted, most);
+    const int64_t k = std::min({wanted, most, vocab});
     int64_t near = e.kernels->select_at_least(x, vocab, max - kNear, scratch.ids);
     if (near < k) near = e.kernels->select_at_least(x, vocab, -INFINITY, scratch.ids);
     find_best(x, scratch.ids, near, k, top_ids);
@@ -329,6 +332,9 @@ bool check_adjust(Exec& e, const AdjustLogitsArgs& a) {
                 static_cast<long long>(row), prompt, length, static_cast<long long>(a.X), a.mask_rows[row],
                 static_cast<long long>(a.E));
     }
+    if (a.E > 0 && static_cast<double>(a.I) * 32 < a.vocab_size)
+        return e.fail("adjust_logits: masks: expected a bit for each of %lld ids, got %lld words",
+                      static_cast<long long>(a.vocab_size), static_cast<long long>(a.I));
     for (int64_t i = 0; i < a.O; i++)
         if (a.banned_seq_lens[i] < 1)
             return e.fail("adjust_logits: banned_seq_lens[%lld]: expected at least 1, got %d",

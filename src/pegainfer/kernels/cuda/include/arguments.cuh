@@ -405,7 +405,8 @@ struct AdjustArgs {
     const float* frequency_penalty;
     const float* presence_penalty;
     int* plain;  // [L]: 1 where nothing is to be done, and `scores` is left alone; null: it never is
-    int vocab;
+    int vocab;  // ids that name tokens: the scores behind them are -inf
+    int columns;  // V
     int mask_words;
     int width;
 };
@@ -428,10 +429,11 @@ struct SampleArgs {
     unsigned long long* sums;  // [L, chunks]: weights
     unsigned long long* bin_weights;  // [L, BINS]
     uint32_t* bin_counts;  // [L, BINS]
-    int vocab;
+    int vocab;  // ids that name tokens: the columns behind them are not read
+    int columns;  // V
     int chunks;
 };
-static_assert(sizeof(SampleArgs) == 128);
+static_assert(sizeof(SampleArgs) == 136);
 
 // Logits, the tokens whose log-probabilities are wanted, and memory for what the launches pass on.
 struct LogprobArgs {
@@ -445,7 +447,8 @@ struct LogprobArgs {
     float2* parts;  // [L, chunks]: (maximum or NaN, sum of exp)
     int* before;  // [L, chunks]
     unsigned long long* best;  // [L, chunks, K] places, best first; 0 behind the last
-    int vocab;
+    int vocab;  // ids that name tokens: the columns behind them are not read
+    int columns;  // V
     int chunks;
     int k;
 };

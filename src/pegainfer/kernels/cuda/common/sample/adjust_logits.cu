@@ -19,8 +19,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(AdjustArgs a
     __shared__ uint32_t info[CHUNK];  // how often a token was generated, and the flags above
     pdl_wait();
     pdl_launch();
-    const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, n = min(CHUNK, a.vocab - v0);
-    const int64_t at = static_cast<int64_t>(row) * a.vocab + v0;
+    const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, n = min(CHUNK, a.columns - v0);
+    const int64_t at = static_cast<int64_t>(row) * a.columns + v0;
     if (a.plain) {
         const bool plain = is_plain(a, row);
         if (blockIdx.x == 0 && threadIdx.x == 0) a.plain[row] = plain;
@@ -59,8 +59,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(AdjustArgs a
     const uint32_t* mask = a.masks + static_cast<int64_t>(max(mask_row, 0)) * a.mask_words;
     for (int i = threadIdx.x; i < n; i += THREADS) {
         float v = s[i];
-        const uint32_t flags = info[i], id = v0 + i;
-        const bool masked = mask_row >= 0 && !(mask[id >> 5] >> (id & 31) & 1);
+        const uint32_t flags = info[i];
+        const int id = v0 + i;
+        const bool token = id < a.vocab;  // the mask has no bit for others
+        const bool masked = token && mask_row >= 0 && !(mask[id >> 5] >> (id & 31) & 1);
         if ((masked || flags & BANNED) && v < INFINITY)
             v = -INFINITY;  // NaN and +inf stay, for the draw to report
         if (flags & SEEN) v = v > 0 ? __fdiv_rn(v, repetition) : __fmul_rn(v, repetition);
@@ -68,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(AdjustArgs a
             v = __fsub_rn(v, __fmul_rn(frequency, static_cast<float>(flags & COUNT)));
             v = __fsub_rn(v, presence);
         }
-        a.scores[at + i] = v;
+        a.scores[at + i] = token ? v : -INFINITY;
     }
 }
 

@@ -9,7 +9,7 @@ __device__ __forceinline__ bool is_cut(const SampleArgs& a, int row) {
     return (a.top_k[row] > 0 && a.top_k[row] < a.vocab) || a.top_p[row] < 1.f;
 }
 __device__ __forceinline__ const float* scores_of(const SampleArgs& a, int row) {
-    return (a.plain && a.plain[row] ? a.logits : a.scores) + static_cast<int64_t>(row) * a.vocab;
+    return (a.plain && a.plain[row] ? a.logits : a.scores) + static_cast<int64_t>(row) * a.columns;
 }
 __device__ __forceinline__ u64 least_weight(const SampleArgs& a, int row) {
     return static_cast<u64>(static_cast<double>(a.min_p[row]) * 1099511627776.0);

@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) logprob_parts(LogprobArgs 
     pdl_launch();
     const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, wanted = a.top_lens[row];
     if (wanted < 0) return;
-    const float* x = a.logits + static_cast<int64_t>(row) * a.vocab;
+    const float* x = a.logits + static_cast<int64_t>(row) * a.columns;
     const int64_t part = static_cast<int64_t>(row) * a.chunks + blockIdx.x;
     float v[EACH];
     u64 best = 0;
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(MAX_CHUNKS) logprob_merge(LogprobAr
     const float2 own = mine ? a.parts[part] : make_float2(-INFINITY, 0.f);
     const bool bad = __syncthreads_or(isnan(own.x));
     const float top = block_reduce(own.x, -INFINITY, tops, [](float p, float q) { return fmaxf(p, q); });
-    if (bad || isinf(top)) {
+    if (bad || isinf(top) || a.targets[row] >= a.vocab) {
         if (tid == 0) a.logprobs[row] = NAN, a.ranks[row] = 0;
         return;
     }
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(MAX_CHUNKS) logprob_merge(LogprobAr
     const double base = static_cast<double>(top) + log(sum);
     if (tid == 0) {
         const int target = a.targets[row];
-        a.logprobs[row] = static_cast<float>(a.logits[static_cast<int64_t>(row) * a.vocab + target] - base);
+        a.logprobs[row] = static_cast<float>(a.logits[static_cast<int64_t>(row) * a.columns + target] - base);
         a.ranks[row] = before + 1;
     }
     int next = 0;  // of this thread's chunk
