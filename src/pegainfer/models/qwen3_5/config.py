@@ -225,7 +225,7 @@ class Qwen3_5Config:
         )
 
 
-def _hf_feed_forward(f: Fields) -> dict[str, int]:
+def _hf_feed_forward(f: Fields) -> dict[str, Any]:
     """Sizes of the feed-forward block or of the experts, by the config's fields."""
     if not f.has("num_experts") and not f.text("model_type", "").startswith("qwen3_5_moe"):
         return {"intermediate_size": f.integer("intermediate_size")}
@@ -242,7 +242,7 @@ def _hf_feed_forward(f: Fields) -> dict[str, int]:
     }
 
 
-def _gguf_feed_forward(f: Fields, has_experts: bool) -> dict[str, int]:
+def _gguf_feed_forward(f: Fields, has_experts: bool) -> dict[str, Any]:
     """The same of GGUF metadata."""
     if not has_experts:
         return {"intermediate_size": f.integer("feed_forward_length")}
