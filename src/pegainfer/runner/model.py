@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
@@ -22,6 +23,9 @@ from pegainfer.runtime.weights.weight import Weight
 if TYPE_CHECKING:
     from pegainfer.runner.cuda import CudaRunner
     from pegainfer.runner.parts import CudaBackend
+
+C = TypeVar("C", bound="ServedConfig")
+C_co = TypeVar("C_co", bound="ServedConfig", covariant=True)
 
 Formatted = Mapping[str, str]  # storage format of each weight by name
 
@@ -134,3 +138,49 @@ class LineModel:
 
         parts = make_parts(self.programs(info, groups, steps, max_logprobs), info, groups, backend)
         return CudaRunner(info, parts, max_logprobs)
+
+
+class ServedConfig(Protocol):
+    """What a model's record takes from a line's config."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+
+class LineWeights(Protocol[C_co]):
+    """A line's weights beside its config."""
+
+    @property
+    def config(self) -> C_co: ...
+
+    @property
+    def tensors(self) -> Mapping[str, Weight]: ...
+
+    def cos_sin(self, num_positions: int) -> Weight: ...
+
+
+def decoder_model(
+    weights: LineWeights[C],
+    groups: Callable[[C, int, Formats], tuple[GroupLayout, ...]],
+    forward: Callable[[C, Formatted, Sizes, Formats], Program],
+    head: Callable[[C, Formatted, str], Head],
+    *,
+    adapted: tuple[AdaptedWeight, ...] = (),
+    ranks: int = 1,
+) -> LineModel:
+    """The record of a model whose only table is that of its rotation, from a line's functions of a config."""
+    config = weights.config
+    return LineModel(
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        weights=weights.tensors,
+        tables={"cos_sin": weights.cos_sin},
+        groups=partial(groups, config),
+        forward=partial(forward, config),
+        head=partial(head, config),
+        adapted=adapted,
+        ranks=ranks,
+    )

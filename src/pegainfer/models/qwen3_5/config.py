@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegainfer.ops.config import (
+    gguf_fields,
     gguf_rope,
     head_size,
     hf_rope,
     kv_heads,
-    refuse_unserved_gguf,
     rotary_size,
+    serve_only,
     served_length,
 )
 from pegainfer.runtime.weights.fields import Fields
@@ -182,10 +183,8 @@ class Qwen3_5Config:
         Raises ConfigError and UnsupportedError.
         """
         has_experts = metadata.get("general.architecture") == MOE_GGUF
-        prefix = f"{MOE_GGUF if has_experts else DENSE_GGUF}."
-        own = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
-        f = Fields(own, where, line=LINE, prefix=prefix)
-        refuse_unserved_gguf(f, own, GGUF_SERVED | (GGUF_EXPERTS if has_experts else frozenset()))
+        served = GGUF_SERVED | (GGUF_EXPERTS if has_experts else frozenset())
+        f = gguf_fields(metadata, MOE_GGUF if has_experts else DENSE_GGUF, where, LINE, served)
         heads = f.integer("attention.head_count")
         head_dim = head_size(f, "attention.key_length", 256)
         value_dim = f.integer("attention.value_length", head_dim)
@@ -263,11 +262,9 @@ def _by_interval(layers: int, interval: int) -> tuple[str, ...]:
 
 def _refuse_variants(f: Fields) -> None:
     """Raises UnsupportedError for what would change the result and is not served."""
-    f.refuse("attention_bias", f.boolean("attention_bias", False), expected="false")
     f.refuse("attn_output_gate", not f.boolean("attn_output_gate", True), expected="true")
     only = {"hidden_act": "silu", "output_gate_type": "swish", "mamba_ssm_dtype": "float32"}
-    for key, served in only.items():
-        f.refuse(key, f.text(key, served) != served, expected=served)
+    serve_only(f, only, off=("attention_bias",))
 
 
 def _layer_types(f: Fields) -> tuple[str, ...]:

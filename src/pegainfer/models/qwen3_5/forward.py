@@ -15,9 +15,10 @@ vocabulary, P positions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from pegainfer.kv.device.layout import GroupLayout, PageLayout, Part, StateLayout
+from pegainfer.kv.device.layout import GroupLayout, Part, StateLayout
 from pegainfer.models.qwen3_5.config import FULL, Qwen3_5Config
 from pegainfer.models.qwen3_5.weights import TABLE
 from pegainfer.ops.activation import SIGMOID_GATE
@@ -29,8 +30,8 @@ from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.moe import MOE
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
-from pegainfer.ops.sampler import Head
-from pegainfer.runner.program import INPUTS, Formats, Sizes, shape
+from pegainfer.ops.sampler import head_of
+from pegainfer.runner.program import INPUTS, Formats, Sizes, kv_pages, shape
 
 # Tokens between two states that are kept for prefix reuse. A state of 4B takes as much memory as the keys and
 # values of 1,572 tokens, one of 35B-A3B as those of 3,144.
@@ -54,15 +55,14 @@ def groups(config: Qwen3_5Config, block_size: int, formats: Formats) -> tuple[Gr
     """Pages of the full layers' keys and values; states of the linear layers.
 
     A state holds the convolution's last inputs [layers, W - 1, C] and the delta rule's matrices
-    [layers, B, K, E] in float32. All layers of a block or state lie together, so that it is one copy.
+    [layers, B, K, E] in float32. All layers of a state lie together, so that it is one copy.
     """
     c = config
-    pages = (c.num_full_layers, 2, c.num_kv_heads, block_size, c.head_dim)
     conv = (c.num_linear_layers, c.conv_width - 1, c.conv_size)
     delta = (c.num_linear_layers, c.delta_heads, c.delta_key_dim, c.delta_dim)
     states = (Part("conv", conv, formats.activation), Part("delta", delta, "f32"))
     return (
-        PageLayout("kv", (Part("kv", pages, formats.kv),), block_size),
+        kv_pages(c.num_full_layers, c.num_kv_heads, c.head_dim, block_size, formats),
         StateLayout("states", states, MOE_SNAPSHOT_EVERY if c.num_experts else SNAPSHOT_EVERY),
     )
 
@@ -155,16 +155,4 @@ def forward(
     return b.build()
 
 
-def head(config: Qwen3_5Config, weights: Mapping[str, str], residual: str) -> Head:
-    """The forward's last call, for programs that apply it to other rows."""
-    name = TABLE.head_name(config)
-    return Head(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        eps=config.norm_eps,
-        norm="norm",
-        norm_format=weights["norm"],
-        weight=name,
-        weight_format=weights[name],
-        residual=residual,
-    )
+head = partial(head_of, TABLE)  # the last call, for programs that apply it to other rows
