@@ -95,7 +95,7 @@ class EngineConfig:
     )
     load_format: str = field(
         default="auto",
-        metadata={"help": "auto: the model's file; dummy: seeded weights made on the GPU from config.json."},
+        metadata={"help": "auto: the model's file; dummy: seeded weights from config.json alone."},
     )
     backend: str = field(
         default="cpu",
@@ -185,9 +185,8 @@ class EngineConfig:
             )  # fmt: skip
         if not cuda and self.kv_dtype == "bf16":
             raise ConfigError("only a GPU keeps keys and values as bf16", expected="f32 or f16", got="bf16")
-        if not cuda and self.load_format == "dummy":
+        if self.load_format == "dummy" and self.tensor_parallel_size > 1:
             raise ConfigError(
-                "dummy weights are made on a GPU",
-                got=f"backend {self.backend}",
-                remedy="choose --device cuda",
-            )
+                "dummy weights are not shared out to ranks", expected=1, got=self.tensor_parallel_size,
+                where="tensor_parallel_size",
+            )  # fmt: skip
