@@ -101,6 +101,7 @@ def runner_bounds(
         max_model_len=length,
         vocab_size=model.vocab_size,
         supports_pooling=True,
+        counts_experts=config.expert_stats,
         max_adapters=config.max_loras if config.enable_lora else 0,
         max_adapter_rank=config.max_lora_rank if config.enable_lora else 0,
     )

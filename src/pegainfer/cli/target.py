@@ -90,6 +90,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
         "--threads",
         "--isa",
         "--load-format",
+        "--expert-stats",
         "--activation-dtype",
     ),
     "cuda": (
@@ -101,7 +102,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
         "--load-format",
         "--activation-dtype",
     ),
-    "reference": (*KV_FLAGS, *LORA_FLAGS, *RANK_FLAGS, "--load-format"),
+    "reference": (*KV_FLAGS, *LORA_FLAGS, *RANK_FLAGS, "--load-format", "--expert-stats"),
     "null": ("--max-model-len", *LORA_FLAGS, *RANK_FLAGS),
 }
 

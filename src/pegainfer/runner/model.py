@@ -13,6 +13,7 @@ from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.adapters import AdaptedWeight, AdapterBounds, adapted
 from pegainfer.ops.backend import Backend
+from pegainfer.ops.expert_counts import counting
 from pegainfer.ops.program import Program
 from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
 from pegainfer.runner.adapters import HostAdapters
@@ -81,12 +82,14 @@ class LineModel:
             groups: as `groups` made them; `info` has their KVSpec.
             steps: storage formats of what a step computes and keeps.
 
-        Raises UnsupportedError where adapters are asked for and the line serves none.
+        Raises UnsupportedError where adapters are asked for and the line serves none, ConfigError where
+        experts are to be counted and there are none.
         """
         formats = {name: w.dtype for name, w in self.weights.items()}
         head = self.head(formats, steps.residual)
         forward = self.forward(formats, Sizes.of(info, groups), steps)
         forward = forward if self.ranks > 1 else forward.on_one_rank()
+        forward = counting(forward) if info.counts_experts else forward
         scores = prompt_logprobs(head, max_logprobs)
         if info.max_adapters:
             if not self.adapted:
