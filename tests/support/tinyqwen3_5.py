@@ -67,7 +67,7 @@ class TinyQwen3_5(Tiny):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         c = self.text_config()
-        hidden, inner, p = c["hidden_size"], c["intermediate_size"], self.prefix
+        hidden, p = c["hidden_size"], self.prefix
         shapes: dict[str, tuple[int, ...]] = {p + "embed_tokens.weight": (c["vocab_size"], hidden)}
         for i, kind in enumerate(c["layer_types"]):
             mixer = full_shapes(c) if kind == "full_attention" else linear_shapes(c)
@@ -75,15 +75,21 @@ class TinyQwen3_5(Tiny):
                 "input_layernorm.weight": (hidden,),
                 **mixer,
                 "post_attention_layernorm.weight": (hidden,),
-                "mlp.gate_proj.weight": (inner, hidden),
-                "mlp.up_proj.weight": (inner, hidden),
-                "mlp.down_proj.weight": (hidden, inner),
+                **self.feed_forward_shapes(c),
             }
             shapes |= {f"{p}layers.{i}.{name}": shape for name, shape in layer.items()}
         shapes[p + "norm.weight"] = (hidden,)
         if not c["tie_word_embeddings"]:
             shapes["lm_head.weight"] = (c["vocab_size"], hidden)
         return shapes | self.unread()
+
+    def feed_forward_shapes(self, c: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        hidden, inner = c["hidden_size"], c["intermediate_size"]
+        return {
+            "mlp.gate_proj.weight": (inner, hidden),
+            "mlp.up_proj.weight": (inner, hidden),
+            "mlp.down_proj.weight": (hidden, inner),
+        }
 
     def stored_as(self, name: str) -> str:
         return "f32" if name.endswith(("A_log", "linear_attn.norm.weight")) else self.dtype
@@ -148,7 +154,7 @@ def _values(name: str, shape: tuple[int, ...], rng: np.random.RandomState) -> Ar
     elif name.endswith("conv1d.weight"):
         found = 0.6 * rng.standard_normal(shape)
     else:
-        found = rng.standard_normal(shape) * (1.5 / np.sqrt(shape[1]))
+        found = rng.standard_normal(shape) * (1.5 / np.sqrt(shape[-1]))
     return found.astype(np.float32)
 
 
@@ -226,6 +232,13 @@ GGUF_NAMES = {
     "mlp.gate_proj.weight": "ffn_gate.weight",
     "mlp.up_proj.weight": "ffn_up.weight",
     "mlp.down_proj.weight": "ffn_down.weight",
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+    "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
+    "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
 }
 GGUF_FIXED = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -249,7 +262,6 @@ def gguf_metadata(model: TinyQwen3_5) -> dict[str, Any]:
         "nextn_predict_layers": 1,
         "context_length": c["max_position_embeddings"],
         "embedding_length": c["hidden_size"],
-        "feed_forward_length": c["intermediate_size"],
         "attention.head_count": c["num_attention_heads"],
         "attention.head_count_kv": c["num_key_value_heads"],
         "attention.key_length": c["head_dim"],
@@ -265,6 +277,8 @@ def gguf_metadata(model: TinyQwen3_5) -> dict[str, Any]:
         "ssm.time_step_rank": c["linear_num_value_heads"],
         "ssm.inner_size": c["linear_num_value_heads"] * c["linear_value_head_dim"],
     }
+    if "intermediate_size" in c:
+        found["feed_forward_length"] = c["intermediate_size"]
     return {"general.architecture": "qwen35"} | {f"qwen35.{k}": v for k, v in found.items()}
 
 
@@ -313,8 +327,8 @@ def gguf_tensors(model: TinyQwen3_5, formats: Callable[[str], str]) -> list[GGUF
             stored = 1 + stored
         elif name.endswith("A_log"):
             stored = -np.exp(stored)
-        elif name.endswith("conv1d.weight"):
-            stored = stored[:, 0]
+        elif name.endswith(("conv1d.weight", "shared_expert_gate.weight")):
+            stored = stored.squeeze()  # of the axis of one entry
         form = form_of(name, formats)
         data = quantize(form, np.ascontiguousarray(stored)).tobytes()
         found.append(GGUFTensor(gguf_name(name), GGML[form], stored.shape, data))
@@ -322,7 +336,8 @@ def gguf_tensors(model: TinyQwen3_5, formats: Callable[[str], str]) -> list[GGUF
 
 
 def form_of(name: str, formats: Callable[[str], str]) -> str:
-    matrix = name.endswith(("proj.weight", "embed_tokens.weight", "lm_head.weight")) or "in_proj" in name
+    matrices = ("proj.weight", "experts.gate_up_proj", "experts.down_proj", "embed_tokens.weight")
+    matrix = name.endswith((*matrices, "lm_head.weight")) or "in_proj" in name
     return formats(gguf_name(name)) if matrix else "f32"
 
 

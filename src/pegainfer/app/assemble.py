@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.fitting import check_fits, need_of
 from pegainfer.app.load import make_backend, open_model
 from pegainfer.app.registry import Model
 from pegainfer.contract.handle import EngineInfo
@@ -20,6 +21,8 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.ranks import TensorRank
+from pegainfer.runtime.control_groups import available_memory
+from pegainfer.runtime.weights.made_up import made_up
 
 if TYPE_CHECKING:
     from pegainfer.measure.profile import Profiler
@@ -128,11 +131,14 @@ def _build_runner(
         built = build_runner(model, groups, info, config, scheduler)
         return built.runner, built.device, built.seconds
     started = time.perf_counter()
+    check_fits(need_of(model, groups, info, config.tensor_parallel_size), available_memory())
     device = ""
 
     def build(memory: RankMemory | None = None) -> Runner:
         nonlocal device
         tensors = model.tensors(info.max_model_len)
+        if config.load_format == "dummy":
+            tensors = {name: w if w.parts else made_up(name, w) for name, w in tensors.items()}
         backend, device = make_backend(tensors, config, timing=profiler is not None, memory=memory)
         backend = backend if profiler is None else profiler.around(backend)
         formats, max_logprobs = step_formats(config), scheduler.max_logprobs

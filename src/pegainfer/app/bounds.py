@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.fitting import host_weights
 from pegainfer.app.memory import Wish, divide, sequence_bytes, state_bytes
 from pegainfer.app.registry import Model
 from pegainfer.contract.errors import ConfigError
@@ -49,8 +50,8 @@ def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) 
     groups = model_groups(model, config)
     if config.backend == "cuda":
         return runner_bounds(model, wish.slots, wish.length, (0,) * len(groups), config, scheduler)
-    free = available_memory()
     ranks = config.tensor_parallel_size
+    free = max(0, available_memory() - ranks * host_weights(model, wish.length))
     # A running sequence and a snapshot; `groups` are those of one rank.
     need = ranks * (sequence_bytes(groups, wish.length) + state_bytes(groups))
     memory = config.kv_cache_memory or max(min(MAX_KV_BYTES, free // 4), min(need, free // 2))
@@ -100,6 +101,7 @@ def runner_bounds(
         max_model_len=length,
         vocab_size=model.vocab_size,
         supports_pooling=True,
+        counts_experts=config.expert_stats,
         max_adapters=config.max_loras if config.enable_lora else 0,
         max_adapter_rank=config.max_lora_rank if config.enable_lora else 0,
     )

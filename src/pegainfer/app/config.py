@@ -86,6 +86,10 @@ class EngineConfig:
     enable_lora: bool = field(default=False, metadata={"help": "Serve LoRA adapters."})
     max_loras: int = field(default=8, metadata={"help": "Adapters that may be loaded at once."})
     max_lora_rank: int = field(default=16, metadata={"help": "Greatest rank of an adapter."})
+    expert_stats: bool = field(
+        default=False,
+        metadata={"help": "Count the tokens of each expert for /metrics (mixtures of experts, on the CPU)."},
+    )
     device_ordinal: int = field(default=0, metadata={"help": "Which GPU."})
     gpu_memory_utilization: float = field(
         default=0.9, metadata={"help": "Share of the GPU's memory that this process may take."}
@@ -95,7 +99,7 @@ class EngineConfig:
     )
     load_format: str = field(
         default="auto",
-        metadata={"help": "auto: the model's file; dummy: seeded weights made on the GPU from config.json."},
+        metadata={"help": "auto: the model's file; dummy: seeded weights from config.json alone."},
     )
     backend: str = field(
         default="cpu",
@@ -183,11 +187,16 @@ class EngineConfig:
                 "the GPU serves no LoRA adapters yet", expected="cpu or reference", got="cuda",
                 where="enable_lora",
             )  # fmt: skip
+        if self.expert_stats and (cuda or self.tensor_parallel_size > 1):
+            raise ConfigError(
+                "tokens of experts are counted on the CPU, by one rank, so far",
+                got=f"{self.tensor_parallel_size} ranks on {self.backend}",
+                where="expert_stats",
+            )
         if not cuda and self.kv_dtype == "bf16":
             raise ConfigError("only a GPU keeps keys and values as bf16", expected="f32 or f16", got="bf16")
-        if not cuda and self.load_format == "dummy":
+        if self.load_format == "dummy" and self.tensor_parallel_size > 1:
             raise ConfigError(
-                "dummy weights are made on a GPU",
-                got=f"backend {self.backend}",
-                remedy="choose --device cuda",
-            )
+                "dummy weights are not shared out to ranks", expected=1, got=self.tensor_parallel_size,
+                where="tensor_parallel_size",
+            )  # fmt: skip

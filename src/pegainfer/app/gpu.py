@@ -117,6 +117,7 @@ def fit(
     """The runner's bounds, with the cache divided among its groups. Raises ConfigError if it does not fit."""
     room = max(0, budget.cache)
     memory = config.kv_cache_memory or room
+    check_weights(budget)
     remedy = "lower --max-model-len, --max-num-seqs or --kv-cache-memory, or raise --gpu-memory-utilization"
     if memory > room:
         raise ConfigError(
@@ -128,6 +129,22 @@ def fit(
     wish = cache_wish(model, config, scheduler)
     d = divide(groups, memory, wish, where=f" ({budget})", remedy=remedy)
     return runner_bounds(model, d.slots, d.length, d.num_blocks, config, scheduler)
+
+
+def check_weights(budget: Budget) -> None:
+    """Raises ConfigError where weights and steps alone take more than is allowed."""
+    if budget.cache > 0:
+        return
+    need = budget.used + budget.weights + budget.steps
+    remedy = f"use a GPU with more than {need / 2**30:.2f} GiB, or --device cpu with a quantised file"
+    if need < budget.total:
+        remedy = f"raise --gpu-memory-utilization above {need / budget.total:.2f}"
+    raise ConfigError(
+        "the model does not fit into the GPU's memory",
+        expected=f"< {budget.allowed / 2**30:.2f} GiB",
+        got=f"{need / 2**30:.2f} GiB, {-budget.cache / 2**30:.2f} GiB too much without a KV cache ({budget})",
+        remedy=remedy,
+    )
 
 
 def plan_memory(

@@ -32,6 +32,9 @@ LINES: dict[str, str] = {
     "Qwen3_5ForConditionalGeneration": "pegainfer.models.qwen3_5.engine",
     "Qwen3_5ForCausalLM": "pegainfer.models.qwen3_5.engine",
     "qwen35": "pegainfer.models.qwen3_5.engine",
+    "Qwen3_5MoeForConditionalGeneration": "pegainfer.models.qwen3_5.engine",
+    "Qwen3_5MoeForCausalLM": "pegainfer.models.qwen3_5.engine",
+    "qwen35moe": "pegainfer.models.qwen3_5.engine",
 }
 # What Hugging Face calls GGUF's architectures.
 HF_NAMES = {
@@ -39,6 +42,7 @@ HF_NAMES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "qwen35": "Qwen3_5ForConditionalGeneration",
+    "qwen35moe": "Qwen3_5MoeForConditionalGeneration",
 }
 
 

@@ -7,6 +7,7 @@ import typer
 from pegainfer import __version__
 from pegainfer.cli import (
     bench_engine,
+    bench_load,
     bench_ops,
     bench_serve,
     bench_startup,
@@ -63,6 +64,7 @@ def build_app() -> typer.Typer:
         ("engine", bench_engine.engine, "Prefill and decode alone, in tokens a second."),
         ("ops", bench_ops.ops, "Each op alone, beside its floor."),
         ("startup", bench_startup.startup, "Time until ready, and memory."),
+        ("load", bench_load.load, "Weights from their file into memory, in GB/s."),
     ):
         bench.command(name, cls=ModelCommand, short_help=about)(expand(measure))
     bench.command("serve", short_help="An OpenAI-compatible server under load.")(expand(bench_serve.serve))

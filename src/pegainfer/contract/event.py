@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from pegainfer.contract.errors import PegaError, error_fields, restored_error
+from pegainfer.contract.experts import ExpertTokens
 
 
 class FinishReason(StrEnum):
@@ -115,3 +116,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     slow_steps: int = 0  # of these, steps that took SLOW_RATIO times their price or more
     # Summed by stage: schedule, launch, mask, wait, commit, emit; and stage, which a GPU's launch contains.
     host_seconds: dict[str, float] = {}
+    experts: ExpertTokens | None = None  # where the runner counts them

@@ -68,6 +68,7 @@ class RunnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_commit: int = 1  # tokens that one row may commit (above 1 with speculation)
     supports_prompt_logprobs: bool = True
     supports_pooling: bool = False  # of hidden states, see SamplingParams.pooling
+    counts_experts: bool = False  # the runner is a CountingRunner
     tiers: tuple[Tier, ...] = ()  # below the device, the fastest first; evicted blocks move down one by one
     max_adapters: int = 0  # adapters loaded at once; above 0 the runner is an AdapterRunner
     max_adapter_rank: int = 0  # the greatest rank of an adapter's matrices

@@ -16,6 +16,7 @@ import time
 from pegainfer.contract.codec import Call, Cancel, Trace
 from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
+from pegainfer.contract.experts import CountingRunner
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Preparing, Runner, StepPolicy, Tracer
@@ -62,7 +63,8 @@ class EngineLoop:
         self._grammars = Grammars(grammars, self._inbox.put, max_wait)
         self._pipeline = Pipeline(runner, policy, self._grammars.masks, tracer, clock, sink.steps, op_times)
         self._recorder = self._pipeline.recorder
-        self._snapshots = Snapshots(policy, self._pipeline.seconds)
+        experts = runner.expert_tokens if isinstance(runner, CountingRunner) else lambda: None
+        self._snapshots = Snapshots(policy, self._pipeline.seconds, experts)
         self._controls = Controls(runner, policy, sink, self._inbox.put)
         self._intake = Intake(policy, sink, self._grammars, self._snapshots, self._controls, clock)
         self._closing = False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from pegainfer.contract.event import EngineStats
+from pegainfer.contract.experts import ExpertTokens
 from pegainfer.contract.step import StepPolicy
 
 STATS_PERIOD = 0.05  # seconds between two snapshots while steps go on; finishes and idleness bring their own
@@ -15,13 +16,20 @@ STATS_PERIOD = 0.05  # seconds between two snapshots while steps go on; finishes
 class Snapshots:
     """Taken on the engine's thread; `latest` may be read from any. Times are seconds of the loop's clock."""
 
-    def __init__(self, policy: StepPolicy, host_seconds: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        policy: StepPolicy,
+        host_seconds: Mapping[str, float],
+        expert_tokens: Callable[[], ExpertTokens | None] = lambda: None,
+    ) -> None:
         """
         Args:
             host_seconds: as EngineStats has them; read at each snapshot.
+            expert_tokens: likewise; called at each snapshot.
         """
         self._policy = policy
         self._host_seconds = host_seconds
+        self._expert_tokens = expert_tokens
         self._at = 0.0
         self._quiet = False  # the last one says that the engine is idle
         self._refusals = 0
@@ -31,7 +39,10 @@ class Snapshots:
         """A new one; it is `latest` too."""
         stats = self._policy.stats()
         self.latest = msgspec.structs.replace(
-            stats, rejections=stats.rejections + self._refusals, host_seconds=dict(self._host_seconds)
+            stats,
+            rejections=stats.rejections + self._refusals,
+            host_seconds=dict(self._host_seconds),
+            experts=self._expert_tokens(),
         )
         self._at = now
         return self.latest

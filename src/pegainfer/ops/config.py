@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from pegainfer.contract.errors import ConfigError
@@ -33,11 +33,30 @@ def head_size(f: Fields, key: str, default: int) -> int:
     return size
 
 
+def serve_only(f: Fields, texts: Mapping[str, str], off: Sequence[str] = ()) -> None:
+    """Raises UnsupportedError where a config says more than what is served; absent keys are fine.
+
+    Args:
+        texts: the one text that is served, by its key.
+        off: flags that must be false.
+    """
+    for key in off:
+        f.refuse(key, f.boolean(key, False), expected="false")
+    for key, served in texts.items():
+        f.refuse(key, f.text(key, served) != served, expected=served)
+
+
 def kv_heads(f: Fields, key: str, heads: int, default: int | None) -> int:
     """Heads of keys and values, a divisor of the query heads. Raises ConfigError."""
     found = f.integer(key, default)
     f.require(key, heads % found == 0, f"a divisor of the {heads} query heads")
     return found
+
+
+def hf_kv_heads(f: Fields, config: Mapping[str, Any], heads: int) -> int:
+    """Of a config.json, which `f` reads: null means one for each query head, but the key must be there."""
+    key = "num_key_value_heads"
+    return kv_heads(f, key, heads, heads if key in config else None)
 
 
 class Decoder(Protocol):
@@ -144,6 +163,29 @@ def gguf_rope(f: Fields, kinds: tuple[str, ...]) -> tuple[float, Mapping[str, An
             "rope.scaling.yarn_log_multiplier", f.has("rope.scaling.yarn_log_multiplier"), expected="none"
         )
     return theta, rope_scaling(f.inner(found, "rope scaling: "), found, kinds)
+
+
+def gguf_fields(
+    metadata: Mapping[str, Any],
+    architecture: str,
+    where: str,
+    line: str,
+    served: frozenset[str] = frozenset(),
+) -> Fields:
+    """An architecture's GGUF metadata, without the prefix. `served`, errors: see refuse_unserved_gguf."""
+    prefix = f"{architecture}."
+    own = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
+    f = Fields(own, where, line=line, prefix=prefix)
+    refuse_unserved_gguf(f, own, served)
+    return f
+
+
+def gguf_whole_head(f: Fields, default: int) -> int:
+    """The size of heads that are rotated as a whole and whose values are as wide. Raises UnsupportedError."""
+    size = head_size(f, "attention.key_length", default)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        f.refuse(key, f.integer(key, size) != size, expected=f"the head size {size}")
+    return size
 
 
 # Keys of an architecture's GGUF metadata that are read, or that describe the file.

@@ -5,7 +5,9 @@ They are the same for all lines.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from pegainfer.ops.coarse import LM_HEAD
 from pegainfer.ops.embed import GATHER_ROWS
@@ -14,6 +16,7 @@ from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.sample import SAMPLE, TOKEN_LOGPROBS
 from pegainfer.ops.spec import OpSpec, Role
 from pegainfer.ops.tensor import Tensor
+from pegainfer.ops.weights import LayeredConfig, WeightTable
 
 
 def sampler(columns: int, vocab_size: int, max_slots: int, history_width: int, max_logprobs: int) -> Program:
@@ -59,6 +62,39 @@ class Head:
     weight: str
     weight_format: str
     residual: str
+
+
+class HeadConfig(LayeredConfig, Protocol):
+    """What a head needs of a line's config."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def norm_eps(self) -> float: ...
+
+
+def head_of(table: WeightTable, config: HeadConfig, formats: Mapping[str, str], residual: str) -> Head:
+    """The last call of a forward that ends with the weight `norm` and the table's head.
+
+    Args:
+        formats: storage format of each weight by its name.
+        residual: storage format of the residual stream.
+    """
+    name = table.head_name(config)
+    return Head(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        eps=config.norm_eps,
+        norm="norm",
+        norm_format=formats["norm"],
+        weight=name,
+        weight_format=formats[name],
+        residual=residual,
+    )
 
 
 def prompt_logprobs(head: Head, vocab_size: int, max_logprobs: int) -> Program:

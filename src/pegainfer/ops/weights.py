@@ -45,17 +45,28 @@ class InFile:
         rows: which rows of each stored matrix are the weight's, in its order; None: all.
         convert: makes the weight's values of the stored ones. Such a weight is read when it is planned and
             kept as float32, so this is for small tensors.
+        otherwise: how files without this tensor store the weight; None: in no other way.
     """
 
     name: str
     shape: tuple[str, ...] = ()
     rows: Rows | None = None
     convert: Convert | None = None
+    otherwise: InFile | None = None
 
     def names(self, layer: int, experts: int) -> list[str]:
         """The tensors' names: one, or one of each expert."""
         count = experts if "{expert}" in self.name else 1
         return [self.name.format(layer, expert=e) for e in range(count)]
+
+    def way_of(self, file: TensorFile, layer: int) -> InFile:
+        """The way in which this file stores the weight; this one where it has no tensor of any."""
+        way: InFile | None = self
+        while way is not None:
+            if way.names(layer, 1)[0] in file.tensors:
+                return way
+            way = way.otherwise
+        return self
 
 
 @dataclass(frozen=True)
@@ -199,6 +210,7 @@ class _Plan:
         stored: InFile,
         scheme_of: SchemeOf,
     ) -> None:
+        stored = stored.way_of(file, layer)
         self.file, self.config, self.entry, self.layer, self.stored = file, config, entry, layer, stored
         self.fields = stored.shape or entry.shape
         self.shape = tuple(getattr(config, field) for field in self.fields)

@@ -27,13 +27,16 @@ import numpy as np
 from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
+from pegainfer.contract.experts import ExpertTokens
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.kv.device.pool import HostPools
 from pegainfer.ops.backend import Backend, Executor
+from pegainfer.ops.expert_counts import choices_of
 from pegainfer.ops.program import Program
 from pegainfer.ops.tensor import Kind
 from pegainfer.runner.adapters import HostAdapters, Laid
+from pegainfer.runner.expert_counts import ExpertCounts
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.program import largest_step
 from pegainfer.runner.sampling import (
@@ -93,6 +96,7 @@ class HostRunner:
         staging: Staging,
         backend: Backend,
         adapters: HostAdapters | None = None,
+        experts: ExpertCounts | None = None,
     ) -> None:
         """Takes over all of them; `backend` is closed with the runner."""
         self._info = info
@@ -102,6 +106,7 @@ class HostRunner:
         self._programs = programs
         self._staging = staging
         self._adapters = adapters
+        self._experts = experts
         self._sampler_calls = SamplerCalls(slots)
         self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
         self._pools = Pools()
@@ -134,7 +139,9 @@ class HostRunner:
         largest = largest_step(info)
         ready = {name: backend.prepare(program, states, largest) for name, program in programs.items()}
         inputs = {t.name for t in programs["forward"].tensors(Kind.INPUT)}
-        return cls(info, slots, pools, Programs(**ready), Staging(slots, info, inputs), backend, adapters)
+        experts = ExpertCounts(choices_of(programs["forward"])) if info.counts_experts else None
+        staging = Staging(slots, info, inputs)
+        return cls(info, slots, pools, Programs(**ready), staging, backend, adapters, experts)
 
     @property
     def info(self) -> RunnerInfo:
@@ -145,6 +152,10 @@ class HostRunner:
 
     def sample(self, handle: Task[_Step], masks: dict[int, bytes] | None = None) -> Task[StepResult]:
         return self._worker.submit(partial(self._sample, handle, masks or {}))
+
+    def expert_tokens(self) -> ExpertTokens | None:
+        """See CountingRunner."""
+        return None if self._experts is None else self._experts.tokens()
 
     # Adapters; see AdapterRunner
 
@@ -177,6 +188,8 @@ class HostRunner:
         inputs = self._staging.inputs(rows)
         staged = time.perf_counter()
         outputs = self._programs.forward.run(inputs, rows.env) if plan.rows else {}
+        if self._experts is not None and plan.rows:
+            self._experts.add(outputs)
         self._last_forward = plan.step
         return _Step(plan, rows, outputs, time.perf_counter() - started, staged - started)
 

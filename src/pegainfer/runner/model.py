@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.adapters import AdaptedWeight, AdapterBounds, adapted
 from pegainfer.ops.backend import Backend
+from pegainfer.ops.expert_counts import counting
 from pegainfer.ops.program import Program
 from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
 from pegainfer.runner.adapters import HostAdapters
@@ -22,6 +24,9 @@ from pegainfer.runtime.weights.weight import Weight
 if TYPE_CHECKING:
     from pegainfer.runner.cuda import CudaRunner
     from pegainfer.runner.parts import CudaBackend
+
+C = TypeVar("C", bound="ServedConfig")
+C_co = TypeVar("C_co", bound="ServedConfig", covariant=True)
 
 Formatted = Mapping[str, str]  # storage format of each weight by name
 
@@ -82,12 +87,14 @@ class LineModel:
             groups: as `groups` made them; `info` has their KVSpec.
             steps: storage formats of what a step computes and keeps.
 
-        Raises UnsupportedError where adapters are asked for and the line serves none.
+        Raises UnsupportedError where adapters are asked for and the line serves none, ConfigError where
+        experts are to be counted and there are none.
         """
         formats = {name: w.dtype for name, w in self.weights.items()}
         head = self.head(formats, steps.residual)
         forward = self.forward(formats, Sizes.of(info, groups), steps)
         forward = forward if self.ranks > 1 else forward.on_one_rank()
+        forward = counting(forward) if info.counts_experts else forward
         scores = prompt_logprobs(head, info.vocab_size, max_logprobs)
         if info.max_adapters:
             if not self.adapted:
@@ -141,3 +148,49 @@ class LineModel:
 
         parts = make_parts(self.programs(info, groups, steps, max_logprobs), info, groups, backend)
         return CudaRunner(info, parts, max_logprobs)
+
+
+class ServedConfig(Protocol):
+    """What a model's record takes from a line's config."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+
+class LineWeights(Protocol[C_co]):
+    """A line's weights beside its config."""
+
+    @property
+    def config(self) -> C_co: ...
+
+    @property
+    def tensors(self) -> Mapping[str, Weight]: ...
+
+    def cos_sin(self, num_positions: int) -> Weight: ...
+
+
+def decoder_model(
+    weights: LineWeights[C],
+    groups: Callable[[C, int, Formats], tuple[GroupLayout, ...]],
+    forward: Callable[[C, Formatted, Sizes, Formats], Program],
+    head: Callable[[C, Formatted, str], Head],
+    *,
+    adapted: tuple[AdaptedWeight, ...] = (),
+    ranks: int = 1,
+) -> LineModel:
+    """The record of a model whose only table is that of its rotation, from a line's functions of a config."""
+    config = weights.config
+    return LineModel(
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        weights=weights.tensors,
+        tables={"cos_sin": weights.cos_sin},
+        groups=partial(groups, config),
+        forward=partial(forward, config),
+        head=partial(head, config),
+        adapted=adapted,
+        ranks=ranks,
+    )

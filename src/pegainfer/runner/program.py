@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pegainfer.contract.errors import OpError
 from pegainfer.contract.step import RunnerInfo
-from pegainfer.kv.device.layout import GroupLayout, PageLayout, StateLayout
+from pegainfer.kv.device.layout import GroupLayout, PageLayout, Part, StateLayout
 from pegainfer.ops.program import Builder
 from pegainfer.ops.tensor import Dim, Tensor
 
@@ -106,6 +106,14 @@ class Sizes:
             if group.name == name:
                 return group, {p.name: b.state(p.name, count, *p.shape, dtype=p.dtype) for p in group.parts}
         raise OpError("no such KV group", expected=" ".join(g.name for g in self.groups), got=name)
+
+
+def kv_pages(
+    num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, formats: Formats
+) -> PageLayout:
+    """The group `kv`: keys and values. All layers of a block lie together, so that a block is one copy."""
+    shape = (num_layers, 2, num_kv_heads, block_size, head_dim)
+    return PageLayout("kv", (Part("kv", shape, formats.kv),), block_size)
 
 
 def largest_step(info: RunnerInfo) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from pegainfer.lower.cpu.packed import PackedWeight, packed_bytes, reserve
 from pegainfer.ops.quantize import quantize
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.formats import FORMATS as FORMATS_OF_FILES
-from pegainfer.runtime.weights.weight import Weight, in_memory
+from pegainfer.runtime.weights.part import Part
+from pegainfer.runtime.weights.safetensors import open_safetensors
+from pegainfer.runtime.weights.weight import Weight, in_memory, plain
 from tests.cpu.kernels.harness import FORMATS, SUPERBLOCKS
+from tests.support.modelfiles import safetensors_file
 
 NARROW = ((1, 32), (16, 64), (17, 96), (100, 32), (33, 608))
 WIDE = ((1, 256), (16, 512), (37, 1280))
@@ -93,3 +97,33 @@ def test_what_does_not_fit_is_refused() -> None:
         PackedWeight(in_memory("f32", (16, 64), data), reserve(4095))
     with pytest.raises(OpError, match="matrix"):
         pack(in_memory("f32", (1024,), data))
+
+
+def resident_bytes(path: Path) -> int:
+    """Of this process's mappings of a file."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(maxsplit=1)[0]
+        if "-" in first and not first.endswith(":"):
+            ours = line.endswith(str(path))
+        elif ours and first == "Rss:":
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+def test_packing_leaves_no_page_of_the_file_in_the_process(tmp_path: Path) -> None:
+    """A model takes its packed size, and not that of its file besides."""
+    values = np.random.default_rng(5).standard_normal((1024, 1024)).astype("<f4")
+    names = [f"experts.{i}" for i in range(4)]
+    data = {name: ("F32", values.shape, values.tobytes()) for name in names}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors_file(data))
+    with open_safetensors(path) as file:
+        stack = Weight(plain("f32"), (4, 1024, 1024), {"values": Part.stacked([file.part(n) for n in names])})
+        assert stack.values().nbytes == 4 * values.nbytes
+        assert resident_bytes(path) > 3 * values.nbytes  # read through the mapping
+        packed = pack(stack, 2)
+        assert resident_bytes(path) < 1 << 20
+        assert packed.unpack(2048, 1).tobytes() == values[0].tobytes()
+        assert stack.values()[3].tobytes() == values.tobytes()  # and it can be read again

@@ -16,27 +16,34 @@ from tests.gpu.harness import sized
 from tests.support.hybrid_traffic import check_coverage, memory_of, run
 from tests.support.tinymodel import token_ids, write_checkpoint
 from tests.support.tinyqwen3_5 import MODELS
+from tests.support.tinyqwen3_5moe import MODELS as MOE
 from tests.support.tinyrun import forced
 
-NAME = "true_heads_bf16"
-GOLDEN = np.load(Path(__file__).parents[2] / "data" / "qwen3_5" / "tiny.npz")
+FOLDER = Path(__file__).parents[2] / "data" / "qwen3_5"
+# Each model with the file of its golden values.
+CASES = {
+    "true_heads_bf16": (MODELS["true_heads_bf16"], "tiny.npz"),
+    "moe_true_heads_bf16": (MOE["moe_true_heads_bf16"], "moe.npz"),
+}
 STEPS = int(os.environ.get("PEGAINFER_HYBRID_STEPS", sized(2000, 100)))
-# Nat, as in gate.py. On this text transformers 5.24 in bf16 is off by 0.024 and 0.091.
+# Nat, as in gate.py. On the dense model's text transformers 5.24 in bf16 is off by 0.024 and 0.091.
 MEAN, P99 = 0.06, 0.20
 TIE = 0.25  # nat; as in test_random_plans.py
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_scores_of_a_text_are_those_of_transformers(graphs: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_scores_of_a_text_are_those_of_transformers(name: str, graphs: bool, tmp_path: Path) -> None:
     """Prompt and decoded tokens in bf16 beside transformers in float32."""
     if (reason := probe()) is not None:
         pytest.skip(reason)
-    model = MODELS[NAME]
+    model, file = CASES[name]
+    golden = np.load(FOLDER / file)
     folder, ids = write_checkpoint(model, tmp_path), token_ids(model)
     entries, _ = forced(
-        folder, ids, NAME, 8, activation="auto", kv_dtype="auto", backend="cuda", cuda_graph=graphs
+        folder, ids, name, 8, activation="auto", kv_dtype="auto", backend="cuda", cuda_graph=graphs
     )
-    best = zip(entries, GOLDEN[f"{NAME}.top_ids"].tolist(), GOLDEN[f"{NAME}.top_logprobs"], strict=True)
+    best = zip(entries, golden[f"{name}.top_ids"].tolist(), golden[f"{name}.top_logprobs"], strict=True)
     found = [(dict(entry.top), entry.top[-1][1], ids, logprobs) for entry, ids, logprobs in best]
     scores = [[top.get(i, least) for i in ids] - logprobs for top, least, ids, logprobs in found]
     errors = np.abs(scores)
@@ -47,10 +54,13 @@ def test_scores_of_a_text_are_those_of_transformers(graphs: bool, tmp_path: Path
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("graphs", [True, False])
-def test_random_traffic_gives_the_tokens_of_each_request_alone(graphs: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_random_traffic_gives_the_tokens_of_each_request_alone(
+    name: str, graphs: bool, tmp_path: Path
+) -> None:
     if (reason := probe()) is not None:
         pytest.skip(reason)
-    folder = write_checkpoint(MODELS[NAME], tmp_path)
+    folder = write_checkpoint(CASES[name][0], tmp_path)
     memory = memory_of(folder, backend="cuda")
     seen = run(folder, STEPS, tie=TIE, backend="cuda", cuda_graph=graphs, **memory)
     check_coverage(seen)

@@ -210,7 +210,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
             "backend cuda has one rank so far; expected 1",
         ),
         ({"gpu_memory_utilization": 1.5}, "bad gpu_memory_utilization"),
-        ({"load_format": "dummy"}, "made on a GPU"),
+        ({"load_format": "dummy", "tensor_parallel_size": 2}, "dummy weights are not shared out to ranks"),
         ({"backend": "cuda", "kv_dtype": "f16"}, "as bf16"),
     ],
 )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
-from pegainfer.runner.model import LineModel
+from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from tests.support.toyhybrid.config import ToyConfig
@@ -34,13 +33,4 @@ def from_config(config: Mapping[str, Any], where: str) -> LineModel:
 
 
 def model(weights: ToyWeights) -> LineModel:
-    c = weights.config
-    return LineModel(
-        vocab_size=c.vocab_size,
-        max_position_embeddings=c.max_position_embeddings,
-        weights=weights.tensors,
-        tables={"cos_sin": weights.cos_sin},
-        groups=partial(groups, c),
-        forward=partial(forward, c),
-        head=partial(head, c),
-    )
+    return decoder_model(weights, groups, forward, head)

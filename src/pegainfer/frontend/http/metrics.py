@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegainfer.contract.event import PRICE_RATIOS, SLOW_RATIO, EngineStats, FinishReason, Timings
 from pegainfer.contract.handle import EngineHandle
+from pegainfer.frontend.http.expert_metrics import expert_metrics
 from pegainfer.frontend.pieces import PieceCache
 from pegainfer.frontend.processes import process_family, resident_bytes
 
@@ -173,6 +174,8 @@ class MetricsPage:
         yield from self._histograms()
         yield self._step_tokens(stats)
         yield self._price_ratios(stats)
+        if stats.experts is not None:
+            yield from expert_metrics(stats.experts, self._model, self._prefix)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
         from prometheus_client.metrics_core import GaugeMetricFamily

@@ -46,6 +46,7 @@ class PackedWeight:
             FORMAT_CODES[scheme], *as_stack(weight.shape), rows.ctypes.data, memory.ctypes.data, threads
         )
         weakref.finalize(self, library().pega_packed_free, self.handle)
+        weight.parts[VALUES].forget()
 
     def unpack(self, first: int = 0, count: int | None = None) -> Array:
         """Rows first … first + count of all matrices as float32 [count, K]."""

@@ -19,6 +19,7 @@ from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor, item_bytes
 from pegainfer.runtime.cuda.upload import SLOT_BYTES, Progress, WorkItem, upload
+from pegainfer.runtime.weights.made_up import HEADS, PEAK
 from pegainfer.runtime.weights.weight import VALUES, Weight
 
 Array = np.ndarray[Any, Any]
@@ -32,13 +33,12 @@ class Dummy:
     one.
 
     Args:
-        heads: matrices whose rows score the vocabulary; they are `peak` times larger, so that logits have
-            clear winners, as a trained model's have.
+        heads: matrices that are `peak` times larger, see runtime/weights/made_up.py.
     """
 
     seed: int = 0
-    heads: tuple[str, ...] = ("embed", "lm_head")
-    peak: float = 8.0
+    heads: tuple[str, ...] = HEADS
+    peak: float = PEAK
 
 
 class Target(NamedTuple):

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pegainfer.ops.config import gguf_rope, head_size, hf_rope, kv_heads, refuse_unserved_gguf
+from pegainfer.ops.config import (
+    gguf_fields,
+    gguf_rope,
+    gguf_whole_head,
+    head_size,
+    hf_rope,
+    kv_heads,
+    serve_only,
+)
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "llama"
@@ -51,9 +59,7 @@ class LlamaConfig:
         UnsupportedError.
         """
         f = Fields(config, where, line=LINE)
-        for key in ("attention_bias", "mlp_bias", "rope_interleaved"):
-            f.refuse(key, f.boolean(key, False), expected="false")
-        f.refuse("hidden_act", f.text("hidden_act", "silu") != "silu", expected="silu")
+        serve_only(f, {"hidden_act": "silu"}, off=("attention_bias", "mlp_bias", "rope_interleaved"))
         f.refuse("quantization_config", f.has("quantization_config"), expected="none")
         trained = f.integer("max_position_embeddings", 2048, most=1 << 30)
         theta, scaling = hf_rope(f, ROPE_KINDS, trained)
@@ -85,14 +91,9 @@ class LlamaConfig:
             vocab_size: rows of token_embd.weight, for files without `llama.vocab_size`.
             tied: whether the file lacks output.weight, which is how GGUF says it.
         """
-        prefix = "llama."
-        own = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
-        f = Fields(own, where, line=LINE, prefix=prefix)
-        refuse_unserved_gguf(f, own)
+        f = gguf_fields(metadata, LINE, where, LINE)
         hidden, heads = f.integer("embedding_length"), f.integer("attention.head_count")
-        head_dim = head_size(f, "attention.key_length", hidden // heads)
-        for key in ("attention.value_length", "rope.dimension_count"):
-            f.refuse(key, f.integer(key, head_dim) != head_dim, expected=f"the head size {head_dim}")
+        head_dim = gguf_whole_head(f, hidden // heads)
         theta, scaling = gguf_rope(f, GGUF_ROPE_KINDS)
         return cls(
             vocab_size=f.integer("vocab_size", vocab_size, most=1 << 24),

@@ -8,8 +8,9 @@ blocks, Y layers, S tokens a block, W blocks a sequence, P positions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from pegainfer.kv.device.layout import PageLayout, Part
+from pegainfer.kv.device.layout import PageLayout
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.weights import TABLE
 from pegainfer.ops.attention import ATTENTION
@@ -18,8 +19,8 @@ from pegainfer.ops.embed import EMBEDDING
 from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
-from pegainfer.ops.sampler import Head
-from pegainfer.runner.program import INPUTS, Formats, Sizes, shape
+from pegainfer.ops.sampler import head_of
+from pegainfer.runner.program import INPUTS, Formats, Sizes, kv_pages, shape
 
 # name -> shape; activations in Formats.activation.
 BUFFERS: dict[str, tuple[str, ...]] = {
@@ -30,10 +31,9 @@ BUFFERS: dict[str, tuple[str, ...]] = {
 
 
 def groups(config: LlamaConfig, block_size: int, formats: Formats) -> tuple[PageLayout, ...]:
-    """Pages of keys and values. All layers of a block lie together, so that a block is one copy."""
+    """Pages of keys and values."""
     c = config
-    shape = (c.num_layers, 2, c.num_kv_heads, block_size, c.head_dim)
-    return (PageLayout("kv", (Part("kv", shape, formats.kv),), block_size),)
+    return (kv_pages(c.num_layers, c.num_kv_heads, c.head_dim, block_size, formats),)
 
 
 def forward(
@@ -88,19 +88,7 @@ def forward(
     return b.build()
 
 
-def head(config: LlamaConfig, weights: Mapping[str, str], residual: str) -> Head:
-    """The forward's last call, for programs that apply it to other rows."""
-    name = TABLE.head_name(config)
-    return Head(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        eps=config.norm_eps,
-        norm="norm",
-        norm_format=weights["norm"],
-        weight=name,
-        weight_format=weights[name],
-        residual=residual,
-    )
+head = partial(head_of, TABLE)  # the last call, for programs that apply it to other rows
 
 
 def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:

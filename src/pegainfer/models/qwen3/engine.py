@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from pegainfer.models.qwen3.config import Qwen3Config
@@ -12,7 +11,7 @@ from pegainfer.models.qwen3.weights import TABLE, Qwen3Weights, load_gguf, load_
 from pegainfer.ops.adapters import adapted_weights
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weights import without_data
-from pegainfer.runner.model import LineModel
+from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
 
@@ -34,15 +33,5 @@ def from_config(config: Mapping[str, Any], where: str) -> LineModel:
 
 
 def model(weights: Qwen3Weights, ranks: int = 1) -> LineModel:
-    c = weights.config
-    return LineModel(
-        vocab_size=c.vocab_size,
-        max_position_embeddings=c.max_position_embeddings,
-        weights=weights.tensors,
-        tables={"cos_sin": weights.cos_sin},
-        groups=partial(groups, c),
-        forward=partial(forward, c),
-        head=partial(head, c),
-        adapted=adapted_weights(TABLE, c),
-        ranks=ranks,
-    )
+    adapted = adapted_weights(TABLE, weights.config)
+    return decoder_model(weights, groups, forward, head, adapted=adapted, ranks=ranks)

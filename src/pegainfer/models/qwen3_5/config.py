@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegainfer.ops.config import (
+    gguf_fields,
     gguf_rope,
     head_size,
     hf_rope,
     kv_heads,
-    refuse_unserved_gguf,
     rotary_size,
+    serve_only,
     served_length,
 )
 from pegainfer.runtime.weights.fields import Fields
@@ -34,15 +35,25 @@ GGUF_SERVED = frozenset(
         "ssm.time_step_rank",
     ]
 )
+DENSE_GGUF, MOE_GGUF = "qwen35", "qwen35moe"  # what GGUF calls the two architectures
+GGUF_EXPERTS = frozenset(
+    [
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+        "expert_shared_feed_forward_length",
+    ]
+)
+MOST_EXPERTS = 1 << 14
 
 
 @dataclass(frozen=True)
 class Qwen3_5Config:
-    """Sizes and constants of one dense model; every field was checked for type, range and mutual fit."""
+    """Sizes and constants of one model; every field was checked for type, range and mutual fit."""
 
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of the feed-forward block of dense models; 0 where layers have experts
     layer_types: tuple[str, ...]  # FULL or LINEAR, at least one of each
     num_heads: int  # of full attention
     num_kv_heads: int
@@ -60,6 +71,11 @@ class Qwen3_5Config:
     tie_word_embeddings: bool  # lm_head is the embedding's table
     draft_layers: int = 0  # that GGUF counts behind the others; not served
     tiled_heads: bool = False  # value head h reads key head h mod G, not h // (heads / G), of G key heads
+    # Experts take the place of the feed-forward block in every layer, or in none; all are 0 in dense models.
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0  # feed-forward width of one expert
+    shared_expert_size: int = 0  # of the one expert that every token meets
 
     @property
     def num_layers(self) -> int:
@@ -72,6 +88,15 @@ class Qwen3_5Config:
     @property
     def num_linear_layers(self) -> int:
         return self.layer_types.count(LINEAR)
+
+    @property
+    def num_shared_experts(self) -> int:
+        return 1
+
+    @property
+    def gate_up_size(self) -> int:
+        """Rows of one expert's matrix where a file has its gate and up projections in one tensor."""
+        return 2 * self.expert_size
 
     @property
     def q_size(self) -> int:
@@ -100,8 +125,8 @@ class Qwen3_5Config:
     def from_hf(cls, config: Mapping[str, Any], where: str) -> Qwen3_5Config:
         """From a parsed config.json, whose text model stands in `text_config` or in the object itself.
 
-        Defaults are those of transformers' Qwen3_5TextConfig, but sizes must be there. What concerns images
-        is not read.
+        Defaults are those of transformers' Qwen3_5TextConfig and Qwen3_5MoeTextConfig, but sizes must be
+        there. What concerns images is not read.
 
         Args:
             where: names the file in errors.
@@ -125,7 +150,6 @@ class Qwen3_5Config:
         return cls(
             vocab_size=f.integer("vocab_size", most=1 << 24),
             hidden_size=f.integer("hidden_size"),
-            intermediate_size=f.integer("intermediate_size"),
             layer_types=_layer_types(f),
             num_heads=heads,
             num_kv_heads=kv_heads(f, "num_key_value_heads", heads, None),
@@ -142,24 +166,25 @@ class Qwen3_5Config:
             max_position_embeddings=served_length(trained, scaling),
             # Files say it in both places or in one; the text model's own word counts.
             tie_word_embeddings=f.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", False)),
+            **_hf_feed_forward(f),
         )
 
     @classmethod
     def from_gguf(
         cls, metadata: Mapping[str, Any], where: str, *, vocab_size: int, tied: bool
     ) -> Qwen3_5Config:
-        """From `qwen35.*` metadata. The draft head's layers, which follow the others, are left out.
+        """From `qwen35.*` or `qwen35moe.*` metadata. The draft head's layers, which follow the others, are
+        left out.
 
         Args:
-            vocab_size: rows of token_embd.weight, for files without `qwen35.vocab_size`.
+            vocab_size: rows of token_embd.weight, for files that do not say it.
             tied: whether the file lacks output.weight, which is how GGUF says it.
 
         Raises ConfigError and UnsupportedError.
         """
-        prefix = "qwen35."
-        own = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
-        f = Fields(own, where, line=LINE, prefix=prefix)
-        refuse_unserved_gguf(f, own, GGUF_SERVED)
+        has_experts = metadata.get("general.architecture") == MOE_GGUF
+        served = GGUF_SERVED | (GGUF_EXPERTS if has_experts else frozenset())
+        f = gguf_fields(metadata, MOE_GGUF if has_experts else DENSE_GGUF, where, LINE, served)
         heads = f.integer("attention.head_count")
         head_dim = head_size(f, "attention.key_length", 256)
         value_dim = f.integer("attention.value_length", head_dim)
@@ -178,7 +203,6 @@ class Qwen3_5Config:
         return cls(
             vocab_size=f.integer("vocab_size", vocab_size, most=1 << 24),
             hidden_size=f.integer("embedding_length"),
-            intermediate_size=f.integer("feed_forward_length"),
             layer_types=_by_interval(blocks - drafting, interval),
             num_heads=heads,
             num_kv_heads=kv_heads(f, "attention.head_count_kv", heads, None),
@@ -196,7 +220,39 @@ class Qwen3_5Config:
             tie_word_embeddings=tied,
             draft_layers=drafting,
             tiled_heads=True,
+            **_gguf_feed_forward(f, has_experts),
         )
+
+
+def _hf_feed_forward(f: Fields) -> dict[str, Any]:
+    """Sizes of the feed-forward block or of the experts, by the config's fields."""
+    if not f.has("num_experts") and not f.text("model_type", "").startswith("qwen3_5_moe"):
+        return {"intermediate_size": f.integer("intermediate_size")}
+    f.refuse("norm_topk_prob", not f.boolean("norm_topk_prob", True), expected="true")
+    f.refuse("mlp_only_layers", bool(f.integers("mlp_only_layers")), expected="experts in every layer")
+    f.refuse("decoder_sparse_step", f.integer("decoder_sparse_step", 1) != 1, expected=1)
+    experts = f.integer("num_experts", most=MOST_EXPERTS)
+    return {
+        "intermediate_size": 0,
+        "num_experts": experts,
+        "experts_per_token": f.integer("num_experts_per_tok", most=experts),
+        "expert_size": f.integer("moe_intermediate_size"),
+        "shared_expert_size": f.integer("shared_expert_intermediate_size"),
+    }
+
+
+def _gguf_feed_forward(f: Fields, has_experts: bool) -> dict[str, Any]:
+    """The same of GGUF metadata."""
+    if not has_experts:
+        return {"intermediate_size": f.integer("feed_forward_length")}
+    experts = f.integer("expert_count", most=MOST_EXPERTS)
+    return {
+        "intermediate_size": 0,
+        "num_experts": experts,
+        "experts_per_token": f.integer("expert_used_count", most=experts),
+        "expert_size": f.integer("expert_feed_forward_length"),
+        "shared_expert_size": f.integer("expert_shared_feed_forward_length"),
+    }
 
 
 def _by_interval(layers: int, interval: int) -> tuple[str, ...]:
@@ -206,11 +262,9 @@ def _by_interval(layers: int, interval: int) -> tuple[str, ...]:
 
 def _refuse_variants(f: Fields) -> None:
     """Raises UnsupportedError for what would change the result and is not served."""
-    f.refuse("attention_bias", f.boolean("attention_bias", False), expected="false")
     f.refuse("attn_output_gate", not f.boolean("attn_output_gate", True), expected="true")
     only = {"hidden_act": "silu", "output_gate_type": "swish", "mamba_ssm_dtype": "float32"}
-    for key, served in only.items():
-        f.refuse(key, f.text(key, served) != served, expected=served)
+    serve_only(f, only, off=("attention_bias",))
 
 
 def _layer_types(f: Fields) -> tuple[str, ...]:

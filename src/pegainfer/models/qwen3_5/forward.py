@@ -1,18 +1,24 @@
-"""The forward pass of dense Qwen3.5 (transformers `modeling_qwen3_5.py`), and its KV groups.
+"""The forward pass of Qwen3.5 (transformers `modeling_qwen3_5.py`, `modeling_qwen3_5_moe.py`), and its KV
+groups.
 
 Layers of linear attention (gated delta rule, arXiv:2412.06464) and of full attention with an output gate
-alternate; each is followed by a gated feed-forward network.
+alternate. Each is followed by a gated feed-forward network, or in MoE models by experts: the K best of a
+softmax over all, whose weights are made to sum to 1, and a shared one, weighted by a sigmoid of its own. The
+shared expert is a mixture of one, so that it is the same op.
 
 Axes: T tokens of the step, R rows (sequences), L rows of the residual stream whose logits are wanted, M the
 residual stream's width; full attention has H query heads (A channels) and G KV heads of D channels; linear
-attention has B value heads of E channels; F feed-forward width, V vocabulary, P positions.
+attention has B value heads of E channels; F feed-forward width of dense models, K experts of a token, V
+vocabulary, P positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-from pegainfer.kv.device.layout import GroupLayout, PageLayout, Part, StateLayout
+from pegainfer.kv.device.layout import GroupLayout, Part, StateLayout
 from pegainfer.models.qwen3_5.config import FULL, Qwen3_5Config
 from pegainfer.models.qwen3_5.weights import TABLE
 from pegainfer.ops.activation import SIGMOID_GATE
@@ -21,13 +27,18 @@ from pegainfer.ops.coarse import GATE_UP_SWIGLU, GATED_QKV_NORM_ROPE_APPEND, LM_
 from pegainfer.ops.embed import EMBEDDING
 from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.gemm import LINEAR
+from pegainfer.ops.moe import MOE
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
-from pegainfer.ops.sampler import Head
-from pegainfer.runner.program import INPUTS, Formats, Sizes, shape
+from pegainfer.ops.sampler import head_of
+from pegainfer.runner.program import INPUTS, Formats, Sizes, kv_pages, shape
 
-SNAPSHOT_EVERY = 256  # tokens between two states that are kept for prefix reuse
+# Tokens between two states that are kept for prefix reuse. A state of 4B takes as much memory as the keys and
+# values of 1,572 tokens, one of 35B-A3B as those of 3,144.
+SNAPSHOT_EVERY, MOE_SNAPSHOT_EVERY = 256, 512
 DELTA_WEIGHTS = ("w_qkv", "w_z", "w_a", "w_b", "taps", "a_log", "dt_bias", "out_norm")
+ROUTING = {"sigmoid": False, "renormalize": True, "scale": 1.0, "groups": 1, "kept_groups": 1}
+SHARED_ROUTING: dict[str, Any] = {**ROUTING, "sigmoid": True, "renormalize": False}
 KEY_EPS = 1e-6  # added to the squared length of q and k in linear attention
 
 # name -> shape; activations in Formats.activation.
@@ -44,16 +55,15 @@ def groups(config: Qwen3_5Config, block_size: int, formats: Formats) -> tuple[Gr
     """Pages of the full layers' keys and values; states of the linear layers.
 
     A state holds the convolution's last inputs [layers, W - 1, C] and the delta rule's matrices
-    [layers, B, K, E] in float32. All layers of a block or state lie together, so that it is one copy.
+    [layers, B, K, E] in float32. All layers of a state lie together, so that it is one copy.
     """
     c = config
-    pages = (c.num_full_layers, 2, c.num_kv_heads, block_size, c.head_dim)
     conv = (c.num_linear_layers, c.conv_width - 1, c.conv_size)
     delta = (c.num_linear_layers, c.delta_heads, c.delta_key_dim, c.delta_dim)
     states = (Part("conv", conv, formats.activation), Part("delta", delta, "f32"))
     return (
-        PageLayout("kv", (Part("kv", pages, formats.kv),), block_size),
-        StateLayout("states", states, SNAPSHOT_EVERY),
+        kv_pages(c.num_full_layers, c.num_kv_heads, c.head_dim, block_size, formats),
+        StateLayout("states", states, MOE_SNAPSHOT_EVERY if c.num_experts else SNAPSHOT_EVERY),
     )
 
 
@@ -85,6 +95,9 @@ def forward(
     )
     x = b.output("x", "T", c.hidden_size, dtype=f.residual)  # so that `prompt_logprobs` can read it
     partial = b.buffer("partial", "T", c.hidden_size)  # float32, in which ranks add up
+    shared = b.buffer("shared", "T", c.hidden_size)  # likewise, of the shared expert
+    experts = b.buffer("experts", "T", c.experts_per_token, dtype="i32")
+    shared_experts = b.buffer("shared_experts", "T", c.num_shared_experts, dtype="i32")
     logits = b.output("logits", "L", c.vocab_size)
     eps = c.norm_eps
 
@@ -116,11 +129,24 @@ def forward(
             b.emit(LINEAR, out=partial, a=mixed.view("T", c.delta_size), w=lw["w_out"])
             linear += 1
         b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
-        b.emit(
-            GATE_UP_SWIGLU, {"eps": eps},
-            out=act, x=x, norm=lw["mlp_norm"], w_gate=lw["w_gate"], w_up=lw["w_up"],
-        )  # fmt: skip
-        b.emit(LINEAR, out=partial, a=act, w=lw["w_down"])
+        if c.num_experts:
+            b.emit(
+                MOE, {"eps": eps, **ROUTING},
+                out=partial, experts=experts, x=x, norm=lw["mlp_norm"], w_router=lw["w_router"],
+                w_gate=lw["w_gate"], w_up=lw["w_up"], w_down=lw["w_down"],
+            )  # fmt: skip
+            b.emit(
+                MOE, {"eps": eps, **SHARED_ROUTING},
+                out=shared, experts=shared_experts, x=x, norm=lw["mlp_norm"], w_router=lw["shared_router"],
+                w_gate=lw["shared_gate"], w_up=lw["shared_up"], w_down=lw["shared_down"],
+            )  # fmt: skip
+            b.emit(REDUCE_RESIDUAL, x=x, partial=shared)
+        else:
+            b.emit(
+                GATE_UP_SWIGLU, {"eps": eps},
+                out=act, x=x, norm=lw["mlp_norm"], w_gate=lw["w_gate"], w_up=lw["w_up"],
+            )  # fmt: skip
+            b.emit(LINEAR, out=partial, a=act, w=lw["w_down"])
         b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
     b.emit(
         LM_HEAD, {"eps": eps},
@@ -129,16 +155,4 @@ def forward(
     return b.build()
 
 
-def head(config: Qwen3_5Config, weights: Mapping[str, str], residual: str) -> Head:
-    """The forward's last call, for programs that apply it to other rows."""
-    name = TABLE.head_name(config)
-    return Head(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        eps=config.norm_eps,
-        norm="norm",
-        norm_format=weights["norm"],
-        weight=name,
-        weight_format=weights[name],
-        residual=residual,
-    )
+head = partial(head_of, TABLE)  # the last call, for programs that apply it to other rows

@@ -6,19 +6,20 @@
   and k are put into another order, in which these pairs lie half a head apart, and the rotation's table has
   angle 0 for all other pairs: so kernels rotate whole heads. Scores are the same, as q and k share the order.
 - GGUF files have the value heads of linear attention in another order, which is kept: see `tiled_heads`.
+- A layer's experts are stored as stacks, gate and up projections in one tensor or in two, or one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pegainfer.models.qwen3_5.config import FULL, LINE, LINEAR, Qwen3_5Config
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
-from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, plan_weights
+from pegainfer.ops.weights import Entry, InFile, Rows, WeightTable, embedding_in_gguf, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from pegainfer.runtime.weights.weight import Weight, float32
@@ -26,6 +27,7 @@ from pegainfer.runtime.weights.weight import Weight, float32
 Array = np.ndarray[Any, Any]
 Stored = Mapping[str, Any]  # fields of InFile beside the name
 NO_CHANGE: Stored = {}
+When = Callable[[Qwen3_5Config, int], bool]  # of a config and a layer's number: whether it has a weight
 
 PREFIXES = ("model.language_model.", "model.")  # of published files; of saves without the vision tower
 IGNORED = ("model.visual.*", "visual.*", "mtp.*")  # images are not served, nor is the draft head
@@ -82,8 +84,24 @@ def _decay_log(c: Qwen3_5Config, w: Array) -> Array:
     return found
 
 
-def _of(kind: str) -> Callable[[Qwen3_5Config, int], bool]:
+def _gate_part(c: Qwen3_5Config) -> list[range]:
+    return [range(c.expert_size)]
+
+
+def _up_part(c: Qwen3_5Config) -> list[range]:
+    return [range(c.expert_size, 2 * c.expert_size)]
+
+
+def _of(kind: str) -> When:
     return lambda c, layer: c.layer_types[layer] == kind
+
+
+def _is_dense(c: Qwen3_5Config, layer: int) -> bool:
+    return not c.num_experts
+
+
+def _has_experts(c: Qwen3_5Config, layer: int) -> bool:
+    return c.num_experts > 0
 
 
 @dataclass(frozen=True)
@@ -94,10 +112,9 @@ class _Names:
 
     def weight(
         self, name: str, hf: str, gguf: str, *shape: str,
-        in_hf: Stored = NO_CHANGE, in_gguf: Stored = NO_CHANGE, kind: str = "",
+        in_hf: Stored = NO_CHANGE, in_gguf: Stored = NO_CHANGE, when: When | None = None,
     ) -> Entry:  # fmt: skip
-        """`in_hf`, `in_gguf`: fields of InFile. `kind`: of the layers that have the weight; '' for all."""
-        when = _of(kind) if kind else None
+        """`in_hf`, `in_gguf`: fields of InFile. `when`: which layers have the weight; None: all."""
         return Entry(name, shape, InFile(hf, **in_hf), InFile(gguf, **in_gguf), when=when)
 
     def layer(self, name: str, hf: str, gguf: str, *shape: str, **options: Any) -> Entry:
@@ -106,10 +123,36 @@ class _Names:
 
     def full(self, name: str, hf: str, gguf: str, *shape: str, **options: Any) -> Entry:
         names = name, f"self_attn.{hf}.weight", f"{gguf}.weight"
-        return self.layer(*names, *shape, kind=FULL, **options)
+        return self.layer(*names, *shape, when=_of(FULL), **options)
 
     def linear(self, name: str, hf: str, gguf: str, *shape: str, **options: Any) -> Entry:
-        return self.layer(name, f"linear_attn.{hf}", gguf, *shape, kind=LINEAR, **options)
+        return self.layer(name, f"linear_attn.{hf}", gguf, *shape, when=_of(LINEAR), **options)
+
+    def dense(self, name: str, hf: str, gguf: str, *shape: str) -> Entry:
+        names = name, f"mlp.{hf}.weight", f"{gguf}.weight"
+        return self.layer(*names, *shape, when=_is_dense)
+
+    def moe(self, name: str, hf: str, gguf: str, *shape: str) -> Entry:
+        """A router, or a matrix of the shared expert, which is a stack of one."""
+        return self.layer(name, f"mlp.{hf}.weight", f"{gguf}.weight", *shape, when=_has_experts)
+
+    def experts(self, name: str, kind: str, *shape: str, part: Rows | None = None) -> Entry:
+        """A stack of one matrix of each expert.
+
+        Args:
+            kind: 'gate', 'up' or 'down'.
+            part: the rows of each matrix of the tensor that has gate and up in one; None: it is by itself.
+        """
+        at, stack = f"{self.prefix}layers.{{}}.mlp.experts.", "blk.{}.ffn_"
+        each = InFile(f"{at}{{expert}}.{kind}_proj.weight")
+        alone = InFile(f"{stack}{kind}_exps.weight")
+        if part is None:
+            hf, gguf = InFile(f"{at}{kind}_proj", otherwise=each), alone
+        else:
+            both = ("num_experts", "gate_up_size", "hidden_size")
+            hf = InFile(f"{at}gate_up_proj", both, part, otherwise=each)
+            gguf = replace(alone, otherwise=InFile(f"{stack}gate_up_exps.weight", both, part))
+        return Entry(f"layers.{{}}.{name}", ("num_experts", *shape), hf, gguf, when=_has_experts)
 
 
 def _both(**options: Any) -> dict[str, Stored]:
@@ -153,11 +196,30 @@ def _table(prefix: str) -> WeightTable:
                 "mlp_norm", "post_attention_layernorm.weight", "post_attention_norm.weight", *hidden,
                 in_hf=one,
             ),
-            layer("w_gate", "mlp.gate_proj.weight", "ffn_gate.weight", "intermediate_size", "hidden_size"),
-            layer("w_up", "mlp.up_proj.weight", "ffn_up.weight", "intermediate_size", "hidden_size"),
-            layer("w_down", "mlp.down_proj.weight", "ffn_down.weight", "hidden_size", "intermediate_size"),
+            *_feed_forward(names),
         ),
     )  # fmt: skip
+
+
+def _feed_forward(names: _Names) -> tuple[Entry, ...]:
+    dense, moe, experts = names.dense, names.moe, names.experts
+    wide, narrow = ("intermediate_size", "hidden_size"), ("hidden_size", "intermediate_size")
+    shared = ("num_shared_experts", "shared_expert_size", "hidden_size")
+    shared_down = ("num_shared_experts", "hidden_size", "shared_expert_size")
+    router, one_router = ("num_experts", "hidden_size"), ("num_shared_experts", "hidden_size")
+    return (
+        dense("w_gate", "gate_proj", "ffn_gate", *wide),
+        dense("w_up", "up_proj", "ffn_up", *wide),
+        dense("w_down", "down_proj", "ffn_down", *narrow),
+        moe("w_router", "gate", "ffn_gate_inp", *router),
+        experts("w_gate", "gate", "expert_size", "hidden_size", part=_gate_part),
+        experts("w_up", "up", "expert_size", "hidden_size", part=_up_part),
+        experts("w_down", "down", "hidden_size", "expert_size"),
+        moe("shared_router", "shared_expert_gate", "ffn_gate_inp_shexp", *one_router),
+        moe("shared_gate", "shared_expert.gate_proj", "ffn_gate_shexp", *shared),
+        moe("shared_up", "shared_expert.up_proj", "ffn_up_shexp", *shared),
+        moe("shared_down", "shared_expert.down_proj", "ffn_down_shexp", *shared_down),
+    )
 
 
 TABLES = {prefix: _table(prefix) for prefix in PREFIXES}

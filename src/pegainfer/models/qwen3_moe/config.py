@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegainfer.ops.config import (
+    gguf_fields,
     gguf_rope,
+    gguf_whole_head,
     head_size,
+    hf_kv_heads,
     hf_rope,
     kv_heads,
-    refuse_unserved_gguf,
+    serve_only,
     served_length,
 )
 from pegainfer.runtime.weights.fields import Fields
@@ -66,9 +69,7 @@ class Qwen3MoeConfig:
         UnsupportedError.
         """
         f = Fields(config, where, line=LINE)
-        for key in ("attention_bias", "use_sliding_window"):
-            f.refuse(key, f.boolean(key, False), expected="false")
-        f.refuse("hidden_act", f.text("hidden_act", "silu") != "silu", expected="silu")
+        serve_only(f, {"hidden_act": "silu"}, off=("attention_bias", "use_sliding_window"))
         f.refuse("quantization_config", f.has("quantization_config"), expected="none")
         layer_types = set(f.texts("layer_types"))
         f.refuse(
@@ -91,10 +92,7 @@ class Qwen3MoeConfig:
             dense_layers=dense,
             num_layers=layers,
             num_heads=heads,
-            # null means one for each query head; without the key transformers would assume 32.
-            num_kv_heads=kv_heads(
-                f, "num_key_value_heads", heads, heads if "num_key_value_heads" in config else None
-            ),
+            num_kv_heads=hf_kv_heads(f, config, heads),
             head_dim=head_size(f, "head_dim", 128),
             norm_eps=f.number("rms_norm_eps", 1e-6, most=1.0),
             rope_theta=theta,
@@ -113,14 +111,9 @@ class Qwen3MoeConfig:
             vocab_size: rows of token_embd.weight, for files without `qwen3moe.vocab_size`.
             tied: whether the file lacks output.weight, which is how GGUF says it.
         """
-        prefix = f"{ARCHITECTURE}."
-        own = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
-        f = Fields(own, where, line=LINE, prefix=prefix)
-        refuse_unserved_gguf(f, own, GGUF_EXPERTS)
+        f = gguf_fields(metadata, ARCHITECTURE, where, LINE, GGUF_EXPERTS)
         hidden, heads = f.integer("embedding_length"), f.integer("attention.head_count")
-        head_dim = head_size(f, "attention.key_length", hidden // heads)
-        for key in ("attention.value_length", "rope.dimension_count"):
-            f.refuse(key, f.integer(key, head_dim) != head_dim, expected=f"the head size {head_dim}")
+        head_dim = gguf_whole_head(f, hidden // heads)
         trained = f.integer("context_length", most=1 << 30)
         theta, scaling = gguf_rope(f, ROPE_KINDS)
         experts = f.integer("expert_count", most=MOST_EXPERTS)

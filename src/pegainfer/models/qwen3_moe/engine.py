@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from pegainfer.models.qwen3_moe.config import Qwen3MoeConfig
+from pegainfer.models.qwen3_moe.config import LINE, Qwen3MoeConfig
 from pegainfer.models.qwen3_moe.forward import forward, groups, head
 from pegainfer.models.qwen3_moe.weights import TABLE, Qwen3MoeWeights, load_gguf, load_safetensors
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
-from pegainfer.runner.model import LineModel
+from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
-
-LINE = "qwen3_moe"
 
 
 def from_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> LineModel:
@@ -37,13 +34,4 @@ def from_config(config: Mapping[str, Any], where: str) -> LineModel:
 
 
 def model(weights: Qwen3MoeWeights) -> LineModel:
-    c = weights.config
-    return LineModel(
-        vocab_size=c.vocab_size,
-        max_position_embeddings=c.max_position_embeddings,
-        weights=weights.tensors,
-        tables={"cos_sin": weights.cos_sin},
-        groups=partial(groups, c),
-        forward=partial(forward, c),
-        head=partial(head, c),
-    )
+    return decoder_model(weights, groups, forward, head)

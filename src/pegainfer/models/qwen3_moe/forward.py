@@ -10,9 +10,10 @@ experts of a token, V vocabulary, N KV blocks, Y layers, S tokens a block, W blo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from pegainfer.kv.device.layout import PageLayout, Part
+from pegainfer.kv.device.layout import PageLayout
 from pegainfer.models.qwen3_moe.config import Qwen3MoeConfig
 from pegainfer.models.qwen3_moe.weights import TABLE
 from pegainfer.ops.attention import ATTENTION
@@ -22,8 +23,8 @@ from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.moe import MOE
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
-from pegainfer.ops.sampler import Head
-from pegainfer.runner.program import INPUTS, Formats, Sizes, shape
+from pegainfer.ops.sampler import head_of
+from pegainfer.runner.program import INPUTS, Formats, Sizes, kv_pages, shape
 
 # name -> shape; activations in Formats.activation.
 BUFFERS: dict[str, tuple[str, ...]] = {
@@ -34,10 +35,9 @@ BUFFERS: dict[str, tuple[str, ...]] = {
 
 
 def groups(config: Qwen3MoeConfig, block_size: int, formats: Formats) -> tuple[PageLayout, ...]:
-    """Pages of keys and values. All layers of a block lie together, so that a block is one copy."""
+    """Pages of keys and values."""
     c = config
-    shape = (c.num_layers, 2, c.num_kv_heads, block_size, c.head_dim)
-    return (PageLayout("kv", (Part("kv", shape, formats.kv),), block_size),)
+    return (kv_pages(c.num_layers, c.num_kv_heads, c.head_dim, block_size, formats),)
 
 
 def forward(
@@ -109,16 +109,4 @@ def routing(config: Qwen3MoeConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def head(config: Qwen3MoeConfig, weights: Mapping[str, str], residual: str) -> Head:
-    """The forward's last call, for programs that apply it to other rows."""
-    name = TABLE.head_name(config)
-    return Head(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        eps=config.norm_eps,
-        norm="norm",
-        norm_format=weights["norm"],
-        weight=name,
-        weight_format=weights[name],
-        residual=residual,
-    )
+head = partial(head_of, TABLE)  # the last call, for programs that apply it to other rows

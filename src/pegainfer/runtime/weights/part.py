@@ -39,6 +39,9 @@ class Source(Protocol):
         Raises ModelFileError where the bytes cannot be read.
         """
 
+    def forget(self, extent: Extent) -> None:
+        """The process need not keep these bytes in memory; they may still be read again."""
+
 
 class Extent(NamedTuple):
     """Rows at equal distances in one source: row i is the `width` bytes from `offset + i * pitch` on."""
@@ -159,6 +162,11 @@ class Part:
             e.source.read(e, into[at : at + e.rows * e.width])
             at += e.rows * e.width
 
+    def forget(self) -> None:
+        """The process need not keep the rows in memory. Called once a backend has its own copy of them."""
+        for e in self.extents:
+            e.source.forget(e)
+
     def bytes(self) -> Bytes:
         """[nbytes] uint8: a view of the source where the rows lie without gaps, else a copy."""
         import numpy as np
@@ -218,6 +226,9 @@ class Memory:
 
     def read(self, extent: Extent, into: Bytes) -> None:
         into.reshape(extent.rows, extent.width)[...] = extent.mapped()
+
+    def forget(self, extent: Extent) -> None:
+        """These bytes are all that there is of them."""
 
 
 def _width(format_name: str, shape: tuple[int, ...]) -> int:

@@ -136,6 +136,13 @@ class MappedFile(Closing):
                 )
             rest, at = rest[count:], at + count
 
+    def forget(self, extent: Extent) -> None:
+        """Unmaps the pages: the system's file cache keeps them, but they no longer count as the process's."""
+        self._refuse_closed()
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = extent.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, extent.end - start)
+
     def close(self) -> None:
         """Idempotent. Views that are still held keep the mapping alive until they are dropped."""
         self._closed = True

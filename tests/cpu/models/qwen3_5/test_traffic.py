@@ -13,9 +13,13 @@ import pytest
 from tests.support.hybrid_traffic import check_coverage, memory_of, run
 from tests.support.tinymodel import write_checkpoint
 from tests.support.tinyqwen3_5 import GGUF_MODELS, MODELS, write_gguf
+from tests.support.tinyqwen3_5moe import GGUF_MODELS as GGUF_MOE
+from tests.support.tinyqwen3_5moe import MODELS as MOE
+from tests.support.tinyqwen3_5moe import write_gguf as write_gguf_moe
 from tests.support.tinyrun import available
 
 STEPS = int(os.environ.get("PEGAINFER_HYBRID_STEPS", "600"))
+MOE_STEPS = int(os.environ.get("PEGAINFER_HYBRID_STEPS", "300"))
 
 
 @pytest.mark.parametrize("isa", available())
@@ -33,3 +37,18 @@ def test_random_traffic_on_a_quantised_file(tmp_path: Path) -> None:
     check_coverage(
         run(path, STEPS, backend="cpu", activation="int8", kv_dtype="f16", **memory_of(path, kv_dtype="f16"))
     )
+
+
+def test_random_traffic_on_experts(tmp_path: Path) -> None:
+    """Which experts a token goes to, and what they give, does not depend on its batch."""
+    folder = write_checkpoint(MOE["moe_published_bf16"], tmp_path)
+    check_coverage(
+        run(folder, MOE_STEPS, backend="cpu", activation="f32", kv_dtype="f32", **memory_of(folder))
+    )
+
+
+def test_random_traffic_on_quantised_experts(tmp_path: Path) -> None:
+    model, formats, fused = GGUF_MOE["moe_gguf_q4_1_fused"]
+    path = write_gguf_moe(model, tmp_path / "m.gguf", formats, fused=fused)
+    memory = memory_of(path, kv_dtype="f16")
+    check_coverage(run(path, MOE_STEPS, backend="cpu", activation="int8", kv_dtype="f16", **memory))

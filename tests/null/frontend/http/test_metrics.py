@@ -5,7 +5,10 @@ import resource
 import time
 from typing import Any
 
+import numpy as np
+
 from pegainfer.contract.event import EngineStats
+from pegainfer.contract.experts import ExpertTokens
 from pegainfer.frontend.http.metrics import Histogram
 from tests.support.asgi import Call, client, make_app, run, spin
 from tests.support.fake_engine import FakeEngine, says
@@ -200,3 +203,18 @@ def test_a_bucket_holds_its_own_bound() -> None:
         histogram.observe(value)
     assert histogram.cumulative() == [("1.0", 2), ("2.0", 4), ("+Inf", 5)]
     assert histogram.total == 7.5
+
+
+def test_tokens_of_experts_and_their_imbalance() -> None:
+    """A layer that no token went through has no imbalance yet."""
+    tokens = np.array([[6, 0, 3, 3], [0, 0, 0, 0]], "<i8").tobytes()
+    engine = FakeEngine()
+    engine.set_stats(EngineStats(experts=ExpertTokens((1, 3), 4, tokens)))
+    found = scrape(engine)
+    p = "pegainfer:expert_"
+    assert [found[f'{p}tokens_total{{expert="{e}",layer="1"}}'] for e in range(4)] == [6, 0, 3, 3]
+    assert found[p + 'tokens_total{expert="2",layer="3"}'] == 0
+    assert found[p + 'imbalance{layer="1"}'] == 2  # 6 of 12 at one of four
+    assert p + 'imbalance{layer="3"}' not in found
+    engine.set_stats(EngineStats())
+    assert not [name for name in scrape(engine) if "expert" in name]

@@ -11,12 +11,15 @@ import pytest
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
 from pegainfer.models.qwen3_5.config import FULL, Qwen3_5Config
-from pegainfer.models.qwen3_5.weights import TABLE, Qwen3_5Weights, load_safetensors
+from pegainfer.models.qwen3_5.weights import TABLE, Qwen3_5Weights, load_gguf, load_safetensors
 from pegainfer.ops.weights import without_data
+from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.safetensors import open_safetensors
 from tests.support.modelfiles import safetensors_file
 from tests.support.tinymodel import raw_bytes, write_checkpoint
 from tests.support.tinyqwen3_5 import MODELS, TinyQwen3_5
+from tests.support.tinyqwen3_5moe import MODELS as MOE
+from tests.support.tinyqwen3_5moe import MoeTextOnly, write_gguf
 
 Array = np.ndarray[Any, Any]
 
@@ -44,8 +47,7 @@ def wanted(model: TinyQwen3_5, c: Qwen3_5Config) -> dict[str, Array]:
         at, to = f"{p}layers.{i}.", f"layers.{i}."
         found[to + "mix_norm"] = 1 + t[at + "input_layernorm.weight"]
         found[to + "mlp_norm"] = 1 + t[at + "post_attention_layernorm.weight"]
-        for ours, theirs in (("w_gate", "gate_proj"), ("w_up", "up_proj"), ("w_down", "down_proj")):
-            found[to + ours] = t[f"{at}mlp.{theirs}.weight"]
+        found |= {to + name: values for name, values in feed_forward(t, at + "mlp.", c).items()}
         if kind == FULL:
             a = at + "self_attn."
             q = t[a + "q_proj.weight"].reshape(c.num_heads, 2, c.head_dim, -1)
@@ -66,7 +68,28 @@ def wanted(model: TinyQwen3_5, c: Qwen3_5Config) -> dict[str, Array]:
     return found
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+def feed_forward(t: dict[str, Array], at: str, c: Qwen3_5Config) -> dict[str, Array]:
+    """The forward's weights of the feed-forward block or of the experts, whose tensors' names begin so."""
+    kinds = ("gate", "up", "down")
+    if not c.num_experts:
+        return {f"w_{kind}": t[f"{at}{kind}_proj.weight"] for kind in kinds}
+    if at + "experts.gate_up_proj" in t:
+        both = t[at + "experts.gate_up_proj"].reshape(c.num_experts, 2, c.expert_size, -1)
+        found = {"w_gate": both[:, 0], "w_up": both[:, 1], "w_down": t[at + "experts.down_proj"]}
+    else:
+        found = {
+            f"w_{kind}": np.stack([t[f"{at}experts.{e}.{kind}_proj.weight"] for e in range(c.num_experts)])
+            for kind in kinds
+        }
+    found |= {f"shared_{kind}": t[f"{at}shared_expert.{kind}_proj.weight"][None] for kind in kinds}
+    routers = {"w_router": t[at + "gate.weight"], "shared_router": t[at + "shared_expert_gate.weight"]}
+    return found | routers
+
+
+ALL = MODELS | MOE
+
+
+@pytest.mark.parametrize("model", ALL.values(), ids=ALL.keys())
 def test_a_checkpoint_gives_its_values(model: TinyQwen3_5, tmp_path: Path) -> None:
     weights = from_checkpoint(write_checkpoint(model, tmp_path))
     values = wanted(model, weights.config)
@@ -137,6 +160,33 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     del tensors["model.language_model.layers.2.linear_attn.A_log"]
     match = r"missing; expected model.language_model.layers.2.linear_attn.A_log; got"
     with pytest.raises(ModelFileError, match=match):
+        from_checkpoint(write(model, tmp_path, tensors))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_experts_in_gguf(fused: bool, tmp_path: Path) -> None:
+    """Gate and up projections as two tensors or one; the shared expert's router is a vector."""
+    model = MoeTextOnly("gguf", seed=7)
+    path = write_gguf(model, tmp_path / "m.gguf", lambda _: "f32", fused=fused)
+    with GGUFFile(path) as file:
+        assert ("blk.0.ffn_gate_up_exps.weight" in file.tensors) == fused
+        weights, values = load_gguf(file), model.tensors()
+        for layer in range(4):
+            wanted = feed_forward(values, f"model.layers.{layer}.mlp.", weights.config)
+            assert set(wanted) == {
+                "w_gate", "w_up", "w_down", "w_router", "shared_gate", "shared_up", "shared_down",
+                "shared_router",
+            }  # fmt: skip
+            for name, value in wanted.items():
+                found = weights.tensors[f"layers.{layer}.{name}"].values()
+                np.testing.assert_array_equal(found, value, err_msg=name)
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    model = MOE["moe_one_by_one_f32_shards"]
+    tensors = entries(model)
+    del tensors["model.layers.1.mlp.experts.5.up_proj.weight"]
+    with pytest.raises(ModelFileError, match=r"missing; expected model.layers.1.mlp.experts.5.up_proj"):
         from_checkpoint(write(model, tmp_path, tensors))
 
 

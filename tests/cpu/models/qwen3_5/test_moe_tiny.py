@@ -1,0 +1,32 @@
+"""Every kind of MoE file that the line reads, on seeded tiny models, against transformers' float32 values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.tinymodel import token_ids, write_checkpoint
+from tests.support.tinyqwen3_5moe import GGUF_MODELS, MODELS, write_gguf
+from tests.support.tinyrun import BACKENDS, compare
+
+GOLDEN = np.load(Path(__file__).parents[3] / "data" / "qwen3_5" / "moe.npz")
+MAX = 1e-3  # nat, float32 against float32, at every position
+
+
+def written(name: str, folder: Path) -> tuple[Path, list[int]]:
+    """The model's file or folder, and its fixed text."""
+    if name in MODELS:
+        return write_checkpoint(MODELS[name], folder / name), token_ids(MODELS[name])
+    model, formats, fused = GGUF_MODELS[name]
+    return write_gguf(model, folder / f"{name}.gguf", formats, fused=fused), token_ids(model)
+
+
+@pytest.mark.parametrize(("backend", "isa"), BACKENDS, ids=lambda v: v or "numpy")
+@pytest.mark.parametrize("name", [*MODELS, *GGUF_MODELS])
+def test_logprobs_and_greedy_tokens(name: str, backend: str, isa: str | None, tmp_path: Path) -> None:
+    path, ids = written(name, tmp_path)
+    found = compare(path, ids, GOLDEN, name, backend, isa)
+    assert found.greedy == found.wanted
+    assert found.errors.max() <= MAX
