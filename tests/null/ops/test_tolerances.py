@@ -192,7 +192,7 @@ SPOILT = {
     "reduce_residual": "partial",
     "expert_gate_up": "w_up", "expert_down": "w_down", "moe": "w_up",
     "head_linear": "w", "rope_tail": "cos_sin", "latent_append": "norm", "latent_attention": "q",
-    "mla_qkv_append": "w_latent", "mla_attention": "q",
+    "mla_qkv_append": "w_latent", "mla_attention": "w_v",
     "lora_shrink": "down", "lora_lookup": "table", "lora_expand": "up",
 }  # fmt: skip
 

@@ -52,7 +52,7 @@ def head_linear_cases(rng: np.random.Generator) -> list[Case]:
         (9, 5, 40, 256, 2, normal),
         (2, 2, 32, 32, 8, huge),
         (2, 2, 32, 32, 8, tiny),
-        (2, 2, 32, 64, 4, denormal),
+        (2, 2, 13, 160, 4, denormal),
         (3, 2, 32, 64, 4, zeros),
     )
     return [
@@ -191,9 +191,11 @@ class Batch:
 
 
 def _with_nan(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Normal, but for a NaN in the last row: a softmax that passes over it gives a plausible answer."""
+    """Normal, but for a NaN in the last row's last channel, which is no value: a softmax that passes over the
+    score gives a plausible answer.
+    """
     values = normal(rng, shape)
-    values[..., -1, shape[-1] // 2] = np.nan
+    values[..., -1, -1] = np.nan
     return values
 
 
@@ -259,33 +261,40 @@ def batch_inputs(rng: np.random.Generator, b: Batch) -> tuple[dict[str, int], Ar
     return sizes, arrays, layer
 
 
-def attended(case: Case, q: Array, error: Array | float, rank: int) -> tuple[Array, Array]:
-    """The attended latents of queries that err by `error`, and their error: [T, H, K] both.
+def attended(
+    case: Case, q: Array, error: Array | float, rank: int, w_v: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """The attended latents of queries that err by `error`: [T, H, K]; what goes wrong with them.
 
-    Weights err by their scores: a dot product of D in float32, then exp. The weighted sum errs by that share
-    of Σ p |c|, and by its own length.
+    Weights err by their scores: a dot product of D in float32, then exp. That moves a head's values, which
+    are the latents or their products with w_v [H, A, K], by the same share of Σ p |value|: [T, H, A] is the
+    second result. The third, [T, H, K], is the rounding of the weighted sum itself.
     """
     arrays, scale = case.arrays, case.attrs["scale"]
     kv = arrays["kv"][:, case.attrs["layer"]]
     given, q64 = error + np.zeros(q.shape), q.astype(np.float64)
-    want, out = (np.zeros((*q.shape[:2], rank)) for _ in range(2))
+    want, rounded = np.zeros((*q.shape[:2], rank)), np.zeros((*q.shape[:2], rank))
+    moved = np.zeros((*q.shape[:2], rank if w_v is None else w_v.shape[1]))
     for row, context in enumerate(arrays["context_lens"]):
         blocks = arrays["block_table"][row, : -(-int(context) // kv.shape[1])]
-        keys = kv[blocks].reshape(-1, kv.shape[2]).astype(np.float64)
+        keys = kv[blocks].reshape(-1, kv.shape[2])[:context].astype(np.float64)
+        latents = keys[None, :, :rank]
+        sizes = np.abs(latents if w_v is None else np.einsum("sk,hak->hsa", latents[0], w_v))
         first, count = arrays["query_starts"][row], arrays["query_lens"][row]
         for t in range(first, first + count):
             c = keys[: context - (first + count - 1 - t)]
             scores = q64[t] @ c.T * scale
             own = 2 * (q.shape[2] / 4 + 8) * U * (np.abs(q64[t]) @ np.abs(c).T).max(axis=1)
-            moved = 2 * (given[t] @ np.abs(c).T).max(axis=1)
-            share = (own + moved) * scale + (len(c) / 8 + 32) * U
+            share = (own + 2 * (given[t] @ np.abs(c).T).max(axis=1)) * scale + 32 * U
             p = np.exp(scores - scores.max(axis=1, keepdims=True))
             p /= p.sum(axis=1, keepdims=True)
-            values = c[:, :rank]
-            want[t] = p @ values
-            out[t] = share[:, None] * (p @ np.abs(values)) + 2 * LEAST * (1 + np.abs(values).sum(axis=0))
-    return want, out
+            values = np.abs(c[:, :rank])
+            want[t] = p @ c[:, :rank]
+            moved[t] = share[:, None] * (p[:, None] @ sizes[:, : len(c)])[:, 0]
+            rounded[t] = (len(c) / 8) * U * (p @ values) + 2 * LEAST * (1 + values.sum(axis=0))
+    return want, moved, rounded
 
 
 def latent_attention_bound(case: Case) -> Arrays:
-    return {"out": attended(case, case.arrays["q"], 0.0, case.sizes["K"])[1]}
+    _, moved, rounded = attended(case, case.arrays["q"], 0.0, case.sizes["K"])
+    return {"out": moved + rounded}

@@ -101,7 +101,8 @@ def mla_attention_cases(rng: np.random.Generator) -> list[Case]:
         sizes |= {"K": b.rank, "X": kept, "F": kept + b.rotated, "A": values}
         arrays |= {
             "q": b.q(rng, (sizes["T"], b.heads, kept + b.rotated)) * np.float32(b.q_size),
-            "w_k": stack(rng, b.heads, b.rank, kept),
+            # No row of it is large: scores would be, and one key would take all.
+            "w_k": normal(rng, (b.heads, b.rank, kept)) * np.float32(kept**-0.5),
             "w_v": stack(rng, b.heads, values, b.rank),
         }
         cases.append(Case(b.label, sizes, {"layer": layer, "scale": sizes["F"] ** -0.5}, arrays))
@@ -109,13 +110,13 @@ def mla_attention_cases(rng: np.random.Generator) -> list[Case]:
 
 
 def mla_attention_bound(case: Case) -> Arrays:
-    """The absorbed query's error moves the scores; the attended latent's goes through the value matrix."""
+    """The absorbed query's error moves the scores; the attended latent's own goes through the value matrix."""
     a, s = case.arrays, case.sizes
     q, w_k, w_v = a["q"], a["w_k"].astype(np.float64), a["w_v"].astype(np.float64)
     plain = q[..., : s["X"]].astype(np.float64)
     absorbed = np.concatenate([np.einsum("thx,hkx->thk", plain, w_k), q[..., s["X"] :]], axis=-1)
     error = np.zeros(absorbed.shape)
     error[..., : s["K"]] = head_products_error(q[..., : s["X"]], a["w_k"], dot_f32)
-    latent, latent_error = attended(case, absorbed, error, s["K"])
-    carried = np.einsum("thk,hak->tha", latent_error, np.abs(w_v))
-    return {"out": carried + head_products_error(latent, a["w_v"], dot_f32)}
+    latent, moved, rounded = attended(case, absorbed, error, s["K"], w_v)
+    carried = np.einsum("thk,hak->tha", rounded, np.abs(w_v))
+    return {"out": moved + carried + head_products_error(latent, a["w_v"], dot_f32)}
