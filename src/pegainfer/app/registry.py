@@ -32,6 +32,10 @@ LINES: dict[str, str] = {
     "Qwen3_5ForConditionalGeneration": "pegainfer.models.qwen3_5.engine",
     "Qwen3_5ForCausalLM": "pegainfer.models.qwen3_5.engine",
     "qwen35": "pegainfer.models.qwen3_5.engine",
+    "DeepseekV2ForCausalLM": "pegainfer.models.deepseek_v2.engine",
+    "DeepseekV3ForCausalLM": "pegainfer.models.deepseek_v2.engine",
+    "KimiK25ForConditionalGeneration": "pegainfer.models.deepseek_v2.engine",
+    "Kimi_K25ForConditionalGeneration": "pegainfer.models.deepseek_v2.engine",
 }
 # What Hugging Face calls GGUF's architectures.
 HF_NAMES = {
