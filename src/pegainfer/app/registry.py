@@ -32,6 +32,7 @@ LINES: dict[str, str] = {
     "Qwen3_5ForConditionalGeneration": "pegainfer.models.qwen3_5.engine",
     "Qwen3_5ForCausalLM": "pegainfer.models.qwen3_5.engine",
     "qwen35": "pegainfer.models.qwen3_5.engine",
+    "deepseek2": "pegainfer.models.deepseek_v2.engine",
     "DeepseekV2ForCausalLM": "pegainfer.models.deepseek_v2.engine",
     "DeepseekV3ForCausalLM": "pegainfer.models.deepseek_v2.engine",
     "KimiK25ForConditionalGeneration": "pegainfer.models.deepseek_v2.engine",
@@ -43,6 +44,7 @@ HF_NAMES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "qwen35": "Qwen3_5ForConditionalGeneration",
+    "deepseek2": "DeepseekV3ForCausalLM",
 }
 
 

@@ -129,7 +129,7 @@ def _mla_attention(
 HEAD_LINEAR = declare(
     OpSpec(
         name="head_linear",
-        doc="out = a · w[h]ᵀ of the first K channels of each head h, each with its own matrix; the rest copied",
+        doc="out = a · w[h]ᵀ of the first K channels of each head h, which has a matrix; the rest copied",
         operands=(Out("out", "T H A"), In("a", "T H B"), Weight("w", "H N K")),
         reference=_head_linear,
         flops=lambda s: 2 * s["T"] * s["H"] * s["N"] * s["K"],
@@ -151,9 +151,7 @@ ROPE_TAIL = declare(
         idle="PD",
         reference=_rope_tail,
         flops=lambda s: 3 * s["T"] * s["H"] * s["B"],
-        bytes=lambda s, held: (
-            2 * (held["x"] // s["D"]) * s["B"] + held["positions"] + 4 * s["T"] * s["B"]
-        ),
+        bytes=lambda s, held: 2 * (held["x"] // s["D"]) * s["B"] + held["positions"] + 4 * s["T"] * s["B"],
         cases=rope_tail_cases,
         tolerance={
             "f32": Tolerance(
@@ -191,7 +189,10 @@ LATENT_APPEND = declare(
         cases=latent_append_cases,
         tolerance={
             "f32": Tolerance(
-                0.0, 0.0, "a float32 sum of K squares and its root; products that may cancel", latent_append_bound
+                0.0,
+                0.0,
+                "a float32 sum of K squares and its root; products that may cancel",
+                latent_append_bound,
             )
         },
         requires=(("D = K + B, B even", lambda s: s["D"] == s["K"] + s["B"] and s["B"] % 2 == 0),),
@@ -235,7 +236,7 @@ LATENT_ATTENTION = declare(
 MLA_QKV_APPEND = declare(
     OpSpec(
         name="mla_qkv_append",
-        doc="queries of the normalised stream, through a narrow product where there is one, rotated; latent cached",
+        doc="queries of the normalised stream, rotated, and its latent, cached",
         operands=(
             Out("q", "T H F"),
             State("kv", "N Y S D"),

@@ -74,7 +74,7 @@ def qkv(a: dict[str, Array], eps: float, latent_eps: float, layer: int) -> None:
 
 def layer(a: dict[str, Array], layer: int, scale: float) -> None:
     """Each head's keys and values expanded from the latents: what absorption must be equal to."""
-    rank, kept = a["w_k"].shape[1:]
+    rank = a["w_k"].shape[1]
     for row, context in enumerate(a["context_lens"]):
         first, count = a["query_starts"][row], a["query_lens"][row]
         blocks = a["block_table"][row, : -(-int(context) // a["kv"].shape[2])]

@@ -1,4 +1,6 @@
-"""What the config of a DeepSeek-V2, V3 or R1 model or of Kimi-K2's text model says, read from config.json."""
+"""What the config of a DeepSeek-V2, V3 or R1 model or of Kimi-K2's text model says, read from Hugging Face's
+config.json or from GGUF metadata.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pegainfer.ops.config import hf_rope
+from pegainfer.ops.config import gguf_rope, hf_rope, refuse_unserved_gguf, served_length
 from pegainfer.ops.rope import score_factor
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "deepseek_v2"
+ARCHITECTURE = "deepseek2"  # what GGUF calls all of them
+# Keys of GGUF that this line reads beside those of dense models.
+GGUF_SERVED = frozenset(
+    [
+        "attention.q_lora_rank",
+        "attention.kv_lora_rank",
+        "attention.key_length_mla",
+        "attention.value_length_mla",
+        "leading_dense_block_count",
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+        "expert_shared_count",
+        "expert_weights_scale",
+        "expert_weights_norm",
+        "expert_gating_func",
+        "expert_group_count",
+        "expert_group_used_count",
+    ]
+)
+GGUF_SCORING = {1: "softmax", 2: "sigmoid"}  # expert_gating_func
 ROPE_KINDS = ("default", "yarn")
 MOST_EXPERTS = 1 << 14
 MOST_HEADS = 1 << 12
@@ -132,9 +155,59 @@ class DeepseekV2Config:
             norm_eps=f.number("rms_norm_eps", 1e-6, most=1.0),
             rope_theta=theta,
             rope_scaling=scaling,
-            max_position_embeddings=trained,
+            max_position_embeddings=served_length(trained, scaling),
             tie_word_embeddings=f.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", False)),
             draft_layers=f.integer("num_nextn_predict_layers", 0, least=0, most=16),
+        )
+
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], where: str, *, vocab_size: int, tied: bool
+    ) -> DeepseekV2Config:
+        """From `deepseek2.*` metadata.
+
+        Files made before llama.cpp cached latents give head sizes as key_length and value_length; later ones
+        give those of the latent there, and head sizes as key_length_mla and value_length_mla.
+
+        Args:
+            vocab_size: rows of token_embd.weight, for files without `deepseek2.vocab_size`.
+            tied: whether the file lacks output.weight, which is how GGUF says it.
+
+        Raises ConfigError and UnsupportedError.
+        """
+        prefix = f"{ARCHITECTURE}."
+        own = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
+        f = Fields(own, where, line=LINE, prefix=prefix)
+        refuse_unserved_gguf(f, own, GGUF_SERVED)
+        ending = "_mla" if f.has("attention.key_length_mla") else ""
+        rotary = rotary_size(f, "rope.dimension_count")
+        head_dim = f.integer(f"attention.key_length{ending}", most=2048)
+        f.require(
+            f"attention.key_length{ending}", head_dim > rotary, f"more than the {rotary} rotated channels"
+        )
+        trained = f.integer("context_length", most=1 << 30)
+        theta, scaling = gguf_rope(f, ROPE_KINDS, mscale=True)
+        layers = f.integer("block_count", most=1024)
+        return cls(
+            vocab_size=f.integer("vocab_size", vocab_size, most=1 << 24),
+            hidden_size=f.integer("embedding_length"),
+            num_layers=layers,
+            dense_layers=f.integer("leading_dense_block_count", 0, least=0, most=layers - 1),
+            intermediate_size=f.integer("feed_forward_length"),
+            num_heads=f.integer("attention.head_count", most=MOST_HEADS),
+            query_rank=f.integer("attention.q_lora_rank", 0, least=0),
+            latent_rank=f.integer("attention.kv_lora_rank"),
+            plain_dim=head_dim - rotary,
+            rotary_dim=rotary,
+            value_dim=f.integer(f"attention.value_length{ending}", most=1024),
+            expert_size=f.integer("expert_feed_forward_length"),
+            num_shared_experts=f.integer("expert_shared_count", 0, least=0, most=64),
+            **_gguf_routing(f),
+            norm_eps=f.number("attention.layer_norm_rms_epsilon", most=1.0),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            max_position_embeddings=served_length(trained, scaling),
+            tie_word_embeddings=tied,
         )
 
 
@@ -172,8 +245,7 @@ def _routing(f: Fields) -> dict[str, Any]:
     method = f.text("topk_method", methods[0])
     f.refuse("topk_method", method not in methods, expected=" or ".join(methods))
     normalize = f.boolean("norm_topk_prob", scoring == SIGMOID)
-    # No published model has it, and implementations differ in whether such weights are scaled as well.
-    f.refuse("norm_topk_prob", normalize and scoring == SOFTMAX, expected="false beside softmax")
+    _refuse_normalized(f, "norm_topk_prob", normalize and scoring == SOFTMAX)
     experts = f.integer("n_routed_experts", most=MOST_EXPERTS)
     chosen = f.integer("num_experts_per_tok", most=experts)
     groups, kept = groups_of_experts(f, ("n_group", "topk_group"), experts, chosen)
@@ -188,3 +260,30 @@ def _routing(f: Fields) -> dict[str, Any]:
         "expert_groups": groups,
         "kept_groups": kept,
     }
+
+
+def _gguf_routing(f: Fields) -> dict[str, Any]:
+    """The same of GGUF metadata. Files of old converters name no groups: experts are chosen from all."""
+    function = f.integer("expert_gating_func", 1)
+    f.refuse("expert_gating_func", function not in GGUF_SCORING, expected="1 (softmax) or 2 (sigmoid)")
+    scoring = GGUF_SCORING[function]
+    normalize = f.boolean("expert_weights_norm", False)
+    _refuse_normalized(f, "expert_weights_norm", normalize and scoring == SOFTMAX)
+    experts = f.integer("expert_count", most=MOST_EXPERTS)
+    chosen = f.integer("expert_used_count", most=experts)
+    keys = ("expert_group_count", "expert_group_used_count")
+    groups, kept = groups_of_experts(f, keys, experts, chosen)
+    return {
+        "num_experts": experts,
+        "experts_per_token": chosen,
+        "scoring": scoring,
+        "norm_topk_prob": normalize,
+        "routed_scaling_factor": f.number("expert_weights_scale", 1.0),
+        "expert_groups": groups,
+        "kept_groups": kept,
+    }
+
+
+def _refuse_normalized(f: Fields, key: str, found: bool) -> None:
+    """No published model has it, and implementations differ in whether such weights are scaled as well."""
+    f.refuse(key, found, expected="false beside softmax")

@@ -8,18 +8,22 @@ from typing import Any
 
 from pegainfer.models.deepseek_v2.config import LINE, DeepseekV2Config
 from pegainfer.models.deepseek_v2.forward import forward, groups, head
-from pegainfer.models.deepseek_v2.weights import TABLE, DeepseekV2Weights, load_safetensors
+from pegainfer.models.deepseek_v2.weights import TABLE, DeepseekV2Weights, load_gguf, load_safetensors
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
+from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
 
 
-def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
-    """`config`: the parsed config.json, which `where` names.
+def from_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> LineModel:
+    """Raises ConfigError, ModelFileError, UnsupportedError."""
+    refuse_ranks(LINE, at)
+    return model(load_gguf(file))
 
-    Raises ConfigError, ModelFileError, UnsupportedError.
-    """
+
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
+    """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
     refuse_ranks(LINE, at)
     return model(load_safetensors(DeepseekV2Config.from_hf(config, where), file))
 

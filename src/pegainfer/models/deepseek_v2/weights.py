@@ -1,10 +1,11 @@
-"""Weights of the DeepSeek-V2 family: one table of names and shapes, and how they are arranged as they are read.
+"""Weights of the DeepSeek-V2 family: one table of names and shapes, and how they are arranged when read.
 
 - Files rotate adjacent channels (2j, 2j + 1). The rows of queries and of the cached key that are rotated are
   put into another order, even ones first, so that kernels rotate halves; both share the order, and scores
   are the same.
 - kv_b_proj makes each head's keys and values of a latent. Its rows become two stacks with a matrix of each
-  head: `w_v` [H, A, K] as they lie, and `w_k` [H, K, X] transposed, which queries are multiplied by.
+  head: `w_v` [H, A, K] as they lie, and `w_k` [H, K, X] transposed, which queries are multiplied by. GGUF
+  files have kv_b_proj as it is (attn_kv_b) or these two (attn_k_b, attn_v_b).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 
 from pegainfer.models.deepseek_v2.config import LINE, SIGMOID, DeepseekV2Config
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
-from pegainfer.ops.weights import Entry, InFile, WeightTable, plan_weights
+from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, plan_weights
+from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from pegainfer.runtime.weights.weight import Weight, float32
 
@@ -35,9 +37,7 @@ def _halves(start: int, size: int) -> list[range]:
 
 def _query_rows(c: DeepseekV2Config) -> list[range]:
     heads = range(0, c.q_size, c.head_dim)
-    return [
-        r for h in heads for r in (range(h, h + c.plain_dim), *_halves(h + c.plain_dim, c.rotary_dim))
-    ]
+    return [r for h in heads for r in (range(h, h + c.plain_dim), *_halves(h + c.plain_dim, c.rotary_dim))]
 
 
 def _latent_rows(c: DeepseekV2Config) -> list[range]:
@@ -83,16 +83,19 @@ def _is_direct(c: DeepseekV2Config, layer: int) -> bool:
     return c.query_rank == 0
 
 
-def _table(prefix: str) -> WeightTable:
-    """`prefix`: what the names of a checkpoint's tensors begin with."""
+def _table(prefix: str, *, split: bool) -> WeightTable:
+    """Long because it is the whole list of a model's weights, in forward order.
+
+    Args:
+        prefix: what the names of a checkpoint's tensors begin with.
+        split: whether a GGUF file has attn_k_b and attn_v_b in place of attn_kv_b.
+    """
     model = f"{prefix}model."
 
     def outer(name: str, hf: str, gguf: str, *shape: str) -> Entry:
         return Entry(name, shape, InFile(f"{prefix}{hf}.weight"), InFile(f"{gguf}.weight"))
 
-    def layer(
-        name: str, hf: str, gguf: str, *shape: str, when: When | None = None, **stored: Any
-    ) -> Entry:
+    def layer(name: str, hf: str, gguf: str, *shape: str, when: When | None = None, **stored: Any) -> Entry:
         """`stored`: fields of InFile."""
         files = InFile(f"{model}layers.{{}}.{hf}", **stored), InFile(f"blk.{{}}.{gguf}", **stored)
         return Entry(f"layers.{{}}.{name}", shape, *files, when=when)
@@ -102,7 +105,13 @@ def _table(prefix: str) -> WeightTable:
         stack = InFile(f"blk.{{}}.{gguf}.weight")
         return Entry(f"layers.{{}}.{name}", ("num_experts", *shape), each, stack, when=_has_experts)
 
-    q_shape, kv_b = ("q_size", "query_inputs"), ("keys_values_size", "latent_rank")
+    def of_heads(name: str, part: str, *shape: str, **stored: Any) -> Entry:
+        both = {"shape": ("keys_values_size", "latent_rank"), **stored}
+        hf = InFile(f"{model}layers.{{}}.self_attn.kv_b_proj.weight", **both)
+        gguf = InFile(f"blk.{{}}.{part}.weight") if split else InFile("blk.{}.attn_kv_b.weight", **both)
+        return Entry(f"layers.{{}}.{name}", ("num_heads", *shape), hf, gguf)
+
+    q_shape = ("q_size", "query_inputs")
     return WeightTable(
         line=LINE,
         embed=outer("embed", "model.embed_tokens", "token_embd", "vocab_size", "hidden_size"),
@@ -132,14 +141,8 @@ def _table(prefix: str) -> WeightTable:
             layer(
                 "latent_norm", "self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight", "latent_rank"
             ),
-            layer(
-                "w_k", "self_attn.kv_b_proj.weight", "attn_kv_b.weight", "num_heads", "latent_rank",
-                "plain_dim", shape=kv_b, rows=_key_rows, moves=_keys,
-            ),
-            layer(
-                "w_v", "self_attn.kv_b_proj.weight", "attn_kv_b.weight", "num_heads", "value_dim",
-                "latent_rank", shape=kv_b, rows=_value_rows, stacked=True,
-            ),
+            of_heads("w_k", "attn_k_b", "latent_rank", "plain_dim", rows=_key_rows, moves=_keys),
+            of_heads("w_v", "attn_v_b", "value_dim", "latent_rank", rows=_value_rows, stacked=True),
             layer("wo", "self_attn.o_proj.weight", "attn_output.weight", "hidden_size", "values_size"),
             layer("mlp_norm", "post_attention_layernorm.weight", "ffn_norm.weight", "hidden_size"),
             layer(
@@ -172,8 +175,9 @@ def _table(prefix: str) -> WeightTable:
     )  # fmt: skip
 
 
-TABLES = {prefix: _table(prefix) for prefix in PREFIXES}
-TABLE = TABLES[PREFIXES[0]]  # for names and shapes, which do not depend on the prefix
+TABLES = {prefix: _table(prefix, split=False) for prefix in PREFIXES}
+TABLE = TABLES[PREFIXES[0]]  # for names and shapes, which do not depend on how files store them
+SPLIT_TABLE = _table(PREFIXES[0], split=True)
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,14 @@ class DeepseekV2Weights:
         c = self.config
         freqs = inverse_frequencies(c.rotary_dim, c.rope_theta, c.rope_scaling)
         return float32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
+
+
+def load_gguf(file: GGUFFile) -> DeepseekV2Weights:
+    """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
+    rows, tied = embedding_in_gguf(TABLE, file)
+    config = DeepseekV2Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
+    table = SPLIT_TABLE if "blk.0.attn_k_b.weight" in file.tensors else TABLE
+    return DeepseekV2Weights(config, plan_weights(table, config, file, "gguf"))
 
 
 def load_safetensors(config: DeepseekV2Config, file: TensorFile) -> DeepseekV2Weights:

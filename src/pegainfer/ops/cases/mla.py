@@ -38,7 +38,7 @@ def stack(rng: np.random.Generator, heads: int, n: int, k: int) -> Array:
 
 
 def head_linear_cases(rng: np.random.Generator) -> list[Case]:
-    """Rows of every remainder, with and without channels that are copied; many tokens, none; DeepSeek's sizes."""
+    """Rows of every remainder, with and without copied channels; many tokens, none; DeepSeek's sizes."""
     # T, H, N, K, copied channels
     shapes: tuple[tuple[int, int, int, int, int, Flavour], ...] = (
         (1, 1, 1, 1, 0, normal),
@@ -113,7 +113,7 @@ def rope_tail_cases(rng: np.random.Generator) -> list[Case]:
 
 
 def rotation_error(x: Array, error: Array | float = 0.0) -> Array:
-    """|error| of rotated halves in float32, of x that itself errs by `error`: 3 U of terms that may cancel."""
+    """|error| of rotated halves in float32 of x, which errs by `error`: 3 U of terms that may cancel."""
     each = sum(np.split(error + 3 * U * np.abs(x.astype(np.float64)), 2, axis=-1)) + 2 * LEAST
     return np.concatenate([each, each], axis=-1)
 

@@ -81,9 +81,7 @@ def mla_qkv_bound(dot: Dot) -> Callable[[Case], Arrays]:
         if "wq_down" in a:
             down, down_error = product_error(h, h_error, a["wq_down"], dot)
             h, h_error = norm_error(down, a["q_norm"], eps, down_error)
-        q, error = (
-            part.reshape(s["T"], s["H"], s["F"]) for part in product_error(h, h_error, a["wq"], dot)
-        )
+        q, error = (part.reshape(s["T"], s["H"], s["F"]) for part in product_error(h, h_error, a["wq"], dot))
         kept = s["F"] - s["B"]
         turned = rotation_error(q[..., kept:], error[..., kept:])
         rows = row_error(latent, a["latent_norm"], eps, latent_error)
@@ -110,7 +108,7 @@ def mla_attention_cases(rng: np.random.Generator) -> list[Case]:
 
 
 def mla_attention_bound(case: Case) -> Arrays:
-    """The absorbed query's error moves the scores; the attended latent's own goes through the value matrix."""
+    """The absorbed query's error moves the scores; the attended latent's goes through the value matrix."""
     a, s = case.arrays, case.sizes
     q, w_k, w_v = a["q"], a["w_k"].astype(np.float64), a["w_v"].astype(np.float64)
     plain = q[..., : s["X"]].astype(np.float64)
