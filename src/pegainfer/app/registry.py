@@ -35,6 +35,11 @@ LINES: dict[str, str] = {
     "Qwen3_5MoeForConditionalGeneration": "pegainfer.models.qwen3_5.engine",
     "Qwen3_5MoeForCausalLM": "pegainfer.models.qwen3_5.engine",
     "qwen35moe": "pegainfer.models.qwen3_5.engine",
+    "deepseek2": "pegainfer.models.deepseek_v2.engine",
+    "DeepseekV2ForCausalLM": "pegainfer.models.deepseek_v2.engine",
+    "DeepseekV3ForCausalLM": "pegainfer.models.deepseek_v2.engine",
+    "KimiK25ForConditionalGeneration": "pegainfer.models.deepseek_v2.engine",
+    "Kimi_K25ForConditionalGeneration": "pegainfer.models.deepseek_v2.engine",
 }
 # What Hugging Face calls GGUF's architectures.
 HF_NAMES = {
@@ -43,6 +48,7 @@ HF_NAMES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
     "qwen35": "Qwen3_5ForConditionalGeneration",
     "qwen35moe": "Qwen3_5MoeForConditionalGeneration",
+    "deepseek2": "DeepseekV3ForCausalLM",
 }
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -232,8 +233,10 @@ def paged_calls(family: Family, shapes: tuple[StepShape, ...], cold_bytes: int) 
 
 
 def _token_bytes(family: Family) -> int:
-    """Keys and values of a token in one layer."""
-    return 2 * family.axes["G"] * family.axes["D"] * FORMATS[family.dtypes["kv"]][1]
+    """What a token has in the cache of one layer."""
+    axes = [a for a in family.spec.operand("kv").axes if a not in "NYS"]
+    values = prod(int(a) if a.isdigit() else family.axes[a] for a in axes)
+    return values * FORMATS[family.dtypes["kv"]][1]
 
 
 def _pool_sizes(family: Family, shapes: tuple[StepShape, ...], cold: int) -> dict[str, int]:
@@ -259,5 +262,5 @@ def _copies(family: Family, cold: int, least: int) -> int:
     for o in family.spec.operands:
         if o.role is Role.WEIGHT and o.name in family.dtypes:
             elements, nbytes = FORMATS[family.dtypes[o.name]]
-            each += family.axes[o.axes[0]] * family.axes[o.axes[1]] // elements * nbytes
+            each += prod(family.axes[a] for a in o.axes) // elements * nbytes
     return min(max(least, -(-cold // each)), MOST_CALLS)

@@ -129,9 +129,11 @@ def _prepare(
         if o.role is Role.OUT:
             shape = tuple(int(x) if x.isdigit() else case.sizes[x] for x in o.axes)
             given[o.name] = _unwritten(shape, NUMPY[dtype or o.dtypes[0]])
+        elif o.name not in case.arrays:
+            continue  # an optional operand
         elif o.role is Role.WEIGHT:
             weights[o.name] = quantized_weight(dtype or "f32", case.arrays[o.name])
-        elif o.name in case.arrays:
+        else:
             given[o.name] = _stored(case.arrays[o.name], dtype)
     guarded = {name: _guarded(a) for name, a in given.items()}
     arrays = {name: a for name, (a, _) in guarded.items()}

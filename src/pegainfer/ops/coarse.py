@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pegainfer.ops.gated_delta
-import pegainfer.ops.moe  # noqa: F401  both declare
+import pegainfer.ops.mla
+import pegainfer.ops.moe  # noqa: F401  (they declare their ops)
 from pegainfer.ops.activation import SILU_MUL
 from pegainfer.ops.attention import KV_APPEND
 from pegainfer.ops.cases.fused import (

@@ -97,7 +97,8 @@ def run_reference(spec: OpSpec, sizes: Mapping[str, int], arrays: Arrays, attrs:
         return
     dtypes = {name: dtype_name(a) for name, a in arrays.items()}
     program = one_call(spec, sizes, dtypes, attrs)
-    held = {o.name: arrays[o.name] for o in spec.operands if o.role in (Role.WEIGHT, Role.STATE)}
+    kept = [o.name for o in spec.operands if o.role in (Role.WEIGHT, Role.STATE)]
+    held = {name: arrays[name] for name in kept if name in arrays}
     outputs = ReferenceExecutor(program, held).run(staged_inputs(spec, arrays), sizes)
     for name, value in outputs.items():
         arrays[name][...] = value

@@ -141,8 +141,15 @@ def hf_rope(
     return theta, rope_scaling(rope, found, kinds, max_position_embeddings)
 
 
-def gguf_rope(f: Fields, kinds: tuple[str, ...]) -> tuple[float, Mapping[str, Any] | None]:
-    """Theta and scaling of GGUF metadata, under the names that config.json has for them."""
+def gguf_rope(
+    f: Fields, kinds: tuple[str, ...], *, mscale: bool = False
+) -> tuple[float, Mapping[str, Any] | None]:
+    """Theta and scaling of GGUF metadata, under the names that config.json has for them.
+
+    Args:
+        mscale: whether the line's yarn has `mscale` and `mscale_all_dim`, both ten times the file's
+            yarn_log_multiplier, which must be there then. Other lines refuse it.
+    """
     theta = f.number("rope.freq_base", 1e4, least=1.0)
     # Old files say linear scaling by a factor without a type, or by the key rope.scale_linear.
     factor = next((k for k in ("rope.scaling.factor", "rope.scale_linear") if f.has(k)), None)
@@ -159,9 +166,10 @@ def gguf_rope(f: Fields, kinds: tuple[str, ...]) -> tuple[float, Mapping[str, An
         for key, value in _GGUF_YARN_FIXED.items():
             name = f"rope.scaling.{key}"
             f.refuse(name, f.has(name) and f.number(name) != value, expected=value)
-        f.refuse(
-            "rope.scaling.yarn_log_multiplier", f.has("rope.scaling.yarn_log_multiplier"), expected="none"
-        )
+        key = "rope.scaling.yarn_log_multiplier"
+        f.refuse(key, f.has(key) and not mscale, expected="none")
+        if mscale:
+            found["mscale"] = found["mscale_all_dim"] = 10 * f.number(key)
     return theta, rope_scaling(f.inner(found, "rope scaling: "), found, kinds)
 
 

@@ -58,6 +58,16 @@ def attention_factor(scaling: Mapping[str, Any] | None) -> float:
     return _magnitude(factor, 1.0)
 
 
+def score_factor(scaling: Mapping[str, Any] | None) -> float:
+    """What models with `mscale_all_dim` (DeepSeek-V2 and later) multiply the softmax scale by.
+
+    m(mscale_all_dim)², with m as in arXiv:2309.00071, equation 22; 1 without yarn or without that number.
+    """
+    if scaling is None or _kind(scaling) != "yarn" or not scaling.get("mscale_all_dim"):
+        return 1.0
+    return _magnitude(float(scaling["factor"]), float(scaling["mscale_all_dim"])) ** 2
+
+
 def _kind(scaling: Mapping[str, Any] | None) -> str:
     return str((scaling or {}).get("rope_type", (scaling or {}).get("type", "default")))
 
@@ -96,13 +106,20 @@ def cos_sin_table(num_positions: int, freqs: Array, factor: float = 1.0) -> Arra
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) * np.float32(factor)
 
 
-def _rope(x: Array, positions: Array, cos_sin: Array) -> None:
+def rotate_halves(x: Array, cos_sin: Array) -> Array:
+    """The pairs (i, i + D/2) of x's last axis, rotated: float64.
+
+    Args:
+        cos_sin: [..., D], rows of `cos_sin_table` for each of x's.
+    """
     half = x.shape[-1] // 2
-    cos, sin = (
-        cos_sin[positions][:, None, part].astype(np.float64) for part in (slice(half), slice(half, None))
-    )
+    cos, sin = (cos_sin[..., part].astype(np.float64) for part in (slice(half), slice(half, None)))
     first, second = x[..., :half].astype(np.float64), x[..., half:].astype(np.float64)
-    x[..., :half], x[..., half:] = first * cos - second * sin, second * cos + first * sin
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _rope(x: Array, positions: Array, cos_sin: Array) -> None:
+    x[...] = rotate_halves(x, cos_sin[positions][:, None])
 
 
 ROPE = declare(

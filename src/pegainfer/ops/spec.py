@@ -51,8 +51,8 @@ class Operand:
 
     @property
     def paged(self) -> bool:
-        """Whether it is a KV cache: [N, Y, 2, ...]."""
-        return self.role is Role.STATE and self.axes[2:3] == ("2",)
+        """Whether it is a KV cache: blocks of S tokens, [N, Y, 2, G, S, D] or of latents [N, Y, S, D]."""
+        return self.role is Role.STATE and "S" in self.axes
 
 
 def _operand(role: Role, default: tuple[str, ...]) -> Callable[..., Operand]:

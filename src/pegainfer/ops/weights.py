@@ -14,12 +14,13 @@ from pegainfer.ops.weight_checks import check_names, check_tied
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.part import Part
 from pegainfer.runtime.weights.tensorfile import TensorFile, missing_tensor
-from pegainfer.runtime.weights.weight import SCHEMES, VALUES, Scheme, Weight, float32, plain
+from pegainfer.runtime.weights.weight import SCHEMES, VALUES, Scheme, Weight, float32, in_memory, plain
 
 Array = np.ndarray[Any, Any]
+WHOLE = {"f32": np.uint32, "f16": np.uint16, "bf16": np.uint16}  # formats without blocks: an element's bits
 Spelling = Literal["hf", "gguf"]
 Rows = Callable[[Any], Sequence[range]]  # of a config: rows of a stored matrix
-Convert = Callable[[Any, Array], Array]  # of a config and stored values: the weight's values, float32
+Convert = Callable[[Any, Array], Array]  # of a config and stored values: the weight's values
 SchemeOf = Callable[[str], Scheme | None]  # of a tensor's name; None: the format that the file says
 
 
@@ -46,6 +47,9 @@ class InFile:
         convert: makes the weight's values of the stored ones. Such a weight is read when it is planned and
             kept as float32, so this is for small tensors.
         otherwise: how files without this tensor store the weight; None: in no other way.
+        moves: puts the stored values into other places, and changes none. Such a weight is read when it is
+            planned; it keeps a format that has no blocks, others become float32.
+        stacked: whether the matrix is a stack of as many equal ones, row after row, as the weight has.
     """
 
     name: str
@@ -53,6 +57,8 @@ class InFile:
     rows: Rows | None = None
     convert: Convert | None = None
     otherwise: InFile | None = None
+    moves: Convert | None = None
+    stacked: bool = False
 
     def names(self, layer: int, experts: int) -> list[str]:
         """The tensors' names: one, or one of each expert."""
@@ -237,6 +243,10 @@ class _Plan:
             weight = weight.take(len(self.shape) - 2, self.stored.rows(self.config))
         if self.stored.convert is not None:
             weight = float32(self.stored.convert(self.config, _read(weight)))
+        if self.stored.moves is not None:
+            weight = _moved(weight, self.config, self.stored.moves)
+        if self.stored.stacked:
+            weight = weight.stacked(self.entry.sizes(self.config)[0])
         assert weight.shape == self.entry.sizes(self.config), f"{self.entry.name}: rows do not make its shape"
         return weight
 
@@ -292,6 +302,17 @@ def read_vector(file: TensorFile, name: str, size: int) -> Array:
             f"tensor {name} contradicts the config", expected=[size], got=list(info.shape), where=file.path
         )
     return dequantize(info.format, file.part(name).bytes(), info.shape)
+
+
+def _moved(weight: Weight, config: LayeredConfig, moves: Convert) -> Weight:
+    """A plain weight with its values in other places."""
+    part = weight.parts[VALUES]
+    if part.format not in WHOLE:
+        return float32(moves(config, _read(weight)))
+    raw = np.empty(part.nbytes, np.uint8)
+    part.read(raw)
+    found = np.ascontiguousarray(moves(config, raw.view(WHOLE[part.format]).reshape(weight.shape)))
+    return in_memory(part.format, found.shape, found.reshape(-1).view(np.uint8))
 
 
 def _read(weight: Weight) -> Array:

@@ -15,7 +15,7 @@ import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.ops.check import Trial, check_case, suitable_cases
 from pegainfer.ops.spec import REGISTRY, OpSpec, Role
-from tests.null.ops import plain_moe
+from tests.null.ops import plain_mla, plain_moe
 from tests.null.ops.plain_recurrent import conv, delta_rule, layer, sigmoid
 
 Array = np.ndarray[Any, Any]
@@ -131,6 +131,12 @@ PLAIN: dict[str, Callable[..., None]] = {
     "expert_gate_up": plain_moe.gate_up,
     "expert_down": plain_moe.down,
     "moe": plain_moe.block,
+    "head_linear": plain_mla.head_linear,
+    "rope_tail": lambda a: plain_mla.rope_tail(a["x"], a["positions"], a["cos_sin"]),
+    "latent_append": plain_mla.append,
+    "latent_attention": plain_mla.attention,
+    "mla_qkv_append": plain_mla.qkv,
+    "mla_attention": plain_mla.layer,
     "lm_head": lambda a, eps: np.copyto(a["logits"], rms_norm(a["x"][a["rows"]], a["norm"], eps) @ a["w"].T),
 }
 
@@ -185,6 +191,8 @@ SPOILT = {
     "causal_conv_silu": "taps", "gated_delta_rule": "qkv", "gated_delta": "out_norm",
     "reduce_residual": "partial",
     "expert_gate_up": "w_up", "expert_down": "w_down", "moe": "w_up",
+    "head_linear": "w", "rope_tail": "cos_sin", "latent_append": "norm", "latent_attention": "q",
+    "mla_qkv_append": "w_latent", "mla_attention": "w_v",
     "lora_shrink": "down", "lora_lookup": "table", "lora_expand": "up",
 }  # fmt: skip
 
@@ -194,7 +202,7 @@ def test_a_last_channel_that_is_half_itself_is_noticed(name: str) -> None:
     """In every case of ordinary values, whatever the sizes."""
     spec = REGISTRY[name]
     cases = [c for c in suitable_cases(spec, 12) if 0 not in (c.sizes.get("T"), c.sizes.get("L"))]
-    if name not in ("embedding", "attention"):
+    if name not in ("embedding", "attention", "latent_attention", "mla_attention"):
         cases = [c for c in cases if re.search(r"\bnormal\b", c.label)]
     # such attention does not depend on q
     unremarkable = ("padding alone", "first token", "equal scores", "tiny keys", "of zero", "denormal")

@@ -43,6 +43,10 @@ OPCODES = (
     "lora_shrink",
     "lora_lookup",
     "lora_expand",
+    "head_linear",
+    "rope_tail",
+    "latent_append",
+    "latent_attention",
 )
 C_TYPES = {"i32": "int32_t", "u32": "uint32_t", "u64": "uint64_t"}
 

@@ -105,14 +105,14 @@ def dot_int8(a: Array, w: Array) -> Array:
 
 
 def dot_bf16(a: Array, w: Array) -> Array:
-    """|error| where activations are rounded to bf16, by 2^-9 of themselves at most: [T, N].
+    """|error| where activations are rounded to bf16, by 2^-8 of themselves at most: [T, N].
 
     Independent of each other as those of `dot_int8`, but equal activations share theirs: that moves
     the product by as much. What is below the least normal float32 may become 0.
     """
     a64, w64 = a.astype(np.float64), w.astype(np.float64)
-    shared = 2.0**-9 * np.abs(a64 @ w64.T)
-    error: Array = 8 * np.sqrt((a64 * 2.0**-8) ** 2 / 12 @ (w64**2).T) + shared + dot_f32(a, w)
+    shared = 2.0**-8 * np.abs(a64 @ w64.T)
+    error: Array = 8 * np.sqrt((a64 * 2.0**-7) ** 2 / 12 @ (w64**2).T) + shared + dot_f32(a, w)
     return error
 
 

@@ -173,6 +173,23 @@ class Weight:
         part = self.take(axis, [range(rank * each, (rank + 1) * each)])
         return replace(part, shard=Shard(axis, rank, ranks))
 
+    def stacked(self, count: int) -> Weight:
+        """This matrix [N, K] as a stack [count, N / count, K]; nothing is read.
+
+        Raises OpError where its rows, or what the scheme stores together of them, do not divide.
+        """
+        rows, multiple = self.shape[0], self.scheme.multiple("N")
+        if rows % count or (multiple != 1 and rows // count % multiple):
+            raise OpError(
+                f"a {self.scheme.name} weight {list(self.shape)} as a stack of {count}",
+                expected=f"matrices of a multiple of {multiple} rows",
+                got=f"{rows} rows",
+            )
+        parts = {
+            name: p.reshape((count, p.shape[0] // count, *p.shape[1:])) for name, p in self.parts.items()
+        }
+        return replace(self, shape=(count, rows // count, *self.shape[1:]), parts=parts)
+
     def matrices(self) -> Iterator[Weight]:
         """Each matrix [N, K] of a stack, the matrix itself, or a vector as [1, K]."""
         if len(self.shape) == 2:

@@ -25,7 +25,11 @@ bool plan(Exec& e, const Instr& in) {
         case kLmHead:
             return plan_linear(e, in);
         case kAttention:
+        case kLatentAttention:
             return plan_attention(e, in);
+        case kHeadLinear:
+        case kLatentAppend:
+            return plan_latent(e, in);
         case kAdjustLogits:
         case kSampleTokens:
         case kAppendTokens:
@@ -65,6 +69,11 @@ void widen_slots(Limits& l, int64_t slots, int64_t experts, int64_t width) {
     grow(l.expert_blocks, most_expert_blocks(slots, experts));
 }
 
+// Segments that a split call may have: it is split only where there are few units for the threads.
+int64_t most_segments(int threads, int64_t context) {
+    return 2 * threads * ((context + kSegment - 1) / kSegment);
+}
+
 void widen(Limits& l, const Instr& in, int threads) {
     switch (in.op) {
         case kLinear: {
@@ -93,8 +102,19 @@ void widen(Limits& l, const Instr& in, int threads) {
             grow(l.tokens, a.T);
             grow(l.head_dim, a.D);
             grow(l.rows, a.R);
-            return grow(l.segments, 2 * threads * ((a.W * a.S + kSegment - 1) / kSegment));
+            return grow(l.segments, most_segments(threads, a.W * a.S));
         }
+        case kLatentAttention: {
+            const auto a = in.args<LatentAttentionArgs>();
+            grow(l.tokens, a.T);
+            grow(l.head_dim, a.K);
+            grow(l.rows, a.R);
+            return grow(l.segments, most_segments(threads, a.W * a.S));
+        }
+        case kLatentAppend:
+            return grow(l.thread, in.args<LatentAppendArgs>().D);
+        case kHeadLinear:
+            return grow(l.thread, kTokensAChunk * even(in.args<HeadLinearArgs>().K));
         case kAdjustLogits:
             return grow(l.vocab, in.args<AdjustLogitsArgs>().V);
         case kSampleTokens:
@@ -148,6 +168,7 @@ Rows all_rows(Exec& e, int64_t rows, int64_t width) {
 void allocate_scratch(Exec& e) {
     Limits& l = e.limits;
     l.small = std::max(kSmallValues, l.width);
+    l.thread = std::max(l.small, l.thread);
     l.acc = std::max<int64_t>(2 * 64 * 16, 64 * l.head_dim) + l.head_dim;
     e.shared = all_rows(e, l.tokens, l.width);
     e.slots.rows = all_rows(e, l.slots, l.slot_width);
@@ -158,9 +179,9 @@ void allocate_scratch(Exec& e) {
     e.scratch.resize(static_cast<size_t>(e.pool->threads()));
     for (Scratch& s : e.scratch) {
         s = {};
-        s.f32 = floats(e, l.small);
-        s.q = quant_rows(e, l.small);
-        s.bf16 = halves(e, 2 * l.small);  // rows of one value take two
+        s.f32 = floats(e, l.thread);
+        s.q = quant_rows(e, l.thread);
+        s.bf16 = halves(e, 2 * l.thread);  // rows of one value take two
         s.acc = floats(e, l.acc);
         s.decode = floats(e, kDecodeColumns * 16);
         s.scores = floats(e, kMaxQueries * kSegment);

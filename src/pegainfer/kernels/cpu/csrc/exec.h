@@ -22,7 +22,7 @@ struct Rows {
 struct Scratch {
     uint64_t prepared;  // stamp of the phase that `rows` was prepared for
     Rows rows;
-    float* f32;      // [Limits::small]
+    float* f32;      // [Limits::thread]
     QuantRows q;     // the same many values
     uint16_t* bf16;  // likewise
     float* acc;      // [Limits::acc]
@@ -39,7 +39,8 @@ struct Scratch {
 // Greatest sizes over all instructions and steps, from which scratch is allocated once.
 struct Limits {
     int64_t tokens = 1, rows = 1, width = 32, acc = 0, head_dim = 16, segments = 0, vocab = 0;
-    int64_t small = 0;  // floats that a thread may prepare for itself
+    int64_t small = 0;   // floats that a thread may prepare for itself
+    int64_t thread = 0;  // floats that a thread has room for: at least as many
     int64_t states = 0;
     // Mixture of experts. A slot is one of a token's places for an expert: T · K of them.
     int64_t slots = 0, slot_width = 0, experts = 0, expert_blocks = 0, slot_results = 0;
@@ -129,14 +130,17 @@ bool plan_recurrent(Exec& e, const Instr& in);
 bool plan_moe(Exec& e, const Instr& in);
 bool plan_lora(Exec& e, const Instr& in);
 bool plan_reduce(Exec& e, const Instr& in);
+bool plan_latent(Exec& e, const Instr& in);
 
-// Where a head's K or V of a page lies: kv + ((block · Y + layer) · G + head) · 2 S D elements, K first.
+// Where a head's K or V of a page lies: kv + ((block · Y + layer) · G + head) · 2 S D elements, K first. A
+// cache of latents has one head and one part, rows [S, D] that are both.
 struct KvView {
     uint8_t* base;
     int64_t layers, layer, heads, block_size, head_dim, bytes;  // bytes an element
+    int64_t parts = 2;
 
     uint8_t* keys(int64_t block, int64_t head) const {
-        return base + ((block * layers + layer) * heads + head) * 2 * block_size * head_dim * bytes;
+        return base + ((block * layers + layer) * heads + head) * parts * block_size * head_dim * bytes;
     }
     uint8_t* values(int64_t block, int64_t head) const {
         return keys(block, head) + block_size * head_dim * bytes;
@@ -149,6 +153,12 @@ struct KvView {
 template <class Args>
 KvView kv_view(const Instr& in, const Args& a) {
     return {a.kv, a.Y, static_cast<int64_t>(a.layer), a.G, a.S, a.D, in.f16_state ? 2 : 4};
+}
+
+// The same of latents.
+template <class Args>
+KvView latent_view(const Instr& in, const Args& a) {
+    return {a.kv, a.Y, static_cast<int64_t>(a.layer), 1, a.S, a.D, in.f16_state ? 2 : 4, 1};
 }
 
 }  // namespace pega

@@ -37,6 +37,10 @@ enum Op : int32_t {
     kLoraShrink = 25,
     kLoraLookup = 26,
     kLoraExpand = 27,
+    kHeadLinear = 28,
+    kRopeTail = 29,
+    kLatentAppend = 30,
+    kLatentAttention = 31,
     kNumOps
 };
 
@@ -73,6 +77,10 @@ constexpr Arity kArity[kNumOps] = {
     {5, 4, 0},  // lora_shrink
     {5, 4, 0},  // lora_lookup
     {5, 4, 0},  // lora_expand
+    {3, 6, 0},  // head_linear
+    {3, 5, 0},  // rope_tail
+    {6, 8, 2},  // latent_append
+    {7, 9, 2},  // latent_attention
 };
 
 // The arguments of an op in a step: operands, axis sizes, attributes. Each takes eight bytes.
@@ -385,7 +393,48 @@ struct LoraExpandArgs {
     int64_t T, N, X, A;
 };
 
+// out = a · w[h]ᵀ of the first K channels of each head h, which has a matrix; the rest copied
+struct HeadLinearArgs {
+    float* out;  // [T, H, A]
+    const float* a;  // [T, H, B]
+    const Packed* w;  // [H, N, K]
+    int64_t T, H, A, B, N, K;
+};
+
+// rotates the last B channels of each head: pairs (i, i + B/2) by positions[t] · frequency[i]
+struct RopeTailArgs {
+    float* x;  // [T, H, D]
+    const int32_t* positions;  // [T]
+    const float* cos_sin;  // [P, B]
+    int64_t T, H, D, P, B;
+};
+
+// caches a row for token t: rms_norm of its first K channels, and its last B rotated
+struct LatentAppendArgs {
+    uint8_t* kv;  // [N, Y, S, D]
+    const float* latent;  // [T, D]
+    const float* norm;  // [K]
+    const int32_t* positions;  // [T]
+    const int32_t* slots;  // [T]
+    const float* cos_sin;  // [P, B]
+    int64_t N, Y, S, D, T, K, P, B;
+    double layer, eps;
+};
+
+// causal softmax(q · cᵀ · scale) · c[:K] over cached rows c, which all heads share
+struct LatentAttentionArgs {
+    float* out;  // [T, H, K]
+    const float* q;  // [T, H, D]
+    uint8_t* kv;  // [N, Y, S, D]
+    const int32_t* query_starts;  // [R]
+    const int32_t* query_lens;  // [R]
+    const int32_t* context_lens;  // [R]
+    const int32_t* block_table;  // [R, W]
+    int64_t T, H, K, D, N, Y, S, R, W;
+    double layer, scale;
+};
+
 constexpr const char* kDeclarationHash =
-    "d84e890b987b67c0a17f4fa6428e9147cad5e37d600201ded88742c2bf33c84a";
+    "56f7e1f2ac4705c4fcf76371ee7a7b89115f36cb38e56d9951d63c5484070c97";
 
 }  // namespace pega

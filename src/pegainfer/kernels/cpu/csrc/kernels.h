@@ -17,24 +17,28 @@ struct QuantRows {
     float* half;   // [rows, k / 32]: sum of its first sixteen
 };
 
-// One KV head's queries over one segment of its context.
+// One KV head's queries over one segment of its context. Pages are of sixteen tokens. Keys and values lie
+// apart, or (latent) a page's rows [16, D] are keys whose first V channels are the values.
 struct AttendArgs {
-    const float* const* q;  // [queries] rows of D
-    int64_t queries;        // at most kMaxQueries
-    const int64_t* seen;    // [queries] context tokens that each may look at, from position 0
-    const uint8_t* const*
-        keys;  // [ceil(tokens / 16) + kPagesAhead] pages of K: [D, 16]; the last are only prefetched
-    const uint8_t* const* values;  // [ceil(tokens / 16)] pages of V: [16, D]
+    const float* const* q;         // [queries] rows of D
+    int64_t queries;               // at most kMaxQueries
+    const int64_t* seen;           // [queries] context tokens that each may look at, from position 0
+    const uint8_t* const* keys;    // [ceil(tokens / 16) + kPagesAhead] pages of K: [D, 16], or [16, D] of
+                                   // latents; the last are only prefetched
+    const uint8_t* const* values;  // [ceil(tokens / 16)] pages of V: [16, ldv]
     const uint8_t* const* next;    // [as values] pages of K that this thread wants next: only prefetched
     int64_t start;                 // position of the segment's first token, a multiple of 16
     int64_t tokens;                // tokens of the segment that any query sees
-    int64_t head_dim;
-    int32_t f16;  // the cache holds float16
+    int64_t head_dim;              // D; a multiple of 16 unless latent
+    int64_t value_dim;             // V, a multiple of 16
+    int64_t ldv;                   // elements between the values of two tokens
+    int32_t f16;                   // the cache holds float16
+    int32_t latent;
     float scale;
     float* scores;  // scratch [queries, kSegment]
     float* max;     // out [queries]; -inf where a query sees nothing here
     float* sum;     // out [queries]
-    float* acc;     // out [queries, D]
+    float* acc;     // out [queries, V]
 };
 
 // Tokens of one row, in order, through one value head of the delta rule.

@@ -1,5 +1,6 @@
-// Attention over the paged cache. A unit of work is a block of a row's query tokens times the query heads of
-// one KV head; where there are too few units for the threads, each of its segments is one.
+// Attention over the paged cache, of keys and values or of latents. A unit of work is a block of a row's
+// query tokens times the query heads of one KV head; where there are too few units for the threads, each of
+// its segments is one.
 #include <algorithm>
 #include <cmath>
 
@@ -15,38 +16,51 @@ struct Attention {
     float* out;
     KvView kv;
     const int32_t *starts, *lens, *contexts, *table;
+    int64_t step_tokens, pages;
     int64_t rows, width;  // width: blocks a row of the table
     int64_t heads, kv_heads;
-    int64_t d;
+    int64_t d, value_dim;
     int64_t together;  // query heads of a KV head that one unit takes
     int64_t parts;     // units a KV head is split into
     int64_t tokens;    // query tokens a unit
     int32_t f16;
     float scale;
 
-    explicit Attention(const Instr& in) : Attention(in, in.args<AttentionArgs>()) {}
-
-    Attention(const Instr& in, const AttentionArgs& a)
+    template <class Args>
+    Attention(const Instr& in, const Args& a, const KvView& view, int64_t value_dim)
         : q(a.q),
           out(a.out),
-          kv(kv_view(in, a)),
+          kv(view),
           starts(a.query_starts),
           lens(a.query_lens),
           contexts(a.context_lens),
           table(a.block_table),
+          step_tokens(a.T),
+          pages(a.N),
           rows(a.R),
           width(a.W),
           heads(a.H),
-          kv_heads(a.G),
+          kv_heads(view.heads),
           d(a.D),
+          value_dim(value_dim),
           together(std::min<int64_t>(heads / kv_heads, kMaxQueries)),
           parts((heads / kv_heads + together - 1) / together),
           tokens(kMaxQueries / together),
           f16(in.f16_state),
           scale(static_cast<float>(a.scale)) {}
 
+    bool latent() const { return kv.parts == 1; }
     int64_t columns() const { return kv_heads * parts; }
 };
+
+Attention attention_of(const Instr& in) {
+    if (in.op == kLatentAttention) {
+        const auto a = in.args<LatentAttentionArgs>();
+        return {in, a, latent_view(in, a), a.K};
+    }
+    const auto a = in.args<AttentionArgs>();
+    return {in, a, kv_view(in, a), a.D};
+}
 
 // The queries of one unit, with their rows of q and out.
 struct Unit {
@@ -64,9 +78,9 @@ struct Unit {
         queries = 0;
         for (int64_t t = 0; t < block->count; t++)
             for (int64_t h = first; h < last; h++, queries++) {
-                const int64_t at = ((block->first + t) * a.heads + kv_head * group + h) * a.d;
-                q[queries] = a.q + at;
-                out[queries] = a.out + at;
+                const int64_t at = (block->first + t) * a.heads + kv_head * group + h;
+                q[queries] = a.q + at * a.d;
+                out[queries] = a.out + at * a.value_dim;
                 seen[queries] = block->seen - (block->count - 1 - t);
             }
     }
@@ -88,31 +102,33 @@ void attend_segment(const Exec& e, const Attention& a, const Unit& u, int64_t se
     for (int64_t i = 0; i < pages + kPagesAhead; i++) {
         keys[i] = keys_at(a, u, start + 16 * i);
         if (i < pages) {
-            values[i] = keys[i] + a.kv.block_size * a.d * a.kv.bytes;
+            values[i] = keys[i] + (a.latent() ? 0 : a.kv.block_size * a.d * a.kv.bytes);
             next[i] = keys_at(a, next_unit, next_segment * kSegment + 16 * i);
         }
     }
-    e.kernels->attend({u.q, u.queries, u.seen, keys, values, next, start, tokens, a.d, a.f16, a.scale,
-                       s.scores, max, sum, acc});
+    e.kernels->attend({u.q, u.queries, u.seen, keys, values, next, start, tokens, a.d, a.value_dim, a.d,
+                       a.f16, a.latent(), a.scale, s.scores, max, sum, acc});
 }
 
 // A unit's segments in order, merged as they come.
 void run_whole(const void* context, const Phase& ph, int64_t chunk, int thread) {
     const Exec& e = *static_cast<const Exec*>(context);
-    const Attention a(e.instr(ph));
+    const Attention a = attention_of(e.instr(ph));
     // Later tokens see more: the long units go first, so that threads end together.
     const Unit u(e, a, ph.chunks - 1 - chunk);
     const Scratch& s = e.scratch[static_cast<size_t>(thread)];
     float max[kMaxQueries], sum[kMaxQueries], top[kMaxQueries], total[kMaxQueries];
     std::fill(top, top + u.queries, -INFINITY);
     std::fill(total, total + u.queries, 0.0f);
-    std::fill(s.total, s.total + u.queries * a.d, 0.0f);
+    std::fill(s.total, s.total + u.queries * a.value_dim, 0.0f);
     for (int64_t segment = 0; segment * kSegment < u.block->seen; segment++) {
         attend_segment(e, a, u, segment, u, segment + 1, s, max, sum, s.part);
         for (int64_t i = 0; i < u.queries; i++)
-            e.kernels->merge(top + i, total + i, s.total + i * a.d, max[i], sum[i], s.part + i * a.d, a.d);
+            e.kernels->merge(top + i, total + i, s.total + i * a.value_dim, max[i], sum[i],
+                             s.part + i * a.value_dim, a.value_dim);
     }
-    for (int64_t i = 0; i < u.queries; i++) e.kernels->divide(u.out[i], s.total + i * a.d, total[i], a.d);
+    for (int64_t i = 0; i < u.queries; i++)
+        e.kernels->divide(u.out[i], s.total + i * a.value_dim, total[i], a.value_dim);
 }
 
 // Where a unit's segment keeps max, sum and acc between the two phases of a split call.
@@ -123,7 +139,7 @@ float* partial(const Exec& e, const Attention& a, const Unit& u, int64_t column,
 
 void run_segment(const void* context, const Phase& ph, int64_t chunk, int thread) {
     const Exec& e = *static_cast<const Exec*>(context);
-    const Attention a(e.instr(ph));
+    const Attention a = attention_of(e.instr(ph));
     const auto locate = [&](int64_t chunk, int64_t* segment) {
         const int64_t all = chunk / a.columns(), column = chunk % a.columns();
         int64_t b = 0;
@@ -140,32 +156,32 @@ void run_segment(const void* context, const Phase& ph, int64_t chunk, int thread
 
 void run_merge(const void* context, const Phase& ph, int64_t chunk, int thread) {
     const Exec& e = *static_cast<const Exec*>(context);
-    const Attention a(e.instr(ph));
+    const Attention a = attention_of(e.instr(ph));
     const Unit u(e, a, chunk);
     float* acc = e.scratch[static_cast<size_t>(thread)].total;
     for (int64_t i = 0; i < u.queries; i++) {
         float top = -INFINITY, total = 0;
-        std::fill(acc, acc + a.d, 0.0f);
+        std::fill(acc, acc + a.value_dim, 0.0f);
         for (int64_t segment = 0; segment * kSegment < u.block->seen; segment++) {
             const float* from = partial(e, a, u, chunk % a.columns(), segment);
             e.kernels->merge(&top, &total, acc, from[i], from[kMaxQueries + i],
-                             from + 2 * kMaxQueries + i * a.d, a.d);
+                             from + 2 * kMaxQueries + i * a.value_dim, a.value_dim);
         }
-        e.kernels->divide(u.out[i], acc, total, a.d);
+        e.kernels->divide(u.out[i], acc, total, a.value_dim);
     }
 }
 
 // Cuts the step's rows into blocks of query tokens, and checks all that addresses memory.
-bool find_blocks(Exec& e, const Attention& a, int64_t step_tokens, int64_t num_pages) {
+bool find_blocks(Exec& e, const Attention& a) {
     if (e.blocks_for == a.lens) return true;
     e.num_blocks = e.num_segments = 0;
     int64_t covered = 0;
     for (int64_t r = 0; r < a.rows; r++) {
         const int64_t first = a.starts[r], count = a.lens[r], context = a.contexts[r];
-        if (first < 0 || count < 0 || first + count > step_tokens || (covered += count) > step_tokens)
+        if (first < 0 || count < 0 || first + count > a.step_tokens || (covered += count) > a.step_tokens)
             return e.fail("attention: row %lld has tokens %lld to %lld, expected within %lld and none twice",
                           static_cast<long long>(r), static_cast<long long>(first),
-                          static_cast<long long>(first + count), static_cast<long long>(step_tokens));
+                          static_cast<long long>(first + count), static_cast<long long>(a.step_tokens));
         if (count == 0) continue;
         if (context < count || context > a.width * a.kv.block_size)
             return e.fail("attention: context_lens[%lld]: expected %lld to %lld, got %lld",
@@ -173,10 +189,10 @@ bool find_blocks(Exec& e, const Attention& a, int64_t step_tokens, int64_t num_p
                           static_cast<long long>(a.width * a.kv.block_size), static_cast<long long>(context));
         for (int64_t b = 0; b * a.kv.block_size < context; b++) {
             const int64_t page = a.table[r * a.width + b];
-            if (page < 0 || page >= num_pages)
+            if (page < 0 || page >= a.pages)
                 return e.fail("attention: block_table[%lld, %lld]: expected 0 to %lld, got %lld",
                               static_cast<long long>(r), static_cast<long long>(b),
-                              static_cast<long long>(num_pages - 1), static_cast<long long>(page));
+                              static_cast<long long>(a.pages - 1), static_cast<long long>(page));
         }
         for (int64_t t = 0; t < count; t += a.tokens) {
             const int64_t n = std::min(a.tokens, count - t), seen = context - (count - t - n);
@@ -191,9 +207,8 @@ bool find_blocks(Exec& e, const Attention& a, int64_t step_tokens, int64_t num_p
 }  // namespace
 
 bool plan_attention(Exec& e, const Instr& in) {
-    const Attention a(in);
-    const auto args = in.args<AttentionArgs>();
-    if (!find_blocks(e, a, args.T, args.N)) return false;
+    const Attention a = attention_of(in);
+    if (!find_blocks(e, a)) return false;
     const int64_t units = e.num_blocks * a.columns();
     // A split costs a second phase; either way segments merge in the same order and the result is the same.
     const bool split = units < 2 * e.pool->threads() && e.num_segments > 2 * e.num_blocks;

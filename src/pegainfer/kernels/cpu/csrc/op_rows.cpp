@@ -58,6 +58,12 @@ void rotate(const Exec& e, const Instr& in, int64_t t) {
     for (int64_t h = 0; h < a.H; h++) e.kernels->rope(a.x + (t * a.H + h) * a.D, cos_sin, a.D);
 }
 
+void rotate_tail(const Exec& e, const Instr& in, int64_t t) {
+    const auto a = in.args<RopeTailArgs>();
+    const float* cos_sin = a.cos_sin + a.positions[t] * a.B;
+    for (int64_t h = 0; h < a.H; h++) e.kernels->rope(a.x + (t * a.H + h + 1) * a.D - a.B, cos_sin, a.B);
+}
+
 void append(const Exec&, const Instr& in, int64_t t) {
     const auto a = in.args<KvAppendArgs>();
     const KvView kv = kv_view(in, a);
@@ -125,6 +131,11 @@ bool plan_rows(Exec& e, const Instr& in) {
             const auto a = in.args<RopeArgs>();
             return e.check_indices("rope: positions", a.positions, a.T, a.P) &&
                    by_rows<rotate>(e, in, a.T, a.H * a.D);
+        }
+        case kRopeTail: {
+            const auto a = in.args<RopeTailArgs>();
+            return e.check_indices("rope_tail: positions", a.positions, a.T, a.P) &&
+                   by_rows<rotate_tail>(e, in, a.T, a.H * a.B);
         }
         case kKvAppend: {
             const auto a = in.args<KvAppendArgs>();

@@ -1,9 +1,12 @@
 // Attention of a block of queries over one segment of a paged cache.
 //
 // K pages are [D, 16]: lanes are tokens, so scores need no horizontal sums. V pages are [16, D]: lanes are
-// channels. A segment of kSegment tokens has one maximum; segments start at fixed positions and are merged in
-// order, so that a result depends on nothing but the query and its context.
+// channels. Pages of latents are keys and values in one, [16, D]: lanes are channels for both. A segment of
+// kSegment tokens has one maximum; segments start at fixed positions and are merged in order, so that a
+// result depends on nothing but the query and its context.
 #pragma once
+
+#include <cstring>
 
 namespace pega::PEGA_ISA {
 
@@ -38,6 +41,58 @@ static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
         store(a.scores + (query + i) * kSegment + 16 * page, mul(s[i], set1(a.scale)));
 }
 
+// `rest` elements from p on, zeros after them.
+template <bool F16>
+static inline F load_kv_some(const uint8_t* page, int64_t at, int64_t rest) {
+    if constexpr (F16) {
+        uint16_t t[16] = {};
+        std::memcpy(t, reinterpret_cast<const uint16_t*>(page) + at, static_cast<size_t>(rest) * 2);
+        return load_f16(t);
+    }
+    return load_some(reinterpret_cast<const float*>(page) + at, rest);
+}
+
+// Scores of a page of latents: a horizontal sum for each query and token. JT tokens share a load of a query.
+template <int MR, bool F16>
+static void score_latents(const AttendArgs& a, int64_t query, int64_t page) {
+    constexpr int JT = kMaxRows > 6 ? 2 : 1;
+    constexpr int64_t kElement = F16 ? 2 : 4;
+    const uint8_t *rows = a.keys[page], *next = a.keys[page + kPagesAhead];
+    const float* const* q = a.q + query;
+    const int64_t width = a.head_dim, whole = width / 16 * 16;
+    for (int64_t j = 0; j < 16; j += JT) {
+        F s[MR][JT];
+        PEGA_UNROLL
+        for (int i = 0; i < MR; i++) {
+            PEGA_UNROLL
+            for (int t = 0; t < JT; t++) s[i][t] = zero();
+        }
+        for (int64_t d = 0; d < whole; d += 16) {
+            F k[JT];
+            PEGA_UNROLL
+            for (int t = 0; t < JT; t++) {
+                __builtin_prefetch(next + kElement * ((j + t) * width + d), 0, 2);
+                k[t] = load_kv<F16>(rows, (j + t) * width + d);
+            }
+            PEGA_UNROLL
+            for (int i = 0; i < MR; i++) {
+                const F x = load(q[i] + d);
+                PEGA_UNROLL
+                for (int t = 0; t < JT; t++) s[i][t] = fma(x, k[t], s[i][t]);
+            }
+        }
+        for (int t = 0; t < JT; t++) {
+            F k = zero();
+            if (whole < width) k = load_kv_some<F16>(rows, (j + t) * width + whole, width - whole);
+            PEGA_UNROLL
+            for (int i = 0; i < MR; i++) {
+                if (whole < width) s[i][t] = fma(load_some(q[i] + whole, width - whole), k, s[i][t]);
+                a.scores[(query + i) * kSegment + 16 * page + j + t] = reduce_add(s[i][t]) * a.scale;
+            }
+        }
+    }
+}
+
 // Sixteen channels from d on, of MR queries, over the segment's tokens.
 template <int MR, bool F16>
 static void mix_values(const AttendArgs& a, int64_t query, int64_t d) {
@@ -51,13 +106,13 @@ static void mix_values(const AttendArgs& a, int64_t query, int64_t d) {
         const uint8_t *values = a.values[page], *next = a.next[page] + kBytes * d;
         for (int64_t j = 0; j < tokens; j++) {
             __builtin_prefetch(next + kBytes * j, 0, 2);
-            const F v = load_kv<F16>(values, j * a.head_dim + d);
+            const F v = load_kv<F16>(values, j * a.ldv + d);
             PEGA_UNROLL
             for (int i = 0; i < MR; i++) s[i] = fma(v, set1(p[i * kSegment + j]), s[i]);
         }
     }
     PEGA_UNROLL
-    for (int i = 0; i < MR; i++) store(a.acc + (query + i) * a.head_dim + d, s[i]);
+    for (int i = 0; i < MR; i++) store(a.acc + (query + i) * a.value_dim + d, s[i]);
 }
 
 // Turns a query's scores into unnormalised weights; those past what it sees become exactly zero. A NaN that
@@ -86,9 +141,10 @@ static void soften(const AttendArgs& a, int64_t query) {
 
 template <int MR, bool F16>
 static void attend_rows(const AttendArgs& a, int64_t query) {
-    for (int64_t page = 0; page < (a.tokens + 15) / 16; page++) score_page<MR, F16>(a, query, page);
+    for (int64_t page = 0; page < (a.tokens + 15) / 16; page++)
+        a.latent ? score_latents<MR, F16>(a, query, page) : score_page<MR, F16>(a, query, page);
     for (int i = 0; i < MR; i++) soften(a, query + i);
-    for (int64_t d = 0; d < a.head_dim; d += 16) mix_values<MR, F16>(a, query, d);
+    for (int64_t d = 0; d < a.value_dim; d += 16) mix_values<MR, F16>(a, query, d);
 }
 
 template <int MR, bool F16>

@@ -1,0 +1,47 @@
+"""Entry points of the deepseek_v2 line: from an open weights file to a model, made of the runner's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pegainfer.models.deepseek_v2.config import LINE, DeepseekV2Config
+from pegainfer.models.deepseek_v2.forward import forward, groups, head
+from pegainfer.models.deepseek_v2.weights import TABLE, DeepseekV2Weights, load_gguf, load_safetensors
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
+from pegainfer.ops.weights import without_data
+from pegainfer.runner.model import LineModel
+from pegainfer.runtime.weights.gguf import GGUFFile
+from pegainfer.runtime.weights.tensorfile import TensorFile
+
+
+def from_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> LineModel:
+    """Raises ConfigError, ModelFileError, UnsupportedError."""
+    refuse_ranks(LINE, at)
+    return model(load_gguf(file))
+
+
+def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
+    """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
+    refuse_ranks(LINE, at)
+    return model(load_safetensors(DeepseekV2Config.from_hf(config, where), file))
+
+
+def from_config(config: Mapping[str, Any], where: str) -> LineModel:
+    """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
+    read = DeepseekV2Config.from_hf(config, where)
+    return model(DeepseekV2Weights(read, without_data(TABLE, read)))
+
+
+def model(weights: DeepseekV2Weights) -> LineModel:
+    c = weights.config
+    return LineModel(
+        vocab_size=c.vocab_size,
+        max_position_embeddings=c.max_position_embeddings,
+        weights=weights.tensors,
+        tables={"cos_sin": weights.cos_sin},
+        groups=partial(groups, c),
+        forward=partial(forward, c),
+        head=partial(head, c),
+    )
