@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegainfer.ops.config import gguf_rope, head_size, hf_rope, kv_heads, refuse_unserved_gguf
+from pegainfer.ops.quantization import Quantization, read_quantization
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "llama"
@@ -30,6 +31,7 @@ class LlamaConfig:
     rope_scaling: Mapping[str, Any] | None  # rope_type 'linear' or 'llama3' with its numbers
     max_position_embeddings: int  # tokens that the model was trained for
     tie_word_embeddings: bool  # lm_head is the embedding's table
+    quantization: Quantization | None = None  # of a checkpoint; GGUF says it tensor by tensor
 
     @property
     def q_size(self) -> int:
@@ -54,7 +56,6 @@ class LlamaConfig:
         for key in ("attention_bias", "mlp_bias", "rope_interleaved"):
             f.refuse(key, f.boolean(key, False), expected="false")
         f.refuse("hidden_act", f.text("hidden_act", "silu") != "silu", expected="silu")
-        f.refuse("quantization_config", f.has("quantization_config"), expected="none")
         trained = f.integer("max_position_embeddings", 2048, most=1 << 30)
         theta, scaling = hf_rope(f, ROPE_KINDS, trained)
         hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
@@ -73,6 +74,7 @@ class LlamaConfig:
             rope_scaling=scaling,
             max_position_embeddings=trained,
             tie_word_embeddings=f.boolean("tie_word_embeddings", False),
+            quantization=read_quantization(f),
         )
 
     @classmethod

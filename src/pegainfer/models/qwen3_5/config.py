@@ -15,6 +15,7 @@ from pegainfer.ops.config import (
     rotary_size,
     served_length,
 )
+from pegainfer.ops.quantization import Quantization, read_quantization
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3_5"
@@ -58,6 +59,7 @@ class Qwen3_5Config:
     rope_scaling: Mapping[str, Any] | None  # rope_type 'yarn' with its numbers
     max_position_embeddings: int  # tokens that the model was trained for, or that yarn stretches it to
     tie_word_embeddings: bool  # lm_head is the embedding's table
+    quantization: Quantization | None = None  # of a checkpoint; GGUF says it tensor by tensor
     draft_layers: int = 0  # that GGUF counts behind the others; not served
     tiled_heads: bool = False  # value head h reads key head h mod G, not h // (heads / G), of G key heads
 
@@ -111,8 +113,6 @@ class Qwen3_5Config:
         top = Fields(config, where, line=LINE)
         text = top.mapping("text_config")
         f = top if text is None else top.inner(text, "text_config: ")
-        for fields in (top, f):
-            fields.refuse("quantization_config", fields.has("quantization_config"), expected="none")
         _refuse_variants(f)
         trained = f.integer("max_position_embeddings", 32768, most=1 << 30)
         theta, scaling = hf_rope(f, ROPE_KINDS, trained, partial=True)
@@ -142,6 +142,7 @@ class Qwen3_5Config:
             max_position_embeddings=served_length(trained, scaling),
             # Files say it in both places or in one; the text model's own word counts.
             tie_word_embeddings=f.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", False)),
+            quantization=read_quantization(f) or read_quantization(top),
         )
 
     @classmethod

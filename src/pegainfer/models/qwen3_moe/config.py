@@ -14,6 +14,7 @@ from pegainfer.ops.config import (
     refuse_unserved_gguf,
     served_length,
 )
+from pegainfer.ops.quantization import Quantization, read_quantization
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3_moe"
@@ -45,6 +46,7 @@ class Qwen3MoeConfig:
     rope_scaling: Mapping[str, Any] | None  # rope_type 'yarn' with its numbers
     max_position_embeddings: int  # tokens that the model was trained for, or that yarn stretches it to
     tie_word_embeddings: bool  # lm_head is the embedding's table
+    quantization: Quantization | None = None  # of a checkpoint; GGUF says it tensor by tensor
 
     @property
     def q_size(self) -> int:
@@ -69,7 +71,6 @@ class Qwen3MoeConfig:
         for key in ("attention_bias", "use_sliding_window"):
             f.refuse(key, f.boolean(key, False), expected="false")
         f.refuse("hidden_act", f.text("hidden_act", "silu") != "silu", expected="silu")
-        f.refuse("quantization_config", f.has("quantization_config"), expected="none")
         layer_types = set(f.texts("layer_types"))
         f.refuse(
             "layer_types", not layer_types <= {"full_attention"}, expected="full_attention in all layers"
@@ -101,6 +102,7 @@ class Qwen3MoeConfig:
             rope_scaling=scaling,
             max_position_embeddings=served_length(trained, scaling),
             tie_word_embeddings=f.boolean("tie_word_embeddings", False),
+            quantization=read_quantization(f),
         )
 
     @classmethod
