@@ -84,7 +84,13 @@ def awq(w: Array, group: int = 32) -> Packed:
 
 
 def gptq(
-    w: Array, bits: int = 4, group: int = 32, *, symmetric: bool = True, act_order: bool = False, v2: bool = False
+    w: Array,
+    bits: int = 4,
+    group: int = 32,
+    *,
+    symmetric: bool = True,
+    act_order: bool = False,
+    v2: bool = False,
 ) -> Packed:
     k = w.shape[1]
     groups = np.arange(k) // group

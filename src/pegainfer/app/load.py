@@ -26,7 +26,7 @@ MAX_CONFIG_BYTES = 16 << 20
 
 @contextlib.contextmanager
 def open_model(
-    path: Path, load_format: str = "auto", at: TensorRank = ONE_RANK
+    path: Path, load_format: str = "auto", at: TensorRank = ONE_RANK, quantization: str | None = None
 ) -> Iterator[tuple[Model, str]]:
     """A model and its architecture's name. Its weights stay mapped until the context ends.
 
@@ -34,9 +34,17 @@ def open_model(
         path: a .gguf file, any part of a split one, or a checkpoint's folder.
         load_format: as EngineConfig has it; 'dummy' reads a folder's config.json alone.
         at: the rank whose part is wanted.
+        quantization: how plain matrices are quantised while they are loaded; None: not at all.
 
     Raises ConfigError, ModelFileError, OpError, UnsupportedError.
     """
+    with _open(path, load_format, at) as (model, architecture):
+        yield (model if quantization is None else model.quantized(quantization)), architecture
+
+
+@contextlib.contextmanager
+def _open(path: Path, load_format: str, at: TensorRank) -> Iterator[tuple[Model, str]]:
+    """`open_model` without quantisation."""
     if load_format == "dummy":
         if not path.is_dir():
             raise ConfigError("dummy weights need a config.json", expected="a folder", got=path)

@@ -49,7 +49,8 @@ def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
     from pegainfer.ops.ranks import TensorRank
 
     config, scheduler = order.engine, order.scheduler
-    with open_model(Path(order.path), config.load_format, TensorRank(order.rank, order.ranks)) as (model, _):
+    at = TensorRank(order.rank, order.ranks)
+    with open_model(Path(order.path), config.load_format, at, config.quantization) as (model, _):
         info = runner_bounds(model, order.slots, order.length, order.num_blocks, config, scheduler)
         backend, _ = make_backend(model.tensors(order.length), config, memory=memory)
         return model.build(

@@ -83,7 +83,15 @@ KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
 RANK_FLAGS = ("--tensor-parallel-size", "--data-parallel-size")
 # Flags of EngineConfig that a device obeys.
 APPLIES: dict[str, tuple[str, ...]] = {
-    "cpu": (*KV_FLAGS, *LORA_FLAGS, *RANK_FLAGS, "--threads", "--isa", "--activation-dtype"),
+    "cpu": (
+        *KV_FLAGS,
+        *LORA_FLAGS,
+        *RANK_FLAGS,
+        "--threads",
+        "--isa",
+        "--activation-dtype",
+        "--quantization",
+    ),
     "cuda": (
         *KV_FLAGS,
         *RANK_FLAGS,
@@ -93,7 +101,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
         "--load-format",
         "--activation-dtype",
     ),
-    "reference": (*KV_FLAGS, *LORA_FLAGS, *RANK_FLAGS),
+    "reference": (*KV_FLAGS, *LORA_FLAGS, *RANK_FLAGS, "--quantization"),
     "null": ("--max-model-len", *LORA_FLAGS, *RANK_FLAGS),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.adapters import AdaptedWeight, AdapterBounds, adapted
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.program import Program
+from pegainfer.ops.quantize_on_load import quantized_on_load
 from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
 from pegainfer.runner.adapters import HostAdapters
 from pegainfer.runner.host import HostRunner
@@ -56,6 +57,13 @@ class LineModel:
     make_policy: Callable[[RunnerInfo, Any], StepPolicy] | None = None
     adapted: tuple[AdaptedWeight, ...] = ()
     ranks: int = 1
+
+    def quantized(self, kind: str) -> LineModel:
+        """The same model, whose plain matrices are quantised while a backend loads them.
+
+        kind: a key of ops.quantize_on_load.KINDS.
+        """
+        return replace(self, weights=quantized_on_load(self.weights, kind))
 
     def weight_bytes(self, num_positions: int) -> int:
         """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32."""
