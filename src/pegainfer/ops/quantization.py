@@ -86,7 +86,7 @@ class Quantization:
             return list(self.ignored)
         biases = [n for n in file.tensors if n.endswith(".bias") and self.scheme_for(n[: -len(".bias")])]
         for name in biases:
-            if np.any(file.part(name).bytes() & np.uint8(0x7F)):
+            if np.any(file.part(name).bytes().view("<u2") & np.uint16(0x7FFF)):  # all but signs, also of f32
                 raise ModelFileError(f"tensor {name} is a bias, which this line lacks", where=file.path)
         return [*self.ignored, *biases]
 
@@ -184,7 +184,10 @@ def _compressed_tensors(q: Fields) -> Quantization:
         dense = key == "sparsity_config" and found.get("format") == "dense"
         q.refuse(key, bool(found) and not dense, expected="none", got=dict(found))
     form = q.text("format", "pack-quantized")
-    rules = [Rule(_matcher(*q.texts("ignore")), None)]
+    ignored = q.texts("ignore")
+    for entry in ignored:
+        _check_pattern(q, "ignore", entry.removeprefix("re:") if entry.startswith("re:") else "")
+    rules = [Rule(_matcher(*ignored), None)]
     for name, group in (q.mapping("config_groups") or {}).items():
         q.require("config_groups", isinstance(group, Mapping), "an object of objects")
         g = q.inner(group, f"{KEY}: {name}: ")

@@ -149,7 +149,7 @@ def packed_ints(bits: int, group: int | None, *, symmetric: bool, act_order: boo
     def read(w: Weight) -> Levels:
         a, (n, k) = w.arrays(), w.shape
         levels, scales = unpack(a["values"], bits).reshape(n, k), _scales(a, n, -1)
-        zeros = np.full(scales.shape, middle, np.uint8)
+        zeros: Bytes = np.full(scales.shape, middle, np.uint8)
         if not symmetric:
             packed = a["zeros"].reshape(-1, scales.shape[1])
             zeros = unpack(np.ascontiguousarray(packed.T), bits).reshape(scales.shape[1], n).T
@@ -207,7 +207,7 @@ def fp4(kind: str) -> Scheme:
         codes = np.stack([packed & 15, packed >> 4], -1).reshape(w.shape)
         if kind == "nvfp4":
             return codes, E4M3[a["scales"]] / a["divisor"].reshape(1, 1)
-        return codes, np.ldexp(np.float32(1), a["scales"].astype(np.int32) - 127)
+        return codes, np.exp2(a["scales"].astype(np.float32) - 127)
 
     def decode(w: Weight) -> F32:
         codes, scales = read(w)
