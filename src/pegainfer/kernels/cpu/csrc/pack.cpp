@@ -119,8 +119,7 @@ void pack_q6_k(const uint8_t* in, uint8_t* tile, int64_t super, int r) {
 // Elements 0 … 31 of a block, of which `at` gives each, as nibbles at the row's bytes of the tile.
 template <class At>
 void pack_nibbles(uint8_t* out, At at) {
-    for (int i = 0; i < 16; i++)
-        out[64 * (i / 4) + i % 4] = static_cast<uint8_t>(at(i) | at(16 + i) << 4);
+    for (int i = 0; i < 16; i++) out[64 * (i / 4) + i % 4] = static_cast<uint8_t>(at(i) | at(16 + i) << 4);
 }
 
 // The 6-bit scales of q3_k's sixteen groups: low nibbles in eight bytes, then high pairs in four.
@@ -142,9 +141,8 @@ void pack_few_bits(int32_t format, const uint8_t* in, uint8_t* tile, int64_t sup
         for (int h = 0; h < 2; h++)
             scales[16 * h] = three ? static_cast<uint8_t>(q3_scale(in + 96, 2 * b + h)) : in[2 * b + h];
         const uint8_t* q = pairs + 32 * (b / 4);
-        pack_nibbles(const_cast<uint8_t*>(to.quant) + 4 * r, [=](int i) {
-            return (q[i] >> 2 * (b % 4) & 3) | (three ? (in[i] >> b & 1) << 2 : 0);
-        });
+        pack_nibbles(const_cast<uint8_t*>(to.quant) + 4 * r,
+                     [=](int i) { return (q[i] >> 2 * (b % 4) & 3) | (three ? (in[i] >> b & 1) << 2 : 0); });
     }
 }
 
@@ -176,7 +174,8 @@ void pack_words(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile
         for (int64_t b = 0; rows[r] != nullptr && b < w.k / kBlock; b++) {
             const uint8_t* in = rows[r] + (b >> w.shift) * each;
             const GroupBlock to = group_block_at(w.format, w.shift, tile, b);
-            auto *words = const_cast<uint8_t*>(to.words) + 4 * r, *out = const_cast<uint8_t*>(to.quant) + 4 * r;
+            auto *words = const_cast<uint8_t*>(to.words) + 4 * r,
+                 *out = const_cast<uint8_t*>(to.quant) + 4 * r;
             for (int64_t h = 0; h < heads; h++) {
                 float scale = is_mxfp4 ? half_of_e8m0(in[0]) : 0;
                 if (!is_mxfp4) std::memcpy(&scale, in + 4 * h, 4);

@@ -7,8 +7,8 @@ namespace pega::PEGA_ISA {
 #ifndef PEGA_NATIVE_TABLE
 constexpr int kTableBias = 0;
 
-// first[t] lane r = sum over a block's first sixteen columns of table[q[r]] · x[t], second[t] over the others;
-// x[t] at x + t · stride. An instruction set may multiply table entries plus kTableBias instead.
+// first[t] lane r = sum over a block's first sixteen columns of table[q[r]] · x[t], second[t] over the
+// others; x[t] at x + t · stride. An instruction set may multiply table entries plus kTableBias instead.
 template <int MR>
 static inline void dot_table(const uint8_t* w, const int8_t* table, const int8_t* x, int64_t stride,
                              F (&first)[MR], F (&second)[MR]) {
@@ -156,8 +156,7 @@ static void dot_table_rows(const Packed& w, const uint8_t* tile, const QuantRows
             dot_table<MR>(block.quant, kTableOf<FORMAT>, xq + kBlock * b, w.k, dot, second);
         }
         F zero_point{};
-        if constexpr (kInts<FORMAT>)
-            zero_point = FORMAT == kInt8 ? sub(block.min, set1(128)) : block.min;
+        if constexpr (kInts<FORMAT>) zero_point = FORMAT == kInt8 ? sub(block.min, set1(128)) : block.min;
         PEGA_UNROLL
         for (int t = 0; t < MR; t++) {
             const int64_t at = t * blocks + b;

@@ -261,8 +261,8 @@ static inline void dot_q6(const uint8_t* low, const uint8_t* high, const int8_t*
 #define PEGA_NATIVE_TABLE
 constexpr int kTableBias = 128;  // dpbusd wants one factor unsigned
 
-// first[t] lane r = sum over a block's first sixteen columns of (table[q[r]] + 128) · x[t], second[t] over the
-// others; x[t] at x + t · stride.
+// first[t] lane r = sum over a block's first sixteen columns of (table[q[r]] + 128) · x[t], second[t] over
+// the others; x[t] at x + t · stride.
 template <int MR>
 static inline void dot_table(const uint8_t* w, const int8_t* table, const int8_t* x, int64_t stride,
                              F (&first)[MR], F (&second)[MR]) {
