@@ -13,7 +13,10 @@ import gguf
 import numpy as np
 
 OUT = Path(__file__).parents[1] / "data" / "weights" / "dequant.json"
-FORMATS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "q5_0", "q5_1", "q5_k")
+FORMATS = (
+    "f32", "f16", "bf16", "q4_0", "q4_1", "q8_0", "q4_k", "q6_k", "q5_0", "q5_1", "q5_k",
+    "q2_k", "q3_k", "iq4_nl", "iq4_xs", "mxfp4",
+)  # fmt: skip
 SEED = 20
 BLOCKS = 3
 

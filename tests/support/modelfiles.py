@@ -11,7 +11,7 @@ import numpy as np
 
 GGML = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q4_k": 12, "q5_k": 13,
-    "q6_k": 14, "i32": 26, "bf16": 30,
+    "q2_k": 10, "q3_k": 11, "q6_k": 14, "iq4_nl": 20, "iq4_xs": 23, "i32": 26, "bf16": 30, "mxfp4": 39,
 }  # fmt: skip
 _NUMPY_KINDS = {
     "uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def requantised(source: Path, target: Path, form: str) -> Path:
             kind = form if len(info.shape) == 2 else info.format
             table.append(GGUFTensor(name, GGML[kind], info.shape, b"", at))
             at += -(-FORMATS[kind].nbytes(prod(info.shape)) // ALIGNMENT) * ALIGNMENT
-        out.write(gguf_bytes({k: _plain(v) for k, v in file.metadata.items()}, table, alignment=ALIGNMENT))
+        out.write(gguf_bytes(plain_metadata(file.metadata), table, alignment=ALIGNMENT))
         for name, info in file.tensors.items():
             data = file.part(name).bytes()
             if len(info.shape) == 2:
@@ -33,6 +34,11 @@ def requantised(source: Path, target: Path, form: str) -> Path:
             out.write(data.tobytes())
             out.write(bytes(-data.nbytes % ALIGNMENT))
     return target
+
+
+def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's metadata as the writer takes it."""
+    return {key: _plain(value) for key, value in metadata.items()}
 
 
 def _plain(value: Any) -> Any:

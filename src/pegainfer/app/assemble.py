@@ -72,7 +72,10 @@ def build_engine(
     config.check_backend()
     started = time.perf_counter()
     at = TensorRank(0, config.tensor_parallel_size)
-    with open_model(path, config.load_format, at, tokenizer=tokenizer) as (model, architecture):
+    with open_model(path, config.load_format, at, config.quantization, tokenizer=tokenizer) as (
+        model,
+        architecture,
+    ):
         groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()

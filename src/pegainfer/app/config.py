@@ -14,6 +14,7 @@ ACTIVATIONS = ("auto", "int8", "bf16", "f32")
 KV_DTYPES = ("auto", "f32", "f16", "bf16")
 BACKENDS = ("cpu", "reference", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("int4", "int8")  # ops/quantize_on_load.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,13 @@ class EngineConfig:
             "help": "Activations: int8 beside quantised weights (faster), f32 (exact), bf16: also rounded to "
             "bf16 beside bf16 weights where the processor multiplies it; auto: bf16. A GPU computes in bf16.",
             "parse": "dtype",
+        },
+    )
+    quantization: str | None = field(
+        default=None,
+        metadata={
+            "help": "Quantise a plain model while it is loaded, on the CPU: int8 (8.5 bits a weight) or int4 "
+            "(5 bits; embedding and head in 8). The formats of a quantised file need no option."
         },
     )
     kv_dtype: str = field(
@@ -143,6 +151,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value not in allowed:
                 raise ConfigError(f"bad {name_of(name)}", expected=" or ".join(allowed), got=repr(value))
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise ConfigError(
+                "bad quantization", expected=" or ".join(QUANTIZATIONS), got=repr(self.quantization),
+                remedy="leave it out for a quantised file: its formats are read from it",
+            )  # fmt: skip
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(
                 "bad gpu_memory_utilization", expected="0 < share ≤ 1", got=self.gpu_memory_utilization
@@ -181,6 +194,11 @@ class EngineConfig:
             raise ConfigError(
                 "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,
                 where="kv_cache_dtype",
+            )  # fmt: skip
+        if cuda and self.quantization is not None:
+            raise ConfigError(
+                "the GPU expands quantised weights to bf16, so that quantising saves nothing there",
+                expected="cpu or reference", got="cuda", where="quantization",
             )  # fmt: skip
         if cuda and self.enable_lora:
             raise ConfigError(

@@ -27,7 +27,12 @@ MAX_CONFIG_BYTES = 16 << 20
 
 @contextlib.contextmanager
 def open_model(
-    path: Path, load_format: str = "auto", at: TensorRank = ONE_RANK, *, tokenizer: Path | None = None
+    path: Path,
+    load_format: str = "auto",
+    at: TensorRank = ONE_RANK,
+    quantization: str | None = None,
+    *,
+    tokenizer: Path | None = None,
 ) -> Iterator[tuple[Model, str]]:
     """A model and its architecture's name. Its weights stay mapped until the context ends.
 
@@ -37,10 +42,18 @@ def open_model(
         path: a .gguf file, any part of a split one, or a checkpoint's folder.
         load_format: as EngineConfig has it; 'dummy' reads a folder's config.json alone.
         at: the rank whose part is wanted.
+        quantization: how plain matrices are quantised while they are loaded; None: not at all.
         tokenizer: folder or .gguf file whose tokenizer takes the place of the model's own.
 
     Raises ConfigError, ModelFileError, OpError, UnsupportedError.
     """
+    with _open(path, load_format, at) as (model, architecture):
+        yield (model if quantization is None else model.quantized(quantization)), architecture
+
+
+@contextlib.contextmanager
+def _open(path: Path, load_format: str, at: TensorRank) -> Iterator[tuple[Model, str]]:
+    """`open_model` without quantisation."""
     if load_format == "dummy":
         if not path.is_dir():
             raise ConfigError("dummy weights need a config.json", expected="a folder", got=path)

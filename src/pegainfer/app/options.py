@@ -50,7 +50,7 @@ OPPOSITES: dict[str, tuple[str, ...]] = {
     "prefix_cache": ("disable_radix_cache",),
 }
 # One-letter names, of the command line alone.
-LETTERS: dict[str, tuple[str, ...]] = {"model": ("-m",), "threads": ("-t",)}
+LETTERS: dict[str, tuple[str, ...]] = {"model": ("-m",), "quantization": ("-q",), "threads": ("-t",)}
 # Options that take several values after one name on the command line: `--api-key a b`.
 SEVERAL = frozenset({"served_model_name", "api_key", "admin_key", "allowed_origin", "allowed_host"})
 # The dataclasses whose options the environment may set: what is set there holds for every command.

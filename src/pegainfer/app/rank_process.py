@@ -52,7 +52,10 @@ def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
 
     config, scheduler = order.engine, order.scheduler
     at, tokenizer = TensorRank(order.rank, order.ranks), Path(order.tokenizer) if order.tokenizer else None
-    with open_model(Path(order.path), config.load_format, at, tokenizer=tokenizer) as (model, _):
+    with open_model(Path(order.path), config.load_format, at, config.quantization, tokenizer=tokenizer) as (
+        model,
+        _,
+    ):
         info = runner_bounds(model, order.slots, order.length, order.num_blocks, config, scheduler)
         backend, _ = make_backend(model.tensors(order.length), config, memory=memory)
         return model.build(

@@ -50,7 +50,7 @@ def simulated_engine(
 
     Raises what opening a model raises, and ConfigError where the card cannot hold it.
     """
-    with open_model(path, config.load_format) as (model, _):
+    with open_model(path, config.load_format, quantization=config.quantization) as (model, _):
         info = runner_info(model, config, scheduler)
         groups = model_groups(model, config)
         max_logprobs = min(scheduler.max_logprobs, info.vocab_size)

@@ -83,7 +83,6 @@ UNSERVED: dict[str, Unserved] = {
     "preemption_mode": Unserved("preempted requests are computed anew", ("recompute",)),
     "prefix_caching_hash_algo": Unserved("prefixes are hashed with SHA-256", ("sha256",)),
     "props": switch("there is no such route; restart the server with other options"),
-    "quantization": Unserved("the formats are those of the model's file; leave it out"),
     "reasoning_format": Unserved("use --reasoning-parser", ("auto", "deepseek")),
     "reranking": switch("/rerank is not served yet"),
     "response_role": Unserved("answers have the role assistant", ("assistant",)),
@@ -113,7 +112,7 @@ SHORT = {
     "-O": "compilation_config", "-b": "batch_size", "-c": "ctx_size", "-ctk": "cache_type_k",
     "-ctv": "cache_type_v", "-dp": "data_parallel_size", "-fa": "flash_attn", "-hf": "hf_repo", "-a": "alias",
     "-mg": "main_gpu", "-n": "n_predict", "-ngl": "n_gpu_layers", "-np": "parallel",
-    "-pp": "pipeline_parallel_size", "-q": "quantization", "-sm": "split_mode", "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size", "-sm": "split_mode", "-tp": "tensor_parallel_size",
     "-ts": "tensor_split", "-ub": "ubatch_size", "-cb": "cont_batching", "-hff": "hf_file",
     "-ep": "enable_expert_parallel", "-tb": "threads_batch", "-md": "model_draft",
 }  # fmt: skip

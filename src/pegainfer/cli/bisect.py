@@ -72,7 +72,7 @@ def compare(spec: EngineSpec, ids: list[int], answer: int) -> list[Difference]:
     scheduler = dataclasses.replace(spec.scheduler, max_slots=1, pipeline_depth=1)
     room = len(ids) + answer
     config = dataclasses.replace(spec.engine, max_model_len=room, kv_cache_memory=None)
-    with open_model(Path(spec.path)) as (model, architecture):
+    with open_model(Path(spec.path), quantization=config.quantization) as (model, architecture):
         info = runner_info(model, config, scheduler)
         weights = model.tensors(info.max_model_len)
         device, name = make_backend(weights, config)

@@ -9,6 +9,7 @@ from pegainfer.cli import (
     bench_engine,
     bench_load,
     bench_ops,
+    bench_perplexity,
     bench_serve,
     bench_startup,
     chat,
@@ -63,6 +64,7 @@ def build_app() -> typer.Typer:
     for name, measure, about in (
         ("engine", bench_engine.engine, "Prefill and decode alone, in tokens a second."),
         ("ops", bench_ops.ops, "Each op alone, beside its floor."),
+        ("perplexity", bench_perplexity.perplexity, "How well a model predicts a text."),
         ("startup", bench_startup.startup, "Time until ready, and memory."),
         ("load", bench_load.load, "Weights from their file into memory, in GB/s."),
     ):

@@ -89,7 +89,10 @@ def step_programs(spec: EngineSpec, num_blocks: int = 1) -> StepPrograms:
     """
     if spec.is_null:
         raise UnsupportedError("the null device runs no program", remedy="name a model, leave --device out")
-    with open_model(Path(spec.path), spec.engine.load_format) as (model, _):
+    with open_model(Path(spec.path), spec.engine.load_format, quantization=spec.engine.quantization) as (
+        model,
+        _,
+    ):
         info = runner_info(model, spec.engine, spec.scheduler)
         groups = model_groups(model, spec.engine)
         if spec.engine.backend == "cuda":

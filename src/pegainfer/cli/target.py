@@ -92,6 +92,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
         "--load-format",
         "--expert-stats",
         "--activation-dtype",
+        "--quantization",
     ),
     "cuda": (
         *KV_FLAGS,
@@ -102,7 +103,14 @@ APPLIES: dict[str, tuple[str, ...]] = {
         "--load-format",
         "--activation-dtype",
     ),
-    "reference": (*KV_FLAGS, *LORA_FLAGS, *RANK_FLAGS, "--load-format", "--expert-stats"),
+    "reference": (
+        *KV_FLAGS,
+        *LORA_FLAGS,
+        *RANK_FLAGS,
+        "--load-format",
+        "--expert-stats",
+        "--quantization",
+    ),
     "null": ("--max-model-len", *LORA_FLAGS, *RANK_FLAGS),
 }
 

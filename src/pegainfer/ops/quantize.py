@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import UnsupportedError
+from pegainfer.ops.quantize_table import ENCODERS as TABLE_ENCODERS
 from pegainfer.runtime.weights.weight import Weight, in_memory
 
 Array = np.ndarray[Any, Any]
@@ -188,4 +189,5 @@ _ENCODERS: dict[str, Callable[[Array], Array]] = {
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    **TABLE_ENCODERS,
 }

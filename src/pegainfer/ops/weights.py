@@ -221,7 +221,7 @@ class _Plan:
         self.fields = stored.shape or entry.shape
         self.shape = tuple(getattr(config, field) for field in self.fields)
         names = stored.names(layer, self.shape[0])
-        self.scheme = scheme_of(names[0])
+        self.scheme = scheme_of(names[0]) if len(self.shape) > 1 else None
         if self.scheme is None:
             self.parts = {"values": names}
             return

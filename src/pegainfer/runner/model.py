@@ -15,6 +15,7 @@ from pegainfer.ops.adapters import AdaptedWeight, AdapterBounds, adapted
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.expert_counts import counting
 from pegainfer.ops.program import Program
+from pegainfer.ops.quantize_on_load import quantized_on_load
 from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
 from pegainfer.runner.adapters import HostAdapters
 from pegainfer.runner.host import HostRunner
@@ -66,6 +67,13 @@ class LineModel:
     def bounded(self, vocab_size: int) -> LineModel:
         """The same model where only ids below `vocab_size` name tokens; the head's other rows are padding."""
         return replace(self, vocab_size=min(self.vocab_size, vocab_size))
+
+    def quantized(self, kind: str) -> LineModel:
+        """The same model, whose plain matrices are quantised while a backend loads them.
+
+        kind: a key of ops.quantize_on_load.KINDS.
+        """
+        return replace(self, weights=quantized_on_load(self.weights, kind))
 
     def weight_bytes(self, num_positions: int) -> int:
         """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32."""

@@ -170,7 +170,7 @@ def test_what_is_no_name_of_the_hub(reference: str) -> None:
 
 MOE = json.dumps({"architectures": ["MixtralForCausalLM"]}).encode()
 AWQ = json.dumps(
-    {**Tiny("tiny", seed=1).hf_config(), "quantization_config": {"quant_method": "awq"}}
+    {**Tiny("tiny", seed=1).hf_config(), "quantization_config": {"quant_method": "awq", "version": "gemv"}}
 ).encode()
 
 
@@ -182,7 +182,7 @@ AWQ = json.dumps(
             "",
             "no model line for this architecture; .*got 'MixtralForCausalLM'",
         ),
-        ({**WHOLE, "config.json": AWQ}, "", "quantization_config is not supported"),
+        ({**WHOLE, "config.json": AWQ}, "", "quantization_config: version is not supported; expected gemm"),
         (
             {k: v for k, v in WHOLE.items() if k != "tokenizer.json"},
             "",
@@ -190,9 +190,9 @@ AWQ = json.dumps(
         ),
         ({"M-Q4_K_M.gguf": b"GGUF"}, "mamba", "no model line for this architecture; .*got 'mamba'"),
         (
-            {"M-IQ2_XS.gguf": b"GGUF", "M-Q2_K.gguf": b"GGUF"},
+            {"M-IQ2_XS.gguf": b"GGUF", "M-IQ3_M.gguf": b"GGUF"},
             "llama",
-            r"no GGUF file of o/m is served; .*iq2_xs not served; M-Q2_K.gguf: q2_k and q3_k not served",
+            r"no GGUF file of o/m is served; .*iq2_xs not served; M-IQ3_M.gguf: iq3_s not served",
         ),
     ],
 )

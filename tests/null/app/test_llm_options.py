@@ -42,7 +42,11 @@ def test_names(options: dict[str, Any], field: str, value: Any) -> None:
         ({"backend": "cuda"}, "expected device; got backend"),
         ({"max_model_lenght": 5}, "expected activation_dtype aging_seconds .* got max_model_lenght"),
         ({"trust_remote_code": True}, "^trust_remote_code is not served here; remedy: code of a repository"),
-        ({"quantization": "awq"}, "^quantization awq is not served here"),
+        (
+            {"quantization": "awq"},
+            "^bad quantization; expected int4 or int8; got 'awq'; remedy: leave it out",
+        ),
+        ({"quantization": "int4", "device": "cuda"}, "^the GPU expands quantised weights"),
         (
             {"max_num_seqs": 1, "max_running_requests": 2},
             "set twice; got max_num_seqs and max_running_requests",

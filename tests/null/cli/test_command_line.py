@@ -140,7 +140,7 @@ def test_flags_that_state_what_holds_here_are_taken(argv: str) -> None:
         ("-ngl 99", "-ngl 99 is not served here; remedy: --device cuda"),
         ("--top-k 5", "remedy: requests say this, each for itself; --override-generation-config"),
         ("--lora-paths a=b", "remedy: use --enable-lora and --lora-modules"),
-        ("--quantization awq", "remedy: the formats are those of the model's file"),
+        ("--quantization awq", "remedy: leave it out for a quantised file: its formats are read from it"),
         ("--allowed_origins ['*']", "remedy: use --allowed-origin"),
         (
             "--mem-fraction-static=0.8",

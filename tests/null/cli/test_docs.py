@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 COMMANDS = (
     "",
     "serve", "generate", "chat", "run-batch", "pull", "list", "show", "rm", "ps", "doctor",
-    "bench engine", "bench ops", "bench serve",
+    "bench engine", "bench ops", "bench perplexity", "bench serve",
     "bench startup", "kernels build", "simulate",
 )  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")

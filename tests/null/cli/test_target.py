@@ -37,7 +37,7 @@ def chosen(model: str, device: str, *typed: str, **options: Any) -> Target:
 @pytest.mark.parametrize(
     "command",
     ["serve --port 0", "generate hi", "chat", "run-batch -i in -o out", "doctor --plan", "bench engine",
-     "bench ops", "bench startup"],
+     "bench ops", "bench perplexity --text in", "bench startup"],
 )  # fmt: skip
 def test_every_command_takes_its_model_by_the_names_that_users_know(
     command: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,11 @@ Array = np.ndarray[Any, Any]
 
 FORMAT_CODES = {
     "f32": 0, "f16": 1, "bf16": 2, "q8_0": 3, "q4_1": 4, "q4_0": 5, "q4_k": 6, "q6_k": 7,
-    "q5_0": 8, "q5_1": 9, "q5_k": 10,
+    "q5_0": 8, "q5_1": 9, "q5_k": 10, "iq4_nl": 11, "iq4_xs": 12, "q2_k": 13, "q3_k": 14,
+    # Groups of 32, 64 and 128 columns differ in the next byte.
+    "int4_g32": 15, "int4_g64": 15 + (1 << 8), "int4_g128": 15 + (2 << 8),
+    "int8_g32": 16, "int8_g64": 16 + (1 << 8), "int8_g128": 16 + (2 << 8),
+    "fp4_g16": 17, "fp4_g32": 18, "mxfp4": 19,
 }  # fmt: skip
 
 
@@ -34,6 +38,7 @@ class PackedWeight:
     """
 
     def __init__(self, weight: Weight, memory: Array, threads: int = 1) -> None:
+        weight = weight.in_form()
         scheme, need = weight.scheme.name, packed_bytes(weight.scheme.name, weight.shape)
         if memory.nbytes != need or memory.ctypes.data % 64:
             raise OpError("memory of a packed weight", expected=f"{need} bytes, aligned", got=memory.nbytes)

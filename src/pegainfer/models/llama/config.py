@@ -15,6 +15,7 @@ from pegainfer.ops.config import (
     kv_heads,
     serve_only,
 )
+from pegainfer.ops.quantization import Quantization, read_quantization
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "llama"
@@ -38,6 +39,7 @@ class LlamaConfig:
     rope_scaling: Mapping[str, Any] | None  # rope_type 'linear' or 'llama3' with its numbers
     max_position_embeddings: int  # tokens that the model was trained for
     tie_word_embeddings: bool  # lm_head is the embedding's table
+    quantization: Quantization | None = None  # of a checkpoint; GGUF says it tensor by tensor
 
     @property
     def q_size(self) -> int:
@@ -60,7 +62,6 @@ class LlamaConfig:
         """
         f = Fields(config, where, line=LINE)
         serve_only(f, {"hidden_act": "silu"}, off=("attention_bias", "mlp_bias", "rope_interleaved"))
-        f.refuse("quantization_config", f.has("quantization_config"), expected="none")
         trained = f.integer("max_position_embeddings", 2048, most=1 << 30)
         theta, scaling = hf_rope(f, ROPE_KINDS, trained)
         hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
@@ -79,6 +80,7 @@ class LlamaConfig:
             rope_scaling=scaling,
             max_position_embeddings=trained,
             tie_word_embeddings=f.boolean("tie_word_embeddings", False),
+            quantization=read_quantization(f),
         )
 
     @classmethod

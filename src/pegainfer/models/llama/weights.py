@@ -11,6 +11,7 @@ import numpy as np
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.models.llama.config import LINE, LlamaConfig
 from pegainfer.ops.config import config_of_rank
+from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import (
@@ -135,4 +136,6 @@ def load_safetensors(config: LlamaConfig, file: TensorFile, at: TensorRank = ONE
     # Old Llama 2 files carry the rotation's frequencies, which follow from the config.
     ignored = ["model.layers.*.self_attn.rotary_emb.inv_freq"]
     own = config_of_rank(config, at.ranks)
-    return LlamaWeights(own, plan_weights(TABLE, config, file, "hf", ignored=ignored, at=at))
+    return LlamaWeights(
+        own, plan_checkpoint(TABLE, config, file, config.quantization, ignored=ignored, at=at)
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pegainfer.models.qwen3.config import LINE, Qwen3Config
 from pegainfer.ops.config import config_of_rank
+from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
@@ -84,4 +85,6 @@ def load_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> Qwen3Weights:
 
 def load_safetensors(config: Qwen3Config, file: TensorFile, at: TensorRank = ONE_RANK) -> Qwen3Weights:
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
-    return Qwen3Weights(config_of_rank(config, at.ranks), plan_weights(TABLE, config, file, "hf", at=at))
+    return Qwen3Weights(
+        config_of_rank(config, at.ranks), plan_checkpoint(TABLE, config, file, config.quantization, at=at)
+    )

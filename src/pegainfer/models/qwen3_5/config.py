@@ -16,6 +16,7 @@ from pegainfer.ops.config import (
     serve_only,
     served_length,
 )
+from pegainfer.ops.quantization import Quantization, read_quantization
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3_5"
@@ -69,6 +70,7 @@ class Qwen3_5Config:
     rope_scaling: Mapping[str, Any] | None  # rope_type 'yarn' with its numbers
     max_position_embeddings: int  # tokens that the model was trained for, or that yarn stretches it to
     tie_word_embeddings: bool  # lm_head is the embedding's table
+    quantization: Quantization | None = None  # of a checkpoint; GGUF says it tensor by tensor
     draft_layers: int = 0  # that GGUF counts behind the others; not served
     tiled_heads: bool = False  # value head h reads key head h mod G, not h // (heads / G), of G key heads
     # Experts take the place of the feed-forward block in every layer, or in none; all are 0 in dense models.
@@ -136,8 +138,6 @@ class Qwen3_5Config:
         top = Fields(config, where, line=LINE)
         text = top.mapping("text_config")
         f = top if text is None else top.inner(text, "text_config: ")
-        for fields in (top, f):
-            fields.refuse("quantization_config", fields.has("quantization_config"), expected="none")
         _refuse_variants(f)
         trained = f.integer("max_position_embeddings", 32768, most=1 << 30)
         theta, scaling = hf_rope(f, ROPE_KINDS, trained, partial=True)
@@ -167,6 +167,7 @@ class Qwen3_5Config:
             # Files say it in both places or in one; the text model's own word counts.
             tie_word_embeddings=f.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", False)),
             **_hf_feed_forward(f),
+            quantization=read_quantization(f) or read_quantization(top),
         )
 
     @classmethod

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.models.qwen3_5.config import FULL, LINE, LINEAR, Qwen3_5Config
+from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import Entry, InFile, Rows, WeightTable, embedding_in_gguf, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
@@ -263,4 +264,6 @@ def load_gguf(file: GGUFFile) -> Qwen3_5Weights:
 def load_safetensors(config: Qwen3_5Config, file: TensorFile) -> Qwen3_5Weights:
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in file.tensors), PREFIXES[0])
-    return Qwen3_5Weights(config, plan_weights(TABLES[prefix], config, file, "hf", ignored=IGNORED))
+    return Qwen3_5Weights(
+        config, plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=IGNORED)
+    )

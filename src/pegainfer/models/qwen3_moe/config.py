@@ -17,6 +17,7 @@ from pegainfer.ops.config import (
     serve_only,
     served_length,
 )
+from pegainfer.ops.quantization import Quantization, read_quantization
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3_moe"
@@ -48,6 +49,7 @@ class Qwen3MoeConfig:
     rope_scaling: Mapping[str, Any] | None  # rope_type 'yarn' with its numbers
     max_position_embeddings: int  # tokens that the model was trained for, or that yarn stretches it to
     tie_word_embeddings: bool  # lm_head is the embedding's table
+    quantization: Quantization | None = None  # of a checkpoint; GGUF says it tensor by tensor
 
     @property
     def q_size(self) -> int:
@@ -70,7 +72,6 @@ class Qwen3MoeConfig:
         """
         f = Fields(config, where, line=LINE)
         serve_only(f, {"hidden_act": "silu"}, off=("attention_bias", "use_sliding_window"))
-        f.refuse("quantization_config", f.has("quantization_config"), expected="none")
         layer_types = set(f.texts("layer_types"))
         f.refuse(
             "layer_types", not layer_types <= {"full_attention"}, expected="full_attention in all layers"
@@ -99,6 +100,7 @@ class Qwen3MoeConfig:
             rope_scaling=scaling,
             max_position_embeddings=served_length(trained, scaling),
             tie_word_embeddings=f.boolean("tie_word_embeddings", False),
+            quantization=read_quantization(f),
         )
 
     @classmethod

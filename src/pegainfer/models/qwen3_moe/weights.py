@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pegainfer.models.qwen3_moe.config import LINE, Qwen3MoeConfig
+from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
@@ -87,4 +88,4 @@ def load_gguf(file: GGUFFile) -> Qwen3MoeWeights:
 
 def load_safetensors(config: Qwen3MoeConfig, file: TensorFile) -> Qwen3MoeWeights:
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
-    return Qwen3MoeWeights(config, plan_weights(TABLE, config, file, "hf"))
+    return Qwen3MoeWeights(config, plan_checkpoint(TABLE, config, file, config.quantization))

@@ -12,12 +12,17 @@ import numpy.typing as npt
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
 from pegainfer.runtime.weights.formats import FORMATS
+from pegainfer.runtime.weights.grouped import E2M1, decode_fp4, decode_int4, decode_int8
 
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 # Elements handled at a time, so that temporaries stay in cache and small beside the result.
 SLAB_ELEMENTS = 1 << 18
+# The sixteen levels of IQ4_NL and IQ4_XS, as ggml-common.h has them.
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+_TWICE_E2M1 = 2 * E2M1
+_PAIRS = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)  # where four bit pairs stand in a byte
 
 
 def dequantize(format_name: str, raw: Bytes, shape: tuple[int, ...]) -> F32:
@@ -64,14 +69,14 @@ def _bf16(blocks: Bytes, out: F32) -> None:
 
 def _q4_0(blocks: Bytes, out: F32) -> None:
     """d f16, then 16 bytes: low nibbles are elements 0..15, high ones 16..31; x = d * (q - 8)."""
-    _nibbles(blocks[:, 2:], out)
+    _quants(blocks[:, 2:], out)
     out -= 8
     out *= _half(blocks[:, 0:2])
 
 
 def _q4_1(blocks: Bytes, out: F32) -> None:
     """d f16, m f16, then nibbles as in Q4_0; x = d * q + m."""
-    _nibbles(blocks[:, 4:], out)
+    _quants(blocks[:, 4:], out)
     out *= _half(blocks[:, 0:2])
     out += _half(blocks[:, 2:4])
 
@@ -142,7 +147,7 @@ def _q6_k(blocks: Bytes, out: F32) -> None:
     low = blocks[:, 0:128].reshape(n, 2, 2, 32)
     high = blocks[:, 128:192].reshape(n, 2, 1, 32)
     rows = np.concatenate([low & 15, low >> 4], axis=2)
-    rows |= ((high >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3) << 4
+    rows |= ((high >> _PAIRS) & 3) << 4
     scale = _half(blocks[:, 208:210]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
     out[:] = rows.reshape(n, 256)
     out -= 32
@@ -150,20 +155,85 @@ def _q6_k(blocks: Bytes, out: F32) -> None:
     by_scale *= scale[:, :, None]
 
 
+def _q2_k(blocks: Bytes, out: F32) -> None:
+    """16 bytes of scales (low nibbles) and minima (high) for 16 groups of 16, 64 bytes of bit pairs, d f16,
+    dmin f16; x = (d * sc) * q - dmin * m.
+
+    Each half of 128 elements takes 32 bytes of pairs: its row r of 32 elements takes bits 2r, 2r + 1.
+    """
+    n = len(blocks)
+    scale = (blocks[:, :16] & 15).astype(np.float32) * _half(blocks[:, 80:82])
+    minimum = (blocks[:, :16] >> 4).astype(np.float32) * _half(blocks[:, 82:84])
+    out[:] = (blocks[:, 16:80].reshape(n, 2, 1, 32) >> _PAIRS & 3).reshape(n, 256)
+    by_group = out.reshape(n, 16, 16)
+    by_group *= scale[:, :, None]
+    by_group -= minimum[:, :, None]
+
+
+def _q3_k(blocks: Bytes, out: F32) -> None:
+    """32 bytes of high bits, 64 of bit pairs as in Q2_K, 12 of 6-bit scales for 16 groups, d f16;
+    x = (d * (sc - 32)) * q, q = pair - (high bit is clear ? 4 : 0).
+
+    Bit b of high byte i is element i of row b of 32 elements. Scales: their low nibbles in 8 bytes (low ones
+    are groups 0 … 7), their high pairs in 4 (byte i has those of groups i, 4 + i, 8 + i, 12 + i).
+    """
+    n = len(blocks)
+    low, high = blocks[:, 96:104], blocks[:, 104:108].reshape(n, 1, 4)
+    nibbles = np.concatenate([low & 15, low >> 4], axis=1)
+    scale = (nibbles | (high >> _PAIRS.reshape(1, 4, 1) & 3).reshape(n, 16) << 4).astype(np.float32) - 32
+    scale *= _half(blocks[:, 108:110])
+    out[:] = (blocks[:, 32:96].reshape(n, 2, 1, 32) >> _PAIRS & 3).reshape(n, 256)
+    clear = ~blocks[:, :32].reshape(n, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1) & 1
+    out -= clear.reshape(n, 256) * np.float32(4)
+    by_group = out.reshape(n, 16, 16)
+    by_group *= scale[:, :, None]
+
+
+def _iq4_nl(blocks: Bytes, out: F32) -> None:
+    """d f16, then nibbles as in Q4_0, which number the values of a table; x = d * IQ4[q]."""
+    out[:, :16], out[:, 16:] = IQ4[blocks[:, 2:] & 15], IQ4[blocks[:, 2:] >> 4]
+    out *= _half(blocks[:, 0:2])
+
+
+def _iq4_xs(blocks: Bytes, out: F32) -> None:
+    """d f16, 2 bytes and 4 bytes of the high pairs and low nibbles of 8 scales, then nibbles, 16 bytes for
+    each group of 32; x = (d * (sc - 32)) * IQ4[q]."""
+    n = len(blocks)
+    pairs = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(n, 8)
+    scale = (low | (pairs << 4).astype(np.uint8)).astype(np.float32) - 32
+    scale *= _half(blocks[:, 0:2])
+    quants, groups = blocks[:, 8:].reshape(n, 8, 16), out.reshape(n, 8, 32)
+    groups[:, :, :16], groups[:, :, 16:] = IQ4[quants & 15], IQ4[quants >> 4]
+    groups *= scale[:, :, None]
+
+
+def _mxfp4(blocks: Bytes, out: F32) -> None:
+    """The exponent e of a scale, then nibbles as in Q4_0; x = 2^(e - 127) * E2M1[q]."""
+    out[:, :16], out[:, 16:] = _TWICE_E2M1[blocks[:, 1:] & 15], _TWICE_E2M1[blocks[:, 1:] >> 4]
+    out *= half_of_e8m0(blocks[:, 0:1])
+
+
+def half_of_e8m0(exponents: Bytes) -> F32:
+    """2^(e - 128) as float32, subnormal for e below 2."""
+    bits = exponents.astype(np.uint32)
+    small = np.uint32(0x00200000) << np.minimum(bits, 1)
+    return np.where(bits < 2, small, (bits - 1) << np.uint32(23)).astype("<u4").view(np.float32)
+
+
 def _half(columns: Bytes) -> F32:
     """[n, 2k] bytes of float16 as [n, k] float32."""
     return np.ascontiguousarray(columns).view("<f2").astype(np.float32)
 
 
-def _nibbles(quants: Bytes, out: F32) -> None:
+def _quants(quants: Bytes, out: F32) -> None:
     """[n, 16] bytes into [n, 32] values 0..15: low nibbles first."""
-    out[:, :16] = quants & 15
-    out[:, 16:] = quants >> 4
+    out[:, :16], out[:, 16:] = quants & 15, quants >> 4
 
 
 def _five_bits(fifth: Bytes, quants: Bytes, out: F32) -> None:
     """[n, 4] bytes of fifth bits and [n, 16] bytes of nibbles into [n, 32] values 0..31."""
-    _nibbles(quants, out)
+    _quants(quants, out)
     out += np.unpackbits(fifth, axis=1, bitorder="little") << np.uint8(4)
 
 
@@ -179,4 +249,12 @@ DECODERS: dict[str, Callable[[Bytes, F32], None]] = {
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "iq4_nl": _iq4_nl,
+    "iq4_xs": _iq4_xs,
+    "mxfp4": _mxfp4,
+    **dict.fromkeys(("int4_g32", "int4_g64", "int4_g128"), decode_int4),
+    **dict.fromkeys(("int8_g32", "int8_g64", "int8_g128"), decode_int8),
+    **dict.fromkeys(("fp4_g16", "fp4_g32"), decode_fp4),
 }

@@ -66,6 +66,15 @@ _ALL = (
     Format("mxfp4", 32, 17),
     Format("nvfp4", 64, 36),
     Format("q1_0", 128, 18),
+    # This project's own forms of quantised checkpoints (grouped.py): a group's word, then its levels.
+    Format("int4_g32", 32, 20),
+    Format("int4_g64", 64, 36),
+    Format("int4_g128", 128, 68),
+    Format("int8_g32", 32, 36),
+    Format("int8_g64", 64, 68),
+    Format("int8_g128", 128, 132),
+    Format("fp4_g16", 32, 24),
+    Format("fp4_g32", 32, 20),
 )
 FORMATS = {f.name: f for f in _ALL}
 

@@ -64,13 +64,18 @@ class Scheme:
     """How a weight is stored.
 
     Args:
-        name: what programs call it, as a tensor's dtype.
+        name: what errors call it; of a scheme without a form, also a tensor's dtype in programs.
         decode: the values of a matrix, float32 [N, K].
+        form: the internal form that programs and kernels see in its place, a key of SCHEMES, for so many
+            columns; None: the scheme is one itself.
+        repack: a matrix in that form, in memory.
     """
 
     name: str
     parts: tuple[StoredPart, ...]
     decode: Callable[[Weight], F32]
+    form: Callable[[int], str] | None = None
+    repack: Callable[[Weight], Weight] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -136,7 +141,9 @@ class Weight:
     @property
     def dtype(self) -> str:
         """What programs see: vectors are float32 on every backend, whatever their file has."""
-        return "f32" if len(self.shape) == 1 else self.scheme.name
+        if len(self.shape) == 1:
+            return "f32"
+        return self.scheme.name if self.scheme.form is None else self.scheme.form(self.shape[-1])
 
     def take(self, axis: int, ranges: Sequence[range]) -> Weight:
         """The entries of one axis that `ranges` name, in this order; nothing is read.
@@ -209,6 +216,16 @@ class Weight:
         bf16 is widened to float32. Formats that NumPy lacks are bytes, [..., bytes a row] uint8.
         """
         return {name: _array(part) for name, part in self.parts.items()}
+
+    def in_form(self) -> Weight:
+        """A matrix or a stack in the internal form that `dtype` names; itself where it is in one already.
+
+        Reads the parts. Raises OpError for columns in act order that were divided.
+        """
+        if self.scheme.repack is None:
+            return self
+        packed = [self.scheme.repack(w).parts[VALUES].bytes() for w in self.matrices()]
+        return in_memory(self.dtype, self.shape, packed[0] if len(packed) == 1 else np.concatenate(packed))
 
     def values(self) -> F32:
         """The values, float32 of `shape`, freshly allocated. Raises UnsupportedError, ModelFileError."""

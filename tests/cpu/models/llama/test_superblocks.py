@@ -19,7 +19,11 @@ PERPLEXITY = 0.007  # of the 8-bit path over the exact one
 
 # By the name of the mix: the format of most matrices, and of those where quality asks for more bits. The
 # last one is what Q4_K_M and Q5_K_M files have for rows that are no multiple of 256, as SmolLM2-135M's.
-MIXES = {"Q4_K_M": ("q4_k", "q6_k"), "Q5_K_M": ("q5_k", "q6_k"), "narrow": ("q5_0", "q5_1")}
+MIXES = {
+    "Q4_K_M": ("q4_k", "q6_k"), "Q5_K_M": ("q5_k", "q6_k"), "narrow": ("q5_0", "q5_1"),
+    "Q3_K_M": ("q3_k", "q5_k"), "Q2_K": ("q3_k", "q2_k"), "IQ4_XS": ("iq4_xs", "iq4_nl"),
+    "MXFP4": ("mxfp4", "q8_0"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=MIXES)

@@ -105,7 +105,10 @@ def test_wrong_fields_are_named(fields: dict[str, Any], message: str) -> None:
         ({"attention_bias": True}, "attention_bias is not supported; expected false; got True"),
         ({"mlp_bias": True}, "mlp_bias is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is not supported; expected silu; got 'gelu'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            "quantization_config: quant_method is not supported; expected awq, gptq or compressed-tensors",
+        ),
         ({"head_dim": 512}, "head_dim is not supported; expected an even head size ≤ 256; got 512"),
         ({"head_dim": 15}, "head_dim is not supported"),
         (

@@ -153,7 +153,10 @@ def test_wrong_fields_are_named(fields: dict[str, Any], message: str) -> None:
             "layer_types is not supported; expected full_attention in all layers",
         ),
         ({"hidden_act": "gelu"}, "hidden_act is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            "quantization_config: quant_method is not supported; expected awq, gptq or compressed-tensors",
+        ),
         ({"head_dim": 512}, "expected an even head size ≤ 256; got 512"),
         (
             {"rope_scaling": {"rope_type": "llama3"}},

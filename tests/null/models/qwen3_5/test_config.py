@@ -172,7 +172,10 @@ def test_wrong_fields_are_named(fields: dict[str, Any], message: str) -> None:
         ({"output_gate_type": "sigmoid"}, "output_gate_type is not supported; expected swish"),
         ({"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype is not supported; expected float32"),
         ({"hidden_act": "gelu"}, "hidden_act is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            "quantization_config: quant_method is not supported; expected awq, gptq or compressed-tensors",
+        ),
         ({"layer_types": [FULL] * 5}, "layer_types is not supported"),
         ({"layer_types": [FULL, LINEAR, "sliding_attention", FULL, LINEAR]}, "layer_types is not supported"),
         ({"head_dim": 512}, "expected an even head size ≤ 256; got 512"),

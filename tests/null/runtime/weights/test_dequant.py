@@ -57,8 +57,8 @@ def test_bytes_that_do_not_fit_the_shape_are_refused() -> None:
 
 
 def test_a_known_format_without_decoder_is_named() -> None:
-    with pytest.raises(UnsupportedError, match=r"expected f32 .* got q3_k"):
-        dequantize("q3_k", np.zeros(110, np.uint8), (256,))
+    with pytest.raises(UnsupportedError, match=r"expected f32 .* got iq3_s"):
+        dequantize("iq3_s", np.zeros(110, np.uint8), (256,))
 
 
 def test_every_ggml_type_has_a_block_size() -> None:

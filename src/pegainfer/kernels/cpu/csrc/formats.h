@@ -20,6 +20,14 @@
 //   q6_k        likewise: scale[16] f16 and 32 bytes of nothing, group_scale[16][16] i8 for 16 columns each,
 //               then eight blocks: quant[4][16][4] of low nibbles, high[2][16][4]; bits 2s and 2s + 1 of
 //               byte (h, row, i) are the high bits of element 16 h + 4 s + i
+//   iq4_nl      q4_0 whose nibbles number the entries of a table
+//   iq4_xs      q4_k's superblock without minima, group_scale[8][16] i8, nibbles as iq4_nl's
+//   q2_k, q3_k  likewise with group_scale[16][16], for 16 columns each: q3_k's i8; q2_k's low nibble is the
+//               scale and its high one the minimum. Two or three bits a weight become nibbles
+//   int4, int8  a group of 32, 64 or 128 columns after another: word[16] (a float32 scale whose low byte is
+//               the zero point), then blocks as q4_1's or q8_0's quants; int8's are less 128
+//   fp4_g32     a block after another: half the scale[16] f32, then q4_1's quants. mxfp4 becomes this
+//   fp4_g16     the same with a scale for either half of the block: scale[2][16]
 // clang-format on
 // Byte (j, row, i) of a q8_0 block is element 4j + i; of the others it holds element 4j + i in its low and
 // element 16 + 4j + i in its high nibble. Four consecutive columns of a row share a 32-bit lane, which is
@@ -47,8 +55,28 @@ enum Format : int32_t {
     kQ6_K = 7,
     kQ5_0 = 8,
     kQ5_1 = 9,
-    kQ5_K = 10
+    kQ5_K = 10,
+    kIQ4_NL = 11,
+    kIQ4_XS = 12,
+    kQ2_K = 13,
+    kQ3_K = 14,
+    kInt4 = 15,
+    kInt8 = 16,
+    kFp4_16 = 17,
+    kFp4_32 = 18,
+    kMXFP4 = 19,
+    kLastFormat = kMXFP4
 };
+
+// Added to kInt4 and kInt8 in the numbers that callers pass: log2 of a group's blocks.
+constexpr int kGroupShift = 8;
+
+// Values of the nibbles of iq4_nl and iq4_xs, of twice those of fp4, and of q2_k and q3_k.
+alignas(16) constexpr int8_t kIQ4Table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                              1,    13,   25,  38,  53,  69,  89,  113};
+alignas(16) constexpr int8_t kFp4Table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+alignas(16) constexpr int8_t kQ2Table[16] = {0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+alignas(16) constexpr int8_t kQ3Table[16] = {-4, -3, -2, -1, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0};
 
 // A matrix, or a stack of matrices of one shape whose tiles lie one matrix after another.
 struct Packed {
@@ -58,6 +86,7 @@ struct Packed {
     int64_t tiles;       // of each: ceil(n / 16)
     int64_t tile_bytes;  // a multiple of 64
     uint8_t* data;       // 64-byte aligned
+    int32_t shift;       // int4, int8: log2 of a group's blocks
 
     const uint8_t* tile(int64_t i) const { return data + i * tile_bytes; }
 };
@@ -79,7 +108,7 @@ static inline bool has_block_mins(int32_t format) {
 
 // Bytes of a block's quants with their high bits, for sixteen rows.
 static inline int64_t quant_bytes(int32_t format) {
-    return format == kQ8_0 ? 512 : has_fifth_bits(format) ? 320 : 256;
+    return format == kQ8_0 || format == kInt8 ? 512 : has_fifth_bits(format) ? 320 : 256;
 }
 
 static inline Block block_at(int32_t format, const uint8_t* tile, int64_t b) {
@@ -94,19 +123,19 @@ static inline Block block_at(int32_t format, const uint8_t* tile, int64_t b) {
 }
 
 static inline bool has_superblocks(int32_t format) {
-    return format == kQ4_K || format == kQ5_K || format == kQ6_K;
+    return format == kQ4_K || format == kQ5_K || format == kQ6_K || (format >= kIQ4_XS && format <= kQ3_K);
 }
 
 // Where block `b` of a tile of superblocks lies, and what its superblock has for it.
 struct SubBlock {
-    const uint16_t *scale, *min;   // [16] f16, of the superblock; min: null for q6_k
-    const uint8_t *scales, *mins;  // q4_k, q5_k: [16] u8 each; q6_k: [2][16] i8, mins is null
+    const uint16_t *scale, *min;   // [16] f16, of the superblock; min: unused by q6_k, q3_k and iq4_xs
+    const uint8_t *scales, *mins;  // q4_k, q5_k: [16] u8 each; iq4_xs: [16] i8; the others: [2][16], no mins
     const uint8_t *quant, *high;   // high: of q5_k and q6_k only
 };
 
 // Bytes of a superblock, for sixteen rows.
 static constexpr int64_t super_bytes(int32_t format) {
-    return 64 + 256 + 8 * (format == kQ4_K ? 256 : format == kQ5_K ? 320 : 384);
+    return 64 + 256 + 8 * (format == kQ5_K ? 320 : format == kQ6_K ? 384 : 256);
 }
 
 static inline SubBlock sub_block_at(int32_t format, const uint8_t* tile, int64_t b) {
@@ -116,7 +145,29 @@ static inline SubBlock sub_block_at(int32_t format, const uint8_t* tile, int64_t
     if (format == kQ6_K)
         return {scale, nullptr, groups + 32 * i, nullptr, quants + 384 * i, quants + 384 * i + 256};
     const uint8_t* quant = quants + quant_bytes(format) * i;
+    if (format == kQ2_K || format == kQ3_K)
+        return {scale, scale + 16, groups + 32 * i, nullptr, quant, nullptr};
     return {scale, scale + 16, groups + 16 * i, groups + 128 + 16 * i, quant, quant + 256};
+}
+
+static inline bool has_words(int32_t format) {
+    return format >= kInt4 && format <= kMXFP4;
+}
+
+// Bytes before the quants of a group of int4, int8 or fp4, for sixteen rows.
+static inline int64_t word_bytes(int32_t format) {
+    return format == kFp4_16 ? 128 : 64;
+}
+
+// Where block `b` of a tile of int4, int8 or fp4 lies: its group's words and its quants.
+struct GroupBlock {
+    const uint8_t *words, *quant;
+};
+
+static inline GroupBlock group_block_at(int32_t format, int32_t shift, const uint8_t* tile, int64_t b) {
+    const int64_t quants = quant_bytes(format), head = word_bytes(format);
+    const uint8_t* p = tile + (b >> shift) * (head + (quants << shift));
+    return {p, p + head + (b & ((1 << shift) - 1)) * quants};
 }
 
 static inline bool is_quantised(int32_t format) {

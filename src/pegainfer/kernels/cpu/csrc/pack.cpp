@@ -19,6 +19,10 @@ constexpr Layout kLayouts[] = {
     {32, 34, 2, 0, 0},   {32, 20, 2, 2, 0},   {32, 18, 2, 0, 0},    // q8_0, q4_1, q4_0
     {256, 144, 0, 0, 0}, {256, 210, 0, 0, 0},                       // q4_k, q6_k
     {32, 22, 2, 0, 4},   {32, 24, 2, 2, 4},   {256, 176, 0, 0, 0},  // q5_0, q5_1, q5_k
+    {32, 18, 2, 0, 0},   {256, 136, 0, 0, 0},                       // iq4_nl, iq4_xs
+    {256, 84, 0, 0, 0},  {256, 110, 0, 0, 0},                       // q2_k, q3_k
+    {32, 20, 0, 0, 0},   {32, 36, 0, 0, 0},                         // int4, int8 in groups of 32
+    {32, 24, 0, 0, 0},   {32, 20, 0, 0, 0},   {32, 17, 0, 0, 0},    // fp4_g16, fp4_g32, mxfp4
 };
 
 int64_t round_up(int64_t n, int64_t to) {
@@ -112,11 +116,87 @@ void pack_q6_k(const uint8_t* in, uint8_t* tile, int64_t super, int r) {
     }
 }
 
+// Elements 0 … 31 of a block, of which `at` gives each, as nibbles at the row's bytes of the tile.
+template <class At>
+void pack_nibbles(uint8_t* out, At at) {
+    for (int i = 0; i < 16; i++) out[64 * (i / 4) + i % 4] = static_cast<uint8_t>(at(i) | at(16 + i) << 4);
+}
+
+// The 6-bit scales of q3_k's sixteen groups: low nibbles in eight bytes, then high pairs in four.
+int q3_scale(const uint8_t* s, int g) {
+    const int nibble = s[g % 8] >> (g < 8 ? 0 : 4) & 15, pair = s[8 + g % 4] >> 2 * (g / 4) & 3;
+    return (nibble | pair << 4) - 32;
+}
+
+// Superblocks of two or three bits: pairs as q6_k's, in 64 bytes; q3_k's third bit i of row g stands at bit g
+// of byte i.
+void pack_few_bits(int32_t format, const uint8_t* in, uint8_t* tile, int64_t super, int r) {
+    const bool three = format == kQ3_K;
+    const uint8_t *pairs = in + (three ? 32 : 16), *d = in + (three ? 108 : 80);
+    for (int b = 0; b < 8; b++) {
+        const SubBlock to = sub_block_at(format, tile, 8 * super + b);
+        std::memcpy(const_cast<uint16_t*>(to.scale) + r, d, 2);
+        if (!three) std::memcpy(const_cast<uint16_t*>(to.min) + r, d + 2, 2);
+        auto* scales = const_cast<uint8_t*>(to.scales) + r;
+        for (int h = 0; h < 2; h++)
+            scales[16 * h] = three ? static_cast<uint8_t>(q3_scale(in + 96, 2 * b + h)) : in[2 * b + h];
+        const uint8_t* q = pairs + 32 * (b / 4);
+        pack_nibbles(const_cast<uint8_t*>(to.quant) + 4 * r,
+                     [=](int i) { return (q[i] >> 2 * (b % 4) & 3) | (three ? (in[i] >> b & 1) << 2 : 0); });
+    }
+}
+
+void pack_iq4_xs(const uint8_t* in, uint8_t* tile, int64_t super, int r) {
+    uint16_t high;
+    std::memcpy(&high, in + 2, 2);
+    for (int b = 0; b < 8; b++) {
+        const SubBlock to = sub_block_at(kIQ4_XS, tile, 8 * super + b);
+        std::memcpy(const_cast<uint16_t*>(to.scale) + r, in, 2);
+        const int low = in[4 + b / 2] >> 4 * (b % 2) & 15, scale = (low | (high >> 2 * b & 3) << 4) - 32;
+        const_cast<uint8_t*>(to.scales)[r] = static_cast<uint8_t>(scale);
+        for (int i = 0; i < 4; i++)
+            std::memcpy(const_cast<uint8_t*>(to.quant) + 64 * i + 4 * r, in + 8 + 16 * b + 4 * i, 4);
+    }
+}
+
+// Half the scale of a block of mxfp4, 2^(e - 128), which is subnormal for e below 2.
+float half_of_e8m0(uint8_t e) {
+    return bits_to_float(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23);
+}
+
+// Groups of int4 and int8, and blocks of fp4: float32 words, then quants.
+void pack_words(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile, int bytes) {
+    const int64_t quants = quant_bytes(w.format) / kTile, heads = w.format == kFp4_16 ? 2 : 1;
+    const bool is_int8 = w.format == kInt8, is_mxfp4 = w.format == kMXFP4;
+    const int64_t head = is_mxfp4 ? 1 : 4 * heads;
+    const int64_t each = head + ((bytes - head) << w.shift);
+    for (int r = 0; r < kTile; r++)
+        for (int64_t b = 0; rows[r] != nullptr && b < w.k / kBlock; b++) {
+            const uint8_t* in = rows[r] + (b >> w.shift) * each;
+            const GroupBlock to = group_block_at(w.format, w.shift, tile, b);
+            auto *words = const_cast<uint8_t*>(to.words) + 4 * r,
+                 *out = const_cast<uint8_t*>(to.quant) + 4 * r;
+            for (int64_t h = 0; h < heads; h++) {
+                float scale = is_mxfp4 ? half_of_e8m0(in[0]) : 0;
+                if (!is_mxfp4) std::memcpy(&scale, in + 4 * h, 4);
+                if (w.format == kFp4_16 || w.format == kFp4_32) scale *= 0.5f;
+                std::memcpy(words + 64 * h, &scale, 4);
+            }
+            const uint8_t* q = in + head + (b & ((1 << w.shift) - 1)) * quants;
+            for (int64_t i = 0; i < quants; i++)
+                out[64 * (i / 4) + i % 4] = static_cast<uint8_t>(is_int8 ? q[i] ^ 0x80 : q[i]);
+        }
+}
+
 void pack_superblocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile, int bytes) {
     for (int r = 0; r < kTile; r++)
         for (int64_t s = 0; rows[r] != nullptr && s < w.k / kSuper; s++) {
             if (w.format == kQ6_K) {
                 pack_q6_k(rows[r] + s * bytes, tile, s, r);
+            } else if (w.format == kIQ4_XS) {
+                pack_iq4_xs(rows[r] + s * bytes, tile, s, r);
+            } else if (w.format == kQ2_K || w.format == kQ3_K) {
+                pack_few_bits(w.format, rows[r] + s * bytes, tile, s, r);
             } else {
                 pack_groups(w.format, rows[r] + s * bytes, tile, s, r);
             }
@@ -129,7 +209,40 @@ int level(int32_t format, const uint8_t* quant, const uint8_t* high, int64_t r, 
     return has_fifth_bits(format) ? nibble | (high[4 * r + i % 4] >> i / 4 & 1) << 4 : nibble;
 }
 
+void unpack_words(const Packed& w, const GroupBlock& b, int64_t r, float* out) {
+    for (int i = 0; i < kBlock; i++) {
+        const int64_t half = w.format == kFp4_16 ? i / 16 : 0;
+        uint32_t bits;
+        std::memcpy(&bits, b.words + 64 * half + 4 * r, 4);
+        if (w.format == kInt4 || w.format == kInt8) {
+            const int q = w.format == kInt4 ? level(w.format, b.quant, nullptr, r, i)
+                                            : b.quant[64 * (i / 4) + 4 * r + i % 4] ^ 0x80;
+            out[i] = static_cast<float>(q - static_cast<int>(bits & 255)) * bits_to_float(bits & ~255u);
+        } else {
+            const int q = level(w.format, b.quant, nullptr, r, i);
+            out[i] = static_cast<float>(kFp4Table[q]) * bits_to_float(bits);
+        }
+    }
+}
+
+// Superblocks of nibbles that have no fifth bits or minima of 6 bits: iq4_xs, q2_k, q3_k.
+void unpack_table(int32_t format, const SubBlock& b, int64_t r, float* out) {
+    const float d = f16_to_float(b.scale[r]);
+    for (int i = 0; i < kBlock; i++) {
+        const int q = level(format, b.quant, nullptr, r, i);
+        const uint8_t scale = b.scales[(format == kIQ4_XS ? 0 : i / 16 * 16) + r];
+        if (format == kQ2_K) {
+            const float m = f16_to_float(b.min[r]) * static_cast<float>(scale >> 4);
+            out[i] = d * static_cast<float>(scale & 15) * static_cast<float>(q) - m;
+        } else {
+            const int8_t x = format == kIQ4_XS ? kIQ4Table[q] : kQ3Table[q];
+            out[i] = d * static_cast<float>(static_cast<int8_t>(scale)) * static_cast<float>(x);
+        }
+    }
+}
+
 void unpack_sub_block(int32_t format, const SubBlock& b, int64_t r, float* out) {
+    if (format >= kIQ4_XS) return unpack_table(format, b, r, out);
     const float d = f16_to_float(b.scale[r]);
     const float m = format == kQ6_K ? 0 : f16_to_float(b.min[r]) * static_cast<float>(b.mins[r]);
     for (int i = 0; i < kBlock; i++) {
@@ -147,20 +260,25 @@ void unpack_sub_block(int32_t format, const SubBlock& b, int64_t r, float* out) 
 }  // namespace
 
 bool describe(Packed* w, int32_t format, int64_t count, int64_t n, int64_t k) {
-    if (format < kF32 || format > kQ5_K || count <= 0 || n <= 0 || k <= 0) return false;
+    const int32_t shift = format >> kGroupShift;
+    format &= (1 << kGroupShift) - 1;
+    if (format < kF32 || format > kLastFormat || count <= 0 || n <= 0 || k <= 0) return false;
+    if (shift < 0 || shift > (format == kInt4 || format == kInt8 ? 2 : 0)) return false;
     const Layout& f = kLayouts[format];
-    if (k % f.elements != 0) return false;
+    if (k % (static_cast<int64_t>(f.elements) << shift) != 0) return false;
     const int64_t blocks = k / kBlock;
     int64_t bytes = round_up(k * kTile * f.bytes, 64);
     if (format == kBF16) bytes = (k + 1) / 2 * 64;
     if (has_superblocks(format)) {
         bytes = k / kSuper * super_bytes(format);
+    } else if (has_words(format)) {
+        bytes = (blocks >> shift) * (word_bytes(format) + (quant_bytes(format) << shift));
     } else if (has_block_mins(format)) {
         bytes = blocks * (64 + quant_bytes(format));
     } else if (is_quantised(format)) {
         bytes = (blocks + 1) / 2 * (64 + 2 * quant_bytes(format));
     }
-    *w = {format, count, n, k, (n + kTile - 1) / kTile, bytes, nullptr};
+    *w = {format, count, n, k, (n + kTile - 1) / kTile, bytes, nullptr, shift};
     return true;
 }
 
@@ -177,6 +295,8 @@ void pack(const Packed& w, const uint8_t* const* all, int threads) {
             }
             if (has_superblocks(w.format)) {
                 pack_superblocks(w, rows, tile, f.bytes);
+            } else if (has_words(w.format)) {
+                pack_words(w, rows, tile, f.bytes);
             } else if (is_quantised(w.format)) {
                 pack_blocks(w, rows, tile, f);
             } else if (w.format == kBF16) {
@@ -217,6 +337,10 @@ void unpack_row(const Packed& w, int64_t row, float* out) {
             unpack_sub_block(w.format, sub_block_at(w.format, tile, b), r, out);
             continue;
         }
+        if (has_words(w.format)) {
+            unpack_words(w, group_block_at(w.format, w.shift, tile, b), r, out);
+            continue;
+        }
         const Block block = block_at(w.format, tile, b);
         const uint8_t* q = block.quant + 4 * r;
         const float d = f16_to_float(block.scale[r]);
@@ -226,7 +350,12 @@ void unpack_row(const Packed& w, int64_t row, float* out) {
                 out[i] = static_cast<float>(static_cast<int8_t>(q[64 * (i / 4) + i % 4])) * d;
                 continue;
             }
-            const auto x = static_cast<float>(level(w.format, block.quant, block.high, r, i));
+            const int nibble = level(w.format, block.quant, block.high, r, i);
+            if (w.format == kIQ4_NL) {
+                out[i] = static_cast<float>(kIQ4Table[nibble]) * d;
+                continue;
+            }
+            const auto x = static_cast<float>(nibble);
             out[i] = has_block_mins(w.format) ? x * d + m : (x - (w.format == kQ5_0 ? 16 : 8)) * d;
         }
     }

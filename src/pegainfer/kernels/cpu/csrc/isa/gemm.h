@@ -283,12 +283,20 @@ static inline void expand(const uint8_t* tile, int64_t b, Use use) {
     }
 }
 
+}  // namespace pega::PEGA_ISA
+
+#include "groups.h"
+
+namespace pega::PEGA_ISA {
+
 template <int FORMAT>
 constexpr bool kSupers = FORMAT == kQ4_K || FORMAT == kQ5_K || FORMAT == kQ6_K;
 
 template <int FORMAT, class Use>
-static inline void expand_any(const uint8_t* tile, int64_t b, Use use) {
-    if constexpr (kSupers<FORMAT>) {
+static inline void expand_any(const Packed& w, const uint8_t* tile, int64_t b, Use use) {
+    if constexpr (kTables<FORMAT>) {
+        expand_table<FORMAT>(w, tile, b, use);
+    } else if constexpr (kSupers<FORMAT>) {
         expand_super<FORMAT>(tile, b, use);
     } else {
         expand<FORMAT>(tile, b, use);
@@ -303,10 +311,10 @@ static void expand_rows(const Packed& w, const uint8_t* tile, const float* x, in
     for (int64_t b = 0; b < w.k / kBlock; b++, x += kBlock) {
         if constexpr (kSupers<FORMAT>) {
             prefetch_super<FORMAT>(tile, b);
-        } else {
+        } else if constexpr (!kTables<FORMAT>) {
             prefetch<FORMAT>(block_at(FORMAT, tile, b).quant);
         }
-        expand_any<FORMAT>(tile, b, [&](int k, F v) {
+        expand_any<FORMAT>(w, tile, b, [&](int k, F v) {
             PEGA_UNROLL
             for (int t = 0; t < MR; t++) s[t] = fma(v, set1(x[t * ldx + k]), s[t]);
         });
@@ -326,7 +334,7 @@ static void expand_and_fma(const Packed& w, const uint8_t* tile, const float* x,
         const int64_t columns = w.k - k < kDecodeColumns ? w.k - k : kDecodeColumns;
         for (int64_t b = 0; b < columns / kBlock; b++) {
             float* to = scratch + 16 * kBlock * b;
-            expand_any<FORMAT>(tile, k / kBlock + b, [to](int i, F v) { store(to + 16 * i, v); });
+            expand_any<FORMAT>(w, tile, k / kBlock + b, [to](int i, F v) { store(to + 16 * i, v); });
         }
         fma_all<false>(scratch, columns, x + k, ldx, nt, acc);
     }
@@ -357,6 +365,23 @@ static void gemm_f32(const Packed& w, int64_t tile, const float* x, int64_t ldx,
             return expand_and_fma<kQ5_1>(w, p, x, ldx, nt, acc, scratch);
         case kQ5_K:
             return expand_and_fma<kQ5_K>(w, p, x, ldx, nt, acc, scratch);
+        case kIQ4_NL:
+            return expand_and_fma<kIQ4_NL>(w, p, x, ldx, nt, acc, scratch);
+        case kIQ4_XS:
+            return expand_and_fma<kIQ4_XS>(w, p, x, ldx, nt, acc, scratch);
+        case kQ2_K:
+            return expand_and_fma<kQ2_K>(w, p, x, ldx, nt, acc, scratch);
+        case kQ3_K:
+            return expand_and_fma<kQ3_K>(w, p, x, ldx, nt, acc, scratch);
+        case kInt4:
+            return expand_and_fma<kInt4>(w, p, x, ldx, nt, acc, scratch);
+        case kInt8:
+            return expand_and_fma<kInt8>(w, p, x, ldx, nt, acc, scratch);
+        case kFp4_16:
+            return expand_and_fma<kFp4_16>(w, p, x, ldx, nt, acc, scratch);
+        case kFp4_32:
+        case kMXFP4:
+            return expand_and_fma<kFp4_32>(w, p, x, ldx, nt, acc, scratch);
         default:
             return expand_and_fma<kQ4_0>(w, p, x, ldx, nt, acc, scratch);
     }
@@ -450,7 +475,9 @@ template <int MR, int FORMAT>
 static void dot_rest(const Packed& w, const uint8_t* tile, const QuantRows& x, int64_t first, int64_t nt,
                      float* acc) {
     if (nt == MR) {
-        if constexpr (kSupers<FORMAT>) {
+        if constexpr (kTables<FORMAT>) {
+            return dot_table_rows<MR, FORMAT>(w, tile, x, first, acc);
+        } else if constexpr (kSupers<FORMAT>) {
             return dot_super_rows<MR, FORMAT>(w, tile, x, first, acc);
         } else {
             return dot_rows<MR, FORMAT>(w, tile, x, first, acc);
@@ -489,6 +516,23 @@ static void gemm_i8(const Packed& w, int64_t tile, const QuantRows& x, int64_t f
             return dot_all<kQ5_1>(w, p, x, first, nt, acc);
         case kQ5_K:
             return dot_all<kQ5_K>(w, p, x, first, nt, acc);
+        case kIQ4_NL:
+            return dot_all<kIQ4_NL>(w, p, x, first, nt, acc);
+        case kIQ4_XS:
+            return dot_all<kIQ4_XS>(w, p, x, first, nt, acc);
+        case kQ2_K:
+            return dot_all<kQ2_K>(w, p, x, first, nt, acc);
+        case kQ3_K:
+            return dot_all<kQ3_K>(w, p, x, first, nt, acc);
+        case kInt4:
+            return dot_all<kInt4>(w, p, x, first, nt, acc);
+        case kInt8:
+            return dot_all<kInt8>(w, p, x, first, nt, acc);
+        case kFp4_16:
+            return dot_all<kFp4_16>(w, p, x, first, nt, acc);
+        case kFp4_32:
+        case kMXFP4:
+            return dot_all<kFp4_32>(w, p, x, first, nt, acc);
         default:
             return dot_all<kQ4_0>(w, p, x, first, nt, acc);
     }

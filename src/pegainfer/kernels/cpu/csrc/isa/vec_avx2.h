@@ -342,6 +342,53 @@ static inline void dot_q6(const uint8_t* low, const uint8_t* high, const int8_t*
     dot_six<MR>(low, high + 64, 4, x + 16, stride, second);
 }
 
+#define PEGA_NATIVE_TABLE
+constexpr int kTableBias = 0;
+
+// first[t] lane r = sum over a block's first sixteen columns of table[q[r]] · x[t], second[t] over the
+// others; x[t] at x + t · stride. Signs as in dot_q8.
+template <int MR>
+static inline void dot_table(const uint8_t* w, const int8_t* table, const int8_t* x, int64_t stride,
+                             F (&first)[MR], F (&second)[MR]) {
+    const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    const __m256i entries = _mm256_broadcastsi128_si256(load128(table));
+    for (int half = 0; half < 2; half++) {
+        const __m128i down = _mm_cvtsi32_si128(4 * half);
+        __m256i sa[MR], sb[MR];
+        PEGA_UNROLL
+        for (int t = 0; t < MR; t++) sa[t] = sb[t] = _mm256_setzero_si256();
+#pragma GCC unroll 1
+        for (int j = 0; j < 4; j++) {
+            const auto values = [&](const uint8_t* p) {
+                const __m256i n = _mm256_and_si256(_mm256_srl_epi16(load256(p), down), mask);
+                return _mm256_shuffle_epi8(entries, n);
+            };
+            const __m256i a = values(w + 64 * j), b = values(w + 64 * j + 32);
+            const __m256i aa = _mm256_abs_epi8(a), ab = _mm256_abs_epi8(b);
+            PEGA_UNROLL
+            for (int t = 0; t < MR; t++) {
+                const __m256i v = broadcast4(x + t * stride + 16 * half + 4 * j);
+                const __m256i pa = _mm256_maddubs_epi16(aa, _mm256_sign_epi8(v, a));
+                const __m256i pb = _mm256_maddubs_epi16(ab, _mm256_sign_epi8(v, b));
+                sa[t] = _mm256_add_epi32(sa[t], _mm256_madd_epi16(pa, ones));
+                sb[t] = _mm256_add_epi32(sb[t], _mm256_madd_epi16(pb, ones));
+                PEGA_KEEP(sa[t], sb[t]);
+            }
+        }
+        F(&out)[MR] = half == 0 ? first : second;
+        PEGA_UNROLL
+        for (int t = 0; t < MR; t++) out[t] = {to_float(sa[t]), to_float(sb[t])};
+    }
+}
+
+// Sixteen words of int4 and int8: float32 scales, whose low bytes are zero points.
+static inline void split_words(const uint8_t* p, F& scale, F& zero) {
+    const __m256i a = load256(p), b = load256(p + 32), byte = _mm256_set1_epi32(255);
+    scale = {_mm256_castsi256_ps(_mm256_andnot_si256(byte, a)),
+             _mm256_castsi256_ps(_mm256_andnot_si256(byte, b))};
+    zero = {to_float(_mm256_and_si256(a, byte)), to_float(_mm256_and_si256(b, byte))};
+}
+
 #undef PEGA_KEEP
 
 }  // namespace pega::PEGA_ISA

@@ -258,4 +258,43 @@ static inline void dot_q6(const uint8_t* low, const uint8_t* high, const int8_t*
     }
 }
 
+#define PEGA_NATIVE_TABLE
+constexpr int kTableBias = 128;  // dpbusd wants one factor unsigned
+
+// first[t] lane r = sum over a block's first sixteen columns of (table[q[r]] + 128) · x[t], second[t] over
+// the others; x[t] at x + t · stride.
+template <int MR>
+static inline void dot_table(const uint8_t* w, const int8_t* table, const int8_t* x, int64_t stride,
+                             F (&first)[MR], F (&second)[MR]) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    const __m128i entries = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
+    const __m512i levels = _mm512_xor_si512(_mm512_broadcast_i32x4(entries), _mm512_set1_epi8(-128));
+    __m512i a[MR], b[MR];
+    PEGA_UNROLL
+    for (int t = 0; t < MR; t++) a[t] = b[t] = _mm512_setzero_si512();
+#pragma GCC unroll 1
+    for (int j = 0; j < 4; j++) {
+        const __m512i q = load512(w + 64 * j);
+        const __m512i low = _mm512_shuffle_epi8(levels, _mm512_and_si512(q, mask));
+        const __m512i high = _mm512_shuffle_epi8(levels, _mm512_and_si512(_mm512_srli_epi16(q, 4), mask));
+        PEGA_UNROLL
+        for (int t = 0; t < MR; t++) {
+            a[t] = _mm512_dpbusd_epi32(a[t], low, broadcast4(x + t * stride + 4 * j));
+            b[t] = _mm512_dpbusd_epi32(b[t], high, broadcast4(x + t * stride + 16 + 4 * j));
+        }
+    }
+    PEGA_UNROLL
+    for (int t = 0; t < MR; t++) {
+        first[t] = {_mm512_cvtepi32_ps(a[t])};
+        second[t] = {_mm512_cvtepi32_ps(b[t])};
+    }
+}
+
+// Sixteen words of int4 and int8: float32 scales, whose low bytes are zero points.
+static inline void split_words(const uint8_t* p, F& scale, F& zero) {
+    const __m512i words = load512(p), byte = _mm512_set1_epi32(255);
+    scale = {_mm512_castsi512_ps(_mm512_andnot_si512(byte, words))};
+    zero = {_mm512_cvtepi32_ps(_mm512_and_si512(words, byte))};
+}
+
 }  // namespace pega::PEGA_ISA
