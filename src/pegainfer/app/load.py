@@ -47,12 +47,14 @@ def open_model(
 
     Raises ConfigError, ModelFileError, OpError, UnsupportedError.
     """
-    with _open(path, load_format, at) as (model, architecture):
+    with _open(path, load_format, at, tokenizer) as (model, architecture):
         yield (model if quantization is None else model.quantized(quantization)), architecture
 
 
 @contextlib.contextmanager
-def _open(path: Path, load_format: str, at: TensorRank) -> Iterator[tuple[Model, str]]:
+def _open(
+    path: Path, load_format: str, at: TensorRank, tokenizer: Path | None
+) -> Iterator[tuple[Model, str]]:
     """`open_model` without quantisation."""
     if load_format == "dummy":
         if not path.is_dir():
