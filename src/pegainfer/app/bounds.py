@@ -101,6 +101,7 @@ def runner_bounds(
         vocab_size=model.vocab_size,
         supports_pooling=True,
         max_adapters=config.max_loras if config.enable_lora else 0,
+        max_host_adapters=(config.max_cpu_loras or config.max_loras) if config.enable_lora else 0,
         max_adapter_rank=config.max_lora_rank if config.enable_lora else 0,
     )
 

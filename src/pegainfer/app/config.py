@@ -84,7 +84,16 @@ class EngineConfig:
         },
     )
     enable_lora: bool = field(default=False, metadata={"help": "Serve LoRA adapters."})
-    max_loras: int = field(default=8, metadata={"help": "Adapters that may be loaded at once."})
+    max_loras: int = field(
+        default=8, metadata={"help": "Adapters that the device holds, which is as many as a step may mix."}
+    )
+    max_cpu_loras: int | None = field(
+        default=None,
+        metadata={
+            "help": "Adapters that the host's memory keeps ready; others are read from their files when a "
+            "request names them. Default: --max-loras."
+        },
+    )
     max_lora_rank: int = field(default=16, metadata={"help": "Greatest rank of an adapter."})
     device_ordinal: int = field(default=0, metadata={"help": "Which GPU."})
     gpu_memory_utilization: float = field(
@@ -124,6 +133,7 @@ class EngineConfig:
             "data_parallel_size": 1,
             "max_loras": 1,
             "max_lora_rank": 1,
+            "max_cpu_loras": self.max_loras,
         }
         for name, least in least_of.items():
             value = getattr(self, name)
