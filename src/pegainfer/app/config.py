@@ -188,11 +188,6 @@ class EngineConfig:
                 "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,
                 where="kv_cache_dtype",
             )  # fmt: skip
-        if cuda and self.enable_lora:
-            raise ConfigError(
-                "the GPU serves no LoRA adapters yet", expected="cpu or reference", got="cuda",
-                where="enable_lora",
-            )  # fmt: skip
         if not cuda and self.kv_dtype == "bf16":
             raise ConfigError("only a GPU keeps keys and values as bf16", expected="f32 or f16", got="bf16")
         if not cuda and self.load_format == "dummy":

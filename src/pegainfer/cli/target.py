@@ -86,6 +86,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
     "cpu": (*KV_FLAGS, *LORA_FLAGS, *RANK_FLAGS, "--threads", "--isa", "--activation-dtype"),
     "cuda": (
         *KV_FLAGS,
+        *LORA_FLAGS,
         *RANK_FLAGS,
         "--device-ordinal",
         "--gpu-memory-utilization",
