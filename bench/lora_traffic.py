@@ -10,6 +10,7 @@ alone are the first line. Ends with status 1 if a request failed or got no end.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import tempfile
 import threading
@@ -47,8 +48,8 @@ class Traffic:
     def line(self, label: str, loads: int) -> str:
         first, gaps = (np.percentile(v or [0.0], (50, 99)) for v in (self.first_tokens, self.gaps))
         return (
-            f"{label:10} {len(self.first_tokens) / self.seconds:9.1f} requests/s {self.tokens / self.seconds:9.0f} "
-            f"tokens/s  first token p50 {1e3 * first[0]:.1f} p99 {1e3 * first[1]:.1f} ms  gap p99 "
+            f"{label:10} {len(self.first_tokens) / self.seconds:9.1f} requests/s "
+            f"{self.tokens / self.seconds:9.0f} tokens/s  first token p50 {1e3 * first[0]:.1f} p99 {1e3 * first[1]:.1f} ms  gap p99 "
             f"{1e3 * gaps[1]:.1f} max {1e3 * max(self.gaps, default=0.0):.1f} ms  loads {loads}  "
             f"lost {len(self.failures)}"
         )
@@ -78,7 +79,7 @@ def ask(engine: InProcessEngine, request: GenerateRequest, traffic: Traffic, loc
             return
         traffic.tokens += tokens
         traffic.first_tokens.append(times[0] - began)
-        traffic.gaps += [b - a for a, b in zip(times, times[1:], strict=False)]
+        traffic.gaps += [b - a for a, b in itertools.pairwise(times)]
 
 
 def run(engine: InProcessEngine, names: list[str | None], args: argparse.Namespace) -> Traffic:

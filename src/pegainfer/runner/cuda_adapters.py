@@ -65,7 +65,7 @@ class CudaAdapters:
         return info, {k: Laid(*(encode(part, formats[k]) for part in f)) for k, f in laid.items()}
 
     def install(self, index: int, laid: Mapping[str, Laid]) -> None:
-        """Copies the factors and waits. Raises InvariantError for an index that is taken or does not exist."""
+        """Copies the factors and waits. Raises InvariantError for an index that is taken or unknown."""
         with self._lock:
             if not 0 <= index < self._size or index in self._installed:
                 raise InvariantError(f"adapter index {index} is taken or does not exist")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -56,9 +57,8 @@ def test_two_hundred_adapters_in_eight_slots(files: list[Path]) -> None:
     alone, base_steps, base_longest = serve([], [None] * REQUESTS, slots=0)
     driver, steps, longest = serve(files, [*names], slots=8)
     assert driver.counts["finish length"] == alone.counts["finish length"] == REQUESTS
-    changes = sum(a != b for a, b in zip(names, names[1:], strict=False))
     # Requests in the order of their arrival would need a load wherever the adapter changes.
-    changes = sum(a != b for a, b in zip(names, names[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(names))
     assert driver.counts["adapter loads"] < 0.85 * changes
     assert steps < 2.5 * base_steps
     assert longest < 4 * base_longest
