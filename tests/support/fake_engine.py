@@ -109,7 +109,7 @@ class FakeEngine:
             for index in live.scripts:
                 live.sink(TokenEvent(request_id=request_id, index=index, finish=FinishReason.ABORT))
 
-    def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
+    def load_adapter(self, name: str, path: str, done: DoneSink, inplace: bool = False) -> None:
         self._adapters[name] = AdapterInfo(name=name, path=path, digest=b"")
         done(None)
 

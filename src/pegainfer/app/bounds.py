@@ -103,6 +103,7 @@ def runner_bounds(
         supports_pooling=True,
         counts_experts=config.expert_stats,
         max_adapters=config.max_loras if config.enable_lora else 0,
+        max_host_adapters=(config.max_cpu_loras or config.max_loras) if config.enable_lora else 0,
         max_adapter_rank=config.max_lora_rank if config.enable_lora else 0,
     )
 

@@ -92,7 +92,16 @@ class EngineConfig:
         },
     )
     enable_lora: bool = field(default=False, metadata={"help": "Serve LoRA adapters."})
-    max_loras: int = field(default=8, metadata={"help": "Adapters that may be loaded at once."})
+    max_loras: int = field(
+        default=8, metadata={"help": "Adapters that the device holds, which is as many as a step may mix."}
+    )
+    max_cpu_loras: int | None = field(
+        default=None,
+        metadata={
+            "help": "Adapters that the host's memory keeps ready; others are read from their files when a "
+            "request names them. Default: --max-loras."
+        },
+    )
     max_lora_rank: int = field(default=16, metadata={"help": "Greatest rank of an adapter."})
     expert_stats: bool = field(
         default=False,
@@ -136,6 +145,7 @@ class EngineConfig:
             "data_parallel_size": 1,
             "max_loras": 1,
             "max_lora_rank": 1,
+            "max_cpu_loras": self.max_loras,
         }
         for name, least in least_of.items():
             value = getattr(self, name)
@@ -199,11 +209,6 @@ class EngineConfig:
             raise ConfigError(
                 "the GPU expands quantised weights to bf16, so that quantising saves nothing there",
                 expected="cpu or reference", got="cuda", where="quantization",
-            )  # fmt: skip
-        if cuda and self.enable_lora:
-            raise ConfigError(
-                "the GPU serves no LoRA adapters yet", expected="cpu or reference", got="cuda",
-                where="enable_lora",
             )  # fmt: skip
         if self.expert_stats and (cuda or self.tensor_parallel_size > 1):
             raise ConfigError(

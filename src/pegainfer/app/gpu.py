@@ -39,14 +39,17 @@ class Budget:
     used: int  # by others and by the CUDA context
     weights: int
     steps: int  # what steps compute in, RESERVE included
+    adapters: int  # slots of LoRA adapters
     allowed: int  # utilization · total
 
     @property
     def cache(self) -> int:
-        return self.allowed - self.used - self.weights - self.steps
+        return self.allowed - self.used - self.weights - self.steps - self.adapters
 
     def __str__(self) -> str:
         parts = {"allowed": self.allowed, "in use": self.used, "weights": self.weights, "steps": self.steps}
+        if self.adapters:
+            parts["adapters"] = self.adapters
         return ", ".join(f"{name} {n / 2**30:.2f}" for name, n in parts.items()) + " GiB"
 
 
@@ -164,7 +167,8 @@ def plan_memory(
     tables = 4 * info.max_slots * (info.max_model_len + 2 * widths)  # histories, slots' and a step's tables
     allowed = int(total * config.gpu_memory_utilization)
     weights = model.weight_bytes(info.max_model_len)
-    return Budget(total, total - free, weights, arenas + tables + RESERVE, allowed)
+    adapters = model.adapter_bytes(info)
+    return Budget(total, total - free, weights, arenas + tables + RESERVE, adapters, allowed)
 
 
 def why_not(config: EngineConfig) -> str | None:

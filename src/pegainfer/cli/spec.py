@@ -96,6 +96,7 @@ def _build_null(spec: EngineSpec) -> Engine:
     config = NullConfig(
         max_model_len=spec.engine.max_model_len or defaults.max_model_len,
         max_adapters=spec.engine.max_loras if spec.engine.enable_lora else 0,
+        max_host_adapters=spec.engine.max_cpu_loras or spec.engine.max_loras,
         max_slots=-(-(spec.scheduler.max_slots or defaults.max_slots) // data_ranks),
     )
     runner = null_ranks(config, spec.engine.tensor_parallel_size, data_ranks)

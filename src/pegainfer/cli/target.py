@@ -77,7 +77,7 @@ class ModelFlags:
     )
 
 
-LORA_FLAGS = ("--enable-lora", "--max-loras", "--max-lora-rank")
+LORA_FLAGS = ("--enable-lora", "--max-loras", "--max-cpu-loras", "--max-lora-rank")
 KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
 # check_backend refuses more than one rank where a device has no more.
 RANK_FLAGS = ("--tensor-parallel-size", "--data-parallel-size")
@@ -96,6 +96,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
     ),
     "cuda": (
         *KV_FLAGS,
+        *LORA_FLAGS,
         *RANK_FLAGS,
         "--device-ordinal",
         "--gpu-memory-utilization",

@@ -18,12 +18,18 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0  # of its matrices, the largest over all modules; 0 where the runner has none
 
 
+class AdapterLoad(msgspec.Struct, frozen=True):
+    """An adapter is to be installed under an index, where another one may be installed."""
+
+    index: int
+    info: AdapterInfo
+
+
 @runtime_checkable
 class AdapterRunner(Protocol):
     """A runner that serves adapters: `RunnerInfo.max_adapters` > 0.
 
-    An adapter is read on any thread, which may take seconds, and then installed by the engine's thread
-    between two steps, which must be quick.
+    All methods may be called on any thread while steps run, several at once for different indices.
     """
 
     def read_adapter(self, name: str, path: str) -> tuple[AdapterInfo, Any]:
@@ -34,6 +40,8 @@ class AdapterRunner(Protocol):
 
     def install_adapter(self, index: int, adapter: Any) -> None:
         """Makes an adapter available under an index in [0, max_adapters) that no plan in flight uses.
+
+        When it returns, plans may use it. It takes as long as its copies take.
 
         Raises PegaError where it cannot; the index is then free.
         """

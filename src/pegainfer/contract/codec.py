@@ -41,6 +41,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
     call: int
     name: str
     path: str
+    inplace: bool = False  # takes the name from the adapter that has it
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):

@@ -90,7 +90,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     running: int = 0  # sequences with a slot
     waiting: int = 0  # sequences without one
-    loading: int = 0  # of these, sequences whose prefix is being loaded from a lower tier
+    loading: int = 0  # of these, sequences that wait for their adapter, or their prefix from a lower tier
     free_blocks: int = 0  # of the first KV group
     total_blocks: int = 0
     steps: int = 0
@@ -103,6 +103,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queries: int = 0  # prompt tokens looked up
     prefix_hits: int = 0  # prompt tokens found
     rejections: int = 0  # refused at the engine's door
+    adapter_loads: int = 0  # adapters that were brought into a slot of the device
     finished: dict[str, int] = {}  # by finish reason
     step_seconds: float = 0.0  # summed wall time of committed steps
     kind_steps: dict[str, int] = {}  # steps by kind: decode, prefill, mixed

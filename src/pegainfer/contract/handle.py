@@ -32,7 +32,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     max_slots: int
     max_logprobs: int = 20
-    max_adapters: int = 0  # adapters that may be loaded at once; 0: none
+    max_adapters: int = 0  # adapters that a step may mix; 0: the engine serves none
     startup_seconds: dict[str, float] = {}  # by phase: import, read, pack, warm
 
 
@@ -55,14 +55,21 @@ class EngineHandle(Protocol):
     def stats(self) -> EngineStats:
         """The latest snapshot that the engine sent."""
 
-    def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
+    def load_adapter(self, name: str, path: str, done: DoneSink, inplace: bool = False) -> None:
         """Loads an adapter's files, which the engine must be able to read, under a new name.
 
-        `adapters` has it before `done` is called, and requests may name it from then on.
+        `adapters` has it before `done` is called, and requests may name it from then on. The files must stay
+        as they are: an adapter that was not used for long is read again when a request names it.
+
+        Args:
+            inplace: the name may be that of a loaded adapter, which only its requests use from then on.
         """
 
     def unload_adapter(self, name: str, done: DoneSink) -> None:
-        """Takes no more requests for an adapter. Those that were taken go on; then its memory is freed."""
+        """Takes no more requests for an adapter. Those that were taken go on; then its memory is freed.
+
+        When `done` is called, its files are no longer needed.
+        """
 
     def adapters(self) -> tuple[AdapterInfo, ...]:
         """The adapters that requests may name, as of the engine's last message."""

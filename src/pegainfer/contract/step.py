@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from pegainfer.contract.adapter import NO_ADAPTER, AdapterInfo
+from pegainfer.contract.adapter import NO_ADAPTER, AdapterInfo, AdapterLoad
+from pegainfer.contract.errors import PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent, TokenLogprob
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest, SamplingParams
@@ -70,7 +71,8 @@ class RunnerInfo(msgspec.Struct, frozen=True, kw_only=True):
     supports_pooling: bool = False  # of hidden states, see SamplingParams.pooling
     counts_experts: bool = False  # the runner is a CountingRunner
     tiers: tuple[Tier, ...] = ()  # below the device, the fastest first; evicted blocks move down one by one
-    max_adapters: int = 0  # adapters loaded at once; above 0 the runner is an AdapterRunner
+    max_adapters: int = 0  # adapters installed at once; above 0 the runner is an AdapterRunner
+    max_host_adapters: int = 0  # adapters that are kept in the host's memory, ready to be installed
     max_adapter_rank: int = 0  # the greatest rank of an adapter's matrices
     data_ranks: int = 1  # data-parallel ranks, each with pools of its own
 
@@ -267,17 +269,23 @@ class StepPolicy(Protocol):
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Takes the oldest uncommitted plan's result."""
 
-    def add_adapter(self, info: AdapterInfo) -> int:
-        """Reserves an adapter index and lets requests name the adapter. Raises RequestError.
+    def add_adapter(self, info: AdapterInfo) -> None:
+        """Lets requests name an adapter. Raises RequestError where the name is taken."""
 
-        The caller installs the adapter in the runner before it adds a request or asks for a plan.
+    def drop_adapter(self, name: str) -> bool:
+        """Takes no more requests for an adapter. Raises RequestError where no such adapter is loaded.
+
+        Returns whether sequences that were taken may still have to wait for a load of it.
         """
 
-    def drop_adapter(self, name: str) -> None:
-        """Takes no more requests for an adapter. Raises RequestError where no such adapter is loaded."""
+    def take_adapter_loads(self) -> list[AdapterLoad]:
+        """Adapters to install, each once, under indices that no plan in flight uses."""
 
-    def take_free_adapters(self) -> list[int]:
-        """Indices of dropped adapters that no sequence and no plan in flight uses any more; each once."""
+    def end_adapter_load(self, index: int, error: PegaError | None, now: float) -> list[TokenEvent]:
+        """A load has ended: sequences that wait for it go on, or end with `error`; the index is free then."""
+
+    def take_unloaded_adapters(self) -> list[AdapterInfo]:
+        """Dropped adapters that no sequence and no plan in flight uses any more; each once."""
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes in every tier; what runs now publishes nothing any more."""

@@ -12,7 +12,6 @@ from array import array
 
 import msgspec
 
-from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.errors import ConfigError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import HASH_BYTES, GenerateRequest, hash_blocks, root_hash
@@ -63,12 +62,12 @@ class Admission:
         Args:
             matcher: of the request's grammar where it has one; taken over.
         """
-        adapter, digest = NO_ADAPTER, b""
+        adapter, digest = None, b""
         try:
             tokens = self._check(request, matcher)
             if request.adapter is not None:
-                adapter, info = self._residents.adapters.find(request.adapter)
-                digest = info.digest
+                adapter = self._residents.adapters.find(request.adapter)
+                digest = adapter.info.digest
         except PegaError:
             self._outcomes.counters.rejections += 1
             raise
@@ -83,8 +82,8 @@ class Admission:
         rank = request.priority + now / self._config.aging_seconds
         root = root_hash(digest, request.cache_salt)
         hashes = self._hash(request, root, digest)
-        for _ in range(request.n if adapter != NO_ADAPTER else 0):
-            self._residents.adapters.enter(adapter)
+        if adapter is not None:
+            adapter.live += request.n
         tenant = self._residents.tenants.enter(request.tenant)
         first = self._next_number
         self._next_number += request.n
@@ -121,17 +120,17 @@ class Admission:
 
     def _check_room(self, num_tokens: int) -> None:
         """Raises QueueFullError where so many tokens more are too much; an empty queue takes any request."""
-        waiting, config = self._residents.waiting, self._config
-        queued = waiting.num_tokens
-        if len(waiting) < config.max_waiting_requests and (
+        waiting, loading, config = self._residents.waiting, self._residents.loading, self._config
+        queued, count = waiting.num_tokens + loading.num_tokens, len(waiting) + len(loading)
+        if count < config.max_waiting_requests and (
             not queued or queued + num_tokens <= config.max_waiting_tokens
         ):
             return
         raise QueueFullError(
             "the queue is full",
             expected=f"at most {config.max_waiting_requests} requests and {config.max_waiting_tokens} tokens",
-            got=f"{len(waiting)} requests and {queued} tokens that wait",
-            retry_after=self._outcomes.counters.retry_after(len(waiting)),
+            got=f"{count} requests and {queued} tokens that wait",
+            retry_after=self._outcomes.counters.retry_after(count),
             remedy="try again later",
         )
 

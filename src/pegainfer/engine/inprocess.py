@@ -81,8 +81,8 @@ class InProcessEngine:
     def cancel(self, request_id: str, index: int | None = None) -> None:
         self._loop.cancel(request_id, index)
 
-    def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
-        self._call(LoadAdapter(self._calls.add(done), name, path))
+    def load_adapter(self, name: str, path: str, done: DoneSink, inplace: bool = False) -> None:
+        self._call(LoadAdapter(self._calls.add(done), name, path, inplace))
 
     def unload_adapter(self, name: str, done: DoneSink) -> None:
         self._call(UnloadAdapter(self._calls.add(done), name))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pegainfer.contract.codec import Call, Cancel, LoadAdapter, ResetPrefixCache, UnloadAdapter
+from pegainfer.contract.codec import Cancel, LoadAdapter, ResetPrefixCache, UnloadAdapter
 from pegainfer.contract.errors import PegaError, QueueFullError, RequestError
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import StepPolicy
-from pegainfer.engine.controls import AdapterRead, Controls
+from pegainfer.engine.adapter_loader import AdapterLoaded, AdapterRead
+from pegainfer.engine.controls import Control, Controls
 from pegainfer.engine.grammars import Compiled, Grammars
 from pegainfer.engine.pipeline import Clock
 from pegainfer.engine.sink import EngineSink
@@ -17,7 +18,7 @@ from pegainfer.engine.snapshots import Snapshots
 DRAIN_RETRY = 5.0  # Retry-After in seconds while draining: another server will have taken over
 
 # None begins to drain: requests that came before it are still taken.
-Message = GenerateRequest | Compiled | Cancel | Call | AdapterRead | None
+Message = GenerateRequest | Compiled | Cancel | Control | None
 
 
 class Intake:
@@ -73,8 +74,8 @@ class Intake:
                     self._policy.cancel(cancel.request_id, cancel.index)
             case GenerateRequest():
                 self._admit(message)
-            case LoadAdapter() | UnloadAdapter() | ResetPrefixCache() | AdapterRead():
-                self._controls.obey(message)
+            case LoadAdapter() | UnloadAdapter() | ResetPrefixCache() | AdapterRead() | AdapterLoaded():
+                return self._controls.obey(message)
         return []
 
     def _cancel(self, cancel: Cancel) -> list[TokenEvent]:

@@ -65,7 +65,7 @@ class EngineLoop:
         self._recorder = self._pipeline.recorder
         experts = runner.expert_tokens if isinstance(runner, CountingRunner) else lambda: None
         self._snapshots = Snapshots(policy, self._pipeline.seconds, experts)
-        self._controls = Controls(runner, policy, sink, self._inbox.put)
+        self._controls = Controls(runner, policy, sink, self._inbox.put, clock)
         self._intake = Intake(policy, sink, self._grammars, self._snapshots, self._controls, clock)
         self._closing = False
         self._turns = 0
@@ -161,13 +161,18 @@ class EngineLoop:
             else:
                 self._emit(self._intake.obey(message))
         self._emit(self._grammars.expired(self._clock()))
-        if self._launch():
+        launched = self._launch()
+        self._controls.serve()
+        if launched:
             return
         if self._pipeline:
             self._emit(self._pipeline.commit())
-            self._controls.collect()
         elif not self._policy.has_work():
             self._rest()
+        elif self._controls.num_loading:
+            self._resting = True
+            self._wait()
+            self._resting = False
         else:
             raise InvariantError("the policy has work but no plan, and nothing is in flight")
 
@@ -193,7 +198,6 @@ class EngineLoop:
 
     def _rest(self) -> None:
         """Says once that the engine is idle, then sleeps until something comes in."""
-        self._controls.collect()  # the last request with an adapter may have ended without a step
         stats = self._snapshots.at_rest(self._clock())
         if stats is not None:
             self._sink.events([], stats)
@@ -251,6 +255,7 @@ class EngineLoop:
             events += error_events(request_id, sorted(indices), death)
         if events:
             self._sink.events(events, None)
+        self._controls.close()
         try:
             self._runner.close()
         except Exception:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
 from pegainfer.contract.step import Row, StepPlan, StepResult
@@ -176,8 +175,8 @@ class Outcomes:
         family.remove(seq)
         if seq.matcher is not None:
             self.num_constrained -= 1
-        if seq.adapter != NO_ADAPTER:
-            self._residents.adapters.leave(seq.adapter, seq.last_step)
+        if seq.adapter is not None:
+            self._residents.adapters.leave(seq.adapter, seq, seq.last_step, holds=seq.holds_adapter)
         if not family:
             del self.live[seq.request.id]
             self._residents.tenants.leave(seq.tenant)

@@ -192,6 +192,8 @@ class Planner:
             # A preempted sequence re-enters when its last tokens are known.
             if seq.flying:
                 return
+            if not self._residents.claim_adapter(seq):
+                continue
             batch = self._place(seq, batches)
             if not self._takes(batch) or not self._enter(seq, batch):
                 return
@@ -231,7 +233,8 @@ class Planner:
     def _admit_urgent(self, batch: Batch, batches: Seq[Batch]) -> bool:
         """Admits the first in the queue, which outranks one that runs; that one is preempted if need be.
 
-        False if it must wait for a plan in flight, or for the budget, or belongs to another rank.
+        It leaves the queue until its adapter is loaded where it must wait for that. False if it must wait for
+        a plan in flight, or for the budget, or belongs to another rank.
         """
         residents = self._residents
         running, free_slots = batch.home.running.items, batch.home.free_slots
@@ -241,8 +244,11 @@ class Planner:
             or batch.hungry
             or batch.prefill_room <= 0
             or not residents.waiting.outranks(seq, running[-1])
-            or self._place(seq, batches) is not batch
         ):
+            return False
+        if not residents.claim_adapter(seq):
+            return True
+        if self._place(seq, batches) is not batch:
             return False
         if free_slots and self._enter(seq, batch):
             return True

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable
 
+from pegainfer.contract.adapter import NO_ADAPTER, AdapterLoad
 from pegainfer.contract.errors import ConfigError, InvariantError
 from pegainfer.contract.step import NewSlot, PageGroup, RunnerInfo, SlotBlocks
 from pegainfer.engine.adapters import AdapterTable
@@ -13,7 +14,7 @@ from pegainfer.engine.batch import Batch
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.data_rank import DataRankState
 from pegainfer.engine.fairness import Tenants
-from pegainfer.engine.queues import Waiting
+from pegainfer.engine.queues import Ranked, Waiting
 from pegainfer.engine.sequence import Sequence, Status
 from pegainfer.kv.manager import KVManager
 from pegainfer.kv.prefix import PrefixHit
@@ -29,9 +30,9 @@ class Residents:
         self.num_slots = min(info.max_slots, config.max_slots or info.max_slots)
         self.homes = _data_ranks(info, config, self.num_slots)
         self.unit = self.homes[0].kv.unit  # tokens that one hash covers
-        self.loading: list[Sequence] = []
+        self.loading = Ranked()
         self.tenants = Tenants(config.aging_seconds)
-        self.adapters = AdapterTable(info.max_adapters)
+        self.adapters: AdapterTable[Sequence] = AdapterTable(info.max_adapters)
         self.waiting = Waiting(self.tenants)
         self.frees: list[int] = []  # slots that the next plan drops
         self.num_preemptions = 0
@@ -77,11 +78,36 @@ class Residents:
         if load is None:
             return False
         batch.transfers += load.transfers
-        self.waiting.remove(seq)
-        self.loading.append(seq)
-        seq.status = Status.LOADING
+        self._set_aside(seq)
         seq.loaded = True
         return True
+
+    def claim_adapter(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence has no adapter or holds it; else it leaves the queue until it does."""
+        if seq.adapter is None or seq.holds_adapter:
+            return True
+        seq.holds_adapter = self.adapters.claim(seq.adapter, seq)
+        if not seq.holds_adapter:
+            self._set_aside(seq)
+        return seq.holds_adapter
+
+    def take_adapter_loads(self) -> list[AdapterLoad]:
+        """Adapters to install, under indices that no plan in flight uses."""
+        self.queue_again(self.adapters.assign(), holds_adapter=True)
+        return self.adapters.take_loads(self.retired)
+
+    def _set_aside(self, seq: Sequence) -> None:
+        self.waiting.remove(seq)
+        self.loading.add(seq)
+        seq.status = Status.LOADING
+
+    def queue_again(self, seqs: Iterable[Sequence], *, holds_adapter: bool) -> None:
+        """What sequences waited for is there."""
+        for seq in seqs:
+            seq.holds_adapter = seq.holds_adapter or holds_adapter
+            self.loading.remove(seq)
+            seq.status = Status.WAITING
+            self.waiting.add(seq)
 
     def end_transfers(self, landed: Iterable[int], failed: Iterable[int]) -> None:
         """Transfers have ended; sequences whose last one it was are in the queue again.
@@ -95,11 +121,8 @@ class Residents:
                     raise InvariantError(f"transfer {transfer} has ended, but was not in flight")
         for of_rank in tiers:
             for load in of_rank.take_loaded():
-                seq = load.owner
-                if seq.status is Status.LOADING:  # otherwise it has ended meanwhile
-                    self.loading.remove(seq)
-                    seq.status = Status.WAITING
-                    self.waiting.add(seq)
+                if load.owner.status is Status.LOADING:  # otherwise it has ended meanwhile
+                    self.queue_again([load.owner], holds_adapter=False)
 
     def spill(self, batches: Iterable[Batch]) -> None:
         """Adds the transfers that bring blocks of scarce pools down to lower tiers."""
@@ -122,6 +145,9 @@ class Residents:
         if forked is None:
             return False
         child.kv, copies = forked
+        if child.adapter is not None and not child.holds_adapter:
+            child.adapter.holds += 1  # in the slot that the parent holds
+            child.holds_adapter = True
         child.computed = child.planned = parent.num_prompt - 1
         batch.copies += copies
         self._settle(child, batch)
@@ -143,7 +169,7 @@ class Residents:
                 sampling=seq.runner_sampling(),
                 seed=seq.seed,
                 mask_tokens=seq.mask_tokens,
-                adapter=seq.adapter,
+                adapter=NO_ADAPTER if seq.adapter is None else seq.adapter.slot,
             )
         )
         assert seq.kv is not None
@@ -228,6 +254,9 @@ class Residents:
                 raise InvariantError(f"a sequence of another rank runs on data-parallel rank {home.number}")
         if any(seq.status is not Status.LOADING or seq.kv is not None for seq in self.loading):
             raise InvariantError("a sequence among the loading ones is not loading, or has blocks")
+        for home in self.homes:
+            if any(seq.adapter is not None and not seq.holds_adapter for seq in home.running):
+                raise InvariantError("a sequence runs without holding its adapter's slot")
         queues = [(home.running, Status.RUNNING) for home in self.homes]
         for queue, status in (*queues, (self.waiting, Status.WAITING)):
             ranks = [seq.rank for seq in queue]

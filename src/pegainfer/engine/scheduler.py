@@ -16,9 +16,9 @@ import random
 from collections import deque
 from typing import NamedTuple
 
-from pegainfer.contract.adapter import AdapterInfo
-from pegainfer.contract.errors import InvariantError
-from pegainfer.contract.event import EngineStats, TokenEvent
+from pegainfer.contract.adapter import AdapterInfo, AdapterLoad
+from pegainfer.contract.errors import InvariantError, PegaError
+from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Constraint, RunnerInfo, StepPlan, StepResult
@@ -118,14 +118,28 @@ class Scheduler:
 
     # Adapters and the cache; see StepPolicy
 
-    def add_adapter(self, info: AdapterInfo) -> int:
-        return self._residents.adapters.add(info)
+    def add_adapter(self, info: AdapterInfo) -> None:
+        self._residents.adapters.add(info)
 
-    def drop_adapter(self, name: str) -> None:
-        self._residents.adapters.drop(name)
+    def drop_adapter(self, name: str) -> bool:
+        return self._residents.adapters.drop(name)
 
-    def take_free_adapters(self) -> list[int]:
-        return self._residents.adapters.take_free(self._residents.retired)
+    def take_adapter_loads(self) -> list[AdapterLoad]:
+        return self._residents.take_adapter_loads()
+
+    def end_adapter_load(self, index: int, error: PegaError | None, now: float) -> list[TokenEvent]:
+        residents, events = self._residents, list[TokenEvent]()
+        if error is None:
+            residents.queue_again(residents.adapters.loaded(index), holds_adapter=True)
+            return events
+        for request_id in {seq.request_id: None for seq in residents.adapters.failed(index)}:
+            self._outcomes.end_request(
+                request_id, FinishReason.ERROR, now, events, error=str(error), error_kind=type(error).__name__
+            )
+        return events
+
+    def take_unloaded_adapters(self) -> list[AdapterInfo]:
+        return self._residents.adapters.take_unloaded(self._residents.retired)
 
     def reset_prefix_cache(self) -> None:
         for home in self._residents.homes:
@@ -158,6 +172,8 @@ class Scheduler:
             if self._flight:
                 return None, events
             if not residents.transfers_in_flight:
+                if residents.adapters.is_loading:
+                    return None, events
                 raise InvariantError("no sequence can make progress and nothing is in flight")
         self._step = batch.step
         plan, seqs = batch.build(residents.frees, self._repeats(batch))
@@ -265,6 +281,7 @@ class Scheduler:
             prefix_queries=c.prefix_queries,
             prefix_hits=c.prefix_hits,
             rejections=c.rejections,
+            adapter_loads=residents.adapters.num_loads,
             finished=dict(c.finished),
             step_seconds=c.step_seconds,
             kind_steps=dict(c.kind_steps),
@@ -281,7 +298,7 @@ class Scheduler:
         self._residents.check_integrity()
         residents = self._residents
         running = [home.running.items for home in residents.homes]
-        queues: tuple[list[Sequence], ...] = (*running, residents.waiting.items, residents.loading)
+        queues: tuple[list[Sequence], ...] = (*running, residents.waiting.items, residents.loading.items)
         queued = {id(seq) for queue in queues for seq in queue}
         held = {id(child) for queue in queues for s in queue for child in s.children}
         live = {id(seq) for family in self._live.values() for seq in family}

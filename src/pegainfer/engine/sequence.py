@@ -8,10 +8,10 @@ from enum import Enum
 
 import msgspec
 
-from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
+from pegainfer.engine.adapters import Adapter
 from pegainfer.engine.fairness import Tenant
 from pegainfer.kv.tables import SequenceBlocks
 
@@ -21,7 +21,7 @@ Rank = tuple[float, int]  # lower runs first; a total order, fixed at arrival bu
 class Status(Enum):
     HELD = "held"  # waits to be forked from its parent
     WAITING = "waiting"  # in the queue, new or preempted
-    LOADING = "loading"  # waits until its prefix is loaded from a lower tier, then enters the queue again
+    LOADING = "loading"  # waits for its adapter, or its prefix from a lower tier; then it is queued again
     RUNNING = "running"  # owns a slot and block tables
     FINISHED = "finished"  # its finish event is out; rows in flight are wasted
 
@@ -45,6 +45,7 @@ class Sequence:
         "first_token",
         "flying",
         "hashes",
+        "holds_adapter",
         "index",
         "kv",
         "last_step",
@@ -88,7 +89,7 @@ class Sequence:
         rank: Rank,
         now: float,
         tenant: Tenant,
-        adapter: int = NO_ADAPTER,
+        adapter: Adapter[Sequence] | None = None,
         root: bytes,
         matcher: Matcher | None = None,
     ) -> None:
@@ -103,7 +104,8 @@ class Sequence:
         self.tokens = tokens  # prompt, then generated
         self.num_prompt = len(tokens)
         self.limit = limit  # tokens, prompt included, at which it ends
-        self.adapter = adapter  # index; it holds one use of it until it is finished
+        self.adapter = adapter  # one of its live sequences until it is finished
+        self.holds_adapter = False  # keeps it in its slot, from its first admission until it is finished
         self.root = root  # parent of the first hash
         self.hashes = hashes  # of the prompt's full blocks
         eos = () if sampling.ignore_eos else request.eos_token_ids

@@ -40,9 +40,13 @@ def parse_module(text: str) -> AdapterModule:
     return AdapterModule(given["name"], given["path"])
 
 
-async def load_adapter(engine: EngineHandle, name: str, path: str) -> None:
-    """Returns once requests may name it. Raises PegaError."""
-    await _call(lambda done: engine.load_adapter(name, path, done))
+async def load_adapter(engine: EngineHandle, name: str, path: str, *, inplace: bool = False) -> None:
+    """Returns once requests may name it. Raises PegaError.
+
+    Args:
+        inplace: it may replace an adapter of its name.
+    """
+    await _call(lambda done: engine.load_adapter(name, path, done, inplace))
 
 
 async def unload_adapter(engine: EngineHandle, name: str) -> None:

@@ -150,8 +150,8 @@ class EngineClient(asyncio.Protocol):
         if live is not None and (index is None or index in live.open) and self.alive():
             self._write(codec.encode_frame(codec.Cancel(request_id, index)))
 
-    def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
-        self._call(codec.LoadAdapter(self._calls.add(done), name, path))
+    def load_adapter(self, name: str, path: str, done: DoneSink, inplace: bool = False) -> None:
+        self._call(codec.LoadAdapter(self._calls.add(done), name, path, inplace))
 
     def unload_adapter(self, name: str, done: DoneSink) -> None:
         self._call(codec.UnloadAdapter(self._calls.add(done), name))

@@ -54,13 +54,13 @@ class SupervisedEngine:
     def cancel(self, request_id: str, index: int | None = None) -> None:
         self._client.cancel(request_id, index)
 
-    def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
+    def load_adapter(self, name: str, path: str, done: DoneSink, inplace: bool = False) -> None:
         def ended(error: PegaError | None) -> None:
             if error is None:
                 self._loaded[name] = path
             done(error)
 
-        self._client.load_adapter(name, path, ended)
+        self._client.load_adapter(name, path, ended, inplace)
 
     def unload_adapter(self, name: str, done: DoneSink) -> None:
         def ended(error: PegaError | None) -> None:

@@ -30,6 +30,7 @@ class NullConfig:
     max_model_len: int = 4096
     max_commit: int = 1
     max_adapters: int = 0
+    max_host_adapters: int = 0
     tiers: tuple[Tier, ...] = ()
     transfer_steps: int = 3  # a transfer ends with one of the next so many results
     failed_transfers: float = 0.0  # share of transfers that fail
@@ -54,4 +55,5 @@ class NullConfig:
             supports_pooling=True,
             tiers=self.tiers,
             max_adapters=self.max_adapters,
+            max_host_adapters=self.max_host_adapters,
         )

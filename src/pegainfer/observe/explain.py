@@ -184,7 +184,7 @@ class Explainer:
         running = max((s.running for s in steps), default=0)
         waited = f"it waited {_ms(seconds)} for its first step while {running} sequences ran"
         if any(s.loading for s in steps):
-            return Finding(Cause.TIER, seconds, f"{waited}, and prefixes were loaded from a tier")
+            return Finding(Cause.TIER, seconds, f"{waited}, and adapters or prefixes were loaded")
         if any(s.preempted for s in steps) or free == 0:
             return Finding(Cause.POOL, seconds, f"{waited}, with {free} KV blocks free")
         return Finding(Cause.QUEUE, seconds, waited)

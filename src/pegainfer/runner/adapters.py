@@ -1,4 +1,4 @@
-"""The factors of the adapters that a host runner holds, side by side in arrays that its programs read."""
+"""Adapters as a runner's programs read them, and those that a host runner holds, side by side in arrays."""
 
 from __future__ import annotations
 
@@ -30,28 +30,16 @@ class Laid(NamedTuple):
         return int(self.up.shape[0])
 
 
-class HostAdapters:
-    """Factors by adapter index. An index that is free has rank 0 everywhere, and its old factors stay unread.
+class AdapterReader:
+    """Reads adapters of one model. For any thread."""
 
-    Args:
-        states: the arrays by the programs' names. Pages of an index that no adapter has had take no memory.
-    """
-
-    def __init__(self, program: Program, weights: Collection[AdaptedWeight], info: RunnerInfo) -> None:
-        """`program`: as ops/adapters.py rewrote it."""
+    def __init__(self, weights: Collection[AdaptedWeight], max_rank: int) -> None:
         self._weights = tuple(weights)
         self._modules = base_modules(weights)
-        self._size, self._max_rank = info.max_adapters, info.max_adapter_rank
-        keys = {f"{w.key}.{part}" for w in weights for part in ("down", "up", "ranks")}
-        self.states: dict[str, Array] = {
-            t.name: np.zeros(t.sizes({}), NUMPY[t.dtype])
-            for t in program.tensors(Kind.STATE)
-            if t.name in keys
-        }
-        self._installed: set[int] = set()
+        self._max_rank = max_rank
 
     def read(self, name: str, path: str) -> tuple[AdapterInfo, dict[str, Laid]]:
-        """See AdapterRunner. Any thread."""
+        """See AdapterRunner; the factors by the weight's key, float32."""
         adapter = read_adapter(Path(path), self._modules, self._max_rank)
         laid = {}
         for w in self._weights:
@@ -64,6 +52,31 @@ class HostAdapters:
             down = factors.down.T if w.base.embedding else factors.down
             laid[w.key] = Laid(np.ascontiguousarray(down), np.ascontiguousarray(up))
         return AdapterInfo(name=name, path=path, digest=adapter.digest, rank=adapter.rank), laid
+
+
+class HostAdapters:
+    """Factors by adapter index. An index that is free has rank 0 everywhere, and its old factors stay unread.
+
+    Args:
+        states: the arrays by the programs' names. Pages of an index that no adapter has had take no memory.
+    """
+
+    def __init__(self, program: Program, weights: Collection[AdaptedWeight], info: RunnerInfo) -> None:
+        """`program`: as ops/adapters.py rewrote it."""
+        self._weights = tuple(weights)
+        self._reader = AdapterReader(weights, info.max_adapter_rank)
+        self._size = info.max_adapters
+        keys = {f"{w.key}.{part}" for w in weights for part in ("down", "up", "ranks")}
+        self.states: dict[str, Array] = {
+            t.name: np.zeros(t.sizes({}), NUMPY[t.dtype])
+            for t in program.tensors(Kind.STATE)
+            if t.name in keys
+        }
+        self._installed: set[int] = set()
+
+    def read(self, name: str, path: str) -> tuple[AdapterInfo, dict[str, Laid]]:
+        """See AdapterRunner. Any thread."""
+        return self._reader.read(name, path)
 
     def install(self, index: int, laid: Mapping[str, Laid]) -> None:
         """Copies the factors. Raises InvariantError for an index that is taken or does not exist."""

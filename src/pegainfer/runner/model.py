@@ -86,6 +86,11 @@ class LineModel:
         """Every constant of the programs by name; `num_positions` is the served length."""
         return {**self.weights, **{name: make(num_positions) for name, make in self.tables.items()}}
 
+    def adapter_bytes(self, info: RunnerInfo) -> int:
+        """Bytes of all adapter slots on a GPU, which holds factors as bf16."""
+        widths = sum(w.base.rows + w.base.columns for w in self.adapted)
+        return info.max_adapters * (2 * info.max_adapter_rank * widths + 4 * len(self.adapted))
+
     def programs(
         self, info: RunnerInfo, groups: tuple[GroupLayout, ...], steps: Formats, max_logprobs: int
     ) -> dict[str, Program]:
@@ -152,10 +157,15 @@ class LineModel:
         Raises CudaError where memory is short, UnsupportedError where no kernel serves an op.
         """
         from pegainfer.runner.cuda import CudaRunner
+        from pegainfer.runner.cuda_adapters import CudaAdapters
         from pegainfer.runner.parts import make_parts
 
-        parts = make_parts(self.programs(info, groups, steps, max_logprobs), info, groups, backend)
-        return CudaRunner(info, parts, max_logprobs)
+        programs = self.programs(info, groups, steps, max_logprobs)
+        adapters = None
+        if info.max_adapters:
+            adapters = CudaAdapters(programs["forward"], self.adapted, info, backend.ctx.device)
+        parts = make_parts(programs, info, groups, backend, {} if adapters is None else adapters.states)
+        return CudaRunner(info, parts, max_logprobs, adapters)
 
 
 class ServedConfig(Protocol):

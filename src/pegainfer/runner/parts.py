@@ -123,13 +123,18 @@ class Parts:
 
 
 def make_parts(
-    programs: Mapping[str, Program], info: RunnerInfo, groups: Sequence[GroupLayout], backend: CudaBackend
+    programs: Mapping[str, Program],
+    info: RunnerInfo,
+    groups: Sequence[GroupLayout],
+    backend: CudaBackend,
+    adapters: Mapping[str, DeviceTensor],
 ) -> Parts:
     """Takes all memory that steps will need. Then load the backend's weights, then start the runner.
 
     Args:
         programs: by the fields of runner/host.py's Programs.
         groups: those that `info` and the forward program were made from.
+        adapters: states of the programs that hold adapters.
 
     Raises CudaError where memory is short, UnsupportedError where no kernel serves an op.
     """
@@ -137,10 +142,10 @@ def make_parts(
     inputs = frozenset(t.name for t in programs["forward"].tensors(Kind.INPUT))
     state = ResidentState(ctx.stream, ctx.library.kernel, info, inputs, ctx.device.info.pdl)
     pools = CudaPools(groups, info.num_blocks)
-    forward = backend.prepare(programs["forward"], pools.states, largest, state.bound)
+    forward = backend.prepare(programs["forward"], {**pools.states, **adapters}, largest, state.bound)
     logits, x = (forward.outputs(largest)[name] for name in ("logits", "x"))
     sampler = backend.prepare(programs["sampler"], {"history": state.history}, largest, {"logits": logits})
-    prompt_logprobs = backend.prepare(programs["prompt_logprobs"], {}, largest, {"x": x})
+    prompt_logprobs = backend.prepare(programs["prompt_logprobs"], adapters, largest, {"x": x})
     hidden_states = backend.prepare(programs["hidden_states"], {}, largest, {"x": x})
     return Parts(
         ctx.device, ctx.stream, forward, sampler, prompt_logprobs, hidden_states, inputs, state, pools,

@@ -28,7 +28,10 @@ CHANGES = 4096  # table entries that one launch writes
 RING = 4  # pinned slots: two steps in flight, one being filled, one to spare
 ALIGN = 4  # table entries: 16 bytes
 THREADS = 256
-ROW_INPUTS = ("token_ids", "positions", "query_starts", "query_lens", "context_lens", "logit_rows")
+ROW_INPUTS = (
+    "token_ids", "positions", "query_starts", "query_lens", "context_lens", "logit_rows", "adapters",
+    "logit_adapters",
+)  # fmt: skip
 
 
 class _Group(NamedTuple):
@@ -46,7 +49,8 @@ class ResidentState:
 
     Args:
         history: [Z, X] i32, bound to the sampler as its state.
-        tables: [Z, C] i32; the tables of all groups lie side by side.
+        tables: [Z, C] i32; the tables of all groups lie side by side. Behind them is a slot's adapter, where
+            the runner has adapters.
         bound: inputs of the forward pass that `gather` and `decode_inputs` fill: token_ids [T] i32, and the
             block table [Z, W] i32 of each group of pages.
         batch: [1 + B Z] i32, of the decode step to come: how many rows; then of each row slot, position,
@@ -76,6 +80,9 @@ class ResidentState:
         slots, tokens, history_width = info.max_slots, info.max_tokens, info.max_model_len + 1
         self._stream, self._kernel, self._pdl, self._inputs = stream, kernel, pdl, inputs
         self._groups, columns = _columns(info)
+        self._adapter_column = columns
+        self._has_adapters = info.max_adapters > 0
+        columns += ALIGN * self._has_adapters
         self._num_states = sum(not g.block_size for g in self._groups)
         self._batch_width = 3 + self._num_states
         self._counts = [[0] * slots for _ in self._groups]  # blocks in each slot's table, by group
@@ -98,14 +105,17 @@ class ResidentState:
         self._launches: dict[tuple[int, ...], Launch] = {}
 
     def apply(self, plan: StepPlan) -> None:
-        """Sends the histories of new slots and the blocks that were appended to tables."""
+        """Sends the histories and adapters of new slots, and the blocks that were appended to tables."""
+        if plan.news and self._has_adapters:
+            slots = [new.slot for new in plan.news]
+            self.extend(slots, [self._adapter_column] * len(slots), [new.adapter for new in plan.news])
         for new in plan.news:
             for counts in self._counts:
                 counts[new.slot] = 0
             self.enter(new.slot, np.frombuffer(new.tokens, "<i4"))
         if not plan.blocks:
             return
-        slots: list[int] = []
+        slots = []
         columns: list[int] = []
         blocks: list[int] = []
         for change in plan.blocks:
@@ -204,7 +214,8 @@ class ResidentState:
             DECODE_INPUTS, **{name: place(name) for name in ROW_INPUTS}, history_lens=history_lens,
             draws=draws, batch=self.batch.address, history=self.history.address, tables=self.tables.address,
             history_width=self.history.shape[1], table_width=self.tables.shape[1],
-            batch_width=self._batch_width, num_groups=len(self._groups), groups=self._group_args(place),
+            batch_width=self._batch_width, adapter_column=self._adapter_column, num_groups=len(self._groups),
+            unused=0, groups=self._group_args(place),
         )  # fmt: skip
         return Launch(self._kernel("decode_inputs"), (rows, 1, 1), 128, [args], label=f"decode inputs {rows}")
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pegainfer.app.ranks import null_ranks
-from pegainfer.contract.adapter import AdapterInfo, AdapterRunner
+from pegainfer.contract.adapter import AdapterInfo, AdapterLoad, AdapterRunner
+from pegainfer.contract.errors import ModelFileError
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens, unpack_tokens
 from pegainfer.contract.step import KVSpec, PageGroup, PendingStep, StateGroup, StepPlan, StepResult
@@ -121,9 +122,13 @@ class Driver:
         tick: float = 1.0,
         check: bool = True,
         ranks: tuple[int, int] = (1, 1),
+        adapter_steps: int = 3,
+        failed_loads: float = 0.0,
     ) -> None:
         """
         Args:
+            adapter_steps: a load of an adapter ends after one to so many schedules.
+            failed_loads: share of them that fail.
             ranks: tensor-parallel and data-parallel; `null` is the config of each.
             tick: seconds that each `schedule` takes.
             check: all containers after each operation; too slow for large pools.
@@ -143,6 +148,11 @@ class Driver:
         self.answers: dict[tuple[str, int], Answer] = {}
         self.counts: Counter[str] = Counter()
         self.adapters: dict[str, AdapterInfo] = {}
+        self._adapter_steps = adapter_steps
+        self._failed_loads = failed_loads
+        self._rng = random.Random(seed)
+        self._adapter_loads: list[tuple[int, AdapterLoad]] = []  # with the schedules until their end
+        self._installed: set[int] = set()
         self._digests: dict[str, bytes] = {}  # of the adapter of each request that names one
         self._loads: set[int] = set()  # transfers to the device
         self._wasted: Counter[int] = Counter()  # rows committed after the finish, by sequence number
@@ -169,25 +179,45 @@ class Driver:
         self._check_integrity()
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Raises RequestError where no index is free or the name is taken."""
-        runner = self.runner
-        assert isinstance(runner, AdapterRunner)
-        info, adapter = runner.read_adapter(name, path)
-        self._remove_adapters()
-        runner.install_adapter(self.scheduler.add_adapter(info), adapter)
+        """Raises RequestError where the name is taken."""
+        assert isinstance(self.runner, AdapterRunner)
+        info, _ = self.runner.read_adapter(name, path)
+        self.scheduler.add_adapter(info)
         self.adapters[name] = info
         self.counts["adapters loaded"] += 1
+        self._check_integrity()
 
     def unload_adapter(self, name: str) -> None:
         self.scheduler.drop_adapter(name)
         del self.adapters[name]
-        self._remove_adapters()
+        self._serve_adapters()
 
-    def _remove_adapters(self) -> None:
-        for index in self.scheduler.take_free_adapters():
-            assert isinstance(self.runner, AdapterRunner)
-            self.runner.remove_adapter(index)
-            self.counts["adapters removed"] += 1
+    def _serve_adapters(self) -> None:
+        """Ends loads that are due, and starts others."""
+        self.counts["adapters removed"] += len(self.scheduler.take_unloaded_adapters())
+        due = [load for left, load in self._adapter_loads if left <= 1]
+        self._adapter_loads = [(left - 1, load) for left, load in self._adapter_loads if left > 1]
+        for load in due:
+            self._end_adapter_load(load)
+        for load in self.scheduler.take_adapter_loads():
+            self._adapter_loads.append((self._rng.randint(1, self._adapter_steps), load))
+        self._check_integrity()
+
+    def _end_adapter_load(self, load: AdapterLoad) -> None:
+        runner, index = self.runner, load.index
+        assert isinstance(runner, AdapterRunner)
+        if index in self._installed:
+            self._installed.remove(index)
+            runner.remove_adapter(index)
+        error = None
+        if self._rng.random() < self._failed_loads:
+            error = ModelFileError("the files are gone")
+            self.counts["adapter loads that failed"] += 1
+        else:
+            runner.install_adapter(index, runner.read_adapter(load.info.name, load.info.path)[1])
+            self._installed.add(index)
+            self.counts["adapter loads"] += 1
+        self._take(self.scheduler.end_adapter_load(index, error, self.now))
 
     def reset_prefix_cache(self) -> None:
         """No pool of any tier and rank finds anything afterwards."""
@@ -210,6 +240,7 @@ class Driver:
             self.plans.append(plan)
             self.pending.append((plan, self.runner.sample(self.runner.forward(plan))))
             self._count_plan(plan)
+        self._serve_adapters()
         if not full:
             self._check_progress(plan)
         self._check_integrity()
@@ -244,7 +275,6 @@ class Driver:
         self.counts["transfers that failed"] += len(result.failed)
         self.counts["loads that failed"] += len(self._loads & result.failed.keys())
         self._take(self.scheduler.commit(plan, result, self.now))
-        self._remove_adapters()
         self._check_integrity()
         return result
 
@@ -257,7 +287,8 @@ class Driver:
         """Until all is answered and committed."""
         for _ in range(limit):
             if not self.scheduler.has_work():
-                self._remove_adapters()
+                for _ in range(3 * self._adapter_steps):  # loads that nobody waits for
+                    self._serve_adapters()
                 return
             self.step()
         raise AssertionError(f"still at work after {limit} steps")
@@ -365,6 +396,9 @@ class Driver:
         assert not residents.loading and not residents.transfers_in_flight
         assert self.counts["adapters loaded"] - self.counts["adapters removed"] == len(self.adapters)
         assert all(sorted(home.free_slots) == list(home.slots) for home in residents.homes)
+        adapters = residents.adapters
+        assert not (adapters.is_loading or adapters._unloaded)
+        assert all(a is None or a.live == a.holds == 0 for a in adapters._slots)
         stats = self.scheduler.stats()
         assert stats.running == stats.waiting == stats.in_flight == 0
         assert sum(stats.finished.values()) == len(self.answers)

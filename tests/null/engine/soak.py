@@ -65,7 +65,7 @@ def random_device(r: random.Random, seed: int) -> NullConfig:
         tiers=random_tiers(r, blocks) if r.random() < 0.5 else (),
         transfer_steps=r.choice([1, 3, 9]),
         failed_transfers=r.choice([0.0, 0.0, 0.2]),
-        max_adapters=r.choice([0, 0, 1, 2]),
+        max_adapters=r.choice([0, 0, 1, 3]),
     )
 
 
@@ -133,7 +133,7 @@ def change_adapters(r: random.Random, driver: Driver, files: list[Path]) -> None
         driver.unload_adapter(r.choice(sorted(driver.adapters)))
         return
     try:
-        driver.load_adapter(r.choice("ab"), str(r.choice(files)))
+        driver.load_adapter(r.choice("abcd"), str(r.choice(files)))
     except RequestError:
         driver.counts["adapters refused"] += 1
 
@@ -143,7 +143,13 @@ def run_seed(seed: int, files: list[Path]) -> Counter[str]:
     r = random.Random(seed)
     config = random_config(r)
     ranks = random_ranks(r, config)
-    driver = Driver(random_device(r, seed), config, ranks=ranks)
+    driver = Driver(
+        random_device(r, seed),
+        config,
+        ranks=ranks,
+        adapter_steps=(1, 3, 12)[seed % 3],
+        failed_loads=(0.0, 0.2)[seed % 2],
+    )
     base = [r.randrange(20) for _ in range(MAX_LEN)]
     refused = 0
     for i in range(r.randint(4, 24)):

@@ -44,6 +44,7 @@ def test_the_scenarios_reach_every_corner() -> None:
         "loads that failed",
         "requests with adapters",
         "adapters removed",
+        "adapter loads that failed",
         "cache resets",
         "steps of several data ranks",
         "mixed steps",

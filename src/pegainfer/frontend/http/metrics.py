@@ -61,6 +61,7 @@ _COUNTERS: dict[str, tuple[str, str]] = {
         "step_slower_than_price",
         f"Steps that took {SLOW_RATIO} times the price that earlier steps had set, or more.",
     ),
+    "adapter_loads": ("lora_loads", "LoRA adapters that were brought into a slot of the device."),
     "preemptions": ("num_preemptions", "Sequences that lost their blocks to another."),
 }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Values of the padding rows and tokens of a graph: no slot, place, state, mask or logprobs; 0 for all other
-# inputs.
+# Values of the padding rows and tokens of a graph: no slot, place, state, adapter, mask or logprobs; 0 for
+# all other inputs.
 # Inputs of a KV group are named <group>.<name>.
 PADDING: dict[str, int] = dict.fromkeys(
-    ("slots", "places", "state_ids", "state_saves", "mask_rows", "top_lens"), -1
+    ("slots", "places", "state_ids", "state_saves", "adapters", "logit_adapters", "mask_rows", "top_lens"), -1
 )
 
 

@@ -22,6 +22,7 @@ SHAPES: tuple[tuple[int, int, int, int, Flavour], ...] = (
     (40, 5, 16, 96, normal),
     (9, 2, 128, 576, normal),
     (130, 4, 3, 17, normal),
+    (301, 4, 10, 80, normal),
     (5, 2, 8, 300, huge),
     (5, 3, 8, 48, tiny),
     (4, 2, 8, 40, zeros),
@@ -35,6 +36,8 @@ def _rows(rng: np.random.Generator, tokens: int, adapters: int, rank: int) -> Ar
     ranks = rng.integers(0, rank + 1, adapters)
     ranks[-1] = rank + 3 if adapters > 2 else rank
     chosen = rng.integers(NO_ADAPTER, adapters, tokens)
+    if tokens > 256:
+        chosen.sort()  # long prompts: neighbours have the same adapter
     chosen[:1] = adapters - 1
     return {"adapters": i32(chosen), "ranks": i32(ranks)}
 

@@ -555,6 +555,8 @@ DECODE_INPUTS = Layout(
     int* query_lens
     int* context_lens
     int* logit_rows
+    int* adapters  // of each row; null: the program has none
+    int* logit_adapters  // of each logit row; null likewise
     int* history_lens  // of the sampler, one higher after every step of the same batch
     int* draws  // likewise
     int* batch  // count; then of each row slot, position, logit row, one save a state group
@@ -563,7 +565,9 @@ DECODE_INPUTS = Layout(
     int history_width
     int table_width
     int batch_width
+    int adapter_column  // of `tables`: each slot's adapter
     int num_groups
+    int unused  // pads to a multiple of a pointer
     Group groups[{MAX_GROUPS}]
     """,
     (GROUP,),

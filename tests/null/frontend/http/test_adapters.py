@@ -125,7 +125,7 @@ def test_names_and_fields_that_cannot_be_taken(tmp_path: Path) -> None:
         ({"lora_name": "", "lora_path": "a"}, "lora_name"),
         ({"lora_name": "x" * 257, "lora_path": "a"}, "lora_name"),
         ({"lora_name": "x"}, "lora_path"),
-        ({"lora_name": "x", "lora_path": "a", "load_inplace": True}, "unload the adapter first"),
+        ({"lora_name": "x", "lora_path": "a", "load_inplace": 1}, "load_inplace"),
     ):
         status, message = refused(tmp_path, body)
         assert status == 400 and said in message
@@ -157,7 +157,7 @@ def test_a_server_without_an_admin_key_changes_nothing(path: str, tmp_path: Path
 
 def test_what_the_engine_finds_wrong_is_the_callers_fault(tmp_path: Path) -> None:
     class Refusing(FakeEngine):
-        def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
+        def load_adapter(self, name: str, path: str, done: DoneSink, inplace: bool = False) -> None:
             done(ModelFileError("the adapter has no tensor x", where=path))
 
     made = Refusing(info=msgspec.structs.replace(INFO, max_adapters=1))

@@ -542,6 +542,8 @@ struct DecodeInputs {
     int* query_lens;
     int* context_lens;
     int* logit_rows;
+    int* adapters;  // of each row; null: the program has none
+    int* logit_adapters;  // of each logit row; null likewise
     int* history_lens;  // of the sampler, one higher after every step of the same batch
     int* draws;  // likewise
     int* batch;  // count; then of each row slot, position, logit row, one save a state group
@@ -550,10 +552,12 @@ struct DecodeInputs {
     int history_width;
     int table_width;
     int batch_width;
+    int adapter_column;  // of `tables`: each slot's adapter
     int num_groups;
+    int unused;  // pads to a multiple of a pointer
     Group groups[8];
 };
-static_assert(sizeof(DecodeInputs) == 360);
+static_assert(sizeof(DecodeInputs) == 384);
 
 // Where the inputs of a step that is no decode step come from.
 struct GatherInputs {

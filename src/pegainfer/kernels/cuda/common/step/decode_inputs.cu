@@ -32,6 +32,12 @@ extern "C" __global__ void __launch_bounds__(128) decode_inputs(const __grid_con
     const int token = valid ? a.history[static_cast<int64_t>(slot) * a.history_width + position] : 0;
     const int logit_row = valid ? mine[2] : 0;
     const int history_len = a.history_lens[row], draws = a.draws[row];
+    int adapter = -1, logit_adapter = -1;
+    if (a.adapters && valid) {
+        const int logit_slot = a.batch[1 + a.batch_width * logit_row];
+        adapter = tables[a.adapter_column];
+        logit_adapter = a.tables[static_cast<int64_t>(logit_slot) * a.table_width + a.adapter_column];
+    }
     int* save = mine + 3;
     for (int g = 0; g < a.num_groups; ++g) {
         const Group& group = a.groups[g];
@@ -51,6 +57,8 @@ extern "C" __global__ void __launch_bounds__(128) decode_inputs(const __grid_con
     store(a.query_lens, row, valid);
     store(a.context_lens, row, valid ? position + 1 : 0);
     store(a.logit_rows, row, logit_row);
+    store(a.adapters, row, adapter);
+    store(a.logit_adapters, row, logit_adapter);
     a.history_lens[row] = history_len + valid;
     a.draws[row] = draws + valid;
     if (valid) mine[1] = position + 1;
