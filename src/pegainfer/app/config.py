@@ -69,6 +69,21 @@ class EngineConfig:
             "--max-num-seqs sequences, that keeps snapshots of states for prefix reuse; pages get the rest."
         },
     )
+    kv_offload: int = field(
+        default=0,
+        metadata={
+            "help": "Host memory for KV blocks that leave the KV cache, as 16GiB: a later prompt with the "
+            "same prefix loads them instead of computing them again; 0: none.",
+            "parse": "bytes",
+        },
+    )
+    kv_offload_disk: str = field(
+        default="",
+        metadata={
+            "help": "Folder and size of a disk tier for KV blocks, as /var/cache/kv:200GiB. It outlives the "
+            "server. One engine a folder."
+        },
+    )
     tensor_parallel_size: int = field(
         default=1,
         metadata={
@@ -145,6 +160,8 @@ class EngineConfig:
             )
         if not 0.0 <= self.snapshot_share < 1.0:
             raise ConfigError("bad snapshot_share", expected="0 ≤ share < 1", got=self.snapshot_share)
+        if type(self.kv_offload) is not int or self.kv_offload < 0:
+            raise ConfigError("bad kv_offload", expected="bytes, 0 or more", got=repr(self.kv_offload))
         if self.device_ordinal < 0:
             raise ConfigError("bad device_ordinal", expected="0 or more", got=self.device_ordinal)
 
@@ -172,6 +189,11 @@ class EngineConfig:
             raise ConfigError(
                 "adapters are not shared out to ranks so far", expected="one rank or no adapters",
                 where="enable_lora",
+            )  # fmt: skip
+        if cuda and (self.kv_offload or self.kv_offload_disk):
+            raise ConfigError(
+                "the GPU has no KV tiers yet", expected="cpu or reference", got="cuda",
+                where="kv_offload" if self.kv_offload else "kv_offload_disk",
             )  # fmt: skip
         if cuda and self.kv_dtype not in ("auto", "bf16"):
             raise ConfigError(

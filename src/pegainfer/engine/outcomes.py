@@ -79,7 +79,9 @@ class Outcomes:
                 seq.left_kv = None
         self._residents.retire(plan.step)
         if result.landed or result.failed:
-            self._residents.end_transfers(result.landed, result.failed)
+            tiering = self._residents.tiering
+            tiering.now = now
+            tiering.end_transfers(result.landed, result.failed, result.traffic)
         self.counters.generation_tokens += extended
         return events
 
@@ -171,7 +173,7 @@ class Outcomes:
         elif seq.status is Status.WAITING:
             self._residents.waiting.remove(seq)
         elif seq.status is Status.LOADING:
-            self._residents.loading.remove(seq)
+            self._residents.tiering.loading.remove(seq)
         family = self.live[seq.request.id]
         family.remove(seq)
         if seq.matcher is not None:

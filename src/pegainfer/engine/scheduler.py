@@ -65,9 +65,9 @@ class Scheduler:
         """
         self.info = info
         self.config = config or SchedulerConfig()
-        self._residents = Residents(info, self.config)
-        self._tenants = self._residents.tenants
         self._cost = StepCost()
+        self._residents = Residents(info, self.config, self._cost)
+        self._tenants = self._residents.tenants
         target = self.config.target_itl_ms
         self._planner = Planner(self._residents, info, self._cost, target / 1e3 if target else None)
         self._outcomes = Outcomes(self._residents)
@@ -101,6 +101,7 @@ class Scheduler:
         parent = family[0]
         waiting = self._residents.waiting
         waiting.add(parent)
+        self._residents.tiering.queue(parent)
         if parent.num_prompt == 1 or parent.limit == parent.num_prompt:  # nothing to share before the fork
             for child in family[1:]:
                 waiting.add(child)
@@ -132,7 +133,7 @@ class Scheduler:
             home.kv.reset_prefix_cache()
 
     def has_work(self) -> bool:
-        return bool(self._live or self._flight or self._residents.transfers_in_flight)
+        return bool(self._live or self._flight or self._residents.tiering.has_work)
 
     # A step
 
@@ -141,9 +142,9 @@ class Scheduler:
         events: list[TokenEvent] = []
         self._early_ends.apply(now, events)
         residents = self._residents
-        if len(self._flight) >= self.config.pipeline_depth or not (
-            self._live or residents.transfers_in_flight
-        ):
+        tiering = residents.tiering
+        tiering.now = now
+        if len(self._flight) >= self.config.pipeline_depth or not (self._live or tiering.has_work):
             return None, events
         info, batches = self.info, []
         for home in residents.homes:
@@ -152,12 +153,13 @@ class Scheduler:
             )
         self._planner.fill(batches)
         if info.tiers:
-            residents.spill(batches)
+            tiering.start_saves(batches)
         batch = batches[0] if len(batches) == 1 else merged(batches)
-        if not (batch.decodes or batch.prefills or batch.transfers):
+        batch.reset_tiers = tiering.take_reset()
+        if not (batch.decodes or batch.prefills or batch.transfers or batch.reset_tiers):
             if self._flight:
                 return None, events
-            if not residents.transfers_in_flight:
+            if not tiering.in_flight:
                 raise InvariantError("no sequence can make progress and nothing is in flight")
         self._step = batch.step
         plan, seqs = batch.build(residents.frees, self._repeats(batch))
@@ -252,7 +254,8 @@ class Scheduler:
         return EngineStats(
             running=running,
             waiting=sum(len(family) for family in self._live.values()) - running,
-            loading=len(residents.loading),
+            loading=len(residents.tiering.loading),
+            tiers=residents.tiering.stats(),
             free_blocks=sum(pool.available for pool in pools),
             total_blocks=sum(pool.num_blocks for pool in pools),
             steps=c.steps,
@@ -281,7 +284,7 @@ class Scheduler:
         self._residents.check_integrity()
         residents = self._residents
         running = [home.running.items for home in residents.homes]
-        queues: tuple[list[Sequence], ...] = (*running, residents.waiting.items, residents.loading)
+        queues: tuple[list[Sequence], ...] = (*running, residents.waiting.items, residents.tiering.loading)
         queued = {id(seq) for queue in queues for seq in queue}
         held = {id(child) for queue in queues for s in queue for child in s.children}
         live = {id(seq) for family in self._live.values() for seq in family}

@@ -81,9 +81,25 @@ class BlockPool:
             found.append(block)
         return found
 
+    def key(self, block: int) -> bytes | None:
+        """The key that finds a used or cached block; None without one."""
+        return self._keys[block]
+
     def cached_key(self, block: int) -> bytes | None:
         """The key of a cached block; None for a block in another state."""
         return self._keys[block] if block in self._cached else None
+
+    def adopt(self, stored: Iterable[tuple[int, bytes]]) -> None:
+        """Caches what free blocks hold since an earlier run: (block, key), the first to be evicted first.
+
+        Blocks that the pool does not have are passed over.
+        """
+        for block, key in stored:
+            if block < self.num_blocks:
+                self._keys[block] = key
+                self._index[key] = block
+                self._cached[block] = None
+        self._free = [block for block in self._free if block not in self._cached]
 
     def num_idle(self, blocks: Iterable[int]) -> int:
         """How many of these cached or used blocks nobody holds."""

@@ -53,6 +53,8 @@ class CudaRunner:
         """`max_logprobs`: most alternatives a token, as the programs were recorded with."""
         if info.max_adapters:
             raise UnsupportedError("the GPU serves no adapters yet", remedy="leave out --enable-lora")
+        if info.tiers:
+            raise UnsupportedError("the GPU has no KV tiers yet", remedy="leave out --kv-offload")
         self._info = info
         self._parts = parts
         self._stream = parts.stream

@@ -22,14 +22,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
-from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
+from pegainfer.contract.step import PageGroup, RunnerInfo, StepPlan, StepResult
+from pegainfer.contract.tiers import TRANSFER_WAIT_SECONDS
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.kv.device.pool import HostPools
+from pegainfer.kv.device.store import BlockStore
+from pegainfer.kv.device.transfers import HostTransfers
 from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.program import Program
 from pegainfer.ops.tensor import Kind
@@ -105,6 +109,7 @@ class HostRunner:
         self._sampler_calls = SamplerCalls(slots)
         self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
         self._pools = Pools()
+        self._transfers: HostTransfers | None = None
         self._worker = Worker("runner")
 
     @classmethod
@@ -140,6 +145,12 @@ class HostRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    def use_tiers(self, stores: Sequence[BlockStore]) -> None:
+        """Takes over the stores of `info.tiers`. Once, before the first step."""
+        nbytes = [g.bytes_per_block if isinstance(g, PageGroup) else g.bytes_per_state
+                  for g in self._info.kv.groups]  # fmt: skip
+        self._transfers = HostTransfers(self._kv, self._info.tiers, stores, nbytes)
+
     def forward(self, plan: StepPlan) -> Task[_Step]:
         return self._worker.submit(partial(self._forward, plan))
 
@@ -165,6 +176,8 @@ class HostRunner:
     def close(self) -> None:
         """Returns when every queued step has ended."""
         self._worker.close()
+        if self._transfers is not None:
+            self._transfers.close()
         self._backend.close()
 
     # What follows runs on the worker's thread.
@@ -173,6 +186,7 @@ class HostRunner:
         started = time.perf_counter()
         self._slots.apply(plan)
         self._kv.copy(plan.copies)
+        self._start_transfers(plan)
         rows = self._staging.rows(plan)
         inputs = self._staging.inputs(rows)
         staged = time.perf_counter()
@@ -188,7 +202,22 @@ class HostRunner:
         pooled = self._pooled(step) if self._slots.sampling.pooled else None
         drawn = self._draw(step, masks) if len(step.rows.sampling) else None
         seconds = step.seconds + time.perf_counter() - started
-        return step_result(step.plan, step.rows, drawn, prompt_logprobs, seconds, step.stage_seconds, pooled)
+        result = step_result(
+            step.plan, step.rows, drawn, prompt_logprobs, seconds, step.stage_seconds, pooled
+        )
+        if self._transfers is None:
+            return result
+        ended = self._transfers.collect(TRANSFER_WAIT_SECONDS if step.plan.wait_transfers else 0.0)
+        return msgspec.structs.replace(result, **ended._asdict()) if ended.landed or ended.failed else result
+
+    def _start_transfers(self, plan: StepPlan) -> None:
+        """The steps before have ended, so what the plan's transfers read is complete."""
+        if self._transfers is not None:
+            if plan.reset_tiers:
+                self._transfers.reset()
+            self._transfers.start(plan.transfers)
+        elif plan.transfers:
+            raise InvariantError(f"step {plan.step} has transfers, but the runner has no tiers")
 
     def _draw(self, step: _Step, masks: dict[int, bytes]) -> Mapping[str, Array]:
         """Runs the sampler for the sampling rows; what was drawn is in the history and known."""
