@@ -157,7 +157,7 @@ class Scheduler:
         batch = batches[0] if len(batches) == 1 else merged(batches)
         batch.reset_tiers = tiering.take_reset()
         if not (batch.decodes or batch.prefills or batch.transfers or batch.reset_tiers):
-            if self._flight:
+            if self._flight or not (self._live or tiering.in_flight):
                 return None, events
             if not tiering.in_flight:
                 raise InvariantError("no sequence can make progress and nothing is in flight")
@@ -248,9 +248,8 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """A snapshot; what only the loop knows (host seconds) is left to it."""
-        residents, c = self._residents, self._counters
+        residents, c, running = self._residents, self._counters, self._residents.num_running
         pools = [home.kv.pools[0] for home in residents.homes]
-        running = residents.num_running
         return EngineStats(
             running=running,
             waiting=sum(len(family) for family in self._live.values()) - running,

@@ -151,7 +151,7 @@ class Tiering:
     @property
     def has_work(self) -> bool:
         """Whether plans are needed even where no sequence is live."""
-        return bool(self.in_flight or any([tiers.must_reset for _, tiers in self._ranks]))
+        return bool(self.in_flight or any([t.must_reset or t.saver.has_wanted for _, t in self._ranks]))
 
     def take_reset(self) -> bool:
         """Whether the next plan has to reset the runner's tiers; once."""

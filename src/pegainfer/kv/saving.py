@@ -27,6 +27,11 @@ class Saver:
             for pool in levels.pools[:-1]:
                 pool.fresh = OrderedDict()
 
+    @property
+    def has_wanted(self) -> bool:
+        """Whether blocks are to be saved that `spill` has not looked at yet, or had no room for."""
+        return bool(self._wanted)
+
     def reset(self) -> None:
         """Nothing is wanted any more."""
         self._wanted.clear()

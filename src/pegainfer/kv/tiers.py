@@ -119,6 +119,8 @@ class Tiers:
                 levels.pools[number].acquire(block)
                 if number == DEVICE:
                     load.held.append((levels.pools[DEVICE], block))
+                else:
+                    levels.pools[number].note_use(block)
         for g, levels in enumerate(self._levels):
             for i, place in enumerate(found.blocks[g]):
                 if place == NO_BLOCK or place < levels.pools[DEVICE].num_blocks:
