@@ -14,7 +14,7 @@ from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.load import make_backend, open_model
 from pegainfer.app.registry import Model
-from pegainfer.app.tiers import OpenTiers, open_tiers, with_tiers
+from pegainfer.app.tiers import tiers_of_rank, with_tiers
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.step import PageGroup, Runner, RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig
@@ -70,16 +70,8 @@ def build_engine(
     with open_model(path, config.load_format, at) as (model, architecture):
         groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
-        tiers = open_tiers(config, groups, path, at) if scheduler.prefix_cache else OpenTiers()
-        info = with_tiers(info, tiers)
         read = time.perf_counter()
-        try:
-            runner, device, phases = _build_runner(
-                model, path, groups, info, config, scheduler, profiler, tiers
-            )
-        except BaseException:
-            tiers.close()
-            raise
+        runner, device, phases = _build_runner(model, path, groups, info, config, scheduler, profiler)
     seconds = {"read": read - started, **phases}
     told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
     return Engine(runner, told, model.make_policy)
@@ -121,13 +113,12 @@ def _build_runner(
     config: EngineConfig,
     scheduler: SchedulerConfig,
     profiler: Profiler | None,
-    tiers: OpenTiers,
 ) -> tuple[Runner, str, dict[str, float]]:
     """The runner, how its device is described, and seconds by phase."""
     if config.backend == "cuda":
         from pegainfer.app.gpu import build_runner
 
-        built = build_runner(model, groups, info, config, scheduler)
+        built = build_runner(model, path, groups, info, config, scheduler)
         return built.runner, built.device, built.seconds
     started = time.perf_counter()
     device = ""
@@ -138,8 +129,11 @@ def _build_runner(
         backend, device = make_backend(tensors, config, timing=profiler is not None, memory=memory)
         backend = backend if profiler is None else profiler.around(backend)
         formats, max_logprobs = step_formats(config), scheduler.max_logprobs
-        runner = model.build(info, groups, backend, steps=formats, max_logprobs=max_logprobs)
-        tiers.give_to(runner)
+        at = TensorRank(0, config.tensor_parallel_size)
+        with tiers_of_rank(config, scheduler, groups, path, at) as tiers:
+            bounds = with_tiers(info, tiers)
+            runner = model.build(bounds, groups, backend, steps=formats, max_logprobs=max_logprobs)
+            tiers.give_to(runner)
         return runner
 
     if config.tensor_parallel_size == 1:

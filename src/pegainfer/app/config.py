@@ -190,11 +190,6 @@ class EngineConfig:
                 "adapters are not shared out to ranks so far", expected="one rank or no adapters",
                 where="enable_lora",
             )  # fmt: skip
-        if cuda and (self.kv_offload or self.kv_offload_disk):
-            raise ConfigError(
-                "the GPU has no KV tiers yet", expected="cpu or reference", got="cuda",
-                where="kv_offload" if self.kv_offload else "kv_offload_disk",
-            )  # fmt: skip
         if cuda and self.kv_dtype not in ("auto", "bf16"):
             raise ConfigError(
                 "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,

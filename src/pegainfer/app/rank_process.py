@@ -46,22 +46,24 @@ def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
     """Loads a rank's part of the model. Raises ConfigError, ModelFileError, OpError, UnsupportedError."""
     from pegainfer.app.bounds import model_groups, runner_bounds, step_formats
     from pegainfer.app.load import make_backend, open_model
-    from pegainfer.app.tiers import OpenTiers, open_tiers, with_tiers
+    from pegainfer.app.tiers import tiers_of_rank, with_tiers
     from pegainfer.ops.ranks import TensorRank
 
     config, scheduler = order.engine, order.scheduler
     path, at = Path(order.path), TensorRank(order.rank, order.ranks)
     with open_model(path, config.load_format, at) as (model, _):
         groups = model_groups(model, config)
-        tiers = open_tiers(config, groups, path, at) if scheduler.prefix_cache else OpenTiers()
-        info = with_tiers(
-            runner_bounds(model, order.slots, order.length, order.num_blocks, config, scheduler), tiers
-        )
+        info = runner_bounds(model, order.slots, order.length, order.num_blocks, config, scheduler)
         backend, _ = make_backend(model.tensors(order.length), config, memory=memory)
-        runner = model.build(
-            info, groups, backend, steps=step_formats(config), max_logprobs=scheduler.max_logprobs
-        )
-        tiers.give_to(runner)
+        with tiers_of_rank(config, scheduler, groups, path, at) as tiers:
+            runner = model.build(
+                with_tiers(info, tiers),
+                groups,
+                backend,
+                steps=step_formats(config),
+                max_logprobs=scheduler.max_logprobs,
+            )
+            tiers.give_to(runner)
         return runner
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
@@ -14,14 +16,24 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.contract.errors import ConfigError, UnsupportedError
 from pegainfer.contract.step import Runner, RunnerInfo
 from pegainfer.contract.tiers import Tier
+from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.device.disk import DiskStore, record_bytes
 from pegainfer.kv.device.layout import GroupLayout, PageLayout, block_bytes
-from pegainfer.kv.device.store import BlockStore, HostStore
+from pegainfer.kv.device.store import BlockStore, HostStore, reserve
 from pegainfer.ops.ranks import TensorRank
-from pegainfer.runner.host import HostRunner
+
+if TYPE_CHECKING:
+    from pegainfer.kv.device.cuda_copies import PinnedMemory
 
 SAMPLES = 64  # places of each weights file that the digest reads
 SAMPLE_BYTES = 4096
+
+
+@runtime_checkable
+class TieredRunner(Protocol):
+    """A runner that can have tiers; see HostRunner."""
+
+    def use_tiers(self, stores: Sequence[BlockStore], free: Callable[[], None] | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -30,17 +42,20 @@ class OpenTiers:
 
     tiers: tuple[Tier, ...] = ()
     stores: tuple[BlockStore, ...] = ()
+    free: Callable[[], None] | None = None  # gives their memory back, once they are closed
 
     def give_to(self, runner: Runner) -> None:
         """The runner, whose bounds have the tiers, takes over the stores. Raises UnsupportedError."""
         if self.stores:
-            if not isinstance(runner, HostRunner):
+            if not isinstance(runner, TieredRunner):
                 raise UnsupportedError("this device has no KV tiers yet", got=type(runner).__name__)
-            runner.use_tiers(self.stores)
+            runner.use_tiers(self.stores, self.free)
 
     def close(self) -> None:
         for store in self.stores:
             store.close()
+        if self.free is not None:
+            self.free()
 
 
 def tier_blocks(groups: Sequence[GroupLayout], memory: int, snapshot_share: float, pad: int = 0) -> list[int]:
@@ -62,10 +77,17 @@ def tier_blocks(groups: Sequence[GroupLayout], memory: int, snapshot_share: floa
     ]
 
 
-def open_tiers(config: EngineConfig, groups: Sequence[GroupLayout], path: Path, at: TensorRank) -> OpenTiers:
+def open_tiers(
+    config: EngineConfig,
+    groups: Sequence[GroupLayout],
+    path: Path,
+    at: TensorRank,
+    pinned: PinnedMemory | None = None,
+) -> OpenTiers:
     """The tiers of one rank, the fastest first. Raises ConfigError.
 
     Args:
+        pinned: makes memory that the device copies from and to.
         groups: of the rank.
         path: of the model's file or folder.
     """
@@ -76,16 +98,37 @@ def open_tiers(config: EngineConfig, groups: Sequence[GroupLayout], path: Path, 
         blocks = tier_blocks(groups, config.kv_offload // at.ranks, config.snapshot_share)
         _check(blocks, config.kv_offload, "kv_offload")
         tiers.append(Tier(kind="host", num_blocks=tuple(blocks)))
-        stores.append(HostStore(nbytes, blocks))
+        stores.append(HostStore(nbytes, blocks, pinned))
     if config.kv_offload_disk:
         folder, size = parse_disk(config.kv_offload_disk)
         blocks = tier_blocks(groups, size // at.ranks, config.snapshot_share, pad=1)
         _check(blocks, size, "kv_offload_disk")
         folder = folder / f"rank{at.rank}" if at.ranks > 1 else folder
-        store = DiskStore(folder, content_digest(config, groups, path, at), nbytes, blocks)
+        store = DiskStore(folder, content_digest(config, groups, path, at), nbytes, blocks, pinned or reserve)
         tiers.append(Tier(kind="disk", num_blocks=tuple(blocks), stored=store.stored()))
         stores.append(store)
-    return OpenTiers(tuple(tiers), tuple(stores))
+    return OpenTiers(tuple(tiers), tuple(stores), pinned.close if pinned is not None else None)
+
+
+@contextlib.contextmanager
+def tiers_of_rank(
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+    groups: Sequence[GroupLayout],
+    path: Path,
+    at: TensorRank,
+    pinned: PinnedMemory | None = None,
+) -> Iterator[OpenTiers]:
+    """Opens the tiers for the runner that the context makes; closes them where that fails.
+
+    There are none without a prefix cache. Raises ConfigError.
+    """
+    tiers = open_tiers(config, groups, path, at, pinned) if scheduler.prefix_cache else OpenTiers()
+    try:
+        yield tiers
+    except BaseException:
+        tiers.close()
+        raise
 
 
 def parse_disk(text: str) -> tuple[Path, int]:

@@ -10,6 +10,7 @@ from pegainfer.cli import (
     bench_ops,
     bench_serve,
     bench_startup,
+    bench_tiers,
     chat,
     doctor,
     generate,
@@ -63,6 +64,7 @@ def build_app() -> typer.Typer:
         ("engine", bench_engine.engine, "Prefill and decode alone, in tokens a second."),
         ("ops", bench_ops.ops, "Each op alone, beside its floor."),
         ("startup", bench_startup.startup, "Time until ready, and memory."),
+        ("tiers", bench_tiers.tiers, "The first token by where a prefix lies."),
     ):
         bench.command(name, cls=ModelCommand, short_help=about)(expand(measure))
     bench.command("serve", short_help="An OpenAI-compatible server under load.")(expand(bench_serve.serve))

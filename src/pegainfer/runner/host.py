@@ -17,23 +17,22 @@ and `runner/sampling.py` with this one; none of them runs a program or waits.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
-from pegainfer.contract.step import PageGroup, RunnerInfo, StepPlan, StepResult
-from pegainfer.contract.tiers import TRANSFER_WAIT_SECONDS
+from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.kv.device.pool import HostPools
 from pegainfer.kv.device.store import BlockStore
-from pegainfer.kv.device.transfers import HostTransfers
+from pegainfer.kv.device.transfers import Transfers
+from pegainfer.kv.layout import group_bytes
 from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.program import Program
 from pegainfer.ops.tensor import Kind
@@ -109,7 +108,7 @@ class HostRunner:
         self._sampler_calls = SamplerCalls(slots)
         self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
         self._pools = Pools()
-        self._transfers: HostTransfers | None = None
+        self._transfers: Transfers | None = None
         self._worker = Worker("runner")
 
     @classmethod
@@ -145,11 +144,9 @@ class HostRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
-    def use_tiers(self, stores: Sequence[BlockStore]) -> None:
-        """Takes over the stores of `info.tiers`. Once, before the first step."""
-        nbytes = [g.bytes_per_block if isinstance(g, PageGroup) else g.bytes_per_state
-                  for g in self._info.kv.groups]  # fmt: skip
-        self._transfers = HostTransfers(self._kv, self._info.tiers, stores, nbytes)
+    def use_tiers(self, stores: Sequence[BlockStore], free: Callable[[], None] | None = None) -> None:
+        """Takes over the stores of `info.tiers`, before the first step. `free`: see Transfers."""
+        self._transfers = Transfers(self._kv, self._info.tiers, stores, group_bytes(self._info.kv), free)
 
     def forward(self, plan: StepPlan) -> Task[_Step]:
         return self._worker.submit(partial(self._forward, plan))
@@ -205,17 +202,12 @@ class HostRunner:
         result = step_result(
             step.plan, step.rows, drawn, prompt_logprobs, seconds, step.stage_seconds, pooled
         )
-        if self._transfers is None:
-            return result
-        ended = self._transfers.collect(TRANSFER_WAIT_SECONDS if step.plan.wait_transfers else 0.0)
-        return msgspec.structs.replace(result, **ended._asdict()) if ended.landed or ended.failed else result
+        return result if self._transfers is None else self._transfers.add_ended(step.plan, result)
 
     def _start_transfers(self, plan: StepPlan) -> None:
         """The steps before have ended, so what the plan's transfers read is complete."""
         if self._transfers is not None:
-            if plan.reset_tiers:
-                self._transfers.reset()
-            self._transfers.start(plan.transfers)
+            self._transfers.begin(plan)
         elif plan.transfers:
             raise InvariantError(f"step {plan.step} has transfers, but the runner has no tiers")
 

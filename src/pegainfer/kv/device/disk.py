@@ -29,7 +29,7 @@ import numpy as np
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.kv.device.disk_index import DiskIndex
-from pegainfer.kv.device.store import Bytes, StoreError, Use, reserve
+from pegainfer.kv.device.store import Allocate, Bytes, StoreError, Use, reserve
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +50,22 @@ def record_bytes(block_bytes: int) -> int:
 class DiskStore:
     """Implements BlockStore. One engine a folder: a lock keeps others out until `close`."""
 
+    buffered = True
+
     def __init__(
-        self, folder: Path, digest: bytes, block_bytes: Sequence[int], num_blocks: Sequence[int]
+        self,
+        folder: Path,
+        digest: bytes,
+        block_bytes: Sequence[int],
+        num_blocks: Sequence[int],
+        allocate: Allocate = reserve,
     ) -> None:
         """Opens a folder, or makes it.
 
         Args:
             digest: 32 bytes that say of which model, weights, formats and shard the blocks are.
             block_bytes, num_blocks: by KV group.
+            allocate: makes the buffers that records pass through, aligned to pages.
 
         Raises ConfigError where the folder cannot be used.
         """
@@ -74,7 +82,9 @@ class DiskStore:
                 _claim(folder, {"format": FORMAT, "digest": digest.hex(), "block_bytes": list(block_bytes)})
                 for g, (nbytes, count) in enumerate(zip(block_bytes, num_blocks, strict=True)):
                     self._indices.append(DiskIndex(folder / f"{g}.index", count, MODE))
-                    self._files.append(_Records(folder / f"{g}.blocks", record_bytes(nbytes), count))
+                    self._files.append(
+                        _Records(folder / f"{g}.blocks", record_bytes(nbytes), count, allocate)
+                    )
             except BaseException:
                 self.close()
                 raise
@@ -118,6 +128,12 @@ class DiskStore:
             use(content)
         self._indices[group].touch(block)
 
+    def forget(self, group: int, block: int) -> None:
+        self._indices[group].clear(block)
+
+    def stop_waiting(self) -> None:
+        """Nothing waits."""
+
     def reset(self) -> None:
         with self._lock:
             self._epoch += 1
@@ -141,10 +157,11 @@ class DiskStore:
 class _Records:
     """A file of records of equal size. Reads and writes pass by the page cache where the system allows it."""
 
-    def __init__(self, path: Path, nbytes: int, count: int) -> None:
+    def __init__(self, path: Path, nbytes: int, count: int, allocate: Allocate) -> None:
         """Raises OSError. Records beyond `count` are cut off."""
         self._path = path
         self._nbytes = nbytes
+        self._allocate = allocate
         self._spare: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
         self._fd = self._open(os.O_DIRECT)
         if os.fstat(self._fd).st_size > nbytes * count:
@@ -166,7 +183,7 @@ class _Records:
         try:
             record = self._spare.get_nowait()
         except queue.Empty:
-            record = reserve(self._nbytes, self._nbytes)[0]
+            record = self._allocate(self._nbytes)
         try:
             yield record
         finally:

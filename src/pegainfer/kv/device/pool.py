@@ -39,7 +39,7 @@ class HostPools:
             self._groups.append(list(arrays.values()))
 
     def gather(self, group: int, block: int, out: Bytes) -> None:
-        """See transfers.DevicePools."""
+        """See transfers.DeviceCopies."""
         at = 0
         for array in self._groups[group]:
             part = array[block].reshape(-1).view(np.uint8)
@@ -47,12 +47,15 @@ class HostPools:
             at += len(part)
 
     def scatter(self, group: int, block: int, data: Bytes) -> None:
-        """See transfers.DevicePools."""
+        """See transfers.DeviceCopies."""
         at = 0
         for array in self._groups[group]:
             part = array[block].reshape(-1).view(np.uint8)
             part[:] = data[at : at + len(part)]
             at += len(part)
+
+    def finish(self) -> None:
+        """Copies have ended when they return."""
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """Copies blocks in order; each source is read when its turn comes."""
