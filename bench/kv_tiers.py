@@ -1,6 +1,6 @@
-"""Conversations in a KV cache that is far too small, with and without tiers: hits, first tokens, equal tokens.
+"""Conversations in a KV cache that is far too small, with and without tiers: hits, first tokens, tokens.
 
-    python bench/kv_tiers.py [MODEL] [--chats 100] [--turns 10] [--pool 32MiB] [--host 512MiB] [--disk 2GiB]
+    python bench/kv_tiers.py [MODEL] [--chats 100] [--turns 10] [--pool 96MiB] [--host 2GiB] [--disk 8GiB]
 
 Each turn sends the whole conversation so far and some new tokens; the next chat is drawn at random, so that a
 chat's blocks have left the KV cache when its next turn comes. The same turns run without tiers, with a host

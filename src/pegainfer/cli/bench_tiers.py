@@ -69,7 +69,8 @@ def tiers(
     """Measure the first token after a cold prompt, a hit in the KV cache, and a restore from each tier.
 
     Each tier is measured alone below the KV cache, which other prompts fill in between. A small
-    --kv-cache-memory makes that quicker. Tiers that are not given hold 1 GiB, the disk's in a temporary folder.
+    --kv-cache-memory makes that quicker. A tier that is not given holds 1 GiB, the disk's in a temporary
+    folder.
     """
     from pegainfer.cli.machine import append_result, num_cores, provenance
 

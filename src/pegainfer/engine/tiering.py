@@ -75,12 +75,14 @@ class Tiering:
         load = tiers.load(seq, seq.hashes, seq.target, hit, spare, worth)
         if load is None:
             return False
-        self._started[id(load)] = self.now, taken
-        batch.transfers += load.transfers
+        joined = len(load.owners) > 1
+        if not joined:
+            self._started[id(load)] = self.now, taken
+            batch.transfers += load.transfers
         self._waiting.remove(seq)
         self.loading.append(seq)
         seq.status = Status.LOADING
-        seq.loaded = True
+        seq.loaded = not joined  # another one's load may bring less than there is
         return True
 
     def end_transfers(self, landed: Iterable[int], failed: Iterable[int], traffic: Iterable[Traffic]) -> None:
@@ -105,11 +107,11 @@ class Tiering:
         started, nbytes = self._started.pop(id(load))
         if not load.failed:
             self._restores.observe(nbytes, self.now - started)
-        seq: Sequence = load.owner
-        if seq.status is Status.LOADING:  # otherwise it has ended meanwhile
-            self.loading.remove(seq)
-            seq.status = Status.WAITING
-            self._waiting.add(seq)
+        for seq in load.owners:
+            if seq.status is Status.LOADING:  # otherwise it has ended meanwhile
+                self.loading.remove(seq)
+                seq.status = Status.WAITING
+                self._waiting.add(seq)
 
     def save_hit(self, home: DataRankState, hit: PrefixHit) -> None:
         """A prefix is used a second time: it will be a third time."""

@@ -15,9 +15,12 @@ from pegainfer.kv.levels import Levels
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Transfers that bring one sequence's prefix to the device. It holds blocks until the last has ended."""
+    """Transfers that bring a prefix to the device, for one sequence or several.
 
-    owner: Any  # the sequence, which may have ended meanwhile
+    It holds blocks until the last has ended.
+    """
+
+    owners: list[Any]  # the sequences that wait for it; they may have ended meanwhile
     transfers: list[Transfer] = field(default_factory=list)
     left: int = 0  # transfers that have not ended
     failed: bool = False  # one of the transfers did
@@ -56,6 +59,8 @@ class Moves:
         self.unit = unit
         self.epoch = 0  # resets of the prefix cache
         self.under_way: dict[int, Move] = {}  # by transfer id
+        # What is on its way, by group, target pool and key.
+        self._coming: dict[tuple[int, int, bytes], Move] = {}
         self._rank = rank
         self._ids = ids
 
@@ -71,8 +76,24 @@ class Moves:
     ) -> Transfer:
         """`source`, `target`: pool number and block; see Move."""
         transfer = Transfer(next(self._ids), g, *source, *target, self._rank, key)
-        self.under_way[transfer.id] = Move(transfer, self.epoch, load, evict)
+        move = self.under_way[transfer.id] = Move(transfer, self.epoch, load, evict)
+        self._coming.setdefault((g, target[0], key), move)
         return transfer
+
+    def coming(self, g: int, pool: int, key: bytes) -> Move | None:
+        """The transfer that brings a block of this key to a pool; None too where it will be forgotten."""
+        move = self._coming.get((g, pool, key))
+        return move if move is not None and move.epoch == self.epoch else None
+
+    def end(self, transfer_id: int) -> Move | None:
+        """A transfer has ended; None where it is none of this rank."""
+        move = self.under_way.pop(transfer_id, None)
+        if move is not None:
+            t = move.transfer
+            place = (t.group, t.target_pool, t.key)
+            if self._coming.get(place) is move:
+                del self._coming[place]
+        return move
 
     def key_of(self, g: int, i: int, hashes: Sequence[bytes], num_tokens: int) -> bytes:
         """The key of entry `i` of a group's table, in a hit of `num_tokens`."""

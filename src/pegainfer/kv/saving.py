@@ -78,8 +78,9 @@ class Saver:
         upper = self._moves.levels[g].pools[number]
         key = upper.key(block)
         assert key is not None
-        if any(pool.lookup(key) is not None for pool in self._below(g, number)):
-            return []
+        for target, lower in enumerate(self._below(g, number), number + 1):
+            if lower.lookup(key) is not None or self._moves.coming(g, target, key) is not None:
+                return []
         for target, lower in enumerate(self._below(g, number), number + 1):
             if lower.available:
                 return [self._move_within(g, (number, block), target, key, evict=evict)]
@@ -108,8 +109,9 @@ class Saver:
                     continue
                 number, block = levels.locate(place)
                 source, target = levels.pools[number], levels.pools[host]
-                if number > host and target.num_free and source.num_moving < self._most(target):
-                    key = m.key_of(g, i, hashes, found.num_tokens)
+                key = m.key_of(g, i, hashes, found.num_tokens)
+                busy = source.num_moving >= self._most(target) or m.coming(g, host, key) is not None
+                if number > host and target.num_free and not busy:
                     out.append(self._move_within(g, (number, block), host, key, evict=False))
         return out
 

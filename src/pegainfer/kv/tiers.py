@@ -87,18 +87,22 @@ class Tiers:
         spare: Sequence[int],
         worth: Worth = always,
     ) -> Load | None:
-        """Starts to load what the tiers have beyond `hit`.
+        """Starts to load what the tiers have beyond `hit`, or joins a load that brings some of it.
 
-        None, and nothing changed, where that is nothing or not worth it, or where there is no room.
+        None, and nothing changed, where that is nothing or not worth it, or where there is no room. A load
+        that was joined has several owners.
 
         Args:
-            owner: handed back when the load has ended.
+            owner: handed back when the load has ended; after one that was joined, there may be more to load.
             hashes, num_tokens: as in `find_prefix`; `hit` is what it found on the device.
             spare: device blocks of each group that must stay available.
         """
         found = find_prefix(self._groups, self._levels, self._unit, hashes, num_tokens)
         if found.num_tokens <= hit.num_tokens:
             return None
+        if (other := self._coming_load(hashes, found)) is not None:
+            other.owners.append(owner)
+            return other
         places = [[p for p in blocks if p != NO_BLOCK] for blocks in found.blocks]
         for g, levels in enumerate(self._levels):
             device = levels.pools[DEVICE]
@@ -111,7 +115,7 @@ class Tiers:
             return None
         for number, count in tokens.items():
             self._hit_tokens[number - 1] += count
-        load = Load(owner)
+        load = Load([owner])
         # What is there is held first, so that no allocation evicts it.
         for g, levels in enumerate(self._levels):
             for place in places[g]:
@@ -131,6 +135,16 @@ class Tiers:
                 load.transfers.append(transfer)
         load.left = len(load.transfers)
         return load
+
+    def _coming_load(self, hashes: Sequence[bytes], found: PrefixHit) -> Load | None:
+        """A load under way that brings one of the blocks that `found` has in lower tiers."""
+        for g, levels in enumerate(self._levels):
+            for i, place in enumerate(found.blocks[g]):
+                if place >= levels.pools[DEVICE].num_blocks:
+                    move = self._moves.coming(g, DEVICE, self._moves.key_of(g, i, hashes, found.num_tokens))
+                    if move is not None:
+                        return move.load
+        return None
 
     def _sources(self, places: Sequence[Sequence[int]], num_tokens: int) -> tuple[Counter[int], Counter[int]]:
         """What a load takes from each tier, by pool number: bytes; tokens that it has the pages of."""
@@ -155,7 +169,7 @@ class Tiers:
 
         A target that landed can be found by its key. A source that could not be read is forgotten.
         """
-        move = self._moves.under_way.pop(transfer_id, None)
+        move = self._moves.end(transfer_id)
         if move is None:
             return False
         t = move.transfer

@@ -100,7 +100,7 @@ def test_an_evicted_prefix_is_loaded_and_found_once_the_last_block_has_landed() 
     assert tiers.take_loaded() == []
     kv.check_integrity()
     land(tiers, load.transfers[1:])
-    assert [done.owner for done in tiers.take_loaded()] == ["owner"]
+    assert [done.owners for done in tiers.take_loaded()] == [["owner"]]
     assert kv.find(keys, 13).num_tokens == 12
     kv.check_integrity()
 
@@ -230,3 +230,77 @@ def test_places_name_a_pool_and_a_block() -> None:
     levels.pools[2].publish(block, b"key")
     assert levels.lookup(b"key") == 3 + block
     assert levels.lookup_run([b"key", b"none", b"key"]) == [3 + block]
+
+
+def test_a_second_sequence_joins_the_load_of_the_first() -> None:
+    kv, tiers = manager(8)
+    leave(kv, A)
+    tiers.saver.save(0, kv.pools[0].lookup_run(hashes(A)))
+    while spilled := tiers.saver.spill():
+        land(tiers, spilled)
+    kv.pools[0].forget_all()
+    keys = hashes(A)
+    load = tiers.load("first", keys, 9, kv.find(keys, 9), [0])
+    assert load is not None and len(load.transfers) == 2
+    assert tiers.load("second", keys, 13, kv.find(keys, 13), [0]) is load
+    land(tiers, load.transfers)
+    assert [done.owners for done in tiers.take_loaded()] == [["first", "second"]]
+    rest = tiers.load("second", keys, 13, kv.find(keys, 13), [0])
+    assert rest is not None and len(rest.transfers) == 1
+    kv.check_integrity()
+
+
+def test_a_prefix_in_use_is_saved_through_all_tiers_once() -> None:
+    kv, tiers = manager(8, 8, 8)
+    seq = compute(kv, A)
+    blocks = kv.pools[0].lookup_run(hashes(A))
+    moved: list[tuple[int, int]] = []
+    for _ in range(3):
+        tiers.saver.save(0, blocks)
+        transfers = tiers.saver.spill()
+        tiers.saver.save(0, blocks)  # it is on its way
+        transfers += tiers.saver.spill()
+        moved += [(t.source_pool, t.target_pool) for t in transfers]
+        land(tiers, transfers)
+        kv.check_integrity()
+    while transfers := tiers.saver.spill():
+        moved += [(t.source_pool, t.target_pool) for t in transfers]
+        land(tiers, transfers)
+    assert sorted(moved) == [(DEVICE, 1)] * 3 + [(1, 2)] * 3
+    kv.release(seq, after=0)
+    kv.check_integrity()
+
+
+def test_a_queued_prefix_comes_from_disk_to_host_once() -> None:
+    below = (Tier(kind="host", num_blocks=(8,)), Tier(kind="disk", num_blocks=(8,), stored=(stored(A),)))
+    kv = KVManager(KVSpec((FULL,)), [8], tiers=below)
+    assert kv.tiers is not None
+    keys = hashes(A)
+    first = kv.tiers.saver.prefetch(keys, 13)
+    assert [(t.source_pool, t.source, t.target_pool) for t in first] == [(2, 0, 1), (2, 1, 1)]  # 8 // 8 + 1
+    assert kv.tiers.saver.prefetch(keys, 9) == []
+    land(kv.tiers, first[:1])
+    land(kv.tiers, first[1:], landed=False)
+    assert [pool.num_cached for pool in kv.tiers._levels[0].pools] == [0, 1, 2]
+    load = kv.tiers.load("owner", keys, 13, kv.find(keys, 13), [0])
+    assert load is not None and [t.source_pool for t in load.transfers] == [1]  # the block after it is lost
+    kv.check_integrity()
+
+
+def stored(tokens: list[int]) -> tuple[tuple[int, bytes], ...]:
+    return tuple(enumerate(hashes(tokens)))
+
+
+def test_a_load_that_is_not_worth_it_changes_nothing() -> None:
+    kv = KVManager(KVSpec((FULL,)), [8], tiers=(Tier(kind="disk", num_blocks=(8,), stored=(stored(A),)),))
+    assert kv.tiers is not None
+    keys, asked = hashes(A), []
+
+    def worth(start: int, end: int, nbytes: dict[int, int]) -> bool:
+        asked.append((start, end, dict(nbytes)))
+        return False
+
+    assert kv.tiers.load("owner", keys, 13, kv.find(keys, 13), [0], worth) is None
+    assert asked == [(0, 12, {1: 3})]
+    assert kv.tiers.in_flight == 0 and kv.tiers.stats()[0].hit_tokens == 0
+    kv.check_integrity()
