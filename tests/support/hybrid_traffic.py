@@ -167,6 +167,9 @@ def run(
     seen = dict(counting.counts) | {
         "requests": len(done), "answers": sum(request.n for request, _ in done),
         "preemptions": stats.preemptions, "prefix tokens hit": stats.prefix_hits,
+        **{f"{t.kind} tier: tokens loaded": t.hit_tokens for t in stats.tiers},
+        **{f"{t.kind} tier: bytes saved": t.saved_bytes for t in stats.tiers},
+        **{f"{t.kind} tier: failures": t.failures for t in stats.tiers},
         "answers that part at a tie": len(ties), "largest gap": round(max(ties, default=0.0), 4),
         "differences": len(differences),
     }  # fmt: skip

@@ -15,6 +15,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.app.fitting import check_fits, need_of
 from pegainfer.app.load import make_backend, open_model
 from pegainfer.app.registry import Model
+from pegainfer.app.tiers import tiers_of_rank, with_tiers
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.step import PageGroup, Runner, RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig
@@ -131,7 +132,7 @@ def _build_runner(
     if config.backend == "cuda":
         from pegainfer.app.gpu import build_runner
 
-        built = build_runner(model, groups, info, config, scheduler)
+        built = build_runner(model, files[0], groups, info, config, scheduler)
         return built.runner, built.device, built.seconds
     started = time.perf_counter()
     check_fits(need_of(model, groups, info, config.tensor_parallel_size), available_memory())
@@ -145,7 +146,12 @@ def _build_runner(
         backend, device = make_backend(tensors, config, timing=profiler is not None, memory=memory)
         backend = backend if profiler is None else profiler.around(backend)
         formats, max_logprobs = step_formats(config), scheduler.max_logprobs
-        return model.build(info, groups, backend, steps=formats, max_logprobs=max_logprobs)
+        at = TensorRank(0, config.tensor_parallel_size)
+        with tiers_of_rank(config, scheduler, groups, files[0], at) as tiers:
+            bounds = with_tiers(info, tiers)
+            runner = model.build(bounds, groups, backend, steps=formats, max_logprobs=max_logprobs)
+            tiers.give_to(runner)
+        return runner
 
     if config.tensor_parallel_size == 1:
         runner = build()

@@ -77,6 +77,21 @@ class EngineConfig:
             "--max-num-seqs sequences, that keeps snapshots of states for prefix reuse; pages get the rest."
         },
     )
+    kv_offload: int = field(
+        default=0,
+        metadata={
+            "help": "Host memory for KV blocks that leave the KV cache, as 16GiB: a later prompt with the "
+            "same prefix loads them instead of computing them again; 0: none.",
+            "parse": "bytes",
+        },
+    )
+    kv_offload_disk: str = field(
+        default="",
+        metadata={
+            "help": "Folder and size of a disk tier for KV blocks, as /var/cache/kv:200GiB. It outlives the "
+            "server. One engine a folder."
+        },
+    )
     tensor_parallel_size: int = field(
         default=1,
         metadata={
@@ -172,6 +187,8 @@ class EngineConfig:
             )
         if not 0.0 <= self.snapshot_share < 1.0:
             raise ConfigError("bad snapshot_share", expected="0 ≤ share < 1", got=self.snapshot_share)
+        if type(self.kv_offload) is not int or self.kv_offload < 0:
+            raise ConfigError("bad kv_offload", expected="bytes, 0 or more", got=repr(self.kv_offload))
         if self.device_ordinal < 0:
             raise ConfigError("bad device_ordinal", expected="0 or more", got=self.device_ordinal)
 

@@ -6,6 +6,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,10 +15,12 @@ from pegainfer.app.bounds import GPU_FORMATS, cache_wish, runner_bounds
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.memory import divide
 from pegainfer.app.registry import Model
+from pegainfer.app.tiers import tiers_of_rank, with_tiers
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.device.layout import GroupLayout
+from pegainfer.ops.ranks import ONE_RANK
 from pegainfer.runner.program import largest_step
 from pegainfer.runner.slots import table_widths
 
@@ -62,6 +65,7 @@ class Built:
 
 def build_runner(
     model: Model,
+    path: Path,
     groups: tuple[GroupLayout, ...],
     info: RunnerInfo,
     config: EngineConfig,
@@ -70,11 +74,13 @@ def build_runner(
     """Opens the GPU, sizes the cache, loads the weights, captures graphs.
 
     Args:
+        path: of the model's file or folder.
         info: bounds as they were asked for; the cache is divided here.
 
     Raises CudaError without a usable GPU or memory, KernelsError without kernels for it, ConfigError where
     the cache cannot hold one sequence.
     """
+    from pegainfer.kv.device.cuda_copies import PinnedMemory
     from pegainfer.lower.cuda.backend import CudaBackend
     from pegainfer.lower.cuda.context import CudaContext
     from pegainfer.lower.cuda.options import CudaOptions
@@ -91,16 +97,20 @@ def build_runner(
         dummy = Dummy() if config.load_format == "dummy" else None
         weights = model.tensors(info.max_model_len)
         backend = CudaBackend(ctx, weights, CudaOptions(graphs=config.cuda_graph), dummy)
-        runner = model.build_cuda(info, groups, backend, steps=GPU_FORMATS, max_logprobs=max_logprobs)
-        if (reason := why_launches(runner.forward_program.calls, ctx.device.info)) is not None:
-            log.info("a step of one row takes many launches instead of one, which would need %s", reason)
-        clock.append(time.perf_counter())
-        # The one waits for the disk and the bus, the other for Python: graphs need addresses, not values.
-        with ThreadPoolExecutor(1, "weights") as pool:
-            loading = pool.submit(backend.load)
-            runner.start(CAPTURE_SECONDS)
+        pinned = PinnedMemory(ctx.device)
+        with tiers_of_rank(config, scheduler, groups, path, ONE_RANK, pinned) as tiers:
+            info = with_tiers(info, tiers)
+            runner = model.build_cuda(info, groups, backend, steps=GPU_FORMATS, max_logprobs=max_logprobs)
+            if (reason := why_launches(runner.forward_program.calls, ctx.device.info)) is not None:
+                log.info("a step of one row takes many launches instead of one, which would need %s", reason)
             clock.append(time.perf_counter())
-            loading.result()
+            # The one waits for the disk and the bus, the other for Python: graphs need addresses, no values.
+            with ThreadPoolExecutor(1, "weights") as pool:
+                loading = pool.submit(backend.load)
+                runner.start(CAPTURE_SECONDS)
+                clock.append(time.perf_counter())
+                loading.result()
+            tiers.give_to(runner)
     except BaseException:
         ctx.close()
         raise

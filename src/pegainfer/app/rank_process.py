@@ -48,23 +48,26 @@ def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
     """Loads a rank's part of the model. Raises ConfigError, ModelFileError, OpError, UnsupportedError."""
     from pegainfer.app.bounds import model_groups, runner_bounds, step_formats
     from pegainfer.app.load import make_backend, open_model
+    from pegainfer.app.tiers import tiers_of_rank, with_tiers
     from pegainfer.ops.ranks import TensorRank
 
     config, scheduler = order.engine, order.scheduler
-    at, tokenizer = TensorRank(order.rank, order.ranks), Path(order.tokenizer) if order.tokenizer else None
-    with open_model(Path(order.path), config.load_format, at, config.quantization, tokenizer=tokenizer) as (
-        model,
-        _,
-    ):
+    path, at = Path(order.path), TensorRank(order.rank, order.ranks)
+    tokenizer = Path(order.tokenizer) if order.tokenizer else None
+    with open_model(path, config.load_format, at, config.quantization, tokenizer=tokenizer) as (model, _):
+        groups = model_groups(model, config)
         info = runner_bounds(model, order.slots, order.length, order.num_blocks, config, scheduler)
         backend, _ = make_backend(model.tensors(order.length), config, memory=memory)
-        return model.build(
-            info,
-            model_groups(model, config),
-            backend,
-            steps=step_formats(config),
-            max_logprobs=scheduler.max_logprobs,
-        )
+        with tiers_of_rank(config, scheduler, groups, path, at) as tiers:
+            runner = model.build(
+                with_tiers(info, tiers),
+                groups,
+                backend,
+                steps=step_formats(config),
+                max_logprobs=scheduler.max_logprobs,
+            )
+            tiers.give_to(runner)
+        return runner
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -133,7 +133,7 @@ _GROUPS: tuple[tuple[Unserved, str], ...] = (
         Unserved("use --kv-cache-dtype, for keys and values together"),
         "cache_type_k cache_type_v",
     ),
-    (Unserved("preempted requests are computed anew", ("0",)), "kv_offloading_size swap_space"),
+    (Unserved("use --kv-offload", ("0",)), "kv_offloading_size swap_space"),
     (
         Unserved("recurrent states are kept in float32", ("auto", "float32")),
         "mamba_cache_dtype mamba_ssm_cache_dtype",

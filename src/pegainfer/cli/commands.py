@@ -12,6 +12,7 @@ from pegainfer.cli import (
     bench_perplexity,
     bench_serve,
     bench_startup,
+    bench_tiers,
     chat,
     doctor,
     generate,
@@ -67,6 +68,7 @@ def build_app() -> typer.Typer:
         ("perplexity", bench_perplexity.perplexity, "How well a model predicts a text."),
         ("startup", bench_startup.startup, "Time until ready, and memory."),
         ("load", bench_load.load, "Weights from their file into memory, in GB/s."),
+        ("tiers", bench_tiers.tiers, "The first token by where a prefix lies."),
     ):
         bench.command(name, cls=ModelCommand, short_help=about)(expand(measure))
     bench.command("serve", short_help="An OpenAI-compatible server under load.")(expand(bench_serve.serve))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegainfer.app.config import EngineConfig
+from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -91,6 +92,12 @@ def _build_null(spec: EngineSpec) -> Engine:
     from pegainfer.app.ranks import null_ranks
     from pegainfer.null.config import NullConfig
 
+    if spec.engine.kv_offload or spec.engine.kv_offload_disk:
+        raise ConfigError(
+            "the null device keeps nothing that KV tiers could hold",
+            got="kv_offload" if spec.engine.kv_offload else "kv_offload_disk",
+            remedy="name a model",
+        )
     defaults = NullConfig()
     data_ranks = spec.engine.data_parallel_size
     config = NullConfig(

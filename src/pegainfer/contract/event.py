@@ -81,6 +81,25 @@ def error_of(event: TokenEvent) -> PegaError:
     return restored_error(event.error_kind, message, event.error_param, event.retry_after)
 
 
+class TierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One memory tier below the device, over all KV groups and ranks. Totals count since the engine's start.
+
+    Bytes and seconds are those of one rank, since all ranks move their parts at the same time.
+    """
+
+    kind: str  # see Tier
+    total_blocks: int = 0  # blocks and states
+    cached_blocks: int = 0
+    in_flight: int = 0  # transfers to or from it that have not ended; 0 or more of them wait
+    hit_tokens: int = 0  # prompt tokens whose pages were loaded from it
+    failures: int = 0  # transfers to or from it that failed
+    loaded_bytes: int = 0  # read from it
+    loaded_seconds: float = 0.0  # summed over copies, which may overlap
+    saved_bytes: int = 0
+    saved_seconds: float = 0.0
+    refused_loads: int = 0  # prefixes that were computed because loading them would have taken longer
+
+
 PRICE_RATIOS = (0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 SLOW_RATIO = 1.5
 
@@ -115,6 +134,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     price_ratios: tuple[int, ...] = ()
     price_ratio_sum: float = 0.0
     slow_steps: int = 0  # of these, steps that took SLOW_RATIO times their price or more
+    tiers: tuple[TierStats, ...] = ()  # below the device, the fastest first
     # Summed by stage: schedule, launch, mask, wait, commit, emit; and stage, which a GPU's launch contains.
     host_seconds: dict[str, float] = {}
     experts: ExpertTokens | None = None  # where the runner counts them

@@ -21,7 +21,7 @@ from pegainfer.contract.errors import PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent, TokenLogprob
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest, SamplingParams
-from pegainfer.contract.tiers import Tier, Transfer
+from pegainfer.contract.tiers import Tier, Traffic, Transfer
 
 NO_BLOCK = -1  # in a window group's table: this block lies before the window and is never read
 
@@ -165,6 +165,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     news: tuple[NewSlot, ...] = ()
     blocks: tuple[SlotBlocks, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
+    # Tiers forget what they hold before this plan's transfers start; what is on its way to them is not kept.
+    reset_tiers: bool = False
     transfers: tuple[Transfer, ...] = ()  # started by this plan; they may end during any later one
     rows: tuple[Row, ...] = ()
     snapshots: tuple[StateSnapshot, ...] = ()  # states that the rows leave beside those of their slots
@@ -195,6 +197,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     cold_seconds: float = 0.0  # of the host, making a graph of sizes that the start had no time for
     landed: tuple[int, ...] = ()  # ids of transfers that ended well since the result before
     failed: dict[int, str] = {}  # transfers that failed since the result before: id -> reason
+    traffic: tuple[Traffic, ...] = ()  # of those that landed
 
 
 class PendingStep(Protocol):
@@ -212,7 +215,6 @@ class Runner(Protocol):
 
     @property
     def info(self) -> RunnerInfo: ...
-
     def forward(self, plan: StepPlan) -> Any:
         """Applies the plan's deltas and starts the forward pass; the handle goes to `sample` once."""
 

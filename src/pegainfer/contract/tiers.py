@@ -20,6 +20,9 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Literal["host", "disk", "peer"]  # pinned DRAM, a local disk, the memory of another engine
     num_blocks: tuple[int, ...]  # blocks (or states) for each KV group, ids 0..n-1; 0: not in this tier
+    # What an earlier run left in a tier that outlives the process: for each group (block, key), the longest
+    # unused first; (): nothing.
+    stored: tuple[tuple[tuple[int, bytes], ...], ...] = ()
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -38,3 +41,16 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     target_pool: int
     target: int
     rank: int = 0  # data-parallel rank whose pools these are
+    # Hash of the prefix that the block ends. Tiers keep it beside the content, and a load whose source holds
+    # another key fails.
+    key: bytes = b""
+
+
+class Traffic(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What transfers from one pool to another have moved since the result before."""
+
+    source_pool: int
+    target_pool: int
+    blocks: int  # that have landed
+    nbytes: int  # of them
+    seconds: float  # from the start to the end of each copy, summed; without the time in the queue

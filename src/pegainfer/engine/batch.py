@@ -48,6 +48,7 @@ class Batch:
         "prefill_tokens",
         "prefills",
         "priced",
+        "reset_tiers",
         "seconds_left",
         "snapshots",
         "step",
@@ -73,6 +74,7 @@ class Batch:
         self.blocks: list[SlotBlocks] = []
         self.copies: list[BlockCopy] = []
         self.snapshots: list[StateSnapshot] = []
+        self.reset_tiers = False  # what the runner's tiers hold is forgotten
         self.transfers: list[Transfer] = []
         self.decodes: list[Row] = []
         self.decode_seqs: list[Sequence] = []
@@ -138,6 +140,7 @@ class Batch:
             news=tuple(self.news),
             blocks=tuple(self.blocks),
             copies=tuple(self.copies),
+            reset_tiers=self.reset_tiers,
             transfers=tuple(self.transfers),
             rows=rows,
             snapshots=tuple(self.snapshots),

@@ -78,7 +78,9 @@ class Outcomes:
                 seq.left_kv = None
         self._residents.retire(plan.step)
         if result.landed or result.failed:
-            self._residents.end_transfers(result.landed, result.failed)
+            tiering = self._residents.tiering
+            tiering.now = now
+            tiering.end_transfers(result.landed, result.failed, result.traffic)
         self.counters.generation_tokens += extended
         return events
 

@@ -272,7 +272,7 @@ class Planner:
             return False
         target = seq.target
         hit = kv.find(seq.hashes, target if seq.may_use_prefix else 0)
-        if residents.load(seq, hit, batch):
+        if residents.tiering.load(seq, hit, residents.watermark, batch):
             return True
         start = hit.num_tokens
         affordable = self._affordable(batch, start)

@@ -12,10 +12,12 @@ from pegainfer.contract.step import NewSlot, PageGroup, RunnerInfo, SlotBlocks
 from pegainfer.engine.adapters import AdapterTable
 from pegainfer.engine.batch import Batch
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.engine.cost import StepCost
 from pegainfer.engine.data_rank import DataRankState
 from pegainfer.engine.fairness import Tenants
 from pegainfer.engine.queues import Ranked, Waiting
 from pegainfer.engine.sequence import Sequence, Status
+from pegainfer.engine.tiering import Tiering
 from pegainfer.kv.manager import KVManager
 from pegainfer.kv.prefix import PrefixHit
 
@@ -26,7 +28,8 @@ class Residents:
     """Slots and blocks go out at `enter` and `adopt`, come back at `leave`, and are used again once the last
     plan with a row of their sequence is retired."""
 
-    def __init__(self, info: RunnerInfo, config: SchedulerConfig) -> None:
+    def __init__(self, info: RunnerInfo, config: SchedulerConfig, cost: StepCost) -> None:
+        """`cost`: of what sequences compute, which decides what is worth loading."""
         self.num_slots = min(info.max_slots, config.max_slots or info.max_slots)
         self.homes = _data_ranks(info, config, self.num_slots)
         self.unit = self.homes[0].kv.unit  # tokens that one hash covers
@@ -34,6 +37,7 @@ class Residents:
         self.tenants = Tenants(config.aging_seconds)
         self.adapters: AdapterTable[Sequence] = AdapterTable(info.max_adapters)
         self.waiting = Waiting(self.tenants)
+        self.tiering = Tiering(self.homes, self.waiting, self.loading, info, cost)
         self.frees: list[int] = []  # slots that the next plan drops
         self.num_preemptions = 0
         self.no_spare = [0] * len(info.kv.groups)
@@ -60,27 +64,12 @@ class Residents:
         seq.kv = kv
         seq.computed = seq.planned = hit.num_tokens
         batch.copies += copies
+        self.tiering.save_hit(batch.home, hit)
         seq.loaded = False
         self.waiting.remove(seq)
         if self.waiting.items and (best := self.waiting.items[0].rank) < seq.rank:
             seq.rank = (math.nextafter(best[0], -math.inf), seq.number)
         self._settle(seq, batch)
-
-    def load(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> bool:
-        """Starts to load what the rank's lower tiers have of a waiting sequence's prefix beyond `hit`.
-
-        False, and nothing changed, where that is nothing, where it was tried before, or without room.
-        """
-        tiers = batch.home.kv.tiers
-        if tiers is None or seq.loaded or not seq.may_use_prefix:
-            return False
-        load = tiers.load(seq, seq.hashes, seq.target, hit, self.watermark)
-        if load is None:
-            return False
-        batch.transfers += load.transfers
-        self._set_aside(seq)
-        seq.loaded = True
-        return True
 
     def claim_adapter(self, seq: Sequence) -> bool:
         """Whether a waiting sequence has no adapter or holds it; else it leaves the queue until it does."""
@@ -108,31 +97,6 @@ class Residents:
             self.loading.remove(seq)
             seq.status = Status.WAITING
             self.waiting.add(seq)
-
-    def end_transfers(self, landed: Iterable[int], failed: Iterable[int]) -> None:
-        """Transfers have ended; sequences whose last one it was are in the queue again.
-
-        What could not be loaded is computed.
-        """
-        tiers = [home.kv.tiers for home in self.homes if home.kv.tiers is not None]
-        for ids, well in ((landed, True), (failed, False)):
-            for transfer in ids:
-                if not any(of_rank.end(transfer, landed=well) for of_rank in tiers):
-                    raise InvariantError(f"transfer {transfer} has ended, but was not in flight")
-        for of_rank in tiers:
-            for load in of_rank.take_loaded():
-                if load.owner.status is Status.LOADING:  # otherwise it has ended meanwhile
-                    self.queue_again([load.owner], holds_adapter=False)
-
-    def spill(self, batches: Iterable[Batch]) -> None:
-        """Adds the transfers that bring blocks of scarce pools down to lower tiers."""
-        for batch in batches:
-            if batch.home.kv.tiers is not None:
-                batch.transfers += batch.home.kv.tiers.spill()
-
-    @property
-    def transfers_in_flight(self) -> int:
-        return sum([home.kv.tiers.in_flight for home in self.homes if home.kv.tiers is not None])
 
     def adopt(self, child: Sequence, parent: Sequence, positions: int, batch: Batch) -> bool:
         """Forks `child` off `parent` into a slot of the same rank, which is the batch's.
@@ -202,6 +166,7 @@ class Residents:
         """Sends a running sequence back to the queue; it will be computed anew from its known tokens."""
         self.num_preemptions += 1
         seq.preemptions += 1
+        self.tiering.save_preempted(seq, self.homes[seq.data_rank])
         self.leave(seq)
         seq.computed = seq.planned = 0
         seq.status = Status.WAITING

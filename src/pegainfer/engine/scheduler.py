@@ -65,9 +65,9 @@ class Scheduler:
         """
         self.info = info
         self.config = config or SchedulerConfig()
-        self._residents = Residents(info, self.config)
-        self._tenants = self._residents.tenants
         self._cost = StepCost()
+        self._residents = Residents(info, self.config, self._cost)
+        self._tenants = self._residents.tenants
         target = self.config.target_itl_ms
         self._planner = Planner(self._residents, info, self._cost, target / 1e3 if target else None)
         self._outcomes = Outcomes(self._residents)
@@ -101,6 +101,7 @@ class Scheduler:
         parent = family[0]
         waiting = self._residents.waiting
         waiting.add(parent)
+        self._residents.tiering.queue(parent)
         if parent.num_prompt == 1 or parent.limit == parent.num_prompt:  # nothing to share before the fork
             for child in family[1:]:
                 waiting.add(child)
@@ -146,7 +147,7 @@ class Scheduler:
             home.kv.reset_prefix_cache()
 
     def has_work(self) -> bool:
-        return bool(self._live or self._flight or self._residents.transfers_in_flight)
+        return bool(self._live or self._flight or self._residents.tiering.has_work)
 
     # A step
 
@@ -155,9 +156,9 @@ class Scheduler:
         events: list[TokenEvent] = []
         self._early_ends.apply(now, events)
         residents = self._residents
-        if len(self._flight) >= self.config.pipeline_depth or not (
-            self._live or residents.transfers_in_flight
-        ):
+        tiering = residents.tiering
+        tiering.now = now
+        if len(self._flight) >= self.config.pipeline_depth or not (self._live or tiering.has_work):
             return None, events
         info, batches = self.info, []
         for home in residents.homes:
@@ -166,12 +167,13 @@ class Scheduler:
             )
         self._planner.fill(batches)
         if info.tiers:
-            residents.spill(batches)
+            tiering.start_saves(batches)
         batch = batches[0] if len(batches) == 1 else merged(batches)
-        if not (batch.decodes or batch.prefills or batch.transfers):
-            if self._flight:
+        batch.reset_tiers = tiering.take_reset()
+        if not (batch.decodes or batch.prefills or batch.transfers or batch.reset_tiers):
+            if self._flight or not (self._live or tiering.in_flight):
                 return None, events
-            if not residents.transfers_in_flight:
+            if not tiering.in_flight:
                 if residents.adapters.is_loading:
                     return None, events
                 raise InvariantError("no sequence can make progress and nothing is in flight")
@@ -262,13 +264,13 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """A snapshot; what only the loop knows (host seconds) is left to it."""
-        residents, c = self._residents, self._counters
+        residents, c, running = self._residents, self._counters, self._residents.num_running
         pools = [home.kv.pools[0] for home in residents.homes]
-        running = residents.num_running
         return EngineStats(
             running=running,
             waiting=sum(len(family) for family in self._live.values()) - running,
             loading=len(residents.loading),
+            tiers=residents.tiering.stats(),
             free_blocks=sum(pool.available for pool in pools),
             total_blocks=sum(pool.num_blocks for pool in pools),
             steps=c.steps,

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from pegainfer.contract.errors import InvariantError
 
+MOST_USES = 3  # a block that was hit more often is passed over no longer than one that was hit so often
+
 
 class BlockPool:
     """Blocks 0..n-1, each in exactly one of three states.
@@ -27,6 +29,7 @@ class BlockPool:
         "_keys",
         "_refs",
         "_retired",
+        "_uses",
         "fresh",
         "name",
         "num_blocks",
@@ -43,6 +46,7 @@ class BlockPool:
         # tier below. Some of them may have been revived or evicted since.
         self.fresh: OrderedDict[int, None] | None = None
         self._refs = [0] * num_blocks
+        self._uses = bytearray(num_blocks)  # evictions that a cached block is still passed over for
         self._keys: list[bytes | None] = [None] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last freed is the warmest
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
@@ -81,14 +85,35 @@ class BlockPool:
             found.append(block)
         return found
 
+    def key(self, block: int) -> bytes | None:
+        """The key that finds a used or cached block; None without one."""
+        return self._keys[block]
+
     def cached_key(self, block: int) -> bytes | None:
         """The key of a cached block; None for a block in another state."""
         return self._keys[block] if block in self._cached else None
+
+    def adopt(self, stored: Iterable[tuple[int, bytes]]) -> None:
+        """Caches what free blocks hold since an earlier run: (block, key), the first to be evicted first.
+
+        Blocks that the pool does not have are passed over.
+        """
+        for block, key in stored:
+            if block < self.num_blocks:
+                self._keys[block] = key
+                self._index[key] = block
+                self._cached[block] = None
+        self._free = [block for block in self._free if block not in self._cached]
 
     def num_idle(self, blocks: Iterable[int]) -> int:
         """How many of these cached or used blocks nobody holds."""
         refs = self._refs
         return len([block for block in blocks if not refs[block]])
+
+    def note_use(self, block: int) -> None:
+        """A hit: when the block is the next to be evicted, it is passed over once for each, MOST_USES times
+        at most."""
+        self._uses[block] = min(MOST_USES, self._uses[block] + 1)
 
     def allocate(self) -> int:
         """A block with one reference and no key; evicts the cached block released longest ago if it must."""
@@ -96,6 +121,10 @@ class BlockPool:
             block = self._free.pop()
         elif self._cached:
             block, _ = self._cached.popitem(last=False)
+            while self._uses[block]:
+                self._uses[block] -= 1
+                self._cached[block] = None
+                block, _ = self._cached.popitem(last=False)
             self._forget(block)
         else:
             raise InvariantError(f"KV group '{self.name}': allocation from an exhausted pool")
@@ -170,6 +199,7 @@ class BlockPool:
         self._cached.clear()
         self._index.clear()
         self._keys = [None] * self.num_blocks
+        self._uses = bytearray(self.num_blocks)
 
     def _drop(self, blocks: Iterable[int]) -> None:
         refs, keys, free, cached = self._refs, self._keys, self._free, self._cached
@@ -196,6 +226,7 @@ class BlockPool:
             raise InvariantError(f"KV group '{self.name}': cached block {block} has no key")
         del self._index[key]
         self._keys[block] = None
+        self._uses[block] = 0
 
     def check_integrity(self, holders: Counter[int] | None = None) -> None:
         """Raises InvariantError. `holders`: references by block that live tables should account for."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pegainfer.contract.errors import ConfigError
-from pegainfer.contract.step import PageGroup, StateGroup
+from pegainfer.contract.step import KVSpec, PageGroup, StateGroup
 
 
 class Layout(NamedTuple):
@@ -16,6 +16,11 @@ class Layout(NamedTuple):
     unit: int  # covered by one hash
     stride: int  # between two positions that a prefix hit can have; states can be kept at any of them
     every: int  # between two states that a prompt keeps in any case; 0: no state is ever kept
+
+
+def group_bytes(spec: KVSpec) -> list[int]:
+    """Bytes of a block or state of each group."""
+    return [g.bytes_per_block if isinstance(g, PageGroup) else g.bytes_per_state for g in spec.groups]
 
 
 def layout_of(groups: Sequence[PageGroup | StateGroup]) -> Layout:

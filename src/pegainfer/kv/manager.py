@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import hash_blocks, pack_tokens
 from pegainfer.contract.step import NO_BLOCK, BlockCopy, KVSpec, PageGroup, StateGroup
-from pegainfer.contract.tiers import DEVICE, Tier
+from pegainfer.contract.tiers import Tier
 from pegainfer.kv.blocks import BlockPool
 from pegainfer.kv.integrity import check_group
 from pegainfer.kv.layout import layout_of
@@ -289,7 +289,7 @@ class KVManager:
     def check_integrity(self) -> None:
         """Raises InvariantError unless tables, snapshots, transfers and plans account for every reference."""
         for g, group in enumerate(self.groups):
-            moving = Counter[int]() if self.tiers is None else self.tiers.holders(g, DEVICE)
+            moving = Counter[int]() if self.tiers is None else self.tiers.held_on_device(g)
             check_group(g, group, self.pools[g], self._live, moving)
         if self.tiers is not None:
             self.tiers.check_integrity()

@@ -110,6 +110,8 @@ class NullRunner:
             owners.update(((part.group, block), slot.seq) for block in part.blocks)
         for copy in plan.copies:
             self._memory.copy(copy, owners.get((copy.group, copy.dst), NOBODY), step.uses, in_flight)
+        if plan.reset_tiers:
+            self._transfers.reset()
         for t in plan.transfers:
             if t.target_pool == DEVICE:
                 self._memory.expect(t.group, t.target, in_flight)

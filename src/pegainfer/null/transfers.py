@@ -17,6 +17,7 @@ class _Move:
     content: Content
     steps: int  # results until it ends
     fails: bool
+    lost: bool = False  # the tiers were reset meanwhile
 
 
 class NullTransfers:
@@ -41,6 +42,7 @@ class NullTransfers:
         self._most_steps = most_steps
         self._failures = failures
         self._rng = random.Random(seed)
+        self._keys: dict[tuple[int, int, int], bytes] = {}  # of blocks in lower tiers: (pool, group, block)
         self._moves: list[_Move] = []
         self._last_id = 0
         self.moving: dict[tuple[int, int], int] = {}  # device (group, block) -> transfers that hold it
@@ -60,6 +62,8 @@ class NullTransfers:
                 raise InvariantError(f"{t} names block {block} of pool {pool}, which does not exist")
         if t.source_pool != DEVICE:
             content = self._contents[t.source_pool].get((t.group, t.source))
+            if content is not None and self._keys[t.source_pool, t.group, t.source] != t.key:
+                raise InvariantError(f"{t} reads a block that was written for another prefix")
         if content is None:
             raise InvariantError(f"{t} reads a block that was never written")
         for move in self._moves:
@@ -75,6 +79,13 @@ class NullTransfers:
         self._moves.append(_Move(t, content, self._rng.randint(1, self._most_steps), fails))
         for place in self._device_blocks(t):
             self.moving[place] = self.moving.get(place, 0) + 1
+
+    def reset(self) -> None:
+        """The tiers hold nothing any more; of what is on its way, that to the device alone arrives."""
+        for contents in self._contents:
+            contents.clear()
+        for move in self._moves:
+            move.lost = True
 
     def end_some(self, *, at_least_one: bool) -> tuple[list[tuple[Transfer, Content]], list[Transfer]]:
         """A result is made: transfers that have landed with their contents, and those that have failed."""
@@ -96,8 +107,9 @@ class NullTransfers:
                 failed.append(t)
                 continue
             landed.append((t, move.content))
-            if t.target_pool != DEVICE:
+            if t.target_pool != DEVICE and not move.lost:
                 self._contents[t.target_pool][t.group, t.target] = move.content
+                self._keys[t.target_pool, t.group, t.target] = t.key
         return landed, failed
 
     @staticmethod

@@ -38,6 +38,7 @@ def part_of(plan: StepPlan, info: RunnerInfo, data_rank: int, rows: list[int]) -
             if info.rank_of(part.slot) == data_rank
         ),
         copies=tuple(copy for copy in plan.copies if copy.rank == data_rank),
+        reset_tiers=plan.reset_tiers,
         transfers=tuple(transfer for transfer in plan.transfers if transfer.rank == data_rank),
         rows=tuple(Row(r.slot - first, r.start, r.count, r.sample, r.follow, r.drafts) for r in kept),
         snapshots=tuple(

@@ -7,8 +7,6 @@
 Steps of one token a row make their inputs on the device. While the same rows go on, each a token further,
 nothing is sent and nothing fetched: one graph, forward pass and sampler together, writes the drawn tokens to
 the host's memory.
-
-It shares the slots, the staging and the sampler's inputs with the host's runner.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +23,9 @@ import numpy as np
 from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.step import RunnerInfo, StepPlan
+from pegainfer.kv.device.cuda_copies import cuda_transfers
+from pegainfer.kv.device.store import BlockStore
+from pegainfer.kv.device.transfers import Transfers
 from pegainfer.ops.program import Program
 from pegainfer.runner.adapters import Laid
 from pegainfer.runner.buckets import Buckets
@@ -73,13 +74,17 @@ class CudaRunner:
         self._repeated = 0  # repeated steps that `_last` and `_slots` do not count yet
         # Whether the sampler's inputs on the device ask for logprobs; None where they are of another step.
         self._sampler_inputs: bool | None = None
-        self._packed: set[Executor] = (
-            set()
-        )  # of the programs that read what a step left, those that are ready
+        # Of the programs that read what a step left, those that are ready.
+        self._packed: set[Executor] = set()
+        self._transfers: Transfers | None = None
         self._pools = Pools()
         self._spare_hidden: deque[HiddenBuffer] = deque()
         self._last_forward = 0
         self._thread = threading.get_ident()
+
+    def use_tiers(self, stores: Sequence[BlockStore], free: Callable[[], None] | None = None) -> None:
+        """Takes over the stores of `info.tiers`, before the first step. `free`: see Transfers."""
+        self._transfers = cuda_transfers(self._parts.pools, self._parts.device, self._info, stores, free)
 
     def start(self, seconds: float) -> int:
         """Makes sizes of steps ready, the likeliest first, until the time is over. Others are made ready by
@@ -116,7 +121,7 @@ class CudaRunner:
         self._enter_thread()
         started, self._cold_before = time.perf_counter(), self._stream.cold_seconds
         with errors_at("step", plan.step):
-            others = plan.news or plan.frees or plan.copies or plan.transfers
+            others = plan.news or plan.frees or plan.copies or plan.transfers or plan.reset_tiers
             if plan.repeats and not others:
                 graph = self._repeat_graph or self._begin_repeats()
                 if graph is not None:
@@ -166,6 +171,8 @@ class CudaRunner:
         self._slots.apply(plan)
         self._parts.state.apply(plan)
         self._parts.pools.copy(plan.copies, self._stream)
+        if self._transfers is not None:
+            self._transfers.begin(plan)
         continues = plan.repeats and last is not None and not (plan.news or plan.frees)
         rows = self._advanced(last, plan, 1) if last is not None and continues else self._staging.rows(plan)
         staged = time.perf_counter() - started
@@ -206,7 +213,7 @@ class CudaRunner:
         self._last_end = step.results.ended
         pooled = partial(pools.read, self._pools, self._spare_hidden)
         cold = self._stream.cold_seconds - self._cold_before
-        return PendingDraw(step, parts, pooled, self._drawn, self._spare, cold)
+        return PendingDraw(step, parts, pooled, self._drawn, self._spare, cold, self._transfers)
 
     # Adapters; see AdapterRunner
 
@@ -227,6 +234,8 @@ class CudaRunner:
     def close(self) -> None:
         """Returns when all work has ended."""
         self._enter_thread()
+        if self._transfers is not None:
+            self._transfers.close()
         self._parts.close()
 
     def _enter_thread(self) -> None:
@@ -280,10 +289,8 @@ class CudaRunner:
         step.results.fetch(outputs, (*DRAWN, *ASKED) if asked else (*DRAWN,), self._stream)
 
     def _prompt_parts(self, rows: StagedRows) -> list[PromptPart]:
-        # A decode step whose rows all sample is past every prompt.
-        if rows.env["T"] == rows.env["L"]:
-            return []
-        return list(prompt_parts(self._slots, rows, self._info.max_slots))
+        past = rows.env["T"] == rows.env["L"]  # a decode step whose rows all sample is past every prompt
+        return [] if past else list(prompt_parts(self._slots, rows, self._info.max_slots))
 
     def _run_prompt(self, part: PromptPart) -> Part:
         outputs = self._run_over(self._parts.prompt_logprobs, part.call)
@@ -293,14 +300,12 @@ class CudaRunner:
 
     def _run_pools(self, rows: StagedRows) -> PendingPools:
         """Hidden states of the rows that are to be pooled."""
-        program, most = self._parts.hidden_states, self._info.max_slots
-        parts = []
+        program, spare = self._parts.hidden_states, self._spare_hidden
+        most, parts = self._info.max_slots, []
+        largest = {"T": 1, "L": most}
         for part in hidden_parts(self._slots, rows, most):
             hidden = self._run_over(program, part.call)["hidden"]
-            spare = self._spare_hidden
-            buffer = (
-                spare.popleft() if spare else HiddenBuffer(program.outputs({"T": 1, "L": most})["hidden"])
-            )
+            buffer = spare.popleft() if spare else HiddenBuffer(program.outputs(largest)["hidden"])
             buffer.fetch(hidden, self._stream)
             parts.append((part, buffer))
         return PendingPools(parts, whole_prompts(self._slots, rows))

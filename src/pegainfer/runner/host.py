@@ -17,7 +17,7 @@ and `runner/sampling.py` with this one; none of them runs a program or waits.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +31,9 @@ from pegainfer.contract.experts import ExpertTokens
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.kv.device.pool import HostPools
+from pegainfer.kv.device.store import BlockStore
+from pegainfer.kv.device.transfers import Transfers
+from pegainfer.kv.layout import group_bytes
 from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.expert_counts import choices_of
 from pegainfer.ops.program import Program
@@ -110,6 +113,7 @@ class HostRunner:
         self._sampler_calls = SamplerCalls(slots)
         self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
         self._pools = Pools()
+        self._transfers: Transfers | None = None
         self._worker = Worker("runner")
 
     @classmethod
@@ -147,6 +151,10 @@ class HostRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    def use_tiers(self, stores: Sequence[BlockStore], free: Callable[[], None] | None = None) -> None:
+        """Takes over the stores of `info.tiers`, before the first step. `free`: see Transfers."""
+        self._transfers = Transfers(self._kv, self._info.tiers, stores, group_bytes(self._info.kv), free)
+
     def forward(self, plan: StepPlan) -> Task[_Step]:
         return self._worker.submit(partial(self._forward, plan))
 
@@ -176,6 +184,8 @@ class HostRunner:
     def close(self) -> None:
         """Returns when every queued step has ended."""
         self._worker.close()
+        if self._transfers is not None:
+            self._transfers.close()
         self._backend.close()
 
     # What follows runs on the worker's thread.
@@ -184,6 +194,7 @@ class HostRunner:
         started = time.perf_counter()
         self._slots.apply(plan)
         self._kv.copy(plan.copies)
+        self._start_transfers(plan)
         rows = self._staging.rows(plan)
         inputs = self._staging.inputs(rows)
         staged = time.perf_counter()
@@ -201,7 +212,17 @@ class HostRunner:
         pooled = self._pooled(step) if self._slots.sampling.pooled else None
         drawn = self._draw(step, masks) if len(step.rows.sampling) else None
         seconds = step.seconds + time.perf_counter() - started
-        return step_result(step.plan, step.rows, drawn, prompt_logprobs, seconds, step.stage_seconds, pooled)
+        result = step_result(
+            step.plan, step.rows, drawn, prompt_logprobs, seconds, step.stage_seconds, pooled
+        )
+        return result if self._transfers is None else self._transfers.add_ended(step.plan, result)
+
+    def _start_transfers(self, plan: StepPlan) -> None:
+        """The steps before have ended, so what the plan's transfers read is complete."""
+        if self._transfers is not None:
+            self._transfers.begin(plan)
+        elif plan.transfers:
+            raise InvariantError(f"step {plan.step} has transfers, but the runner has no tiers")
 
     def _draw(self, step: _Step, masks: dict[int, bytes]) -> Mapping[str, Array]:
         """Runs the sampler for the sampling rows; what was drawn is in the history and known."""

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from pegainfer.contract.step import StepPlan, StepResult
+from pegainfer.kv.device.transfers import Transfers
 from pegainfer.runner.pooling import HiddenPart, Pools, WholePrompt
 from pegainfer.runner.results import DrawnRing, HiddenBuffer, ResultBuffer
 from pegainfer.runner.sampling import PromptPart, gathered_logprobs, step_result
@@ -58,7 +59,7 @@ class PendingPools(NamedTuple):
 class PendingDraw:
     """Implements contract.step.PendingStep."""
 
-    __slots__ = ("_cold_seconds", "_parts", "_pooled", "_result", "_ring", "_spare", "_step")
+    __slots__ = ("_cold_seconds", "_parts", "_pooled", "_result", "_ring", "_spare", "_step", "_transfers")
 
     def __init__(
         self,
@@ -68,14 +69,17 @@ class PendingDraw:
         ring: DrawnRing,
         spare: deque[ResultBuffer],
         cold_seconds: float,
+        transfers: Transfers | None = None,
     ) -> None:
         """
         Args:
             pooled: reads the vectors of prompts that are complete, once the step has ended.
             spare: takes each buffer when it has been read.
             cold_seconds: of the host, making graphs for the step.
+            transfers: those that have ended are told with the step's result.
         """
         self._cold_seconds = cold_seconds
+        self._transfers = transfers
         self._pooled = pooled
         self._ring = ring
         self._spare = spare
@@ -93,6 +97,8 @@ class PendingDraw:
             self._result = self._read()
             if self._cold_seconds:
                 self._result = msgspec.structs.replace(self._result, cold_seconds=self._cold_seconds)
+            if self._transfers is not None:
+                self._result = self._transfers.add_ended(step.plan, self._result)
             self._spare.append(step.results)
             self._spare.extend(p.results for p in self._parts)
         return self._result

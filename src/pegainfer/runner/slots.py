@@ -13,6 +13,7 @@ import numpy as np
 from pegainfer.contract.adapter import NO_ADAPTER
 from pegainfer.contract.errors import InvariantError, UnsupportedError
 from pegainfer.contract.step import NO_BLOCK, KVSpec, NewSlot, PageGroup, RunnerInfo, SlotBlocks, StepPlan
+from pegainfer.contract.tiers import DEVICE
 from pegainfer.runner.sampling_state import SamplingState
 
 Array = np.ndarray[Any, Any]
@@ -34,7 +35,6 @@ class Slots:
     def __init__(self, info: RunnerInfo, max_logprobs: int) -> None:
         """Raises UnsupportedError for a part of the contract that device runners do not have yet."""
         self._refuse("rows that commit several tokens (max_commit)", info.max_commit > 1)
-        self._refuse("memory tiers (tiers)", bool(info.tiers))
         self._refuse("data-parallel ranks (data_ranks)", info.data_ranks > 1)
         slots, length = info.max_slots, info.max_model_len
         self.vocab_size = info.vocab_size
@@ -54,11 +54,7 @@ class Slots:
         self._taken = [False] * slots
 
     def apply(self, plan: StepPlan) -> None:
-        """Frees, new slots, appended blocks, in this order.
-
-        Raises InvariantError for an impossible plan, UnsupportedError for parts that this runner does not do.
-        """
-        self._refuse("transfers", bool(plan.transfers))
+        """Frees, new slots, appended blocks, in this order. Raises InvariantError for an impossible plan."""
         for slot in plan.frees:
             if not self._taken[slot]:
                 raise InvariantError(f"step {plan.step} frees slot {slot}, which is empty")
@@ -70,6 +66,9 @@ class Slots:
             self._extend(plan.step, change)
         for copy in plan.copies:
             self._check_blocks(plan.step, copy.group, (copy.src, copy.dst))
+        for t in plan.transfers:
+            ends = ((t.source_pool, t.source), (t.target_pool, t.target))
+            self._check_blocks(plan.step, t.group, tuple(block for pool, block in ends if pool == DEVICE))
         for snapshot in plan.snapshots:
             self._check_blocks(plan.step, snapshot.group, (snapshot.state,))
 

@@ -214,3 +214,29 @@ PoolMachine.TestCase.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
 )
 TestPoolMachine = PoolMachine.TestCase
+
+
+def test_a_block_that_was_hit_is_passed_over_once_for_each_hit() -> None:
+    pool = BlockPool("g", 3)
+    evicted = []
+    for i in range(8):
+        before = {j for j in range(i) if pool.lookup(key(j)) is not None}
+        block = pool.allocate()
+        evicted += [j for j in before if pool.lookup(key(j)) is None]
+        pool.publish(block, key(i))
+        pool.release(block, after=0)
+        if not i:
+            pool.note_use(block)
+            pool.note_use(block)
+        pool.check_integrity()
+    # 0 is passed over before 1 and before 3.
+    assert evicted == [1, 2, 3, 4, 0]
+
+
+def test_an_adopted_block_is_found_and_evicted_in_its_order() -> None:
+    pool = BlockPool("g", 3)
+    pool.adopt([(2, key(0)), (0, key(1)), (7, key(2))])  # the pool has no block 7
+    pool.check_integrity()
+    assert (pool.lookup(key(0)), pool.lookup(key(1)), pool.lookup(key(2))) == (2, 0, None)
+    assert [pool.allocate() for _ in range(3)] == [1, 2, 0]
+    pool.check_integrity()

@@ -24,7 +24,7 @@ from pegainfer.contract.step import (
     StateSnapshot,
     StepPlan,
 )
-from pegainfer.contract.tiers import DEVICE, Tier, Transfer
+from pegainfer.contract.tiers import DEVICE, Transfer
 from pegainfer.runner.slots import Slots
 from pegainfer.runner.staging import StagedRows, Staging
 
@@ -276,22 +276,17 @@ def test_rows_that_go_on_are_those_of_a_later_plan() -> None:
         assert getattr(advanced, name).tolist() == getattr(staged, name).tolist()
 
 
-@pytest.mark.parametrize(
-    ("feature", "parts"),
-    [
-        ("transfers", {"transfers": (Transfer(1, 0, 1, 2, DEVICE, 3),)}),
-    ],
-)
-def test_a_plan_asks_for_nothing_that_the_runner_lacks(feature: str, parts: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match=feature):
-        Bench().run(**parts)
+@pytest.mark.parametrize("transfer", [Transfer(1, 0, DEVICE, 64, 1, 0), Transfer(1, 0, 1, 0, DEVICE, -1)])
+def test_transfers_name_blocks_of_the_pool(transfer: Transfer) -> None:
+    with pytest.raises(InvariantError, match="names blocks"):
+        Bench().run(transfers=(transfer,))
+    Bench().run(transfers=(Transfer(1, 0, DEVICE, 63, 1, 900),))
 
 
 @pytest.mark.parametrize(
     ("feature", "changes"),
     [
         ("max_commit", {"max_commit": 2}),
-        ("tiers", {"tiers": (Tier(kind="host", num_blocks=(8,)),)}),
         ("data_ranks", {"data_ranks": 2}),
     ],
 )

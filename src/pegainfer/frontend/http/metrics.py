@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pegainfer.contract.event import PRICE_RATIOS, SLOW_RATIO, EngineStats, FinishReason, Timings
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.frontend.http.expert_metrics import expert_metrics
+from pegainfer.frontend.http.tier_metrics import tier_families
 from pegainfer.frontend.pieces import PieceCache
 from pegainfer.frontend.processes import process_family, resident_bytes
 
@@ -172,6 +173,7 @@ class MetricsPage:
         stats = self._engine.stats()
         yield from self._gauges(stats)
         yield from self._counters(stats)
+        yield from tier_families(self._prefix, self._model, stats)
         yield from self._histograms()
         yield self._step_tokens(stats)
         yield self._price_ratios(stats)

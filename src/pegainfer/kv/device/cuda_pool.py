@@ -29,6 +29,11 @@ class CudaPools:
                 places.append((tensor.address, part.nbytes))
             self._groups.append(places)
 
+    @property
+    def places(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """For each group, address and bytes a block of each part."""
+        return self._groups
+
     def copy(self, copies: Iterable[BlockCopy], stream: Stream) -> None:
         """Puts copies of whole blocks on the stream, in order."""
         for c in copies:

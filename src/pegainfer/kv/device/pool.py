@@ -12,6 +12,7 @@ import numpy as np
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.step import BlockCopy
 from pegainfer.kv.device.layout import GroupLayout, Part
+from pegainfer.kv.device.store import Bytes
 
 Array = np.ndarray[Any, Any]
 # Storage formats of parts in host memory.
@@ -36,6 +37,25 @@ class HostPools:
             arrays = {part.name: _reserve(part, count) for part in layout.parts}
             self.states |= arrays
             self._groups.append(list(arrays.values()))
+
+    def gather(self, group: int, block: int, out: Bytes) -> None:
+        """See transfers.DeviceCopies."""
+        at = 0
+        for array in self._groups[group]:
+            part = array[block].reshape(-1).view(np.uint8)
+            out[at : at + len(part)] = part
+            at += len(part)
+
+    def scatter(self, group: int, block: int, data: Bytes) -> None:
+        """See transfers.DeviceCopies."""
+        at = 0
+        for array in self._groups[group]:
+            part = array[block].reshape(-1).view(np.uint8)
+            part[:] = data[at : at + len(part)]
+            at += len(part)
+
+    def finish(self) -> None:
+        """Copies have ended when they return."""
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """Copies blocks in order; each source is read when its turn comes."""

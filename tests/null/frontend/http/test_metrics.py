@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.contract.event import EngineStats
+from pegainfer.contract.event import EngineStats, TierStats
 from pegainfer.contract.experts import ExpertTokens
 from pegainfer.frontend.http.metrics import Histogram
 from tests.support.asgi import Call, client, make_app, run, spin
@@ -218,3 +218,26 @@ def test_tokens_of_experts_and_their_imbalance() -> None:
     assert p + 'imbalance{layer="3"}' not in found
     engine.set_stats(EngineStats())
     assert not [name for name in scrape(engine) if "expert" in name]
+
+
+def test_each_kv_tier_has_its_figures() -> None:
+    engine = FakeEngine(says("a"))
+    assert not [name for name in scrape(engine) if "kv_tier" in name]
+    tiers = (
+        TierStats(kind="host", total_blocks=9, cached_blocks=4, in_flight=2, loaded_bytes=7, refused_loads=3),
+        TierStats(kind="disk", total_blocks=90, hit_tokens=32, saved_bytes=5, saved_seconds=0.5, failures=1),
+    )
+    engine.set_stats(EngineStats(tiers=tiers))
+    found = {name: value for name, value in scrape(engine).items() if value and "kv_tier" in name}
+    assert found == {
+        'pegainfer:kv_tier_capacity{tier="host"}': 9,
+        'pegainfer:kv_tier_capacity{tier="disk"}': 90,
+        'pegainfer:kv_tier_blocks{tier="host"}': 4,
+        'pegainfer:kv_tier_transfers{tier="host"}': 2,
+        'pegainfer:kv_tier_loaded_bytes_total{tier="host"}': 7,
+        'pegainfer:kv_tier_refused_loads_total{tier="host"}': 3,
+        'pegainfer:kv_tier_hit_tokens_total{tier="disk"}': 32,
+        'pegainfer:kv_tier_saved_bytes_total{tier="disk"}': 5,
+        'pegainfer:kv_tier_saved_seconds_total{tier="disk"}': 0.5,
+        'pegainfer:kv_tier_failures_total{tier="disk"}': 1,
+    }

@@ -1,0 +1,175 @@
+"""Opens the KV tiers that a configuration asks for: sizes, stores, and the digest that records carry."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import msgspec
+
+from pegainfer import __version__
+from pegainfer.app.config import EngineConfig
+from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.contract.step import Runner, RunnerInfo
+from pegainfer.contract.tiers import Tier
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.kv.device.disk import DiskStore, record_bytes
+from pegainfer.kv.device.layout import GroupLayout, PageLayout, block_bytes
+from pegainfer.kv.device.store import BlockStore, HostStore, reserve
+from pegainfer.ops.ranks import TensorRank
+
+if TYPE_CHECKING:
+    from pegainfer.kv.device.cuda_copies import PinnedMemory
+
+SAMPLES = 64  # places of each weights file that the digest reads
+SAMPLE_BYTES = 4096
+
+
+@runtime_checkable
+class TieredRunner(Protocol):
+    """A runner that can have tiers; see HostRunner."""
+
+    def use_tiers(self, stores: Sequence[BlockStore], free: Callable[[], None] | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class OpenTiers:
+    """Tiers as the scheduler knows them, and where the runner keeps their blocks; () without any."""
+
+    tiers: tuple[Tier, ...] = ()
+    stores: tuple[BlockStore, ...] = ()
+    free: Callable[[], None] | None = None  # gives their memory back, once they are closed
+
+    def give_to(self, runner: Runner) -> None:
+        """The runner, whose bounds have the tiers, takes over the stores. Raises UnsupportedError."""
+        if self.stores:
+            if not isinstance(runner, TieredRunner):
+                raise UnsupportedError("this device has no KV tiers yet", got=type(runner).__name__)
+            runner.use_tiers(self.stores, self.free)
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+        if self.free is not None:
+            self.free()
+
+
+def tier_blocks(groups: Sequence[GroupLayout], memory: int, snapshot_share: float, pad: int = 0) -> list[int]:
+    """Blocks or states of each group in a tier of `memory` bytes.
+
+    Pages of all groups are for the same number of tokens; states get `snapshot_share` where there are pages.
+
+    Args:
+        pad: multiple of bytes that a block takes, header included; 0: the block alone.
+    """
+    sizes = [record_bytes(block_bytes(g)) if pad else block_bytes(g) for g in groups]
+    paged = any(isinstance(g, PageLayout) for g in groups)
+    states = [n for g, n in zip(groups, sizes, strict=True) if not isinstance(g, PageLayout)]
+    for_states = int(memory * snapshot_share) if paged and states else memory if states else 0
+    per_token = sum(n / g.block_size for g, n in zip(groups, sizes, strict=True) if isinstance(g, PageLayout))
+    tokens = (memory - for_states) / per_token if paged else 0.0
+    return [
+        int(tokens / g.block_size) if isinstance(g, PageLayout) else for_states // sum(states) for g in groups
+    ]
+
+
+def open_tiers(
+    config: EngineConfig,
+    groups: Sequence[GroupLayout],
+    path: Path,
+    at: TensorRank,
+    pinned: PinnedMemory | None = None,
+) -> OpenTiers:
+    """The tiers of one rank, the fastest first. Raises ConfigError.
+
+    Args:
+        pinned: makes memory that the device copies from and to.
+        groups: of the rank.
+        path: of the model's file or folder.
+    """
+    nbytes = [block_bytes(g) for g in groups]
+    tiers: list[Tier] = []
+    stores: list[BlockStore] = []
+    if config.kv_offload:
+        blocks = tier_blocks(groups, config.kv_offload // at.ranks, config.snapshot_share)
+        _check(blocks, config.kv_offload, "kv_offload")
+        tiers.append(Tier(kind="host", num_blocks=tuple(blocks)))
+        stores.append(HostStore(nbytes, blocks, pinned))
+    if config.kv_offload_disk:
+        folder, size = parse_disk(config.kv_offload_disk)
+        blocks = tier_blocks(groups, size // at.ranks, config.snapshot_share, pad=1)
+        _check(blocks, size, "kv_offload_disk")
+        folder = folder / f"rank{at.rank}" if at.ranks > 1 else folder
+        store = DiskStore(folder, content_digest(config, groups, path, at), nbytes, blocks, pinned or reserve)
+        tiers.append(Tier(kind="disk", num_blocks=tuple(blocks), stored=store.stored()))
+        stores.append(store)
+    return OpenTiers(tuple(tiers), tuple(stores), pinned.close if pinned is not None else None)
+
+
+@contextlib.contextmanager
+def tiers_of_rank(
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+    groups: Sequence[GroupLayout],
+    path: Path,
+    at: TensorRank,
+    pinned: PinnedMemory | None = None,
+) -> Iterator[OpenTiers]:
+    """Opens the tiers for the runner that the context makes; closes them where that fails.
+
+    There are none without a prefix cache. Raises ConfigError.
+    """
+    tiers = open_tiers(config, groups, path, at, pinned) if scheduler.prefix_cache else OpenTiers()
+    try:
+        yield tiers
+    except BaseException:
+        tiers.close()
+        raise
+
+
+def parse_disk(text: str) -> tuple[Path, int]:
+    """Folder and bytes of 'DIR:200GiB'. Raises ConfigError."""
+    from pegainfer.app.options import parse_bytes
+
+    folder, _, size = text.rpartition(":")
+    if not folder:
+        raise ConfigError(
+            "bad kv_offload_disk", expected="a folder and a size, as /var/cache/kv:200GiB", got=repr(text)
+        )
+    return Path(folder).expanduser().absolute(), parse_bytes(size)
+
+
+def _check(blocks: Sequence[int], nbytes: int, where: str) -> None:
+    if min(blocks) < 1:
+        raise ConfigError(
+            "a KV tier holds not one block of each group",
+            expected="room for some thousand tokens", got=f"{nbytes / 2**20:.2f} MiB", where=where,
+        )  # fmt: skip
+
+
+def content_digest(config: EngineConfig, groups: Sequence[GroupLayout], path: Path, at: TensorRank) -> bytes:
+    """32 bytes that differ wherever the same tokens may leave other bytes in a block.
+
+    That is the model (names, sizes, times of change and samples of its files: to read them whole would take
+    longer than the start), how it is computed, the layout of blocks, the shard, and this package's version.
+    """
+    h = hashlib.sha256(b"pegainfer-tier-1")
+    computed = (config.backend, config.isa, config.activation, config.kv_format, __version__)
+    h.update(repr((computed, at.rank, at.ranks, groups)).encode())
+    for file in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
+        stat = file.stat()
+        h.update(repr((file.name, stat.st_size, stat.st_mtime_ns)).encode())
+        with open(file, "rb") as opened:
+            for i in range(SAMPLES):
+                opened.seek(i * stat.st_size // SAMPLES)
+                h.update(opened.read(SAMPLE_BYTES))
+    return h.digest()
+
+
+def with_tiers(info: RunnerInfo, opened: OpenTiers) -> RunnerInfo:
+    """The bounds of a runner that has these tiers."""
+    return msgspec.structs.replace(info, tiers=opened.tiers) if opened.tiers else info
