@@ -59,6 +59,7 @@ def build_engine(
     profiler: Profiler | None = None,
     *,
     tokenizer: Path | None = None,
+    gentle: bool = False,
 ) -> Engine:
     """Loads a model and makes it ready; the caller closes the runner.
 
@@ -67,6 +68,7 @@ def build_engine(
         name: what the model is called in answers.
         profiler: is put around the backend, whose calls are timed then.
         tokenizer: takes the place of the model's own, see `open_model`.
+        gentle: loads at a low priority, where the device is the CPU.
 
     Raises ConfigError, ModelFileError, UnsupportedError.
     """
@@ -81,7 +83,7 @@ def build_engine(
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
         runner, device, phases = _build_runner(
-            model, (path, tokenizer), groups, info, config, scheduler, profiler
+            model, (path, tokenizer), groups, info, config, scheduler, profiler, gentle
         )
     seconds = {"read": read - started, **phases}
     told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
@@ -124,6 +126,7 @@ def _build_runner(
     config: EngineConfig,
     scheduler: SchedulerConfig,
     profiler: Profiler | None,
+    gentle: bool,
 ) -> tuple[Runner, str, dict[str, float]]:
     """The runner, how its device is described, and seconds by phase.
 
@@ -143,7 +146,8 @@ def _build_runner(
         tensors = model.tensors(info.max_model_len)
         if config.load_format == "dummy":
             tensors = {name: w if w.parts else made_up(name, w) for name, w in tensors.items()}
-        backend, device = make_backend(tensors, config, timing=profiler is not None, memory=memory)
+        timing = profiler is not None
+        backend, device = make_backend(tensors, config, timing=timing, memory=memory, gentle=gentle)
         backend = backend if profiler is None else profiler.around(backend)
         formats, max_logprobs = step_formats(config), scheduler.max_logprobs
         at = TensorRank(0, config.tensor_parallel_size)

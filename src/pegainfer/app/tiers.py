@@ -158,7 +158,14 @@ def content_digest(config: EngineConfig, groups: Sequence[GroupLayout], path: Pa
     longer than the start), how it is computed, the layout of blocks, the shard, and this package's version.
     """
     h = hashlib.sha256(b"pegainfer-tier-1")
-    computed = (config.backend, config.isa, config.activation, config.kv_format, __version__)
+    computed = (
+        config.backend,
+        config.isa,
+        config.activation,
+        config.kv_format,
+        config.quantization,
+        __version__,
+    )
     h.update(repr((computed, at.rank, at.ranks, groups)).encode())
     for file in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
         stat = file.stat()

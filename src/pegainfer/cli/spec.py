@@ -27,6 +27,7 @@ class EngineSpec:
     name: what the model is called in answers.
     path: of the model's file or folder; empty on the null device.
     time_ops: the ops of sampled steps are timed while a trace is taken.
+    gentle: it is loaded beside other engines that answer requests.
     tokenizer: of the folder or file that takes the place of the model's own tokenizer; empty: its own.
     """
 
@@ -35,6 +36,7 @@ class EngineSpec:
     engine: EngineConfig
     scheduler: SchedulerConfig
     time_ops: bool = False
+    gentle: bool = False
     tokenizer: str = ""
 
     @property
@@ -53,7 +55,13 @@ def build(spec: EngineSpec, profiler: Profiler | None = None) -> Engine:
     from pegainfer.app.assemble import build_engine
 
     return build_engine(
-        Path(spec.path), spec.name, spec.engine, spec.scheduler, profiler, tokenizer=_tokenizer(spec)
+        Path(spec.path),
+        spec.name,
+        spec.engine,
+        spec.scheduler,
+        profiler,
+        tokenizer=_tokenizer(spec),
+        gentle=spec.gentle,
     )
 
 

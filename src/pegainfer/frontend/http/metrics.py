@@ -52,7 +52,7 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
 }
 
 # Fields of EngineStats that only grow: name without _total, help.
-_COUNTERS: dict[str, tuple[str, str]] = {
+ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of the requests that were scheduled."),
     "cached_tokens": ("prompt_tokens_cached", "Prompt tokens taken from the prefix cache."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
@@ -146,6 +146,23 @@ class FrontMetrics:
                 seen["request_time_per_output_token_seconds"].observe(mean)
 
 
+def registry_of(collector: Any) -> CollectorRegistry:
+    """Prometheus' registry of one collector."""
+    # Imported here: a server's start should not pay for a page that may never be read.
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return registry
+
+
+def rendered(registry: CollectorRegistry) -> bytes:
+    """What GET /metrics answers."""
+    from prometheus_client.exposition import generate_latest
+
+    return generate_latest(registry)
+
+
 class MetricsPage:
     """A prometheus collector over the front's figures and the engine's latest snapshot."""
 
@@ -160,14 +177,9 @@ class MetricsPage:
         self._registry: CollectorRegistry | None = None
 
     def render(self) -> bytes:
-        # Imported here: a server's start should not pay for a page that may never be read.
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.exposition import generate_latest
-
         if self._registry is None:
-            self._registry = CollectorRegistry(auto_describe=False)
-            self._registry.register(self)
-        return generate_latest(self._registry)
+            self._registry = registry_of(self)
+        return rendered(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats()
@@ -214,7 +226,7 @@ class MetricsPage:
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         from prometheus_client.metrics_core import CounterMetricFamily, SummaryMetricFamily
 
-        for field, (name, text) in _COUNTERS.items():
+        for field, (name, text) in ENGINE_COUNTERS.items():
             yield self._one(CounterMetricFamily, name, text, getattr(stats, field))
         for name, text, count in (
             ("tokenizer_cache_queries", "Characters of long texts to tokenise.", self._pieces.chars),
