@@ -393,7 +393,7 @@ class Driver:
         residents = self.scheduler._residents
         for pool in all_pools(self.scheduler):
             assert pool.available == pool.num_blocks and pool.num_deferred == pool.num_moving == 0
-        assert not residents.tiering.loading and not residents.tiering.has_work
+        assert not residents.loading and not residents.tiering.has_work
         assert self.counts["adapters loaded"] - self.counts["adapters removed"] == len(self.adapters)
         assert all(sorted(home.free_slots) == list(home.slots) for home in residents.homes)
         adapters = residents.adapters
