@@ -1,5 +1,5 @@
 // op gated_delta_rule: rows of several tokens by chunks, with tensor cores.
-#include "chunk.cuh"
+#include "scan.cuh"
 
 // variant delta_chunk_prepare_bf16: dtype=bf16 key_dim=128
 extern "C" __global__ void __launch_bounds__(kPrepareThreads)
