@@ -6,8 +6,8 @@
 //   O = e^G Q̂ S + P D                    P_ij = e^(G_i - G_j) q̂_i·k̂_j for j ≤ i
 //   S ← e^G_last S + Σ_j e^(G_last - G_j) k̂_j d_j
 // delta_chunk_prepare computes (I + A)^-1 and P of all chunks side by side. delta_chunk_scan (scan.cuh) then
-// carries the state from chunk to chunk. The state and all sums stay in float32; factors of a GEMM are rounded
-// to bf16.
+// carries the state from chunk to chunk. The state and all sums stay in float32; factors of a GEMM are
+// rounded to bf16.
 #pragma once
 #include "delta.cuh"
 

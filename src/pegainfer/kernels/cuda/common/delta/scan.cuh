@@ -117,7 +117,7 @@ __device__ __forceinline__ void store_tokens(char* tile, const float (&sums)[2][
     const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        const float(&v)[4] = sums[n];
+        const float (&v)[4] = sums[n];
         const uint32_t unit = 2 * half + n;
         *reinterpret_cast<uint32_t*>(tile + tile_at<4>(0, first + g, unit) + 4 * t) =
             pack2<bf16>(v[0] * top, v[1] * top);
@@ -126,7 +126,8 @@ __device__ __forceinline__ void store_tokens(char* tile, const float (&sums)[2][
     }
 }
 
-// Sums of 16 channels from 16 `warp` on and kSlice columns: tile n has columns 8 n + 2 t, as mma lays them out.
+// Sums of 16 channels from 16 `warp` on and kSlice columns: tile n has columns 8 n + 2 t, as mma lays them
+// out.
 using StateSums = float[kSlice / 8][4];
 
 // s ← decay s + keysᵀ · x, where x[64 tokens x kSlice] has the tokens' weights in it.
@@ -237,8 +238,8 @@ __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkAr
         Fragment state[8];
 #pragma unroll
         for (int c = 0; c < 8; c++)
-            ldmatrix4_trans(state[c], tile_at<4>(shared_address(state_tile), 16 * c + lane % 16,
-                                                 2 * half + lane / 16));
+            ldmatrix4_trans(state[c],
+                            tile_at<4>(shared_address(state_tile), 16 * c + lane % 16, 2 * half + lane / 16));
         float x[2][4] = {};
         times_state(x, stage.keys, first_token, state);
         const float4 f[2] = {stage.factors[first_token + g], stage.factors[first_token + g + 8]};
@@ -248,8 +249,9 @@ __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkAr
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const float2 v = unpack2<bf16>(*reinterpret_cast<const uint32_t*>(
-                    shared + (tile_at<4>(stage.values, first_token + g + 8 * r, 2 * half + n) -
-                              shared_address(shared)) +
+                    shared +
+                    (tile_at<4>(stage.values, first_token + g + 8 * r, 2 * half + n) -
+                     shared_address(shared)) +
                     4 * t));
                 const float by = decays[r] * f[r].z;
                 x[n][2 * r] = f[r].y * (v.x - by * x[n][2 * r]);
