@@ -20,7 +20,7 @@ from typing import Any
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
 from pegainfer.contract.request import SamplingParams, pack_tokens
-from pegainfer.contract.step import NewSlot, Row, Runner, SlotBlocks, StepPlan
+from pegainfer.contract.step import NewSlot, PageGroup, Row, Runner, SlotBlocks, StepPlan
 from pegainfer.engine.config import SchedulerConfig
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20)
@@ -34,9 +34,26 @@ class Bench:
     def __init__(self, runner: Runner, reach: int) -> None:
         self.runner = runner
         self._steps = itertools.count(1)
-        self._each = -(-reach // 16)  # blocks of a sequence
-        if (most := runner.info.num_blocks[0] // self._each) < runner.info.max_slots:
+        self._reach = reach
+        info = runner.info
+        most = min(n // self._each(g) for g, n in enumerate(info.num_blocks))
+        if most < info.max_slots:
             raise SystemExit(f"the KV cache holds {most} such sequences: lower --batch or --context")
+
+    def _each(self, group: int) -> int:
+        """Blocks of a sequence in a group of pages; its one state in a group of states."""
+        kind = self.runner.info.kv.groups[group]
+        return -(-self._reach // kind.block_size) if isinstance(kind, PageGroup) else 1
+
+    def _blocks(self, slot: int, tokens: int) -> tuple[SlotBlocks, ...]:
+        """The slot's share of each group's blocks; a prompt beyond a sequence's share is alone."""
+        found = []
+        for group, kind in enumerate(self.runner.info.kv.groups):
+            count = first = self._each(group)
+            if isinstance(kind, PageGroup):
+                count = max(count, -(-(tokens + 1) // kind.block_size))
+            found.append(SlotBlocks(slot, group, tuple(range(first * slot, first * slot + count))))
+        return tuple(found)
 
     def start(self, **parts: Any) -> Any:
         return self.runner.sample(self.runner.forward(StepPlan(step=next(self._steps), **parts)))
@@ -47,12 +64,9 @@ class Bench:
         new = NewSlot(
             slot=slot, seq=seed, tokens=pack_tokens(ids), num_prompt=tokens, sampling=sampling, seed=seed
         )
-        first = slot * self._each
-        count = max(self._each, -(-(tokens + 1) // 16))  # a long prefill is alone
-        blocks = (SlotBlocks(slot, 0, tuple(range(first, first + count))),)
         total = 0.0
         chunk = self.runner.info.max_tokens - self.runner.info.max_slots
-        parts: dict[str, Any] = {"news": (new,), "blocks": blocks}
+        parts: dict[str, Any] = {"news": (new,), "blocks": self._blocks(slot, tokens)}
         for at in range(0, tokens, chunk):
             count = min(chunk, tokens - at)
             total += self.start(rows=(Row(slot, at, count, at + count == tokens),), **parts).wait().seconds

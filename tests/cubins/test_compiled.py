@@ -40,14 +40,12 @@ ARCHS = ("90a", "120a")  # that must be there; others are looked at where they a
 # Bytes that a kernel may spill, stores and loads; none where it is not named. Tiles of heads of 256 want more
 # registers than a thread has, and no line that is served has such heads; sample_pick's blocks of 1,024
 # threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not); row_pass keeps two
-# numbers of a pass there, which it asks for once a layer; delta_chunk_scan carries 16 columns of a state and
-# the sums of a chunk's tokens in a warp's registers, and spills some of the latter once a chunk.
+# numbers of a pass there, which it asks for once a layer.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
     "sample_pick": 112,
     "row_pass_bf16_d128": 20,
-    "delta_chunk_scan_bf16": 296,
 }
 REGISTERS, STATIC = 64 << 10, 48 << 10  # of a multiprocessor; bytes that a kernel may declare
 LINES: dict[str, dict[str, Any]] = {  # widths are the models' own, layers and vocabulary are not

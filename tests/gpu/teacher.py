@@ -1,4 +1,4 @@
-"""What transformers makes of texts on the same GPU: seeded Qwen3 models of true sizes, and the default model.
+"""What transformers makes of texts on the same GPU: seeded models of true sizes, and the default model.
 
 Seeded weights are made on the GPU and handed to transformers as they are; one file of them is for us.
 """
@@ -36,6 +36,17 @@ SIZES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }  # fmt: skip
+# Published sizes of the dense Qwen3.5 models.
+SIZES_3_5: dict[str, dict[str, Any]] = {
+    "3.5-0.8B": {
+        "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "linear_num_value_heads": 16,
+    },
+    "3.5-4B": {
+        "hidden_size": 2560, "intermediate_size": 9216, "num_hidden_layers": 32, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "linear_num_value_heads": 32,
+    },
+}  # fmt: skip
 # What makes a seeded model as decided as a trained one: the best token leads by some nats, now and then by
 # next to nothing (in the median it has 0.84 to 0.98 here, 0.34 with SmolLM2-135M on prose). All logits are
 # normals of this deviation, but that of one token, which the embedding alone points to.
@@ -59,6 +70,8 @@ class Reference:
 
 def config(size: str) -> dict[str, Any]:
     """The config.json of such a model."""
+    if size in SIZES_3_5:
+        return _config_3_5(SIZES_3_5[size])
     return {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "head_dim": 128,
         "num_key_value_heads": 8, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
@@ -66,8 +79,40 @@ def config(size: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _config_3_5(sizes: dict[str, Any]) -> dict[str, Any]:
+    """As saves of the text model alone have it."""
+    layers = range(sizes["num_hidden_layers"])
+    return {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "vocab_size": 248320,
+        "head_dim": 256, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+        "layer_types": ["linear_attention" if (i + 1) % 4 else "full_attention" for i in layers],
+        "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "attention_bias": False, "mamba_ssm_dtype": "float32", "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25,
+        },
+        **sizes,
+    }  # fmt: skip
+
+
+def _vector(fields: dict[str, Any], name: str, values: Any) -> Any:
+    """The weight of a norm, or a decay's parameter, from standard normals."""
+    if name.endswith("A_log"):
+        return values / 2 + 0.5
+    if name.endswith("dt_bias"):
+        return values - 1  # states forget half of themselves in one to a hundred tokens
+    values = 1 + values / 8
+    if "q_norm" in name or "k_norm" in name:
+        values *= QK_NORM
+    if name == "model.norm.weight":
+        values *= LOGITS / POINTED
+    from_one = fields["model_type"] == "qwen3_5_text" and not name.endswith("linear_attn.norm.weight")
+    return values - 1 if from_one else values
+
+
 def seeded(fields: dict[str, Any], device: str, seed: int = 0) -> dict[str, Any]:
-    """A Qwen3 model's parameters in bf16 by name, normals that keep activations of order one."""
+    """A model's parameters in bf16 by name, normals that keep activations of order one."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -76,18 +121,14 @@ def seeded(fields: dict[str, Any], device: str, seed: int = 0) -> dict[str, Any]
     for name, p in empty_model(fields, "sdpa").named_parameters():
         values = torch.randn(p.shape, generator=generator, device=device)
         if p.ndim == 1:
-            values = 1 + values / 8
-            if "q_norm" in name or "k_norm" in name:
-                values *= QK_NORM
-            if name == "model.norm.weight":
-                values *= LOGITS / POINTED
+            values = _vector(fields, name, values)
         elif "embed" in name:
             values *= POINTED * width**-0.5
         elif "lm_head" in name:  # the token before the one read is the one pointed to
             values = tensors["model.embed_tokens.weight"].roll(-1, 0)
         else:
             values *= p.shape[-1] ** -0.5
-            if "o_proj" in name or "down_proj" in name:
+            if any(part in name for part in ("o_proj", "out_proj", "down_proj")):
                 values *= (BRANCH * fields["num_hidden_layers"]) ** -0.5
         tensors[name] = values.to(torch.bfloat16)
     return tensors

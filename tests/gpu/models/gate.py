@@ -105,7 +105,7 @@ def cuts(t: Texts, texts: list[Array], i: int) -> dict[str, Callable[[], Scores]
         warm = (len(text) - 1) // 16 // 2 * 16
 
         def warm_prefix() -> Scores:
-            t.score(text[:warm], 2048)  # fills the blocks
+            t.score(text[:warm], 2048, keep=True)  # fills the blocks
             return t.score(text, 2048, start=warm)
 
         found["warm prefix"] = warm_prefix

@@ -37,6 +37,8 @@ def torch() -> Any:
         pytest.param("0.6B", [16000], marks=pytest.mark.long),
         pytest.param("4B", WHOLE, marks=pytest.mark.long),
         pytest.param("8B", WHOLE, marks=pytest.mark.long),
+        ("3.5-0.8B", QUICK),
+        pytest.param("3.5-4B", WHOLE, marks=pytest.mark.long),
     ],
 )
 def test_seeded_weights_of_true_sizes(torch: Any, size: str, lengths: list[int], tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ def test_seeded_weights_of_true_sizes(torch: Any, size: str, lengths: list[int],
     rows = gate(folder, texts, references)
     (folder / "model.safetensors").unlink()
     ended = time.perf_counter()
-    show(f"Qwen3-{size}, seeded", references, rows)
+    show(f"{fields['architectures'][0]} {size}, seeded", references, rows)
     print(f"s: references {judged - began:.0f}, file {written - judged:.0f}, gate {ended - written:.0f}")
     check(rows)
 

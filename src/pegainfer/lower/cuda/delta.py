@@ -24,7 +24,8 @@ KEY_DIM, COLUMNS, DELTA_THREADS = 128, 32, 128  # kKeys, kColumns and kThreads o
 DECODE_THREADS = 256  # kDecodeThreads of decode.cuh
 CHUNK = 64  # tokens: kChunk of chunk.cuh
 PREPARE_THREADS, PREPARE_SHARED = 128, 36_352  # kPrepareThreads and kPrepareShared
-SCAN_THREADS, SCAN_SHARED = 64, 98304  # kScanThreads and kScanShared
+SCAN_THREADS, SCAN_STAGE, SCAN_TILES = 256, 48_128, 20_480  # kScanThreads, kStage and kWorkTiles of scan.cuh
+SCAN_STAGES = 3  # chunks that a block of the scan holds or loads, at most
 BLOCKS_PER_SM = 8  # of a chunk kernel, at most: each then takes several chunks or rows
 
 
@@ -89,17 +90,19 @@ def _by_chunks(c: LoweringContext, args: Struct) -> None:
     """Rows of several tokens in two launches: all chunks side by side, then each row's chunks in order."""
     tokens, rows, heads = c.sizes["T"], c.sizes["R"], c.sizes["H"]
     square = tokens * heads * CHUNK * item_bytes("bf16")
+    most = BLOCKS_PER_SM * c.target.info.num_sms
+    slices = c.sizes["V"] // COLUMNS
+    at_once = min(rows, tokens // 2, blocks(most, slices * heads))
+    stages = max(1, min(SCAN_STAGES, (c.target.info.max_shared - SCAN_TILES) // SCAN_STAGE))
     chunk_args = struct(
         DELTA_CHUNKS, inverse=c.scratch(square), products=c.scratch(square),
-        factors=c.scratch(tokens * heads * 16), num_rows=rows,
+        factors=c.scratch(tokens * heads * 16), num_rows=rows, stages=stages,
     )  # fmt: skip
-    most = BLOCKS_PER_SM * c.target.info.num_sms
     chunks = min(tokens // 2, rows + tokens // CHUNK, blocks(most, _key_heads(c)))
     both = [args, chunk_args]
     c.launch("delta_chunk_prepare_bf16", (chunks, _key_heads(c), 1), PREPARE_THREADS, both, PREPARE_SHARED)
-    slices = c.sizes["V"] // COLUMNS
-    at_once = min(rows, tokens // 2, blocks(most, slices * heads))
-    c.launch("delta_chunk_scan_bf16", (slices, heads, at_once), SCAN_THREADS, both, SCAN_SHARED)
+    shared = stages * SCAN_STAGE + SCAN_TILES
+    c.launch("delta_chunk_scan_bf16", (slices, heads, at_once), SCAN_THREADS, both, shared)
 
 
 @handles("gated_rms_norm")

@@ -318,6 +318,7 @@ DELTA_CHUNKS = Layout(
     T* products  // [T, H, 64]: row of P
     float4* factors  // [T, H]: G, β, 1 / |k|, K^-1/2 / |q|
     int num_rows
+    int stages  // chunks that a block of the scan has room for in shared memory: 1, 2 or 3
     """,
     template="T",
 )

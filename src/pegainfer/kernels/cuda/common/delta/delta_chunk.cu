@@ -1,5 +1,5 @@
 // op gated_delta_rule: rows of several tokens by chunks, with tensor cores.
-#include "chunk.cuh"
+#include "scan.cuh"
 
 // variant delta_chunk_prepare_bf16: dtype=bf16 key_dim=128
 extern "C" __global__ void __launch_bounds__(kPrepareThreads)
@@ -7,7 +7,7 @@ extern "C" __global__ void __launch_bounds__(kPrepareThreads)
     delta_chunk_prepare(args, chunks);
 }
 // variant delta_chunk_scan_bf16: dtype=bf16 key_dim=128 value_multiple=32
-extern "C" __global__ void __launch_bounds__(kScanThreads)
+extern "C" __global__ void __launch_bounds__(kScanThreads, 1)
     delta_chunk_scan_bf16(const DeltaArgs<bf16> args, const ChunkArgs<bf16> chunks) {
     delta_chunk_scan(args, chunks);
 }
