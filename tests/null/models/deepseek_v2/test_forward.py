@@ -25,7 +25,8 @@ def config(name: str, **fields: object) -> DeepseekV2Config:
 
 def recorded(c: DeepseekV2Config, formats: Formats | None = None) -> Program:
     sizes = Sizes(groups(c, 16, formats or Formats()), (8,), 32)
-    return forward(c, dict.fromkeys(TABLE.shapes(c), "bf16"), sizes, formats)
+    weights = {name: "f32" if len(shape) == 1 else "bf16" for name, shape in TABLE.shapes(c).items()}
+    return forward(c, weights, sizes, formats)
 
 
 def names(c: DeepseekV2Config) -> list[str]:

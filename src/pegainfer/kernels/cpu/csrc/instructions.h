@@ -390,7 +390,7 @@ struct LoraExpandArgs {
     int64_t T, N, X, A;
 };
 
-// out = a · w[h]ᵀ of the first K channels of each head h, each with its own matrix; the rest copied
+// out = a · w[h]ᵀ of the first K channels of each head h, which has a matrix; the rest copied
 struct HeadLinearArgs {
     float* out;  // [T, H, A]
     const float* a;  // [T, H, B]
@@ -432,6 +432,6 @@ struct LatentAttentionArgs {
 };
 
 constexpr const char* kDeclarationHash =
-    "b2992fd9939220900e2ccab879e5b92258884fedd97a15fe4b028a5ee6bef0de";
+    "bf0b1d8a3d680b1b15937942797d0dd53843768bd1a4acc9e542ef90be6c1f52";
 
 }  // namespace pega
