@@ -77,24 +77,10 @@ def _latent_attention(
 
 
 def _mla_qkv(
-    b: Builder,
-    q: Tensor,
-    kv: Tensor,
-    x: Tensor,
-    norm: Tensor,
-    wq: Tensor,
-    w_latent: Tensor,
-    latent_norm: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    cos_sin: Tensor,
-    wq_down: Tensor | None = None,
-    q_norm: Tensor | None = None,
-    *,
-    eps: float,
-    latent_eps: float,
-    layer: int,
-) -> None:
+    b: Builder, q: Tensor, kv: Tensor, x: Tensor, norm: Tensor, wq: Tensor, w_latent: Tensor,
+    latent_norm: Tensor, positions: Tensor, slots: Tensor, cos_sin: Tensor, wq_down: Tensor | None = None,
+    q_norm: Tensor | None = None, *, eps: float, latent_eps: float, layer: int,
+) -> None:  # fmt: skip
     tokens = x.shape[0]
     h = b.buffer("h", *x.shape, dtype=q.dtype)
     latent = b.buffer("latent", tokens, w_latent.shape[0], dtype=q.dtype)

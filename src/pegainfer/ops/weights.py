@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -11,13 +12,13 @@ import numpy as np
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weight_checks import check_names, check_tied
+from pegainfer.ops.weight_values import moved_values, read_values
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.part import Part
 from pegainfer.runtime.weights.tensorfile import TensorFile, missing_tensor
-from pegainfer.runtime.weights.weight import SCHEMES, VALUES, Scheme, Weight, float32, in_memory, plain
+from pegainfer.runtime.weights.weight import SCHEMES, Scheme, Weight, float32, plain
 
 Array = np.ndarray[Any, Any]
-WHOLE = {"f32": np.uint32, "f16": np.uint16, "bf16": np.uint16}  # formats without blocks: an element's bits
 Spelling = Literal["hf", "gguf"]
 Rows = Callable[[Any], Sequence[range]]  # of a config: rows of a stored matrix
 Convert = Callable[[Any, Array], Array]  # of a config and stored values: the weight's values
@@ -242,9 +243,9 @@ class _Plan:
         if self.stored.rows is not None:
             weight = weight.take(len(self.shape) - 2, self.stored.rows(self.config))
         if self.stored.convert is not None:
-            weight = float32(self.stored.convert(self.config, _read(weight)))
+            weight = float32(self.stored.convert(self.config, read_values(weight)))
         if self.stored.moves is not None:
-            weight = _moved(weight, self.config, self.stored.moves)
+            weight = moved_values(weight, partial(self.stored.moves, self.config))
         if self.stored.stacked:
             weight = weight.stacked(self.entry.sizes(self.config)[0])
         assert weight.shape == self.entry.sizes(self.config), f"{self.entry.name}: rows do not make its shape"
@@ -302,22 +303,3 @@ def read_vector(file: TensorFile, name: str, size: int) -> Array:
             f"tensor {name} contradicts the config", expected=[size], got=list(info.shape), where=file.path
         )
     return dequantize(info.format, file.part(name).bytes(), info.shape)
-
-
-def _moved(weight: Weight, config: LayeredConfig, moves: Convert) -> Weight:
-    """A plain weight with its values in other places."""
-    part = weight.parts[VALUES]
-    if part.format not in WHOLE:
-        return float32(moves(config, _read(weight)))
-    raw = np.empty(part.nbytes, np.uint8)
-    part.read(raw)
-    found = np.ascontiguousarray(moves(config, raw.view(WHOLE[part.format]).reshape(weight.shape)))
-    return in_memory(part.format, found.shape, found.reshape(-1).view(np.uint8))
-
-
-def _read(weight: Weight) -> Array:
-    """The values of a plain weight, float32, read from the file rather than from its mapping."""
-    part = weight.parts[VALUES]
-    raw = np.empty(part.nbytes, np.uint8)
-    part.read(raw)
-    return dequantize(part.format, raw, weight.shape)

@@ -111,7 +111,7 @@ class DeepseekV2Config:
 
     @property
     def softmax_scale(self) -> float:
-        return self.head_dim**-0.5 * score_factor(self.rope_scaling)
+        return float(self.head_dim**-0.5 * score_factor(self.rope_scaling))
 
     def is_dense(self, layer: int) -> bool:
         return layer < self.dense_layers
