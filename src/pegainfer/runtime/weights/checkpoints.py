@@ -207,7 +207,7 @@ def fp4(kind: str) -> Scheme:
         codes = np.stack([packed & 15, packed >> 4], -1).reshape(w.shape)
         if kind == "nvfp4":
             return codes, E4M3[a["scales"]] / a["divisor"].reshape(1, 1)
-        return codes, np.exp2(a["scales"].astype(np.float32) - 127)
+        return codes, np.exp2(a["scales"].astype(np.float32) - 127).astype(np.float32)
 
     def decode(w: Weight) -> F32:
         codes, scales = read(w)
