@@ -83,4 +83,4 @@ def test_quantised_while_loading(kind: str, tmp_path: Path) -> None:
     entries, greedy = forced(path, ids, MODEL.name, FOLLOW, backend="cpu", quantization=kind)
     assert greedy == follows
     assert distances(entries, wanted).max() <= MAX
-    assert MAX < distances(wanted, plain).max() < 2
+    assert MAX < distances(wanted, plain).mean() < 0.5
