@@ -157,8 +157,10 @@ def _choose(name: HubName, listing: Listing) -> Choice | None:
         return None
     from pegainfer.ops.tensor import WEIGHTS
     from pegainfer.runtime.control_groups import available_memory
+    from pegainfer.runtime.weights.formats import GGML_TYPES
 
-    return choose_file(name.repository, ggufs, WEIGHTS, available_memory(), quant=name.quant, file=name.file)
+    served = tuple(form for form in WEIGHTS if form in GGML_TYPES.values())
+    return choose_file(name.repository, ggufs, served, available_memory(), quant=name.quant, file=name.file)
 
 
 def _check(name: HubName, listing: Listing, chosen: str | None, options: FetchOptions) -> None:

@@ -151,6 +151,8 @@ def _awq(q: Fields) -> Quantization:
 def _gptq(q: Fields, source: Mapping[str, Any]) -> Quantization:
     form = q.text("checkpoint_format", "gptq")
     offsets = {"gptq": 1, "gptq_v2": 0}
+    q.refuse("is_marlin_format", q.boolean("is_marlin_format", False), expected="false")
+    q.refuse("pack_dtype", q.text("pack_dtype", "int32") != "int32", expected="int32")
     q.refuse("checkpoint_format", form not in offsets, expected="gptq or gptq_v2")
 
     def scheme(values: Fields) -> Scheme:

@@ -98,6 +98,8 @@ def test_awq_skips_by_parts_of_names() -> None:
         ({"quant_method": "awq", "zero_point": False}, "zero_point is not supported"),
         ({"quant_method": "gptq", "bits": 3}, "bits is not supported; expected 4 or 8; got 3"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is not"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format is not supported"),
+        ({"quant_method": "gptq", "bits": 4, "pack_dtype": "int8"}, "pack_dtype is not supported"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {"bits": 2}}}, "dynamic: bits is not"),
         (ct({"g": {"targets": ["Linear"], "weights": INT4}}, format="marlin-24"), "got 'marlin-24'"),
         (ct({"g": {"targets": ["Linear"], "weights": INT4}}, format="float-quantized"), "'float-quantized'"),

@@ -99,5 +99,5 @@ def test_bf16_rounds_to_even() -> None:
 def test_quantized_weight_and_unknown_format() -> None:
     w = quantized_weight("q4_1", np.zeros((3, 64), np.float32))
     assert (w.dtype, w.shape, w.parts["values"].nbytes) == ("q4_1", (3, 64), 3 * 2 * 20)
-    with pytest.raises(UnsupportedError, match=r"no quantiser.*q8_0.*got q3_k"):
-        quantize("q3_k", np.zeros((1, 256), np.float32))
+    with pytest.raises(UnsupportedError, match=r"no quantiser.*q8_0.*got iq3_s"):
+        quantize("iq3_s", np.zeros((1, 256), np.float32))

@@ -206,7 +206,7 @@ def fp4(kind: str) -> Scheme:
         packed = a["values"].view(np.uint8)
         codes = np.stack([packed & 15, packed >> 4], -1).reshape(w.shape)
         if kind == "nvfp4":
-            return codes, E4M3[a["scales"]] / a["divisor"].reshape(1, 1)
+            return codes, np.divide(E4M3[a["scales"]], a["divisor"].reshape(1, 1), dtype=np.float32)
         return codes, np.exp2(a["scales"].astype(np.float32) - 127)
 
     def decode(w: Weight) -> F32:

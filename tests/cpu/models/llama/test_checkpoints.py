@@ -10,7 +10,7 @@ import pytest
 from tests.cpu.models.llama.test_superblocks import PERPLEXITY, distances, nll
 from tests.support.packers import KINDS
 from tests.support.quantcheckpoints import is_linear, write_quantised
-from tests.support.tinymodel import Tiny, token_ids
+from tests.support.tinymodel import Tiny, token_ids, write_checkpoint
 from tests.support.tinyqwen3moe import TinyQwen3Moe
 from tests.support.tinyrun import available, forced
 
@@ -72,3 +72,15 @@ def test_experts(tmp_path: Path) -> None:
         entries, greedy = forced(quantised, ids, model.name, FOLLOW, backend=backend)
         assert greedy == follows
         assert distances(entries, wanted).max() <= MAX
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_quantised_while_loading(kind: str, tmp_path: Path) -> None:
+    """Kernels have the levels that the reference has, and those are not the plain values."""
+    path, ids = write_checkpoint(MODEL, tmp_path / "m"), token_ids(MODEL)
+    plain, _ = forced(path, ids, MODEL.name, 1, backend="reference")
+    wanted, follows = forced(path, ids, MODEL.name, FOLLOW, backend="reference", quantization=kind)
+    entries, greedy = forced(path, ids, MODEL.name, FOLLOW, backend="cpu", quantization=kind)
+    assert greedy == follows
+    assert distances(entries, wanted).max() <= MAX
+    assert MAX < distances(wanted, plain).mean() < 0.5

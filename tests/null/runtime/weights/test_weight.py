@@ -175,7 +175,7 @@ def test_parts_that_do_not_hold_the_shape_are_refused() -> None:
     with pytest.raises(OpError, match=r"expected \[K\], \[N, K\] or \[E, N, K\]"):
         Weight(plain("f32"), (2, 2, 2, 2), {})
     with pytest.raises(UnsupportedError, match="no decoder"):
-        in_memory("q3_k", (1, 256), np.zeros(110, np.uint8)).values()
+        in_memory("iq3_s", (1, 256), np.zeros(110, np.uint8)).values()
 
 
 def test_bytes_of_a_scheme() -> None:
