@@ -9,6 +9,7 @@ from typing import Any
 from pegainfer.models.qwen3_5.config import LINE, Qwen3_5Config
 from pegainfer.models.qwen3_5.forward import forward, groups, head
 from pegainfer.models.qwen3_5.weights import TABLE, Qwen3_5Weights, load_gguf, load_safetensors
+from pegainfer.ops.adapters import adapted_weights
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
@@ -36,6 +37,9 @@ def from_config(config: Mapping[str, Any], where: str) -> LineModel:
 
 def model(weights: Qwen3_5Weights) -> LineModel:
     c = weights.config
+    adapted = adapted_weights(TABLE, c)
+    if c.tiled_heads:  # linear attention's rows have another order there than in the adapted checkpoint
+        adapted = tuple(w for w in adapted if ".linear_attn." not in w.module)
     return LineModel(
         vocab_size=c.vocab_size,
         max_position_embeddings=c.max_position_embeddings,
@@ -44,4 +48,5 @@ def model(weights: Qwen3_5Weights) -> LineModel:
         groups=partial(groups, c),
         forward=partial(forward, c),
         head=partial(head, c),
+        adapted=adapted,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from pegainfer.models.qwen3_moe.config import Qwen3MoeConfig
 from pegainfer.models.qwen3_moe.forward import forward, groups, head
 from pegainfer.models.qwen3_moe.weights import TABLE, Qwen3MoeWeights, load_gguf, load_safetensors
+from pegainfer.ops.adapters import adapted_weights
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel
@@ -46,4 +47,6 @@ def model(weights: Qwen3MoeWeights) -> LineModel:
         groups=partial(groups, c),
         forward=partial(forward, c),
         head=partial(head, c),
+        # Not the router, whose product is a part of `moe`, as those of experts are.
+        adapted=tuple(w for w in adapted_weights(TABLE, c) if not w.name.endswith(".w_router")),
     )
