@@ -49,9 +49,9 @@ class Traffic:
         first, gaps = (np.percentile(v or [0.0], (50, 99)) for v in (self.first_tokens, self.gaps))
         return (
             f"{label:10} {len(self.first_tokens) / self.seconds:9.1f} requests/s "
-            f"{self.tokens / self.seconds:9.0f} tokens/s  first token p50 {1e3 * first[0]:.1f} p99 {1e3 * first[1]:.1f} ms  gap p99 "
-            f"{1e3 * gaps[1]:.1f} max {1e3 * max(self.gaps, default=0.0):.1f} ms  loads {loads}  "
-            f"lost {len(self.failures)}"
+            f"{self.tokens / self.seconds:9.0f} tokens/s  first token p50 {1e3 * first[0]:.1f} "
+            f"p99 {1e3 * first[1]:.1f} ms  gap p99 {1e3 * gaps[1]:.1f} "
+            f"max {1e3 * max(self.gaps, default=0.0):.1f} ms  loads {loads}  lost {len(self.failures)}"
         )
 
 

@@ -51,7 +51,7 @@ class TinyAdapter:
         found: dict[str, np.ndarray[Any, Any]] = {}
         shapes = base.shapes()
         if base.hf_config()["tie_word_embeddings"]:
-            shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+            shapes["lm_head.weight"] = next(s for n, s in shapes.items() if n.endswith("embed_tokens.weight"))
         for name, shape in shapes.items():
             module = name.removesuffix(".weight")
             rank = self.ranks(module) if len(shape) == 2 else None

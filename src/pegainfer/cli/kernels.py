@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pegainfer.contract.errors import ConfigError
+from pegainfer.contract.errors import ConfigError, UnsupportedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,9 @@ def build(*, ask: KernelBuildFlags) -> int:
 
 
 def model_kernels(reference: str, archs: list[str]) -> dict[str, set[str]]:
-    """By architecture, every kernel that steps of a model can launch. Reads its config.json or GGUF header.
+    """By architecture, every kernel that steps of a model can launch, with LoRA adapters and without.
+
+    Reads its config.json or GGUF header.
 
     Raises what finding and opening a model raise, ConfigError for an unknown architecture, UnsupportedError
     for a model that no kernel serves.
@@ -71,10 +73,20 @@ def model_kernels(reference: str, archs: list[str]) -> dict[str, set[str]]:
 
     found = resolve(reference, fetch=True, weights=False, text=False)
     load_format = "dummy" if found.path.is_dir() else "auto"
-    engine = EngineConfig(backend="cuda", load_format=load_format)
-    spec = EngineSpec(name=found.name, path=str(found.path), engine=engine, scheduler=SchedulerConfig())
-    programs = step_programs(spec)
-    return {arch: programs.kernels(Target(card_of(arch))) for arch in archs}
+    targets = {arch: Target(card_of(arch)) for arch in archs}
+    kernels: dict[str, set[str]] = {arch: set() for arch in archs}
+    for lora in (False, True):
+        engine = EngineConfig(backend="cuda", load_format=load_format, enable_lora=lora)
+        spec = EngineSpec(name=found.name, path=str(found.path), engine=engine, scheduler=SchedulerConfig())
+        try:
+            programs = step_programs(spec)
+        except UnsupportedError:
+            if not lora:
+                raise
+            continue  # a line that serves no adapters
+        for arch, target in targets.items():
+            kernels[arch] |= programs.kernels(target)
+    return kernels
 
 
 def listed(given: tuple[str, ...]) -> list[str]:

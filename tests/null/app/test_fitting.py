@@ -68,7 +68,9 @@ def test_what_a_published_model_needs() -> None:
 
 
 def budget(total: int, weights: int, allowed: int) -> Budget:
-    return Budget(total=total * GIB, used=GIB, weights=weights * GIB, steps=2 * GIB, adapters=0, allowed=allowed * GIB)
+    return Budget(
+        total=total * GIB, used=GIB, weights=weights * GIB, steps=2 * GIB, adapters=0, allowed=allowed * GIB
+    )
 
 
 def test_weights_that_a_gpu_cannot_hold() -> None:

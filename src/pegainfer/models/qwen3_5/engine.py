@@ -8,6 +8,7 @@ from typing import Any
 from pegainfer.models.qwen3_5.config import LINE, Qwen3_5Config
 from pegainfer.models.qwen3_5.forward import forward, groups, head
 from pegainfer.models.qwen3_5.weights import TABLE, Qwen3_5Weights, load_gguf, load_safetensors
+from pegainfer.ops.adapters import adapted_weights
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
@@ -34,4 +35,9 @@ def from_config(config: Mapping[str, Any], where: str) -> LineModel:
 
 
 def model(weights: Qwen3_5Weights) -> LineModel:
-    return decoder_model(weights, groups, forward, head)
+    adapted = adapted_weights(TABLE, weights.config)
+    if (
+        weights.config.tiled_heads
+    ):  # rows of linear attention lie in another order than in the adapted checkpoint
+        adapted = tuple(w for w in adapted if ".linear_attn." not in w.module)
+    return decoder_model(weights, groups, forward, head, adapted=adapted)

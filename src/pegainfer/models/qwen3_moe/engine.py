@@ -8,6 +8,7 @@ from typing import Any
 from pegainfer.models.qwen3_moe.config import LINE, Qwen3MoeConfig
 from pegainfer.models.qwen3_moe.forward import forward, groups, head
 from pegainfer.models.qwen3_moe.weights import TABLE, Qwen3MoeWeights, load_gguf, load_safetensors
+from pegainfer.ops.adapters import adapted_weights
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
@@ -34,4 +35,6 @@ def from_config(config: Mapping[str, Any], where: str) -> LineModel:
 
 
 def model(weights: Qwen3MoeWeights) -> LineModel:
-    return decoder_model(weights, groups, forward, head)
+    # Not the router, whose product is a part of `moe`, as those of experts are.
+    adapted = tuple(w for w in adapted_weights(TABLE, weights.config) if not w.name.endswith(".w_router"))
+    return decoder_model(weights, groups, forward, head, adapted=adapted)

@@ -101,7 +101,8 @@ class _Reader:
     ) -> None:
         self._file, self._config, self._max_rank = file, config, max_rank
         self._modules = modules
-        self._spelled = {name: _spelled(name, file) for name in modules}  # as PEFT saw the base
+        nested = any(name.startswith(PREFIX + TEXT_MODEL[0]) for name in file.tensors)
+        self._spelled = {name: _spelled(name, nested=nested) for name in modules}  # as PEFT saw the base
         self._left = set(file.tensors)
 
     def read(self) -> dict[str, Factors]:
@@ -177,11 +178,10 @@ class _Reader:
         )
 
 
-def _spelled(module: str, file: TensorFile) -> str:
-    """The module's name with the prefix that the adapter's file has for the text model."""
+def _spelled(module: str, *, nested: bool) -> str:
+    """The module's name with the prefix of the text model that an adapter has, of a nested one or not."""
     deep, flat = TEXT_MODEL
     rest = module.removeprefix(deep) if module.startswith(deep) else module.removeprefix(flat)
     if rest == module:  # the head is outside of the text model
         return module
-    nested = any(name.startswith(PREFIX + deep) for name in file.tensors)
     return (deep if nested else flat) + rest

@@ -1,5 +1,5 @@
-// op lora_shrink, lora_expand, lora_lookup: what each token's LoRA adapter adds to a linear layer. Adapter and
-// rank are read on the device, so that one launch, and one graph, serves any mix of adapters and none.
+// op lora_shrink, lora_expand, lora_lookup: what each token's LoRA adapter adds to a linear layer. Adapter
+// and rank are read on the device, so that one launch, and one graph, serves any mix of adapters and none.
 // Every value is summed in the same order in tiles of any size: a token's result does not depend on others.
 #include <type_traits>
 
@@ -47,7 +47,8 @@ __device__ __forceinline__ void shrink_tokens(float* out, const T* a, const T* d
 #pragma unroll
                 for (int t = 0; t < TOKENS; t++)
 #pragma unroll
-                    for (int n = 0; n < N; n++) sums[t][r] = fmaf(to_f32(in[t].v[n]), to_f32(w.v[n]), sums[t][r]);
+                    for (int n = 0; n < N; n++)
+                        sums[t][r] = fmaf(to_f32(in[t].v[n]), to_f32(w.v[n]), sums[t][r]);
             }
         }
 #pragma unroll
@@ -91,8 +92,8 @@ __device__ __forceinline__ void shrink(float* out, const T* a, const T* down, co
 
 // x: of `count` tokens with one adapter, at this thread's columns; up: the adapter's factor there.
 template <typename X, typename W, int N, int TOKENS>
-__device__ __forceinline__ void expand_tokens(X* x, const float* h, const W* up, int count, int rank, int most,
-                                              int n) {
+__device__ __forceinline__ void expand_tokens(X* x, const float* h, const W* up, int count, int rank,
+                                              int most, int n) {
     float sums[TOKENS][N] = {};
 #pragma unroll 4
     for (int r = 0; r < rank; r++) {
@@ -152,22 +153,21 @@ __device__ __forceinline__ void lookup(float* out, const T* table, const int* id
         out[static_cast<int64_t>(token) * x + i] = i < rank ? to_f32(row[i]) : 0.f;
 }
 
-#define SHRINK(NAME, T, N, TOKENS)                                                                         \
-    extern "C" __global__ void __launch_bounds__(kShrinkThreads)                                           \
-        NAME(float* out, const T* a, const T* down, const int* adapters, const int* ranks, int tokens,     \
-             int x, int k) {                                                                               \
-        shrink<T, N, TOKENS>(out, a, down, adapters, ranks, tokens, x, k);                                 \
+#define SHRINK(NAME, T, N, TOKENS)                                                                     \
+    extern "C" __global__ void __launch_bounds__(kShrinkThreads)                                       \
+        NAME(float* out, const T* a, const T* down, const int* adapters, const int* ranks, int tokens, \
+             int x, int k) {                                                                           \
+        shrink<T, N, TOKENS>(out, a, down, adapters, ranks, tokens, x, k);                             \
     }
-#define EXPAND(NAME, X, W, N, TOKENS)                                                                      \
-    extern "C" __global__ void __launch_bounds__(kExpandThreads)                                           \
-        NAME(X* x, const float* h, const W* up, const int* adapters, const int* ranks, int tokens,         \
-             int most, int n) {                                                                            \
-        expand<X, W, N, TOKENS>(x, h, up, adapters, ranks, tokens, most, n);                               \
+#define EXPAND(NAME, X, W, N, TOKENS)                                                                        \
+    extern "C" __global__ void __launch_bounds__(kExpandThreads)                                             \
+        NAME(X* x, const float* h, const W* up, const int* adapters, const int* ranks, int tokens, int most, \
+             int n) {                                                                                        \
+        expand<X, W, N, TOKENS>(x, h, up, adapters, ranks, tokens, most, n);                                 \
     }
 #define LOOKUP(NAME, T)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128)                                                      \
-        NAME(float* out, const T* table, const int* ids, const int* adapters, const int* ranks, int x,     \
-             int v) {                                                                                      \
+    extern "C" __global__ void __launch_bounds__(128) NAME(                                                \
+        float* out, const T* table, const int* ids, const int* adapters, const int* ranks, int x, int v) { \
         lookup<T>(out, table, ids, adapters, ranks, x, v);                                                 \
     }
 
