@@ -10,12 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.fitting import check_fits, need_of
 from pegainfer.app.load import make_backend, open_model
 from pegainfer.app.registry import Model
-from pegainfer.app.tiers import tiers_of_rank, with_tiers
+from pegainfer.app.tiers import planned_tiers, tiers_of_rank, with_tiers
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.step import PageGroup, Runner, RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig
@@ -162,5 +164,8 @@ def _build_runner(
     else:
         from pegainfer.app.ranks import cpu_ranks
 
+        if scheduler.prefix_cache:
+            planned = planned_tiers(config, groups, config.tensor_parallel_size)
+            info = msgspec.structs.replace(info, tiers=planned)
         runner = cpu_ranks(build, files, info, config, scheduler)
     return runner, device, {"pack": time.perf_counter() - started}

@@ -58,15 +58,17 @@ class OpenTiers:
             self.free()
 
 
-def tier_blocks(groups: Sequence[GroupLayout], memory: int, snapshot_share: float, pad: int = 0) -> list[int]:
+def tier_blocks(
+    groups: Sequence[GroupLayout], memory: int, snapshot_share: float, *, records: bool = False
+) -> list[int]:
     """Blocks or states of each group in a tier of `memory` bytes.
 
     Pages of all groups are for the same number of tokens; states get `snapshot_share` where there are pages.
 
     Args:
-        pad: multiple of bytes that a block takes, header included; 0: the block alone.
+        records: whether a block takes a record of the disk tier.
     """
-    sizes = [record_bytes(block_bytes(g)) if pad else block_bytes(g) for g in groups]
+    sizes = [record_bytes(block_bytes(g)) if records else block_bytes(g) for g in groups]
     paged = any(isinstance(g, PageLayout) for g in groups)
     states = [n for g, n in zip(groups, sizes, strict=True) if not isinstance(g, PageLayout)]
     for_states = int(memory * snapshot_share) if paged and states else memory if states else 0
@@ -94,20 +96,33 @@ def open_tiers(
     nbytes = [block_bytes(g) for g in groups]
     tiers: list[Tier] = []
     stores: list[BlockStore] = []
+    for tier in planned_tiers(config, groups, at.ranks):
+        if tier.kind == "host":
+            stores.append(HostStore(nbytes, tier.num_blocks, pinned))
+        else:
+            folder, _ = parse_disk(config.kv_offload_disk)
+            folder = folder / f"rank{at.rank}" if at.ranks > 1 else folder
+            digest = content_digest(config, groups, path, at)
+            disk = DiskStore(folder, digest, nbytes, tier.num_blocks, pinned or reserve)
+            tier = msgspec.structs.replace(tier, stored=disk.stored())
+            stores.append(disk)
+        tiers.append(tier)
+    return OpenTiers(tuple(tiers), tuple(stores), pinned.close if pinned is not None else None)
+
+
+def planned_tiers(config: EngineConfig, groups: Sequence[GroupLayout], ranks: int) -> tuple[Tier, ...]:
+    """The tiers of each rank before they are opened, the fastest first. Raises ConfigError."""
+    tiers: list[Tier] = []
     if config.kv_offload:
-        blocks = tier_blocks(groups, config.kv_offload // at.ranks, config.snapshot_share)
+        blocks = tier_blocks(groups, config.kv_offload // ranks, config.snapshot_share)
         _check(blocks, config.kv_offload, "kv_offload")
         tiers.append(Tier(kind="host", num_blocks=tuple(blocks)))
-        stores.append(HostStore(nbytes, blocks, pinned))
     if config.kv_offload_disk:
-        folder, size = parse_disk(config.kv_offload_disk)
-        blocks = tier_blocks(groups, size // at.ranks, config.snapshot_share, pad=1)
+        size = parse_disk(config.kv_offload_disk)[1]
+        blocks = tier_blocks(groups, size // ranks, config.snapshot_share, records=True)
         _check(blocks, size, "kv_offload_disk")
-        folder = folder / f"rank{at.rank}" if at.ranks > 1 else folder
-        store = DiskStore(folder, content_digest(config, groups, path, at), nbytes, blocks, pinned or reserve)
-        tiers.append(Tier(kind="disk", num_blocks=tuple(blocks), stored=store.stored()))
-        stores.append(store)
-    return OpenTiers(tuple(tiers), tuple(stores), pinned.close if pinned is not None else None)
+        tiers.append(Tier(kind="disk", num_blocks=tuple(blocks)))
+    return tuple(tiers)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ import msgspec
 
 from pegainfer.contract.errors import ConfigError, EngineDeadError
 from pegainfer.contract.step import RunnerInfo, StepResult
-from pegainfer.contract.tiers import Tier
 
 # Of a result, what is the same on every rank that computed the same rows: not times, nor when transfers end.
 COMPARED = ("step", "tokens", "errors", "error_kinds", "logprobs", "prompt_logprobs", "pooled")
@@ -18,6 +17,8 @@ SHOWN = 80  # characters of a value in an error message
 
 def common_info(infos: Sequence[RunnerInfo]) -> RunnerInfo:
     """Bounds that every rank can keep: of each pool, as many blocks as the smallest rank has.
+
+    Of what tiers have stored, rank 0's word counts: where another rank lacks a block, its load fails.
 
     Raises ConfigError where the ranks differ in anything else, or cannot be divided evenly.
     """
@@ -38,7 +39,7 @@ def common_info(infos: Sequence[RunnerInfo]) -> RunnerInfo:
                     got=f"rank {rank}'s {_shown(getattr(info, name))}",
                 )
     tiers = tuple(
-        Tier(kind=tier.kind, num_blocks=_smallest([info.tiers[i].num_blocks for info in infos]))
+        msgspec.structs.replace(tier, num_blocks=_smallest([info.tiers[i].num_blocks for info in infos]))
         for i, tier in enumerate(first.tiers)
     )
     blocks = _smallest([info.num_blocks for info in infos])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from pegainfer.kv.device import disk
 from pegainfer.kv.device.pool import HostPools
 from pegainfer.kv.device.store import BlockStore, HostStore, StoreError
-from tests.support.hybrid_traffic import memory_of, run
-from tests.support.tinymodel import write_checkpoint
+from tests.support.hybrid_traffic import LENGTH, memory_of, run
+from tests.support.tinymodel import Tiny, write_checkpoint
 from tests.support.tinyqwen3_5 import MODELS
 
 STEPS = int(os.environ.get("TIER_STEPS", "250"))
+WIDE = {"intermediate_size": 128, "max_position_embeddings": 512}
 OFF = {"kv_offload": 0, "kv_offload_disk": ""}
 
 
@@ -92,3 +94,20 @@ def test_faults_in_every_copy_cost_no_request_and_no_token(
         assert counts["differences"] == 0
         assert counts["host tier: failures"] > 0 and counts["disk tier: failures"] > 0
     assert min(seen.values()) > 0, seen
+
+
+def test_ranks_load_their_parts_and_a_rank_without_its_part_costs_a_miss(tmp_path: Path) -> None:
+    """Two ranks with a folder each; then one folder is lost, so that no load lands on both."""
+    folder = write_checkpoint(Tiny("m", seed=5, config=WIDE), tmp_path / "model")
+    size = 2 * 2 * 2 * 16 * 4 * LENGTH * 5 // 2  # bytes of two and a half sequences
+    more: dict[str, Any] = {
+        "kv_cache_memory": size, "kv_offload_disk": f"{tmp_path / 'tier'}:{40 * size}", "backend": "cpu",
+        "activation": "f32", "threads": 1, "tensor_parallel_size": 2,
+    }  # fmt: skip
+    run(folder, STEPS // 2, alone=OFF, **more)
+    again = run(folder, STEPS // 4, alone=OFF, **more)
+    assert again["differences"] == 0
+    assert again["disk tier: tokens loaded"] > 0 and again["disk tier: failures"] == 0
+    shutil.rmtree(tmp_path / "tier" / "rank1")
+    last = run(folder, STEPS // 4, alone=OFF, **more)
+    assert last["differences"] == 0 and last["disk tier: failures"] > 0
