@@ -28,10 +28,10 @@ _NAME = re.compile(
 SMALL_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
-    "*.safetensors.index.json",
+    "*.safetensors.index.json", "modules.json", "1_Pooling/config.json",
 )  # fmt: skip
 # Weights in another layout that some repositories hold beside those that are read here.
-OTHERS = ("*/*", "consolidated*")
+OTHERS = ("*/*.safetensors*", "consolidated*")
 SLOW_SECONDS = 3.0  # the library asks again for some 20 seconds, in silence, where there is no network
 NETWORK = "check the network; HTTPS_PROXY and HF_ENDPOINT are obeyed"
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pegainfer.app.cache import DEFAULT_MODEL
+from pegainfer.app.pooling_files import folder_pooling, gguf_pooling
 from pegainfer.app.resolve import ModelRef
 from pegainfer.app.text_options import TextOptions
 from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.chat_template import ChatTemplate
+from pegainfer.frontend.own_pooling import OwnPooling
 from pegainfer.frontend.tokenizer import Tokenizer
 from pegainfer.frontend.tokenizer_files import load_tokenizer, read_json
 from pegainfer.frontend.tokenizer_gguf import tokenizer_from_gguf
@@ -23,6 +25,7 @@ class TextSide:
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model has none, and only completes text
     generation: Mapping[str, Any] = field(default_factory=dict)  # what the model says of sampling, as it is
+    pooling: OwnPooling = field(default_factory=OwnPooling)  # what it says of embeddings and scores
 
 
 def load_text(model: ModelRef, options: TextOptions | None = None) -> TextSide:
@@ -38,7 +41,7 @@ def load_text(model: ModelRef, options: TextOptions | None = None) -> TextSide:
             found = tokenizer_from_gguf(file.metadata)
     else:
         found = load_tokenizer(path)
-    return TextSide(found, make_template(found, options), _generation(model))
+    return TextSide(found, make_template(found, options), _generation(model), _pooling(model))
 
 
 def make_template(tokenizer: Tokenizer, options: TextOptions) -> ChatTemplate | None:
@@ -87,3 +90,11 @@ def _generation(model: ModelRef) -> Mapping[str, Any]:
     if not generation and model.path.name == DEFAULT_MODEL.file_name:
         return dict(DEFAULT_MODEL.generation)
     return generation
+
+
+def _pooling(model: ModelRef) -> OwnPooling:
+    """What a model's files say of embeddings and scores."""
+    if model.kind == "folder":
+        return folder_pooling(model.path, model.name)
+    with open_gguf(model.path) as file:
+        return gguf_pooling(file.metadata, model.name)

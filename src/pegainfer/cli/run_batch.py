@@ -120,7 +120,10 @@ async def _run(job: Job, target: Target, supervisor: Supervisor) -> int:
     connecting = asyncio.ensure_future(supervisor.connect())
     side = await asyncio.to_thread(load_text_side, target)
     client = await connecting
-    app = create_app(client, side.tokenizer, side.template, job.batch.http(), generation=side.generation)
+    app = create_app(
+        client, side.tokenizer, side.template, job.batch.http(), generation=side.generation,
+        pooling=side.pooling,
+    )  # fmt: skip
     with counted_progress(job.total) as progress:
         progress(_share(0, job.total))
         step = itertools.count(1)

@@ -77,8 +77,8 @@ async def _run(
     engine = SupervisedEngine(client)
     buffer = RingBuffer(client.info.model, client.info.device)
     app = create_app(
-        engine, side.tokenizer, side.template, http, generation=side.generation, observers=observers,
-        buffer=buffer,
+        engine, side.tokenizer, side.template, http, generation=side.generation, pooling=side.pooling,
+        observers=observers, buffer=buffer,
     )  # fmt: skip
     await load_modules(engine, http.lora_modules, app.front.names)
     tracing = app.front.tracing

@@ -62,6 +62,22 @@ def _check(path: Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; empty where there is no such file. Raises ModelFileError."""
+    value = _read(path, {})
+    if not isinstance(value, dict):
+        raise ModelFileError("not a JSON object", got=type(value).__name__, where=path)
+    return value
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """The array in a small JSON file; empty where there is no such file. Raises ModelFileError."""
+    value = _read(path, [])
+    if not isinstance(value, list):
+        raise ModelFileError("not a JSON array", got=type(value).__name__, where=path)
+    return value
+
+
+def _read(path: Path, missing: Any) -> Any:
+    """The value in a JSON file; `missing` where there is no such file."""
     try:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
@@ -70,16 +86,13 @@ def read_json(path: Path) -> dict[str, Any]:
             )
         data = path.read_bytes()
     except FileNotFoundError:
-        return {}
+        return missing
     except OSError as e:
         raise ModelFileError(f"cannot read file: {e.strerror}", where=path) from None
     try:
-        value = json.loads(data)
+        return json.loads(data)
     except (ValueError, RecursionError) as e:
         raise ModelFileError("not valid JSON", got=f"{e!s:.200}", where=path) from None
-    if not isinstance(value, dict):
-        raise ModelFileError("not a JSON object", got=type(value).__name__, where=path)
-    return value
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

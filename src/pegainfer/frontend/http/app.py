@@ -22,6 +22,7 @@ from pegainfer.frontend.http import (
     completions,
     embeddings,
     page,
+    scores,
     service,
     text_routes,
     trace_routes,
@@ -40,6 +41,7 @@ from pegainfer.frontend.http.observed import Observed, note_error
 from pegainfer.frontend.http.responses import encode, error_headers, send_error
 from pegainfer.frontend.http.responses_api import routes as responses_routes
 from pegainfer.frontend.http.tracing import Tracing
+from pegainfer.frontend.own_pooling import OwnPooling
 from pegainfer.frontend.tokenizer import Tokenizer
 
 Handler = Callable[[Front, Scope, Receive, Send], Awaitable[None]]
@@ -48,6 +50,11 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", completions.completions),
     ("POST", "/v1/chat/completions", chat.chat_completions),
     ("POST", "/v1/embeddings", embeddings.embeddings),
+    ("POST", "/v1/score", scores.score),
+    ("POST", "/score", scores.score),
+    ("POST", "/v1/rerank", scores.rerank),
+    ("POST", "/v2/rerank", scores.rerank),
+    ("POST", "/rerank", scores.rerank),
     ("POST", "/v1/responses", responses_routes.create),
     ("POST", "/v1/responses/input_tokens", responses_routes.input_tokens),
     ("GET", "/v1/responses/{id}", responses_routes.retrieve),
@@ -138,6 +145,7 @@ def create_app(
     *,
     names: Sequence[str] = (),
     generation: Mapping[str, Any] = MappingProxyType({}),
+    pooling: OwnPooling | None = None,
     observers: Sequence[Observer] = (),
     buffer: TraceBuffer | None = None,
 ) -> App:
@@ -148,6 +156,7 @@ def create_app(
         names: the model's names for requests; `config.served_model_name` goes first, the engine's own is
             what remains where neither says anything.
         generation: what the model says of sampling; obeyed with `--generation-config auto`.
+        pooling: what it says of embeddings and scores; None: nothing.
         observers: each is told of every request once it is answered.
         buffer: keeps traces; None: the server takes none.
     """
@@ -159,6 +168,7 @@ def create_app(
             template=template,
             config=config,
             names=tuple(dict.fromkeys(served)),
+            own_pooling=pooling or OwnPooling(),
             chat_defaults=generation_defaults(
                 {
                     **(generation if config.generation_config == "auto" else {}),

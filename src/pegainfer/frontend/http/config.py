@@ -85,8 +85,15 @@ class HttpConfig:
     request_chat_template: bool = _flag(False, "Let requests bring a chat template of their own.")
     tool_call_parser: str = _flag("auto", "How the model writes tool calls; auto: by its chat template.")
     reasoning_parser: str = _flag("auto", "How it marks its thoughts: think, none; auto: by its template.")
-    pooling: Literal["mean", "last"] = _flag(
-        "mean", "How /v1/embeddings makes one vector of a text's hidden states."
+    pooling: Literal["auto", "mean", "last"] = _flag(
+        "auto",
+        "How /v1/embeddings makes one vector of a text's hidden states; auto: as the model's files say, else "
+        "by their mean.",
+    )
+    score_method: Literal["auto", "yes-no", "cosine"] = _flag(
+        "auto",
+        "How /v1/score and /v1/rerank compare two texts; auto: as the model was trained to. yes-no: its "
+        "answer to a question, as Qwen3-Reranker; cosine: of the angle between embeddings.",
     )
     metrics_prefix: str = _flag("pegainfer:", "Prefix of the metrics' names; 'vllm:' fits vLLM's dashboards.")
 

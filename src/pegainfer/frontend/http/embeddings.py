@@ -22,8 +22,7 @@ from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
 from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_ids, prompt_sources
 from pegainfer.frontend.http.neutral import refuse_unserved
-
-Pooling = Literal["mean", "last"]
+from pegainfer.frontend.own_pooling import Pooling
 
 
 class EmbeddingRequest(Hints, kw_only=True):
@@ -33,7 +32,7 @@ class EmbeddingRequest(Hints, kw_only=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None  # absent: float
     pooling: Pooling | None = None  # absent: the server's
-    normalize: bool | None = None  # absent: true, each vector has length 1
+    normalize: bool | None = None  # scale each vector to length 1; absent: true unless the model says no
     add_special_tokens: bool | None = None  # absent: true, as for completions
     truncate_prompt_tokens: int | None = None
     user: str | None = None
@@ -82,9 +81,7 @@ def _plain(r: EmbeddingRequest) -> GenerateFields:
 
 
 def _prompts(front: Front, r: EmbeddingRequest, shared: Common) -> list[Prompt]:
-    params = SamplingParams(
-        temperature=0.0, max_tokens=1, ignore_eos=True, pooling=r.pooling or front.config.pooling
-    )
+    params = pooled(front, r.pooling)
     plain = _plain(r)
     sources = prompt_sources(r.input, "input", front)
     special = r.add_special_tokens is not False
@@ -96,13 +93,32 @@ def _prompts(front: Front, r: EmbeddingRequest, shared: Common) -> list[Prompt]:
     return out
 
 
+def pooled(front: Front, asked: Pooling | None) -> SamplingParams:
+    """The engine's parameters of a prompt whose vector is wanted. Raises UnsupportedError."""
+    pooling = front.own_pooling.choose(asked or front.config.pooling)
+    return SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, pooling=pooling)
+
+
+def vector(prompt: Prompt, *, normalize: bool) -> array[float]:
+    """The float32 numbers of a prompt that has ended. Raises ApiError (500) where one is not finite."""
+    assert prompt.embedding is not None
+    values = array("f")
+    values.frombytes(prompt.embedding)
+    if sys.byteorder == "big":
+        values.byteswap()
+    if not all(map(math.isfinite, values)):
+        raise ApiError(500, "the model's hidden states are not finite")
+    length = math.hypot(*values) if normalize else 1.0
+    return array("f", [v / length for v in values]) if length else values
+
+
 class EmbeddingAnswer:
     """Implements flow.Body."""
 
     def __init__(self, front: Front, generation: Generation, r: EmbeddingRequest) -> None:
         self._model = front.answered_name(generation.adapter)
         self._generation = generation
-        self._normalize = r.normalize is not False
+        self._normalize = front.own_pooling.normalize if r.normalize is None else r.normalize
         self._base64 = r.encoding_format == "base64"
 
     def take(self, delta: Delta) -> None:
@@ -117,16 +133,7 @@ class EmbeddingAnswer:
         return EmbeddingList(data=data, model=self._model, usage=usage)
 
     def _vector(self, prompt: Prompt) -> list[float] | str:
-        assert prompt.embedding is not None
-        values = array("f")
-        values.frombytes(prompt.embedding)
-        if sys.byteorder == "big":
-            values.byteswap()
-        if not all(map(math.isfinite, values)):
-            raise ApiError(500, "the model's hidden states are not finite")
-        if self._normalize:
-            length = math.hypot(*values)
-            values = array("f", [v / length for v in values] if length else values)
+        values = vector(prompt, normalize=self._normalize)
         if not self._base64:
             return values.tolist()
         if sys.byteorder == "big":

@@ -86,7 +86,7 @@ async def send_body(
         PegaError, ApiError: nothing was sent.
         ClientGoneError: the client hung up; the engine has been told.
     """
-    async with _followed(front, generation, receive):
+    async with followed(front, generation, receive):
         await collect(generation, answer)
         # Thousands of logprobs or of a vector's numbers would hold up everybody else's answers.
         body = await front.text_work(generation.bulk, lambda: encode(answer.body()), "detokenize")
@@ -107,7 +107,7 @@ async def send_stream(
         PegaError, ApiError: before anything was sent; later ones are told in the stream.
         ClientGoneError: the client hung up; the engine has been told.
     """
-    async with _followed(front, generation, receive):
+    async with followed(front, generation, receive):
         out = EventStream(send, [*_id_header(generation), *headers], front.config.write_seconds)
         try:
             await _send_events(generation, answer, out)
@@ -126,7 +126,7 @@ def _id_header(generation: Generation) -> Headers:
 
 
 @contextlib.asynccontextmanager
-async def _followed(front: Front, generation: Generation, receive: Receive) -> AsyncIterator[None]:
+async def followed(front: Front, generation: Generation, receive: Receive) -> AsyncIterator[None]:
     """Submits the generation, and has it cancelled if the client hangs up before the context ends."""
     note(generation)
     generation.start()

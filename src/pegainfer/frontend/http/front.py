@@ -34,11 +34,13 @@ from pegainfer.frontend.http.sampling_defaults import (
     SamplingDefaults,
 )
 from pegainfer.frontend.http.tracing import Tracing
+from pegainfer.frontend.own_pooling import OwnPooling
 from pegainfer.frontend.pool import WorkerPool
 from pegainfer.frontend.tokenizer import Tokenizer
 from pegainfer.frontend.tools.enforce import split_markers
 from pegainfer.frontend.tools.styles import choose_reasoning, choose_style
 from pegainfer.frontend.worker import Setup
+from pegainfer.frontend.yes_no import YesNo
 
 T = TypeVar("T")
 
@@ -55,6 +57,7 @@ class Front:
     config: HttpConfig
     names: tuple[str, ...]  # the model's served names, the first one is answered
     chat_defaults: SamplingDefaults = CHAT_DEFAULTS
+    own_pooling: OwnPooling = field(default_factory=OwnPooling)  # what the model's files say of vectors
     created: int = field(default_factory=lambda: int(time.time()))
     tracing: Tracing | None = None  # None: this server keeps no traces
 
@@ -110,6 +113,11 @@ class Front:
     def end_of_thoughts(self) -> int | None:
         """The id of the token that ends the model's reasoning, where it is one token."""
         return None if self.reasoning is None else self.tokenizer.token_id(self.reasoning.end)
+
+    @functools.cached_property
+    def yes_no(self) -> YesNo:
+        """Prompts for scores. Raises UnsupportedError where the model cannot be asked for yes or no."""
+        return YesNo(self.tokenizer, self.template)
 
     @functools.cached_property
     def late_systems(self) -> bool:

@@ -143,15 +143,24 @@ def prompt_ids(
     """
     longest = front.engine.info.max_model_len - int(answered)
     if isinstance(source, str):
-        if request.truncate_prompt_tokens is not None:
-            front.check_counted(param, source)
-        elif len(source) > USUAL_CHARS * longest:  # no shorter text is worth to be weighed
-            least = front.tokenizer.bound.at_least(source, longest)
-            if least > longest:
-                got = f"at least {least} in {len(source)} characters"
-                raise _too_long(param, front, longest, least, got)
+        check_length(source, front, param, longest, cut=request.truncate_prompt_tokens is not None)
         source = front.tokenizer.encode(source, add_special_tokens=special)
     return _fit(source, request, front, param, longest)
+
+
+def check_length(text: str, front: Front, param: str, longest: int, *, cut: bool) -> None:
+    """Refuses a text that cannot be worth tokenising. Raises ApiError.
+
+    Args:
+        longest: tokens that it may have.
+        cut: a longer text is truncated.
+    """
+    if cut:
+        front.check_counted(param, text)
+    elif len(text) > USUAL_CHARS * longest:  # no shorter text is worth to be weighed
+        least = front.tokenizer.bound.at_least(text, longest)
+        if least > longest:
+            raise too_long(param, front, longest, least, f"at least {least} in {len(text)} characters")
 
 
 def _fit(ids: list[int], request: GenerateFields, front: Front, param: str, longest: int) -> list[int]:
@@ -163,12 +172,12 @@ def _fit(ids: list[int], request: GenerateFields, front: Front, param: str, long
     if not ids:
         raise bad_value(param, "at least one token", "none")
     if len(ids) > longest:
-        raise _too_long(param, front, longest, len(ids), str(len(ids)))
+        raise too_long(param, front, longest, len(ids), str(len(ids)))
     check_token_ids(param, ids, front.engine.info.vocab_size)
     return ids
 
 
-def _too_long(param: str, front: Front, longest: int, least: int, got: str) -> ApiError:
+def too_long(param: str, front: Front, longest: int, least: int, got: str) -> ApiError:
     """The error for a prompt beyond the context, in the words by which clients recognise it.
 
     Args:

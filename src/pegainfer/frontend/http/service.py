@@ -146,7 +146,7 @@ async def abort(front: Front, scope: Scope, receive: Receive, send: Send) -> Non
 
 def _plain_id(id: str) -> str:
     """An answer's id without its route's prefix."""
-    for prefix in ("chatcmpl-", "cmpl-", "resp_", "msg_"):
+    for prefix in ("chatcmpl-", "cmpl-", "resp_", "msg_", "score-", "rerank-"):
         if id.startswith(prefix):
             return id.removeprefix(prefix)
     return id

@@ -19,6 +19,7 @@ from pegainfer.frontend.http.embeddings import EmbeddingList, EmbeddingRequest
 from pegainfer.frontend.http.responses_api.request import INCLUDES, ResponsesRequest
 from pegainfer.frontend.http.responses_api.response import Response
 from pegainfer.frontend.http.responses_api.routes import DEFAULT_LISTED, MAX_LISTED, ItemList
+from pegainfer.frontend.http.scores import Reranked, RerankRequest, ScoreList, ScoreRequest
 from pegainfer.frontend.http.service import AbortRequest, Model, ModelList
 from pegainfer.frontend.http.text_routes import DetokenizeRequest, TemplateRequest, TokenizeRequest, Tokens
 from pegainfer.frontend.http.trace_routes import MOST_SECONDS
@@ -145,6 +146,20 @@ OPERATIONS = (
     Operation(
         method="POST", path="/v1/embeddings", tag="OpenAI", summary="A vector for each text",
         request=EmbeddingRequest, answer=EmbeddingList, refusals=GENERATING,
+    ),
+    *(
+        Operation(
+            method="POST", path=path, tag="Scores", summary="A score for each pair of texts",
+            request=ScoreRequest, answer=ScoreList, refusals=GENERATING,
+        )
+        for path in ("/v1/score", "/score")
+    ),
+    *(
+        Operation(
+            method="POST", path=path, tag="Scores", summary="Documents in the order of their scores",
+            request=RerankRequest, answer=Reranked, refusals=GENERATING,
+        )
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
     ),
     Operation(
         method="POST", path="/v1/messages", tag="Anthropic", summary="Answer a conversation",
