@@ -13,6 +13,7 @@ __all__ = [
     "LoRARequest",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pegainfer.app.lora import LoRARequest
     from pegainfer.app.offline import LLM
     from pegainfer.app.sampling_params import RequestOutputKind, SamplingParams
+    from pegainfer.app.structured import StructuredOutputsParams
 
 # Loaded on first use: `import pegainfer` must stay cheap for the command line.
 _MODULES = {
@@ -30,6 +32,7 @@ _MODULES = {
     "LoRARequest": "lora",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
+    "StructuredOutputsParams": "structured",
 }
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from pegainfer.app.assemble import build_engine
 from pegainfer.app.cache import DEFAULT_MODEL
-from pegainfer.app.continuation import Request
+from pegainfer.app.continuation import make_request
+from pegainfer.app.engine_slot import EngineSlot, make_engine, weight_files
 from pegainfer.app.llm_options import read_options
+from pegainfer.app.metrics import Metric, metrics_of
 from pegainfer.app.outputs import RequestOutput
 from pegainfer.app.prompts import PromptType, encode_prompt
 from pegainfer.app.sampling_params import RequestOutputKind, SamplingParams
+from pegainfer.app.structured import GrammarMaker
 from pegainfer.app.text import TextSide
 from pegainfer.contract.errors import PegaError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent
@@ -44,9 +47,8 @@ class AsyncLLM:
     def __init__(self, model: str | os.PathLike[str] = DEFAULT_MODEL.name, **options: Any) -> None:
         found = read_options(model, options, {})  # somebody waits for each token, unlike with LLM
         text = found.text()
-        engine = build_engine(found.model.path, found.model.name, found.engine, found.scheduler)
-        policy = engine.policy(found.scheduler)
-        self._adopt(InProcessEngine(engine.runner, engine.info, found.scheduler, policy=policy), text)
+        make = partial(make_engine, found, text.tokenizer)
+        self._adopt(EngineSlot(make(), make, weight_files(found.model.path)), text)
 
     @classmethod
     def from_engine_args(cls, args: AsyncEngineArgs) -> Self:
@@ -56,13 +58,18 @@ class AsyncLLM:
     def over(cls, engine: InProcessEngine, text: TextSide) -> Self:
         """The API over a running engine, which is closed with it."""
         llm = cls.__new__(cls)
-        llm._adopt(engine, text)
+        llm._adopt(EngineSlot(engine, None), text)
         return llm
 
-    def _adopt(self, engine: InProcessEngine, text: TextSide) -> None:
-        self._engine = engine
+    def _adopt(self, slot: EngineSlot, text: TextSide) -> None:
+        self._slot = slot
         self._text = text
+        self._grammars = GrammarMaker(text.tokenizer)
         self._numbers = itertools.count(1)
+
+    @property
+    def _engine(self) -> InProcessEngine:
+        return self._slot.engine
 
     def get_tokenizer(self) -> Tokenizer:
         return self._text.tokenizer
@@ -96,13 +103,17 @@ class AsyncLLM:
         if request_id is not None and (not isinstance(request_id, str) or not request_id):
             raise RequestError("bad request_id", expected="a text", got=f"{request_id!r:.80}")
         name = request_id or f"async-llm-{next(self._numbers)}"
-        request = Request(name, encoded, params, priority, self._text.tokenizer)
+        engine = self._engine
+        request = await asyncio.to_thread(
+            make_request, name, encoded, params, priority, self._text.tokenizer, self._grammars,
+            engine.info.max_model_len - 1,
+        )  # fmt: skip
         loop, events = asyncio.get_running_loop(), asyncio.Queue[TokenEvent]()
 
         def sink(event: TokenEvent) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        self._engine.submit(request.to_engine(), sink)
+        engine.submit(request.to_engine(), sink)
         done = cancel = False
         try:
             while not done:
@@ -114,7 +125,7 @@ class AsyncLLM:
                     yield request.output(delta=params.output_kind is RequestOutputKind.DELTA)
         finally:
             if cancel or not done:
-                self._engine.cancel(name)
+                engine.cancel(name)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its iteration ends with the finish reason 'abort'. Unknown ids do nothing."""
@@ -134,13 +145,31 @@ class AsyncLLM:
             raise error
         return True
 
+    async def sleep(self, level: int = 1) -> None:
+        """Takes no more requests, waits for those under way, then frees weights and KV cache.
+
+        See EngineSlot.sleep. Raises ConfigError.
+        """
+        await asyncio.to_thread(self._slot.sleep, level)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Loads the model again after `sleep`. Raises as LLM, and ConfigError for tags other than all."""
+        await asyncio.to_thread(self._slot.wake_up, tags)
+
+    async def is_sleeping(self) -> bool:
+        return self._slot.asleep
+
+    def get_metrics(self) -> list[Metric]:
+        """The engine's counters by their names in /metrics."""
+        return metrics_of(self._engine.stats())
+
     def stats(self) -> EngineStats:
         """Counters of the engine: steps, preemptions, cached tokens and more."""
         return self._engine.stats()
 
     def shutdown(self) -> None:
         """Aborts what is under way, ends the engine's thread and frees the model. Idempotent."""
-        self._engine.close()
+        self._slot.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,14 +6,22 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pegainfer.app.outputs import CompletionOutput, Logprob, RequestOutput, candidates
-from pegainfer.app.prompts import Prompt
+from pegainfer.app.prompts import Prompt, truncated
 from pegainfer.app.sampling_params import SamplingParams
+from pegainfer.app.structured import GrammarMaker
 from pegainfer.contract.errors import RequestError
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob, error_of
-from pegainfer.contract.request import GenerateRequest, pack_tokens
+from pegainfer.contract.request import GenerateRequest, GrammarSpec, pack_tokens
 from pegainfer.frontend.detokenize import Detokenizer, StopStrings
 from pegainfer.frontend.http.choice import Choice
 from pegainfer.frontend.tokenizer import Tokenizer
+
+
+class _NoText(Detokenizer):
+    """For continuations of which only the ids are wanted."""
+
+    def push(self, token: int) -> str:
+        return ""
 
 
 class Continuation:
@@ -28,7 +36,9 @@ class Continuation:
         stops |= tokenizer.special_stops(params.stop_strings)
         self._choice = Choice(
             index,
-            Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens),
+            Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+            if params.detokenize
+            else _NoText(tokenizer),
             StopStrings(params.stop_strings),
             min_tokens=params.min_tokens,
             user_stops=stops,
@@ -87,6 +97,7 @@ class Request:
         priority: int,
         tokenizer: Tokenizer,
         adapter: str | None = None,
+        grammar: GrammarSpec | None = None,
     ) -> None:
         """Raises RequestError where the parameters cannot be encoded."""
         if not isinstance(params, SamplingParams):
@@ -98,6 +109,7 @@ class Request:
         self._params = params
         self._priority = priority
         self._adapter = adapter
+        self._grammar = grammar
         self._tokenizer = tokenizer
         self._engine_params = params.to_engine(
             lambda text: tokenizer.encode(text, add_special_tokens=False),
@@ -126,6 +138,7 @@ class Request:
             sampling=self._engine_params,
             n=self._params.n,
             eos_token_ids=self._tokenizer.eos_token_ids,
+            grammar=self._grammar,
             adapter=self._adapter,
             priority=self._priority,
         )
@@ -168,6 +181,31 @@ class Request:
             return None
         entries = self._prompt_logprobs or (None,) * self.prompt_tokens
         return [None if e is None else candidates(e, self._tokenizer) for e in entries]
+
+
+def make_request(
+    request_id: str,
+    prompt: Prompt,
+    params: SamplingParams,
+    priority: int,
+    tokenizer: Tokenizer,
+    grammars: GrammarMaker,
+    longest: int,
+    adapter: str | None = None,
+) -> Request:
+    """A request with its prompt truncated and its grammar compiled, as the parameters say.
+
+    Args:
+        longest: tokens of a prompt that the context holds with one after it.
+
+    Raises RequestError for a faulty parameter.
+    """
+    grammar = None
+    if isinstance(params, SamplingParams):  # Request refuses anything else
+        prompt = truncated(prompt, params.truncate_prompt_tokens, longest)
+        wanted = params.structured_outputs
+        grammar = None if wanted is None else grammars.make(wanted)
+    return Request(request_id, prompt, params, priority, tokenizer, adapter, grammar)
 
 
 class Running(Protocol):

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import os
-import queue
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from pegainfer.app.assemble import build_engine
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.chats import Message, Rendering, as_chats
-from pegainfer.app.continuation import Request, Running
+from pegainfer.app.continuation import Running, make_request
 from pegainfer.app.embedding import EmbeddingRequest, EmbeddingRequestOutput
+from pegainfer.app.engine_slot import EngineSlot, make_engine, weight_files
 from pegainfer.app.llm_options import OFFLINE, read_options
 from pegainfer.app.lora import LoRARequest, load_missing, wait
+from pegainfer.app.metrics import Metric, metrics_of
 from pegainfer.app.outputs import RequestOutput
 from pegainfer.app.prompts import Prompt, PromptType, as_list, encode_prompt
 from pegainfer.app.sampling_params import SamplingParams
+from pegainfer.app.scores import ScoringRequestOutput, pairs_of, score_by_angle, score_by_answer
+from pegainfer.app.structured import GrammarMaker
 from pegainfer.app.text import TextSide, make_template
 from pegainfer.app.text_options import TextOptions
-from pegainfer.contract.errors import ConfigError, PegaError, RequestError
-from pegainfer.contract.event import EngineStats, TokenEvent
+from pegainfer.app.window import Window, numbered
+from pegainfer.contract.errors import ConfigError, RequestError
+from pegainfer.contract.event import EngineStats
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.frontend.http.generation_config import stated
 from pegainfer.frontend.tokenizer import Tokenizer
+from pegainfer.frontend.yes_no import MOST_LOGPROBS
 
 
 class LLM:
@@ -54,28 +57,28 @@ class LLM:
     ) -> None:
         found = read_options(model, options, OFFLINE)
         text = found.text()
-        scheduler = found.scheduler
-        engine = build_engine(found.model.path, found.model.name, found.engine, scheduler)
-        policy = engine.policy(scheduler)
-        running = InProcessEngine(engine.runner, engine.info, scheduler, policy=policy)
-        self._adopt(running, text, scheduler)
+        make = partial(make_engine, found, text.tokenizer)
+        self._adopt(EngineSlot(make(), make, weight_files(found.model.path)), text, found.scheduler)
 
     @classmethod
     def over(cls, engine: InProcessEngine, text: TextSide, scheduler: SchedulerConfig) -> Self:
         """The API over a running engine, which is closed with it."""
         llm = cls.__new__(cls)
-        llm._adopt(engine, text, scheduler)
+        llm._adopt(EngineSlot(engine, None), text, scheduler)
         return llm
 
-    def _adopt(self, engine: InProcessEngine, text: TextSide, scheduler: SchedulerConfig) -> None:
-        self._engine = engine
+    def _adopt(self, slot: EngineSlot, text: TextSide, scheduler: SchedulerConfig) -> None:
+        self._slot = slot
         self._text = text
-        # Enough to fill every slot while those before are finishing; the rest waits here, not in the engine.
-        self._max_live = min(2 * engine.info.max_slots, scheduler.max_waiting_requests)
-        self._max_live_tokens = scheduler.max_waiting_tokens
+        self._scheduler = scheduler
+        self._grammars = GrammarMaker(text.tokenizer)
         self._requests = 0
         # Also where nobody calls `close`: when the object goes, or at the interpreter's end.
-        self._closer = weakref.finalize(self, engine.close)
+        self._closer = weakref.finalize(self, slot.close)
+
+    @property
+    def _engine(self) -> InProcessEngine:
+        return self._slot.engine
 
     def get_tokenizer(self) -> Tokenizer:
         return self._text.tokenizer
@@ -105,7 +108,7 @@ class LLM:
         Raises RequestError that names the prompt at fault; the others are then cancelled.
         """
         tokenizer = self._text.tokenizer
-        encoded = [_numbered(i, encode_prompt, p, tokenizer) for i, p in enumerate(as_list(prompts))]
+        encoded = [numbered(i, encode_prompt, p, tokenizer) for i, p in enumerate(as_list(prompts))]
         return self._run(encoded, sampling_params, use_tqdm, priority, lora_request)
 
     def chat(
@@ -144,7 +147,7 @@ class LLM:
         def encode(chat: Any) -> Prompt:
             return encode_prompt(rendering.text(chat), self._text.tokenizer, add_special_tokens=False)
 
-        encoded = [_numbered(i, encode, chat) for i, chat in enumerate(as_chats(messages))]
+        encoded = [numbered(i, encode, chat) for i, chat in enumerate(as_chats(messages))]
         return self._run(encoded, sampling_params, use_tqdm, None, lora_request)
 
     def unload_lora(self, name: str) -> None:
@@ -155,33 +158,77 @@ class LLM:
         self,
         prompts: PromptType | Sequence[PromptType],
         *,
-        pooling: Literal["mean", "last"] = "mean",
-        normalize: bool = True,
+        pooling: Literal["auto", "mean", "last"] = "auto",
+        normalize: bool | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
         """One vector a prompt, in the prompts' order: `outputs.embedding`, [hidden size] float32.
 
         Args:
             prompts: as `generate` takes them.
-            pooling: the mean of the prompt's hidden states, or the last one.
-            normalize: scales each vector to length 1.
+            pooling: the mean of the prompt's hidden states, or the last one; auto: as the model's files say,
+                else the mean.
+            normalize: scales each vector to length 1; None: unless the model's files say otherwise.
 
-        Raises RequestError that names the prompt at fault, and for an unknown pooling.
+        Raises RequestError that names the prompt at fault, and for an unknown pooling; UnsupportedError where
+        the model's own pooling is not served.
         """
+        own = self._text.pooling
+        chosen = own.choose(pooling)
+        scaled = own.normalize if normalize is None else normalize
         tokenizer = self._text.tokenizer
-        encoded = [_numbered(i, encode_prompt, p, tokenizer) for i, p in enumerate(as_list(prompts))]
-        requests = [EmbeddingRequest(self._next_id(), prompt, pooling, normalize) for prompt in encoded]
-        self._finish(requests, use_tqdm)
+        encoded = [numbered(i, encode_prompt, p, tokenizer) for i, p in enumerate(as_list(prompts))]
+        requests = [EmbeddingRequest(self._next_id(), prompt, chosen, scaled) for prompt in encoded]
+        self._finish(requests, show=use_tqdm)
         return [r.output() for r in requests]
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        score_method: Literal["auto", "yes-no", "cosine"] = "auto",
+        instruction: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts fit each other, a score a pair: `outputs.score`.
+
+        Args:
+            text_1: one text for all of `text_2`, or as many, as queries.
+            text_2: one text or several, as documents.
+            score_method: as the model was trained to (auto); by its answer to a yes-or-no question, from 0 to
+                1; or by the angle between embeddings, from -1 to 1.
+            instruction: of the question; None: Qwen3-Reranker's own.
+
+        Raises RequestError for faulty texts, UnsupportedError where the model cannot score.
+        """
+        pairs = pairs_of(text_1, text_2)
+        finish = partial(self._finish, show=use_tqdm)
+        method = self._text.pooling.choose_score(score_method)
+        if method == "yes-no":
+            top = min(MOST_LOGPROBS, self._engine.info.max_logprobs)
+            return score_by_answer(finish, self._next_id, self._text, top, pairs, instruction)
+        if instruction is not None:
+            raise RequestError("no instruction where embeddings are compared", param="instruction")
+        return score_by_angle(finish, self._next_id, self._text, pairs)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes; true once that is done. Raises EngineDeadError."""
-        ended: queue.SimpleQueue[PegaError | None] = queue.SimpleQueue()
-        self._engine.reset_prefix_cache(ended.put)
-        error = ended.get()
-        if error is not None:
-            raise error
+        wait(self._engine.reset_prefix_cache)
         return True
+
+    def sleep(self, level: int = 1) -> None:
+        """Frees weights and KV cache until `wake_up`; see EngineSlot.sleep. Adapters are loaded again when
+        they are next named. Raises ConfigError."""
+        self._slot.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Loads the model again after `sleep`. Raises as LLM, and ConfigError for tags other than all."""
+        self._slot.wake_up(tags)
+
+    def get_metrics(self) -> list[Metric]:
+        """The engine's counters by their names in /metrics."""
+        return metrics_of(self._engine.stats())
 
     def stats(self) -> EngineStats:
         """Counters of the engine: steps, preemptions, cached tokens and more."""
@@ -212,70 +259,21 @@ class LLM:
         priorities = _spread("priority", 0 if priority is None else priority, len(prompts))
         adapters = _spread("lora_request", lora, len(prompts))
         load_missing(self._engine, adapters)
+        longest = self._engine.info.max_model_len - 1
+        make = partial(make_request, tokenizer=self._text.tokenizer, grammars=self._grammars, longest=longest)
         requests = []
         for i, (prompt, p, rank, a) in enumerate(zip(prompts, params, priorities, adapters, strict=True)):
-            name = None if a is None else a.lora_name
-            requests.append(
-                _numbered(i, Request, self._next_id(), prompt, p, rank, self._text.tokenizer, name)
-            )
-        self._finish(requests, show)
+            adapter = None if a is None else a.lora_name
+            requests.append(numbered(i, make, self._next_id(), prompt, p, rank, adapter=adapter))
+        self._finish(requests, show=show)
         return [r.output() for r in requests]
+
+    def _finish(self, requests: Sequence[Running], *, show: bool) -> None:
+        Window(self._engine, self._scheduler).finish(requests, show=show)
 
     def _next_id(self) -> str:
         self._requests += 1
         return f"llm-{self._requests}"
-
-    def _finish(self, requests: Sequence[Running], show: bool) -> None:
-        """Submits the requests, a window at a time, and takes events until all have ended."""
-        from pegainfer.app.progress import counting
-
-        live: dict[str, Running] = {}
-        events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-        waiting = deque(enumerate(requests))
-        numbers = {r.id: i for i, r in enumerate(requests)}
-        with counting("generate", len(requests), show) as advance:
-            try:
-                self._submit(waiting, live, events)
-                while live:
-                    event = events.get()
-                    request = live.get(event.request_id)
-                    if request is None:
-                        continue  # cancelled after its last stop string
-                    done, cancel = _numbered(numbers[request.id], request.take, event)
-                    if cancel:
-                        self._engine.cancel(request.id)
-                    if done:
-                        del live[request.id]
-                        advance(request.num_tokens)
-                        self._submit(waiting, live, events)
-            finally:
-                for request_id in live:
-                    self._engine.cancel(request_id)
-
-    def _submit(
-        self,
-        waiting: deque[tuple[int, Running]],
-        live: dict[str, Running],
-        events: queue.SimpleQueue[TokenEvent],
-    ) -> None:
-        """Fills the window: at least one request, then as many as the engine may let wait."""
-        tokens = sum(r.prompt_tokens for r in live.values())
-        while waiting and len(live) < self._max_live:
-            number, request = waiting[0]
-            tokens += request.prompt_tokens
-            if live and tokens > self._max_live_tokens:
-                return
-            waiting.popleft()
-            live[request.id] = request
-            _numbered(number, self._engine.submit, request.to_engine(), events.put)
-
-
-def _numbered(number: int, call: Any, *args: Any) -> Any:
-    """Calls it; a RequestError gets the prompt's number into its message."""
-    try:
-        return call(*args)
-    except RequestError as e:
-        raise RequestError(f"prompt {number}: {e}", param=e.param) from None
 
 
 def _spread(name: str, value: Any, count: int) -> list[Any]:

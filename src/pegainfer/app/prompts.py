@@ -49,6 +49,23 @@ def encode_prompt(prompt: PromptType, tokenizer: Tokenizer, *, add_special_token
     return Prompt(text, ids)
 
 
+def truncated(prompt: Prompt, keep: int | None, longest: int) -> Prompt:
+    """The prompt's last tokens. Raises RequestError for a number out of range.
+
+    Args:
+        keep: how many; None: all; -1: as many as `longest`.
+        longest: what the context holds with a token after it.
+    """
+    if keep is None:
+        return prompt
+    if keep != -1 and not 1 <= keep <= longest:
+        raise RequestError(
+            "truncate_prompt_tokens is out of range", expected=f"-1, or 1 to {longest}", got=keep,
+            param="truncate_prompt_tokens",
+        )  # fmt: skip
+    return Prompt(prompt.text, prompt.ids[-(longest if keep == -1 else keep) :])
+
+
 def _are_ids(value: object) -> bool:
     """A non-empty sequence of integers that fit int32; the engine checks them against its vocabulary."""
     return (

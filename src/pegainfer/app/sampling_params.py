@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from pegainfer.app.structured import StructuredOutputsParams
 from pegainfer.contract import request
 from pegainfer.contract.errors import RequestError
 
@@ -44,6 +45,9 @@ class SamplingParams:
     logprobs: int | None = None  # of so many best tokens and of the drawn one
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True  # in the text
+    detokenize: bool = True  # False: only token ids are wanted, the text stays empty
+    truncate_prompt_tokens: int | None = None  # keep only so many last ones; -1: what the context holds
+    structured_outputs: StructuredOutputsParams | None = None  # what the text must obey
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -54,6 +58,11 @@ class SamplingParams:
                 raise RequestError(
                     f"bad {field.name}", expected=field.type, got=f"{value!r:.80}", param=field.name
                 )
+        if not self.detokenize and self.stop_strings:
+            raise RequestError(
+                "stop strings are found in the text", expected="detokenize=True", got="detokenize=False",
+                param="stop",
+            )  # fmt: skip
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -114,6 +123,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "int": _is_int,
     "float": lambda value: type(value) in (int, float),
     "RequestOutputKind": lambda value: isinstance(value, RequestOutputKind),
+    "StructuredOutputsParams": lambda value: isinstance(value, StructuredOutputsParams),
     "bool": lambda value: type(value) is bool,
     "str": lambda value: type(value) is str,
     "Sequence[int]": lambda value: _all(value, int),

@@ -19,6 +19,8 @@ QUESTION = (
     'Note that the answer can only be "yes" or "no".'
 )
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+# Asked for beside the drawn token's: both labels are among them on a model that was trained to judge.
+MOST_LOGPROBS = 20
 _QWEN3_MARKERS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
 _PLACE = "\ue000"  # a private character, which stands for the pair while the chat template is rendered
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pegainfer.app import llm_options, offline
+from pegainfer.app import engine_slot, llm_options
 from pegainfer.app.offline import LLM
 from pegainfer.app.outputs import Logprob
 from pegainfer.app.resolve import ModelRef
@@ -393,7 +393,7 @@ def test_prompts_take_what_a_step_has_unless_a_latency_is_asked_for(
 
     monkeypatch.setattr(llm_options, "resolve", lambda model, **place: ModelRef("gguf", Path("m.gguf"), "m"))
     monkeypatch.setattr(llm_options, "load_text", lambda ref, options: TextSide(byte_tokenizer(), None))
-    monkeypatch.setattr(offline, "build_engine", build)
+    monkeypatch.setattr(engine_slot, "build_engine", build)
     with pytest.raises(ConfigError, match="not in this test"):
         LLM("m", **options)
     assert seen == [target]

@@ -55,11 +55,18 @@ def grammar_job(r: Formatted, max_bytes: int, *, open_objects: bool = False) -> 
     if r.structured_outputs is not None:
         if found is not None:
             raise bad_value("structured_outputs", "only one of it and response_format", "both")
-        found = _of_structured(r.structured_outputs)
+        found = structured_job(r.structured_outputs, max_bytes)
     if found is None:
         return None
     at_most(found[0], len(found[1].text.encode()), max_bytes, "bytes")
     return found[0], msgspec.structs.replace(found[1], open_objects=open_objects)
+
+
+def structured_job(wanted: StructuredOutputs, max_bytes: int) -> tuple[str, GrammarJob]:
+    """The field at work and the grammar it asks for. Raises ApiError (400)."""
+    param, job = _of_structured(wanted)
+    at_most(param, len(job.text.encode()), max_bytes, "bytes")
+    return param, job
 
 
 def _of_format(wanted: ResponseFormat | None) -> tuple[str, GrammarJob] | None:

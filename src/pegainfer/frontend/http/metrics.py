@@ -50,7 +50,7 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
 }
 
 # Fields of EngineStats that only grow: name without _total, help.
-_COUNTERS: dict[str, tuple[str, str]] = {
+ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of the requests that were scheduled."),
     "cached_tokens": ("prompt_tokens_cached", "Prompt tokens taken from the prefix cache."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
@@ -208,7 +208,7 @@ class MetricsPage:
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         from prometheus_client.metrics_core import CounterMetricFamily, SummaryMetricFamily
 
-        for field, (name, text) in _COUNTERS.items():
+        for field, (name, text) in ENGINE_COUNTERS.items():
             yield self._one(CounterMetricFamily, name, text, getattr(stats, field))
         for name, text, count in (
             ("tokenizer_cache_queries", "Characters of long texts to tokenise.", self._pieces.chars),

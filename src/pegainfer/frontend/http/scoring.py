@@ -23,10 +23,9 @@ from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.generation import Generation, Prompt
 from pegainfer.frontend.http.jobs import Common, build_prompt, check_length, common, prompt_ids, too_long
 from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.yes_no import cosine, probability
+from pegainfer.frontend.yes_no import MOST_LOGPROBS, cosine, probability
 
 Pairs = list[tuple[str, str]]
-MOST_LOGPROBS = 20  # beside the drawn token; both labels are among them on a model that was trained to judge
 
 
 @dataclass(frozen=True)
