@@ -6,6 +6,7 @@ awake ─► sleep: no more requests, those under way end, the engine is freed �
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -68,6 +69,7 @@ class EngineSlot:
             self._engine.wait_drained()
             self._engine.close()
             self._engine = None
+            gc.collect()  # an engine's parts refer to each other
         advice = os.POSIX_FADV_WILLNEED if level == 1 else os.POSIX_FADV_DONTNEED
         for file in self._files:
             with contextlib.suppress(OSError), file.open("rb") as opened:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -20,10 +21,16 @@ def run(program: str) -> list[str]:
 
 def test_the_pages_programs() -> None:
     default_model()
-    offline, streaming = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    offline, structured, streaming = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = run(offline)
     assert [line.split("'")[1] for line in lines[:3]] == [
         "Hello, my name is", "The capital of France is", "The future of AI is",
     ]  # fmt: skip
     assert lines[3] == "3 vectors of 576 numbers"  # the model's hidden size
+    lines = run(structured)
+    assert lines[0] in ("Positive", "Negative")
+    assert list(json.loads(lines[1])) == ["city"]
+    first, second = json.loads(lines[2])
+    assert 0 < second < first < 1
+    assert lines[3] == lines[1]  # the same after a sleep
     assert "Paris" in "".join(run(streaming))
