@@ -55,7 +55,7 @@ class Facts:
         kv_bytes: of the keys and values of one token, as the CPU stores them by default.
         state_bytes: of the recurrent states of one sequence; 0 for a model without them.
         served_context: tokens of a sequence on this machine by default.
-        memory: bytes of weights and KV cache on this machine by default.
+        cache_bytes: of the KV cache on this machine by default.
     """
 
     architecture: str
@@ -65,25 +65,35 @@ class Facts:
     kv_bytes: int
     state_bytes: int
     served_context: int
-    memory: int
+    cache_bytes: int
 
     @property
     def weight_bytes(self) -> int:
         return sum(self.formats.values())
 
+    @property
+    def memory(self) -> int:
+        """Bytes of weights and KV cache."""
+        return self.weight_bytes + self.cache_bytes
 
-def examine(path: Path) -> Facts:
+
+def examine(
+    path: Path, config: EngineConfig | None = None, scheduler: SchedulerConfig | None = None
+) -> Facts:
     """Reads a model's headers, and none of its weights.
+
+    Args:
+        config, scheduler: what it would be served with; None: the defaults.
 
     Raises ConfigError, ModelFileError or UnsupportedError with the reason why it cannot be served here.
     """
-    config = EngineConfig()
+    config = config or EngineConfig()
     with open_model(path) as (model, architecture):
         formats: Counter[str] = Counter()
         for weight in model.weights.values():
             formats[weight.scheme.name] += sum(part.nbytes for part in weight.parts.values())
         groups = model_groups(model, config)
-        info = runner_info(model, config, SchedulerConfig())
+        info = runner_info(model, config, scheduler or SchedulerConfig())
         return Facts(
             architecture=architecture,
             formats=dict(formats.most_common()),
@@ -92,8 +102,7 @@ def examine(path: Path) -> Facts:
             kv_bytes=sum(block_bytes(g) // g.block_size for g in groups if isinstance(g, PageLayout)),
             state_bytes=state_bytes(groups),
             served_context=info.max_model_len,
-            memory=sum(formats.values())
-            + sum(n * block_bytes(g) for n, g in zip(info.num_blocks, groups, strict=True)),
+            cache_bytes=sum(n * block_bytes(g) for n, g in zip(info.num_blocks, groups, strict=True)),
         )
 
 

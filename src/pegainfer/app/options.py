@@ -54,13 +54,16 @@ LETTERS: dict[str, tuple[str, ...]] = {"model": ("-m",), "threads": ("-t",)}
 # Options that take several values after one name on the command line: `--api-key a b`.
 SEVERAL = frozenset({"served_model_name", "api_key", "admin_key", "allowed_origin", "allowed_host"})
 # The dataclasses whose options the environment may set: what is set there holds for every command.
-IN_ENVIRONMENT = frozenset({"ModelFlags", "EngineConfig", "SchedulerConfig", "HttpConfig", "BatchFlags"})
+IN_ENVIRONMENT = frozenset(
+    {"ModelFlags", "EngineConfig", "SchedulerConfig", "HttpConfig", "FleetFlags", "BatchFlags"}
+)
 ENVIRONMENT_PREFIX = "PEGAINFER_"
 # Set by the front itself, which adds them to the keys of the command line.
 KEYS = frozenset({"api_key", "admin_key"})
 
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _THOUSANDS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DTYPES = {"float32": "f32", "float": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16"}
 
 
@@ -114,6 +117,18 @@ def parse_count(text: str) -> int:
     return int(value)
 
 
+def parse_duration(text: str) -> float:
+    """'300', '5m', '1h' or '1.5d' as seconds; below 0 stands for ever. Raises ConfigError."""
+    body = text.strip().lower()
+    unit = _SECONDS.get(body[-1:], 0)
+    try:
+        return float(body[:-1] if unit else body) * (unit or 1)
+    except ValueError:
+        raise ConfigError(
+            "not a duration", expected="seconds, or a number with s, m, h or d, as 5m", got=text
+        ) from None
+
+
 def parse_dtype(text: str) -> str:
     """'bfloat16' as 'bf16', and its like; other words stay as they are."""
     return _DTYPES.get(text, text)
@@ -123,5 +138,6 @@ def parse_dtype(text: str) -> str:
 PARSERS: dict[str, Callable[[str], Any]] = {
     "bytes": parse_bytes,
     "count": parse_count,
+    "duration": parse_duration,
     "dtype": parse_dtype,
 }

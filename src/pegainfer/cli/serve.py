@@ -11,6 +11,7 @@ import typer
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.cli.flags import Given
+from pegainfer.cli.fleet_flags import FleetFlags, choose_all
 from pegainfer.cli.spec import LOG_FORMAT
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose
 from pegainfer.engine.config import SchedulerConfig
@@ -18,15 +19,18 @@ from pegainfer.frontend.http.config import HttpConfig
 
 
 def serve(
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
+    model: Annotated[
+        list[str] | None, typer.Argument(help=MODEL_HELP + " Several: each is loaded when it is asked for.")
+    ] = None,
     *,
     flags: ModelFlags,
     http: HttpConfig,
     engine: EngineConfig,
     scheduler: SchedulerConfig,
+    fleet: FleetFlags,
     given: Given,
 ) -> int:
-    """Serve a model over HTTP with OpenAI's routes.
+    """Serve a model, or several, over HTTP with OpenAI's routes.
 
     SIGTERM or Ctrl-C lets running requests finish; a second one aborts them.
     """
@@ -38,7 +42,13 @@ def serve(
     check_certificate(http)
     listener = bind_socket(http.host, http.port)  # before anything slow: a taken port is an error at once
     try:
-        target = choose(model, flags, engine, scheduler, given)
+        if len(model or ()) > 1 or fleet.models_dir is not None:
+            targets = choose_all(model or (), flags, http, engine, scheduler, fleet, given)
+            from pegainfer.cli.fleet import run_fleet
+
+            return run_fleet(targets, http, fleet, listener)
+        given.refuse(FleetFlags, "a server with one model")
+        target = choose(model[0] if model else None, flags, engine, scheduler, given)
         if http.trace:
             spec = dataclasses.replace(target.spec, time_ops=True)
             target = dataclasses.replace(target, spec=spec)

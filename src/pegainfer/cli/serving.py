@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pegainfer import __version__
 from pegainfer.app.observers import observing
@@ -26,7 +26,10 @@ from pegainfer.frontend.http.server import run_loop
 if TYPE_CHECKING:
     from pegainfer.app.text import TextSide
     from pegainfer.contract.handle import EngineInfo
-    from pegainfer.frontend.engine_client import EngineClient
+
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def run_server_processes(target: Target, http: HttpConfig, listener: socket.socket) -> int:
@@ -73,7 +76,7 @@ async def _run(
     from pegainfer.observe.trace import RingBuffer
 
     preload()
-    client, (side, text_seconds) = await _both(asyncio.ensure_future(supervisor.connect()), text)
+    client, (side, text_seconds) = await both(asyncio.ensure_future(supervisor.connect()), text)
     engine = SupervisedEngine(client)
     buffer = RingBuffer(client.info.model, client.info.device)
     app = create_app(
@@ -90,7 +93,7 @@ async def _run(
 
     def on_ready(url: str) -> None:
         note.write(url, app.front.names, info.device, info.max_model_len)
-        print(*lines, *_ready_lines(url, http), sep="\n", flush=True)
+        print(*lines, *ready_lines(url, http), sep="\n", flush=True)
 
     code = await run_server(app, [listener], http, on_ready=on_ready)
     watching.cancel()
@@ -102,9 +105,7 @@ async def _run(
     return code
 
 
-async def _both(
-    connecting: asyncio.Future[EngineClient], text: asyncio.Future[tuple[TextSide, float]]
-) -> tuple[EngineClient, tuple[TextSide, float]]:
+async def both(connecting: asyncio.Future[A], text: asyncio.Future[B]) -> tuple[A, B]:
     """Both results; raises what fails first."""
     both = asyncio.gather(connecting, text)
     both.add_done_callback(lambda f: f.cancelled() or f.exception())  # seen, also where we are interrupted
@@ -120,7 +121,7 @@ def _timed_text_side(target: Target) -> tuple[TextSide, float]:
     return side, time.perf_counter() - started
 
 
-def _ready_lines(url: str, http: HttpConfig) -> list[str]:
+def ready_lines(url: str, http: HttpConfig) -> list[str]:
     """Where it listens, and what a browser finds there."""
     page = "open it in a browser to talk to the model; /dashboard shows what the server does"
     return [f"listening on {url}", *([page] if http.page_is_open else [])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -34,12 +35,14 @@ from pegainfer.frontend.http.body import ClientGoneError
 from pegainfer.frontend.http.browsers import BrowserGuard
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError, to_api_error
-from pegainfer.frontend.http.front import Front
+from pegainfer.frontend.http.front import Front, new_store
 from pegainfer.frontend.http.generation_config import generation_defaults, overrides
-from pegainfer.frontend.http.metrics import REFUSALS
+from pegainfer.frontend.http.metrics import REFUSALS, FrontMetrics
 from pegainfer.frontend.http.observed import Observed, note_error
+from pegainfer.frontend.http.registry import Registry
 from pegainfer.frontend.http.responses import encode, error_headers, send_error
 from pegainfer.frontend.http.responses_api import routes as responses_routes
+from pegainfer.frontend.http.responses_api.store import ResponseStore
 from pegainfer.frontend.http.tracing import Tracing
 from pegainfer.frontend.own_pooling import OwnPooling
 from pegainfer.frontend.tokenizer import Tokenizer
@@ -87,8 +90,11 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
 )
 
 
+MODEL_PATHS = frozenset(path for _, path, _ in _ROUTES if "{" not in path)
+
+
 class App:
-    """What `run_server` serves. Also the handle by which it is drained."""
+    """What `run_server` serves for one model. Also the handle by which it is drained."""
 
     def __init__(
         self, front: Front, observers: Sequence[Observer] = (), buffer: TraceBuffer | None = None
@@ -97,18 +103,10 @@ class App:
         observing = list(observers)
         if buffer is not None:
             front.tracing = Tracing(front.engine, observing, buffer, front.metrics)
-        routes = [Route(path, _Endpoint(front, call), methods=[method]) for method, path, call in _ROUTES]
-        starlette = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
-        starlette.router.redirect_slashes = False
-        self._app: ASGIApp = _WithoutSlash(starlette)
-        keys, admin_keys = front.config.api_key, front.config.admin_key
-        if keys or admin_keys:
-            opened = page.page_paths() if front.config.open_page else frozenset()
-            self._app = KeyAuth(self._app, keys, admin_keys, OPEN_PATHS | opened)
-        self._app = BrowserGuard(self._app, front.config)
-        self._observed = Observed(self._app, observing, front.names[0])
-        if observing or buffer is not None:
-            self._app = self._observed
+        self.routes = _routes(front)
+        self._observed = Observed(guarded(self.routes, front.config), observing)
+        # While a trace is taken, the list of observers grows.
+        self._app: ASGIApp = self._observed if observing or buffer is not None else self._observed.app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -116,6 +114,14 @@ class App:
     def refused(self, status: int, client: str, message: str) -> None:
         """Called for bytes that the protocol has refused before they became a request."""
         self._observed.refused(status, client, message)
+
+    @property
+    def registry(self) -> Registry:
+        return self.front.registry
+
+    @property
+    def metrics(self) -> FrontMetrics:
+        return self.front.metrics
 
     @property
     def num_live(self) -> int:
@@ -137,6 +143,15 @@ class App:
             generation.abort()
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What the apps of several models have in common, or keep over their unloading."""
+
+    registry: Registry  # of the generations of all models
+    metrics: FrontMetrics  # of this model
+    responses: ResponseStore  # of all models
+
+
 def create_app(
     engine: EngineHandle,
     tokenizer: Tokenizer,
@@ -148,6 +163,7 @@ def create_app(
     pooling: OwnPooling | None = None,
     observers: Sequence[Observer] = (),
     buffer: TraceBuffer | None = None,
+    shared: Shared | None = None,
 ) -> App:
     """Assembles the application over an engine that is ready.
 
@@ -159,8 +175,10 @@ def create_app(
         pooling: what it says of embeddings and scores; None: nothing.
         observers: each is told of every request once it is answered.
         buffer: keeps traces; None: the server takes none.
+        shared: what it has in common with other models of the server; None: it is alone.
     """
     served = config.served_model_name or tuple(names) or (engine.info.model,)
+    common = shared or Shared(Registry(), FrontMetrics(), new_store(config))
     return App(
         Front(
             engine=engine,
@@ -169,6 +187,9 @@ def create_app(
             config=config,
             names=tuple(dict.fromkeys(served)),
             own_pooling=pooling or OwnPooling(),
+            registry=common.registry,
+            metrics=common.metrics,
+            responses=common.responses,
             chat_defaults=generation_defaults(
                 {
                     **(generation if config.generation_config == "auto" else {}),
@@ -179,6 +200,26 @@ def create_app(
         observers,
         buffer,
     )
+
+
+def _routes(front: Front) -> ASGIApp:
+    """All routes of one model, open to everybody."""
+    routes = [Route(path, _Endpoint(front, call), methods=[method]) for method, path, call in _ROUTES]
+    return without_slash(Starlette(routes=routes, exception_handlers={HTTPException: no_route}))
+
+
+def guarded(app: ASGIApp, config: HttpConfig) -> ASGIApp:
+    """The routes behind keys and what keeps other sites' pages out."""
+    if config.api_key or config.admin_key:
+        opened = page.page_paths() if config.open_page else frozenset()
+        app = KeyAuth(app, config.api_key, config.admin_key, OPEN_PATHS | opened)
+    return BrowserGuard(app, config)
+
+
+def without_slash(starlette: Starlette) -> ASGIApp:
+    """The same with a slash at a path's end ignored."""
+    starlette.router.redirect_slashes = False
+    return _WithoutSlash(starlette)
 
 
 class _WithoutSlash:
@@ -225,7 +266,8 @@ class _Endpoint:
             held.num_bytes -= own
 
 
-async def _no_route(request: Request, exc: Exception) -> Response:
+async def no_route(request: Request, exc: Exception) -> Response:
+    """The answer to another path or method than the routes have."""
     assert isinstance(exc, HTTPException)
     path = request.url.path[:200]
     if exc.status_code == 405:

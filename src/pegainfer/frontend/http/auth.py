@@ -20,7 +20,12 @@ from pegainfer.frontend.http.responses import send_error
 OPEN_PATHS = frozenset({b"/health"})
 TENANT_BYTES = 8  # enough to tell keys apart
 _KEY, _ADMIN = "pegainfer.key", "pegainfer.admin"  # in the scope
-ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/debug/trace", "/debug/slow"})
+ADMIN_PATHS = frozenset(
+    {
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/debug/trace", "/debug/slow",
+        "/admin/models/load", "/admin/models/unload",
+    }
+)  # fmt: skip
 NO_KEY = "Authorization: expected 'Bearer <key>' (or x-api-key: <key>) with a known key"
 # Of the request that the running task answers; "" where no key is asked for.
 _TENANT: ContextVar[str] = ContextVar("tenant", default="")

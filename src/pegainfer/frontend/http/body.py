@@ -60,7 +60,7 @@ def _check_type(scope: Scope) -> None:
         raise ApiError(415, f"Content-Type: expected application/json, got {got!r}", param="Content-Type")
 
 
-async def _read_body(scope: Scope, receive: Receive, config: HttpConfig) -> bytes:
+async def read_body(scope: Scope, receive: Receive, config: HttpConfig) -> bytes:
     """The whole body.
 
     Raises:
@@ -105,9 +105,9 @@ def _too_large(config: HttpConfig, size: int) -> ApiError:
 async def read_request(scope: Scope, receive: Receive, kind: type[T], config: HttpConfig) -> tuple[T, int]:
     """The whole body as a struct, checked against its types, and the body's size in bytes.
 
-    Raises what `_read_body` raises, and ApiError (400) for another body than `kind` describes.
+    Raises what `read_body` raises, and ApiError (400) for another body than `kind` describes.
     """
-    body = await _read_body(scope, receive, config)
+    body = await read_body(scope, receive, config)
     if len(body) <= THREAD_BYTES:
         return decode(body, kind, config.max_json_depth), len(body)
     return await asyncio.to_thread(decode, body, kind, config.max_json_depth), len(body)

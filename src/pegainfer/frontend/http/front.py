@@ -55,10 +55,13 @@ class Front:
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model has none, chat answers 400
     config: HttpConfig
+    responses: ResponseStore  # several models of one server share it
     names: tuple[str, ...]  # the model's served names, the first one is answered
     chat_defaults: SamplingDefaults = CHAT_DEFAULTS
     own_pooling: OwnPooling = field(default_factory=OwnPooling)  # what the model's files say of vectors
     created: int = field(default_factory=lambda: int(time.time()))
+    registry: Registry = field(default_factory=Registry)
+    metrics: FrontMetrics = field(default_factory=FrontMetrics)
     tracing: Tracing | None = None  # None: this server keeps no traces
 
     def __post_init__(self) -> None:
@@ -71,19 +74,12 @@ class Front:
         self.grammars = GrammarCache(self.workers, self.config.grammar_seconds)
         self.gate = Gate(self.config)
         self.held = Held(self.config)
-        self.responses = ResponseStore(
-            most=self.config.max_stored_responses,
-            most_bytes=self.config.max_stored_bytes,
-            seconds=self.config.stored_seconds,
-        )
         kept = self.config.max_kept_prompt_bytes
         self.tokenizer.pieces.limit(kept // 5 * 4)  # some 1,000 bytes a prompt's piece, 250 of hashes
         self.block_hashes = BlockHashes(kept // 5)
-        self.registry = Registry()
         self.keep_alive = KeepAlive(self.registry, self.config.keep_alive_seconds)
         self.large_texts = asyncio.Lock()
         self.serial = itertools.count()  # of the engine's requests
-        self.metrics = FrontMetrics()
         self.page = MetricsPage(
             self.metrics, self.engine, self.tokenizer.pieces, self.names[0], self.config.metrics_prefix
         )
@@ -201,7 +197,15 @@ class Front:
             registry=self.registry,
             metrics=self.metrics,
             arrival=arrival,
+            model=self.names[0],
         )
+
+
+def new_store(config: HttpConfig) -> ResponseStore:
+    """For responses that are kept, with the bounds of the configuration."""
+    return ResponseStore(
+        most=config.max_stored_responses, most_bytes=config.max_stored_bytes, seconds=config.stored_seconds
+    )
 
 
 async def _at_once(work: Callable[[], T]) -> T:

@@ -83,8 +83,11 @@ class Generation:
         registry: Registry,
         metrics: FrontMetrics,
         arrival: float,
+        model: str = "",
     ) -> None:
+        """`model`: the served name of the model that answers, for records."""
         self.id = id
+        self.model = model
         self.prompts = prompts
         self._engine = engine
         self._gate = gate

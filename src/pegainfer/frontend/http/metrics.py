@@ -143,6 +143,23 @@ class FrontMetrics:
                 seen["request_time_per_output_token_seconds"].observe(mean)
 
 
+def registry_of(collector: Any) -> CollectorRegistry:
+    """Prometheus' registry of one collector."""
+    # Imported here: a server's start should not pay for a page that may never be read.
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return registry
+
+
+def rendered(registry: CollectorRegistry) -> bytes:
+    """What GET /metrics answers."""
+    from prometheus_client.exposition import generate_latest
+
+    return generate_latest(registry)
+
+
 class MetricsPage:
     """A prometheus collector over the front's figures and the engine's latest snapshot."""
 
@@ -157,14 +174,9 @@ class MetricsPage:
         self._registry: CollectorRegistry | None = None
 
     def render(self) -> bytes:
-        # Imported here: a server's start should not pay for a page that may never be read.
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.exposition import generate_latest
-
         if self._registry is None:
-            self._registry = CollectorRegistry(auto_describe=False)
-            self._registry.register(self)
-        return generate_latest(self._registry)
+            self._registry = registry_of(self)
+        return rendered(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats()

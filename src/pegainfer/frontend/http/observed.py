@@ -67,20 +67,18 @@ def note_error(message: str) -> None:
 class Observed:
     """ASGI middleware. The first failure of an observer is logged; none of them harms a request."""
 
-    def __init__(self, app: ASGIApp, observers: Sequence[Observer], model: str) -> None:
+    def __init__(self, app: ASGIApp, observers: Sequence[Observer]) -> None:
         """
         Args:
             observers: may change while requests are answered; nothing is noted while there are none.
-            model: the name for records of requests that generate.
         """
-        self._app = app
+        self.app = app
         self._observers = observers
-        self._model = model
         self._failed: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._observers:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         notes = _Notes()
         token = _NOTES.set(notes)
@@ -108,13 +106,13 @@ class Observed:
             notes.add("socket", time.monotonic() - begin)
 
         try:
-            await self._app(scope, receiving, counting)
+            await self.app(scope, receiving, counting)
         finally:
             _NOTES.reset(token)
             record.seconds = time.monotonic() - started
             record.stages = notes.stages
             for generation in notes.generations:
-                _add(record, generation, self._model)
+                _add(record, generation)
             record.error = notes.error
             self.tell(record)
 
@@ -151,10 +149,10 @@ def _text(scope: Scope, name: bytes) -> str:
     return (header(scope, name) or b"").decode("latin-1")[:512]
 
 
-def _add(record: RequestRecord, generation: Generation, model: str) -> None:
+def _add(record: RequestRecord, generation: Generation) -> None:
     """Sums over a request's prompts; what differs among them is the first one's."""
     sampling = generation.prompts[0].request.sampling
-    record.id, record.model = generation.id, model
+    record.id, record.model = generation.id, generation.model
     record.prompt_tokens += generation.prompt_tokens
     record.cached_tokens += generation.cached_tokens
     record.completion_tokens += generation.completion_tokens

@@ -14,6 +14,7 @@ class Live(Protocol):
     """What is asked of a generation under way."""
 
     id: str  # public, without its route's prefix
+    model: str  # the served name of the model that answers
 
     @property
     def tenant(self) -> str: ...

@@ -13,18 +13,49 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.memory import give_back_when_idle, limit_arenas, spare_the_collector
 
 if TYPE_CHECKING:
-    from pegainfer.frontend.http.app import App
+    from starlette.types import Receive, Scope, Send
+
+    from pegainfer.frontend.http.metrics import FrontMetrics
+    from pegainfer.frontend.http.registry import Registry
 
 CLOSE_SECONDS = 5  # for connections to close once nothing is generated any more
 SIGNALS = (signal.SIGTERM, signal.SIGINT)  # by which a user or a service manager ends the process
 MAX_FILES = 1 << 16  # open at a time: more connections than one process can serve
+
+
+class Served(Protocol):
+    """An ASGI application that can be drained: App, or FleetApp for several models."""
+
+    @property
+    def registry(self) -> Registry: ...
+
+    @property
+    def metrics(self) -> FrontMetrics: ...
+
+    @property
+    def num_live(self) -> int:
+        """Generations that are being answered."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def refused(self, status: int, client: str, message: str) -> None:
+        """Bytes were refused before they became a request."""
+
+    def drain(self) -> None:
+        """New generations get 503 from now on; running ones go on."""
+
+    async def idle(self) -> None:
+        """Returns once nothing is being generated."""
+
+    def abort_all(self) -> None:
+        """Ends every generation."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -122,7 +153,7 @@ def announce(url: str) -> None:
 
 
 async def run_server(
-    app: App,
+    app: Served,
     sockets: Sequence[socket.socket],
     config: HttpConfig,
     *,
@@ -131,7 +162,7 @@ async def run_server(
     """Serves until SIGTERM or SIGINT, then drains. Owns the sockets and closes them.
 
     Args:
-        app: from `create_app`.
+        app: from `create_app`, or a FleetApp.
         sockets: bound, as `bind_socket` returns them.
         on_ready: called with the first socket's URL once connections are accepted.
 
@@ -145,9 +176,8 @@ async def run_server(
     _allow_connections()
     server = _make_server(app, config)
     stop, abort = asyncio.Event(), asyncio.Event()
-    front = app.front
-    tidying = give_back_when_idle(front.registry, front.metrics)
-    with _signals(stop, abort), _beside(front.metrics.watch_loop()), _beside(tidying):
+    tidying = give_back_when_idle(app.registry, app.metrics)
+    with _signals(stop, abort), _beside(app.metrics.watch_loop()), _beside(tidying):
         url = address_of(sockets[0], tls=bool(config.ssl_certfile))
         serving = asyncio.create_task(server.serve(list(sockets)))
         try:
@@ -219,7 +249,7 @@ def _signals(stop: asyncio.Event, abort: asyncio.Event) -> Generator[None]:
             loop.add_signal_handler(number, lambda: None)  # it is ending, and that takes a bounded time
 
 
-def _make_server(app: App, config: HttpConfig) -> Any:
+def _make_server(app: Served, config: HttpConfig) -> Any:
     import uvicorn
 
     from pegainfer.frontend.http.protocol import bounded_protocol

@@ -16,6 +16,7 @@ from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.errors import RETRY_DEAD_ENGINE, ApiError
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.limits import RETRY_SECONDS
+from pegainfer.frontend.http.registry import Registry
 from pegainfer.frontend.http.responses import send_bytes, send_json
 
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -94,7 +95,7 @@ async def load(front: Front, scope: Scope, receive: Receive, send: Send) -> None
     await send_json(send, body)
 
 
-async def version(front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+async def version(front: Front | None, scope: Scope, receive: Receive, send: Send) -> None:
     await send_json(send, {"version": __version__})
 
 
@@ -136,12 +137,16 @@ async def abort(front: Front, scope: Scope, receive: Receive, send: Send) -> Non
     Raises ApiError (404) where the caller has none of this id.
     """
     request, _ = await read_request(scope, receive, AbortRequest, front.config)
-    generation = front.registry.find(_plain_id(request.request_id), tenant(), others=is_admin(scope))
+    await send_json(send, aborted(front.registry, request.request_id, scope))
+
+
+def aborted(registry: Registry, request_id: str, scope: Scope) -> dict[str, Any]:
+    """Ends a request and says so. Raises ApiError (404) where the caller has none of this id."""
+    generation = registry.find(_plain_id(request_id), tenant(), others=is_admin(scope))
     if generation is None:
         raise ApiError(404, "request_id: no such request of yours is running", param="request_id")
     generation.abort()
-    out: dict[str, Any] = {"request_id": generation.id, "aborted": True}
-    await send_json(send, out)
+    return {"request_id": generation.id, "aborted": True}
 
 
 def _plain_id(id: str) -> str:
