@@ -126,7 +126,7 @@ def _target(
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """The .gguf files, of split ones the first part, and the folders with a config.json. Raises ConfigError."""
+    """The .gguf files, of split ones the first part, and folders with a config.json. Raises ConfigError."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as e:

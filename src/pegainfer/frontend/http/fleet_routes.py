@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FleetHandler = Callable[[Fleet, HttpConfig, Scope, Receive, Send], Awaitable[None]]
 
 
-class FleetModel(msgspec.Struct, kw_only=True, omit_defaults=True):
+class FleetModel(msgspec.Struct, kw_only=True):
     """One model, loaded or not. Fields that only a loaded model knows are left out otherwise."""
 
     id: str
@@ -34,8 +34,8 @@ class FleetModel(msgspec.Struct, kw_only=True, omit_defaults=True):
     owned_by: str = "pegainfer"
     state: str  # unloaded, loading, loaded or unloading
     loaded: bool
-    memory_bytes: int | None = None  # planned for it; None before its first load
-    max_model_len: int | None = None
+    memory_bytes: int | msgspec.UnsetType = msgspec.UNSET  # planned for it, from its first load on
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
     type: str = "model"
     display_name: str
     created_at: str  # RFC 3339
@@ -148,8 +148,8 @@ def _model(member: Member) -> FleetModel:
         created=member.created,
         state=member.state.value,
         loaded=member.state is State.LOADED,
-        memory_bytes=member.nbytes or None,
-        max_model_len=None if front is None else front.engine.info.max_model_len,
+        memory_bytes=member.nbytes or msgspec.UNSET,
+        max_model_len=msgspec.UNSET if front is None else front.engine.info.max_model_len,
         display_name=member.name,
         created_at=at.isoformat().replace("+00:00", "Z"),
     )
