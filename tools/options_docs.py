@@ -11,6 +11,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.app.options import ALIASES, LETTERS, OPPOSITES, flag_of, name_of
 from pegainfer.app.unserved import SHORT, UNSERVED, Unserved
 from pegainfer.cli.flags import flag_fields, help_of
+from pegainfer.cli.fleet_flags import FleetFlags
 from pegainfer.cli.target import ModelFlags
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.frontend.http.config import HttpConfig
@@ -46,6 +47,7 @@ GROUPS = (
     ("How it computes", "serve, chat, generate, run-batch", EngineConfig),
     ("How requests are scheduled", "serve, chat, generate, run-batch", SchedulerConfig),
     ("The server", "serve", HttpConfig),
+    ("Several models in one server", "serve", FleetFlags),
 )
 NOT_IN_PYTHON = frozenset({"config", "model"})  # `model` is the first argument there
 IN_PYTHON = frozenset({"generation_config", "override_generation_config"})  # of the server's options
@@ -58,7 +60,7 @@ def to_markdown() -> str:
 
 def _served() -> Iterator[str]:
     for title, commands, config in GROUPS:
-        python = config is not HttpConfig
+        python = config not in (HttpConfig, FleetFlags)
         yield f"## {title}\n\nOf `pegainfer {commands}`{' and of `LLM(...)`' if python else ''}.\n"
         yield "| option | other names | |\n|---|---|---|"
         for field in flag_fields(config):

@@ -12,7 +12,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.cli.flags import Given
 from pegainfer.cli.progress import say
 from pegainfer.cli.spec import EngineSpec
-from pegainfer.cli.target import ModelFlags, Target, choose, text_options
+from pegainfer.cli.target import ModelFlags, Target, choose, pick_device, text_options
 from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.frontend.http.config import HttpConfig
@@ -95,6 +95,8 @@ def choose_all(
     for flag, remedy in _OF_ONE.items():
         if flag in given and flag not in given.environment:
             raise ConfigError(f"{flag} does not apply to several models", remedy=remedy)
+    if flags.device == "auto":
+        flags = dataclasses.replace(flags, device=pick_device(engine))
     if flags.device == "cuda" and None in (fleet.models_memory, engine.kv_cache_memory):
         raise ConfigError(
             "the memory of several models on a GPU must be planned",
