@@ -74,6 +74,8 @@ _OF_ONE = {
     "--served-model-name": "leave it out: each model has its own name",
     "--enable-lora": "start a server for the one model",
     "--lora-modules": "start a server for the one model",
+    "--engine-restarts": "leave it out: a model whose engine died is loaded again when it is asked for",
+    "--ready-seconds": "leave it out: one model that stands still does not make the server unready",
     "--trace": "start a server for the one model",
 }
 

@@ -301,16 +301,23 @@ class Fleet:
             await asyncio.sleep(POLL_SECONDS)
         if member.watch is not None:
             member.watch.cancel()
-        await loaded.close()
-        member.state, member.loaded = State.UNLOADED, None
+        await self._close(member, loaded)
         log.warning("model %s unloaded: it %s", member.name, why)
+
+    async def _close(self, member: Member, loaded: Loaded) -> None:
+        """A fault of it must neither end the reaper nor hold up the next load."""
+        try:
+            await loaded.close()
+        except Exception:
+            log.exception("the engine of model %s did not end in order", member.name)
+        member.state, member.loaded = State.UNLOADED, None
 
     async def _watch(self, member: Member, loaded: Loaded) -> None:
         """Forgets a model whose engine has died; the next request for it loads it again."""
         reason = await loaded.ended()
         log.error("the engine of model %s has ended: %s", member.name, reason)
+        if member.state is not State.LOADED:
+            return  # whoever unloads it closes it
+        member.state = State.UNLOADING  # from now on requests wait for the next one
         async with self._changing:
-            if member.loaded is loaded:
-                member.state = State.UNLOADING
-                await loaded.close()
-                member.state, member.loaded = State.UNLOADED, None
+            await self._close(member, loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,7 +27,7 @@ FleetHandler = Callable[[Fleet, HttpConfig, Scope, Receive, Send], Awaitable[Non
 
 
 class FleetModel(msgspec.Struct, kw_only=True):
-    """One model, loaded or not. Fields that only a loaded model knows are left out otherwise."""
+    """One model, loaded or not. What only a loaded one knows is left out otherwise."""
 
     id: str
     object: str = "model"
@@ -36,6 +37,8 @@ class FleetModel(msgspec.Struct, kw_only=True):
     loaded: bool
     memory_bytes: int | msgspec.UnsetType = msgspec.UNSET  # planned for it, from its first load on
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    # Of chats, where a request says nothing.
+    default_sampling_params: dict[str, float | int | None] | msgspec.UnsetType = msgspec.UNSET
     type: str = "model"
     display_name: str
     created_at: str  # RFC 3339
@@ -150,6 +153,7 @@ def _model(member: Member) -> FleetModel:
         loaded=member.state is State.LOADED,
         memory_bytes=member.nbytes or msgspec.UNSET,
         max_model_len=msgspec.UNSET if front is None else front.engine.info.max_model_len,
+        default_sampling_params=msgspec.UNSET if front is None else dataclasses.asdict(front.chat_defaults),
         display_name=member.name,
         created_at=at.isoformat().replace("+00:00", "Z"),
     )

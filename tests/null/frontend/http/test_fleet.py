@@ -280,6 +280,40 @@ def test_an_engine_that_dies_harms_no_other_and_is_loaded_again() -> None:
     fleet_test(main)
 
 
+def test_an_engine_that_dies_during_another_load_takes_no_more_requests() -> None:
+    async def main(rig: Rig) -> None:
+        await rig.says("a")
+        rig.models["b"].gate.clear()
+        loading = asyncio.ensure_future(rig.says("b"))
+        while rig.state("b") is not State.LOADING:
+            await asyncio.sleep(0.01)
+        rig.models["a"].die()
+        await spin()
+        behind = asyncio.ensure_future(rig.says("a"))  # is not given to the dead engine
+        await asyncio.sleep(0.05)
+        assert not behind.done()
+        rig.models["b"].gate.set()
+        assert (await loading, await behind) == ("b", "a")
+
+    fleet_test(main)
+
+
+def test_an_engine_that_does_not_end_in_order_holds_up_nobody() -> None:
+    async def main(rig: Rig) -> None:
+        await rig.says("a")
+
+        async def close() -> None:
+            raise OSError("no such process")
+
+        rig.models["a"].close = close  # type: ignore[method-assign]
+        assert await rig.says("b") == "b"
+        assert rig.state("a") is State.UNLOADED
+        del rig.models["a"].close  # type: ignore[method-assign]
+        assert await rig.says("a") == "a"
+
+    fleet_test(main, max_loaded=1)
+
+
 def test_a_client_that_leaves_while_its_model_is_loaded() -> None:
     async def main(rig: Rig) -> None:
         rig.models["a"].gate.clear()

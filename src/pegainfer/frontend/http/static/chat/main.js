@@ -140,7 +140,8 @@ async function listModels() {
   const select = byId("model");
   try {
     const served = await models();
-    for (const model of served) rooms.set(model.id, model.max_model_len);
+    // Of several models only a loaded one says how much it holds.
+    for (const model of served) rooms.set(model.id, model.max_model_len ?? 0);
     select.replaceChildren(...served.map((model) => el("option", { value: model.id }, model.id)));
     showWelcome(served[0]);
     showContext();
@@ -152,7 +153,8 @@ async function listModels() {
 }
 
 function showWelcome(model) {
-  const facts = model ? `${model.id}, with room for ${count(model.max_model_len)} tokens` : "";
+  const room = model?.max_model_len ? `, with room for ${count(model.max_model_len)} tokens` : "";
+  const facts = model ? `${model.id}${room}` : "";
   const starters = STARTERS.map((text) =>
     el(
       "li",
