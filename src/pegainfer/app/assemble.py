@@ -53,6 +53,8 @@ def build_engine(
     config: EngineConfig,
     scheduler: SchedulerConfig,
     profiler: Profiler | None = None,
+    *,
+    gentle: bool = False,
 ) -> Engine:
     """Loads a model and makes it ready; the caller closes the runner.
 
@@ -60,6 +62,7 @@ def build_engine(
         path: a .gguf file or a folder with config.json and safetensors.
         name: what the model is called in answers.
         profiler: is put around the backend, whose calls are timed then.
+        gentle: loads at a low priority, where the device is the CPU.
 
     Raises ConfigError, ModelFileError, UnsupportedError.
     """
@@ -70,7 +73,7 @@ def build_engine(
         groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
-        runner, device, phases = _build_runner(model, path, groups, info, config, scheduler, profiler)
+        runner, device, phases = _build_runner(model, path, groups, info, config, scheduler, profiler, gentle)
     seconds = {"read": read - started, **phases}
     told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
     return Engine(runner, told, model.make_policy)
@@ -112,6 +115,7 @@ def _build_runner(
     config: EngineConfig,
     scheduler: SchedulerConfig,
     profiler: Profiler | None,
+    gentle: bool,
 ) -> tuple[Runner, str, dict[str, float]]:
     """The runner, how its device is described, and seconds by phase."""
     if config.backend == "cuda":
@@ -125,7 +129,8 @@ def _build_runner(
     def build(memory: RankMemory | None = None) -> Runner:
         nonlocal device
         tensors = model.tensors(info.max_model_len)
-        backend, device = make_backend(tensors, config, timing=profiler is not None, memory=memory)
+        timing = profiler is not None
+        backend, device = make_backend(tensors, config, timing=timing, memory=memory, gentle=gentle)
         backend = backend if profiler is None else profiler.around(backend)
         formats, max_logprobs = step_formats(config), scheduler.max_logprobs
         return model.build(info, groups, backend, steps=formats, max_logprobs=max_logprobs)

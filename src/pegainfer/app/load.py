@@ -68,12 +68,14 @@ def make_backend(
     *,
     timing: bool = False,
     memory: RankMemory | None = None,
+    gentle: bool = False,
 ) -> tuple[Backend, str]:
     """The backend that holds these weights, and how it describes its device.
 
     Args:
         timing: the CPU's executors keep how long each call takes.
         memory: of the group, where this is one of several ranks.
+        gentle: see CpuOptions.
 
     Raises ConfigError for options that this machine cannot serve, UnsupportedError without a built library.
     """
@@ -81,11 +83,11 @@ def make_backend(
         return ReferenceBackend(tensors), "reference (NumPy)"
     from pegainfer.lower.cpu.backend import CpuBackend
 
-    backend = CpuBackend(tensors, cpu_options(config, timing=timing), memory)
+    backend = CpuBackend(tensors, cpu_options(config, timing=timing, gentle=gentle), memory)
     return backend, backend.describe()
 
 
-def cpu_options(config: EngineConfig, *, timing: bool = False) -> CpuOptions:
+def cpu_options(config: EngineConfig, *, timing: bool = False, gentle: bool = False) -> CpuOptions:
     """What the CPU's kernels are asked for, with 'auto' decided."""
     from pegainfer.lower.cpu.backend import Activation, CpuOptions
     from pegainfer.lower.cpu.threads import usable_cores
@@ -96,4 +98,5 @@ def cpu_options(config: EngineConfig, *, timing: bool = False) -> CpuOptions:
         isa=config.isa,
         activation=cast(Activation, "bf16" if config.activation == "auto" else config.activation),
         timing=timing,
+        gentle=gentle,
     )

@@ -92,7 +92,7 @@ class _Model:
     """One model that may be loaded."""
 
     def __init__(self, target: Target, http: HttpConfig, registry: Registry, store: ResponseStore) -> None:
-        self.target = target
+        self.target = dataclasses.replace(target, spec=dataclasses.replace(target.spec, gentle=True))
         self._http = http
         self._registry = registry
         self._store = store

@@ -26,6 +26,7 @@ class EngineSpec:
     name: what the model is called in answers.
     path: of the model's file or folder; empty on the null device.
     time_ops: the ops of sampled steps are timed while a trace is taken.
+    gentle: it is loaded beside other engines that answer requests.
     tokenizer: of the folder or file that takes the place of the model's own tokenizer; empty: its own.
     """
 
@@ -34,6 +35,7 @@ class EngineSpec:
     engine: EngineConfig
     scheduler: SchedulerConfig
     time_ops: bool = False
+    gentle: bool = False
     tokenizer: str = ""
 
     @property
@@ -51,7 +53,7 @@ def build(spec: EngineSpec, profiler: Profiler | None = None) -> Engine:
         return _build_null(spec)
     from pegainfer.app.assemble import build_engine
 
-    return build_engine(Path(spec.path), spec.name, spec.engine, spec.scheduler, profiler)
+    return build_engine(Path(spec.path), spec.name, spec.engine, spec.scheduler, profiler, gentle=spec.gentle)
 
 
 def make_grammars(spec: EngineSpec, info: EngineInfo) -> GrammarFactory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,6 +18,7 @@ from pegainfer.lower.cpu.threads import ThreadPool
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
+from pegainfer.runtime.priority import at_low_priority
 from pegainfer.runtime.rank_memory import RankMemory
 from pegainfer.runtime.weights.weight import Weight
 
@@ -36,12 +38,14 @@ class CpuOptions:
             it and expands the weight as GGUF defines it (exact). 'bf16' is 'int8' and rounds what meets a
             bf16 weight to bf16, where the processor multiplies that. Other weights meet float32.
         timing: keep nanoseconds for each call (`CpuExecutor.timings`).
+        gentle: weights are packed at a low priority, beside other engines that answer requests.
     """
 
     threads: int = 0
     isa: str | None = None
     activation: Activation = "int8"
     timing: bool = False
+    gentle: bool = False
 
 
 class CpuBackend:
@@ -91,7 +95,11 @@ class CpuBackend:
             if o.role is Role.WEIGHT and o.name in call.tensors
         }
         weights = low.tensors(Kind.WEIGHT)
-        self._pack([t for t in weights if t in matrices and t.name not in self._packed])
+        pack = partial(self._pack, [t for t in weights if t in matrices and t.name not in self._packed])
+        if self.options.gentle:
+            at_low_priority(pack)
+        else:
+            pack()
         constants = {t: self._packed[t.name] if t in matrices else self._vector(t) for t in weights}
         return CpuExecutor(
             low, constants, states, largest,

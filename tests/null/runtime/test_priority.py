@@ -1,0 +1,35 @@
+"""Work at a low priority: on a thread of its own, with its results and errors."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from pegainfer.runtime.priority import NICE, at_low_priority
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_the_work_and_the_threads_it_starts_are_nice_and_nobody_else() -> None:
+    before = niceness()
+    seen: list[int] = []
+
+    def work() -> str:
+        seen.append(niceness())
+        other = threading.Thread(target=lambda: seen.append(niceness()))
+        other.start()
+        other.join()
+        return "done"
+
+    assert at_low_priority(work) == "done"
+    assert seen == [max(before, NICE)] * 2
+    assert niceness() == before
+
+
+def test_its_errors_are_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        at_low_priority(lambda: 1 // 0)
