@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,23 @@ def test_constraints_reach_the_kernels(llm: LLM) -> None:
     assert len(ended) < 10  # by an EOS, which min_tokens forbids
     assert longer.token_ids[: len(ended) - 1] == ended[:-1]
     assert len(longer.token_ids) >= 10
+
+
+def test_a_score_is_the_probability_of_yes(llm: LLM) -> None:
+    """As two requests tell it that draw yes and no alone."""
+    output, other = llm.score("capital of France", ["It is Paris.", "A banana."], score_method="yes-no")
+    ids = output.prompt_token_ids
+    text = llm.get_tokenizer().decode(ids, skip_special_tokens=False)
+    assert text.endswith("<Document>: It is Paris.<|im_end|>\n<|im_start|>assistant\n")
+    logprobs = []
+    for word in ("yes", "no"):
+        (token,) = llm.get_tokenizer().encode(word)
+        params = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=[token], logprobs=0)
+        found = llm.generate(ids, params)[0].outputs[0].logprobs
+        assert found is not None
+        logprobs.append(found[0][token].logprob)
+    assert output.outputs.score == pytest.approx(1 / (1 + math.exp(logprobs[1] - logprobs[0])), abs=1e-6)
+    assert 0 < other.outputs.score < output.outputs.score < 1
 
 
 def test_a_context_filled_to_its_last_token() -> None:
