@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pegainfer.frontend.engine_client import EngineClient
     from pegainfer.frontend.http.app import App
-    from pegainfer.frontend.http.fleet import Loaded, Member
+    from pegainfer.frontend.http.fleet_member import Loaded, Member
     from pegainfer.frontend.http.front import Front
     from pegainfer.frontend.http.registry import Registry
     from pegainfer.frontend.http.responses_api.store import ResponseStore
@@ -51,8 +51,9 @@ async def _run(
     observers: Sequence[Observer],
     note: Note,
 ) -> int:
-    from pegainfer.frontend.http.fleet import Fleet, FleetConfig, Member
+    from pegainfer.frontend.http.fleet import Fleet
     from pegainfer.frontend.http.fleet_app import FleetApp
+    from pegainfer.frontend.http.fleet_member import FleetConfig, Member
     from pegainfer.frontend.http.front import new_store
     from pegainfer.frontend.http.registry import Registry
     from pegainfer.frontend.http.server import preload, run_server
@@ -136,7 +137,7 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Implements fleet.Loaded."""
+    """Implements fleet_member.Loaded."""
 
     supervisor: Supervisor
     client: EngineClient

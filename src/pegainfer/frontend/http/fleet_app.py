@@ -21,7 +21,8 @@ from pegainfer.frontend.http.app import MODEL_PATHS, guarded, no_route, without_
 from pegainfer.frontend.http.body import ClientGoneError, read_body
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import to_api_error
-from pegainfer.frontend.http.fleet import Fleet, Member
+from pegainfer.frontend.http.fleet import Fleet
+from pegainfer.frontend.http.fleet_member import Member
 from pegainfer.frontend.http.fleet_routes import ROUTES, FleetHandler
 from pegainfer.frontend.http.limits import Held
 from pegainfer.frontend.http.metrics import FrontMetrics

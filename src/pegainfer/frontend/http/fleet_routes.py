@@ -15,7 +15,8 @@ from pegainfer.frontend.http.auth import is_admin
 from pegainfer.frontend.http.body import read_request
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.fleet import Fleet, Member, State
+from pegainfer.frontend.http.fleet import Fleet
+from pegainfer.frontend.http.fleet_member import Member, State
 from pegainfer.frontend.http.metrics import registry_of, rendered
 from pegainfer.frontend.http.responses import send_bytes, send_json
 from pegainfer.frontend.http.service import METRICS_TYPE, version

@@ -14,8 +14,9 @@ from starlette.types import ASGIApp
 from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.http.app import App, Shared, create_app
 from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.fleet import Fleet, FleetConfig, Member, State
+from pegainfer.frontend.http.fleet import Fleet
 from pegainfer.frontend.http.fleet_app import FleetApp
+from pegainfer.frontend.http.fleet_member import FleetConfig, Member, State
 from pegainfer.frontend.http.front import Front, new_store
 from pegainfer.frontend.http.registry import Registry
 from tests.support.asgi import TEMPLATE, TOKENIZER, Call, run, spin
