@@ -1,5 +1,4 @@
 """An EngineHandle over a Unix socket: the front's side of the two processes.
-Longer than 300 lines because one class is both the handle's protocol and the connection's.
 
 Everything runs on the event loop that made the connection, sinks included. The life of a request:
 
@@ -26,27 +25,17 @@ from pegainfer.contract.errors import (
     EngineDeadError,
     PegaError,
     QueueFullError,
-    RequestError,
     restored_error,
 )
-from pegainfer.contract.event import EngineStats, TokenEvent, error_events
+from pegainfer.contract.event import EngineStats
 from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink, PendingCalls
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.trace import StepSink
+from pegainfer.frontend.live_requests import LiveRequests
 
 log = logging.getLogger(__name__)
 Explain = Callable[[], Awaitable[EngineDeadError]]
 CONNECT_RETRY = 0.01  # seconds between attempts while the engine has not bound its socket yet
-
-
-class _Live:
-    """A request that the engine may still speak of."""
-
-    __slots__ = ("open", "sink")
-
-    def __init__(self, sink: EventSink, n: int) -> None:
-        self.sink = sink
-        self.open = set(range(n))  # indices without a finish
 
 
 class EngineClient(asyncio.Protocol):
@@ -58,7 +47,7 @@ class EngineClient(asyncio.Protocol):
         self._explaining: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._frames = codec.FrameReader()
-        self._live: dict[str, _Live] = {}
+        self._live = LiveRequests()
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self._adapters: tuple[AdapterInfo, ...] = ()
@@ -139,15 +128,13 @@ class EngineClient(asyncio.Protocol):
             raise self._dead()
         if self._draining:
             raise QueueFullError("the server is shutting down", retry_after=5.0)
-        if request.id in self._live:
-            raise RequestError("a request with this id is running", param="request_id", got=request.id)
+        self._live.check(request.id)
         frame = codec.encode_frame(codec.Submit(request))
-        self._live[request.id] = _Live(sink, request.n)
+        self._live.add(request.id, sink, request.n)
         self._write(frame)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        live = self._live.get(request_id)
-        if live is not None and (index is None or index in live.open) and self.alive():
+        if self._live.is_open(request_id, index) and self.alive():
             self._write(codec.encode_frame(codec.Cancel(request_id, index)))
 
     def load_adapter(self, name: str, path: str, done: DoneSink) -> None:
@@ -255,11 +242,9 @@ class EngineClient(asyncio.Protocol):
                 if stats is not None:
                     self._stats = stats
                 for event in events:
-                    self._deliver(event)
+                    self._live.deliver(event)
             case codec.Refused(request_id=request_id):
-                indices = sorted(live.open) if (live := self._live.get(request_id)) is not None else ()
-                for event in error_events(request_id, indices, _error_of(message)):
-                    self._deliver(event)
+                self._live.fail(request_id, _error_of(message))
             case codec.Adapters(adapters=adapters):
                 self._adapters = tuple(adapters)
             case codec.Done(call=call, kind=kind):
@@ -277,25 +262,12 @@ class EngineClient(asyncio.Protocol):
                 else:
                     self._die(EngineDeadError("the engine has failed: " + text))
 
-    def _deliver(self, event: TokenEvent) -> None:
-        live = self._live.get(event.request_id)
-        if live is None:
-            return  # its sink had its finishes already
-        if event.finish is not None:
-            live.open.discard(event.index)
-            if not live.open:
-                del self._live[event.request_id]
-        _call(live.sink, event)
-
     def _die(self, death: EngineDeadError | ConfigError) -> None:
         """Ends every live request; later submits are refused. Idempotent."""
         if self._death is None:
             self._death = death
         self._ready.set()
-        live, self._live = self._live, {}
-        for request_id, entry in live.items():
-            for event in error_events(request_id, sorted(entry.open), EngineDeadError(str(death))):
-                _call(entry.sink, event)
+        self._live.fail_all(EngineDeadError(str(death)))
         self._calls.end_all(EngineDeadError(str(death)))
         if self._transport is not None:
             self._transport.close()
@@ -303,11 +275,3 @@ class EngineClient(asyncio.Protocol):
 
 def _error_of(message: codec.Refused | codec.Done) -> PegaError:
     return restored_error(message.kind, message.message, message.param, message.retry_after)
-
-
-def _call(sink: Callable[[TokenEvent], None], event: TokenEvent) -> None:
-    try:
-        sink(event)
-    except Exception:
-        # One request's fault must not stop the others' events.
-        log.exception("a request's event sink failed")
