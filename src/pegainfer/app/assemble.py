@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.ranks import TensorRank
+from pegainfer.runtime.priority import at_low_priority
 
 if TYPE_CHECKING:
     from pegainfer.measure.profile import Profiler
@@ -69,7 +72,9 @@ def build_engine(
     config.check_backend()
     started = time.perf_counter()
     at = TensorRank(0, config.tensor_parallel_size)
-    with open_model(path, config.load_format, at) as (model, architecture):
+    with contextlib.ExitStack() as files:
+        opening = partial(files.enter_context, open_model(path, config.load_format, at))
+        model, architecture = at_low_priority(opening) if gentle else opening()
         groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
