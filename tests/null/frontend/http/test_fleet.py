@@ -380,6 +380,7 @@ def test_metrics_by_model() -> None:
         lines = (await rig.client.get("/metrics")).text.splitlines()
         heads = [line.split()[2] for line in lines if line.startswith("# TYPE")]
         assert len(heads) == len(set(heads))
+        assert sum(line.startswith("pegainfer:resident_memory_bytes") for line in lines) == 1
         for wanted in (
             'pegainfer:request_success_total{finished_reason="length",model_name="a"} 1.0',
             'pegainfer:request_success_total{finished_reason="length",model_name="b"} 1.0',
