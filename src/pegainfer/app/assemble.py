@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.ranks import TensorRank
 from pegainfer.runtime.control_groups import available_memory
+from pegainfer.runtime.priority import at_low_priority
 from pegainfer.runtime.weights.made_up import made_up
 
 if TYPE_CHECKING:
@@ -77,10 +80,10 @@ def build_engine(
     config.check_backend()
     started = time.perf_counter()
     at = TensorRank(0, config.tensor_parallel_size)
-    with open_model(path, config.load_format, at, config.quantization, tokenizer=tokenizer) as (
-        model,
-        architecture,
-    ):
+    with contextlib.ExitStack() as opened:
+        reading = open_model(path, config.load_format, at, config.quantization, tokenizer=tokenizer)
+        opening = partial(opened.enter_context, reading)
+        model, architecture = at_low_priority(opening) if gentle else opening()
         groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()

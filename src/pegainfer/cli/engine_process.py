@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -58,6 +59,10 @@ def main(device: str) -> int:
     socket_path, spec = msgspec.json.decode(order, type=tuple[str, EngineSpec])
     if spec.engine.backend == "cuda" and device != "cuda":
         _start_warm_up(spec.engine.device_ordinal)
+    if spec.gentle and not device:
+        from pegainfer.runtime.priority import at_low_priority
+
+        at_low_priority(partial(_load, spec.engine.backend))
     from pegainfer.engine.process import serve_engine
 
     op_times = None

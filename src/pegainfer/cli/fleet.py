@@ -64,7 +64,7 @@ async def _run(
     models = [_Model(target, http, registry, store) for target in targets]
     config = FleetConfig(
         memory=memory, keep_alive=flags.keep_alive, max_loaded=flags.max_loaded_models,
-        when_unloaded=flags.when_unloaded,
+        when_unloaded=flags.when_unloaded, max_waiting=http.max_queued_requests,
     )  # fmt: skip
     fleet = Fleet([Member(m.target.spec.name, plan=m.plan, load=m.load) for m in models], config, registry)
 

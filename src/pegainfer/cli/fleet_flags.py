@@ -80,10 +80,14 @@ _OF_ONE = {
 }
 
 
+def of_several(http: HttpConfig) -> HttpConfig:
+    """The server's options without those of one model, which the environment may have set."""
+    return dataclasses.replace(http, served_model_name=(), lora_modules=(), trace="")
+
+
 def choose_all(
     references: Sequence[str],
     flags: ModelFlags,
-    http: HttpConfig,
     engine: EngineConfig,
     scheduler: SchedulerConfig,
     fleet: FleetFlags,
@@ -104,7 +108,9 @@ def choose_all(
             "the memory of several models on a GPU must be planned",
             expected="--models-memory and --kv-cache-memory", got="--device cuda without one of them",
         )  # fmt: skip
-    flags = dataclasses.replace(flags, model_path=None)
+    # What the environment sets for one model is left aside.
+    flags = dataclasses.replace(flags, model_path=None, revision=None, tokenizer=None, chat_template=None)
+    engine = dataclasses.replace(engine, enable_lora=False)
     targets = [_target(reference, flags, engine, scheduler, given) for reference in references]
     for path in [] if fleet.models_dir is None else _models_in(Path(fleet.models_dir).expanduser()):
         try:

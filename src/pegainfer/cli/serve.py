@@ -11,7 +11,7 @@ import typer
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.cli.flags import Given
-from pegainfer.cli.fleet_flags import FleetFlags, choose_all
+from pegainfer.cli.fleet_flags import FleetFlags, choose_all, of_several
 from pegainfer.cli.spec import LOG_FORMAT
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose
 from pegainfer.engine.config import SchedulerConfig
@@ -43,10 +43,10 @@ def serve(
     listener = bind_socket(http.host, http.port)  # before anything slow: a taken port is an error at once
     try:
         if len(model or ()) > 1 or fleet.models_dir is not None:
-            targets = choose_all(model or (), flags, http, engine, scheduler, fleet, given)
+            targets = choose_all(model or (), flags, engine, scheduler, fleet, given)
             from pegainfer.cli.fleet import run_fleet
 
-            return run_fleet(targets, http, fleet, listener)
+            return run_fleet(targets, of_several(http), fleet, listener)
         given.refuse(FleetFlags, "a server with one model")
         target = choose(model[0] if model else None, flags, engine, scheduler, given)
         if http.trace:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pegainfer import AsyncLLM, RequestOutputKind, SamplingParams
+from pegainfer.app.engine_slot import EngineSlot
 from pegainfer.app.text import TextSide
 from pegainfer.contract.errors import RequestError
 from pegainfer.engine.inprocess import InProcessEngine
@@ -141,5 +142,32 @@ def test_faulty_requests() -> None:
             with pytest.raises(RequestError, match="bad request_id"):
                 _ = [o async for o in llm.generate("a", greedy(), "")]
             assert await llm.reset_prefix_cache() is True
+
+    run(main())
+
+
+def test_a_model_sleeps_after_its_requests_and_answers_as_before() -> None:
+    def make() -> InProcessEngine:
+        runner = NullRunner(NullConfig(max_slots=4, step_seconds=0.005))
+        return InProcessEngine(runner, null_info(runner))
+
+    async def main() -> None:
+        async with AsyncLLM.over(make(), TextSide(byte_tokenizer(), None)) as llm:
+            llm._slot = EngineSlot(llm._engine, make)
+            before = asyncio.ensure_future(last(llm, "abc"))
+            while not llm.stats().running:
+                await asyncio.sleep(0.001)
+            await llm.sleep()
+            assert await llm.is_sleeping()
+            assert len((await before).outputs[0].token_ids) == 24
+            with pytest.raises(RequestError, match="asleep"):
+                await last(llm, "abc")
+            await llm.wake_up()
+            assert not await llm.is_sleeping()
+            assert (await last(llm, "abc")).outputs == (await before).outputs
+            assert llm.get_metrics()
+
+    async def last(llm: AsyncLLM, prompt: str) -> Any:
+        return [o async for o in llm.generate(prompt, greedy(ignore_eos=True))][-1]
 
     run(main())

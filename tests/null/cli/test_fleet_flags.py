@@ -9,7 +9,7 @@ import pytest
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.options import parse_duration
 from pegainfer.cli.flags import Given
-from pegainfer.cli.fleet_flags import FleetFlags, choose_all
+from pegainfer.cli.fleet_flags import FleetFlags, choose_all, of_several
 from pegainfer.cli.target import ModelFlags
 from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
@@ -21,7 +21,7 @@ NULL = ("--device", "null")
 
 def names(references: list[str], **fleet: str) -> list[str]:
     flags = FleetFlags(**fleet)  # type: ignore[arg-type]
-    parts = ModelFlags(), HttpConfig(), EngineConfig(), SchedulerConfig(), flags, Given()
+    parts = ModelFlags(tokenizer="/of/the/environment"), EngineConfig(), SchedulerConfig(), flags, Given()
     return [target.spec.name for target in choose_all(references, *parts)]
 
 
@@ -45,6 +45,11 @@ def test_the_models_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
         names([str(tmp_path / "b.gguf")], models_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="no models are there"):
         names([], models_dir=str(tmp_path / "half"))
+
+
+def test_what_the_environment_sets_for_one_model_is_left_aside() -> None:
+    http = of_several(HttpConfig(served_model_name=("a",), trace="/tmp", port=1))
+    assert http == HttpConfig(port=1)
 
 
 def test_durations() -> None:

@@ -55,6 +55,10 @@ class Fleet:
             )
         return member
 
+    def any(self) -> Member:
+        """A model that is loaded, where there is one: for what belongs to no model."""
+        return next(iter(self._loaded()), self.find(None))
+
     @contextlib.asynccontextmanager
     async def using(self, member: Member) -> AsyncIterator[Loaded]:
         """The model, which is loaded first where it is not, and stays loaded within the context.
@@ -77,6 +81,11 @@ class Fleet:
             member.users += 1
             return
         self._check(member)
+        if len(member.waiting) >= self.config.max_waiting:
+            raise ApiError(
+                503, f"too many requests wait for the model {member.name}; expected ≤ "
+                f"{self.config.max_waiting}", code="overloaded", retry_after=RETRY_SECONDS,
+            )  # fmt: skip
         place = Place()
         member.waiting.add(place)
         try:

@@ -30,6 +30,7 @@ from pegainfer.frontend.http.observed import Observed
 from pegainfer.frontend.http.responses import send_error
 
 T = TypeVar("T")
+_SHARED = ("/v1/responses/resp_", "/static/")  # beginnings of paths that any model serves
 
 
 class _Named(msgspec.Struct):
@@ -82,11 +83,13 @@ class FleetApp:
     async def _by_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hands a request to the routes of its model."""
         path, size = scope["path"], 0
-        if path not in MODEL_PATHS and not path.startswith(("/v1/responses/", "/static/")):
+        shared = path.startswith(_SHARED)
+        if path not in MODEL_PATHS and not shared:
             raise HTTPException(404)
         try:
-            if scope["method"] != "POST":
-                async with self.fleet.using(self.fleet.find(None)) as loaded:
+            if shared or scope["method"] != "POST":
+                member = self.fleet.any() if shared else self.fleet.find(None)
+                async with self.fleet.using(member) as loaded:
                     await loaded.routes(scope, receive, send)
                 return
             body = await read_body(scope, receive, self.config)

@@ -89,10 +89,12 @@ class FleetConfig:
         memory: bytes that all loaded models may take together.
         keep_alive: seconds without a request until a model is unloaded; below 0: never.
         max_loaded: models that may be loaded at once; 0: as many as memory holds.
+        max_waiting: requests that may wait for one model.
         when_unloaded: whether a request waits for its model, or gets a 503 while that is loaded.
     """
 
     memory: int
     keep_alive: float = 300.0
     max_loaded: int = 0
+    max_waiting: int = 1024
     when_unloaded: Literal["wait", "refuse"] = "wait"

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 FleetHandler = Callable[[Fleet, HttpConfig, Scope, Receive, Send], Awaitable[None]]
 
 
+# Figures of the process, which every model's page has: shown once, under the first loaded model's name.
+_OF_THE_SERVER = ("uptime_seconds", "resident_memory_bytes")
+
+
 class FleetModel(msgspec.Struct, kw_only=True):
     """One model, loaded or not. What only a loaded one knows is left out otherwise."""
 
@@ -100,10 +104,9 @@ class FleetMetrics:
         for member in self._fleet.members.values():
             if member.loaded is not None:
                 for family in member.loaded.front.page.collect():
-                    if family.name in families:
-                        families[family.name].samples += family.samples
-                    else:
-                        families[family.name] = family
+                    known = families.setdefault(family.name, family)
+                    if known is not family and not family.name.endswith(_OF_THE_SERVER):
+                        known.samples += family.samples
         yield from families.values()
         yield from self._loading()
 

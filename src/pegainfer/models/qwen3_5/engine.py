@@ -35,7 +35,8 @@ def from_config(config: Mapping[str, Any], where: str) -> LineModel:
 
 
 def model(weights: Qwen3_5Weights) -> LineModel:
-    adapted = adapted_weights(TABLE, weights.config)
+    # Not routers, whose products are a part of `moe`, as those of experts are.
+    adapted = tuple(w for w in adapted_weights(TABLE, weights.config) if not w.name.endswith("_router"))
     if (
         weights.config.tiled_heads
     ):  # rows of linear attention lie in another order than in the adapted checkpoint

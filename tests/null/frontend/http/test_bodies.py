@@ -69,7 +69,7 @@ def test_a_broken_body_is_a_400_with_a_reason(path: str, name: str) -> None:
 
 
 def test_these_are_all_routes_that_take_a_body() -> None:
-    assert len(ROUTES) == 13
+    assert len(ROUTES) == 18
     taken = {path for method, path, _ in _ROUTES if method == "POST"}
     assert taken - set(ROUTES) == {"/v1/responses/{id}/cancel", "/debug/trace"}
 

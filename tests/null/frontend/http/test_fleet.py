@@ -228,6 +228,19 @@ def test_a_request_may_be_refused_while_its_model_is_loaded() -> None:
     fleet_test(main, when_unloaded="refuse")
 
 
+def test_no_more_requests_wait_than_may() -> None:
+    async def main(rig: Rig) -> None:
+        rig.models["a"].gate.clear()
+        waiting = [asyncio.ensure_future(rig.says("a")) for _ in range(2)]
+        await spin()
+        answer = await rig.complete("a")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+        rig.models["a"].gate.set()
+        assert await asyncio.gather(*waiting) == ["a", "a"]
+
+    fleet_test(main, max_waiting=2)
+
+
 def test_a_model_that_cannot_be_loaded_harms_no_other() -> None:
     async def main(rig: Rig) -> None:
         rig.models["a"].fault = ConfigError("no such file", where="/secret/place")
@@ -350,6 +363,9 @@ def test_stored_responses_survive_the_unloading_of_their_model() -> None:
         body = {"model": "a", "input": "x", "store": True, "max_output_tokens": 16}
         made = (await rig.client.post("/v1/responses", content=json.dumps(body))).json()
         await rig.fleet.unload(rig.fleet.members["a"])
+        await rig.says("b")
+        assert (await rig.client.get(f"/v1/responses/{made['id']}")).json()["model"] == "a"
+        assert rig.state("a") is State.UNLOADED  # nothing is loaded for what any model can tell
         again = {"model": "b", "input": "y", "previous_response_id": made["id"], "max_output_tokens": 16}
         assert (await rig.client.post("/v1/responses", content=json.dumps(again))).status_code == 200
         assert (await rig.client.get(f"/v1/responses/{made['id']}")).json()["model"] == "a"
@@ -364,6 +380,7 @@ def test_metrics_by_model() -> None:
         lines = (await rig.client.get("/metrics")).text.splitlines()
         heads = [line.split()[2] for line in lines if line.startswith("# TYPE")]
         assert len(heads) == len(set(heads))
+        assert sum(line.startswith("pegainfer:resident_memory_bytes") for line in lines) == 1
         for wanted in (
             'pegainfer:request_success_total{finished_reason="length",model_name="a"} 1.0',
             'pegainfer:request_success_total{finished_reason="length",model_name="b"} 1.0',
