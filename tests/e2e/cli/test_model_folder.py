@@ -37,7 +37,8 @@ def test_generate_answers_in_the_models_chat_format(model: Path) -> None:
     wanted = offline(model, chat=True)
     done = pega("generate", "--model", str(model), PROMPT, "--max-tokens", str(TOKENS))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == wanted.strip()
+    printed = wanted.replace("\r\n", "\n").replace("\r", "\n")  # as Python reads the output of a process
+    assert done.stdout.strip() == printed.strip()
     assert wanted.strip()
 
 
