@@ -1,31 +1,106 @@
-"""Lowering of a mixture of experts: routing, products with the chosen experts' matrices, weighted sums.
-
-Counts of tokens an expert stay on the device. Grids are made for the most blocks that a number of tokens can
-need, and blocks without work end at once, so that a step is one graph for its sizes.
-"""
+"""Lowering of a mixture of experts: router, products with the chosen experts' matrices, weighted sums."""
 
 from __future__ import annotations
 
-from pegainfer.lower.cuda.gemm import SIXTEEN
-from pegainfer.lower.cuda.lowering import LoweringContext, blocks, handles
-from pegainfer.lower.cuda.plan import Place, ptr, struct
-from pegainfer.runtime.cuda.arguments import EXPERTS, ROUTE_EXPERTS, SORT_SLOTS, SUM_EXPERTS
+from pegainfer.lower.cuda.experts import (
+    STREAM_TOKENS,
+    Lists,
+    Slots,
+    add_up,
+    choose_experts_kernel,
+    groups,
+    lists,
+    sort,
+    sort_args,
+    spread,
+    stream,
+    tiles,
+)
+from pegainfer.lower.cuda.gemm import GemmProblem, project, rms_norm
+from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
+from pegainfer.lower.cuda.plan import ARRIVALS, Place, Struct, ptr, struct
+from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.ops.fused_moe import MOE_RESIDUAL
+from pegainfer.ops.program import OpCall, is_read
+from pegainfer.ops.tensor import Kind
+from pegainfer.runtime.cuda.arguments import ROUTE_EXPERTS, ROUTE_FEW
 from pegainfer.runtime.cuda.launch import i64
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 ROUTE_WARPS, MOST_CHOSEN = 4, 32  # WARPS of route.cu, and one choice a lane
-ROW_WARPS = 8  # as in experts.cuh
-TILE_N, TILE_SLOTS, TILE_THREADS = 64, 64, 128
-TILE_SHARED = 3 * (TILE_N + TILE_SLOTS) * 128  # bytes: STAGES · STAGE_BYTES
-SORT_THREADS = 1024
-LISTS = ("order", "blocks", "in_use")  # members of SORT_SLOTS and EXPERTS
-MOST_EXPERTS = 2048  # whose counts and ranks fit into 48 KiB of shared memory
-# Slots up to which each output gets a warp: experts are seldom shared then, and a tile would be mostly empty.
-ROW_SLOTS = 32
+FEW_WARPS, FEW_TOKENS = 8, 8  # WARPS and TOKENS of route_few.cu
 
 
-@handles("route_experts")
-def _route_experts(c: LoweringContext) -> None:
+# The sum added to the residual stream
+
+
+def _onto_residual(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
+    moe, add = calls[:2]
+    out = moe.tensors["out"].storage
+    if add.tensors["partial"].storage is not out or out.kind is not Kind.BUFFER or is_read(calls[2:], out):
+        return "a sum that only the residual stream reads"
+    if add.tensors["x"].storage is not moe.tensors["x"].storage or not takes_whole(moe):
+        return "experts of the residual stream itself, in bf16"
+    operands = {name: t for name, t in moe.tensors.items() if name != "out"}
+    return [OpCall.of(MOE_RESIDUAL, moe.attrs, **operands)]
+
+
+ADD_EXPERTS = Rule("add_experts", (frozenset({"moe"}), frozenset({"reduce_residual"})), _onto_residual)
+
+
+# Launches
+
+
+def takes_whole(call: OpCall) -> bool:
+    """Whether the kernels of bf16 take the call."""
+    x, w_gate = call.tensors["x"], call.tensors["w_gate"]
+    widths = (x.shape[1], w_gate.shape[1])
+    return x.dtype == "bf16" and all(isinstance(n, int) and n % 8 == 0 for n in widths)
+
+
+@handles("moe", "moe_residual", whole=takes_whole)
+def _moe(c: LoweringContext) -> None:
+    s, dtype = c.sizes, c.dtype("x")
+    if not s["T"]:
+        return
+    tokens, m, f = s["T"], s["M"], s["F"]
+    slots = Slots(tokens, s["K"], s["N"], c.address("experts"), c.scratch(4 * tokens * s["K"]))
+    choice = choose_experts_kernel(tokens, s["K"], s["N"], m, f, dtype, c.target.info)
+    h, logits = c.scratch(2 * tokens * m), c.scratch(4 * tokens * s["N"])
+    route = _route_args(c, slots, logits)
+    if choice.kind == "stream":
+        made = _route_few(c, slots, lists(c, choice, slots, early=True), choice, route, h, logits)
+    else:
+        norm = c.vector("norm")
+        assert norm is not None
+        rms_norm(c, h, c.address("x"), norm, tokens, m, dtype, float(c.call.attrs["eps"]))
+        problem = GemmProblem(tokens, s["N"], m, dtype, "storef32")
+        project(c, problem, logits, h, c.matrix("w_router", dtype=dtype))
+        _route(c, route, tokens, s["N"])
+        made = sort(c, choice, slots)
+    w_up, w_down = c.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"), c.matrix("w_down", dtype=dtype)
+    act = c.scratch(2 * slots.count * f)
+    residual = c.address("x") if c.call.spec is MOE_RESIDUAL else None
+    out = None if residual else c.address("out")
+    if choice.kind == "stream":
+        ungated = Slots(tokens, slots.chosen, slots.num_experts, slots.experts)
+        stream(c, choice, ungated, made, h, w_up, 2 * f, m, out=act)
+        stream(c, choice, slots, made, act, w_down, m, f, out=out, residual=residual)
+        return
+    if choice.kind == "groups":
+        x = spread(c, slots, made, h, m, slots.chosen)
+        groups(c, choice, slots, made, x, w_up, 2 * f, m, act, "swiglu")
+        groups(c, choice, slots, made, act, w_down, m, f, x, "store")  # x has been read: its room is free
+        add_up(c, slots, x, made.places, m, dtype, out, residual)
+        return
+    results = c.scratch(2 * slots.count * m)
+    tiles(c, choice, slots, made, h, w_up, 2 * f, m, act, "swiglu", slots.chosen)
+    tiles(c, choice, slots, made, act, w_down, m, f, results, "store", 1)
+    add_up(c, slots, results, None, m, dtype, out, residual)
+
+
+def _route_args(c: LoweringContext, slots: Slots, logits: Place) -> Struct:
+    """route::Args. Raises UnsupportedError for a routing that the kernels do not serve."""
     s, attrs = c.sizes, c.call.attrs
     if s["K"] > MOST_CHOSEN:
         raise c.refuse("experts of a token", f"at most {MOST_CHOSEN}", s["K"])
@@ -35,98 +110,87 @@ def _route_experts(c: LoweringContext) -> None:
     groups, kept = int(attrs["groups"]), int(attrs["kept_groups"])
     if s["N"] % groups or not 0 < kept <= groups or s["K"] > kept * (s["N"] // groups):
         raise c.refuse("groups", f"divisors of {s['N']} with {s['K']} experts in those kept", (groups, kept))
-    args = struct(
-        ROUTE_EXPERTS, experts=c.address("experts"), gates=c.address("gates"), logits=c.address("logits"),
-        bias=c.vector("bias"), tokens=s["T"], n=s["N"], k=s["K"], sigmoid=int(attrs["sigmoid"]),
+    return struct(
+        ROUTE_EXPERTS, experts=slots.experts, gates=slots.gates, logits=logits, bias=c.vector("bias"),
+        tokens=s["T"], n=s["N"], k=s["K"], sigmoid=int(attrs["sigmoid"]),
         renormalize=int(attrs["renormalize"]), groups=groups, kept_groups=kept, scale=float(attrs["scale"]),
     )  # fmt: skip
-    grid = (blocks(s["T"], ROUTE_WARPS), 1, 1)
-    c.launch("route_experts", grid, 32 * ROUTE_WARPS, [args], 12 * ROUTE_WARPS * s["N"])
+
+
+def _route(c: LoweringContext, args: Struct, tokens: int, num_experts: int) -> None:
+    grid = (blocks(tokens, ROUTE_WARPS), 1, 1)
+    c.launch("route_experts", grid, 32 * ROUTE_WARPS, [args], 12 * ROUTE_WARPS * num_experts)
+
+
+def _route_few(
+    c: LoweringContext, slots: Slots, made: Lists, choice: object, route: Struct, h: Place, logits: Place
+) -> Lists:
+    """Norm, router and sorted slots of a few tokens in one launch."""
+    s = c.sizes
+    norm = c.vector("norm")
+    args = struct(
+        ROUTE_FEW, h=h, logits=logits, x=c.address("x"), norm=norm, w=c.matrix("w_router", dtype="bf16"),
+        arrivals=Place(ARRIVALS), m=s["M"], eps=float(c.call.attrs["eps"]),
+    )  # fmt: skip
+    grid = (blocks(s["N"], FEW_WARPS), blocks(s["T"], FEW_TOKENS), 1)
+    shared = max(2 * FEW_TOKENS * s["M"], 12 * FEW_WARPS * s["N"])
+    why = f"{s['T']} tokens: norm, router and order in one launch"
+    sorting = sort_args(made, choice, slots, None, 0)
+    c.launch("route_few", grid, 32 * FEW_WARPS, [route, sorting, args], shared, why=why)
+    return made
+
+
+@handles("route_experts")
+def _route_experts(c: LoweringContext) -> None:
+    s = c.sizes
+    slots = Slots(s["T"], s["K"], s["N"], c.address("experts"), c.address("gates"))
+    _route(c, _route_args(c, slots, c.address("logits")), s["T"], s["N"])
 
 
 @handles("expert_gate_up")
 def _expert_gate_up(c: LoweringContext) -> None:
     s, dtype = c.sizes, c.dtype("h")
-    if c.dtype("act") != dtype:
-        raise c.refuse("dtype of act", dtype, c.dtype("act"))
+    if c.dtype("act") != dtype or dtype == "f16":
+        raise c.refuse("dtypes of h and act", "bf16 or f32, both", (dtype, c.dtype("act")))
+    if not s["T"]:
+        return
+    slots = Slots(s["T"], s["K"], s["N"], c.address("experts"))
+    choice = choose_experts_kernel(s["T"], s["K"], s["N"], s["M"], s["F"], dtype, c.target.info)
+    out, x, n, k = c.address("act"), c.address("h"), 2 * s["F"], s["M"]
     w = c.matrix("w_gate", "w_up", dtype=dtype, layout="pairs")
-    _products(c, c.address("act"), c.address("h"), w, 2 * s["F"], s["M"], s["K"], dtype, "swiglu")
+    made = sort(c, choice, slots, out, s["F"] * item_bytes(dtype)) if choice.tile else None
+    if choice.kind == "stream" and made:
+        stream(c, choice, slots, made, x, w, n, k, out=out)
+    elif choice.kind == "groups" and made:
+        x = spread(c, slots, made, x, k, slots.chosen)
+        groups(c, choice, slots, made, x, w, n, k, out, "swiglu", made.order)
+    else:
+        tiles(c, choice, slots, made, x, w, n, k, out, "swiglu", slots.chosen)
 
 
 @handles("expert_down")
 def _expert_down(c: LoweringContext) -> None:
     s, dtype = c.sizes, c.dtype("act")
-    slots = s["T"] * s["K"]
-    results = c.scratch(slots * s["M"] * item_bytes(dtype))
-    _products(
-        c, results, c.address("act"), c.matrix("w_down", dtype=dtype), s["M"], s["F"], 1, dtype, "store"
-    )
-    args = struct(
-        SUM_EXPERTS, out=c.address("out"), results=results, experts=c.address("experts"),
-        gates=c.address("gates"), num_experts=s["N"], k=s["K"], m=s["M"],
-    )  # fmt: skip
-    c.launch(f"sum_experts_{dtype}", (s["T"], blocks(s["M"], 256), 1), 256, [args])
-
-
-def _products(
-    c: LoweringContext, out: Place, x: Place, w: Place, n: int, k: int, each: int, dtype: str, kind: str
-) -> None:
-    """Adds the products of all slots.
-
-    Args:
-        n, k: sizes of an expert's matrix.
-        each: slots that share a row of x.
-        kind: 'swiglu' or 'store', as in experts.cuh.
-    """
-    s = c.sizes
-    slots = s["T"] * s["K"]
-    if not slots:
+    if dtype == "f16":
+        raise c.refuse("dtype of act", "bf16 or f32", dtype)
+    if not s["T"]:
         return
-    width = 16 // item_bytes(dtype)
-    tiled = slots > ROW_SLOTS and dtype in SIXTEEN and k % width == 0
-    lists = dict.fromkeys(LISTS)
-    most = most_blocks(slots, s["N"])
-    if tiled:
-        lists = _sort(c, slots, most, out if kind == "swiglu" else None, n // 2 * item_bytes(dtype))
-    args = struct(
-        EXPERTS, out=out, x=x, experts=c.address("experts"), w=w, **lists, slots=slots, num_experts=s["N"],
-        n=n, k=k, each=each,
-    )  # fmt: skip
-    if tiled:
-        grid, why = (blocks(n, TILE_N), most, 1), f"{slots} slots in at most {most} blocks of {TILE_SLOTS}"
-        c.launch(f"expert_tiles_{dtype}_{kind}", grid, TILE_THREADS, [args], TILE_SHARED, why=why)
+    slots = Slots(s["T"], s["K"], s["N"], c.address("experts"), c.address("gates"))
+    choice = choose_experts_kernel(s["T"], s["K"], s["N"], s["M"], s["F"], dtype, c.target.info)
+    out, x, n, k = c.address("out"), c.address("act"), s["M"], s["F"]
+    w = c.matrix("w_down", dtype=dtype)
+    made = sort(c, choice, slots) if choice.tile else None
+    if choice.kind == "stream" and made:
+        stream(c, choice, slots, made, x, w, n, k, out=out)
         return
-    outputs = n // 2 if kind == "swiglu" else n
-    suffix = "" if k % width == 0 else "_any"
-    why = f"{slots} slots: a warp an output" if slots <= ROW_SLOTS else "no tiles for this dtype or width"
-    grid = (slots, blocks(outputs, ROW_WARPS), 1)
-    c.launch(f"expert_rows_{dtype}_{kind}{suffix}", grid, 32 * ROW_WARPS, [args], why=why)
-
-
-def _sort(
-    c: LoweringContext, slots: int, most: int, zeroed: Place | None, row_bytes: int
-) -> dict[str, Place | None]:
-    """Sorts the slots by expert. Returns where LISTS are.
-
-    Args:
-        zeroed: [slots, row_bytes], of which the rows of slots without expert become zeros.
-    """
-    num_experts = c.sizes["N"]
-    if num_experts > MOST_EXPERTS:
-        raise c.refuse("experts", f"at most {MOST_EXPERTS}", num_experts)
-    sizes = (4 * slots, 16 * most, 4)
-    lists: dict[str, Place | None] = dict(zip(LISTS, map(c.scratch, sizes), strict=True))
-    args = struct(
-        SORT_SLOTS, **lists, experts=c.address("experts"), zeroed=zeroed, slots=slots,
-        num_experts=num_experts, row_bytes=row_bytes,
-    )  # fmt: skip
-    c.launch("sort_slots", (1, 1, 1), SORT_THREADS, [args], 4 * (2 * num_experts + 1))
-    return lists
-
-
-def most_blocks(slots: int, experts: int) -> int:
-    """Blocks of TILE_SLOTS slots that the experts can need, however the slots are spread."""
-    return min(slots, experts) + slots // TILE_SLOTS
+    results = c.scratch(slots.count * n * item_bytes(dtype))
+    if choice.kind == "groups" and made:
+        x = spread(c, slots, made, x, k, 1)
+        groups(c, choice, slots, made, x, w, n, k, results, "store")
+        add_up(c, slots, results, made.places, n, dtype, out, None)
+    else:
+        tiles(c, choice, slots, made, x, w, n, k, results, "store", 1)
+        add_up(c, slots, results, None, n, dtype, out, None)
 
 
 @handles("reduce_residual")

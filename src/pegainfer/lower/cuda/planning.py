@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pegainfer.lower.cuda import attention, delta, moe, pointwise  # noqa: F401  (they register their ops)
+from pegainfer.lower.cuda import attention, delta, pointwise  # noqa: F401  (they register their ops)
 from pegainfer.lower.cuda.linear import FOLD_NORM
 from pegainfer.lower.cuda.lowering import Step, choose, keeps_whole
+from pegainfer.lower.cuda.moe import ADD_EXPERTS
 from pegainfer.lower.cuda.plan import PlannedLaunch, StepPlan
 from pegainfer.lower.cuda.qkv import FINISH_AND_GATE, FINISH_IN_ATTENTION
 from pegainfer.lower.cuda.rewrite import Rule, rewrite
@@ -15,7 +16,7 @@ from pegainfer.lower.cuda.sampling import LEAVE_PLAIN_ROWS
 from pegainfer.ops.program import OpCall, Program
 
 # In this order: heads that attention finishes are projected by a GEMM that a norm can be folded into.
-RULES = (ONE_LAUNCH, FINISH_IN_ATTENTION, FINISH_AND_GATE, FOLD_NORM, LEAVE_PLAIN_ROWS)
+RULES = (ONE_LAUNCH, FINISH_IN_ATTENTION, FINISH_AND_GATE, FOLD_NORM, ADD_EXPERTS, LEAVE_PLAIN_ROWS)
 
 
 # Kernels that are in no plan: they generate and convert weights, measure the card, and keep a runner's state.

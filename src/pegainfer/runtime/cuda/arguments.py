@@ -342,18 +342,34 @@ ROUTE_EXPERTS = Layout(
     float scale
     """,
 )
+ROUTE_FEW = Layout(
+    "route::FewArgs",
+    "The norm and the router's GEMM ahead of routing, for a few tokens.",
+    """
+    void* h  // [T, M]: x, normalised
+    float* logits  // [T, N]
+    const void* x  // [T, M]
+    const float* norm  // [M]
+    const void* w  // [N, M]
+    int* arrivals  // [1] zero, and zero again afterwards
+    int m
+    float eps
+    """,
+)
 SORT_SLOTS = Layout(
     "slots::SortArgs",
-    "Slots, each one of a token's K places for an expert, and what sort_slots makes of them.",
+    "Slots (each is one of a token's K places for an expert), and their order by expert.",
     """
-    int* order  // [slots], by expert
-    int4* blocks  // [most blocks]: expert, first, count, 0
+    int* order  // [slots]: slots by expert
+    int* places  // [slots]: where a slot is in `order`, -1 without expert; null: not wanted
+    int4* blocks  // [most blocks]: expert, first in `order`, count, 0
     int* in_use  // [1]: blocks in use
     const int* experts  // [slots]
     uint8_t* zeroed  // [slots, row_bytes]: rows of slots without expert become zeros; null: none do
     int slots
     int num_experts
     int row_bytes
+    int tile  // most slots of a block
     """,
 )
 EXPERTS = Layout(
@@ -374,12 +390,61 @@ EXPERTS = Layout(
     int each  // slots that share a row of x
     """,
 )
+EXPERT_STREAM = Layout(
+    "experts::StreamArgs",
+    "Products of a few slots, for which the chosen matrices are streamed.",
+    """
+    void* out  // pairs: [slots, n / 2]; sums: [T, n] float32, or null
+    void* residual  // sums: [T, n], to which they are added; null: they go to `out`
+    const void* x  // pairs: [T, k]; sums: [slots, k]
+    const void* w  // [num_experts, n, k]
+    const float* gates  // sums: [slots]
+    const int* order  // as sort_slots leaves it, like the next two
+    const int4* blocks  // of at most 8 slots
+    const int* in_use
+    int slots
+    int most  // room in `blocks`
+    int tokens
+    int chosen  // K, slots of a token
+    int n
+    int k
+    int depth  // stages of each warp's ring
+    int early  // 1: the lists were made before the kernel ahead
+    """,
+)
+EXPERT_GROUPS = Layout(
+    "grouped::Args",
+    "A grouped GEMM of slots that lie sorted by expert.",
+    """
+    void* out  // [slots, n], or [slots, n / 2] of pairs
+    const int* order  // rows of `out`; null: results lie sorted as x does
+    const int4* blocks  // expert, first slot, count
+    const int* in_use
+    int n
+    int k
+    int tiles  // of the rows of a matrix
+    int depth  // stages of the ring
+    """,
+)
+SPREAD_ROWS = Layout(
+    "slots::SpreadArgs",
+    "Rows that are copied to where their slots lie when sorted.",
+    """
+    void* out  // [slots, m]
+    const void* x  // [slots / each, m]
+    const int* places  // [slots]
+    int each  // slots that share a row of x
+    int m
+    """,
+)
 SUM_EXPERTS = Layout(
     "slots::SumArgs",
     "Each token's weighted sum of its experts' results.",
     """
-    float* out  // [T, M]
+    float* out  // [T, M], or null
+    void* residual  // [T, M], to which the sums are added; null: they go to `out`
     const void* results  // [T K, M]
+    const int* places  // [T, K]: rows of `results`; null: each slot has its own
     const int* experts  // [T, K]
     const float* gates  // [T, K]
     int num_experts
@@ -534,6 +599,6 @@ PUBLISH = Layout(
 LAYOUTS = (
     ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND, STREAM, SKINNY,
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
-    SORT_SLOTS, EXPERTS, SUM_EXPERTS, ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS,
+    ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS, ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS,
     GATHER_INPUTS, PUBLISH,
 )  # fmt: skip
