@@ -86,6 +86,25 @@ MODELS = {
                 "moe_intermediate_size": 48,
             },
         ),
+        # The head size of real models and widths for tensor cores, for which kernels on GPUs are made.
+        TinyQwen3Moe(
+            "true_heads_bf16",
+            seed=64,
+            dtype="bf16",
+            config={
+                "hidden_size": 256,
+                "intermediate_size": 192,
+                "num_hidden_layers": 3,
+                "mlp_only_layers": [1],
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 128,
+                "num_experts": 16,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 64,
+                "tie_word_embeddings": False,
+            },
+        ),
     )
 }
 

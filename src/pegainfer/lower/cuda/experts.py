@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pegainfer.lower.cuda.gemm import row_threads
 from pegainfer.lower.cuda.lowering import LoweringContext, blocks
-from pegainfer.lower.cuda.plan import Boxes, Place, struct
+from pegainfer.lower.cuda.plan import Boxes, Place, Struct, struct
 from pegainfer.lower.cuda.target import SYSTEM
 from pegainfer.runtime.cuda.arguments import (
     EXPERT_GROUPS,
@@ -105,11 +105,14 @@ class Lists:
 
 def lists(c: LoweringContext, choice: ExpertChoice, slots: Slots, *, early: bool = False) -> Lists:
     """Room for the sorted lists of a call."""
-    nbytes = (4 * slots.count, 4 * slots.count, 16 * choice.most_blocks(slots), 4)
-    return Lists(*map(c.scratch, nbytes), early)
+    order, places = c.scratch(4 * slots.count), c.scratch(4 * slots.count)
+    return Lists(order, places, c.scratch(16 * choice.most_blocks(slots)), c.scratch(4), early)
 
 
-def sort_args(made: Lists, choice: ExpertChoice, slots: Slots, zeroed: Place | None, row_bytes: int) -> object:
+def sort_args(
+    made: Lists, choice: ExpertChoice, slots: Slots, zeroed: Place | None, row_bytes: int
+) -> Struct:
+    """slots::SortArgs; see `sort`."""
     return struct(
         SORT_SLOTS, order=made.order, places=made.places, blocks=made.blocks, in_use=made.in_use,
         experts=slots.experts, zeroed=zeroed, slots=slots.count, num_experts=slots.num_experts,

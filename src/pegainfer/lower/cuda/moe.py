@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pegainfer.lower.cuda.experts import (
-    STREAM_TOKENS,
+    ExpertChoice,
     Lists,
     Slots,
     add_up,
@@ -123,7 +123,13 @@ def _route(c: LoweringContext, args: Struct, tokens: int, num_experts: int) -> N
 
 
 def _route_few(
-    c: LoweringContext, slots: Slots, made: Lists, choice: object, route: Struct, h: Place, logits: Place
+    c: LoweringContext,
+    slots: Slots,
+    made: Lists,
+    choice: ExpertChoice,
+    route: Struct,
+    h: Place,
+    logits: Place,
 ) -> Lists:
     """Norm, router and sorted slots of a few tokens in one launch."""
     s = c.sizes

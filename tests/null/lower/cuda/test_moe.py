@@ -1,17 +1,27 @@
-"""What the routing kernel refuses, on a driver without a GPU."""
+"""Which kernels take a mixture of experts, and what they refuse, without a GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.experts import ExpertChoice, Slots, choose_experts_kernel
+from pegainfer.lower.cuda.lowering import Step
 from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.lower.cuda.plan import Place, PlannedLaunch
+from pegainfer.lower.cuda.planning import plan_program, plan_step, rules
+from pegainfer.lower.cuda.target import SYSTEM, Target, card_of
 from pegainfer.ops.compose import one_call
-from pegainfer.ops.moe import ROUTE_EXPERTS
+from pegainfer.ops.moe import MOE, ROUTE_EXPERTS
+from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.reduce import REDUCE_RESIDUAL
+from pegainfer.ops.spec import Role
+from pegainfer.ops.tensor import Kind, Tensor
 from tests.support.fake_cuda import FakeCuda, fake_cuda, fake_kernels
 
 ATTRS = {"sigmoid": False, "renormalize": True, "groups": 1, "kept_groups": 1, "scale": 1.0}
@@ -35,3 +45,125 @@ def test_routing_beyond_the_kernel_is_refused(
         backend = CudaBackend(CudaContext(kernels=fake_kernels(tmp_path)), {}, CudaOptions(graphs=False))
         with pytest.raises(UnsupportedError, match=message):
             backend.prepare(program, {}, sizes)
+
+
+# Experts, experts of a token, widths of the residual stream and of an expert.
+MODELS = {"30B-A3B": (128, 8, 2048, 768), "35B-A3B": (256, 8, 2048, 512), "shared": (1, 1, 2048, 512)}
+MOE_ATTRS = ATTRS | {"eps": 1e-6}
+
+
+def block(model: str, dtype: str = "bf16") -> list[OpCall]:
+    """A block of experts and the addition to the residual stream behind it."""
+    n, k, m, f = MODELS[model]
+    sizes = {"N": n, "K": k, "M": m, "F": f}
+    tensors = {}
+    for o in MOE.operands:
+        if o.name == "bias":
+            continue
+        kind = Kind.WEIGHT if o.role is Role.WEIGHT or o.name == "norm" else Kind.BUFFER
+        kind = Kind.OUTPUT if o.name == "x" else kind
+        stored = {"out": "f32", "norm": "f32", "experts": "i32"}.get(o.name, dtype)
+        tensors[o.name] = Tensor(o.name, tuple(sizes.get(a, a) for a in o.axes), stored, kind)
+    return [
+        OpCall.of(MOE, MOE_ATTRS, **tensors),
+        OpCall.of(REDUCE_RESIDUAL, {}, x=tensors["x"], partial=tensors["out"]),
+    ]
+
+
+def launches(model: str, tokens: int, arch: str = "90a") -> list[PlannedLaunch | object]:
+    step = Step(Target(card_of(arch)), {"T": tokens, "R": 1, "L": 1}, False)
+    return list(plan_step(block(model), step, rules()).launches)
+
+
+def names(found: list[PlannedLaunch | object]) -> list[str]:
+    return [p.kernel if isinstance(p, PlannedLaunch) else "library" for p in found]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tokens", [1, 8, 32])
+def test_a_few_tokens_take_three_launches(tokens: int, model: str) -> None:
+    """Norm to residual stream, on every architecture."""
+    for arch in ("80", "86", "90a", "120a"):
+        assert names(launches(model, tokens, arch)) == [
+            "route_few", "expert_stream_bf16_swiglu", "expert_stream_bf16_sum"
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "slots"),
+    [("30B-A3B", 33, 64), ("30B-A3B", 1024, 64), ("30B-A3B", 1025, 128), ("35B-A3B", 2049, 128)],
+)
+def test_more_tokens_take_the_grouped_gemm_of_hopper(model: str, tokens: int, slots: int) -> None:
+    found = names(launches(model, tokens))
+    assert [name for name in found if name.startswith("expert_")] == [
+        f"expert_groups_bf16_{slots}_swiglu", f"expert_groups_bf16_{slots}_store"
+    ]  # fmt: skip
+    assert found[-1] == "sum_experts_bf16" and "sort_slots" in found
+
+
+def test_other_architectures_multiply_on_mma() -> None:
+    found = names(launches("30B-A3B", 33, "80"))
+    assert {"expert_tiles_bf16_swiglu", "expert_tiles_bf16_store"} <= set(found)
+
+
+@pytest.mark.parametrize("arch", ["80", "86", "89", "90a", "100a", "120a"])
+@pytest.mark.parametrize("model", MODELS)
+def test_launches_fit_the_card(model: str, arch: str) -> None:
+    card = card_of(arch)
+    for tokens in (1, 8, 31, 32, 33, 64, 65, 500, 16384):
+        for p in launches(model, tokens, arch):
+            assert isinstance(p, PlannedLaunch) or tokens > 32
+            if isinstance(p, PlannedLaunch):
+                assert p.shared <= card.max_shared and p.grid[1] <= 65535, p
+
+
+def test_two_streaming_launches_share_an_sm_of_hopper() -> None:
+    """So that the second fills its rings while the first one ends."""
+    card = card_of("90a")
+    for model in MODELS:
+        for tokens in (1, 32):
+            up, down = launches(model, tokens)[1:]
+            assert isinstance(up, PlannedLaunch) and isinstance(down, PlannedLaunch)
+            assert up.shared + down.shared + 2 * SYSTEM <= card.shared_per_sm
+
+
+@pytest.mark.parametrize("tile", [8, 64, 128])
+def test_the_list_of_sorted_slots_has_room_for_any_spread(tile: int) -> None:
+    rng = np.random.default_rng(tile)
+    place = Place(Tensor("experts", (1,), "i32", Kind.BUFFER))
+    choice = ExpertChoice("groups", tile, "bf16", "")
+    worst = 0.0
+    for _ in range(300):
+        slots, experts = int(rng.integers(1, 3000)), int(rng.integers(1, 300))
+        # Counts that end a slot behind a full block need the most.
+        counts = np.bincount(rng.integers(0, experts, min(slots, experts)), minlength=experts)
+        left = slots - int(counts.sum())
+        for e in np.flatnonzero(counts):
+            more = min(left, tile * int(rng.integers(0, 4)))
+            counts[e], left = counts[e] + more, left - more
+        counts[int(np.argmax(counts))] += left
+        needed = int((-(-counts // tile)).sum())
+        room = choice.most_blocks(Slots(slots, 1, experts, place))
+        assert needed <= room
+        worst = max(worst, needed / room)
+    assert worst > 0.9
+
+
+def test_what_widths_do_not_divide_by_eight_is_left_to_plain_kernels() -> None:
+    for m, f, dtype in ((2044, 768, "bf16"), (2048, 764, "bf16"), (2048, 768, "f32")):
+        assert choose_experts_kernel(64, 8, 128, m, f, dtype, card_of("90a")).kind == "rows"
+
+
+def test_float16_is_refused() -> None:
+    step = Step(Target(card_of("90a")), {"T": 4, "R": 1, "L": 1}, False)
+    with pytest.raises(UnsupportedError, match="expected bf16 or f32"):
+        plan_program(Program("halves", tuple(block("30B-A3B", "f16"))), step)
+
+
+def test_a_sum_that_is_read_again_is_not_added_in_the_launch() -> None:
+    calls, step = block("30B-A3B"), Step(Target(card_of("90a")), {"T": 4, "R": 1, "L": 1}, False)
+    again = [*calls, OpCall.of(REDUCE_RESIDUAL, {}, x=calls[0].tensors["x"], partial=calls[0].tensors["out"])]
+    plan = plan_step(again, step, rules())
+    assert "add_experts" not in plan.applied
+    assert plan.lacking["add_experts"] == "a sum that only the residual stream reads"
+    assert plan_step(calls, step, rules()).applied == {"add_experts": 1}

@@ -148,10 +148,10 @@ struct Wgmma;
     ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
     "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define PEGA_R76 PEGA_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75"
-#define PEGA_R128                                                                        \
-    PEGA_R76                                                                             \
-    ",%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"  \
-    "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,"  \
+#define PEGA_R128                                                                       \
+    PEGA_R76                                                                            \
+    ",%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95," \
+    "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112," \
     "%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define PEGA_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define PEGA_D4 PEGA_FOUR(0)
@@ -164,9 +164,9 @@ struct Wgmma;
     PEGA_D32, PEGA_FOUR(32), PEGA_FOUR(36), PEGA_FOUR(40), PEGA_FOUR(44), PEGA_FOUR(48), PEGA_FOUR(52), \
         PEGA_FOUR(56), PEGA_FOUR(60)
 #define PEGA_D76 PEGA_D64, PEGA_FOUR(64), PEGA_FOUR(68), PEGA_FOUR(72)
-#define PEGA_D128                                                                                         \
-    PEGA_D76, PEGA_FOUR(76), PEGA_FOUR(80), PEGA_FOUR(84), PEGA_FOUR(88), PEGA_FOUR(92), PEGA_FOUR(96),   \
-        PEGA_FOUR(100), PEGA_FOUR(104), PEGA_FOUR(108), PEGA_FOUR(112), PEGA_FOUR(116), PEGA_FOUR(120),   \
+#define PEGA_D128                                                                                       \
+    PEGA_D76, PEGA_FOUR(76), PEGA_FOUR(80), PEGA_FOUR(84), PEGA_FOUR(88), PEGA_FOUR(92), PEGA_FOUR(96), \
+        PEGA_FOUR(100), PEGA_FOUR(104), PEGA_FOUR(108), PEGA_FOUR(112), PEGA_FOUR(116), PEGA_FOUR(120), \
         PEGA_FOUR(124)
 // A to F: the numbers of the operands behind d's.
 #define PEGA_WGMMA(T, NAME, N, HALF, A, B, C, D, E, F)                                                      \

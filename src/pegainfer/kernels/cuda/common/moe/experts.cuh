@@ -5,10 +5,10 @@
 // SWIGLU: the matrix's rows are gate and up in turn, and out[slot, i] = silu(gate_i) · up_i. Slots whose
 // expert is none give zeros there, and are left out of the sum that follows otherwise.
 //
-// `expert_rows` gives every output of every slot a warp, which suits a few slots: the chosen matrices are
-// read once and nothing else is. `expert_tiles` takes up to 64 slots of one expert together, on tensor cores:
-// slots were sorted by expert, and blocks beyond those in use end at once, so that the grid depends on the
-// number of tokens alone. The sums of a slot do not depend on its neighbours in a tile.
+// `expert_rows` gives every output of every slot a warp: for float32 and for widths that no other kernel
+// takes. `expert_tiles` takes up to 64 slots of one expert together, on mma.sync: slots were sorted by
+// expert, and blocks beyond those in use end at once, so that the grid depends on the number of tokens alone.
+// The sums of a slot do not depend on its neighbours in a tile.
 #pragma once
 #include "arguments.cuh"
 #include "ptx.cuh"
@@ -67,7 +67,7 @@ __device__ __forceinline__ void rows(const Args& a) {
 
 constexpr int TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * 32;
 constexpr int TILE_N = 64;      // rows of a matrix: 16 a warp
-constexpr int TILE_SLOTS = 64;  // as lower/cuda/moe.py has it
+constexpr int TILE_SLOTS = 64;  // as lower/cuda/experts.py has it
 constexpr int TILE_K = 64;
 constexpr int STAGES = 3;
 constexpr int ROW_BYTES = TILE_K * 2;

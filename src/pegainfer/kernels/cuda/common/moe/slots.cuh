@@ -30,8 +30,8 @@ __device__ __forceinline__ void sort(const SortArgs& a, int* counts, int64_t* sc
         const int e = first + threadIdx.x, count = e < a.num_experts ? counts[e] : 0;
         const int blocks = (count + a.tile - 1) / a.tile;
         int64_t all;
-        const int64_t at = before + block_exclusive_scan<int64_t>(static_cast<int64_t>(blocks) << 32 | count,
-                                                                  scratch, all);
+        const int64_t at =
+            before + block_exclusive_scan<int64_t>(static_cast<int64_t>(blocks) << 32 | count, scratch, all);
         before += all;
         const int start = static_cast<int>(at);
         int4* to = a.blocks + (at >> 32);

@@ -19,9 +19,9 @@
 namespace experts {
 
 constexpr int STREAM_WARPS = 8, STREAM_THREADS = STREAM_WARPS * 32;
-constexpr int PART = 8;                         // slots of an entry
-constexpr int ROWS = 16, CHUNK = 64;            // of a matrix in a stage of a warp
-constexpr int STAGE_W = ROWS * CHUNK * 2;       // bytes
+constexpr int PART = 8;                    // slots of an entry
+constexpr int ROWS = 16, CHUNK = 64;       // of a matrix in a stage of a warp
+constexpr int STAGE_W = ROWS * CHUNK * 2;  // bytes
 constexpr int STAGE = STAGE_W + PART * CHUNK * 2;
 constexpr int PARTIAL = STREAM_WARPS * ROWS * PART;  // floats: a tile's sums of all warps
 
@@ -224,7 +224,8 @@ __device__ __forceinline__ void stream(const StreamArgs& a) {
 
 }  // namespace experts
 
-#define EXPERT_STREAM(NAME, T, SUM)                                                                           \
-    extern "C" __global__ void __launch_bounds__(experts::STREAM_THREADS, 2) NAME(const experts::StreamArgs a) { \
-        experts::stream<T, SUM>(a);                                                                           \
+#define EXPERT_STREAM(NAME, T, SUM)                                          \
+    extern "C" __global__ void __launch_bounds__(experts::STREAM_THREADS, 2) \
+        NAME(const experts::StreamArgs a) {                                  \
+        experts::stream<T, SUM>(a);                                          \
     }

@@ -19,8 +19,8 @@ namespace grouped {
 
 using skinny::Place, skinny::operand, skinny::along;
 
-constexpr int COLUMNS = 256;     // rows of a matrix in a tile
-constexpr int PRODUCERS = 128;   // threads that do not multiply
+constexpr int COLUMNS = 256;    // rows of a matrix in a tile
+constexpr int PRODUCERS = 128;  // threads that do not multiply
 constexpr int STAGE_W = COLUMNS * 128;
 
 // Where things lie in shared memory.
@@ -75,8 +75,7 @@ __device__ __forceinline__ void multiply(const Ring<WG>& ring, int chunks, float
         const uint64_t w = operand(ring.stages + at.slot * ring.STAGE + ring.STAGE_X);
         wgmma_fence();
 #pragma unroll
-        for (int kk = 0; kk < 4; kk++)
-            Wgmma<T, COLUMNS>::ss(acc, along(x, kk * 32), along(w, kk * 32), true);
+        for (int kk = 0; kk < 4; kk++) Wgmma<T, COLUMNS>::ss(acc, along(x, kk * 32), along(w, kk * 32), true);
         wgmma_commit();
         wgmma_wait<1>();  // the stage before
         if (last >= 0 && lane == 0) mbarrier_arrive(ring.empty + 8 * last);
@@ -135,7 +134,8 @@ __device__ __forceinline__ void leave_sums(const Args& a, const float (&acc)[COL
                 const float* sums = acc + 4 * (j + i);
                 float results[2];
 #pragma unroll
-                for (int h = 0; h < 2; h++) {  // The projections are rounded, as they are where they are stored.
+                for (int h = 0; h < 2;
+                     h++) {  // The projections are rounded, as they are where they are stored.
                     const float2 p = unpack2<T>(pack2<T>(sums[2 * h], sums[2 * h + 1]));
                     results[h] = __fdividef(p.x, 1.f + __expf(-p.x)) * p.y;
                 }
@@ -194,9 +194,9 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
 
 }  // namespace grouped
 
-#define EXPERT_GROUPS(NAME, T, WG, PAIRS)                                                               \
-    extern "C" __global__ void __launch_bounds__(128 * WG + grouped::PRODUCERS, 1)                      \
-        NAME(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x,              \
-             const grouped::Args a) {                                                                   \
-        grouped::run<T, WG, PAIRS>(&w, &x, a);                                                          \
+#define EXPERT_GROUPS(NAME, T, WG, PAIRS)                                                  \
+    extern "C" __global__ void __launch_bounds__(128 * WG + grouped::PRODUCERS, 1)         \
+        NAME(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x, \
+             const grouped::Args a) {                                                      \
+        grouped::run<T, WG, PAIRS>(&w, &x, a);                                             \
     }

@@ -1,0 +1,43 @@
+"""Qwen3-MoE with the head size of real models on a GPU: a text's scores, in one step and one token at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pegainfer.runtime.cuda.driver import probe
+from tests.support.tinymodel import token_ids, write_checkpoint
+from tests.support.tinyqwen3moe import MODELS
+from tests.support.tinyrun import forced
+
+NAME = "true_heads_bf16"
+GOLDEN = np.load(Path(__file__).parents[2] / "data" / "qwen3_moe" / "tiny.npz")
+MEAN, P99 = 0.06, 0.20  # nat, as in gate.py
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("first", [200, 24])
+def test_scores_of_a_text_are_those_of_transformers(first: int, graphs: bool, tmp_path: Path) -> None:
+    """A prompt of `first` tokens and decoded tokens in bf16 beside transformers in float32.
+
+    200 tokens take the grouped GEMM, 24 and single tokens the streaming kernels.
+    """
+    if (reason := probe()) is not None:
+        pytest.skip(reason)
+    model = MODELS[NAME]
+    folder, ids = write_checkpoint(model, tmp_path), token_ids(model)[:first]
+    entries, _ = forced(
+        folder, ids, NAME, 8, activation="auto", kv_dtype="auto", backend="cuda", cuda_graph=graphs
+    )
+    wanted, scores = GOLDEN[f"{NAME}.top_ids"][:first], GOLDEN[f"{NAME}.top_logprobs"][:first]
+    errors = []
+    for entry, best, logprobs in zip(entries, wanted.tolist(), scores, strict=False):
+        top = dict(entry.top)
+        errors.append([top.get(i, entry.top[-1][1]) for i in best] - logprobs)
+    found = np.abs(errors)
+    assert len(found) == first
+    print(f"mean {found.mean():.4f} p99 {np.quantile(found, 0.99):.4f} max {found.max():.4f} nat")
+    assert found.mean() <= MEAN
+    assert np.quantile(found, 0.99) <= P99
