@@ -9,15 +9,15 @@ import pytest
 
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
-from pegainfer.lower.cuda.experts import STREAM_TOKENS
 from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.experts import STREAM_TOKENS
 from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.ops.compose import one_call, run_reference
 from pegainfer.ops.embed import EMBEDDING
 from pegainfer.ops.moe import EXPERT_DOWN, EXPERT_GATE_UP, MOE, ROUTE_EXPERTS
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
-from pegainfer.ops.rounding import row_errors, rounded
+from pegainfer.ops.rounding import rounded, row_errors
 from tests.gpu.harness import raw, run_once, sized
 
 Array = np.ndarray[Any, Any]

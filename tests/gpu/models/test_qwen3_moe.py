@@ -1,4 +1,4 @@
-"""Qwen3-MoE with the head size of real models on a GPU: a text's scores, in one step and one token at a time."""
+"""Qwen3-MoE with the head size of real models on a GPU: scores of a text, prefilled and decoded."""
 
 from __future__ import annotations
 

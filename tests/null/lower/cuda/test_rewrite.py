@@ -18,11 +18,14 @@ from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.activation import SIGMOID_GATE
 from pegainfer.ops.cases.gated_delta import gated_delta_cases
+from pegainfer.ops.cases.moe import moe_cases
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.embed import GATHER_ROWS
 from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.gemm import LINEAR_RESIDUAL
+from pegainfer.ops.moe import MOE
 from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.ops.sample import SAMPLE
 from pegainfer.ops.spec import FUSED, Case, Role
@@ -284,8 +287,43 @@ def test_a_gate_that_is_read_again_is_kept() -> None:
     assert found.lacking["finish_and_gate_heads"] == "a gate of what attention leaves"
 
 
+def experts(case: Case) -> list[OpCall]:
+    """The case's experts, whose sum is added to the residual stream, in bf16."""
+    made = {o.name: ("bf16", Kind.WEIGHT if o.role is Role.WEIGHT else Kind.BUFFER) for o in MOE.operands}
+    made |= {"out": ("f32", Kind.BUFFER), "norm": ("f32", Kind.WEIGHT), "bias": ("f32", Kind.WEIGHT)}
+    made |= {"experts": ("i32", Kind.BUFFER), "x": ("bf16", Kind.OUTPUT)}
+    tensors = {
+        o.name: Tensor(o.name, tuple(a if a == "T" else case.sizes[a] for a in o.axes), *made[o.name])
+        for o in MOE.operands
+        if o.name != "bias" or "bias" in case.arrays
+    }
+    return [
+        OpCall.of(MOE, case.attrs, **tensors),
+        OpCall.of(REDUCE_RESIDUAL, {}, x=tensors["x"], partial=tensors["out"]),
+    ]
+
+
+def test_experts_are_added_to_the_residual_stream() -> None:
+    seen = 0
+    for case in moe_cases(np.random.default_rng(12)):
+        calls, env = experts(case), {"T": case.sizes["T"]}
+        if " normal" not in case.label or not env["T"] or not keeps_whole(calls[0]):
+            continue
+        found = rewritten(calls, Step(HOPPER, env, False))
+        assert names(found) == ["moe_residual"]
+        given = {name: a if a.dtype.kind == "i" else a.astype(np.float64) for name, a in case.arrays.items()}
+        want, got = (interpret(c, env, given) for c in (calls, [call for call, _ in found.calls]))
+        assert np.isfinite(want["x"]).all() and (want["x"] != given["x"]).any()
+        np.testing.assert_allclose(got["x"], want["x"], rtol=1e-9, atol=1e-11)
+        np.testing.assert_array_equal(got["experts"], want["experts"])
+        seen += 1
+    assert seen >= 3
+
+
 def test_every_fused_form_has_a_rule_that_makes_it() -> None:
     made = set()
+    layer = experts(next(c for c in moe_cases(np.random.default_rng(1)) if keeps_whole(experts(c)[0])))
+    made |= set(names(rewritten(layer, Step(HOPPER, {"T": 1}, False))))
     for calls, at in ((program().calls, step(2)), (program().calls, step(2, 6, decode_only=False))):
         made |= set(names(rewritten(calls, at)))
     case = next(c for c in gated_delta_cases(np.random.default_rng(1)) if keeps_whole(delta_layer(c)[1]))
