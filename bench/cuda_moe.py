@@ -3,9 +3,9 @@
 python bench/cuda_moe.py [--model 30B-A3B] [--batch 1 8 32 128] [--tokens 1024 16384]
 
 Batches: norm, router, experts and their sum, added to the residual stream: all launches of the block. The
-bytes counted are those of the router and of the experts that the tokens really chose. Each call has weights
-of its own, so that none are in the L2 cache. Tokens: the two launches of expert GEMMs alone, beside cuBLASLt's
-dense GEMMs of the same FLOP in the same run.
+bytes counted are those of the router and of the experts that the tokens really chose. Each layer has weights
+of its own, so that none are in the L2 cache. Tokens: the two launches of expert GEMMs alone, beside dense
+GEMMs of the same FLOP by cuBLASLt in the same run.
 """
 
 from __future__ import annotations

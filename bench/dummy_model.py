@@ -1,0 +1,44 @@
+"""Writes a folder with the config.json of a published model, for benches with dummy weights.
+
+python bench/dummy_model.py 30B-A3B /dev/shm/30B-A3B [--layers 12]
+python bench/cuda_steps.py /dev/shm/30B-A3B --dummy --batch 1 8 32 128 --prefill 1024 16000
+
+All 48 layers of 30B-A3B take 61 GB in bf16, 12 of them 16 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+# Hugging Face: Qwen/Qwen3-30B-A3B.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False,
+        "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+        "max_position_embeddings": 40960, "mlp_only_layers": [], "moe_intermediate_size": 768,
+        "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151936,
+    },
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=CONFIGS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, help="fewer than the model has")
+    args = parser.parse_args()
+    config = dict(CONFIGS[args.model])
+    if args.layers:
+        config["num_hidden_layers"] = args.layers
+    args.folder.mkdir(parents=True, exist_ok=True)
+    (args.folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
