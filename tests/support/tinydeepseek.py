@@ -151,7 +151,8 @@ def experts_shapes(c: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 KIMI = V3 | {
     "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "rms_norm_eps": 1e-5,
-    "rope_theta": 50000.0, "num_nextn_predict_layers": 0, "num_hidden_layers": 2, "max_position_embeddings": 2048,
+    "rope_theta": 50000.0, "num_nextn_predict_layers": 0, "num_hidden_layers": 2,
+    "max_position_embeddings": 2048,
     "rope_scaling": YARN | {"factor": 64.0, "mscale": 1.0, "mscale_all_dim": 1.0},
 }  # fmt: skip
 MODELS = {
