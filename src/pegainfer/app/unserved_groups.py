@@ -81,7 +81,7 @@ _GROUPS: tuple[tuple[Unserved, str], ...] = (
     (switch(NO_IMAGES), "disable_chunked_mm_input interleave_mm_strings skip_mm_profiling"),
     (
         Unserved(NO_LORA),
-        "lora lora_dtype lora_extra_vocab_size lora_paths max_cpu_loras",
+        "lora lora_dtype lora_extra_vocab_size lora_paths",
     ),
     (switch(NO_LORA, OFF), "enable_lora_bias fully_sharded_loras"),
     (

@@ -24,8 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.contract.adapter import AdapterInfo
-from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
 from pegainfer.kv.device.layout import GroupLayout
@@ -33,7 +31,7 @@ from pegainfer.kv.device.pool import HostPools
 from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.program import Program
 from pegainfer.ops.tensor import Kind
-from pegainfer.runner.adapters import HostAdapters, Laid
+from pegainfer.runner.adapters import HostAdapters, ServesAdapters
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.program import largest_step
 from pegainfer.runner.sampling import (
@@ -76,7 +74,7 @@ class _Step:
     stage_seconds: float  # of them, making the inputs
 
 
-class HostRunner:
+class HostRunner(ServesAdapters):
     """Implements contract.step.Runner and AdapterRunner.
 
     `forward` and `sample` only queue their work; the worker applies deltas, computes and draws in the order
@@ -145,22 +143,6 @@ class HostRunner:
 
     def sample(self, handle: Task[_Step], masks: dict[int, bytes] | None = None) -> Task[StepResult]:
         return self._worker.submit(partial(self._sample, handle, masks or {}))
-
-    # Adapters; see AdapterRunner
-
-    def read_adapter(self, name: str, path: str) -> tuple[AdapterInfo, Mapping[str, Laid]]:
-        return self._held_adapters().read(name, path)
-
-    def install_adapter(self, index: int, adapter: Mapping[str, Laid]) -> None:
-        self._held_adapters().install(index, adapter)
-
-    def remove_adapter(self, index: int) -> None:
-        self._held_adapters().remove(index)
-
-    def _held_adapters(self) -> HostAdapters:
-        if self._adapters is None:
-            raise InvariantError("adapters are used in a runner that was built without")
-        return self._adapters
 
     def close(self) -> None:
         """Returns when every queued step has ended."""
