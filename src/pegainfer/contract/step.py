@@ -264,8 +264,7 @@ class StepPolicy(Protocol):
     def constrained(self) -> dict[int, Constraint]:
         """Rows of the newest uncommitted plan whose tokens a grammar bounds, by their place in the plan.
 
-        A row's matcher knows the tokens that are committed: one that follows (`Row.follow`) must be asked for
-        again after the commit of the plan before.
+        One that follows (`Row.follow`) must be asked for again after the commit of the plan before.
         """
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
@@ -275,10 +274,7 @@ class StepPolicy(Protocol):
         """Lets requests name an adapter. Raises RequestError where the name is taken."""
 
     def drop_adapter(self, name: str) -> bool:
-        """Takes no more requests for an adapter. Raises RequestError where no such adapter is loaded.
-
-        Returns whether sequences that were taken may still have to wait for a load of it.
-        """
+        """Takes no more requests for an adapter, or raises RequestError; whether taken ones still need it."""
 
     def take_adapter_loads(self) -> list[AdapterLoad]:
         """Adapters to install, each once, under indices that no plan in flight uses."""

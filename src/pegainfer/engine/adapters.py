@@ -122,6 +122,12 @@ class AdapterTable(Generic[T]):
             self._wanted.setdefault(adapter.number, adapter)
         return False
 
+    def share(self, adapter: Adapter[T] | None) -> bool:
+        """One more sequence holds the slot that another one holds; False without an adapter."""
+        if adapter is not None:
+            adapter.holds += 1
+        return adapter is not None
+
     def leave(self, adapter: Adapter[T], seq: T, last_step: int, *, holds: bool) -> None:
         """A live sequence has ended, whose last row is in plan `last_step`."""
         adapter.live -= 1

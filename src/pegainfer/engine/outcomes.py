@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.errors import InvariantError, PegaError
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
 from pegainfer.contract.step import Row, StepPlan, StepResult
 from pegainfer.engine.counters import Counters
@@ -220,6 +220,17 @@ class Outcomes:
         for seq in tuple(self.live.get(request_id, ())):
             seq.children = []
             events.append(self.finish(seq, reason, now, error=error, error_kind=error_kind))
+
+    def end_adapter_load(self, index: int, error: PegaError | None, now: float) -> list[TokenEvent]:
+        """Sequences that wait for an adapter are queued again; they end where it cannot be loaded."""
+        adapters, events = self._residents.adapters, list[TokenEvent]()
+        if error is None:
+            self._residents.queue_again(adapters.loaded(index), holds_adapter=True)
+            return events
+        message, kind = str(error), type(error).__name__
+        for request_id in {seq.request_id: None for seq in adapters.failed(index)}:
+            self.end_request(request_id, FinishReason.ERROR, now, events, error=message, error_kind=kind)
+        return events
 
     def end_one(self, request_id: str, index: int, now: float, events: list[TokenEvent]) -> bool:
         """Aborts one continuation if it still lives; False where others are yet to be forked from it."""

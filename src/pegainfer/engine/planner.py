@@ -233,21 +233,17 @@ class Planner:
     def _admit_urgent(self, batch: Batch, batches: Seq[Batch]) -> bool:
         """Admits the first in the queue, which outranks one that runs; that one is preempted if need be.
 
-        It leaves the queue until its adapter is loaded where it must wait for that. False if it must wait for
-        a plan in flight, or for the budget, or belongs to another rank.
+        False if it must wait for a plan in flight, or for the budget, or belongs to another rank.
         """
         residents = self._residents
         running, free_slots = batch.home.running.items, batch.home.free_slots
         seq = residents.waiting.items[0]
-        if (
-            seq.flying
-            or batch.hungry
-            or batch.prefill_room <= 0
-            or not residents.waiting.outranks(seq, running[-1])
-        ):
+        if seq.flying or batch.hungry or batch.prefill_room <= 0:
+            return False
+        if not residents.waiting.outranks(seq, running[-1]):
             return False
         if not residents.claim_adapter(seq):
-            return True
+            return True  # it waits beside the queue
         if self._place(seq, batches) is not batch:
             return False
         if free_slots and self._enter(seq, batch):

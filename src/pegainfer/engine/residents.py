@@ -73,15 +73,14 @@ class Residents:
 
     def claim_adapter(self, seq: Sequence) -> bool:
         """Whether a waiting sequence has no adapter or holds it; else it leaves the queue until it does."""
-        if seq.adapter is None or seq.holds_adapter:
-            return True
-        seq.holds_adapter = self.adapters.claim(seq.adapter, seq)
-        if not seq.holds_adapter:
-            self._set_aside(seq)
-        return seq.holds_adapter
+        if seq.adapter is not None and not seq.holds_adapter:
+            if not self.adapters.claim(seq.adapter, seq):
+                self._set_aside(seq)
+                return False
+            seq.holds_adapter = True
+        return True
 
     def take_adapter_loads(self) -> list[AdapterLoad]:
-        """Adapters to install, under indices that no plan in flight uses."""
         self.queue_again(self.adapters.assign(), holds_adapter=True)
         return self.adapters.take_loads(self.retired)
 
@@ -109,9 +108,7 @@ class Residents:
         if forked is None:
             return False
         child.kv, copies = forked
-        if child.adapter is not None and not child.holds_adapter:
-            child.adapter.holds += 1  # in the slot that the parent holds
-            child.holds_adapter = True
+        child.holds_adapter = child.holds_adapter or self.adapters.share(child.adapter)
         child.computed = child.planned = parent.num_prompt - 1
         batch.copies += copies
         self._settle(child, batch)
@@ -219,9 +216,9 @@ class Residents:
                 raise InvariantError(f"a sequence of another rank runs on data-parallel rank {home.number}")
         if any(seq.status is not Status.LOADING or seq.kv is not None for seq in self.loading):
             raise InvariantError("a sequence among the loading ones is not loading, or has blocks")
-        for home in self.homes:
-            if any(seq.adapter is not None and not seq.holds_adapter for seq in home.running):
-                raise InvariantError("a sequence runs without holding its adapter's slot")
+        running = [seq for home in self.homes for seq in home.running]
+        if any(seq.adapter is not None and not seq.holds_adapter for seq in running):
+            raise InvariantError("a sequence runs without holding its adapter's slot")
         queues = [(home.running, Status.RUNNING) for home in self.homes]
         for queue, status in (*queues, (self.waiting, Status.WAITING)):
             ranks = [seq.rank for seq in queue]

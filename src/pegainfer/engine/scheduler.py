@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pegainfer.contract.adapter import AdapterInfo, AdapterLoad
 from pegainfer.contract.errors import InvariantError, PegaError
-from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Constraint, RunnerInfo, StepPlan, StepResult
@@ -46,10 +46,6 @@ class _Flight(NamedTuple):
     decode_rows: int
     decode_tokens: int  # positions that the decode rows compute
     launched: float  # seconds
-
-
-def _placed(batch: Batch) -> int:
-    return batch.budget - batch.left
 
 
 class Scheduler:
@@ -117,8 +113,6 @@ class Scheduler:
         """
         self._early_ends.cancel(request_id, index)
 
-    # Adapters and the cache; see StepPolicy
-
     def add_adapter(self, info: AdapterInfo) -> None:
         self._residents.adapters.add(info)
 
@@ -129,15 +123,7 @@ class Scheduler:
         return self._residents.take_adapter_loads()
 
     def end_adapter_load(self, index: int, error: PegaError | None, now: float) -> list[TokenEvent]:
-        residents, events = self._residents, list[TokenEvent]()
-        if error is None:
-            residents.queue_again(residents.adapters.loaded(index), holds_adapter=True)
-            return events
-        for request_id in {seq.request_id: None for seq in residents.adapters.failed(index)}:
-            self._outcomes.end_request(
-                request_id, FinishReason.ERROR, now, events, error=str(error), error_kind=type(error).__name__
-            )
-        return events
+        return self._outcomes.end_adapter_load(index, error, now)
 
     def take_unloaded_adapters(self) -> list[AdapterInfo]:
         return self._residents.adapters.take_unloaded(self._residents.retired)
@@ -180,7 +166,7 @@ class Scheduler:
         self._step = batch.step
         plan, seqs = batch.build(residents.frees, self._repeats(batch))
         # Ranks work side by side: the one with the most to do sets how long the step takes.
-        load = batch.load() if len(batches) == 1 else max(batches, key=_placed).load()
+        load = batch.load() if len(batches) == 1 else max(batches, key=lambda b: b.budget - b.left).load()
         self._decoding = [] if batch.prefills else seqs
         if self.info.max_commit > 1:
             self._decoding_drafts = [row.drafts for row in batch.decodes]

@@ -113,7 +113,6 @@ class Sequence:
         self.stop_ids = frozenset(self.mask_tokens)
         self.matcher = matcher  # of its grammar; has accepted what was generated, but for a stop id
         self.min_stop = self.num_prompt + sampling.min_tokens  # a stop id counts only beyond so many tokens
-        # What its slot and blocks do now
         self.status = Status.WAITING
         self.slot = -1
         self.data_rank = 0  # where it runs, or ran last: while rows are in flight it enters no other

@@ -20,16 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.step import RunnerInfo, StepPlan
 from pegainfer.kv.device.cuda_copies import cuda_transfers
 from pegainfer.kv.device.store import BlockStore
 from pegainfer.kv.device.transfers import Transfers
 from pegainfer.ops.program import Program
-from pegainfer.runner.adapters import Laid
+from pegainfer.runner.adapters import ServesAdapters
+from pegainfer.runner.adapters import Slots as AdapterSlots
 from pegainfer.runner.buckets import Buckets
-from pegainfer.runner.cuda_adapters import CudaAdapters
 from pegainfer.runner.parts import Executor, Parts
 from pegainfer.runner.pending import Part, PendingDraw, PendingPools, Step
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
@@ -47,14 +46,14 @@ Array = np.ndarray[Any, Any]
 BUFFERS = 4  # of results: two steps in flight, one whose end event is still needed, one to spare
 
 
-class CudaRunner:
+class CudaRunner(ServesAdapters):
     """Implements contract.step.Runner, Preparing and AdapterRunner; steps come from one thread at a time.
 
     Call `start` when the weights are loaded.
     """
 
     def __init__(
-        self, info: RunnerInfo, parts: Parts, max_logprobs: int, adapters: CudaAdapters | None = None
+        self, info: RunnerInfo, parts: Parts, max_logprobs: int, adapters: AdapterSlots | None = None
     ) -> None:
         """`max_logprobs`: most alternatives a token, as the programs were recorded with."""
         self._adapters = adapters
@@ -214,22 +213,6 @@ class CudaRunner:
         pooled = partial(pools.read, self._pools, self._spare_hidden)
         cold = self._stream.cold_seconds - self._cold_before
         return PendingDraw(step, parts, pooled, self._drawn, self._spare, cold, self._transfers)
-
-    # Adapters; see AdapterRunner
-
-    def read_adapter(self, name: str, path: str) -> tuple[AdapterInfo, Mapping[str, Laid]]:
-        return self._held_adapters().read(name, path)
-
-    def install_adapter(self, index: int, adapter: Mapping[str, Laid]) -> None:
-        self._held_adapters().install(index, adapter)
-
-    def remove_adapter(self, index: int) -> None:
-        self._held_adapters().remove(index)
-
-    def _held_adapters(self) -> CudaAdapters:
-        if self._adapters is None:
-            raise InvariantError("adapters are used in a runner that was built without")
-        return self._adapters
 
     def close(self) -> None:
         """Returns when all work has ended."""

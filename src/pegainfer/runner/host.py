@@ -24,8 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.contract.adapter import AdapterInfo
-from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.experts import ExpertTokens
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
@@ -38,7 +36,7 @@ from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.expert_counts import choices_of
 from pegainfer.ops.program import Program
 from pegainfer.ops.tensor import Kind
-from pegainfer.runner.adapters import HostAdapters, Laid
+from pegainfer.runner.adapters import HostAdapters, ServesAdapters
 from pegainfer.runner.expert_counts import ExpertCounts
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.program import largest_step
@@ -82,7 +80,7 @@ class _Step:
     stage_seconds: float  # of them, making the inputs
 
 
-class HostRunner:
+class HostRunner(ServesAdapters):
     """Implements contract.step.Runner and AdapterRunner.
 
     `forward` and `sample` only queue their work; the worker applies deltas, computes and draws in the order
@@ -164,22 +162,6 @@ class HostRunner:
     def expert_tokens(self) -> ExpertTokens | None:
         """See CountingRunner."""
         return None if self._experts is None else self._experts.tokens()
-
-    # Adapters; see AdapterRunner
-
-    def read_adapter(self, name: str, path: str) -> tuple[AdapterInfo, Mapping[str, Laid]]:
-        return self._held_adapters().read(name, path)
-
-    def install_adapter(self, index: int, adapter: Mapping[str, Laid]) -> None:
-        self._held_adapters().install(index, adapter)
-
-    def remove_adapter(self, index: int) -> None:
-        self._held_adapters().remove(index)
-
-    def _held_adapters(self) -> HostAdapters:
-        if self._adapters is None:
-            raise InvariantError("adapters are used in a runner that was built without")
-        return self._adapters
 
     def close(self) -> None:
         """Returns when every queued step has ended."""
