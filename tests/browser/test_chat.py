@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Opener
@@ -218,6 +220,48 @@ def test_calls_are_shown_and_their_results_sent(chat: Page, server: PageServer) 
     assert sent.value.post_data_json["tools"][0]["type"] == "function"
 
 
+def attach(chat: Page, name: str, content: bytes) -> None:
+    file: Any = {"name": name, "mimeType": "text/plain", "buffer": content}
+    chat.set_input_files("#attach-files", file)
+
+
+def test_text_files_go_with_a_message(chat: Page, server: PageServer) -> None:
+    attach(chat, "a.py", b"x = 1\n")
+    attach(chat, "notes.md", "```sh\nls\n```\nüber".encode())
+    attach(chat, "away.txt", b"away")
+    expect(chat.locator("#attachments li")).to_have_text(["a.py", "notes.md", "away.txt"])
+    chat.get_by_role("button", name="Remove away.txt").click()
+    chat.fill(FIELD, "What is this?")
+    with chat.expect_request("**/v1/chat/completions") as sent:
+        chat.press(FIELD, "Enter")
+    expected = (
+        "What is this?\n\na.py:\n\n```py\nx = 1\n```\n\nnotes.md:\n\n````md\n```sh\nls\n```\nüber\n````"
+    )
+    assert sent.value.post_data_json["messages"][-1]["content"] == expected
+    answered(chat)
+    expect(chat.locator("#attachments")).to_be_hidden()
+    attach(chat, "alone.txt", b"alone")
+    with chat.expect_request("**/v1/chat/completions") as sent:
+        chat.click("#send")
+    assert sent.value.post_data_json["messages"][-1]["content"] == "alone.txt:\n\n```txt\nalone\n```"
+    answered(chat)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x89PNG\r\n\xff", "not a text file"),
+        (b"a\0b", "not a text file"),
+        (b"x" * (1 << 20) + b"x", "too long"),
+    ],
+)
+def test_what_is_no_text_is_not_attached(chat: Page, content: bytes, reason: str) -> None:
+    attach(chat, "file.bin", content)
+    expect(chat.locator("#notice")).to_contain_text("file.bin: ")
+    expect(chat.locator("#notice")).to_contain_text(reason)
+    expect(chat.locator("#attachments")).to_be_hidden()
+
+
 def test_the_view_follows_the_end_until_the_reader_leaves_it(chat: Page, server: PageServer) -> None:
     server.hold()
     server.say("A line of text.\n\n" * 200)
@@ -280,7 +324,7 @@ def test_a_long_answer_leaves_the_page_alive_and_whole(chat: Page, server: PageS
     chat.fill(FIELD, "typed meanwhile")
     answered(chat)
     expect(answers(chat).locator("table")).to_have_count(1500)
-    expect(answers(chat).locator("figure.code .code-keyword")).to_have_count(1500)
+    expect(answers(chat).locator("figure.code .hljs-keyword")).to_have_count(1500)
     expect(chat.locator(FIELD)).to_have_value("typed meanwhile")
 
 

@@ -228,3 +228,26 @@ def test_what_is_deleted_while_it_is_answered_stays_deleted(chat: Page, server: 
     expect(chat.locator(ITEM)).to_have_text(["Another thing"])
     chat.reload()
     expect(chat.locator(ITEM)).to_have_text(["Another thing"])
+
+
+def test_the_search_finds_words_of_titles_and_of_every_branch(chat: Page, server: PageServer) -> None:
+    server.say("The Danube.", "Another Elbe.", "Forty-two.")
+    ask_and_wait(chat, "Longest river?")
+    answers(chat).locator("[data-action=again]").click()
+    expect(chat.locator(".branch-place")).to_have_text("2/2")
+    chat.click("#new-chat")
+    ask_and_wait(chat, "The answer?")
+    items = chat.locator(f"{ITEM} .item-open")
+    expect(items).to_have_text(["The answer?", "Longest river?"])
+    for words, found in (
+        ("RIVER", ["Longest river?"]),
+        ("danube elbe", ["Longest river?"]),
+        ("the", ["The answer?", "Longest river?"]),
+        ("danube answer", []),
+    ):
+        chat.fill("#search", words)
+        expect(items).to_have_text(found)
+    expect(chat.locator("#no-conversations")).to_have_text("No conversation holds these words.")
+    chat.fill("#search", "")
+    expect(items).to_have_count(2)
+    expect(chat.locator("#no-conversations")).to_have_text("")

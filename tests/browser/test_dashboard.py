@@ -32,7 +32,7 @@ def board(opened: Opener, server: PageServer) -> Page:
     page = opened(server.url)
     page.clock.install(time=START)
     page.goto(server.url + "/dashboard")
-    expect(page.locator("#state")).to_have_text("demo-model, every 2 s")
+    expect(page.locator("#state")).to_have_text("demo-model on none, every 2 s")
     with page.expect_response("**/metrics"):
         page.clock.pause_at(START + datetime.timedelta(seconds=60))
     page.wait_for_function(DRAWN)
@@ -143,7 +143,7 @@ def test_pause_asks_no_more(opened: Opener, server: PageServer) -> None:
     assert [url.rsplit("/", 1)[1] for url in asked] == ["health"]
     with page.expect_response("**/metrics"):
         page.click("#pause")
-    expect(page.locator("#state")).to_have_text("demo-model, every 2 s")
+    expect(page.locator("#state")).to_have_text("demo-model on none, every 2 s")
 
 
 def test_a_server_that_is_gone_and_one_that_began_anew(opened: Opener, server: PageServer) -> None:

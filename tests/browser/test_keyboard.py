@@ -42,6 +42,7 @@ def test_tab_leads_through_everything_in_reading_order(chat: Page, server: PageS
     order = [
         "Skip to the message field",
         "New conversation",
+        "search",
         "Question",
         "Rename Question",
         "Delete Question",
@@ -60,6 +61,7 @@ def test_tab_leads_through_everything_in_reading_order(chat: Page, server: PageS
         "Edit",
         "Answer again",
         "composer-text",
+        "Attach text files",
     ]
     assert names[: len(order)] == order
     assert names[-1] == "Send"

@@ -63,7 +63,7 @@ def test_the_dashboard_is_accessible(
     opened: Opener, server: PageServer, size: tuple[int, int], scheme: str
 ) -> None:
     page = opened(server.url + "/dashboard", size=size, color_scheme=scheme)
-    expect(page.locator("#state")).to_have_text("demo-model, every 2 s")
+    expect(page.locator("#state")).to_have_text("demo-model on none, every 2 s")
     check(page)
 
 

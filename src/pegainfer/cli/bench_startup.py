@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pegainfer.cli.flags import Given, flag_fields, flag_of, off_form
 from pegainfer.cli.target import MODEL_HELP, ModelFlags, choose
 from pegainfer.contract.errors import ConfigError, EngineDeadError
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.frontend.processes import memory_of, process_family
 
 QUESTION = "What is the capital of France?"
 ANSWER_TOKENS = 32
@@ -93,7 +93,11 @@ def _one_start(argv: list[str]) -> dict[str, Any]:
         _get_ready(port)
         ready = time.perf_counter() - started
         _ask(port)
-        return {"ready_s": round(ready, 3), "pss_mb": round(pss_bytes(process.pid) / 1e6, 1), "said": said}
+        return {
+            "ready_s": round(ready, 3),
+            "pss_mb": round(memory_of(process_family(process.pid)) / 1e6, 1),
+            "said": said,
+        }
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -135,15 +139,3 @@ def _request(port: int, method: str, path: str, body: str | None = None) -> tupl
         return response.status, response.read()
     finally:
         connection.close()
-
-
-def pss_bytes(pid: int) -> int:
-    """Proportional set size of a process and all below it: shared pages are counted once over all of them."""
-    total = 0
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            total += int(line.split()[1]) * 1024
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        children = Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
-        total += sum(pss_bytes(int(child)) for child in children)
-    return total

@@ -161,7 +161,8 @@ def rm(
 
 def ps(as_json: AsJson = False) -> None:
     """List the servers of this user that run here, with their models and memory."""
-    from pegainfer.cli.running import family, memory_of, running_servers
+    from pegainfer.cli.running import running_servers
+    from pegainfer.frontend.processes import memory_of, process_family
 
     rows = [
         {
@@ -170,7 +171,7 @@ def ps(as_json: AsJson = False) -> None:
             "models": list(server.models),
             "device": server.device,
             "max_model_len": server.max_model_len,
-            "memory_bytes": memory_of(family(server.pid)),
+            "memory_bytes": memory_of(process_family(server.pid)),
             "seconds": round(time.time() - server.since, 1),
         }
         for server in running_servers()

@@ -97,24 +97,3 @@ def start_ticks(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     except (OSError, ValueError, IndexError):
         return None
-
-
-def family(pid: int) -> list[int]:
-    """A process and all that it has started, directly or not."""
-    found = [pid]
-    for each in found:
-        for file in Path(f"/proc/{each}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                found += map(int, file.read_text().split())
-    return found
-
-
-def memory_of(pids: Sequence[int]) -> int:
-    """Bytes that the processes hold, with what several of them share counted once (PSS)."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) << 10
-    return total

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import bisect
 import itertools
+import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,52 +17,18 @@ from pegainfer.contract.event import PRICE_RATIOS, SLOW_RATIO, EngineStats, Fini
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.frontend.http.expert_metrics import expert_metrics
 from pegainfer.frontend.pieces import PieceCache
+from pegainfer.frontend.processes import process_family, resident_bytes
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-SHORT = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-)
+SHORT = (  # seconds
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0
+)  # fmt: skip
 LONG = (
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    40.0,
-    50.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
-)
+    0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0
+)  # fmt: skip
 LAG_PERIOD = 0.05  # seconds
 LAG = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 REFUSALS = ("overloaded", "rate_limited", "engine_dead", "timeout")  # codes of errors: the request was right
@@ -128,6 +96,7 @@ class FrontMetrics:
         # From 0 on: who watches rates sees no first refusal of a series that begins with it.
         self.rejected = dict.fromkeys(REFUSALS, 0)
         self.memory_trims = 0
+        self.started = time.monotonic()
         self.recording = False  # a trace is being taken
         self.host_seconds: dict[str, float] = {
             "tokenize": 0.0,
@@ -217,8 +186,21 @@ class MetricsPage:
             ("num_requests_waiting", "Sequences that wait for one.", stats.waiting),
             ("trace_recording", "1 while a trace is being taken.", float(self._front.recording)),
             ("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", used),
+            ("uptime_seconds", "Since the front was made.", time.monotonic() - self._front.started),
+            (
+                "resident_memory_bytes",
+                "Host memory resident in the server's processes.",
+                resident_bytes(process_family(os.getpid())),
+            ),
         ):
             yield self._one(GaugeMetricFamily, name, text, value)
+        info = GaugeMetricFamily(
+            self._prefix + "engine_info",
+            "1; its labels say what serves.",
+            labels=["model_name", "architecture", "device"],
+        )
+        info.add_metric([self._model, self._engine.info.architecture, self._engine.info.device], 1)
+        yield info
         startup = GaugeMetricFamily(
             self._prefix + "startup_seconds", "The engine's start by phase.", labels=["model_name", "phase"]
         )

@@ -1,7 +1,7 @@
 """The chat page and the dashboard: files of this package, served from memory. They hold nothing secret.
 
-What a model says ends up in this page, so its headers let a browser run and fetch nothing but what is here,
-and (where the browser knows Trusted Types) turn text into markup nowhere. See docs/page.md.
+What a model writes is shown in this page, so its headers let a browser run and fetch nothing but these files,
+and (where the browser knows Trusted Types) only DOMPurify may turn text into markup. See docs/page.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
         "base-uri 'none'",
         "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
+        "trusted-types dompurify",  # the sanitiser of what a model writes
     )
 )
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import resource
+import time
 from typing import Any
 
 import numpy as np
@@ -137,6 +139,17 @@ def test_the_engines_snapshot_is_shown() -> None:
     }
     for name, value in expected.items():
         assert found["pegainfer:" + name] == value
+
+
+def test_uptime_memory_and_the_device_are_shown() -> None:
+    before = time.monotonic()
+    found = scrape(FakeEngine())
+    assert 0 < found["pegainfer:uptime_seconds"] <= time.monotonic() - before
+    mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    assert 1 << 20 < found["pegainfer:resident_memory_bytes"] <= 1.5 * mine
+    info = FakeEngine().info
+    labels = f'{{architecture="{info.architecture}",device="{info.device}"}}'
+    assert found["pegainfer:engine_info" + labels] == 1
 
 
 def test_rejections_are_counted_by_reason() -> None:

@@ -1,13 +1,15 @@
 // The field in which messages are written.
 
 import { byId } from "../lib/dom.js";
+import { Attachments } from "./attachments.js";
 
 const DRAFT = "draft"; // in sessionStorage: a reload does not lose what was typed
 
 export class Composer {
-  /** `actions`: {send(text), stop(), editLast()}. */
+  /** `actions`: {send(text), stop(), editLast(), unreadable(text or null)}: why a file is not attached. */
   constructor(actions) {
     this.#actions = actions;
+    this.#attachments = new Attachments(actions.unreadable);
     this.#area.value ||= sessionStorage.getItem(DRAFT) ?? ""; // one may have typed before this ran
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -23,6 +25,7 @@ export class Composer {
   }
 
   #actions;
+  #attachments;
   #area = byId("composer-text");
   #busy = false;
 
@@ -47,9 +50,9 @@ export class Composer {
 
   #submit() {
     const text = this.#area.value;
-    if (this.#busy || !text.trim()) return;
+    if (this.#busy || !(text.trim() || this.#attachments.any)) return;
     this.fill("");
-    this.#actions.send(text);
+    this.#actions.send(this.#attachments.addTo(text));
   }
 
   #key(event) {

@@ -32,6 +32,7 @@ const composer = new Composer({
   },
   stop: () => session.stop(),
   editLast: () => begun.then(() => transcript.editLast()),
+  unreadable: (text) => notice("attach", text),
 });
 const store = await Store.open();
 const rooms = new Map(); // model → tokens that it can hold
@@ -58,6 +59,7 @@ const sidebar = new Sidebar({
   },
   rename: (id, title) => session.change(id, { title }).then(showTitle),
   remove: (id) => session.remove(id),
+  search: listConversations,
 });
 
 wireButtons();

@@ -4,7 +4,7 @@ import { askText, confirmLoss } from "../lib/dialog.js";
 import { byId, el, icon, iconButton } from "../lib/dom.js";
 
 export class Sidebar {
-  /** `actions`: {open(id), rename(id, title), remove(id)}. */
+  /** `actions`: {open(id), rename(id, title), remove(id), search()}. */
   constructor(actions) {
     this.#actions = actions;
     const opener = byId("open-sidebar");
@@ -13,6 +13,7 @@ export class Sidebar {
     closer.append(icon("close"));
     opener.addEventListener("click", () => this.toggle(true));
     closer.addEventListener("click", () => this.toggle(false));
+    byId("search").addEventListener("input", () => actions.search());
     byId("sidebar-shade").addEventListener("click", () => this.toggle(false));
     byId("sidebar").addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.#isOpen) {
@@ -35,14 +36,24 @@ export class Sidebar {
     byId(open ? "close-sidebar" : "open-sidebar").focus();
   }
 
-  /** Shows the list. `current`: the id of the open conversation. Keeps the focus where it is. */
-  show(conversations, current) {
+  /**
+   * Lists those of the conversations in which all words of the search field stand. `current`: the id of the
+   * open conversation. Keeps the focus where it is.
+   */
+  show(all, current) {
+    const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const conversations = all.filter((conversation) => holds(conversation, words));
     const focused = document.activeElement?.closest?.("[data-item]");
     const key = focused && [
       focused.dataset.item,
       [...focused.querySelectorAll("button")].indexOf(document.activeElement),
     ];
-    byId("no-conversations").hidden = conversations.length > 0;
+    byId("no-conversations").textContent =
+      conversations.length > 0
+        ? ""
+        : words.length > 0
+          ? "No conversation holds these words."
+          : "Conversations are kept in this browser only.";
     byId("conversation-list").replaceChildren(...conversations.map((c) => this.#item(c, c.id === current)));
     if (key) {
       const item = document.querySelector(`[data-item="${CSS.escape(key[0])}"]`);
@@ -85,4 +96,12 @@ export class Sidebar {
       iconButton("trash", `Delete ${name}`, remove),
     );
   }
+}
+
+/** Whether each of the words stands in the title or in a message, in any branch. */
+function holds({ title, nodes }, words) {
+  const texts = [title, ...Object.values(nodes).map((node) => node.content ?? "")].map((text) =>
+    text.toLowerCase(),
+  );
+  return words.every((word) => texts.some((text) => text.includes(word)));
 }

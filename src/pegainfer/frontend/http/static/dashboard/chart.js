@@ -11,11 +11,13 @@ export class Chart {
    * @param series [{label, value}] with `value(history)` a number or null
    * @param format a number as text
    * @param points how many points the width holds
+   * @param every seconds between two points
    * @param top the scale's fixed upper end; without one it follows the values
    */
-  constructor({ title, series, format, points, top = null }) {
+  constructor({ title, series, format, points, every, top = null }) {
     Object.assign(this, { title, series, format, top });
     this.#points = points;
+    this.#every = every;
     this.#lines = series.map((_, i) => svg("path", { class: `line series-${i + 1}` }));
     this.#cursor = svg("line", { class: "cursor", y1: 0, y2: HEIGHT, x1: 0, x2: 0, visibility: "hidden" });
     const grid = [0, 0.5, 1].map((part) =>
@@ -26,6 +28,7 @@ export class Chart {
     this.#scale = el("span", { class: "scale" });
     this.#when = el("span", { class: "when" });
     this.#values = series.map(() => el("span", { class: "value" }));
+    this.#ticks = [1, 0.5, 0].map((back) => ({ back, node: el("span") }));
     const legend = series.map(({ label }, i) =>
       el("span", { class: `key series-${i + 1}` }, el("span", {}, label), this.#values[i]),
     );
@@ -47,6 +50,7 @@ export class Chart {
       { class: "chart" },
       el("figcaption", {}, el("h3", {}, title), this.#when),
       this.#plot,
+      el("div", { class: "axis", "aria-hidden": "true" }, ...this.#ticks.map(({ node }) => node)),
       el("div", { class: "legend" }, ...legend),
     );
     this.#listen();
@@ -54,6 +58,8 @@ export class Chart {
   }
 
   #points;
+  #every;
+  #ticks; // [{back, node}]: the clock's time at so great a part of the width before the latest point
   #rows = []; // [{time, values}], oldest first
   #lines;
   #cursor;
@@ -127,6 +133,11 @@ export class Chart {
       });
       line.setAttribute("d", path);
     });
+    const latest = rows.at(-1)?.time;
+    for (const { back, node } of this.#ticks) {
+      const seconds = latest - back * (this.#points - 1) * this.#every;
+      node.textContent = latest === undefined ? "" : clockTime(seconds);
+    }
     this.#label(x);
   }
 
@@ -134,7 +145,7 @@ export class Chart {
     const rows = this.#rows;
     const row = rows[rows.length - 1 - (this.#at ?? 0)];
     this.#values.forEach((node, i) => (node.textContent = this.format(row?.values[i] ?? null)));
-    const clock = row ? new Date(row.time * 1000).toLocaleTimeString() : "";
+    const clock = row ? clockTime(row.time) : "";
     this.#when.textContent = this.#at === null ? "" : clock;
     this.#cursor.setAttribute("visibility", this.#at === null ? "hidden" : "visible");
     this.#cursor.setAttribute("x1", x(this.#at ?? 0));
@@ -145,6 +156,10 @@ export class Chart {
     this.#plot.setAttribute("aria-valuenow", String(-(this.#at ?? 0)));
     this.#plot.setAttribute("aria-valuetext", `${clock || "No data yet"}: ${said}`);
   }
+}
+
+function clockTime(seconds) {
+  return new Date(seconds * 1000).toLocaleTimeString();
 }
 
 /** The next of 1, 2 and 5 times a power of ten. */

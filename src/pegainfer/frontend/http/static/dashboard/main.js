@@ -14,6 +14,19 @@ const LATENCY_OVER = 60;
 const NONE = "–";
 const number = (value) =>
   value === null ? NONE : value.toLocaleString("en-US", { maximumFractionDigits: value < 10 ? 1 : 0 });
+const UNITS = ["B", "KB", "MB", "GB", "TB"];
+const bytes = (value) => {
+  if (value === null) return NONE;
+  const power = Math.min(UNITS.length - 1, Math.max(0, Math.floor(Math.log10(Math.max(1, value)) / 3)));
+  return `${number(value / 1000 ** power)} ${UNITS[power]}`;
+};
+const duration = (value) => {
+  if (value === null) return NONE;
+  const [d, h, m] = [86400, 3600, 60].map((unit) => Math.floor(value / unit));
+  if (d) return `${d} d ${h % 24} h`;
+  if (h) return `${h} h ${m % 60} min`;
+  return m ? `${m} min ${Math.floor(value % 60)} s` : `${Math.floor(value)} s`;
+};
 const percent = (value) =>
   value === null ? NONE : `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0)}%`;
 const time = (value) => {
@@ -47,6 +60,8 @@ const TILES = [
   ["Tokens/s in", (h) => number(h.rate("prompt_tokens_total", RATE_OVER))],
   ["First token p50", (h) => time(h.quantile(LATENCIES[0][1], 0.5, LATENCY_OVER))],
   ["Token gap p50", (h) => time(h.quantile(LATENCIES[1][1], 0.5, LATENCY_OVER))],
+  ["Memory", (h) => bytes(h.value("resident_memory_bytes"))],
+  ["Uptime", (h) => duration(h.value("uptime_seconds"))],
 ];
 
 const points = KEPT / EVERY + 1;
@@ -55,6 +70,7 @@ const latencyChart = ([title, name]) =>
     title,
     format: time,
     points,
+    every: EVERY,
     series: QUANTILES.map(([label, q]) => ({ label, value: (h) => h.quantile(name, q, LATENCY_OVER) })),
   });
 
@@ -63,6 +79,7 @@ const charts = [
     title: "Batch and queue",
     format: number,
     points,
+    every: EVERY,
     series: [
       { label: "running", value: (h) => h.value("num_requests_running") },
       { label: "waiting", value: (h) => h.value("num_requests_waiting") },
@@ -72,6 +89,7 @@ const charts = [
     title: "Tokens a second",
     format: number,
     points,
+    every: EVERY,
     series: [
       { label: "out", value: (h) => h.rate("generation_tokens_total", RATE_OVER) },
       { label: "in", value: (h) => h.rate("prompt_tokens_total", RATE_OVER) },
@@ -81,6 +99,7 @@ const charts = [
     title: "KV blocks and prefix cache",
     format: percent,
     points,
+    every: EVERY,
     top: 1,
     series: [
       { label: "in use", value: (h) => h.value("kv_cache_usage_perc") },
@@ -88,11 +107,19 @@ const charts = [
     ],
   }),
   ...LATENCIES.slice(0, 3).map(latencyChart),
-  new Chart({ title: "Step", format: time, points, series: [{ label: "mean", value: stepTime }] }),
+  new Chart({ title: "Step", format: time, points, every: EVERY, series: [{ label: "mean", value: stepTime }] }),
+  new Chart({
+    title: "Host memory",
+    format: bytes,
+    points,
+    every: EVERY,
+    series: [{ label: "in use", value: (h) => h.value("resident_memory_bytes") }],
+  }),
   new Chart({
     title: "Answers and refusals a second",
     format: number,
     points,
+    every: EVERY,
     series: [
       { label: "ended", value: (h) => h.rate("request_success_total", RATE_OVER) },
       { label: "refused", value: refusals },
@@ -135,8 +162,8 @@ async function tick() {
     drawTables();
     await drawSlow();
     byId("failure").hidden = true;
-    const model = metrics.get("num_requests_running")?.[0].labels.model_name;
-    say(model ? `${model}, every ${EVERY} s` : `Every ${EVERY} s`);
+    const served = metrics.get("engine_info")?.[0].labels;
+    say(served ? `${served.model_name} on ${served.device}, every ${EVERY} s` : `Every ${EVERY} s`);
   } catch (error) {
     charts.forEach((chart) => chart.push(now, null));
     byId("failure").hidden = false;

@@ -1,21 +1,29 @@
-// Markdown as DOM nodes, brought up to date piece by piece while a model writes.
+// Markdown as DOM nodes, brought up to date block by block while a model writes.
 //
-// Model text reaches the page as text nodes only. Links lead to http and https and nowhere else; images are not
-// loaded but linked.
+// markdown-it makes HTML of it, DOMPurify nodes of that HTML. Links lead to http and https and nowhere else;
+// images are not loaded but linked. Formulas and colours of code come from libraries that load when needed.
 
+import "../vendor/purify.min.js";
 import { copyButton, el } from "../lib/dom.js";
-import { parseBlocks } from "./blocks.js";
-import { highlight } from "./highlight.js";
-import { parseInline } from "./inline.js";
+import { formula } from "./math.js";
+import { parseBlocks, renderBlocks, safeAddress } from "./parse.js";
 
-/** The absolute http(s) address, or null for anything else. */
-export function safeAddress(href) {
-  try {
-    const url = new URL(href);
-    return url.protocol === "http:" || url.protocol === "https:" ? url : null;
-  } catch {
-    return null;
-  }
+const LONGEST_COLOURED = 100_000; // characters; longer code is shown plain
+const SANITISING = {
+  USE_PROFILES: { html: true },
+  FORBID_TAGS: ["style", "img", "form", "input", "button"],
+  FORBID_ATTR: ["style", "id", "name"],
+  ALLOW_DATA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+const libraries = {}; // name → module, once loaded
+const loading = {};
+
+/** Loads a library of vendor/ and resolves when it is in `libraries`. */
+function load(name) {
+  loading[name] ??= import(`../vendor/${name}.min.js`).then((module) => (libraries[name] = module.default));
+  return loading[name];
 }
 
 export class MarkdownView {
@@ -27,7 +35,8 @@ export class MarkdownView {
 
   #settled;
   #text = "";
-  #tops = []; // {start, view}: the top-level blocks and where their source begins
+  #done = false;
+  #tops = []; // {start, node}: the top-level blocks and where their source begins
   #told = 0; // so many of them were reported settled
 
   /**
@@ -37,7 +46,8 @@ export class MarkdownView {
    * belong to the block before.
    */
   update(text, { done = false } = {}) {
-    if (!text.startsWith(this.#text)) this.#tops.length = this.#told = 0;
+    if (text === this.#text && done === this.#done) return;
+    if (!text.startsWith(this.#text)) this.#tops.length = 0;
     const written = this.#text.lastIndexOf("\n");
     const unsure = written < 0 ? 0 : this.#text.lastIndexOf("\n", written - 1) + 1;
     const keep = Math.max(
@@ -45,201 +55,143 @@ export class MarkdownView {
       this.#tops.findLastIndex((top) => top.start < unsure),
     );
     this.#text = text;
-    const from = this.#tops[keep]?.start ?? 0;
-    const lines = text.slice(from).split("\n");
-    const starts = [from];
-    for (const line of lines) starts.push(starts.at(-1) + line.length + 1);
-    const blocks = parseBlocks(lines);
-    const old = this.#tops[keep];
-    this.#tops.length = Math.min(this.#tops.length, keep);
-    blocks.forEach((block, i) => {
-      const start = starts[block.line];
-      const grown = i === 0 && old?.start === start && old.view.grow?.(block, done);
-      this.#tops.push(grown ? old : { start, view: viewOf(block, done) });
-    });
-    const nodes = this.#tops.map((top) => top.view.node);
-    while (this.node.childNodes.length > nodes.length) this.node.lastChild.remove();
-    for (let i = Math.min(keep, nodes.length); i < nodes.length; i++) {
-      const present = this.node.childNodes[i];
-      if (present === undefined) this.node.append(nodes[i]);
-      else if (present !== nodes[i]) present.replaceWith(nodes[i]);
-    }
+    this.#done = done;
+    this.#replace(keep, this.#render(this.#tops[keep]?.start ?? 0));
+    this.#told = Math.min(this.#told, keep);
     const sure = done ? this.#tops.length : keep;
-    for (; this.#told < sure; this.#told++) this.#settled(this.#tops[this.#told].view.node);
-  }
-}
-
-/** {node} and, of what grows long, `grow(block, done)`: whether it could become that block as it stands. */
-function viewOf(block, done) {
-  if (block.type === "code") return new CodeView(block, done);
-  if (block.type === "table") return new TableView(block);
-  return { node: renderBlock(block) };
-}
-
-/** A code block; while it is open, its text grows in place. Colours come when it is complete. */
-class CodeView {
-  constructor(block, done) {
-    this.#info = block.info;
-    this.#language = /^[\w+#.-]{1,30}/.exec(block.info)?.[0] ?? "";
-    this.#text = document.createTextNode(block.text);
-    this.#code = el("code", {}, this.#text);
-    const name = this.#language ? `Code, ${this.#language}` : "Code";
-    this.node = el(
-      "figure",
-      { class: "code" },
-      el(
-        "figcaption",
-        {},
-        el("span", {}, this.#language),
-        copyButton(() => this.#code.textContent, "Copy the code"),
-      ),
-      el("pre", { tabindex: "0", role: "group", "aria-label": name }, this.#code),
-    );
-    if (block.closed || done) this.#finish();
-  }
-
-  #info;
-  #language;
-  #text; // null once highlighted
-  #code;
-
-  /** Takes more text; false where what was shown is not its beginning. */
-  grow(block, done) {
-    const shown = this.#text?.data;
-    if (
-      block.type !== "code" ||
-      shown === undefined ||
-      block.info !== this.#info ||
-      !block.text.startsWith(shown)
-    )
-      return false;
-    this.#text.appendData(block.text.slice(shown.length));
-    if (block.closed || done) this.#finish();
-    return true;
-  }
-
-  #finish() {
-    const text = this.#text.data;
-    this.#text = null;
-    this.#code.replaceChildren(highlight(text, this.#language));
-  }
-}
-
-/** A table; rows are added to it while it grows. */
-class TableView {
-  constructor(block) {
-    this.#block = block;
-    const head = block.head.map((text, i) => this.#cell("th", text, i, "col"));
-    this.#body = el("tbody", {}, ...block.rows.map((row) => this.#row(row)));
-    const table = el("table", {}, el("thead", {}, el("tr", {}, ...head)), this.#body);
-    this.node = el("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" }, table);
-  }
-
-  #block;
-  #body;
-
-  grow(block) {
-    const old = this.#block;
-    const same =
-      block.type === "table" &&
-      String(block.head) === String(old.head) &&
-      String(block.align) === String(old.align);
-    if (!same || block.rows.length < old.rows.length) return false;
-    this.#block = block;
-    this.#body.lastChild?.remove(); // it may have been half a row
-    for (const row of block.rows.slice(this.#body.childNodes.length)) this.#body.append(this.#row(row));
-    return true;
-  }
-
-  #row(row) {
-    return el("tr", {}, ...row.map((text, i) => this.#cell("td", text, i)));
-  }
-
-  #cell(tag, text, i, scope) {
-    const align = this.#block.align[i];
-    return el(tag, { class: align ? `to-${align}` : null, scope }, inline(text));
-  }
-}
-
-function renderBlock(block) {
-  switch (block.type) {
-    case "heading": {
-      const level = Math.min(6, block.level + 1); // the conversation's title is the page's first
-      return el(`h${level}`, { class: `heading-${block.level}` }, inline(block.text));
+    for (; this.#told < sure; this.#told++) {
+      const { node } = this.#tops[this.#told];
+      colour(node);
+      this.#settled(node);
     }
-    case "code":
-      return new CodeView(block, true).node;
-    case "quote":
-      return el("blockquote", {}, ...block.blocks.map(renderBlock));
-    case "list":
-      return renderList(block);
-    case "table":
-      return new TableView(block).node;
-    case "rule":
-      return el("hr");
-    default:
-      return el("p", {}, inline(block.text));
   }
-}
 
-function renderList(list) {
-  const items = list.items.map((item) => {
-    const parts = item.blocks.map((block) =>
-      block.type === "paragraph" && !list.loose ? inline(block.text) : renderBlock(block),
-    );
-    if (item.task === null) return el("li", {}, ...parts);
-    const mark = el("input", {
-      type: "checkbox",
-      disabled: true,
-      checked: item.task,
-      "aria-label": item.task ? "Done" : "To do",
+  /** The blocks of the text from `from` on: [{start, node}]. */
+  #render(from) {
+    const text = this.#text.slice(from);
+    const starts = [from];
+    for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) starts.push(from + at + 1);
+    const blocks = parseBlocks(text);
+    const root = complete(sanitised(renderBlocks(blocks)));
+    if (!typeset(root)) load("temml").then(() => typeset(this.node));
+    return Array.from(root.children, (node, i) => ({ start: starts[blocks[i].line], node }));
+  }
+
+  /** Puts `tops` in place of all blocks from `keep` on. */
+  #replace(keep, tops) {
+    const old = this.#tops.splice(keep);
+    const nodes = this.node.childNodes;
+    while (nodes.length > keep + tops.length) this.node.lastChild.remove();
+    tops.forEach((top, i) => {
+      const present = nodes[keep + i];
+      if (i === 0 && old[0]?.start === top.start) top.node = brought(old[0].node, top.node);
+      else if (present) present.replaceWith(top.node);
+      else this.node.append(top.node);
+      this.#tops.push(top);
     });
-    return el("li", { class: "task" }, mark, el("div", {}, ...parts));
-  });
-  if (!list.ordered) return el("ul", {}, ...items);
-  return el("ol", { start: list.start === 1 ? null : list.start }, ...items);
-}
-
-function inline(text) {
-  const out = document.createDocumentFragment();
-  for (const node of parseInline(text)) out.append(renderInline(node));
-  return out;
-}
-
-const TAGS = { strong: "strong", emphasis: "em", strike: "del" };
-
-function renderInline(node) {
-  switch (node.type) {
-    case "text":
-      return document.createTextNode(node.text);
-    case "break":
-      return el("br");
-    case "code":
-      return el("code", {}, node.text);
-    case "math":
-      return el("code", { class: "math" }, node.text);
-    case "link":
-      return renderLink(node, node.children.map(renderInline), null);
-    case "image":
-      return renderLink(node, node.children.map(renderInline), "image");
-    default:
-      return el(TAGS[node.type], {}, ...node.children.map(renderInline));
   }
 }
 
-function renderLink(node, children, kind) {
-  const label = kind ? [el("span", { class: "link-kind" }, `${kind} `), ...children] : children;
-  const url = safeAddress(node.href);
-  if (!url)
-    return el("span", { title: "This page does not follow such links", class: "dead-link" }, ...label);
-  const link = el(
-    "a",
-    { href: url.href, title: url.href, target: "_blank", rel: "noopener noreferrer" },
-    ...label,
-  );
+function sanitised(html) {
+  return globalThis.DOMPurify.sanitize(html, SANITISING);
+}
+
+/** Adds what Markdown does not say: buttons, tasks, where links lead. */
+function complete(root) {
+  for (const caption of root.querySelectorAll("figure.code > figcaption")) {
+    const code = () => caption.parentNode.querySelector("code").textContent;
+    caption.append(copyButton(code, "Copy the code"));
+  }
+  root.querySelectorAll("li").forEach(completeTask);
+  root.querySelectorAll("a").forEach(completeLink);
+  return root;
+}
+
+/** An item that begins with [ ] or [x]. */
+function completeTask(item) {
+  const text = item.firstChild?.nodeName === "P" ? item.firstChild.firstChild : item.firstChild;
+  const mark = text?.nodeType === Node.TEXT_NODE && /^\s*\[([ xX])\]\s/.exec(text.data);
+  if (!mark) return;
+  text.deleteData(0, mark[0].length);
+  const checked = mark[1] !== " ";
+  const box = el("input", {
+    type: "checkbox",
+    disabled: true,
+    checked,
+    "aria-label": checked ? "Done" : "To do",
+  });
+  const rest = el("div", {}, ...item.childNodes);
+  item.classList.add("task");
+  item.replaceChildren(box, rest);
+}
+
+function completeLink(link) {
+  const url = safeAddress(link.getAttribute("href"));
+  if (!url) {
+    link.replaceWith(...link.childNodes);
+    return;
+  }
+  link.href = link.title = url.href;
+  link.target = "_blank";
+  link.rel = "noopener noreferrer";
   // Text that reads like an address is not to hide another one.
   const said = /^\s*(?:https?:\/\/)?([\w-]+(?:\.[\w-]+)+)/i.exec(link.textContent)?.[1];
   if (said && said.toLowerCase() !== url.hostname)
     link.append(el("span", { class: "link-kind" }, ` (${url.hostname})`));
-  return link;
+}
+
+/**
+ * Sets the formulas in `root` as MathML. Those that cannot be read stay as they were written. Returns false
+ * where the library is needed and not there yet.
+ */
+function typeset(root) {
+  const sources = root.querySelectorAll("code.math:not(.unreadable)");
+  if (sources.length > 0 && !libraries.temml) return false;
+  for (const source of sources) {
+    const set = el("span", { class: "math" });
+    const options = { displayMode: source.classList.contains("display"), throwOnError: true };
+    try {
+      libraries.temml.render(formula(source.textContent), set, options);
+      source.replaceWith(set);
+    } catch {
+      source.classList.add("unreadable");
+    }
+  }
+  return true;
+}
+
+/** Colours the code in a complete block, where its language is known. */
+async function colour(node) {
+  for (const figure of node.matches("figure.code") ? [node] : node.querySelectorAll("figure.code")) {
+    const language = figure.querySelector("figcaption span").textContent;
+    const code = figure.querySelector("code");
+    const text = code.textContent;
+    if (!language || text.length > LONGEST_COLOURED) continue;
+    const highlighter = libraries.highlight ?? (await load("highlight"));
+    if (!highlighter.getLanguage(language) || code.textContent !== text) continue;
+    code.replaceChildren(sanitised(highlighter.highlight(text, { language, ignoreIllegals: true }).value));
+  }
+}
+
+/**
+ * Makes `old` equal to `fresh` with as few changes as possible, so that what the user selected, focused or
+ * scrolled stays. Returns the node that now stands in the place of `old`.
+ */
+function brought(old, fresh) {
+  if (old.nodeType === Node.TEXT_NODE && fresh.nodeType === Node.TEXT_NODE) {
+    if (fresh.data.startsWith(old.data)) old.appendData(fresh.data.slice(old.data.length));
+    else old.data = fresh.data;
+    return old;
+  }
+  if (!old.cloneNode(false).isEqualNode(fresh.cloneNode(false))) {
+    old.replaceWith(fresh);
+    return fresh;
+  }
+  const children = [...fresh.childNodes];
+  while (old.childNodes.length > children.length) old.lastChild.remove();
+  children.forEach((child, i) => {
+    if (i < old.childNodes.length) brought(old.childNodes[i], child);
+    else old.append(child);
+  });
+  return old;
 }
