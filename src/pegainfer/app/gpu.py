@@ -156,7 +156,7 @@ def check_weights(budget: Budget) -> None:
         "the model does not fit into the GPU's memory",
         expected=f"< {budget.allowed / 2**30:.2f} GiB",
         got=f"{need / 2**30:.2f} GiB, {-budget.cache / 2**30:.2f} GiB too much without a KV cache ({budget})",
-        remedy=remedy,
+        remedy=f"{remedy}; lower --max-model-len and --max-num-seqs for smaller steps",
     )
 
 

@@ -68,12 +68,10 @@ class InFile:
 
     def way_of(self, file: TensorFile, layer: int) -> InFile:
         """The way in which this file stores the weight; this one where it has no tensor of any."""
-        way: InFile | None = self
-        while way is not None:
-            if way.names(layer, 1)[0] in file.tensors:
-                return way
-            way = way.otherwise
-        return self
+        if self.otherwise is None or self.names(layer, 1)[0] in file.tensors:
+            return self
+        other = self.otherwise.way_of(file, layer)
+        return other if other.names(layer, 1)[0] in file.tensors else self
 
 
 @dataclass(frozen=True)

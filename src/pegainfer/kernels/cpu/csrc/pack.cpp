@@ -29,16 +29,44 @@ int64_t round_up(int64_t n, int64_t to) {
     return (n + to - 1) / to * to;
 }
 
+// Whether all sixteen rows of a tile exist.
+bool is_full(const uint8_t* const rows[kTile]) {
+    return std::all_of(rows, rows + kTile, [](const uint8_t* row) { return row != nullptr; });
+}
+
+constexpr int kWords = 16;  // 32-bit words of a cache line
+
+// Transposes the sixteen words at byte `at` of each row: [16 rows][16] -> [16][16 rows]. A row is read a
+// cache line at a time, which is twice as fast as a word at a time.
+void transpose_words(const uint8_t* const rows[kTile], int64_t at, uint8_t* out) {
+    uint32_t words[kTile][kWords], turned[kWords][kTile];
+    for (int r = 0; r < kTile; r++) std::memcpy(words[r], rows[r] + at, sizeof words[r]);
+    for (int i = 0; i < kWords; i++)
+        for (int r = 0; r < kTile; r++) turned[i][r] = words[r][i];
+    std::memcpy(out, turned, sizeof turned);
+}
+
+// The first `words` 32-bit words of each row, as far as they are whole cache lines of all sixteen rows.
+// Returns how many words of a row that were.
+int64_t pack_lines(const uint8_t* const rows[kTile], uint8_t* out, int64_t words) {
+    if (!is_full(rows)) return 0;
+    int64_t done = 0;
+    for (; done + kWords <= words; done += kWords) transpose_words(rows, 4 * done, out + 4 * kTile * done);
+    return done;
+}
+
 // One element of `size` bytes per column: [16][k] -> [k][16].
 void pack_plain(const Packed& w, const uint8_t* const rows[kTile], uint8_t* out, int64_t size) {
-    for (int64_t k = 0; k < w.k; k++)
+    int64_t k = size == 4 ? pack_lines(rows, out, w.k) : 0;
+    for (out += size * kTile * k; k < w.k; k++)
         for (int r = 0; r < kTile; r++, out += size)
             if (rows[r] != nullptr) std::memcpy(out, rows[r] + k * size, static_cast<size_t>(size));
 }
 
 // bf16 two columns at a time: [16][k] -> [k / 2][16][2]; an odd last column has a zero beside it.
 void pack_pairs(const Packed& w, const uint8_t* const rows[kTile], uint8_t* out) {
-    for (int64_t k = 0; k < w.k; k += 2)
+    int64_t k = 2 * pack_lines(rows, out, w.k / 2);
+    for (out += 2 * kTile * k; k < w.k; k += 2)
         for (int r = 0; r < kTile; r++, out += 4)
             if (rows[r] != nullptr) std::memcpy(out, rows[r] + 2 * k, k + 1 < w.k ? 4 : 2);
 }
