@@ -36,10 +36,7 @@ class PageGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A recurrent state, one for each sequence, overwritten by every step.
-
-    Copies of it are kept at chosen block boundaries (`StateSnapshot`), so that a prefix can be reused.
-    """
+    """A recurrent state, one for each sequence. Copies of it (`StateSnapshot`) make prefixes reusable."""
 
     name: str
     bytes_per_state: int

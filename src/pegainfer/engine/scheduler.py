@@ -13,7 +13,7 @@ prices (`cost`).
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from typing import NamedTuple
 
 from pegainfer.contract.adapter import AdapterInfo, AdapterLoad
@@ -292,12 +292,9 @@ class Scheduler:
         live = {id(seq) for family in self._live.values() for seq in family}
         if queued & held or queued | held != live:
             raise InvariantError(f"{len(live)} live sequences, {len(queued)} in queues, {len(held)} held")
-        flying: dict[int, int] = {}
-        for flight in self._flight:
-            for seq in flight.seqs:
-                flying[id(seq)] = flying.get(id(seq), 0) + 1
+        flying = Counter(id(seq) for flight in self._flight for seq in flight.seqs)
         for family in self._live.values():
             for seq in family:
-                rows, most = flying.get(id(seq), 0), self.info.max_commit
+                rows, most = flying[id(seq)], self.info.max_commit
                 if seq.flying != rows or not 0 <= seq.uncommitted <= rows * most:
                     raise InvariantError(f"sequence {seq.number} has lost count of its rows in flight")

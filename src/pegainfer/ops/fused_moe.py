@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pegainfer.ops.moe import MOE
+from pegainfer.ops.moe import MOE, moe_bytes
 from pegainfer.ops.program import Builder
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.spec import InOut, OpSpec, declare_fused
@@ -26,6 +26,6 @@ MOE_RESIDUAL = declare_fused(
         attrs=MOE.attrs,
         lower=_moe_residual,
         flops=lambda s: MOE.flops(s) + s["T"] * s["M"],
-        bytes=MOE.bytes,
+        bytes=lambda s, held: moe_bytes(s, {**held, "out": held["x"]}),
     )
 )

@@ -6,6 +6,7 @@ every token meets, is an ordinary `gate_up_swiglu` and `linear` beside it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,13 @@ EXPERT_DOWN = declare(
     )
 )
 
+
+def moe_bytes(s: Sizes, held: Mapping[str, int]) -> int:
+    """Of the experts only as many matrices as tokens can have chosen."""
+    small = sum(held[name] for name in ("out", "experts", "x", "norm", "w_router"))
+    return small + sum(_weight_bytes(s, held[name]) for name in ("w_gate", "w_up", "w_down"))
+
+
 MOE = declare(
     OpSpec(
         name="moe",
@@ -196,9 +204,6 @@ MOE = declare(
             "f32": Tolerance(2.0**-23, 0.0, "the errors of norm, router and experts, carried on", moe_bound)
         },
         flops=lambda s: 2 * s["T"] * s["M"] * (s["N"] + 3 * s["K"] * s["F"]),
-        bytes=lambda s, held: (
-            sum(held[name] for name in ("out", "experts", "x", "norm", "w_router"))
-            + sum(_weight_bytes(s, held[name]) for name in ("w_gate", "w_up", "w_down"))
-        ),
+        bytes=moe_bytes,
     )
 )

@@ -255,12 +255,9 @@ class _Plan:
         form = self.file.tensors[name].format
         if form not in SCHEMES:
             raise UnsupportedError(
-                f"tensor {name}: no kernels for this format",
-                expected=" ".join(SCHEMES),
-                got=form,
-                where=self.file.path,
-                remedy="use a file in one of the formats named",
-            )
+                f"tensor {name}: no kernels for this format", expected=" ".join(SCHEMES), got=form,
+                where=self.file.path, remedy="use a file in one of the formats named",
+            )  # fmt: skip
         return plain(form)
 
     def _part(self, name: str, shape: tuple[int, ...]) -> Part:

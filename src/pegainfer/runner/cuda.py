@@ -47,10 +47,7 @@ BUFFERS = 4  # of results: two steps in flight, one whose end event is still nee
 
 
 class CudaRunner(ServesAdapters):
-    """Implements contract.step.Runner, Preparing and AdapterRunner; steps come from one thread at a time.
-
-    Call `start` when the weights are loaded.
-    """
+    """Implements contract.step.Runner, Preparing and AdapterRunner for one thread; `start` comes first."""
 
     def __init__(
         self, info: RunnerInfo, parts: Parts, max_logprobs: int, adapters: AdapterSlots | None = None

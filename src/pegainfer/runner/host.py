@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.experts import ExpertTokens
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
