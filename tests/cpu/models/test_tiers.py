@@ -96,18 +96,16 @@ def test_faults_in_every_copy_cost_no_request_and_no_token(
     assert min(seen.values()) > 0, seen
 
 
-def test_ranks_load_their_parts_and_a_rank_without_its_part_costs_a_miss(tmp_path: Path) -> None:
-    """Two ranks with a folder each; then one folder is lost, so that no load lands on both."""
+def test_a_rank_that_has_lost_its_part_costs_a_miss(tmp_path: Path) -> None:
+    """Two ranks with a folder each; then one folder is lost, so that nothing stored lands on both."""
     folder = write_checkpoint(Tiny("m", seed=5, config=WIDE), tmp_path / "model")
     size = 2 * 2 * 2 * 16 * 4 * LENGTH * 5 // 2  # bytes of two and a half sequences
     more: dict[str, Any] = {
         "kv_cache_memory": size, "kv_offload_disk": f"{tmp_path / 'tier'}:{40 * size}", "backend": "cpu",
         "activation": "f32", "threads": 1, "tensor_parallel_size": 2,
     }  # fmt: skip
-    run(folder, STEPS // 2, alone=OFF, **more)
-    again = run(folder, STEPS // 4, alone=OFF, **more)
-    assert again["differences"] == 0
-    assert again["disk tier: tokens loaded"] > 0 and again["disk tier: failures"] == 0
+    first = run(folder, 1, alone=OFF, **more)
+    assert first["differences"] == 0
     shutil.rmtree(tmp_path / "tier" / "rank1")
-    last = run(folder, STEPS // 4, alone=OFF, **more)
+    last = run(folder, 1, alone=OFF, **more)
     assert last["differences"] == 0 and last["disk tier: failures"] > 0
