@@ -103,8 +103,9 @@ def test_faults_in_every_copy_cost_no_request_and_no_token(
     assert min(seen.values()) > 0, seen
 
 
-def test_a_rank_that_has_lost_its_part_costs_a_miss(tmp_path: Path) -> None:
+def test_a_rank_that_has_lost_its_part_costs_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks with a folder each; then one folder is lost, so that nothing stored lands on both."""
+    monkeypatch.setattr("tests.support.hybrid_traffic.BATCH", 8)
     folder = write_checkpoint(Tiny("m", seed=5, config=WIDE), tmp_path / "model")
     size = 2 * 2 * 2 * 16 * 4 * LENGTH * 5 // 2  # bytes of two and a half sequences
     more: dict[str, Any] = {
