@@ -12,7 +12,7 @@ from pegainfer.kv.moves import Move, Moves
 from pegainfer.kv.prefix import find_prefix
 
 SPILL_BELOW = 4  # a pool spills while fewer than one in so many of its blocks is free
-SPILLING = 8  # and while at most one in so many of its blocks is on its way
+SPILLING = 4  # and while at most one in so many of its blocks is on its way
 
 
 class Saver:
@@ -71,7 +71,7 @@ class Saver:
 
     def _most(self, pool: BlockPool) -> int:
         """Blocks of a pool that may be on their way at once."""
-        return pool.num_blocks // SPILLING + 1
+        return max(1, pool.num_blocks // SPILLING)
 
     def _spill(self, g: int, number: int, block: int, *, evict: bool) -> list[Transfer]:
         """Empty where the block is in a lower tier already, or none has room for it."""
