@@ -20,7 +20,7 @@ def completed(line: str) -> list[str]:
     ("line", "expected"),
     [
         ("pegainfer li", ["list"]),
-        ("pegainfer bench ", ["engine", "ops", "startup", "serve"]),
+        ("pegainfer bench ", ["engine", "ops", "perplexity", "startup", "load", "tiers", "serve"]),
         ("pegainfer serve --max-mo", ["--max-model-len"]),
         ("pegainfer serve --device c", ["cpu", "cuda"]),
         # A flag that would be refused is the command's affair, not the completion's.

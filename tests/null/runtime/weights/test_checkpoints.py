@@ -20,7 +20,7 @@ from tests.support import packers
 
 Array = np.ndarray[Any, Any]
 GOLDEN = Path(__file__).parents[3] / "data" / "weights" / "checkpoints.safetensors"
-# By the golden file's names, which tests/golden/make_checkpoints.py explains: 16 rows of 128 columns.
+# By the golden file's names, which tests/golden/cut_checkpoints.py explains: 16 rows of 128 columns.
 WRITTEN = {
     "awq_gemm": awq(32),
     "gptq_v1_sym": gptq(4, 32, act_order=False, offset=1),

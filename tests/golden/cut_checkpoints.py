@@ -3,7 +3,7 @@
 Tensors `<form>.<suffix in the checkpoint>` and `<form>.decoded`, float32 [16, 128]. The forms of AWQ and GPTQ
 are packed by loops whose words were compared with vLLM 0.33's packing functions; those of compressed-tensors
 by its own library, 0.20.1. That took torch and a matrix of 64 rows; this script cuts its first sixteen out of
-the file that was made then: python tests/golden/make_checkpoints.py FORMATS.safetensors
+the file that was made then: python tests/golden/cut_checkpoints.py FORMATS.safetensors
 """
 
 from __future__ import annotations
