@@ -325,7 +325,7 @@ def test_offline_it_says_what_to_do(tmp_path: Path) -> None:
 def test_a_reader_that_goes_away_is_quiet() -> None:
     command = f"'{CLI[0]}' -m {CLI[2]} serve --help | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.stderr) == ("Usage: pegainfer serve [OPTIONS] [model]\n", "")
+    assert (done.stdout, done.stderr) == ("Usage: pegainfer serve [OPTIONS] [model]...\n", "")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is full")
