@@ -27,7 +27,7 @@ def folder_pooling(folder: Path, name: str) -> OwnPooling:
     """What modules.json and the Pooling module's config say.
 
     Args:
-        name: of the model, by which rerankers are told.
+        name: of the model; rerankers are recognised by it.
 
     Raises ModelFileError.
     """

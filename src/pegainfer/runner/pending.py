@@ -76,7 +76,7 @@ class PendingDraw:
             pooled: reads the vectors of prompts that are complete, once the step has ended.
             spare: takes each buffer when it has been read.
             cold_seconds: of the host, making graphs for the step.
-            transfers: those that have ended are told with the step's result.
+            transfers: the step's result names those that have ended.
         """
         self._cold_seconds = cold_seconds
         self._transfers = transfers

@@ -90,7 +90,7 @@ def resident_at_rest(server: Server) -> int:
 def unhandled(server: Server) -> list[str]:
     """Lines of the log that tell of an exception nobody took care of."""
     words = ("Traceback", "never retrieved", "Task was destroyed", "Exception ignored", "ERROR")
-    # A request that was told why it failed, as of its deadline, was taken care of.
+    # A request that got an error with a reason, for example its deadline, counts as answered.
     told = [f"ERROR pegainfer.requests: {status} " for status in (503, 504)]
     lines = [line for line in server.errors.read_text().splitlines() if any(w in line for w in words)]
     return [line for line in lines if not any(t in line for t in told)]

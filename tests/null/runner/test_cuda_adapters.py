@@ -1,4 +1,4 @@
-"""Adapters in a GPU's slots, over a driver that computes nothing: what lies where, what a step is told."""
+"""Adapters in a GPU's slots, over a driver that computes nothing: their layout and the inputs of a step."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Several models in one server: which of them are loaded, and who waits for one.
+"""Several models in one server: which of them are loaded, and which requests wait for one.
 
 unloaded ─► loading ─► loaded ─► unloading ─► unloaded
               │          ├ idle for longer than `keep_alive`, room is needed, or an admin asks: drained first
               │          └ its engine died: what it had in flight has failed, the next request loads it again
-              └ failed: those that wait are told, and for FAILED_SECONDS all others
+              └ failed: waiting requests get an error, and so do new ones for FAILED_SECONDS
 
 Loads and unloads happen one after the other, so that memory is never promised twice. Everything runs on one
 event loop.
