@@ -1,6 +1,6 @@
 """A mixture of experts on a GPU: share of the read bandwidth at small batches, rate of the grouped GEMM.
 
-python bench/cuda_moe.py [--model 30B-A3B] [--batch 1 8 32 128] [--tokens 1024 16384]
+python bench/cuda_moe.py [--model 30B-A3B] [--batch 1 8 32 128] [--tokens 1024 16384] [--kernels]
 
 Batches: norm, router, experts and their sum, added to the residual stream: all launches of the block. The
 bytes counted are those of the router and of the experts that the tokens really chose. Each layer has weights
@@ -19,9 +19,11 @@ import numpy as np
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.bind import Work
 from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor
 from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.lower.cuda.store import Dummy
 from pegainfer.measure.cuda.roofline import measure_roofline
+from pegainfer.measure.cuda.shares import kernel_shares
 from pegainfer.measure.cuda.timing import graph_times
 from pegainfer.ops.embed import EMBEDDING
 from pegainfer.ops.gemm import LINEAR
@@ -44,6 +46,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[1024, 16384])
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--kernels", action="store_true", help="the device time of batches by kernel")
     args = parser.parse_args()
     ctx = CudaContext()
     bandwidth = measure_roofline(ctx).read_gb_s * 1e9
@@ -86,37 +89,40 @@ def block(model: str, layers: int) -> Program:
 
 def prepared(
     ctx: CudaContext, program: Program, tokens: int
-) -> tuple[CudaBackend, list[Work], dict[str, np.ndarray[Any, Any]]]:
-    """A program that has run once: its launches and its outputs. The backend holds the weights."""
+) -> tuple[CudaExecutor, list[Work], dict[str, np.ndarray[Any, Any]]]:
+    """A program that has run once: its launches and its outputs. The executor holds their memory."""
     backend = CudaBackend(ctx, {}, CudaOptions(graphs=False), Dummy())
     sizes = {"T": tokens}
-    executor = backend.prepare(program, {}, sizes)
+    executor: CudaExecutor = backend.prepare(program, {}, sizes)
     backend.load()
     executor.capture(sizes, False, graph=False)
     ids = np.random.default_rng(0).integers(0, VOCAB, tokens).astype(np.int32)
     outputs = executor.run({"ids": ids}, sizes)
     made = {name: t.numpy(ctx.stream) for name, t in outputs.items() if t.dtype == "i32"}
-    return backend, executor.launches(sizes, False), made
+    return executor, executor.launches(sizes, False), made
 
 
 def decode(ctx: CudaContext, args: argparse.Namespace, batch: int) -> tuple[float, float, float]:
     """Microseconds, bytes read and experts chosen, of a block in the mean over the layers."""
     n, _, m, f = MODELS[args.model]
-    backend, works, outputs = prepared(ctx, block(args.model, args.layers), batch)
+    executor, works, outputs = prepared(ctx, block(args.model, args.layers), batch)
     # With the embedding, so that every replay begins with the same x and chooses the same experts.
     us = statistics.median(graph_times(ctx, works, args.repeats, "moe bench")) / args.layers
+    if args.kernels:
+        for share in kernel_shares(ctx, works):
+            print(f"  {share}")
     experts = float(np.mean([len(np.unique(chosen)) for chosen in outputs.values()]))
-    del backend
+    del executor
     return us, 2 * (n * m + experts * 3 * m * f), experts
 
 
 def prefill(ctx: CudaContext, args: argparse.Namespace, tokens: int) -> tuple[float, float]:
     """Microseconds of the expert GEMMs of a block, and their FLOP."""
     _, k, m, f = MODELS[args.model]
-    backend, works, _ = prepared(ctx, block(args.model, 2), tokens)
+    executor, works, _ = prepared(ctx, block(args.model, 2), tokens)
     gemms = [w for w in works if isinstance(w, Launch) and w.kernel.name.startswith("expert_")]
     us = statistics.median(graph_times(ctx, gemms, args.repeats, "moe bench")) / 2
-    del backend
+    del executor
     return us, 6.0 * tokens * k * m * f
 
 
@@ -131,9 +137,9 @@ def dense(ctx: CudaContext, args: argparse.Namespace, tokens: int) -> float:
         b.emit(EMBEDDING, out=x, table=table, ids=b.input("ids", "T"))
         w = b.weight("w", rows, columns, dtype="bf16")
         b.emit(LINEAR, out=b.output("out", "T", rows, dtype="bf16"), a=x, w=w)
-        backend, works, _ = prepared(ctx, b.build(), tokens * k)
+        executor, works, _ = prepared(ctx, b.build(), tokens * k)
         total += statistics.median(graph_times(ctx, works[1:], args.repeats, "dense bench"))
-        del backend
+        del executor
     return total
 
 

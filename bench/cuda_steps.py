@@ -1,8 +1,10 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
+    [--kernels]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
+--kernels: prints the device time of each step by kernel.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import NewSlot, PageGroup, Row, Runner, SlotBlocks, StepPlan
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.measure.cuda.shares import kernel_shares
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20)
 DRAWN = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, max_tokens=1 << 20)
@@ -39,6 +42,14 @@ class Bench:
         most = min(n // self._each(g) for g, n in enumerate(info.num_blocks))
         if most < info.max_slots:
             raise SystemExit(f"the KV cache holds {most} such sequences: lower --batch or --context")
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a prompt that a step takes."""
+        return self.runner.info.max_tokens - self.runner.info.max_slots
+
+    def last_chunk(self, tokens: int) -> int:
+        return (tokens - 1) % self.chunk + 1
 
     def _each(self, group: int) -> int:
         """Blocks of a sequence in a group of pages; its one state in a group of states."""
@@ -64,8 +75,7 @@ class Bench:
         new = NewSlot(
             slot=slot, seq=seed, tokens=pack_tokens(ids), num_prompt=tokens, sampling=sampling, seed=seed
         )
-        total = 0.0
-        chunk = self.runner.info.max_tokens - self.runner.info.max_slots
+        total, chunk = 0.0, self.chunk
         parts: dict[str, Any] = {"news": (new,), "blocks": self._blocks(slot, tokens)}
         for at in range(0, tokens, chunk):
             count = min(chunk, tokens - at)
@@ -97,6 +107,15 @@ class Bench:
         }  # fmt: skip
 
 
+def show_kernels(runner: Any, title: str, tokens: int, rows: int, decode: bool) -> None:
+    """The kernels of a step's forward pass, the dearest first."""
+    print(f"kernels of {title}")
+    bucket = runner._sizes.buckets.of(tokens, rows, decode)
+    forward = runner._parts.forward
+    for share in kernel_shares(forward._ctx, forward.launches(bucket.env, decode)):
+        print(f"  {share}")
+
+
 def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("folder", type=Path)
@@ -105,6 +124,7 @@ def main() -> None:
     p.add_argument("--prefill", type=int, nargs="+", default=[1024])
     p.add_argument("--dummy", action="store_true")
     p.add_argument("--drawn", action="store_true")
+    p.add_argument("--kernels", action="store_true")
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
     a = p.parse_args()
@@ -129,12 +149,16 @@ def main() -> None:
             times.append(1e3 * bench.prefill(0, tokens, seed + 1))
             bench.start(frees=(0,)).wait()
         rows.append({"case": "prefill", "tokens": tokens, "device_ms": statistics.median(times[1:])})
+        if a.kernels:
+            show_kernels(engine.runner, f"prefill {tokens}, last chunk", bench.last_chunk(tokens), 1, False)
     kinds = {"greedy": GREEDY, "top_k 40, top_p 0.9": DRAWN} if a.drawn else {"greedy": GREEDY}
     for batch, (name, sampling) in itertools.product(a.batch, kinds.items()):
         for slot in range(batch):
             bench.prefill(slot, a.context, 100 + slot, sampling)
         row = {"case": "decode", "batch": batch, "context": a.context, "sampling": name}
         rows.append(row | bench.decode(batch, a.context))
+        if a.kernels:
+            show_kernels(engine.runner, f"decode {batch}", batch, batch, True)
         bench.start(frees=tuple(range(batch))).wait()
     engine.runner.close()
     a.output.parent.mkdir(parents=True, exist_ok=True)

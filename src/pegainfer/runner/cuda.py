@@ -63,6 +63,7 @@ class CudaRunner(ServesAdapters):
         self._cold_before = 0.0  # seconds that the stream had counted before the step under way
         self._max_logprobs = max_logprobs
         self._spare: deque[ResultBuffer] = deque()
+        self._spare_parts: deque[ResultBuffer] = deque()  # of prompts' parts, whose events nobody waits for
         self._drawn = DrawnRing(info.max_slots)
         self._last_end: Event | None = None  # end of the step launched last
         self._last: StagedRows | None = None  # of the last step, if each row is one token and samples
@@ -70,8 +71,7 @@ class CudaRunner(ServesAdapters):
         self._repeated = 0  # repeated steps that `_last` and `_slots` do not count yet
         # Whether the sampler's inputs on the device ask for logprobs; None where they are of another step.
         self._sampler_inputs: bool | None = None
-        # Of the programs that read what a step left, those that are ready.
-        self._packed: set[Executor] = set()
+        self._packed: set[Executor] = set()  # programs that read a step's results, once they are ready
         self._transfers: Transfers | None = None
         self._pools = Pools()
         self._spare_hidden: deque[HiddenBuffer] = deque()
@@ -274,9 +274,9 @@ class CudaRunner(ServesAdapters):
 
     def _run_prompt(self, part: PromptPart) -> Part:
         outputs = self._run_over(self._parts.prompt_logprobs, part.call)
-        results = self._take_buffer()
+        results = self._spare_parts.popleft() if self._spare_parts else self._results()
         results.fetch(outputs, (*ASKED,), self._stream)
-        return Part(part, results)
+        return Part(part, results, self._spare_parts)
 
     def _run_pools(self, rows: StagedRows) -> PendingPools:
         """Hidden states of the rows that are to be pooled."""

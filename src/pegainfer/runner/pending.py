@@ -36,10 +36,11 @@ class Step(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Prompt log-probabilities on their way."""
+    """Prompt log-probabilities on their way. `spare` takes the buffer when it has been read."""
 
     asked: PromptPart
     results: ResultBuffer
+    spare: deque[ResultBuffer]
 
 
 class PendingPools(NamedTuple):
@@ -100,7 +101,8 @@ class PendingDraw:
             if self._transfers is not None:
                 self._result = self._transfers.add_ended(step.plan, self._result)
             self._spare.append(step.results)
-            self._spare.extend(p.results for p in self._parts)
+            for part in self._parts:
+                part.spare.append(part.results)
         return self._result
 
     def _read(self) -> StepResult:

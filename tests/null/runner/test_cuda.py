@@ -364,6 +364,18 @@ def test_logprobs_come_back_where_asked(runner: CudaRunner) -> None:
     assert pending.wait() is pending.wait()
 
 
+def test_logprobs_of_prompts_reuse_no_event_that_still_times_a_step(runner: CudaRunner) -> None:
+    """A step's time may begin at the end event of the one before, whose buffer has been given back."""
+    asks = SamplingParams(temperature=0.0, prompt_logprobs=2)
+    held = []
+    for i, sampling in enumerate((asks, GREEDY, GREEDY, GREEDY)):
+        plan = msgspec.structs.replace(prefill(0, sampling, step=i + 1), frees=(0,) if i else ())
+        pending = runner.sample(runner.forward(plan))
+        pending.wait()
+        held.append(pending._step.results.ended)
+    assert len(set(map(id, held))) == 4
+
+
 def test_blocks_are_copied_on_the_device(runner: CudaRunner) -> None:
     pool = runner._parts.pools.states["kv"]
     nbytes = pool.nbytes // pool.shape[0]
