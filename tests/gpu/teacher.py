@@ -47,6 +47,24 @@ SIZES_3_5: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "linear_num_value_heads": 32,
     },
 }  # fmt: skip
+# Published widths of mixtures of experts, with as many layers as show every kind of layer.
+SIZES_MOE: dict[str, dict[str, Any]] = {
+    "30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+        "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 4,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+SIZES_3_5_MOE: dict[str, dict[str, Any]] = {
+    "35B-A3B": {
+        "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "hidden_size": 2048,
+        "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "linear_num_value_heads": 32, "num_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
 # What makes a seeded model as decided as a trained one: the best token leads by some nats, now and then by
 # next to nothing (in the median it has 0.84 to 0.98 here, 0.34 with SmolLM2-135M on prose). All logits are
 # normals of this deviation, but that of one token, which the embedding alone points to.
@@ -70,12 +88,12 @@ class Reference:
 
 def config(size: str) -> dict[str, Any]:
     """The config.json of such a model."""
-    if size in SIZES_3_5:
-        return _config_3_5(SIZES_3_5[size])
+    if (found := (SIZES_3_5 | SIZES_3_5_MOE).get(size)) is not None:
+        return _config_3_5(found)
     return {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "head_dim": 128,
         "num_key_value_heads": 8, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000, "hidden_act": "silu", "attention_bias": False, **SIZES[size],
+        "rope_theta": 1000000, "hidden_act": "silu", "attention_bias": False, **(SIZES | SIZES_MOE)[size],
     }  # fmt: skip
 
 
@@ -107,7 +125,7 @@ def _vector(fields: dict[str, Any], name: str, values: Any) -> Any:
         values *= QK_NORM
     if name == "model.norm.weight":
         values *= LOGITS / POINTED
-    from_one = fields["model_type"] == "qwen3_5_text" and not name.endswith("linear_attn.norm.weight")
+    from_one = fields["model_type"].startswith("qwen3_5") and not name.endswith("linear_attn.norm.weight")
     return values - 1 if from_one else values
 
 
@@ -145,9 +163,26 @@ def empty_model(fields: dict[str, Any], attention: str) -> Any:
         )
 
 
+def as_saved(fields: dict[str, Any], tensors: Tensors) -> Tensors:
+    """The tensors as files have them: those of Qwen3-MoE store each expert's matrices on their own."""
+    if fields["model_type"] != "qwen3_moe":
+        return tensors
+    found: dict[str, Any] = {}
+    for name, t in tensors.items():
+        stem, part = name.rpartition(".")[::2]
+        if not stem.endswith(".experts"):
+            found[name] = t
+            continue
+        for i, matrix in enumerate(t):
+            pieces = matrix.chunk(2) if part == "gate_up_proj" else (matrix,)
+            for kind, piece in zip(part.removesuffix("_proj").split("_"), pieces, strict=True):
+                found[f"{stem}.{i}.{kind}_proj.weight"] = piece.contiguous()
+    return found
+
+
 def write_checkpoint(fields: dict[str, Any], tensors: Tensors, folder: Path) -> Path:
     """The model as one safetensors file, written by several threads."""
-    header, at = {}, 0
+    header, at, tensors = {}, 0, as_saved(fields, tensors)
     for name, t in tensors.items():
         header[name] = {"dtype": "BF16", "shape": list(t.shape), "data_offsets": [at, at + 2 * t.numel()]}
         at += 2 * t.numel()

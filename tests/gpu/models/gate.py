@@ -16,7 +16,8 @@ from tests.gpu.forced import Scores, Texts
 from tests.gpu.teacher import Reference
 
 Array = np.ndarray[Any, Any]
-# Bars: our error over that of transformers' bf16; nats for the others.
+# Bars: our error over that of transformers' bf16; nats for the others, which hold for models in which
+# transformers' bf16 keeps them too. Seeded models may be less exact in bf16: where routers nearly tie, say.
 RATIO, REGRET, MEAN, P99 = 1.1, 0.20, 0.06, 0.20
 MANY = 100  # positions from which on a text has a mean, a p99 and a ratio of its own
 SHORT, SHORTER = 1000, 300  # texts up to this length run in every cut; token by token
@@ -50,12 +51,12 @@ class Row:
     def missed(self) -> list[str]:
         """The bars that this row misses."""
         found = ["rerun"] if self.same is False else []
-        if not self.regret <= REGRET:  # nor is NaN
+        if not self.regret <= max(REGRET, self.their_regret):  # nor is NaN
             found.append("regret")
         if self.positions >= MANY:
             found += [] if self.ratio <= RATIO else ["ratio"]
-            found += [] if self.mean <= MEAN else ["mean"]
-            found += [] if self.p99 <= P99 else ["p99"]
+            found += [] if self.mean <= max(MEAN, self.their_mean) else ["mean"]
+            found += [] if self.p99 <= max(P99, self.their_p99) else ["p99"]
         return found
 
     def __str__(self) -> str:

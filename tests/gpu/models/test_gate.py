@@ -39,6 +39,8 @@ def torch() -> Any:
         pytest.param("8B", WHOLE, marks=pytest.mark.long),
         ("3.5-0.8B", QUICK),
         pytest.param("3.5-4B", WHOLE, marks=pytest.mark.long),
+        pytest.param("30B-A3B", QUICK, marks=pytest.mark.long),
+        pytest.param("35B-A3B", QUICK, marks=pytest.mark.long),
     ],
 )
 def test_seeded_weights_of_true_sizes(torch: Any, size: str, lengths: list[int], tmp_path: Path) -> None:
