@@ -92,6 +92,8 @@ def test_a_mix_of_adapters_gives_the_cpu_s_tokens(slots: int, graphs: bool, fold
 
 
 def test_each_adapter_gives_other_tokens_than_the_base(folder: Path) -> None:
+    """But one, whose change is smaller than the lead of the best tokens."""
+    names = [None, *(name for name in ADAPTERS if name != "one_layer_by_expression")]
     made = engine(folder, "cuda", len(ADAPTERS))
     prompt = np.random.default_rng(5).integers(0, 1000, 100).tolist()
     try:
@@ -100,7 +102,7 @@ def test_each_adapter_gives_other_tokens_than_the_base(folder: Path) -> None:
                 id=str(name), prompt=pack_tokens(prompt), adapter=name,
                 sampling=SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0, logprobs=1),
             )
-            for name in (None, *ADAPTERS)
+            for name in names
         ]  # fmt: skip
         found = answer(made, batch, {})
     finally:
