@@ -17,11 +17,12 @@ ROWS = {
     "ids": "state_ids", "saves": "state_saves", "starts": "query_starts", "lens": "query_lens",
     "contexts": "context_lens",
 }  # fmt: skip
-TILE = 64  # tokens of a row that one block of the convolution takes: kTile of conv.cu
+TILE = 16  # tokens of a row that one block of the convolution takes: kTile of conv.cu
 CONV_THREADS = 128
 CONV_TAPS = 4  # that the fast convolution is compiled for
 KEY_DIM, COLUMNS, DELTA_THREADS = 128, 32, 128  # kKeys, kColumns and kThreads of delta.cuh
-DECODE_THREADS = 256  # kDecodeThreads of decode.cuh
+DECODE_THREADS, DECODE_PER_SM = 256, 2  # kDecodeThreads of decode.cuh, and its blocks on an SM
+DECODE_SHARED = 65_536  # a head's matrix in float32
 CHUNK = 64  # tokens: kChunk of chunk.cuh
 PREPARE_THREADS, PREPARE_SHARED = 128, 36_352  # kPrepareThreads and kPrepareShared
 SCAN_THREADS, SCAN_STAGE, SCAN_TILES = 256, 48_128, 20_480  # kScanThreads, kStage and kWorkTiles of scan.cuh
@@ -166,11 +167,12 @@ def _decode(c: LoweringContext, projected: Place, stride: int) -> None:
         x=projected, taps=c.vector("taps"), a_log=c.vector("a_log"), dt_bias=c.vector("dt_bias"),
         norm=c.vector("out_norm"), arrivals=Place(ARRIVALS), rows=_rows(c), conv_entry=s["Y"] * conv,
         delta_entry=s["Y"] * matrices, x_stride=stride, heads=s["H"], key_heads=_key_heads(c),
-        eps=attrs["eps"], key_eps=attrs["key_eps"], tiled=int(attrs["tiled"]),
+        num_rows=s["R"], eps=attrs["eps"], key_eps=attrs["key_eps"], tiled=int(attrs["tiled"]),
     )  # fmt: skip
+    grid = min(s["H"] * s["R"], DECODE_PER_SM * c.target.info.num_sms)
     c.launch(
-        f"delta_decode_{c.dtype('x')}", (s["H"], s["R"], 1), DECODE_THREADS, [args],
-        why="rows of one token, a value head a block",
+        f"delta_decode_{c.dtype('x')}", (grid, 1, 1), DECODE_THREADS, [args], DECODE_SHARED,
+        why="rows of one token, a value head a block at a time",
     )  # fmt: skip
 
 

@@ -299,6 +299,7 @@ struct DeltaDecodeArgs {
     int64_t x_stride;
     int heads;
     int key_heads;
+    int num_rows;
     float eps;  // of the norm
     float key_eps;  // added to the squared length of q and k
     int tiled;  // as in DeltaArgs

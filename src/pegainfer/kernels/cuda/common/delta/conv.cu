@@ -3,7 +3,8 @@
 // first tile reads the row's state, and it alone writes the new one.
 #include "rows.cuh"
 
-constexpr int kTile = 64;  // a multiple of any number of kept inputs, so that later tiles need no state
+constexpr int kTile = 16;  // at least the number of kept inputs, so that later tiles need no state
+constexpr int kAhead = 8;  // tokens whose inputs are loaded together
 
 template <typename T, int N>
 __device__ __forceinline__ void unpack(float (&to)[N], const Vec<T, N>& v) {
@@ -49,24 +50,36 @@ __device__ __forceinline__ void conv4(const ConvArgs<T>& a) {
             unpack(kept[i], load<T, N>(x + (begin - 3 + i) * x_stride));
         else if (!row.fresh)
             unpack(kept[i], load<T, N>(state + i * stride));
-#pragma unroll 4
-    for (int t = begin; t < end; t++) {
-        float now[N], y[N];
-        unpack(now, load<T, N>(x + t * x_stride));
+    bool saved = false;  // whether any state inside the tile is wanted
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            y[i] = silu(kept[0][i] * taps[0][i] + kept[1][i] * taps[1][i] + kept[2][i] * taps[2][i] +
-                        now[i] * taps[3][i]);
-            kept[0][i] = kept[1][i];
-            kept[1][i] = kept[2][i];
-            kept[2][i] = now[i];
+    for (int i = 0; i < kTile; i++) saved |= begin + i < end && a.rows.saves[row.first + begin + i] >= 0;
+#pragma unroll 1
+    for (int first = begin; first < end; first += kAhead) {
+        Vec<T, N> inputs[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; i++)
+            if (first + i < end) inputs[i] = load<T, N>(x + (first + i) * x_stride);
+#pragma unroll
+        for (int i = 0; i < kAhead; i++) {
+            const int t = first + i;
+            if (t >= end) break;
+            float now[N], y[N];
+            unpack(now, inputs[i]);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                y[j] = silu(kept[0][j] * taps[0][j] + kept[1][j] * taps[1][j] + kept[2][j] * taps[2][j] +
+                            now[j] * taps[3][j]);
+                kept[0][j] = kept[1][j];
+                kept[1][j] = kept[2][j];
+                kept[2][j] = now[j];
+            }
+            store(out + t * stride, packed<T, N>(y));
+            const int save = saved ? a.rows.saves[row.first + t] : -1;
+            if (save >= 0)
+#pragma unroll
+                for (int w = 0; w < 3; w++)
+                    store(a.pool + save * a.entry + w * stride + channel, packed<T, N>(kept[w]));
         }
-        store(out + t * stride, packed<T, N>(y));
-        const int save = a.rows.saves[row.first + t];
-        if (save >= 0)
-#pragma unroll
-            for (int i = 0; i < 3; i++)
-                store(a.pool + save * a.entry + i * stride + channel, packed<T, N>(kept[i]));
     }
     if (begin > 0) return;
 #pragma unroll
@@ -108,12 +121,12 @@ __device__ __forceinline__ void conv_any(const ConvArgs<T>& a) {
         state[i * stride] = input(row.count - a.kept + i);
 }
 
-#define KERNELS(TYPE, T, N)                                                                         \
-    extern "C" __global__ void __launch_bounds__(128) causal_conv4_##TYPE(const ConvArgs<T> args) { \
-        conv4<T, N>(args);                                                                          \
-    }                                                                                               \
-    extern "C" __global__ void __launch_bounds__(128) causal_conv_##TYPE(const ConvArgs<T> args) {  \
-        conv_any<T>(args);                                                                          \
+#define KERNELS(TYPE, T, N)                                                                            \
+    extern "C" __global__ void __launch_bounds__(128, 4) causal_conv4_##TYPE(const ConvArgs<T> args) { \
+        conv4<T, N>(args);                                                                             \
+    }                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(128) causal_conv_##TYPE(const ConvArgs<T> args) {     \
+        conv_any<T>(args);                                                                             \
     }
 
 // variant causal_conv4_bf16: dtype=bf16 taps=4 multiple=8

@@ -1,6 +1,11 @@
 // A layer of linear attention behind its projections for rows of one token: convolution, SiLU, l2norm, gates,
 // delta rule and gated norm of a value head in one block, with the formulas of conv.cu and delta.cuh.
 //
+// The state of a head is 64 KB that are read and written once, so the kernel is bound by memory. Blocks stay
+// and take every gridDim.x-th head of a row. While a block works on one matrix from registers, each thread's
+// part of the next one is on its way to shared memory: the threads read only what they fetched themselves, so
+// that the copies need no barrier.
+//
 // The value heads of a key head share its q and k, and with them that part of the convolution's state. Each
 // of their blocks reads it; the last one that has read it writes the new one, so none waits for another.
 #pragma once
@@ -16,110 +21,155 @@ __device__ __forceinline__ float dot(float4 a, float4 b) {
     return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
 
-// Blocks of (value heads, rows).
+// A head of a row, which a block works on.
+struct HeadOfRow {
+    int index, head, key_head;  // index: of the row
+    Row row;
+    bool live;
+
+    template <typename T>
+    __device__ __forceinline__ HeadOfRow(const DeltaDecodeArgs<T>& a, int item)
+        : index(item / a.heads), head(item % a.heads) {
+        key_head = a.tiled ? head % a.key_heads : head / (a.heads / a.key_heads);
+        row = row_at(a.rows, index);
+        live = row.count == 1 && row.id >= 0;
+    }
+};
+
+__device__ __forceinline__ int64_t matrix_at(const HeadOfRow& item, int lane, int warp) {
+    return (static_cast<int64_t>(item.head) * kKeys + warp * kRowsOfWarp) * kKeys + 4 * lane;
+}
+
+// Begins to copy this thread's part of a head's matrix; zeros where the row has none yet.
+template <typename T>
+__device__ __forceinline__ void fetch_matrix(const DeltaDecodeArgs<T>& a, int index, uint32_t to) {
+    if (index < a.heads * a.num_rows) {
+        const HeadOfRow item(a, index);
+        const bool valid = item.live && !item.row.fresh;
+        const float* from = a.delta;
+        if (valid) from += item.row.id * a.delta_entry + matrix_at(item, threadIdx.x & 31, threadIdx.x >> 5);
+#pragma unroll
+        for (int i = 0; i < kRowsOfWarp; i++)
+            cp_async16(to + i * kDecodeThreads * 16, valid ? from + i * kKeys : from, valid);
+    }
+    cp_async_commit();
+}
+
 template <typename T>
 __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
+    extern __shared__ __align__(16) float4 matrices[];  // [kRowsOfWarp, kDecodeThreads]
     __shared__ float4 parts[3][32];  // q, k, v behind the convolution; a lane has four channels of each
     __shared__ float4 dots[2][kDecodeWarps][32];
     __shared__ bool last_reader;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head = blockIdx.x;
-    const int group = a.heads / a.key_heads, key_head = a.tiled ? head % a.key_heads : head / group;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = a.heads / a.key_heads;
     const int keys = a.key_heads * kKeys, channels = 2 * keys + a.heads * kKeys;
-    const Row row = row_at(a.rows, blockIdx.y);
-    const bool live = row.count == 1 && row.id >= 0, convolves = live && warp < 3;
-    const int64_t at = (static_cast<int64_t>(head) * kKeys + warp * kRowsOfWarp) * kKeys + 4 * lane;
+    const int items = a.heads * a.num_rows, first = blockIdx.x;
+    float4* const fetched = matrices + threadIdx.x;
     // Nobody writes states between the step's start and this kernel.
-    float4 s[kRowsOfWarp] = {};
-    if (live && !row.fresh)
+    fetch_matrix(a, first, shared_address(fetched));
+#pragma unroll 1
+    for (int index = first; index < items; index += gridDim.x) {
+        const HeadOfRow item(a, index);
+        const Row& row = item.row;
+        const int head = item.head, key_head = item.key_head;
+        const bool convolves = item.live && warp < 3;
+        // Warp 0 has q, warp 1 has k, warp 2 has v.
+        const int channel = (warp < 2 ? warp * keys + key_head * kKeys : 2 * keys + head * kKeys) + 4 * lane;
+        float4 kept[3] = {}, taps[4] = {};
+        if (convolves) {
 #pragma unroll
-        for (int i = 0; i < kRowsOfWarp; i++) s[i] = load4(a.delta + row.id * a.delta_entry + at + i * kKeys);
-    // Warp 0 has q, warp 1 has k, warp 2 has v.
-    const int channel = (warp < 2 ? warp * keys + key_head * kKeys : 2 * keys + head * kKeys) + 4 * lane;
-    float4 kept[3] = {}, taps[4] = {};
-    if (convolves) {
+            for (int w = 0; w < 4; w++) taps[w] = load4(a.taps + w * channels + channel);
 #pragma unroll
-        for (int w = 0; w < 4; w++) taps[w] = load4(a.taps + w * channels + channel);
+            for (int w = 0; w < 3; w++)
+                if (!row.fresh) kept[w] = load4(a.conv + row.id * a.conv_entry + w * channels + channel);
+        }
+        if (index == first) {
+            pdl_wait();
+            pdl_launch();
+        }
+        const T* x = a.x + row.first * a.x_stride;
+        float4 now{};
+        if (convolves) now = load4(x + channel);
+        cp_async_wait<0>();
+        float4 s[kRowsOfWarp];
 #pragma unroll
-        for (int w = 0; w < 3; w++)
-            if (!row.fresh) kept[w] = load4(a.conv + row.id * a.conv_entry + w * channels + channel);
-    }
-    pdl_wait();
-    pdl_launch();
-    if (row.count != 1) return;
-    T* out = a.out + (static_cast<int64_t>(row.first) * a.heads + head) * kKeys + 4 * lane;
-    if (!live) {
-        if (warp == 0) store4(out, float4{});
-        return;
-    }
-    const T* x = a.x + row.first * a.x_stride;
-    float4 now{};
-    if (convolves) {
-        now = load4(x + channel);
-        float4 y{};
+        for (int i = 0; i < kRowsOfWarp; i++) s[i] = fetched[i * kDecodeThreads];
+        fetch_matrix(a, index + gridDim.x, shared_address(fetched));
+        if (row.count != 1) continue;
+        T* out = a.out + (static_cast<int64_t>(row.first) * a.heads + head) * kKeys + 4 * lane;
+        if (!item.live) {
+            if (warp == 0) store4(out, float4{});
+            continue;
+        }
+        if (convolves) {
+            float4 y{};
 #pragma unroll
-        for (int w = 0; w < 3; w++) y = fused_by(kept[w], taps[w], y);
-        y = fused_by(now, taps[3], y);
-        parts[warp][lane] = {silu(y.x), silu(y.y), silu(y.z), silu(y.w)};
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last_reader = true;
-        if (group > 1) {
-            int* arrived = a.arrivals + blockIdx.y * a.key_heads + key_head;
-            __threadfence();  // what this block has read comes before its arrival
-            last_reader = atomicAdd(arrived, 1) == group - 1;
-            if (last_reader) {
-                *arrived = 0;
-                __threadfence();
+            for (int w = 0; w < 3; w++) y = fused_by(kept[w], taps[w], y);
+            y = fused_by(now, taps[3], y);
+            parts[warp][lane] = {silu(y.x), silu(y.y), silu(y.z), silu(y.w)};
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            last_reader = true;
+            if (group > 1) {
+                int* arrived = a.arrivals + item.index * a.key_heads + key_head;
+                __threadfence();  // what this block has read comes before its arrival
+                last_reader = atomicAdd(arrived, 1) == group - 1;
+                if (last_reader) {
+                    *arrived = 0;
+                    __threadfence();
+                }
             }
         }
-    }
-    const float4 q = parts[0][lane], k = parts[1][lane];
-    const float qq = warp_sum(dot(q, q)), kk = warp_sum(dot(k, k)), qk = warp_sum(dot(q, k));
-    const float q_norm = rsqrtf(static_cast<float>(kKeys)) / sqrtf(qq + a.key_eps);
-    const float k_norm = 1.f / sqrtf(kk + a.key_eps);
-    const float* q_of = reinterpret_cast<const float*>(parts[0]) + warp * kRowsOfWarp;
-    const float* k_of = reinterpret_cast<const float*>(parts[1]) + warp * kRowsOfWarp;
-    float4 by_q{}, by_k{};
+        const float4 q = parts[0][lane], k = parts[1][lane];
+        const float qq = warp_sum(dot(q, q)), kk = warp_sum(dot(k, k)), qk = warp_sum(dot(q, k));
+        const float q_norm = rsqrtf(static_cast<float>(kKeys)) / sqrtf(qq + a.key_eps);
+        const float k_norm = 1.f / sqrtf(kk + a.key_eps);
+        const float* q_of = reinterpret_cast<const float*>(parts[0]) + warp * kRowsOfWarp;
+        const float* k_of = reinterpret_cast<const float*>(parts[1]) + warp * kRowsOfWarp;
+        float4 by_q{}, by_k{};
 #pragma unroll
-    for (int i = 0; i < kRowsOfWarp; i++) {
-        by_q = fused(s[i], q_of[i], by_q);
-        by_k = fused(s[i], k_of[i], by_k);
-    }
-    dots[0][warp][lane] = by_q;
-    dots[1][warp][lane] = by_k;
-    __syncthreads();
-    by_q = by_k = float4{};
-#pragma unroll
-    for (int w = 0; w < kDecodeWarps; w++) {
-        by_q = fused(dots[0][w][lane], 1.f, by_q);
-        by_k = fused(dots[1][w][lane], 1.f, by_k);
-    }
-    const T* gates = x + channels + a.heads * kKeys;
-    const LogGates log =
-        log_gates(to_f32(gates[head]), to_f32(gates[a.heads + head]), a.a_log[head], a.dt_bias[head]);
-    const float decay = expf(log.log_decay);
-    const float4 d = scaled(fused(by_k, -decay * k_norm, parts[2][lane]), log.beta);
-    const int save = a.rows.saves[row.first];
-    if (warp == 0) {
-        const float4 o = fused(d, qk * q_norm * k_norm, scaled(by_q, decay * q_norm));
-        const float scale = rsqrtf(warp_sum(dot(o, o)) / kKeys + a.eps);
-        const float4 z = load4(x + channels + head * kKeys + 4 * lane), w = load4(a.norm + 4 * lane);
-        store4(out, float4{o.x * scale * w.x * silu(z.x), o.y * scale * w.y * silu(z.y),
-                           o.z * scale * w.z * silu(z.z), o.w * scale * w.w * silu(z.w)});
-    }
-    if (convolves && (warp == 2 || last_reader)) {
-        const float4 inputs[3] = {kept[1], kept[2], now};
-#pragma unroll
-        for (int w = 0; w < 3; w++) {
-            store4(a.conv + row.id * a.conv_entry + w * channels + channel, inputs[w]);
-            if (save >= 0) store4(a.conv + save * a.conv_entry + w * channels + channel, inputs[w]);
+        for (int i = 0; i < kRowsOfWarp; i++) {
+            by_q = fused(s[i], q_of[i], by_q);
+            by_k = fused(s[i], k_of[i], by_k);
         }
-    }
+        dots[0][warp][lane] = by_q;
+        dots[1][warp][lane] = by_k;
+        __syncthreads();
+        by_q = by_k = float4{};
 #pragma unroll
-    for (int i = 0; i < kRowsOfWarp; i++) {
-        s[i] = fused(d, k_of[i] * k_norm, scaled(s[i], decay));
-        store4(a.delta + row.id * a.delta_entry + at + i * kKeys, s[i]);
-        if (save >= 0) store4(a.delta + save * a.delta_entry + at + i * kKeys, s[i]);
+        for (int w = 0; w < kDecodeWarps; w++) {
+            by_q = fused(dots[0][w][lane], 1.f, by_q);
+            by_k = fused(dots[1][w][lane], 1.f, by_k);
+        }
+        const T* gates = x + channels + a.heads * kKeys;
+        const LogGates log =
+            log_gates(to_f32(gates[head]), to_f32(gates[a.heads + head]), a.a_log[head], a.dt_bias[head]);
+        const float decay = expf(log.log_decay);
+        const float4 d = scaled(fused(by_k, -decay * k_norm, parts[2][lane]), log.beta);
+        const int save = a.rows.saves[row.first];
+        if (warp == 0) {
+            const float4 o = fused(d, qk * q_norm * k_norm, scaled(by_q, decay * q_norm));
+            const float scale = rsqrtf(warp_sum(dot(o, o)) / kKeys + a.eps);
+            const float4 z = load4(x + channels + head * kKeys + 4 * lane), w = load4(a.norm + 4 * lane);
+            store4(out, float4{o.x * scale * w.x * silu(z.x), o.y * scale * w.y * silu(z.y),
+                               o.z * scale * w.z * silu(z.z), o.w * scale * w.w * silu(z.w)});
+        }
+        if (convolves && (warp == 2 || last_reader)) {
+            const float4 inputs[3] = {kept[1], kept[2], now};
+#pragma unroll
+            for (int w = 0; w < 3; w++) {
+                store4(a.conv + row.id * a.conv_entry + w * channels + channel, inputs[w]);
+                if (save >= 0) store4(a.conv + save * a.conv_entry + w * channels + channel, inputs[w]);
+            }
+        }
+        float* const matrix = a.delta + matrix_at(item, lane, warp);
+#pragma unroll
+        for (int i = 0; i < kRowsOfWarp; i++) {
+            s[i] = fused(d, k_of[i] * k_norm, scaled(s[i], decay));
+            store4(matrix + row.id * a.delta_entry + i * kKeys, s[i]);
+            if (save >= 0) store4(matrix + save * a.delta_entry + i * kKeys, s[i]);
+        }
+        __syncthreads();  // before the next head's values take the place of this one's in `parts`
     }
 }
