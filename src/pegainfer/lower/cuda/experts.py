@@ -24,12 +24,19 @@ from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 # common/moe/stream.cuh
-STREAM_TOKENS, STREAM_SLOTS, PART = 32, 512, 8  # the most that it is chosen for; slots of an entry
+STREAM_TOKENS, STREAM_SLOTS, PART = 32, 512, 8  # the most that it takes; slots of an entry
+STREAM_BEST = 2  # tokens up to which it is faster than the grouped GEMM
 STREAM_THREADS, STREAM_ROWS = 256, 16
 RING_BYTES, PARTIAL_BYTES = 8 * 3072, 2 * 8 * 16 * 8 * 4  # of a stage of all warps; of their sums
 LEAST_DEPTH, MOST_DEPTH = 3, 6
 # sm90/moe/grouped.cuh
-GROUP_ROWS, GROUP_PRODUCERS, BOX, MOST_STAGES = 256, 128, 64, 8
+GROUP_PRODUCERS, BOX, MOST_STAGES = 128, 64, 12
+COLUMNS, FEW_COLUMNS = 256, 128  # rows of a matrix in a tile, and in one where there are few tiles
+WAVES = 4  # of tiles, from which on the larger ones leave no SM idle for long
+# Slots of a block by the slots an expert in the mean, up to which it is chosen: few blocks are full, so that an
+# expert's weights are seldom read twice, and what is read of x stays small beside the weights.
+TILES = ((2, 8), (4, 16), (12, 32), (64, 64))
+MOST_TILE = 128
 # common/moe/experts.cuh
 ROW_WARPS = 8
 TILE_N, TILE_SLOTS, TILE_THREADS = 64, 64, 128
@@ -83,11 +90,11 @@ def choose_experts_kernel(
     slots = tokens * chosen
     if dtype != "bf16" or m % 8 or f % 8:
         return ExpertChoice("rows", 0, dtype, f"no other kernel takes {dtype} of widths {m} and {f}")
-    if tokens <= STREAM_TOKENS and slots <= STREAM_SLOTS:
+    grouped = info.capability == (9, 0)
+    if tokens <= (STREAM_BEST if grouped else STREAM_TOKENS) and slots <= STREAM_SLOTS:
         return ExpertChoice("stream", PART, dtype, f"{slots} slots: the chosen matrices are streamed")
-    if info.capability == (9, 0):
-        # Up to 64 slots an expert the weights are the bound, and a stage of fewer slots holds more of them.
-        tile = 128 if slots > 64 * num_experts else 64
+    if grouped:
+        tile = next((tile for mean, tile in TILES if slots <= mean * num_experts), MOST_TILE)
         return ExpertChoice("groups", tile, dtype, f"{slots} slots in blocks of {tile} on wgmma")
     return ExpertChoice("tiles", TILE_SLOTS, dtype, f"{slots} slots in blocks of {TILE_SLOTS}")
 
@@ -195,20 +202,23 @@ def groups(
     order: Place | None = None,
 ) -> None:
     """The grouped GEMM of sorted rows x. order: rows of `out`; None leaves them sorted."""
-    stage = (choice.tile + GROUP_ROWS) * 128
-    depth = min(MOST_STAGES, c.target.info.max_shared // (stage + 16))
+    info, warpgroups = c.target.info, blocks(choice.tile, 64)
+    few = min(slots.count, slots.num_experts) * blocks(n, COLUMNS) < WAVES * info.num_sms
+    columns = FEW_COLUMNS if few and warpgroups == 1 else COLUMNS
+    stage = (choice.tile + columns) * 128
+    depth = min(MOST_STAGES, info.max_shared // (stage + 16))
     boxes = (
-        Boxes(w, (slots.num_experts * n, k), (2 * k,), choice.dtype, (GROUP_ROWS, BOX), promotion=256),
+        Boxes(w, (slots.num_experts * n, k), (2 * k,), choice.dtype, (columns, BOX), promotion=256),
         Boxes(x, (slots.count, k), (2 * k,), choice.dtype, (choice.tile, BOX), promotion=256),
     )
-    tiles = blocks(n, GROUP_ROWS)
+    tiles = blocks(n, columns)
     args = struct(
         EXPERT_GROUPS, out=out, order=order, blocks=made.blocks, in_use=made.in_use, n=n, k=k, tiles=tiles,
-        depth=depth,
+        tile=choice.tile, depth=depth,
     )  # fmt: skip
-    grid = min(c.target.info.num_sms, choice.most_blocks(slots) * tiles)
-    threads = 2 * choice.tile + GROUP_PRODUCERS
-    kernel = f"expert_groups_{choice.dtype}_{choice.tile}_{kind}"
+    grid = min(info.num_sms, choice.most_blocks(slots) * tiles)
+    threads = 128 * warpgroups + GROUP_PRODUCERS
+    kernel = f"expert_groups_{choice.dtype}_{64 * warpgroups}_{columns}_{kind}"
     why = f"{choice.why} through {depth} stages"
     c.launch(kernel, (grid, 1, 1), threads, [*boxes, args], depth * (stage + 16), why=why)
 

@@ -68,8 +68,9 @@ def _moe(c: LoweringContext) -> None:
     choice = choose_experts_kernel(tokens, s["K"], s["N"], m, f, dtype, c.target.info)
     h, logits = c.scratch(2 * tokens * m), c.scratch(4 * tokens * s["N"])
     route = _route_args(c, slots, logits)
-    if choice.kind == "stream":
-        made = _route_few(c, slots, lists(c, choice, slots, early=True), choice, route, h, logits)
+    streamed = choice.kind == "stream"
+    if streamed or (choice.kind == "groups" and tokens <= FEW_TOKENS):
+        made = _route_few(c, slots, lists(c, choice, slots, early=streamed), choice, route, h, logits)
     else:
         norm = c.vector("norm")
         assert norm is not None

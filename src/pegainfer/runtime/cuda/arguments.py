@@ -425,6 +425,7 @@ EXPERT_GROUPS = Layout(
     int n
     int k
     int tiles  // of the rows of a matrix
+    int tile  // rows of x in a stage
     int depth  // stages of the ring
     """,
 )

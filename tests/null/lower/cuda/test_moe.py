@@ -80,25 +80,42 @@ def names(found: list[PlannedLaunch | object]) -> list[str]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("tokens", [1, 8, 32])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 32])
 def test_a_few_tokens_take_three_launches(tokens: int, model: str) -> None:
-    """Norm to residual stream, on every architecture."""
-    for arch in ("80", "86", "90a", "120a"):
+    """Norm to residual stream; on Hopper the grouped GEMM is better for more than two tokens."""
+    for arch in ("80", "86", "120a", *(["90a"] if tokens <= 2 else [])):
         assert names(launches(model, tokens, arch)) == [
             "route_few", "expert_stream_bf16_swiglu", "expert_stream_bf16_sum"
         ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("model", "tokens", "slots"),
-    [("30B-A3B", 33, 64), ("30B-A3B", 1024, 64), ("30B-A3B", 1025, 128), ("35B-A3B", 2049, 128)],
+    ("model", "tokens", "tile", "kernels"),
+    [
+        ("30B-A3B", 3, 8, ("64_128", "64_128")),
+        ("30B-A3B", 33, 16, ("64_256", "64_256")),
+        ("30B-A3B", 1024, 64, ("64_256", "64_256")),
+        ("30B-A3B", 1025, 128, ("128_256", "128_256")),
+        ("35B-A3B", 64, 8, ("64_256", "64_256")),
+        ("35B-A3B", 2049, 128, ("128_256", "128_256")),
+    ],
 )
-def test_more_tokens_take_the_grouped_gemm_of_hopper(model: str, tokens: int, slots: int) -> None:
+def test_more_tokens_take_the_grouped_gemm_of_hopper(
+    model: str, tokens: int, tile: int, kernels: tuple[str, str]
+) -> None:
+    """`tile`: most slots of a block; `kernels`: slots and rows of a matrix in a tile of each GEMM."""
     found = names(launches(model, tokens))
     assert [name for name in found if name.startswith("expert_")] == [
-        f"expert_groups_bf16_{slots}_swiglu", f"expert_groups_bf16_{slots}_store"
-    ]  # fmt: skip
-    assert found[-1] == "sum_experts_bf16" and "sort_slots" in found
+        f"expert_groups_bf16_{sizes}_{kind}" for sizes, kind in zip(kernels, ("swiglu", "store"), strict=True)
+    ]
+    assert found[-1] == "sum_experts_bf16"
+    n, k, m, f = MODELS[model]
+    assert choose_experts_kernel(tokens, k, n, m, f, "bf16", card_of("90a")).tile == tile
+
+
+def test_norm_router_and_order_of_up_to_eight_tokens_are_one_launch() -> None:
+    assert names(launches("30B-A3B", 8))[:2] == ["route_few", "spread_rows_16"]
+    assert "sort_slots" in names(launches("30B-A3B", 9))
 
 
 def test_other_architectures_multiply_on_mma() -> None:
@@ -112,7 +129,7 @@ def test_launches_fit_the_card(model: str, arch: str) -> None:
     card = card_of(arch)
     for tokens in (1, 8, 31, 32, 33, 64, 65, 500, 16384):
         for p in launches(model, tokens, arch):
-            assert isinstance(p, PlannedLaunch) or tokens > 32
+            assert isinstance(p, PlannedLaunch) or tokens > 8
             if isinstance(p, PlannedLaunch):
                 assert p.shared <= card.max_shared and p.grid[1] <= 65535, p
 
@@ -121,7 +138,7 @@ def test_two_streaming_launches_share_an_sm_of_hopper() -> None:
     """So that the second fills its rings while the first one ends."""
     card = card_of("90a")
     for model in MODELS:
-        for tokens in (1, 32):
+        for tokens in (1, 2):
             up, down = launches(model, tokens)[1:]
             assert isinstance(up, PlannedLaunch) and isinstance(down, PlannedLaunch)
             assert up.shared + down.shared + 2 * SYSTEM <= card.shared_per_sm

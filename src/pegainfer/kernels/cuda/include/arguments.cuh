@@ -420,9 +420,10 @@ struct Args {
     int n;
     int k;
     int tiles;  // of the rows of a matrix
+    int tile;  // rows of x in a stage
     int depth;  // stages of the ring
 };
-static_assert(sizeof(Args) == 48);
+static_assert(sizeof(Args) == 56);
 }  // namespace grouped
 
 namespace slots {
