@@ -123,6 +123,7 @@ def main() -> None:
     p.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     p.add_argument("--prefill", type=int, nargs="+", default=[1024])
     p.add_argument("--dummy", action="store_true")
+    p.add_argument("--chunk", type=int, help="prompt tokens of a step, instead of the default")
     p.add_argument("--drawn", action="store_true")
     p.add_argument("--kernels", action="store_true")
     p.add_argument("--no-graph", action="store_true")
@@ -135,8 +136,9 @@ def main() -> None:
         max_model_len=length,
         cuda_graph=not a.no_graph,
     )
+    scheduler = SchedulerConfig(max_slots=max(a.batch), max_prefill_tokens=a.chunk)
     began = time.perf_counter()
-    engine = build_engine(a.folder, a.folder.name, config, SchedulerConfig(max_slots=max(a.batch)))
+    engine = build_engine(a.folder, a.folder.name, config, scheduler)
     phases = {k: round(v, 3) for k, v in engine.info.startup_seconds.items()}
     print(f"{engine.info.model} on {engine.info.device}; {engine.info.num_blocks} blocks")
     print(f"built in {time.perf_counter() - began:.2f} s: {phases}")

@@ -13,7 +13,7 @@ from pegainfer.lower.cuda.target import Target
 # As in common/attention/attention.cuh.
 DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES, CUT_BYTES = 128, 32, 16, 32, 16, 16
 PAGE = 16  # tokens that a decoding warp takes at a time; a block is whole pages
-TILE_HEADS = (64, 128)  # that sm90/attention/prefill.cuh is compiled for
+TILE_HEADS = (64, 128, 256)  # that sm90/attention/prefill.cuh is compiled for
 PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in a step
 # Up to this many rows are split by their own length, so a row's attention has the same bits whatever other
 # rows share its batch, as its GEMMs have. More rows are split into even shares (adr/0010).
@@ -91,8 +91,8 @@ def choose_attention(p: AttentionProblem, target: Target, append: bool = False) 
     shares = per_sm * info.num_sms // p.units if p.rows > OWN_PARTS_ROWS else 0
     row = takes_row(p, target)
     items, slots = _decode_room(p, shares, longest)
-    tile_rows = 64 if p.head_dim == 256 else 128
     tiles_kernel = info.arch == "90a" and p.head_dim in TILE_HEADS
+    tile_rows = 64 if p.head_dim == 256 and not tiles_kernel else 128
     prefill = "attention_prefill_tiles" if tiles_kernel else "attention_prefill"
     tiles = blocks(p.tokens * p.group, tile_rows) + p.rows
     return AttentionChoice(

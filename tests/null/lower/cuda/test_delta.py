@@ -93,7 +93,7 @@ def test_other_heads_take_the_kernel_of_any_size(
     ("counts", "sizes", "kernel", "grid"),
     [
         ([1, 1, 1], {}, "causal_conv4_bf16", (1, 3, 1)),
-        ([1, 64, 65], {}, "causal_conv4_bf16", (1, 5, 1)),  # four tiles in use: 1, 1 and 2
+        ([1, 64, 65], {}, "causal_conv4_bf16", (1, 11, 1)),  # ten tiles in use: 1, 4 and 5
         ([2], {"X": 2, "W": 3}, "causal_conv_bf16", (8, 1, 1)),
         ([2], {"F": 1028}, "causal_conv_bf16", (9, 1, 1)),
     ],
@@ -117,7 +117,7 @@ def kernels_of_layer(folder: Path, sizes: dict[str, int], counts: list[int], **d
 
 def test_rows_of_one_token_take_one_launch_behind_the_projections(tmp_path: Path) -> None:
     *projection, (kernel, grid) = launches(tmp_path, GATED_DELTA, LAYER, [1, 1, 1])
-    assert (kernel, grid) == ("delta_decode_bf16", (4, 3, 1))  # (value heads, rows)
+    assert (kernel, grid) == ("delta_decode_bf16", (12, 1, 1))  # value heads of all rows
     assert [k.split("_")[0] for k, _ in projection] == ["rms", "skinny"]
 
 

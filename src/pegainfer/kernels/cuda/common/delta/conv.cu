@@ -4,7 +4,7 @@
 #include "rows.cuh"
 
 constexpr int kTile = 16;  // at least the number of kept inputs, so that later tiles need no state
-constexpr int kAhead = 8;  // tokens whose inputs are loaded together
+constexpr int kAhead = 4;  // tokens whose inputs are loaded together
 
 template <typename T, int N>
 __device__ __forceinline__ void unpack(float (&to)[N], const Vec<T, N>& v) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void conv_any(const ConvArgs<T>& a) {
 }
 
 #define KERNELS(TYPE, T, N)                                                                            \
-    extern "C" __global__ void __launch_bounds__(128, 4) causal_conv4_##TYPE(const ConvArgs<T> args) { \
+    extern "C" __global__ void __launch_bounds__(128, 3) causal_conv4_##TYPE(const ConvArgs<T> args) { \
         conv4<T, N>(args);                                                                             \
     }                                                                                                  \
     extern "C" __global__ void __launch_bounds__(128) causal_conv_##TYPE(const ConvArgs<T> args) {     \

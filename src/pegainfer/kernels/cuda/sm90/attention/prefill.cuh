@@ -3,9 +3,10 @@
 // A block takes tiles of 128 (token, head) pairs of one KV head's group, as common/attention/prefill.cuh
 // does, from the same work list. Two warpgroups own 64 rows each; four more warps bring what these read: one
 // the keys, one the values, page by page through the tensor memory accelerator into rings of two tiles of 128
-// tokens, two the queries. While the tensor cores work on a block's weighted values and on the next block's
-// scores, the other warpgroup raises its scores to weights; the two issue their GEMMs alternately. Blocks
-// are taken from the last to the first, so that those that hide keys come first.
+// tokens (64 where heads have 256 channels), two the queries. While the tensor cores work on a block's
+// weighted values and on the next block's scores, the other warpgroup raises its scores to weights; the two
+// issue their GEMMs alternately. Blocks are taken from the last to the first, so that those that hide keys
+// come first.
 //
 // Tiles lie in shared memory as [rows / 8][D / 64][8][64], 16-byte pieces swizzled by row: a page's box is
 // 16 rows of that, whatever the page's own size.
@@ -19,11 +20,12 @@ namespace attention {
 
 template <int D>
 struct TileShape {
-    static constexpr int ROWS = 128, KEYS = 128, STAGES = 2, BOX = 16;
-    static constexpr int THREADS = 384;      // a warpgroup that loads, two that compute
-    static constexpr int EIGHT = 8 * D * 2;  // bytes of eight rows
+    static constexpr int ROWS = 128, KEYS = D > 128 ? 64 : 128, STAGES = 2, BOX = 16;
+    static constexpr int QUERIES = D > 128 ? 1 : 2;  // tiles of queries that there is room for
+    static constexpr int THREADS = 384;              // a warpgroup that loads, two that compute
+    static constexpr int EIGHT = 8 * D * 2;          // bytes of eight rows
     static constexpr int QUERY = ROWS * D * 2, TILE = KEYS * D * 2;
-    static constexpr int BARRIERS = 2 * QUERY + 2 * STAGES * TILE;  // where they lie, behind the tiles
+    static constexpr int BARRIERS = QUERIES * QUERY + 2 * STAGES * TILE;  // where they lie, behind the tiles
     static constexpr int SHARED = BARRIERS + 128;
     static constexpr int LOAD_REGISTERS = 40, COMPUTE_REGISTERS = 232;
     // Where 16-byte piece c of row r lies in a tile, and column 16k of its rows for wgmma.
@@ -63,6 +65,7 @@ struct Work {
 };
 
 // A block's share of one tile and KV head.
+template <int D>
 struct Tile {
     Item item;
     int kv_head, row0;  // row0: the tile's first (token, head) pair of the row
@@ -70,7 +73,7 @@ struct Tile {
     int full;           // keys that the tile's first query sees
     int b0, b1;         // blocks of keys, at least one
     __device__ __forceinline__ Tile(const Work& work, const Item& i, int round) : item(i) {
-        constexpr int ROWS = TileShape<64>::ROWS, KEYS = TileShape<64>::KEYS;  // the same for all sizes
+        constexpr int ROWS = TileShape<D>::ROWS, KEYS = TileShape<D>::KEYS;
         kv_head = work.kv_heads.rest(work.unit(round)), row0 = item.tile * ROWS;
         before = item.context - item.end;
         full = before + work.group.quotient(row0) + 1;
@@ -89,7 +92,7 @@ struct Places {
     uint32_t base;
     __device__ __forceinline__ uint32_t query(int stage) const { return base + stage * Shape::QUERY; }
     __device__ __forceinline__ uint32_t tile(int values, int stage) const {
-        return base + 2 * Shape::QUERY + (values * Shape::STAGES + stage) * Shape::TILE;
+        return base + Shape::QUERIES * Shape::QUERY + (values * Shape::STAGES + stage) * Shape::TILE;
     }
     __device__ __forceinline__ uint32_t full(int values, int stage) const {
         return base + Shape::BARRIERS + 8 * (values * Shape::STAGES + stage);
@@ -101,6 +104,9 @@ struct Places {
         return base + Shape::BARRIERS + 32 * Shape::STAGES + 8 * stage;
     }
     __device__ __forceinline__ uint32_t query_empty(int stage) const { return query_full(stage) + 16; }
+    // The queries of a block's tiles take turns in their places.
+    static __device__ __forceinline__ int query_stage(int round) { return round % Shape::QUERIES; }
+    static __device__ __forceinline__ int query_phase(int round) { return round / Shape::QUERIES & 1; }
 };
 
 // One warp: keys (or values) of all tiles, block by block; a lane a page. What the next block needs of the
@@ -114,12 +120,12 @@ __device__ __forceinline__ void load_pages(const Work& work, const void* map, co
     const int lane = threadIdx.x & 31;
     const int heads = static_cast<int>(a.page_stride / (a.block_size * D));  // of a block, all layers
     auto token_of = [&](int block) { return block * Shape::KEYS + lane * Shape::BOX; };
-    auto entry_of = [&](const Tile& tile, int block) {
+    auto entry_of = [&](const Tile<D>& tile, int block) {
         const int* table = a.block_table + static_cast<int64_t>(tile.item.row) * a.table_width;
         return lane < PAGES ? table[min(token_of(block), tile.item.context - 1) / a.block_size] : 0;
     };
     if (!work.has(0)) return;
-    Tile tile(work, work.item(0), 0);
+    Tile<D> tile(work, work.item(0), 0);
     Item ahead = work.item(1);
     int block = tile.b1 - 1, entry = entry_of(tile, block), round = 0;
     pdl_wait();
@@ -129,7 +135,7 @@ __device__ __forceinline__ void load_pages(const Work& work, const void* map, co
         const int from = entry * heads + values * a.g + tile.kv_head;
         const int pages = min(PAGES, (tile.item.context - block * Shape::KEYS + Shape::BOX - 1) / Shape::BOX);
         if (--block < tile.b0) {
-            tile = Tile(work, ahead, ++round);
+            tile = Tile<D>(work, ahead, ++round);
             ahead = work.item(round + 1);
             block = tile.b1 - 1;
         }
@@ -154,14 +160,15 @@ __device__ __forceinline__ void load_queries(const Work& work, const Places<D>& 
     pdl_wait();
     pdl_launch();
     for (int round = 0; work.has(round); round++) {
-        const Tile tile(work, work.item(round), round);
+        const Tile<D> tile(work, work.item(round), round);
+        const int stage = places.query_stage(round);
         int token = work.group.quotient(tile.row0 + row), head = work.group.rest(tile.row0 + row);
         const int64_t first = static_cast<int64_t>(tile.item.start) * a.h + tile.kv_head * group;
         const T* q = static_cast<const T*>(a.q) + first * D + c * 8;
-        mbarrier_wait(places.query_empty(round & 1), (round >> 1 & 1) ^ 1);
+        mbarrier_wait(places.query_empty(stage), places.query_phase(round) ^ 1);
         for (int r = row; r < Shape::ROWS; r += STEP) {
             const bool valid = token < tile.item.end;
-            cp_async16(places.query(round & 1) + Shape::piece(r, c), valid ? q + (token * a.h + head) * D : q,
+            cp_async16(places.query(stage) + Shape::piece(r, c), valid ? q + (token * a.h + head) * D : q,
                        valid);
             token += step_tokens, head += step_heads;
             if (head >= group) head -= group, token++;
@@ -169,7 +176,7 @@ __device__ __forceinline__ void load_queries(const Work& work, const Places<D>& 
         cp_async_commit();
         cp_async_wait<0>();
         async_proxy_fence();
-        mbarrier_arrive(places.query_full(round & 1));
+        mbarrier_arrive(places.query_full(stage));
     }
 }
 
@@ -177,12 +184,13 @@ __device__ __forceinline__ void load_queries(const Work& work, const Places<D>& 
 constexpr int GEMM_ORDER = 1, OWN = 3;
 
 // A thread's two rows (of its warp's 16, eight apart) on their way through the blocks of a tile.
-template <int KEYS>
+template <int D>
 struct Rows {
+    static constexpr int KEYS = TileShape<D>::KEYS;
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {};  // maximum, in powers of two; sum over this lane's keys
     float scale[2];                                  // of what was summed before the last block
     int sees[2];                                     // keys, less this lane's first of a block
-    __device__ __forceinline__ Rows(const Work& work, const Tile& tile, int r0) {
+    __device__ __forceinline__ Rows(const Work& work, const Tile<D>& tile, int r0) {
 #pragma unroll
         for (int i = 0; i < 2; i++)
             sees[i] = tile.before + work.group.quotient(tile.row0 + r0 + 8 * i) + 1 - 2 * (threadIdx.x & 3);
@@ -240,8 +248,8 @@ __device__ __forceinline__ uint4 gather_piece(uint32_t (&w)[4]) {
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-template <typename T, int D, int KEYS>
-__device__ __forceinline__ void store_rows(const Work& work, const Tile& tile, Rows<KEYS>& rows,
+template <typename T, int D>
+__device__ __forceinline__ void store_rows(const Work& work, const Tile<D>& tile, Rows<D>& rows,
                                            float (&o)[D / 2], int r0) {
     constexpr int ROWS = TileShape<D>::ROWS;
     const Args& a = work.a;
@@ -294,7 +302,8 @@ struct Pipeline {
 
     __device__ __forceinline__ void ask_scores(int n, int round) {  // n: of all blocks taken
         const uint64_t keys = wgmma_operand(places.tile(0, n % STAGES), EIGHT);
-        const uint64_t query = wgmma_operand(places.query(round & 1) + warpgroup * 8 * EIGHT, EIGHT);
+        const uint64_t query =
+            wgmma_operand(places.query(places.query_stage(round)) + warpgroup * 8 * EIGHT, EIGHT);
         mbarrier_wait(places.full(0, n % STAGES), n / STAGES & 1);
         wgmma_fence();
 #pragma unroll
@@ -351,17 +360,17 @@ struct Pipeline {
     }
     // A tile's first block, the last of its keys: its scores have been requested.
     template <int PENDING>
-    __device__ __forceinline__ void begin(Rows<KEYS>& rows, const Tile& tile, int n, int round) {
+    __device__ __forceinline__ void begin(Rows<D>& rows, const Tile<D>& tile, int n, int round) {
         await_scores<PENDING>(n);
-        if (tile.b1 - 1 == tile.b0) release(places.query_empty(round & 1));
+        if (tile.b1 - 1 == tile.b0) release(places.query_empty(places.query_stage(round)));
         rows.template weigh<true>(s, tile.b1 - 1, work.a.scale_log2);
     }
     // A later one.
     template <bool HIDES>
-    __device__ __forceinline__ void step(Rows<KEYS>& rows, const Tile& tile, int block, int round) {
+    __device__ __forceinline__ void step(Rows<D>& rows, const Tile<D>& tile, int block, int round) {
         ask_both(round);
         await_scores<1>(taken + 1);
-        if (block == tile.b0) release(places.query_empty(round & 1));
+        if (block == tile.b0) release(places.query_empty(places.query_stage(round)));
         rows.template weigh<HIDES>(s, block, work.a.scale_log2);
         await_outputs();
 #pragma unroll
@@ -372,8 +381,8 @@ struct Pipeline {
     __device__ __forceinline__ void run() {
         if (!work.has(0)) return;
         if (warpgroup == 1) named_arrive<256>(GEMM_ORDER);
-        Tile tile(work, work.item(0), 0);
-        Rows<KEYS> rows(work, tile, r0);
+        Tile<D> tile(work, work.item(0), 0);
+        Rows<D> rows(work, tile, r0);
         pdl_wait();
         pdl_launch();
         mbarrier_wait(places.query_full(0), 0);
@@ -389,9 +398,9 @@ struct Pipeline {
             for (; block >= max(tile.b0, shown); block--) step<true>(rows, tile, block, round);
             for (; block >= tile.b0; block--) step<false>(rows, tile, block, round);
             if (!work.has(round + 1)) break;
-            const Tile next(work, ahead, round + 1);
-            Rows<KEYS> fresh(work, next, r0);
-            mbarrier_wait(places.query_full((round + 1) & 1), (round + 1) >> 1 & 1);
+            const Tile<D> next(work, ahead, round + 1);
+            Rows<D> fresh(work, next, r0);
+            mbarrier_wait(places.query_full(places.query_stage(round + 1)), places.query_phase(round + 1));
             ask_both(round + 1);
             begin<1>(fresh, next, taken + 1, round + 1);
             await_outputs();
@@ -419,7 +428,7 @@ __device__ __forceinline__ void prefill_tiles(const void* map, const Args& a) {
             mbarrier_init(places.full(0, i), 1);
             mbarrier_init(places.empty(0, i), 8);  // the computing warps
         }
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < Shape::QUERIES; i++) {
             mbarrier_init(places.query_full(i), 64);
             mbarrier_init(places.query_empty(i), 8);
         }

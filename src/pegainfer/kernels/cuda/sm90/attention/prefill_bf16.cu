@@ -5,3 +5,5 @@
 PREFILL_TILES_KERNEL(bf16, bf16, 64, 98432)
 // variant attention_prefill_tiles_bf16_d128: dtype=bf16 head=128 block=384 shared=196736 rows=128
 PREFILL_TILES_KERNEL(bf16, bf16, 128, 196736)
+// variant attention_prefill_tiles_bf16_d256: dtype=bf16 head=256 block=384 shared=196736 rows=128
+PREFILL_TILES_KERNEL(bf16, bf16, 256, 196736)

@@ -5,3 +5,5 @@
 PREFILL_TILES_KERNEL(f16, f16, 64, 98432)
 // variant attention_prefill_tiles_f16_d128: dtype=f16 head=128 block=384 shared=196736 rows=128
 PREFILL_TILES_KERNEL(f16, f16, 128, 196736)
+// variant attention_prefill_tiles_f16_d256: dtype=f16 head=256 block=384 shared=196736 rows=128
+PREFILL_TILES_KERNEL(f16, f16, 256, 196736)
