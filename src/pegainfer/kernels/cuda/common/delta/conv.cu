@@ -12,7 +12,7 @@ __device__ __forceinline__ void unpack(float (&to)[N], const Vec<T, N>& v) {
     for (int i = 0; i < N; i++) to[i] = to_f32(v.v[i]);
 }
 template <typename T, int N>
-__device__ __forceinline__ Vec<T, N> packed(const float (&from)[N]) {
+__device__ __forceinline__ Vec<T, N> rounded(const float (&from)[N]) {
     Vec<T, N> v;
 #pragma unroll
     for (int i = 0; i < N; i++) v.v[i] = from_f32<T>(from[i]);
@@ -39,7 +39,7 @@ __device__ __forceinline__ void conv4(const ConvArgs<T>& a) {
     T* out = a.out + row.first * stride + channel;
     if (row.id < 0) {
         const float none[N] = {};
-        for (int t = begin; t < end; t++) store(out + t * stride, packed<T, N>(none));
+        for (int t = begin; t < end; t++) store(out + t * stride, rounded<T, N>(none));
         return;
     }
     T* state = a.pool + row.id * a.entry + channel;
@@ -73,19 +73,19 @@ __device__ __forceinline__ void conv4(const ConvArgs<T>& a) {
                 kept[1][j] = kept[2][j];
                 kept[2][j] = now[j];
             }
-            store(out + t * stride, packed<T, N>(y));
+            store(out + t * stride, rounded<T, N>(y));
             const int save = saved ? a.rows.saves[row.first + t] : -1;
             if (save >= 0)
 #pragma unroll
                 for (int w = 0; w < 3; w++)
-                    store(a.pool + save * a.entry + w * stride + channel, packed<T, N>(kept[w]));
+                    store(a.pool + save * a.entry + w * stride + channel, rounded<T, N>(kept[w]));
         }
     }
     if (begin > 0) return;
 #pragma unroll
     for (int i = 0; i < 3; i++)
         store(state + i * stride,
-              row.count <= kTile ? packed<T, N>(kept[i]) : load<T, N>(x + (row.count - 3 + i) * x_stride));
+              row.count <= kTile ? rounded<T, N>(kept[i]) : load<T, N>(x + (row.count - 3 + i) * x_stride));
 }
 
 // Any number of taps, a channel a thread.
