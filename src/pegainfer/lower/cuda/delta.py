@@ -162,17 +162,19 @@ def _gated_delta(c: LoweringContext) -> None:
 def _decode(c: LoweringContext, projected: Place, stride: int) -> None:
     s, attrs = c.sizes, c.call.attrs
     conv, matrices = s["X"] * s["F"], s["H"] * s["K"] * s["V"]
+    most, keys = DECODE_PER_SM * c.target.info.num_sms, _key_heads(c)
+    chain = s["H"] // keys if keys * s["R"] >= most else 1  # blocks that share no state need no atomics
+    units = s["H"] * s["R"] // chain
     args = struct(
         DELTA_DECODE, out=c.address("out"), conv=_layer(c, "conv", conv), delta=_layer(c, "delta", matrices),
         x=projected, taps=c.vector("taps"), a_log=c.vector("a_log"), dt_bias=c.vector("dt_bias"),
         norm=c.vector("out_norm"), arrivals=Place(ARRIVALS), rows=_rows(c), conv_entry=s["Y"] * conv,
-        delta_entry=s["Y"] * matrices, x_stride=stride, heads=s["H"], key_heads=_key_heads(c),
-        num_rows=s["R"], eps=attrs["eps"], key_eps=attrs["key_eps"], tiled=int(attrs["tiled"]),
+        delta_entry=s["Y"] * matrices, x_stride=stride, heads=s["H"], key_heads=keys,
+        chain=chain, units=units, eps=attrs["eps"], key_eps=attrs["key_eps"], tiled=int(attrs["tiled"]),
     )  # fmt: skip
-    grid = min(s["H"] * s["R"], DECODE_PER_SM * c.target.info.num_sms)
     c.launch(
-        f"delta_decode_{c.dtype('x')}", (grid, 1, 1), DECODE_THREADS, [args], DECODE_SHARED,
-        why="rows of one token, a value head a block at a time",
+        f"delta_decode_{c.dtype('x')}", (min(units, most), 1, 1), DECODE_THREADS, [args], DECODE_SHARED,
+        why=f"rows of one token, {chain} value heads a block in turn",
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 
 # common/moe/stream.cuh
 STREAM_TOKENS, STREAM_SLOTS, PART = 32, 512, 8  # the most that it takes; slots of an entry
-STREAM_BEST = 2  # tokens up to which it is faster than the grouped GEMM
+STREAM_BEST = 0  # tokens up to which it is faster than the grouped GEMM of Hopper
 STREAM_THREADS, STREAM_ROWS = 256, 16
 RING_BYTES, PARTIAL_BYTES = 8 * 3072, 2 * 8 * 16 * 8 * 4  # of a stage of all warps; of their sums
 LEAST_DEPTH, MOST_DEPTH = 3, 6

@@ -302,7 +302,8 @@ DELTA_DECODE = Layout(
     int64_t x_stride
     int heads
     int key_heads
-    int num_rows
+    int chain  // value heads that a block takes in turn: 1, or all of a key head
+    int units  // such chains in the step
     float eps  // of the norm
     float key_eps  // added to the squared length of q and k
     int tiled  // as in DeltaArgs

@@ -299,12 +299,13 @@ struct DeltaDecodeArgs {
     int64_t x_stride;
     int heads;
     int key_heads;
-    int num_rows;
+    int chain;  // value heads that a block takes in turn: 1, or all of a key head
+    int units;  // such chains in the step
     float eps;  // of the norm
     float key_eps;  // added to the squared length of q and k
     int tiled;  // as in DeltaArgs
 };
-static_assert(sizeof(DeltaDecodeArgs<float>) == 160);
+static_assert(sizeof(DeltaDecodeArgs<float>) == 168);
 
 // What delta_chunk_prepare leaves for delta_chunk_scan. Rows of the matrices are whole up to the end of their diagonal block of 16; nothing behind it is read.
 template <typename T>

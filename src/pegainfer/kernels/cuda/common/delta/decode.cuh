@@ -6,8 +6,10 @@
 // part of the next one is on its way to shared memory: the threads read only what they fetched themselves, so
 // that the copies need no barrier.
 //
-// The value heads of a key head share its q and k, and with them that part of the convolution's state. Each
-// of their blocks reads it; the last one that has read it writes the new one, so none waits for another.
+// The value heads of a key head share its q and k, and with them that part of the convolution's state. Where
+// there are heads enough for all blocks, one block takes all value heads of a key head in turn. Otherwise
+// each of their blocks reads that part of the state, and the last one that has read it writes the new one, so
+// that none waits for another.
 #pragma once
 #include "delta.cuh"
 
@@ -21,6 +23,16 @@ __device__ __forceinline__ float dot(float4 a, float4 b) {
     return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
 
+// The order in which a block takes heads: a.chain heads of a key head in turn, then those of a later one.
+struct Turn {
+    int unit, part = 0;
+
+    __device__ __forceinline__ explicit Turn(int first) : unit(first) {}
+    __device__ __forceinline__ void advance(int chain) {
+        if (++part == chain) part = 0, unit += gridDim.x;
+    }
+};
+
 // A head of a row, which a block works on.
 struct HeadOfRow {
     int index, head, key_head;  // index: of the row
@@ -28,9 +40,11 @@ struct HeadOfRow {
     bool live;
 
     template <typename T>
-    __device__ __forceinline__ HeadOfRow(const DeltaDecodeArgs<T>& a, int item)
-        : index(item / a.heads), head(item % a.heads) {
-        key_head = a.tiled ? head % a.key_heads : head / (a.heads / a.key_heads);
+    __device__ __forceinline__ HeadOfRow(const DeltaDecodeArgs<T>& a, const Turn& turn) {
+        const int item = turn.unit * a.chain + turn.part, group = a.heads / a.key_heads;
+        const int place = item % a.heads;  // the heads of a key head follow each other
+        index = item / a.heads, key_head = place / group;
+        head = a.tiled ? place % group * a.key_heads + key_head : place;
         row = row_at(a.rows, index);
         live = row.count == 1 && row.id >= 0;
     }
@@ -42,9 +56,9 @@ __device__ __forceinline__ int64_t matrix_at(const HeadOfRow& item, int lane, in
 
 // Begins to copy this thread's part of a head's matrix; zeros where the row has none yet.
 template <typename T>
-__device__ __forceinline__ void fetch_matrix(const DeltaDecodeArgs<T>& a, int index, uint32_t to) {
-    if (index < a.heads * a.num_rows) {
-        const HeadOfRow item(a, index);
+__device__ __forceinline__ void fetch_matrix(const DeltaDecodeArgs<T>& a, const Turn& turn, uint32_t to) {
+    if (turn.unit < a.units) {
+        const HeadOfRow item(a, turn);
         const bool valid = item.live && !item.row.fresh;
         const float* from = a.delta;
         if (valid) from += item.row.id * a.delta_entry + matrix_at(item, threadIdx.x & 31, threadIdx.x >> 5);
@@ -63,17 +77,18 @@ __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
     __shared__ bool last_reader;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = a.heads / a.key_heads;
     const int keys = a.key_heads * kKeys, channels = 2 * keys + a.heads * kKeys;
-    const int items = a.heads * a.num_rows, first = blockIdx.x;
     float4* const fetched = matrices + threadIdx.x;
+    Turn turn(blockIdx.x);
     // Nobody writes states between the step's start and this kernel.
-    fetch_matrix(a, first, shared_address(fetched));
+    fetch_matrix(a, turn, shared_address(fetched));
 #pragma unroll 1
-    for (int index = first; index < items; index += gridDim.x) {
-        const HeadOfRow item(a, index);
+    for (bool first = true; turn.unit < a.units; first = false) {
+        const HeadOfRow item(a, turn);
         const Row& row = item.row;
         const int head = item.head, key_head = item.key_head;
-        const bool convolves = item.live && warp < 3;
-        // Warp 0 has q, warp 1 has k, warp 2 has v.
+        // Warp 0 has q, warp 1 has k, warp 2 has v. The first head's q and k stay for the others of its
+        // chain.
+        const bool convolves = item.live && (warp == 2 || (warp < 2 && turn.part == 0));
         const int channel = (warp < 2 ? warp * keys + key_head * kKeys : 2 * keys + head * kKeys) + 4 * lane;
         float4 kept[3] = {}, taps[4] = {};
         if (convolves) {
@@ -83,18 +98,28 @@ __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
             for (int w = 0; w < 3; w++)
                 if (!row.fresh) kept[w] = load4(a.conv + row.id * a.conv_entry + w * channels + channel);
         }
-        if (index == first) {
+        if (first) {
             pdl_wait();
             pdl_launch();
         }
+        // What is small is requested before the wait for the matrix.
         const T* x = a.x + row.first * a.x_stride;
         float4 now{};
         if (convolves) now = load4(x + channel);
+        LogGates log{};
+        int save = -1;
+        if (item.live) {
+            const T* gates = x + channels + a.heads * kKeys;
+            log =
+                log_gates(to_f32(gates[head]), to_f32(gates[a.heads + head]), a.a_log[head], a.dt_bias[head]);
+            save = a.rows.saves[row.first];
+        }
         cp_async_wait<0>();
         float4 s[kRowsOfWarp];
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) s[i] = fetched[i * kDecodeThreads];
-        fetch_matrix(a, index + gridDim.x, shared_address(fetched));
+        turn.advance(a.chain);
+        fetch_matrix(a, turn, shared_address(fetched));
         if (row.count != 1) continue;
         T* out = a.out + (static_cast<int64_t>(row.first) * a.heads + head) * kKeys + 4 * lane;
         if (!item.live) {
@@ -111,7 +136,7 @@ __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
         __syncthreads();
         if (threadIdx.x == 0) {
             last_reader = true;
-            if (group > 1) {
+            if (group > a.chain) {
                 int* arrived = a.arrivals + item.index * a.key_heads + key_head;
                 __threadfence();  // what this block has read comes before its arrival
                 last_reader = atomicAdd(arrived, 1) == group - 1;
@@ -142,12 +167,8 @@ __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
             by_q = fused(dots[0][w][lane], 1.f, by_q);
             by_k = fused(dots[1][w][lane], 1.f, by_k);
         }
-        const T* gates = x + channels + a.heads * kKeys;
-        const LogGates log =
-            log_gates(to_f32(gates[head]), to_f32(gates[a.heads + head]), a.a_log[head], a.dt_bias[head]);
         const float decay = expf(log.log_decay);
         const float4 d = scaled(fused(by_k, -decay * k_norm, parts[2][lane]), log.beta);
-        const int save = a.rows.saves[row.first];
         if (warp == 0) {
             const float4 o = fused(d, qk * q_norm * k_norm, scaled(by_q, decay * q_norm));
             const float scale = rsqrtf(warp_sum(dot(o, o)) / kKeys + a.eps);
