@@ -28,6 +28,7 @@ from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.launch import Launch
+from pegainfer.runtime.cuda.stream import Event
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 DIM = 128
@@ -49,19 +50,40 @@ def main() -> None:
     args = parser.parse_args()
     ctx = CudaContext()
     bandwidth = measure_roofline(ctx).read_gb_s * 1e9
-    print(f"{ctx.device.info.name}, reads {bandwidth / 1e12:.2f} TB/s; {args.key_heads}/{args.heads} heads")
+    copying = copy_bandwidth(ctx)
+    print(
+        f"{ctx.device.info.name}, reads {bandwidth / 1e12:.2f} TB/s, copies (reads and writes) "
+        f"{copying / 1e12:.2f} TB/s; {args.key_heads}/{args.heads} heads"
+    )
     for rows in args.decode:
         each = args.heads * DIM * DIM * 4
         layers = max(2, STATE_BYTES // (each * rows))
         us = timed(ctx, args, [1] * rows, layers)
         moved = 2 * each * rows
-        share = moved / (us * 1e-6) / bandwidth
-        print(f"decode {rows:4} rows    {us:9.2f} us  {moved / us / 1e6:6.2f} TB/s, {share:.0%} of reading")
+        share, of_copying = (moved / (us * 1e-6) / rate for rate in (bandwidth, copying))
+        print(
+            f"decode {rows:4} rows    {us:9.2f} us  {moved / us / 1e6:6.2f} TB/s, {share:.0%} of reading, "
+            f"{of_copying:.0%} of copying"
+        )
     for shape in args.prefill:
         rows, tokens = map(int, shape.split("x"))
         us = timed(ctx, args, [tokens] * rows, 1)
         rate = FLOPS * args.heads * rows * tokens / us / 1e6
         print(f"prefill {rows:3} x {tokens:6} {us:9.2f} us  {rate:6.1f} TFLOP/s")
+
+
+def copy_bandwidth(ctx: CudaContext) -> float:
+    """Bytes read and written a second by the driver's copy of a large array on the device."""
+    source, target = (DeviceTensor.empty((1 << 28,), "f32") for _ in range(2))
+    seconds = []
+    for _ in range(6):
+        start, stop = Event(timing=True), Event(timing=True)
+        start.record(ctx.stream)
+        ctx.stream.copy(target.address, source.address, source.nbytes)
+        stop.record(ctx.stream)
+        ctx.stream.synchronize("copy")
+        seconds.append(stop.milliseconds_since(start) / 1e3)
+    return 2 * source.nbytes / statistics.median(seconds)
 
 
 def timed(ctx: CudaContext, args: argparse.Namespace, counts: Sequence[int], layers: int) -> float:
