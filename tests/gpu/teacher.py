@@ -70,6 +70,7 @@ SIZES_3_5_MOE: dict[str, dict[str, Any]] = {
 # normals of this deviation, but that of one token, which the embedding alone points to.
 LOGITS, POINTED = 2.0, 8.0  # nat; the pointed token's mean, in deviations
 QK_NORM = 1.25  # mean weight of the norms of queries and keys: scores of a deviation of 1.6
+ROUTER = 3.0  # deviation of a router's logits: the last expert chosen counts little, as in trained models
 BRANCH = 0.6  # mean square of a layer's two outputs together, before they are scaled down
 
 
@@ -146,6 +147,8 @@ def seeded(fields: dict[str, Any], device: str, seed: int = 0) -> dict[str, Any]
             values = tensors["model.embed_tokens.weight"].roll(-1, 0)
         else:
             values *= p.shape[-1] ** -0.5
+            if name.endswith("mlp.gate.weight"):
+                values *= ROUTER
             if any(part in name for part in ("o_proj", "out_proj", "down_proj")):
                 values *= (BRANCH * fields["num_hidden_layers"]) ** -0.5
         tensors[name] = values.to(torch.bfloat16)

@@ -191,9 +191,9 @@ def _traffic(engine: InProcessEngine, steps: int, *, drawn: bool) -> list[tuple[
     return done
 
 
-def check_coverage(seen: dict[str, Any]) -> None:
-    """Everything that the traffic is there for has happened, and no answer differs."""
-    assert seen["differences"] == 0
+def check_coverage(seen: dict[str, Any], most_different: float = 0.0) -> None:
+    """Everything that the traffic is there for has happened, and no more answers differ than that share."""
+    assert seen["differences"] <= most_different * seen["answers"]
     for name in (
         "page blocks hit", "state hits", "snapshots restored", "states forked", "preemptions", "chunks",
         "following rows", "repeated steps", "snapshots",

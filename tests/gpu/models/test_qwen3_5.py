@@ -31,7 +31,10 @@ MEAN, MOST = 0.06, 0.20
 # The share of scores within MOST. In bf16 a token whose last expert leads by next to nothing may take another
 # one, which the gate of true widths holds against transformers' own bf16.
 SHARE = {"true_heads_bf16": 0.99, "moe_true_heads_bf16": 0.9}
-TIE = {"true_heads_bf16": 0.25, "moe_true_heads_bf16": 0.6}  # nat; as in test_random_plans.py
+TIE = 0.25  # nat; as in test_random_plans.py
+# The share of answers that may part at a wider gap. With other rows beside it a token of the seeded model may go
+# to another expert, after which the states are others, too; a wrong page or state changes most answers.
+DIFFERENT = {"true_heads_bf16": 0.0, "moe_true_heads_bf16": 0.1}
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -66,6 +69,6 @@ def test_random_traffic_gives_the_tokens_of_each_request_alone(
         pytest.skip(reason)
     folder = write_checkpoint(CASES[name][0], tmp_path)
     memory = memory_of(folder, backend="cuda")
-    seen = run(folder, STEPS, tie=TIE[name], backend="cuda", cuda_graph=graphs, **memory)
-    check_coverage(seen)
+    seen = run(folder, STEPS, tie=TIE, backend="cuda", cuda_graph=graphs, **memory)
+    check_coverage(seen, DIFFERENT[name])
     assert seen["answers that part at a tie"] < 0.6 * seen["answers"]
