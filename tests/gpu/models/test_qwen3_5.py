@@ -32,8 +32,8 @@ MEAN, MOST = 0.06, 0.20
 # one, which the gate of true widths holds against transformers' own bf16.
 SHARE = {"true_heads_bf16": 0.99, "moe_true_heads_bf16": 0.9}
 TIE = 0.25  # nat; as in test_random_plans.py
-# The share of answers that may part at a wider gap. With other rows beside it a token of the seeded model may go
-# to another expert, after which the states are others, too; a wrong page or state changes most answers.
+# The share of answers that may part at a wider gap. With other rows beside it a token of the seeded model may
+# go to another expert, after which the states are others, too; a wrong page or state changes most answers.
 DIFFERENT = {"true_heads_bf16": 0.0, "moe_true_heads_bf16": 0.1}
 
 

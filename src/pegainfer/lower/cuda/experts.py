@@ -33,8 +33,8 @@ LEAST_DEPTH, MOST_DEPTH = 3, 6
 GROUP_PRODUCERS, BOX, MOST_STAGES = 128, 64, 12
 COLUMNS, FEW_COLUMNS = 256, 128  # rows of a matrix in a tile, and in one where there are few tiles
 WAVES = 4  # of tiles, from which on the larger ones leave no SM idle for long
-# Slots of a block by the slots an expert in the mean, up to which it is chosen: few blocks are full, so that an
-# expert's weights are seldom read twice, and what is read of x stays small beside the weights.
+# Slots of a block by the slots an expert in the mean, up to which it is chosen: few blocks are full, so that
+# an expert's weights are seldom read twice, and what is read of x stays small beside the weights.
 TILES = ((2, 8), (4, 16), (12, 32), (64, 64))
 MOST_TILE = 128
 # common/moe/experts.cuh
