@@ -146,7 +146,6 @@ def write_gguf(
     model: TinyDeepseek,
     path: Path,
     formats: Callable[[str], str],
-    *,
     split: bool,
     text: Mapping[str, Any] | None = None,
 ) -> Path:

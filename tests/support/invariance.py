@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
+
 from pegainfer.app.offline import LLM
 from pegainfer.app.sampling_params import SamplingParams
 
@@ -27,11 +29,16 @@ class Workload:
     Args:
         load: makes an LLM with these options; its sequences may have 512 tokens.
         block_bytes: of 16 tokens' keys and values.
+        repeats: how often all prompts are queued for preemption, so that a quick model has enough of them
+            at once.
+        longest_stepwise: the longest prompt whose prefill is also cut into single tokens, a step each.
     """
 
     load: Callable[..., LLM]
     prompts: list[list[int]]
     block_bytes: int
+    repeats: int = 4
+    longest_stepwise: int = 512
 
     @property
     def params(self) -> list[SamplingParams]:
@@ -67,14 +74,10 @@ class Workload:
         assert [o.num_cached_tokens for o in again] == [(len(p) - 1) // 16 * 16 for p in self.prompts]
         return [o.outputs[0].token_ids for o in again]
 
-    def preempted(self, times: int = 1) -> list[list[int]]:
-        """With room for one long sequence and little more: they give way to each other and are recomputed.
-
-        Args:
-            times: how often all prompts are queued, so that a quick model has enough of them at once.
-        """
+    def preempted(self) -> list[list[int]]:
+        """With room for one long sequence and little more: they give way to each other and are recomputed."""
         with self.load(kv_cache_memory=36 * self.block_bytes, max_num_seqs=8) as llm:
-            found = tokens(llm, self.prompts * times, self.params * times)
+            found = tokens(llm, self.prompts * self.repeats, self.params * self.repeats)
             assert llm.stats().preemptions > 0
         return found
 
@@ -86,3 +89,30 @@ class Workload:
 def tokens(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     return [o.outputs[0].token_ids for o in outputs]
+
+
+class Invariance:
+    """The tests of a line. Its test module has a subclass, and a fixture `work` that gives a Workload."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def plain(cls, work: Workload) -> list[list[int]]:
+        return work.plain()
+
+    def test_batched_and_pipelined(self, work: Workload, plain: list[list[int]]) -> None:
+        assert work.batched() == (plain, plain)
+
+    @pytest.mark.parametrize("chunk", [1, 17, 64])
+    def test_chunked(self, work: Workload, plain: list[list[int]], chunk: int) -> None:
+        longest = work.longest_stepwise if chunk == 1 else 512
+        chosen = [i for i, p in enumerate(work.prompts) if len(p) <= longest]
+        assert work.chunked(chunk, chosen) == [plain[i] for i in chosen]
+
+    def test_prefix_hits(self, work: Workload, plain: list[list[int]]) -> None:
+        assert work.cached() == plain
+
+    def test_preempted(self, work: Workload, plain: list[list[int]]) -> None:
+        assert work.preempted() == plain * work.repeats
+
+    def test_one_thread(self, work: Workload, plain: list[list[int]]) -> None:
+        assert work.on_one_thread() == plain

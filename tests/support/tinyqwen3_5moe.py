@@ -168,7 +168,6 @@ def write_gguf(
     model: TinyQwen3_5Moe,
     path: Path,
     formats: Callable[[str], str],
-    *,
     fused: bool = False,
     text: Mapping[str, Any] | None = None,
 ) -> Path:

@@ -6,13 +6,13 @@ The metadata comes as a mapping with the file's keys: scalars, and sequences for
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
+from pegainfer.frontend.pre_tokenizers import PRE_TOKENIZERS
 from pegainfer.frontend.spelling import SPACE_MARK
 from pegainfer.frontend.tokenizer import TextConfig, Tokenizer
 from pegainfer.frontend.tokenizer_files import add_ends
@@ -28,77 +28,6 @@ ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
     "<｜end▁of▁sentence｜>", "<EOT>", "< EOT >", "_<EOT>", "<|return|>", "<|call|>", "</s>",
 )  # fmt: skip
-
-_GPT2 = tokenizers.pre_tokenizers.ByteLevel
-_WORDS_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_WORDS_QWEN2 = _WORDS_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_WORDS_DEEPSEEK3 = (
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-)
-# As Qwen2's, but combining marks belong to a word.
-_WORDS_QWEN3_5 = (
-    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"""
-    r"""| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-)
-_WORDS_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-
-
-@dataclass(frozen=True)
-class PreTokenizer:
-    """How a text is cut into words before BPE. The cuts' source is the models' own tokenizer.json."""
-
-    split: Callable[[], tokenizers.pre_tokenizers.PreTokenizer]
-    nfc: bool = False  # Unicode is composed first
-    whole_words: bool = False  # a word that is a token needs no merges
-    adds_bos: bool = False  # where the file does not say
-
-
-def _splits(*patterns: str) -> Callable[[], tokenizers.pre_tokenizers.PreTokenizer]:
-    """Cuts by each pattern in turn, then maps bytes to GPT-2's alphabet."""
-
-    def make() -> tokenizers.pre_tokenizers.PreTokenizer:
-        parts = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(p), "isolated") for p in patterns]
-        return tokenizers.pre_tokenizers.Sequence([*parts, _GPT2(add_prefix_space=False, use_regex=False)])
-
-    return make
-
-
-def _gpt2_words() -> tokenizers.pre_tokenizers.PreTokenizer:
-    return _GPT2(add_prefix_space=False, use_regex=True)
-
-
-def _digits_then_gpt2_words() -> tokenizers.pre_tokenizers.PreTokenizer:
-    return tokenizers.pre_tokenizers.Sequence(
-        [tokenizers.pre_tokenizers.Digits(individual_digits=True), _gpt2_words()]
-    )
-
-
-_SMOLLM = PreTokenizer(_digits_then_gpt2_words)
-_LLAMA3 = PreTokenizer(_splits(_WORDS_LLAMA3), whole_words=True, adds_bos=True)
-_QWEN2 = PreTokenizer(_splits(_WORDS_QWEN2), nfc=True)
-_QWEN3_5 = PreTokenizer(_splits(_WORDS_QWEN3_5), nfc=True)
-_DEEPSEEK3 = PreTokenizer(_splits(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _WORDS_DEEPSEEK3))
-# By tokenizer.ggml.pre.
-PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
-    "smollm": _SMOLLM,
-    "starcoder": _SMOLLM,
-    "refact": _SMOLLM,
-    "gpt-2": PreTokenizer(_gpt2_words),
-    "phi-2": PreTokenizer(_gpt2_words),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "qwen35": _QWEN3_5,
-    "deepseek-v3": _DEEPSEEK3,
-    # llama.cpp's cuts for files whose converter did not know the model.
-    "default": PreTokenizer(_splits(r"[\p{P}\$\+<=>\^~\|]+", _WORDS_GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-}
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from pegainfer.contract.errors import ModelFileError, UnsupportedError
+from pegainfer.contract.errors import ModelFileError, OpError, UnsupportedError
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weight_checks import check_names, check_tied
 from pegainfer.ops.weight_values import moved_values, read_values
@@ -238,8 +238,13 @@ class _Plan:
             found = [self._part(name, shape) for name in names]
             parts[p.name] = Part.stacked(found) if separate else found[0]
         weight = Weight(scheme, self.shape, parts)
+        if self.scheme is not None and self.stored.moves is not None:
+            raise self._unmovable()
         if self.stored.rows is not None:
-            weight = weight.take(len(self.shape) - 2, self.stored.rows(self.config))
+            try:
+                weight = weight.take(len(self.shape) - 2, self.stored.rows(self.config))
+            except OpError:  # words hold several rows
+                raise self._unmovable() from None
         if self.stored.convert is not None:
             weight = float32(self.stored.convert(self.config, read_values(weight)))
         if self.stored.moves is not None:
@@ -259,6 +264,17 @@ class _Plan:
                 where=self.file.path, remedy="use a file in one of the formats named",
             )  # fmt: skip
         return plain(form)
+
+    def _unmovable(self) -> UnsupportedError:
+        tensor = next(iter(self.parts.values()))[0]
+        return UnsupportedError(
+            f"tensor {tensor}: this line keeps its values in another order, which its quantised form does not"
+            " allow",
+            expected="f32, f16 or bf16",
+            got="no form" if self.scheme is None else self.scheme.name,
+            where=self.file.path,
+            remedy="use a checkpoint whose config leaves this module out of its quantisation",
+        )
 
     def _part(self, name: str, shape: tuple[int, ...]) -> Part:
         """A tensor under the shape that is wanted; axes of one entry do not matter."""

@@ -89,7 +89,10 @@ def test_the_style_is_known_by_the_template(name: str) -> None:
     source = (FOLDER / f"{name}.jinja").read_text()
     if name in STYLE_OF:
         assert choose_style("auto", source).name == STYLE_OF[name]
-    assert (choose_reasoning("auto", source) is not None) == (name in THINK)
+    reasoning = choose_reasoning("auto", source)
+    assert (reasoning is not None) == (name in THINK)
+    if reasoning is not None:
+        assert (reasoning.calls is not None) == name.startswith("kimi"), "Kimi calls tools amid its thoughts"
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
+from pegainfer.frontend.pre_tokenizers import PRE_TOKENIZERS
 from pegainfer.frontend.spelling import BYTE_OF_CHAR
-from pegainfer.frontend.tokenizer_gguf import PRE_TOKENIZERS, tokenizer_from_gguf
+from pegainfer.frontend.tokenizer_gguf import tokenizer_from_gguf
 from tests.support.smalltokenizers import (
     SPECIAL,
     bpe_json,
@@ -63,6 +64,16 @@ WORDS = [
     ("deepseek-v3", "don’t 12345", ["don", "’", "t", " ", "123", "45"]),
     ("deepseek-v3", "ひらがなカタカナ한국어", ["ひらがなカタカナ", "한국어"]),
     ("deepseek-v3", "foo(bar)=>x", ["foo", "(bar", ")=>", "x"]),
+    ("deepseek-llm", "I'm 12x\t你好 ok", ["I", "'", "m", " ", "1", "2", "x", "\t", "你好", " ok"]),
+    ("deepseek-llm", "a\r\n\n  b  ", ["a", "\r", "\n", "\n", " ", " b", "  "]),
+    # Its range of ASCII punctuation has the letters in it, which so part from others.
+    ("deepseek-llm", "Ωmega, don’t", ["Ω", "mega", ",", " don", "’", "t"]),
+    ("deepseek-llm", "ひらがな。x", ["ひらがな", "。", "x"]),
+    ("deepseek-coder", "foo_bar(1)\n", ["foo", "_", "bar", "(", "1", ")", "\n"]),
+    ("kimi-k2", "中文English混合", ["中文", "English", "混合"]),
+    ("kimi-k2", "1234567890", ["123", "456", "789", "0"]),
+    ("kimi-k2", "Hello, worldWide HTTPServer I'll", ["Hello", ",", " world", "Wide", " HTTPServer", " I'll"]),
+    ("kimi-k2", " 你好ab_c\n\n  x", [" ", "你好", "ab", "_c", "\n\n", " ", " x"]),
     ("default", "a, b 12345", ["a", ",", " b", " ", "123", "45"]),
 ]
 

@@ -18,6 +18,7 @@ class ThinkState(Enum):
 class ThinkSyntax:
     start: str = "<think>"
     end: str = "</think>"
+    calls: str | None = None  # begins tool calls; models that write it before `end` think no more
 
     def state_after(self, prompt: str) -> ThinkState:
         """Where what the model writes after this prompt begins."""
@@ -56,14 +57,16 @@ class ThinkScanner:
             else:
                 self._state = ThinkState.CLOSED
         if self._state is ThinkState.OPEN:
-            at = self._text.find(self._syntax.end)
-            if at >= 0:
+            end, calls = self._syntax.end, self._syntax.calls
+            found = [(self._text.find(m), m) for m in (end, calls) if m is not None and m in self._text]
+            if found:
+                at, marker = min(found)
                 reasoning = self._show(self._text[:at])
                 self._blanks = ""
-                self._text = self._text[at + len(self._syntax.end) :]
+                self._text = self._text[at + (len(end) if marker == end else 0) :]
                 self._state, self._fresh = ThinkState.CLOSED, True
             else:
-                held = _held(self._text, self._syntax.end)
+                held = max(_held(self._text, marker) for marker in (end, calls) if marker is not None)
                 reasoning = self._show(self._text[: len(self._text) - held])
                 self._text = self._text[len(self._text) - held :]
         if self._state is ThinkState.CLOSED:

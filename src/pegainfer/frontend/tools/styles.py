@@ -80,9 +80,10 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ("ipython",)),
     ("llama3_json", ('"parameters": dictionary',)),
 )
-REASONING: Mapping[str, ThinkSyntax] = {"think": ThinkSyntax()}
+_KIMI_CALLS = "<|tool_calls_section_begin|>"
+REASONING: Mapping[str, ThinkSyntax] = {"think": ThinkSyntax(), "kimi_k2": ThinkSyntax(calls=_KIMI_CALLS)}
 _STYLE_ALIASES = {"qwen3_xml": "qwen3_coder", "llama4_pythonic": "pythonic", "llama4_json": "llama3_json"}
-_REASONING_ALIASES = ("qwen3", "deepseek_r1", "deepseek_v3", "kimi_k2")  # vLLM's names for the same
+_REASONING_ALIASES = ("qwen3", "deepseek_r1", "deepseek_v3")  # vLLM's names for the same
 
 
 def choose_style(wanted: str, template: str | None) -> Style:
@@ -110,7 +111,9 @@ def choose_reasoning(wanted: str, template: str | None) -> ThinkSyntax | None:
     if wanted == NONE:
         return None
     if wanted == AUTO:
-        return REASONING["think"] if template is not None and "</think>" in template else None
+        if template is None or "</think>" not in template:
+            return None
+        return REASONING["kimi_k2" if _KIMI_CALLS in template else "think"]
     name = "think" if wanted in _REASONING_ALIASES else wanted
     if name not in REASONING:
         raise ConfigError(

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pegainfer.ops.config import gguf_rope, hf_rope, refuse_unserved_gguf, served_length
+from pegainfer.ops.config import gguf_fields, gguf_rope, hf_rope, serve_only, served_length
+from pegainfer.ops.quantization import Quantization, read_quantization
 from pegainfer.ops.rope import score_factor
 from pegainfer.runtime.weights.fields import Fields
 
@@ -72,6 +73,7 @@ class DeepseekV2Config:
     max_position_embeddings: int  # tokens that can be served
     tie_word_embeddings: bool  # lm_head is the embedding's table
     draft_layers: int = 0  # that a file has behind the others; not served
+    quantization: Quantization | None = None  # of a checkpoint; GGUF says it tensor by tensor
 
     @property
     def head_dim(self) -> int:
@@ -131,8 +133,6 @@ class DeepseekV2Config:
         top = Fields(config, where, line=LINE)
         text = top.mapping("text_config")
         f = top if text is None else top.inner(text, "text_config: ")
-        for fields in (top, f):
-            fields.refuse("quantization_config", fields.has("quantization_config"), expected="none")
         _refuse_variants(f)
         trained = f.integer("max_position_embeddings", 2048, most=1 << 30)
         theta, scaling = hf_rope(f, ROPE_KINDS, trained)
@@ -158,6 +158,7 @@ class DeepseekV2Config:
             max_position_embeddings=served_length(trained, scaling),
             tie_word_embeddings=f.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", False)),
             draft_layers=f.integer("num_nextn_predict_layers", 0, least=0, most=16),
+            quantization=read_quantization(f) or read_quantization(top),
         )
 
     @classmethod
@@ -175,10 +176,7 @@ class DeepseekV2Config:
 
         Raises ConfigError and UnsupportedError.
         """
-        prefix = f"{ARCHITECTURE}."
-        own = {k[len(prefix) :]: v for k, v in metadata.items() if k.startswith(prefix)}
-        f = Fields(own, where, line=LINE, prefix=prefix)
-        refuse_unserved_gguf(f, own, GGUF_SERVED)
+        f = gguf_fields(metadata, ARCHITECTURE, where, LINE, GGUF_SERVED)
         ending = "_mla" if f.has("attention.key_length_mla") else ""
         rotary = rotary_size(f, "rope.dimension_count")
         head_dim = f.integer(f"attention.key_length{ending}", most=2048)
@@ -230,8 +228,7 @@ def groups_of_experts(f: Fields, keys: tuple[str, str], experts: int, chosen: in
 
 def _refuse_variants(f: Fields) -> None:
     """Raises UnsupportedError for what would change the result and is not served."""
-    f.refuse("attention_bias", f.boolean("attention_bias", False), expected="false")
-    f.refuse("hidden_act", f.text("hidden_act", "silu") != "silu", expected="silu")
+    serve_only(f, {"hidden_act": "silu"}, off=("attention_bias",))
     f.refuse("moe_layer_freq", f.integer("moe_layer_freq", 1) != 1, expected=1)
     # The sparse attention of DeepSeek-V3.2 adds an indexer.
     f.refuse("index_topk", f.has("index_topk"), expected="none")

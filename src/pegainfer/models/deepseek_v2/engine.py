@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from pegainfer.models.deepseek_v2.config import LINE, DeepseekV2Config
@@ -11,7 +10,7 @@ from pegainfer.models.deepseek_v2.forward import forward, groups, head
 from pegainfer.models.deepseek_v2.weights import TABLE, DeepseekV2Weights, load_gguf, load_safetensors
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
 from pegainfer.ops.weights import without_data
-from pegainfer.runner.model import LineModel
+from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
 
@@ -35,13 +34,4 @@ def from_config(config: Mapping[str, Any], where: str) -> LineModel:
 
 
 def model(weights: DeepseekV2Weights) -> LineModel:
-    c = weights.config
-    return LineModel(
-        vocab_size=c.vocab_size,
-        max_position_embeddings=c.max_position_embeddings,
-        weights=weights.tensors,
-        tables={"cos_sin": weights.cos_sin},
-        groups=partial(groups, c),
-        forward=partial(forward, c),
-        head=partial(head, c),
-    )
+    return decoder_model(weights, groups, forward, head)

@@ -12,6 +12,7 @@ layers, S that of the shared block, K experts of a token, V vocabulary, P positi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pegainfer.kv.device.layout import PageLayout, Part
@@ -24,7 +25,7 @@ from pegainfer.ops.mla import MLA_ATTENTION, MLA_QKV_APPEND
 from pegainfer.ops.moe import MOE
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
-from pegainfer.ops.sampler import Head
+from pegainfer.ops.sampler import head_of
 from pegainfer.runner.program import INPUTS, Formats, Sizes, shape
 
 # Of the norms of latents and of narrow queries. The authors' code and transformers have it whatever
@@ -132,16 +133,4 @@ def routing(config: DeepseekV2Config) -> dict[str, Any]:
     }
 
 
-def head(config: DeepseekV2Config, weights: Mapping[str, str], residual: str) -> Head:
-    """The forward's last call, for programs that apply it to other rows."""
-    name = TABLE.head_name(config)
-    return Head(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        eps=config.norm_eps,
-        norm="norm",
-        norm_format=weights["norm"],
-        weight=name,
-        weight_format=weights[name],
-        residual=residual,
-    )
+head = partial(head_of, TABLE)  # the last call, for programs that apply it to other rows

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.models.deepseek_v2.config import LINE, SIGMOID, DeepseekV2Config
+from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
@@ -211,4 +212,6 @@ def load_safetensors(config: DeepseekV2Config, file: TensorFile) -> DeepseekV2We
     prefix = next((p for p in PREFIXES if f"{p}model.embed_tokens.weight" in file.tensors), PREFIXES[0])
     drafts = [f"{prefix}model.layers.{config.num_layers + i}.*" for i in range(config.draft_layers)]
     ignored = (*IGNORED, *drafts)
-    return DeepseekV2Weights(config, plan_weights(TABLES[prefix], config, file, "hf", ignored=ignored))
+    return DeepseekV2Weights(
+        config, plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=ignored)
+    )

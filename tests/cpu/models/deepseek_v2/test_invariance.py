@@ -13,7 +13,7 @@ import pytest
 
 from pegainfer.app.offline import LLM
 from tests.support.deepseekgguf import write_gguf
-from tests.support.invariance import Workload
+from tests.support.invariance import Invariance, Workload
 from tests.support.qwentext import SMALL, small_metadata, write_text
 from tests.support.tinydeepseek import V2, V3, TinyDeepseek
 from tests.support.tinymodel import by_role, write_checkpoint
@@ -42,27 +42,5 @@ def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Workload(load, PROMPTS, 2 * 16 * (32 + 8) * item)  # layers, tokens, latent and rotated key
 
 
-@pytest.fixture(scope="module")
-def plain(work: Workload) -> list[list[int]]:
-    return work.plain()
-
-
-def test_batched_and_pipelined(work: Workload, plain: list[list[int]]) -> None:
-    assert work.batched() == (plain, plain)
-
-
-@pytest.mark.parametrize("chunk", [1, 17, 64])
-def test_chunked(work: Workload, plain: list[list[int]], chunk: int) -> None:
-    assert work.chunked(chunk, list(range(len(PROMPTS)))) == plain
-
-
-def test_prefix_hits(work: Workload, plain: list[list[int]]) -> None:
-    assert work.cached() == plain
-
-
-def test_preempted(work: Workload, plain: list[list[int]]) -> None:
-    assert work.preempted(times=4) == plain * 4
-
-
-def test_one_thread(work: Workload, plain: list[list[int]]) -> None:
-    assert work.on_one_thread() == plain
+class TestInvariance(Invariance):
+    """Runs the tests that all lines share."""

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pegainfer.contract.errors import UnsupportedError
 from tests.cpu.models.llama.test_superblocks import PERPLEXITY, distances, nll
 from tests.support.packers import KINDS
 from tests.support.quantcheckpoints import is_linear, write_quantised
+from tests.support.tinydeepseek import KIMI, TinyDeepseek, WithVision
 from tests.support.tinymodel import Tiny, token_ids, write_checkpoint
 from tests.support.tinyqwen3moe import TinyQwen3Moe
 from tests.support.tinyrun import available, forced
@@ -59,10 +61,24 @@ def test_modules_may_be_stored_in_several_ways(tmp_path: Path) -> None:
     assert distances(entries, wanted).max() <= MAX
 
 
-def test_experts(tmp_path: Path) -> None:
-    """Routed experts in 4 bits beside plain attention, as Kimi's checkpoints have them."""
-    model = TinyQwen3Moe("experts", seed=24)
-    config = KINDS["w4a16"].config | {"ignore": ["re:.*self_attn.*", "lm_head", "re:.*mlp.gate$"]}
+# What Kimi's checkpoints leave out of their quantisation: all but the routed experts.
+KIMI_IGNORE = [
+    "lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+    r"re:.*mlp\.gate$", "re:vision_tower.*", "re:mm_projector.*",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        TinyQwen3Moe("experts", seed=24),
+        TinyDeepseek("experts", seed=25, config=KIMI),
+        WithVision("experts", seed=26, config=KIMI),
+    ],
+    ids=["qwen3_moe", "kimi_k2", "kimi_k2.5"],
+)
+def test_routed_experts_in_4_bits_beside_plain_attention(model: Tiny, tmp_path: Path) -> None:
+    config = KINDS["w4a16"].config | {"ignore": KIMI_IGNORE}
     quantised, plain = write_quantised(
         model, tmp_path, "w4a16", chosen=lambda n: ".experts." in n, config=config
     )
@@ -72,6 +88,17 @@ def test_experts(tmp_path: Path) -> None:
         entries, greedy = forced(quantised, ids, model.name, FOLLOW, backend=backend)
         assert greedy == follows
         assert distances(entries, wanted).max() <= MAX
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [("awq", "q_b_proj.qweight"), ("w4a16", "kv_b_proj.weight_packed")],
+    ids=["rows of packed words", "matrices that are transposed"],
+)
+def test_values_in_another_order_cannot_be_quantised(kind: str, tensor: str, tmp_path: Path) -> None:
+    quantised, _ = write_quantised(TinyDeepseek("all", seed=27, config=KIMI), tmp_path, kind)
+    with pytest.raises(UnsupportedError, match=rf"{tensor}: this line keeps its values in another order"):
+        forced(quantised, [1, 2], "all", 1, backend="reference")
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"])

@@ -13,7 +13,7 @@ import pytest
 
 from pegainfer.app.offline import LLM
 from tests.support.default_model import default_model
-from tests.support.invariance import Workload
+from tests.support.invariance import Invariance, Workload
 
 GOLDEN = np.load(Path(__file__).parents[3] / "data" / "smollm2" / "golden.npz")
 TEXT: list[int] = GOLDEN["text.ids"].tolist()
@@ -41,32 +41,8 @@ def work(request: pytest.FixtureRequest) -> Workload:
         kv_cache_dtype=KV[activation],
         max_model_len=512,
     )
-    return Workload(load, PROMPTS, BLOCK_BYTES[activation])
+    return Workload(load, PROMPTS, BLOCK_BYTES[activation], repeats=1, longest_stepwise=39)
 
 
-@pytest.fixture(scope="module")
-def plain(work: Workload) -> list[list[int]]:
-    return work.plain()
-
-
-def test_batched_and_pipelined(work: Workload, plain: list[list[int]]) -> None:
-    assert work.batched() == (plain, plain)
-
-
-@pytest.mark.parametrize("chunk", [1, 17, 64])
-def test_chunked(work: Workload, plain: list[list[int]], chunk: int) -> None:
-    """Single-token chunks only for the short prompts: they cost a step each."""
-    chosen = [i for i, p in enumerate(PROMPTS) if chunk > 1 or len(p) < 40]
-    assert work.chunked(chunk, chosen) == [plain[i] for i in chosen]
-
-
-def test_prefix_hits(work: Workload, plain: list[list[int]]) -> None:
-    assert work.cached() == plain
-
-
-def test_preempted(work: Workload, plain: list[list[int]]) -> None:
-    assert work.preempted() == plain
-
-
-def test_one_thread(work: Workload, plain: list[list[int]]) -> None:
-    assert work.on_one_thread() == plain
+class TestInvariance(Invariance):
+    """Runs the tests that all lines share."""

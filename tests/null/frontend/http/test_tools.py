@@ -35,6 +35,7 @@ PARAMETERS = {
 }
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 NOW = {"type": "function", "function": {"name": "now"}}
+TEMPLATES = Path(__file__).parents[3] / "data" / "templates"
 TOOLS = [WEATHER, NOW]
 LONG = INFO.__class__(**{**{f: getattr(INFO, f) for f in INFO.__struct_fields__}, "max_model_len": 8192})
 THINKING = ChatTemplate(
@@ -306,6 +307,29 @@ def test_reasoning_is_kept_apart(thinking: bool) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("end", ["</think>", ""], ids=["thoughts that end", "thoughts that a call ends"])
+def test_kimi_calls_tools_amid_its_thoughts(end: str) -> None:
+    text = "<think>I look. " + end + EXAMPLES["kimi_k2"].text.removeprefix("OK")
+    template = ChatTemplate((TEMPLATES / "kimi_k2_thinking.jinja").read_text(), {})
+    engine = FakeEngine(lambda request, index: [*text.encode(), EOS], info=LONG)
+
+    async def main() -> None:
+        app = create_app(engine, TOKENIZER, template, HttpConfig())
+        async with client(app) as http:
+            body = {"messages": [USER], "tools": TOOLS}
+            whole = (await http.post(CHAT, json=body)).json()["choices"][0]
+            streamed = joined(events((await http.post(CHAT, json={**body, "stream": True})).text))
+        assert streamed == without_ids(whole)
+        assert whole["finish_reason"] == "tool_calls"
+        assert whole["message"]["reasoning_content"] == "I look."
+        assert not whole["message"]["content"]
+        calls = whole["message"]["tool_calls"]
+        assert [c["id"] for c in calls] == ["functions.get_weather:0", "functions.now:1"]
+        assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Paris", "days": 2}
+
+    run(main)
+
+
 def test_special_tokens_that_are_markers_reach_the_parser() -> None:
     """<|im_start|> is a special token here, and taken for a style's marker."""
     says("")
@@ -319,7 +343,7 @@ def test_special_tokens_that_are_markers_reach_the_parser() -> None:
 
 
 DEEPSEEK = ChatTemplate(
-    (Path(__file__).parents[3] / "data" / "templates" / "deepseekv3.jinja").read_text(),
+    (TEMPLATES / "deepseekv3.jinja").read_text(),
     {"bos_token": "<b>", "eos_token": "<e>"},
 )
 

@@ -13,8 +13,11 @@ from pegainfer.frontend.reasoning.think import ThinkScanner, ThinkState, ThinkSy
 OPEN, CLOSED, UNKNOWN = ThinkState.OPEN, ThinkState.CLOSED, ThinkState.UNKNOWN
 
 
-def split(state: ThinkState, pieces: list[str]) -> tuple[str, str]:
-    scanner = ThinkScanner(ThinkSyntax(), state)
+CALLS = "<|calls|>"
+
+
+def split(state: ThinkState, pieces: list[str], calls: str | None = None) -> tuple[str, str]:
+    scanner = ThinkScanner(ThinkSyntax(calls=calls), state)
     found = [*(scanner.push(piece) for piece in pieces), scanner.flush()]
     return "".join(r for r, _ in found), "".join(c for _, c in found)
 
@@ -38,19 +41,35 @@ def test_examples(state: ThinkState, text: str, reasoning: str, content: str) ->
     assert split(state, list(text)) == (reasoning, content)
 
 
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("I look.\n<|calls|>{}</think>", "I look.", "<|calls|>{}</think>"),
+        ("I look.</think>\n<|calls|>{}", "I look.", "<|calls|>{}"),
+        ("a <|calls", "a <|calls", ""),
+        ("a </<|calls|>", "a </", "<|calls|>"),
+    ],
+)
+def test_tool_calls_end_the_thoughts(text: str, reasoning: str, content: str) -> None:
+    assert split(OPEN, [text], CALLS) == (reasoning, content)
+    assert split(OPEN, list(text), CALLS) == (reasoning, content)
+
+
+FRAGMENTS = ["<think>", "</think>", "<", "</th", "think>", CALLS, "<|ca", " ", "\n", "a", "ü"]
+
+
 @given(
     st.sampled_from(ThinkState),
-    st.lists(
-        st.sampled_from(["<think>", "</think>", "<", "</th", "think>", " ", "\n", "a", "ü"]), max_size=12
-    ),
+    st.sampled_from([None, CALLS]),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),
     st.data(),
 )
-def test_every_split_gives_the_same(state: ThinkState, fragments: list[str], data: st.DataObject) -> None:
-    text = "".join(fragments)
+def test_every_split_gives_the_same(
+    state: ThinkState, calls: str | None, text: str, data: st.DataObject
+) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6).map(sorted))
-    assert split(state, [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]) == split(
-        state, [text]
-    )
+    pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    assert split(state, pieces, calls) == split(state, [text], calls)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_bad_values(fields: dict[str, Any], message: str) -> None:
     "fields",
     [{"attention_bias": True}, {"hidden_act": "gelu"}, {"moe_layer_freq": 2}, {"index_topk": 2048},
      {"scoring_func": "sqrtsoftplus"}, {"topk_method": "noaux_tc"}, {"norm_topk_prob": True},
-     {"quantization_config": {"quant_method": "fp8"}}, {"rope_scaling": {"type": "llama3"}}],
+     {"rope_scaling": {"type": "llama3"}}],
     ids=lambda f: next(iter(f)),
 )  # fmt: skip
 def test_what_the_line_lacks(fields: dict[str, Any]) -> None:
