@@ -7,6 +7,7 @@ server must not guess about: a key given twice, NaN, Infinity and numbers that o
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import math
 import re
@@ -143,7 +144,7 @@ def load_json(body: bytes, max_depth: int) -> Any:
     Raises ApiError (400).
     """
     try:
-        text = body.decode("utf-8-sig")  # without the byte order mark that some clients put first
+        text = body.removeprefix(codecs.BOM_UTF8).decode()  # some clients put a byte order mark first
     except UnicodeDecodeError as e:
         raise ApiError(
             400, f"request body: expected UTF-8, got an invalid byte at offset {e.start}"

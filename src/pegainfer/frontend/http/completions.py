@@ -23,7 +23,7 @@ from pegainfer.frontend.http.jobs import Common, build_prompt, common, prompt_id
 from pegainfer.frontend.http.limits import at_most, bad_value
 from pegainfer.frontend.http.neutral import refuse_unserved
 from pegainfer.frontend.http.options import AnswerOptions, answer_options, most_logprobs, stream_options
-from pegainfer.frontend.http.sampling_defaults import CUTS, SamplingDefaults
+from pegainfer.frontend.http.sampling_defaults import SamplingDefaults
 
 
 class CompletionRequest(GenerateFields, kw_only=True):
@@ -64,7 +64,9 @@ async def completions(front: Front, scope: Scope, receive: Receive, send: Send) 
     stream = stream_options(request)
     options = _options(request, front)
     shared = common(request, front, arrival)
-    shared = dataclasses.replace(shared, grammar=await requested_grammar(front, request))
+    grammar = await requested_grammar(front, request)
+    if grammar is not None:
+        shared = dataclasses.replace(shared, grammar=grammar)
     # Token ids cost a tenth of what text does: up to some 4,000 of them are not worth another thread.
     work = size // 8 if _holds_ids(request.prompt) else size
     prompts = await front.text_work(work, lambda: _prompts(front, request, shared, options))
@@ -96,11 +98,7 @@ def _prompts(front: Front, r: CompletionRequest, shared: Common, options: Answer
 
 
 def _defaults(front: Front, r: CompletionRequest) -> SamplingDefaults:
-    """The route's own defaults are greedy; a request with a temperature draws as the model says."""
-    own, model = front.completion_defaults, front.chat_defaults
-    if r.temperature is None:
-        return own
-    return dataclasses.replace(own, **{name: getattr(model, name) for name in CUTS})
+    return front.completion_defaults if r.temperature is None else front.drawn_completion_defaults
 
 
 def _prompt(

@@ -21,8 +21,6 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 TokenIds = list[int]
 
-_ENGINE_DEFAULTS = SamplingParams()
-
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
@@ -145,16 +143,18 @@ def count(param: str, value: int | None, default: int, low: int, high: int) -> i
     return value
 
 
-def sampling_number(name: str, request: CommonFields, defaults: SamplingDefaults) -> float:
-    """One of `NUMBERS`, or its default. Raises ApiError (400) where it is out of its range."""
-    value: float | None = getattr(request, name)
-    if value is None:
-        return getattr(defaults, name, getattr(_ENGINE_DEFAULTS, name))  # type: ignore[no-any-return]
-    number = NUMBERS[name]
-    if not number.in_request(value):
-        less = "<" if number.above else "≤"
-        raise bad_value(name, f"{number.low} {less} {name} ≤ {number.high}", value)
-    return value
+def sampling_numbers(request: CommonFields, defaults: SamplingDefaults) -> dict[str, Any]:
+    """Each parameter in `NUMBERS`, or its default. Raises ApiError (400) where one is out of its range."""
+    out = dict(defaults.numbers)
+    for name, number in NUMBERS.items():
+        value: float | None = getattr(request, name)
+        if value is None:
+            continue
+        if not number.in_request(value):
+            less = "<" if number.above else "≤"
+            raise bad_value(name, f"{number.low} {less} {name} ≤ {number.high}", value)
+        out[name] = value
+    return out
 
 
 def check_token_ids(param: str, ids: TokenIds, vocab_size: int) -> None:
@@ -191,7 +191,7 @@ def sampling_params(
     r, d = request, defaults
     if max_tokens is None:
         max_tokens = d.max_tokens
-    numbers: dict[str, Any] = {name: sampling_number(name, r, d) for name in NUMBERS}
+    numbers = sampling_numbers(r, d)
     if numbers["temperature"] < GREEDY_BELOW:
         numbers["temperature"] = 0.0
     numbers["top_k"] = max(numbers["top_k"], 0)

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegainfer.contract.observation import Observer
-from pegainfer.frontend.http.app import MODEL_PATHS, guarded, no_route, without_slash
+from pegainfer.frontend.http.app import MODEL_PATHS, guarded, no_route
 from pegainfer.frontend.http.body import ClientGoneError, read_body
 from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.dispatch import Dispatch
 from pegainfer.frontend.http.errors import to_api_error
 from pegainfer.frontend.http.fleet import Fleet
 from pegainfer.frontend.http.fleet_member import Member
@@ -53,8 +53,7 @@ class FleetApp:
         self._held = Held(config)
         own = [Route(path, _Endpoint(self, call), methods=[method]) for method, path, call in ROUTES]
         routes = [*own, Mount("/", app=self._by_model)]
-        starlette = Starlette(routes=routes, exception_handlers={HTTPException: no_route})
-        self._observed = Observed(guarded(without_slash(starlette), config), list(observers))
+        self._observed = Observed(guarded(Dispatch(routes, no_route), config), list(observers))
         self._app: ASGIApp = self._observed if observers else self._observed.app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

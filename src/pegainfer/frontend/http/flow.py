@@ -117,7 +117,7 @@ async def send_stream(
             if not out.started:
                 raise
             error = to_api_error(e)
-            note_error(error.message)
+            note_error(error.message, 200)
             await out.end(answer.failed(error))
 
 
@@ -154,7 +154,7 @@ async def _send_events(generation: Generation, answer: Stream, out: EventStream)
             if delta.error is not None and (not out.started or _for_all(generation, delta.error)):
                 raise delta.error
             if delta.error is not None:  # one choice of several
-                note_error(delta.error.message)
+                note_error(delta.error.message, 200)
             data += answer.feed(delta)
         if generation.done:
             await out.end(bytes(data) + answer.end())

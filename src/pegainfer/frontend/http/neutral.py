@@ -116,7 +116,8 @@ def refuse_unserved(request: msgspec.Struct, where: str = "") -> None:
         where: the field of the body that holds these, with a dot.
     """
     for name in _unserved(type(request)):
-        if not asks_for_nothing(name, getattr(request, name)):
+        value = getattr(request, name)
+        if value is not None and not asks_for_nothing(name, value):
             raise unsupported(where + name, remedy=remedy(name))
 
 

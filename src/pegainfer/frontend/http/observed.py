@@ -1,7 +1,10 @@
-"""Takes note of every request for the observers: console lines, access logs and traces.
+"""Records requests for the observers: console lines, access logs and traces.
 
-request ─► Observed ─► handler ─► `note` says which generation answers it, `note_error` what it failed of
+request ─► Observed ─► handler ─► `note` says which generation answers it, `note_error` why it failed
                └─► answered or gone: the record, with the generation's sums, goes to each observer
+
+Where all observers look at failures alone, as by default, nothing is measured and no record is made of a
+request that succeeds: this runs for every request and every chunk of an answer.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pegainfer.contract.observation import Observer, RequestRecord
+from pegainfer.contract.observation import FailureObserver, Observer, RequestRecord
 from pegainfer.frontend.http.body import header
 
 if TYPE_CHECKING:
@@ -26,13 +29,20 @@ log = logging.getLogger(__name__)
 MAX_PATH_CHARS = 256
 
 
-@dataclass
-class _Notes:
-    """What is found out about a request while it is answered."""
+@dataclass(slots=True)
+class _Failure:
+    """Why a request was refused or has failed."""
+
+    status: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Notes(_Failure):
+    """Everything that observers are told about a request."""
 
     generations: list[Generation] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)  # seconds
-    error: str = ""
 
     def add(self, stage: str, seconds: float) -> None:
         """Counts time as part of a stage."""
@@ -40,28 +50,32 @@ class _Notes:
 
 
 # Of the request that the running task answers; None where nobody observes.
-_NOTES: ContextVar[_Notes | None] = ContextVar("notes", default=None)
+_NOTES: ContextVar[_Failure | None] = ContextVar("notes", default=None)
 
 
 def note(generation: Generation) -> None:
     """Says that this generation answers the request under way."""
     notes = _NOTES.get()
-    if notes is not None:
+    if isinstance(notes, _Notes):
         notes.generations.append(generation)
 
 
 def note_stage(stage: str, seconds: float) -> None:
     """Says that a stage of the request under way took so long; see RequestRecord.stages."""
     notes = _NOTES.get()
-    if notes is not None:
+    if isinstance(notes, _Notes):
         notes.add(stage, seconds)
 
 
-def note_error(message: str) -> None:
-    """Says why the request under way was refused or has failed. The first reason is the one that is kept."""
+def note_error(message: str, status: int) -> None:
+    """Says why the request under way was refused or has failed. The first reason is the one that is kept.
+
+    Args:
+        status: of the answer, which may have begun before the failure.
+    """
     notes = _NOTES.get()
     if notes is not None and not notes.error:
-        notes.error = message
+        notes.error, notes.status = message, status
 
 
 class Observed:
@@ -79,11 +93,33 @@ class Observed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._observers:
             await self.app(scope, receive, send)
-            return
+        elif all([isinstance(observer, FailureObserver) for observer in self._observers]):
+            await self._call_watched(scope, receive, send)
+        else:
+            await self._call_recorded(scope, receive, send)
+
+    async def _call_watched(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request and makes a record only if it fails."""
+        failure = _Failure()
+        token = _NOTES.set(failure)
+        started = time.monotonic()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            _NOTES.reset(token)
+            if failure.error:
+                seconds = time.monotonic() - started
+                record = _begin(scope, time.time() - seconds, started)
+                record.seconds = seconds
+                record.status, record.error = failure.status, failure.error
+                self.tell(record)
+
+    async def _call_recorded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, measures its stages and makes its record."""
         notes = _Notes()
         token = _NOTES.set(notes)
         started = time.monotonic()
-        record = _begin(scope, started)
+        record = _begin(scope, time.time(), started)
         whole = False  # the request's body has come
 
         async def receiving() -> Message:
@@ -123,7 +159,11 @@ class Observed:
         self.tell(record)
 
     def tell(self, record: RequestRecord) -> None:
+        """Hands a record to each observer that it concerns."""
+        failed = bool(record.error) or record.status >= 400
         for i, observer in enumerate(self._observers):
+            if not failed and isinstance(observer, FailureObserver):
+                continue
             try:
                 observer(record)
             except Exception:
@@ -132,14 +172,14 @@ class Observed:
                     log.exception("an observer of requests has failed; its further failures are not logged")
 
 
-def _begin(scope: Scope, now: float) -> RequestRecord:
+def _begin(scope: Scope, began: float, clock: float) -> RequestRecord:
     client = scope.get("client")
     return RequestRecord(
         method=scope["method"],
         path=scope["path"][:MAX_PATH_CHARS],
         client=client[0] if client else "",
-        began=time.time(),
-        clock=now,
+        began=began,
+        clock=clock,
         traceparent=_text(scope, b"traceparent"),
         tracestate=_text(scope, b"tracestate"),
     )

@@ -58,7 +58,7 @@ def error_headers(error: ApiError) -> dict[str, str]:
 
 async def send_error(send: Send, error: ApiError, path: str = "") -> None:
     """`path`: of the request, which decides the body's shape."""
-    note_error(error.message)
+    note_error(error.message, error.status)
     headers = [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
     await send_json(send, error.body_at(path), status=error.status, headers=headers)
 

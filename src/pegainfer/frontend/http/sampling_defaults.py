@@ -5,7 +5,10 @@ The offline API reads them, too, so nothing of the web stack is imported here.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+
+from pegainfer.contract.request import NUMBERS, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +21,12 @@ class SamplingDefaults:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+
+    @functools.cached_property
+    def numbers(self) -> dict[str, float]:
+        """The default of each parameter in `NUMBERS`: the engine's own where this class has none."""
+        engine = SamplingParams()
+        return {name: getattr(self, name, getattr(engine, name)) for name in NUMBERS}
 
 
 # The defaults that say which of the likeliest tokens are drawn from.

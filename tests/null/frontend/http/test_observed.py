@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from pegainfer.contract.observation import RequestRecord
+from pegainfer.contract.observation import FailureObserver, Observer, RequestRecord
 from tests.support.asgi import Call, client, make_app, run, spin
 from tests.support.fake_engine import FakeEngine, says
 
@@ -145,3 +146,52 @@ def test_paths_are_bounded() -> None:
 
     run(main)
     assert records[0].path == "/" + "x" * 255
+
+
+class Failures(FailureObserver):
+    def __init__(self) -> None:
+        self.records: list[RequestRecord] = []
+
+    def __call__(self, record: RequestRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_observer_of_failures(traced: bool) -> None:
+    failures, records = Failures(), list[RequestRecord]()
+
+    async def main() -> None:
+        observers: list[Observer] = [failures, records.append] if traced else [failures]
+        app = make_app(FakeEngine(says("hello")), observers=observers)
+        async with client(app) as http:
+            assert (await http.post("/v1/completions", json={"prompt": "ab"})).status_code == 200
+            assert (await http.post("/v1/completions", json={"prompt": 1})).status_code == 400
+            assert (await http.post("/v1/models/none", json={})).status_code == 405
+
+    run(main)
+    assert [(r.status, r.method, r.path) for r in failures.records] == [
+        (400, "POST", "/v1/completions"),
+        (405, "POST", "/v1/models/none"),
+    ]
+    first = failures.records[0]
+    assert first.error.startswith("prompt: expected") and 0 < first.seconds < 60
+    assert abs(first.began - time.time()) < 60 and abs(first.clock - time.monotonic()) < 60
+    assert len(records) == (3 if traced else 0)
+
+
+def test_an_observer_of_failures_sees_a_stream_that_breaks() -> None:
+    failures = Failures()
+
+    async def main() -> None:
+        engine = FakeEngine(paused=True)
+        app = make_app(engine, observers=[failures])
+        call = Call(app, "/v1/completions", {"prompt": "abc", "stream": True})
+        await spin()
+        engine.step()
+        await spin()
+        engine.die()
+        await call.task
+
+    run(main)
+    (record,) = failures.records
+    assert (record.status, record.error) == (200, "the engine process has ended")
