@@ -3,6 +3,9 @@
 Bounds: on a header's size and time, on trailers, on requests sent ahead of their answers, on answers that are
 not fetched. Answers without a length in HTTP/1.0, which knows no chunks. The bodies of requests that ask for
 another protocol, as Java's client and curl do by themselves: the parser takes them for that protocol's bytes.
+
+uvicorn has no options for these, so parts that it does not document are overridden. Its version is pinned
+exactly for that reason, and tests/null/frontend/http/test_uvicorn_parts.py names every part.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ async def run_server(
     """
     limit_arenas()
     _allow_connections()
-    server = _make_server(app, config)
+    server = make_server(app, config)
     stop, abort = asyncio.Event(), asyncio.Event()
     tidying = give_back_when_idle(app.registry, app.metrics)
     with _signals(stop, abort), _beside(app.metrics.watch_loop()), _beside(tidying):
@@ -249,7 +249,7 @@ def _signals(stop: asyncio.Event, abort: asyncio.Event) -> Generator[None]:
             loop.add_signal_handler(number, lambda: None)  # it is ending, and that takes a bounded time
 
 
-def _make_server(app: Served, config: HttpConfig) -> Any:
+def make_server(app: Served, config: HttpConfig) -> Any:
     import uvicorn
 
     from pegainfer.frontend.http.protocol import bounded_protocol
