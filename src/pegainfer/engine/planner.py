@@ -187,16 +187,15 @@ class Planner:
     def _admit(self, batches: Seq[Batch]) -> None:
         """Takes from the queue, in its order, until somebody does not fit."""
         waiting = self._residents.waiting
-        alone = batches[0] if len(batches) == 1 else None
-        while waiting.items and (self._takes(alone) if alone else any(map(self._takes, batches))):
+        while waiting.items and any(map(self._takes, batches)):
             seq = waiting.first()
             # A preempted sequence re-enters when its last tokens are known.
             if seq.flying:
                 return
             if not self._residents.claim_adapter(seq):
                 continue
-            batch = alone or self._place(seq, batches)
-            if not (alone or self._takes(batch)) or not self._enter(seq, batch):
+            batch = self._place(seq, batches)
+            if not self._takes(batch) or not self._enter(seq, batch):
                 return
 
     def _takes(self, batch: Batch) -> bool:
