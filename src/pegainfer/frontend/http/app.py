@@ -16,34 +16,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.contract.observation import Observer, TraceBuffer
 from pegainfer.frontend.chat_template import ChatTemplate
-from pegainfer.frontend.http import (
+from pegainfer.frontend.http import page
+from pegainfer.frontend.http.answer.registry import Registry
+from pegainfer.frontend.http.answer.responses import encode, error_headers, send_error
+from pegainfer.frontend.http.anthropic import routes as anthropic_routes
+from pegainfer.frontend.http.api_docs import routes as api_docs
+from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.connection.auth import OPEN_PATHS, KeyAuth
+from pegainfer.frontend.http.connection.browsers import BrowserGuard
+from pegainfer.frontend.http.connection.dispatch import Dispatch
+from pegainfer.frontend.http.errors import ApiError, to_api_error
+from pegainfer.frontend.http.front import Front, new_store
+from pegainfer.frontend.http.observation.metrics import REFUSALS, FrontMetrics
+from pegainfer.frontend.http.observation.observed import Observed, note_error
+from pegainfer.frontend.http.observation.tracing import Tracing
+from pegainfer.frontend.http.request.body import ClientGoneError
+from pegainfer.frontend.http.request.generation_config import generation_defaults, overrides
+from pegainfer.frontend.http.responses_api import routes as responses_routes
+from pegainfer.frontend.http.responses_api.store import ResponseStore
+from pegainfer.frontend.http.routes import (
     adapters,
     chat,
     completions,
     embeddings,
-    page,
     scores,
     service,
     text_routes,
     trace_routes,
 )
-from pegainfer.frontend.http.anthropic import routes as anthropic_routes
-from pegainfer.frontend.http.api_docs import routes as api_docs
-from pegainfer.frontend.http.auth import OPEN_PATHS, KeyAuth
-from pegainfer.frontend.http.body import ClientGoneError
-from pegainfer.frontend.http.browsers import BrowserGuard
-from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.dispatch import Dispatch
-from pegainfer.frontend.http.errors import ApiError, to_api_error
-from pegainfer.frontend.http.front import Front, new_store
-from pegainfer.frontend.http.generation_config import generation_defaults, overrides
-from pegainfer.frontend.http.metrics import REFUSALS, FrontMetrics
-from pegainfer.frontend.http.observed import Observed, note_error
-from pegainfer.frontend.http.registry import Registry
-from pegainfer.frontend.http.responses import encode, error_headers, send_error
-from pegainfer.frontend.http.responses_api import routes as responses_routes
-from pegainfer.frontend.http.responses_api.store import ResponseStore
-from pegainfer.frontend.http.tracing import Tracing
 from pegainfer.frontend.own_pooling import OwnPooling
 from pegainfer.frontend.tokenizer import Tokenizer
 

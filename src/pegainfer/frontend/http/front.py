@@ -19,22 +19,22 @@ from pegainfer.frontend.block_hashes import BlockHashes
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.grammar.cache import GrammarCache
 from pegainfer.frontend.grammar.vocabulary import vocabulary_of
+from pegainfer.frontend.http.answer.generation import Generation, Prompt, most_logprobs_bytes
+from pegainfer.frontend.http.answer.registry import KeepAlive, Registry
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.generation import Generation, Prompt, most_logprobs_bytes
-from pegainfer.frontend.http.limits import Gate, Held, bad_value
-from pegainfer.frontend.http.metrics import FrontMetrics, MetricsPage
-from pegainfer.frontend.http.observed import note_stage
-from pegainfer.frontend.http.registry import KeepAlive, Registry
-from pegainfer.frontend.http.responses_api.store import ResponseStore
-from pegainfer.frontend.http.sampling_defaults import (
+from pegainfer.frontend.http.observation.metrics import FrontMetrics, MetricsPage
+from pegainfer.frontend.http.observation.observed import note_stage
+from pegainfer.frontend.http.observation.tracing import Tracing
+from pegainfer.frontend.http.request.limits import Gate, Held, bad_value
+from pegainfer.frontend.http.request.sampling_defaults import (
     CHAT_DEFAULTS,
     COMPLETION_DEFAULTS,
     CUTS,
     OPENAI_COMPLETION_DEFAULTS,
     SamplingDefaults,
 )
-from pegainfer.frontend.http.tracing import Tracing
+from pegainfer.frontend.http.responses_api.store import ResponseStore
 from pegainfer.frontend.own_pooling import OwnPooling
 from pegainfer.frontend.pool import WorkerPool
 from pegainfer.frontend.tokenizer import Tokenizer
