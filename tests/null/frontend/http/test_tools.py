@@ -319,7 +319,7 @@ def test_special_tokens_that_are_markers_reach_the_parser() -> None:
 
 
 DEEPSEEK = ChatTemplate(
-    (Path(__file__).parents[4] / "data" / "templates" / "deepseekv3.jinja").read_text(),
+    (Path(__file__).parents[3] / "data" / "templates" / "deepseekv3.jinja").read_text(),
     {"bos_token": "<b>", "eos_token": "<e>"},
 )
 
