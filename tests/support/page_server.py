@@ -14,7 +14,7 @@ import uvicorn
 from pegainfer.contract.event import EngineStats
 from pegainfer.contract.request import GenerateRequest, unpack_tokens
 from pegainfer.frontend.byte_tokenizer import SPECIAL_TOKENS
-from pegainfer.frontend.http.server import address_of, bind_socket
+from pegainfer.frontend.http.connection.server import address_of, bind_socket
 from tests.support.asgi import make_app
 from tests.support.fake_engine import INFO, FakeEngine
 

@@ -23,7 +23,7 @@ from pegainfer.app.text import TextSide
 from pegainfer.contract.errors import PegaError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.frontend.http.generation_config import stated
+from pegainfer.frontend.http.request.generation_config import stated
 from pegainfer.frontend.tokenizer import Tokenizer
 
 

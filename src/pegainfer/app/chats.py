@@ -40,10 +40,10 @@ class Rendering:
     def text(self, chat: Any) -> str:
         """Raises RequestError for messages and tools that are faulty or cannot be rendered."""
         # They come with the web stack, which programs without chats do without.
-        from pegainfer.frontend.http.body import convert
-        from pegainfer.frontend.http.messages import Message as Checked
-        from pegainfer.frontend.http.messages import to_template, with_text_arguments
-        from pegainfer.frontend.http.tools import ToolParam, shown_tools
+        from pegainfer.frontend.http.request.body import convert
+        from pegainfer.frontend.http.request.messages import Message as Checked
+        from pegainfer.frontend.http.request.messages import to_template, with_text_arguments
+        from pegainfer.frontend.http.request.tools import ToolParam, shown_tools
 
         if not isinstance(chat, Sequence) or isinstance(chat, str):
             raise RequestError("bad messages", expected=_FORMS, got=f"{chat!r:.80}")

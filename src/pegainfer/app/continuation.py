@@ -13,7 +13,7 @@ from pegainfer.contract.errors import RequestError
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob, error_of
 from pegainfer.contract.request import GenerateRequest, GrammarSpec, pack_tokens
 from pegainfer.frontend.detokenize import Detokenizer, StopStrings
-from pegainfer.frontend.http.choice import Choice
+from pegainfer.frontend.http.answer.choice import Choice
 from pegainfer.frontend.tokenizer import Tokenizer
 
 

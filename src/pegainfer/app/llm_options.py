@@ -17,7 +17,7 @@ from pegainfer.app.text_options import TextOptions, read_variables
 from pegainfer.app.unserved import UNSERVED, check_unserved
 from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.frontend.http.generation_config import overrides
+from pegainfer.frontend.http.request.generation_config import overrides
 
 log = logging.getLogger(__name__)
 

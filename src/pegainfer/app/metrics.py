@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pegainfer.contract.event import EngineStats
-from pegainfer.frontend.http.metrics import ENGINE_COUNTERS
+from pegainfer.frontend.http.observation.metrics import ENGINE_COUNTERS
 
 PREFIX = "pegainfer:"
 

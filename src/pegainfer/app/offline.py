@@ -29,7 +29,7 @@ from pegainfer.contract.errors import ConfigError, RequestError
 from pegainfer.contract.event import EngineStats
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.frontend.http.generation_config import stated
+from pegainfer.frontend.http.request.generation_config import stated
 from pegainfer.frontend.tokenizer import Tokenizer
 from pegainfer.frontend.yes_no import MOST_LOGPROBS
 

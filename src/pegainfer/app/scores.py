@@ -1,4 +1,4 @@
-"""Scores of the offline API: how well pairs of texts fit each other, as frontend/http/scoring.py has it."""
+"""Scores of the offline API: how well pairs of texts fit each other, as over HTTP (routes/scoring.py)."""
 
 from __future__ import annotations
 

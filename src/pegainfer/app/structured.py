@@ -58,9 +58,9 @@ class GrammarMaker:
 
         from pegainfer.frontend.grammar.compiler import compile_grammar
         from pegainfer.frontend.grammar.vocabulary import ll_tokenizer, vocabulary_of
-        from pegainfer.frontend.http.body import convert
         from pegainfer.frontend.http.errors import ApiError
-        from pegainfer.frontend.http.formats import StructuredOutputs, structured_job
+        from pegainfer.frontend.http.request.body import convert
+        from pegainfer.frontend.http.request.formats import StructuredOutputs, structured_job
 
         fields = {name: value for name, value in vars(wanted).items() if value is not None}
         try:

@@ -1,13 +1,15 @@
-"""What the parent and its client processes tell each other: msgpack frames over the pipes, never pickle."""
+"""What the parent and its client processes tell each other: frames of msgpack over pipes, never pickle."""
 
 from __future__ import annotations
 
 import os
 import select
+from functools import partial
 
 import msgspec
 
-LENGTH_BYTES = 8
+from pegainfer.contract.frames import frame_of, read_frame
+
 READ_BYTES = 1 << 20  # most bytes taken from a pipe at once
 
 
@@ -83,8 +85,7 @@ _to_parent = msgspec.msgpack.Decoder(ToParent)
 
 def send(pipe: int, message: ToClient | ToParent) -> None:
     """Writes a frame to a file descriptor. Raises BrokenPipeError where nobody reads any more."""
-    body = _encoder.encode(message)
-    data = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+    data = memoryview(frame_of(_encoder.encode(message)))
     while data:
         try:
             data = data[os.write(pipe, data) :]
@@ -94,29 +95,20 @@ def send(pipe: int, message: ToClient | ToParent) -> None:
 
 def receive_work(pipe: int) -> ToClient:
     """Raises EOFError where the parent has gone."""
-    message: ToClient = _to_client.decode(_frame(pipe))
+    message: ToClient = _to_client.decode(read_frame(partial(_read, pipe)))
     return message
 
 
 def receive_news(pipe: int) -> ToParent:
     """Raises EOFError where the client process has ended."""
-    message: ToParent = _to_parent.decode(_frame(pipe))
+    message: ToParent = _to_parent.decode(read_frame(partial(_read, pipe)))
     return message
 
 
-def _frame(pipe: int) -> bytearray:
-    return _read(pipe, int.from_bytes(_read(pipe, LENGTH_BYTES), "little"))
-
-
-def _read(pipe: int, count: int) -> bytearray:
-    out = bytearray()
-    while len(out) < count:
+def _read(pipe: int, count: int) -> bytes:
+    """What the pipe has, at most `count` bytes; waits for something. Nothing at the pipe's end."""
+    while True:
         try:
-            part = os.read(pipe, min(count - len(out), READ_BYTES))
+            return os.read(pipe, min(count, READ_BYTES))
         except BlockingIOError:
             select.select([pipe], [], [])
-            continue
-        if not part:
-            raise EOFError(f"the pipe ended after {len(out)} of {count} bytes")
-        out += part
-    return out

@@ -130,7 +130,7 @@ def stream(
     """
     from pegainfer.contract.event import error_of
     from pegainfer.frontend.detokenize import Detokenizer, StopStrings
-    from pegainfer.frontend.http.choice import Choice
+    from pegainfer.frontend.http.answer.choice import Choice
 
     choice = Choice(0, Detokenizer(tokenizer), StopStrings(stop))
     events: queue.SimpleQueue[TokenEvent | None] = queue.SimpleQueue()  # None: Ctrl-C

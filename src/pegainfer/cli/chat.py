@@ -65,7 +65,7 @@ class ChatFlags:
 
     def drawn(self, generation: Mapping[str, Any]) -> Drawn:
         """How answers are drawn where the model says this of sampling. Raises ConfigError."""
-        from pegainfer.frontend.http.generation_config import generation_defaults
+        from pegainfer.frontend.http.request.generation_config import generation_defaults
 
         own = generation_defaults(generation)
         return Drawn(

@@ -57,7 +57,7 @@ def early_child(argv: Sequence[str]) -> Iterator[None]:
     """Starts the engine's process for command lines that will want one; ends it if nobody has taken it.
 
     This process then loads without the garbage collector, whose rounds over what stays take 0.15 s; it is
-    switched on with the server (frontend/http/memory.py).
+    switched on with the server (frontend/http/connection/memory.py).
     """
     if argv[:1] != ["serve"] or {"-h", "--help"} & set(argv):
         yield

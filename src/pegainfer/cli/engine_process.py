@@ -93,9 +93,8 @@ def _load(device: str) -> None:
     if device == "cuda":
         modules += ["pegainfer.app.gpu", "pegainfer.lower.cuda.backend", "pegainfer.runner.resident"]
         modules += ["pegainfer.runner.cuda"]
-    from pegainfer.app.registry import LINES
-
-    for name in (*modules, *LINES.values()):
+    # The simplest line brings what all lines share; what another one has besides takes it some 10 ms later.
+    for name in (*modules, "pegainfer.models.llama.engine"):
         importlib.import_module(name)
 
 

@@ -20,17 +20,17 @@ from pegainfer.cli.supervisor import Supervisor
 from pegainfer.cli.target import Target, load_text_side
 from pegainfer.contract.observation import Observer
 from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.server import run_loop
+from pegainfer.frontend.http.connection.server import run_loop
 from pegainfer.runtime.control_groups import available_memory
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from pegainfer.frontend.engine_client import EngineClient
+    from pegainfer.frontend.http.answer.registry import Registry
     from pegainfer.frontend.http.app import App
-    from pegainfer.frontend.http.fleet_member import Loaded, Member
+    from pegainfer.frontend.http.fleet.fleet_member import Loaded, Member
     from pegainfer.frontend.http.front import Front
-    from pegainfer.frontend.http.registry import Registry
     from pegainfer.frontend.http.responses_api.store import ResponseStore
 
 MEMORY_SHARE = 0.9  # of what is free when the server starts
@@ -51,12 +51,12 @@ async def _run(
     observers: Sequence[Observer],
     note: Note,
 ) -> int:
-    from pegainfer.frontend.http.fleet import Fleet
-    from pegainfer.frontend.http.fleet_app import FleetApp
-    from pegainfer.frontend.http.fleet_member import FleetConfig, Member
+    from pegainfer.frontend.http.answer.registry import Registry
+    from pegainfer.frontend.http.connection.server import preload, run_server
+    from pegainfer.frontend.http.fleet.fleet import Fleet
+    from pegainfer.frontend.http.fleet.fleet_app import FleetApp
+    from pegainfer.frontend.http.fleet.fleet_member import FleetConfig, Member
     from pegainfer.frontend.http.front import new_store
-    from pegainfer.frontend.http.registry import Registry
-    from pegainfer.frontend.http.server import preload, run_server
 
     preload()
     memory = flags.models_memory or int(available_memory() * MEMORY_SHARE)

@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with early_child(sys.argv[1:] if argv is None else ()):
             from pegainfer.cli.commands import build_app
 
-            given = None if argv is None else list(argv)
-            code = build_app()(given, prog_name="pegainfer", standalone_mode=False)
+            given = sys.argv[1:] if argv is None else list(argv)
+            code = build_app(given[0] if given else "")(given, prog_name="pegainfer", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except PegaError as error:

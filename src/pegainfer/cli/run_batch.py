@@ -82,7 +82,7 @@ def run_batch(
     Lines are answered as the server would answer them; what fails says so in its own line. The output is
     written as answers come: a run that was interrupted goes on where it ended.
     """
-    from pegainfer.frontend.http.batch_files import count_lines, open_input, open_output
+    from pegainfer.frontend.http.batch.batch_files import count_lines, open_input, open_output
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     batch.http()  # faulty settings are told before anything is loaded
@@ -95,7 +95,7 @@ def run_batch(
     answers, done = open_output(output)
     with answers, open_input(input) as requests:
         from pegainfer.cli.supervisor import supervised
-        from pegainfer.frontend.http.server import run_loop
+        from pegainfer.frontend.http.connection.server import run_loop
 
         with supervised(target.spec, restarts=0) as supervisor:
             return run_loop(_run(Job(requests, total, answers, done, batch), target, supervisor))
@@ -115,7 +115,7 @@ class Job:
 async def _run(job: Job, target: Target, supervisor: Supervisor) -> int:
     """Returns the exit code: 0 also where lines failed, for their answers say so."""
     from pegainfer.frontend.http.app import create_app
-    from pegainfer.frontend.http.batch import BatchRun
+    from pegainfer.frontend.http.batch.batch import BatchRun
 
     connecting = asyncio.ensure_future(supervisor.connect())
     side = await asyncio.to_thread(load_text_side, target)

@@ -34,8 +34,8 @@ def serve(
 
     SIGTERM or Ctrl-C lets running requests finish; a second one aborts them.
     """
-    from pegainfer.frontend.http.server import bind_socket
-    from pegainfer.frontend.http.tls import check_certificate
+    from pegainfer.frontend.http.connection.server import bind_socket
+    from pegainfer.frontend.http.connection.tls import check_certificate
 
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     http = http.with_environment(os.environ)

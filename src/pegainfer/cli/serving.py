@@ -21,7 +21,7 @@ from pegainfer.cli.supervisor import Supervisor, supervised
 from pegainfer.cli.target import Target, load_text_side
 from pegainfer.contract.observation import Observer
 from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.server import run_loop
+from pegainfer.frontend.http.connection.server import run_loop
 
 if TYPE_CHECKING:
     from pegainfer.app.text import TextSide
@@ -71,7 +71,7 @@ async def _run(
     text = asyncio.ensure_future(asyncio.to_thread(_timed_text_side, target))
     from pegainfer.frontend.adapter_calls import load_modules
     from pegainfer.frontend.http.app import create_app
-    from pegainfer.frontend.http.server import preload, run_server
+    from pegainfer.frontend.http.connection.server import preload, run_server
     from pegainfer.frontend.supervised import SupervisedEngine
     from pegainfer.observe.trace import RingBuffer
 

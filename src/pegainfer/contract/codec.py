@@ -1,20 +1,18 @@
-"""Frames between front and engine: 4 bytes of length (little-endian), then msgpack of one message."""
+"""Messages between front and engine. Each is a frame (contract/frames.py) of msgpack."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import msgspec
 
 from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent
+from pegainfer.contract.frames import frame_of
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.trace import StepTrace
 
-MAX_FRAME = 64 << 20  # bytes; a longer frame means a broken peer
-HEADER_BYTES = 4
+MAX_FRAME = 64 << 20  # bytes; a longer message means a broken peer
 MAX_PROMPT_LOGPROBS = MAX_FRAME // 2  # bytes; those of a request go out in one event
 
 
@@ -125,43 +123,12 @@ def encode_frame(message: ToEngine | ToFront) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME:
         raise PegaError("message too large for one frame", expected=f"≤ {MAX_FRAME} bytes", got=len(body))
-    return len(body).to_bytes(HEADER_BYTES, "little") + body
+    return frame_of(body)
 
 
 def prompt_logprobs_bytes(num_tokens: int, top: int) -> int:
     """Most bytes that a prompt's logprobs take in a frame, `top` alternatives a token beside its own."""
     return num_tokens * (25 + 15 * top)
-
-
-def frame_length(header: bytes) -> int:
-    """Length of the frame that follows a header. Raises PegaError if it is beyond MAX_FRAME."""
-    n = int.from_bytes(header, "little")
-    if n > MAX_FRAME:
-        raise PegaError("frame too large", expected=f"≤ {MAX_FRAME} bytes", got=n)
-    return n
-
-
-class FrameReader:
-    """Cuts a stream of bytes, in whatever pieces it comes, into the bodies of its frames."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()  # a frame that has come in part
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that are whole with these bytes. Raises PegaError for one beyond MAX_FRAME."""
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        try:
-            while len(buffer) - start >= HEADER_BYTES:
-                body = start + HEADER_BYTES
-                end = body + frame_length(bytes(buffer[start:body]))
-                if end > len(buffer):
-                    break
-                start = end
-                yield bytes(buffer[body:end])
-        finally:
-            del buffer[:start]
 
 
 def decode_to_engine(body: bytes) -> ToEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -78,3 +79,15 @@ class TraceBuffer(Protocol):
 
 
 Observer = Callable[[RequestRecord], None]  # called on the event loop: it must not block
+
+
+class FailureObserver(ABC):
+    """An observer of refused and failed requests alone. Others cost it nothing: no record is made for them.
+
+    While no other observer is there, a record holds only the request line, the client, the status and error,
+    and the times of the request as a whole.
+    """
+
+    @abstractmethod
+    def __call__(self, record: RequestRecord) -> None:
+        """A request was refused or has failed. Called on the event loop: it must not block."""

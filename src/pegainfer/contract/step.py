@@ -176,7 +176,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_tokens(self) -> int:
         """Positions that the rows compute, drafts included."""
-        return sum(r.count + r.drafts for r in self.rows)
+        return sum([r.count + r.drafts for r in self.rows])
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

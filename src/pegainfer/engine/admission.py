@@ -72,8 +72,8 @@ class Admission:
             self._outcomes.counters.rejections += 1
             raise
         # Tokenizers may name more tokens than the model has: such an end can never be drawn, and is no index.
-        ends = tuple(t for t in request.eos_token_ids if t < self._info.vocab_size)
-        if len(ends) < len(request.eos_token_ids):
+        if request.eos_token_ids and max(request.eos_token_ids) >= self._info.vocab_size:
+            ends = tuple(t for t in request.eos_token_ids if t < self._info.vocab_size)
             request = msgspec.structs.replace(request, eos_token_ids=ends)
         sampling = request.sampling
         most = self._info.max_model_len if sampling.max_tokens is None else len(tokens) + sampling.max_tokens

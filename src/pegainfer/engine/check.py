@@ -21,6 +21,10 @@ from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 
 MAX_BAD_TOKENS = 1 << 14  # of a request's bad words together: every step of its batch goes through them
+# The engine's bounds of the parameters in NUMBERS, worked out once instead of for every request: name, lowest
+# and highest, and of fractions also whether the lowest itself is refused.
+_BOUNDS = [(name, n.engine or (n.low, n.high), n.above) for name, n in NUMBERS.items() if not n.whole]
+_WHOLE_BOUNDS = [(name, n.engine or (n.low, n.high)) for name, n in NUMBERS.items() if n.whole]
 
 
 def check_request(
@@ -109,13 +113,12 @@ def _prompt(request: GenerateRequest, info: RunnerInfo, block_size: int) -> arra
 
 
 def _check_sampling(s: SamplingParams, info: RunnerInfo, config: SchedulerConfig) -> None:
-    for name, number in NUMBERS.items():
-        value, (low, high) = getattr(s, name), number.engine or (number.low, number.high)
-        if number.whole:
-            _integer(name, value, int(low), int(high))
-            continue
+    for name, (low, high) in _WHOLE_BOUNDS:
+        _integer(name, getattr(s, name), int(low), int(high))
+    for name, (low, high), above in _BOUNDS:
+        value = getattr(s, name)
         _number(name, value, low, high)
-        if number.above and value == low:
+        if above and value == low:
             raise RequestError(f"{name} is out of range", expected=f"> {low:g}", got=value, param=name)
     _integer("min_tokens", s.min_tokens, 0, 2**31 - 1)
     if s.max_tokens is not None:

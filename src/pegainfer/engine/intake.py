@@ -60,6 +60,8 @@ class Intake:
     def obey(self, message: Message) -> list[TokenEvent]:
         """Does what a message asks; returns the finishes of requests that it ends at once."""
         match message:
+            case GenerateRequest():
+                self._admit(message)
             case None:
                 self._draining = True
             case Cancel():
@@ -72,8 +74,6 @@ class Intake:
                 self._add(message.request, message.matcher, waiting.since, self._clock())
                 for cancel in waiting.cancels:
                     self._policy.cancel(cancel.request_id, cancel.index)
-            case GenerateRequest():
-                self._admit(message)
             case LoadAdapter() | UnloadAdapter() | ResetPrefixCache() | AdapterRead() | AdapterLoaded():
                 return self._controls.obey(message)
         return []

@@ -187,7 +187,7 @@ class Planner:
     def _admit(self, batches: Seq[Batch]) -> None:
         """Takes from the queue, in its order, until somebody does not fit."""
         waiting = self._residents.waiting
-        while waiting.items and any([self._takes(batch) for batch in batches]):
+        while waiting.items and any(map(self._takes, batches)):
             seq = waiting.first()
             # A preempted sequence re-enters when its last tokens are known.
             if seq.flying:

@@ -35,6 +35,7 @@ from pegainfer.contract.errors import (
     error_fields,
 )
 from pegainfer.contract.event import EngineStats, TokenEvent
+from pegainfer.contract.frames import FrameReader
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.request import GenerateRequest
@@ -171,7 +172,7 @@ class _Server:
 
     def _read(self, terms: int) -> None:
         """Obeys frames, and SIGTERMs from the pipe `terms`, until the stream ends."""
-        frames = codec.FrameReader()
+        frames = FrameReader(codec.MAX_FRAME)
         while True:
             readable, _, _ = select.select([self._front.fileno(), terms], [], [])
             # Asked again: a signal that came while the front's bytes woke the thread shows only afterwards.

@@ -28,6 +28,7 @@ from pegainfer.contract.errors import (
     restored_error,
 )
 from pegainfer.contract.event import EngineStats
+from pegainfer.contract.frames import FrameReader
 from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink, PendingCalls
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.trace import StepSink
@@ -46,7 +47,7 @@ class EngineClient(asyncio.Protocol):
         self._explain = explain
         self._explaining: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
-        self._frames = codec.FrameReader()
+        self._frames = FrameReader(codec.MAX_FRAME)
         self._live = LiveRequests()
         self._info: EngineInfo | None = None
         self._stats = EngineStats()

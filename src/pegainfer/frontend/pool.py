@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from pegainfer.contract.errors import QueueFullError, RequestError
+from pegainfer.contract.frames import frame_of, read_frame
 from pegainfer.frontend.grammar.compiler import GrammarJob
-from pegainfer.frontend.worker import Job, Outcome, Setup, WarmJob, read_frame, write_frame
+from pegainfer.frontend.worker import Job, Outcome, Setup, WarmJob
 
 START_SECONDS = 60.0  # for a process to start on a busy machine
 MAX_JOBS = 128  # that run or wait
@@ -47,9 +48,10 @@ class _Process:
         timer.daemon = True
         timer.start()
         try:
-            write_frame(self._process.stdin, body)
-            answer = read_frame(self._process.stdout)
-        except OSError:
+            self._process.stdin.write(frame_of(body))
+            self._process.stdin.flush()
+            answer = read_frame(self._process.stdout.read)
+        except (OSError, EOFError):
             answer = b""
         finally:
             timer.cancel()

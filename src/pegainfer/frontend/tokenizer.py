@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -145,8 +145,10 @@ class Tokenizer:
         found = self.token_id(token)
         return found if found in self.special_ids else None
 
-    def special_stops(self, stops: Iterable[str]) -> dict[int, str]:
+    def special_stops(self, stops: Collection[str]) -> dict[int, str]:
         """The stop strings that are special tokens, by id: the text of an answer may not show them."""
+        if not stops:
+            return {}
         found = {self.special_id(text): text for text in stops}
         return {token: text for token, text in found.items() if token is not None}
 

@@ -1,22 +1,24 @@
 """A worker process: `python -m pegainfer.frontend.worker`; jobs on standard input, results on its output.
 
 It does what a hostile request could make endless, so that it can be killed: grammars are compiled and large
-chats are rendered here. Frames are 4 bytes of length (little-endian), then msgpack.
+chats are rendered here. Each job and each result is a frame (contract/frames.py) of msgpack.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import resource
 import signal
 import sys
 import threading
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pegainfer.contract.errors import PegaError, RequestError
+from pegainfer.contract.frames import frame_of, read_frame
 from pegainfer.frontend.grammar.compiler import GrammarJob, compile_grammar
 from pegainfer.frontend.grammar.vocabulary import Vocabulary, ll_tokenizer
 
@@ -62,17 +64,6 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 Job = GrammarJob | TemplateJob | WarmJob
-
-
-def read_frame(stream: IO[bytes]) -> bytes:
-    """One frame's body; empty at the end of the stream."""
-    header = stream.read(4)
-    return stream.read(int.from_bytes(header, "little")) if len(header) == 4 else b""
-
-
-def write_frame(stream: IO[bytes], body: bytes) -> None:
-    stream.write(len(body).to_bytes(4, "little") + body)
-    stream.flush()
 
 
 class _Worker:
@@ -140,13 +131,17 @@ def main() -> None:
     threading.stack_size(STACK_BYTES)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not end up among the results
-    source = sys.stdin.buffer
-    worker = _Worker(msgspec.msgpack.decode(read_frame(source), type=Setup))
-    decoder = msgspec.msgpack.Decoder(Job)
-    encoder = msgspec.msgpack.Encoder()
-    write_frame(out, b"ready")
-    while body := read_frame(source):
-        write_frame(out, encoder.encode(worker.run(decoder.decode(body))))
+    read = sys.stdin.buffer.read
+    with contextlib.suppress(EOFError):
+        worker = _Worker(msgspec.msgpack.decode(read_frame(read), type=Setup))
+        decoder = msgspec.msgpack.Decoder(Job)
+        encoder = msgspec.msgpack.Encoder()
+        out.write(frame_of(b"ready"))
+        out.flush()
+        while True:
+            outcome = worker.run(decoder.decode(read_frame(read)))
+            out.write(frame_of(encoder.encode(outcome)))
+            out.flush()
 
 
 if __name__ == "__main__":

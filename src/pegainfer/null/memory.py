@@ -60,6 +60,9 @@ class NullMemory:
 
     def __init__(self, spec: KVSpec, num_blocks: tuple[int, ...]) -> None:
         self.groups = spec.groups
+        # Whether all of a table is in use: a window group still names blocks that left the window.
+        self._whole = tuple(isinstance(group, StateGroup) or not group.window for group in spec.groups)
+        self._states_of = tuple(g for g, group in enumerate(spec.groups) if isinstance(group, StateGroup))
         self.num_blocks = num_blocks
         self._pages: list[dict[int, list[int]]] = [{} for _ in spec.groups]
         self._states: list[dict[int, tuple[int, int]]] = [{} for _ in spec.groups]
@@ -75,7 +78,7 @@ class NullMemory:
                     raise InvariantError(
                         f"group {g}: NO_BLOCK must stand at the start of a window group's table"
                     )
-            elif not 0 <= block < self.num_blocks[g] or (self._is_whole(g) and block in table):
+            elif not 0 <= block < self.num_blocks[g] or (self._whole[g] and block in table):
                 raise InvariantError(f"group {g}: block {block} does not exist or stands twice in a table")
             else:
                 self._owners[g].setdefault(block, set()).add(slot.seq)
@@ -103,7 +106,7 @@ class NullMemory:
         `target`: the sequence that gets the copy.
         """
         g, src, dst = copy.group, copy.src, copy.dst
-        if self._is_whole(g):
+        if self._whole[g]:
             uses.setdefault((g, src), set()).update(self._owners[g].get(src) or {NOBODY})
             if self._owners[g].get(dst, set()) - {target}:
                 raise InvariantError(f"group {g}: copy to block {dst}, which another sequence owns")
@@ -166,11 +169,10 @@ class NullMemory:
 
     def write_state(self, slot: NullSlot, position: int, in_flight: list[Uses]) -> None:
         """The slot's states now stand for its first `position` tokens."""
-        for g, group in enumerate(self.groups):
-            if isinstance(group, StateGroup):
-                state = slot.tables[g][0]
-                self._check_private(g, state, slot, in_flight)
-                self._states[g][state] = (position, slot.chain_at(position))
+        for g in self._states_of:
+            state = slot.tables[g][0]
+            self._check_private(g, state, slot, in_flight)
+            self._states[g][state] = (position, slot.chain_at(position))
 
     def snapshot(self, slot: NullSlot, wanted: StateSnapshot, uses: Uses, in_flight: list[Uses]) -> None:
         """Keeps the slot's state as of `wanted.position` tokens in another state of the pool."""
@@ -185,11 +187,6 @@ class NullMemory:
         uses.setdefault((g, state), set()).add(NOBODY)
         self._states[g][state] = (wanted.position, slot.chain_at(wanted.position))
 
-    def _is_whole(self, g: int) -> bool:
-        """Whether all of a table is in use: a window group still names blocks that left the window."""
-        group = self.groups[g]
-        return isinstance(group, StateGroup) or not group.window
-
     def content(self, g: int, block: int) -> Content:
         """A copy of what a block or state holds; None where it was never written."""
         if isinstance(self.groups[g], StateGroup):
@@ -199,7 +196,7 @@ class NullMemory:
 
     def expect(self, g: int, block: int, in_flight: list[Uses]) -> None:
         """A transfer will fill the block; until then it holds nothing that may be read."""
-        owned = self._is_whole(g) and self._owners[g].get(block)
+        owned = self._whole[g] and self._owners[g].get(block)
         if owned or any(used.get((g, block)) for used in in_flight):
             raise InvariantError(f"group {g}: block {block} is the target of a transfer, but in use")
         self._pages[g].pop(block, None)
@@ -217,8 +214,9 @@ class NullMemory:
             raise InvariantError(f"group {g}: block {block} is overwritten while a transfer holds it")
 
     def _check_private(self, g: int, block: int, slot: NullSlot, in_flight: list[Uses]) -> None:
-        self._check_still(g, block)
-        if block == NO_BLOCK or (self._is_whole(g) and self._owners[g][block] != {slot.seq}):
+        if self.moving:
+            self._check_still(g, block)
+        if block == NO_BLOCK or (self._whole[g] and self._owners[g][block] != {slot.seq}):
             raise InvariantError(
                 f"group {g}: sequence {slot.seq} writes to block {block}, which is not its own"
             )

@@ -47,7 +47,7 @@ class NullRunner:
         self._in_flight: list[NullStep] = []
         self._unsampled: NullStep | None = None
         self._step: int | None = None
-        self._decoding: list[tuple[int, int]] = []  # slot and drafts of each row, if the last plan can repeat
+        self._last_rows: tuple[Row, ...] = ()  # of the plan before
         self._busy_until = 0.0
 
     @property
@@ -85,11 +85,12 @@ class NullRunner:
         return step
 
     def _check_repeats(self, plan: StepPlan) -> None:
-        rows = [(row.slot, row.drafts) for row in plan.rows]
-        if plan.repeats and (rows != self._decoding or not rows):
-            raise InvariantError(f"step {plan.step} does not repeat the rows of the step before")
-        decodes = all(row.sample and row.count == 1 for row in plan.rows)
-        self._decoding = rows if decodes else []
+        before, self._last_rows = self._last_rows, plan.rows
+        if plan.repeats:
+            rows = [(row.slot, row.drafts) for row in plan.rows]
+            decodes = all([row.sample and row.count == 1 for row in before])
+            if not rows or not decodes or rows != [(row.slot, row.drafts) for row in before]:
+                raise InvariantError(f"step {plan.step} does not repeat the rows of the step before")
 
     def _apply(self, plan: StepPlan, step: NullStep, in_flight: list[Uses]) -> None:
         for free in plan.frees:
@@ -124,22 +125,22 @@ class NullRunner:
         """Reads what the row needs, writes what it computes; returns where it really started."""
         slot = self.slots[row.slot]
         known = len(slot.tokens)
-        sampled_before = any(row.slot in other.sampled for other in self._in_flight)
+        sampled_before = any([row.slot in other.sampled for other in self._in_flight])
         if row.follow != sampled_before:
             raise InvariantError(
                 f"slot {row.slot}: follow is {row.follow}, a sampling row in flight {sampled_before}"
             )
-        start, end = row.start, row.start + row.count
+        start, end, drafts = row.start, row.start + row.count, row.drafts
+        if end + drafts > min(self._memory.reach(slot), self._info.max_model_len):
+            raise InvariantError(f"slot {row.slot}: {row} goes beyond the slot's tables or the context")
+        if drafts and (not row.sample or not 0 < drafts < self._info.max_commit):
+            raise InvariantError(f"slot {row.slot}: {row} has too many drafts")
         if row.follow:
             if row.count != 1 or not row.sample or start < known - 1:
                 raise InvariantError(f"slot {row.slot}: {row} cannot follow {known} tokens")
             start, end = known - 1, known
         elif slot.next is not None and start != slot.next:
             raise InvariantError(f"slot {row.slot}: row starts at {start}, expected {slot.next}")
-        if not 0 <= row.drafts < self._info.max_commit or (row.drafts and not row.sample):
-            raise InvariantError(f"slot {row.slot}: {row} has too many drafts")
-        if row.start + row.count + row.drafts > min(self._memory.reach(slot), self._info.max_model_len):
-            raise InvariantError(f"slot {row.slot}: {row} goes beyond the slot's tables or the context")
         if row.count < 1 or (end != known if row.sample else end >= known):
             raise InvariantError(f"slot {row.slot}: {row} does not fit {known} known tokens")
         self._memory.read(slot, start, step.uses)
@@ -212,6 +213,8 @@ class NullRunner:
 
     def _keep_snapshots(self, step: NullStep, in_flight: list[Uses]) -> None:
         """Writes each snapshot whose position its row has passed with tokens that stay."""
+        if not step.plan.snapshots:
+            return
         places = {row.slot: i for i, row in enumerate(step.plan.rows)}
         for wanted in step.plan.snapshots:
             i = places.get(wanted.slot)
@@ -244,9 +247,10 @@ class NullRunner:
                 mask,
             )
             slot.append(token)
-        junk = [step.plan.step] * (drafts + 1 - max(1, commits))
-        accepted = slot.chains[last + 1 : last + commits]
-        self._memory.write(slot, last + 1, accepted + junk, step.uses, in_flight)
+        if drafts:
+            junk = [step.plan.step] * (drafts + 1 - max(1, commits))
+            accepted = slot.chains[last + 1 : last + commits]
+            self._memory.write(slot, last + 1, accepted + junk, step.uses, in_flight)
         slot.next = len(slot.tokens) - 1
         self._memory.write_state(slot, slot.next, in_flight)
         return tuple(slot.tokens[last + 1 :])

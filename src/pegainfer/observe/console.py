@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from pegainfer.contract.observation import RequestRecord
+from pegainfer.contract.observation import FailureObserver, RequestRecord
 
 log = logging.getLogger("pegainfer.requests")
 
@@ -15,8 +15,8 @@ PER_SECOND = 1.0  # lines after that
 MAX_REASON = 300  # characters
 
 
-class ConsoleLines:
-    """An observer of requests. A reason may quote a value of the request, as the client's answer does."""
+class ConsoleLines(FailureObserver):
+    """Writes failed requests into the log. A reason may quote a value of the request, as the answer does."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Messages between the engine's process and that of a rank: frames of contract.codec over a socket pair."""
+"""Messages between the engine's process and that of a rank: frames over a socket pair."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from pegainfer.contract.codec import HEADER_BYTES, FrameReader
+from pegainfer.contract.frames import FrameReader, frame_of
 from pegainfer.contract.step import StepPlan, StepResult
 
 READ_BYTES = 1 << 18
@@ -66,8 +66,7 @@ class Channel(Generic[M]):
 
     def send(self, message: msgspec.Struct) -> None:
         """Raises OSError where the other end is gone."""
-        body = self._encoder.encode(message)
-        self._sock.sendall(len(body).to_bytes(HEADER_BYTES, "little") + body)
+        self._sock.sendall(frame_of(self._encoder.encode(message)))
 
     def receive(self) -> Iterator[M]:
         """Messages until the other end closes, in whatever way."""

@@ -11,8 +11,8 @@ import pytest
 from pegainfer.app.sampling_params import SamplingParams as OfflineParams
 from pegainfer.contract.request import GREEDY_BELOW, SamplingParams
 from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.fields import GenerateFields, sampling_params
-from pegainfer.frontend.http.sampling_defaults import COMPLETION_DEFAULTS
+from pegainfer.frontend.http.request.fields import GenerateFields, sampling_params
+from pegainfer.frontend.http.request.sampling_defaults import COMPLETION_DEFAULTS
 from pegainfer.null.model import NullModel
 from pegainfer.ops import draw
 

@@ -15,8 +15,8 @@ from pegainfer.engine.check import check_request
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.fields import GenerateFields, sampling_params
-from pegainfer.frontend.http.sampling_defaults import CHAT_DEFAULTS
+from pegainfer.frontend.http.request.fields import GenerateFields, sampling_params
+from pegainfer.frontend.http.request.sampling_defaults import CHAT_DEFAULTS
 from pegainfer.null.runner import NullRunner
 from pegainfer.ops.sample import SAMPLE
 

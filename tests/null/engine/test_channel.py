@@ -9,6 +9,7 @@ import pytest
 
 from pegainfer.contract import codec
 from pegainfer.contract.event import EngineStats, TokenEvent
+from pegainfer.contract.frames import FrameReader
 from pegainfer.engine.channel import Writer
 
 
@@ -48,7 +49,7 @@ def test_a_step_too_large_for_one_frame_goes_out_in_several(monkeypatch: pytest.
         writer.close()
         engine.close()
         stream = b"".join(iter(lambda: front.recv(1 << 16), b""))
-    messages = [codec.decode_to_front(body) for body in codec.FrameReader().feed(stream)]
+    messages = [codec.decode_to_front(body) for body in FrameReader().feed(stream)]
     frames = [m for m in messages if isinstance(m, codec.Events)]
     assert len(frames) > 3
     assert [event for frame in frames for event in frame.events] == events

@@ -23,6 +23,7 @@ from pegainfer.contract.errors import (
     ModelFileError,
 )
 from pegainfer.contract.event import FinishReason, TokenEvent
+from pegainfer.contract.frames import HEADER_BYTES, body_length, frame_of
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.step import Runner, StepResult
 from pegainfer.engine.channel import listen
@@ -50,10 +51,10 @@ class Front:
 
     def receive(self) -> codec.ToFront | None:
         """The next message; None where the engine has hung up."""
-        header = self._file.read(codec.HEADER_BYTES)
-        if len(header) < codec.HEADER_BYTES:
+        header = self._file.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
             return None
-        return codec.decode_to_front(self._file.read(codec.frame_length(header)))
+        return codec.decode_to_front(self._file.read(body_length(header)))
 
     def events_of(self, *request_ids: str) -> list[TokenEvent]:
         """Reads until each of these requests (of one index) has its finish."""
@@ -308,7 +309,7 @@ def test_nobody_connects(folder: Path) -> None:
     assert (code, runner.closed) == (EXIT_FAILED, True)
 
 
-@pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", (5).to_bytes(4, "little") + b"\xc1abcd"])
+@pytest.mark.parametrize("garbage", [b"\xff" * HEADER_BYTES, frame_of(b"\xc1abcd")])
 def test_a_broken_frame_ends_the_engine(served: Served, garbage: bytes) -> None:
     served.front.socket.sendall(garbage)
     message = served.front.receive()

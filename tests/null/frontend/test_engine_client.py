@@ -15,6 +15,7 @@ from pegainfer.contract import codec
 from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import ConfigError, EngineDeadError, PegaError, QueueFullError, RequestError
 from pegainfer.contract.event import EngineStats, FinishReason, TokenEvent
+from pegainfer.contract.frames import HEADER_BYTES, body_length, frame_of
 from pegainfer.contract.request import GenerateRequest, pack_tokens
 from pegainfer.frontend.engine_client import EngineClient
 from tests.support.fake_engine import INFO
@@ -43,10 +44,10 @@ class Peer:
 
     async def receive(self) -> codec.ToEngine | None:
         """The next message; None at the stream's end."""
-        head = await self._exactly(codec.HEADER_BYTES)
+        head = await self._exactly(HEADER_BYTES)
         if head is None:
             return None
-        body = await self._exactly(codec.frame_length(head))
+        body = await self._exactly(body_length(head))
         assert body is not None
         return codec.decode_to_engine(body)
 
@@ -228,9 +229,9 @@ def test_the_engines_death_reaches_every_request_at_once(how: str) -> None:
         elif how == "failed":
             await peer.send(codec.Failed("the device is gone", user_error=False))
         elif how == "garbage":
-            await peer.send_raw(b"\x03\x00\x00\x00\xc1\xc1\xc1")
+            await peer.send_raw(frame_of(b"\xc1\xc1\xc1"))
         else:
-            await peer.send_raw(b"\xff\xff\xff\xff")
+            await peer.send_raw(b"\xff" * HEADER_BYTES)
         last = (await sinks[0].until(2))[1]
         assert (last.index, last.finish, last.error_kind) == (1, FinishReason.ERROR, "EngineDeadError")
         if how == "failed":

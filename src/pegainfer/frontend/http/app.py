@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,33 +16,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.contract.observation import Observer, TraceBuffer
 from pegainfer.frontend.chat_template import ChatTemplate
-from pegainfer.frontend.http import (
+from pegainfer.frontend.http import page
+from pegainfer.frontend.http.answer.registry import Registry
+from pegainfer.frontend.http.answer.responses import encode, error_headers, send_error
+from pegainfer.frontend.http.anthropic import routes as anthropic_routes
+from pegainfer.frontend.http.api_docs import routes as api_docs
+from pegainfer.frontend.http.config import HttpConfig
+from pegainfer.frontend.http.connection.auth import OPEN_PATHS, KeyAuth
+from pegainfer.frontend.http.connection.browsers import BrowserGuard
+from pegainfer.frontend.http.connection.dispatch import Dispatch
+from pegainfer.frontend.http.errors import ApiError, to_api_error
+from pegainfer.frontend.http.front import Front, new_store
+from pegainfer.frontend.http.observation.metrics import REFUSALS, FrontMetrics
+from pegainfer.frontend.http.observation.observed import Observed, note_error
+from pegainfer.frontend.http.observation.tracing import Tracing
+from pegainfer.frontend.http.request.body import ClientGoneError
+from pegainfer.frontend.http.request.generation_config import generation_defaults, overrides
+from pegainfer.frontend.http.responses_api import routes as responses_routes
+from pegainfer.frontend.http.responses_api.store import ResponseStore
+from pegainfer.frontend.http.routes import (
     adapters,
     chat,
     completions,
     embeddings,
-    page,
     scores,
     service,
     text_routes,
     trace_routes,
 )
-from pegainfer.frontend.http.anthropic import routes as anthropic_routes
-from pegainfer.frontend.http.api_docs import routes as api_docs
-from pegainfer.frontend.http.auth import OPEN_PATHS, KeyAuth
-from pegainfer.frontend.http.body import ClientGoneError
-from pegainfer.frontend.http.browsers import BrowserGuard
-from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.errors import ApiError, to_api_error
-from pegainfer.frontend.http.front import Front, new_store
-from pegainfer.frontend.http.generation_config import generation_defaults, overrides
-from pegainfer.frontend.http.metrics import REFUSALS, FrontMetrics
-from pegainfer.frontend.http.observed import Observed, note_error
-from pegainfer.frontend.http.registry import Registry
-from pegainfer.frontend.http.responses import encode, error_headers, send_error
-from pegainfer.frontend.http.responses_api import routes as responses_routes
-from pegainfer.frontend.http.responses_api.store import ResponseStore
-from pegainfer.frontend.http.tracing import Tracing
 from pegainfer.frontend.own_pooling import OwnPooling
 from pegainfer.frontend.tokenizer import Tokenizer
 
@@ -205,7 +205,7 @@ def create_app(
 def _routes(front: Front) -> ASGIApp:
     """All routes of one model, open to everybody."""
     routes = [Route(path, _Endpoint(front, call), methods=[method]) for method, path, call in _ROUTES]
-    return without_slash(Starlette(routes=routes, exception_handlers={HTTPException: no_route}))
+    return Dispatch(routes, no_route)
 
 
 def guarded(app: ASGIApp, config: HttpConfig) -> ASGIApp:
@@ -214,25 +214,6 @@ def guarded(app: ASGIApp, config: HttpConfig) -> ASGIApp:
         opened = page.page_paths() if config.open_page else frozenset()
         app = KeyAuth(app, config.api_key, config.admin_key, OPEN_PATHS | opened)
     return BrowserGuard(app, config)
-
-
-def without_slash(starlette: Starlette) -> ASGIApp:
-    """The same with a slash at a path's end ignored."""
-    starlette.router.redirect_slashes = False
-    return _WithoutSlash(starlette)
-
-
-class _WithoutSlash:
-    """Serves a path with a slash at its end as the path without it. A redirect would lose a POST's body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if path.endswith("/") and path != "/":
-            scope = {**scope, "path": path.rstrip("/") or "/"}
-        await self._app(scope, receive, send)
 
 
 class _Endpoint:
@@ -275,7 +256,7 @@ async def no_route(request: Request, exc: Exception) -> Response:
         error = ApiError(405, f"{path}: expected {allow}, got {request.method}", allow=allow)
     else:
         error = ApiError(404, f"{path}: no such route{_meant(path)}", code="no_route")
-    note_error(error.message)
+    note_error(error.message, error.status)
     return Response(encode(error.body_at(path)), error.status, dict(error_headers(error)), "application/json")
 
 

@@ -196,7 +196,7 @@ class HttpConfig:
             )
 
     def _check_access(self) -> None:
-        from pegainfer.frontend.http.keys import digests
+        from pegainfer.frontend.http.connection.keys import digests
 
         for origin in self.allowed_origin:
             if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
@@ -227,7 +227,7 @@ class HttpConfig:
 
         Raises ConfigError for a file that holds no key.
         """
-        from pegainfer.frontend.http.keys import read_keys
+        from pegainfer.frontend.http.connection.keys import read_keys
 
         keys = environ.get(KEY_VARIABLE, "").split()
         keys += read_keys(self.api_key_file) if self.api_key_file else ()

@@ -9,7 +9,7 @@ import functools
 import itertools
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pegainfer.contract.adapter import AdapterInfo
@@ -19,21 +19,22 @@ from pegainfer.frontend.block_hashes import BlockHashes
 from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.grammar.cache import GrammarCache
 from pegainfer.frontend.grammar.vocabulary import vocabulary_of
+from pegainfer.frontend.http.answer.generation import Generation, Prompt, most_logprobs_bytes
+from pegainfer.frontend.http.answer.registry import KeepAlive, Registry
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.generation import Generation, Prompt, most_logprobs_bytes
-from pegainfer.frontend.http.limits import Gate, Held, bad_value
-from pegainfer.frontend.http.metrics import FrontMetrics, MetricsPage
-from pegainfer.frontend.http.observed import note_stage
-from pegainfer.frontend.http.registry import KeepAlive, Registry
-from pegainfer.frontend.http.responses_api.store import ResponseStore
-from pegainfer.frontend.http.sampling_defaults import (
+from pegainfer.frontend.http.observation.metrics import FrontMetrics, MetricsPage
+from pegainfer.frontend.http.observation.observed import note_stage
+from pegainfer.frontend.http.observation.tracing import Tracing
+from pegainfer.frontend.http.request.limits import Gate, Held, bad_value
+from pegainfer.frontend.http.request.sampling_defaults import (
     CHAT_DEFAULTS,
     COMPLETION_DEFAULTS,
+    CUTS,
     OPENAI_COMPLETION_DEFAULTS,
     SamplingDefaults,
 )
-from pegainfer.frontend.http.tracing import Tracing
+from pegainfer.frontend.http.responses_api.store import ResponseStore
 from pegainfer.frontend.own_pooling import OwnPooling
 from pegainfer.frontend.pool import WorkerPool
 from pegainfer.frontend.tokenizer import Tokenizer
@@ -67,6 +68,9 @@ class Front:
     def __post_init__(self) -> None:
         openai = self.config.openai_defaults
         self.completion_defaults = OPENAI_COMPLETION_DEFAULTS if openai else COMPLETION_DEFAULTS
+        cuts = {name: getattr(self.chat_defaults, name) for name in CUTS}
+        # Completions are greedy by default; a request with a temperature draws as the model says.
+        self.drawn_completion_defaults = replace(self.completion_defaults, **cuts)
         source = None if self.template is None else self.template.all_source
         self.style = choose_style(self.config.tool_call_parser, source)
         self.reasoning = choose_reasoning(self.config.reasoning_parser, source)
@@ -140,7 +144,8 @@ class Front:
 
     def adapter(self, name: str | None) -> AdapterInfo | None:
         """The adapter that a request names as its model; None for the model itself."""
-        return next((a for a in self.engine.adapters() if a.name == name), None)
+        adapters = self.engine.adapters()
+        return next((a for a in adapters if a.name == name), None) if adapters else None
 
     def answered_name(self, adapter: str | None) -> str:
         """The model's name in an answer."""

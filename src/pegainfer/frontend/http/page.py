@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from pegainfer.frontend.http.body import header
+from pegainfer.frontend.http.answer.responses import send_bytes
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.responses import send_bytes
+from pegainfer.frontend.http.request.body import header
 
 STATIC = Path(__file__).with_name("static")
 PREFIX = "/static/"

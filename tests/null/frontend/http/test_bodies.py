@@ -10,8 +10,8 @@ import pytest
 
 from pegainfer.frontend.http.api_docs.operations import OPERATIONS
 from pegainfer.frontend.http.app import _ROUTES
-from pegainfer.frontend.http.body import load_json
 from pegainfer.frontend.http.errors import ApiError
+from pegainfer.frontend.http.request.body import load_json
 from tests.support.asgi import ask, client, make_app, run
 from tests.support.fake_engine import FakeEngine
 

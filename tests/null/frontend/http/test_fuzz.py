@@ -11,8 +11,8 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pegainfer.frontend.http.completions import CompletionRequest
-from pegainfer.frontend.http.conversation import ChatRequest
+from pegainfer.frontend.http.request.conversation import ChatRequest
+from pegainfer.frontend.http.routes.completions import CompletionRequest
 from tests.support.asgi import client, events, make_app
 from tests.support.null_engine import null_engine
 

@@ -12,7 +12,7 @@ from pegainfer.frontend.http.anthropic.content import chat_drafts
 from pegainfer.frontend.http.anthropic.request import MessagesRequest
 from pegainfer.frontend.http.app import create_app
 from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.turns import Draft, systems_as_users
+from pegainfer.frontend.http.request.turns import Draft, systems_as_users
 from tests.support.asgi import TOKENIZER
 from tests.support.scripted import ask_app, prompt_of, scripted
 

@@ -10,9 +10,9 @@ import pytest
 
 from pegainfer.frontend.grammar.compiler import MAX_CHOICES
 from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.messages import MAX_MESSAGES
+from pegainfer.frontend.http.request.messages import MAX_MESSAGES
+from pegainfer.frontend.http.request.tools import MAX_TOOLS
 from pegainfer.frontend.http.responses_api.request import MAX_METADATA, MAX_METADATA_CHARS
-from pegainfer.frontend.http.tools import MAX_TOOLS
 from tests.support.asgi import ask
 from tests.support.fake_engine import INFO, FakeEngine, says
 

@@ -18,7 +18,7 @@ from pegainfer.frontend.chat_template import ChatTemplate
 from pegainfer.frontend.grammar.vocabulary import vocabulary_of
 from pegainfer.frontend.http.app import create_app
 from pegainfer.frontend.http.config import HttpConfig
-from pegainfer.frontend.http.render import INLINE_BYTES
+from pegainfer.frontend.http.request.render import INLINE_BYTES
 from tests.null.frontend.tools.examples import EXAMPLES
 from tests.support.asgi import TEMPLATE, TOKENIZER, ask, client, events, run
 from tests.support.fake_engine import INFO, FakeEngine, says

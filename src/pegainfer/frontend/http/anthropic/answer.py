@@ -10,14 +10,14 @@ import hashlib
 
 import msgspec
 
-from pegainfer.frontend.http.blocks import Block, Blocks, Step
-from pegainfer.frontend.http.choice import Delta
+from pegainfer.frontend.http.answer.choice import Delta
+from pegainfer.frontend.http.answer.generation import Generation
+from pegainfer.frontend.http.answer.reply import ReplySyntax
+from pegainfer.frontend.http.answer.responses import KEEP_ALIVE, named_event
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.generation import Generation
-from pegainfer.frontend.http.reply import ReplySyntax
-from pegainfer.frontend.http.responses import KEEP_ALIVE, named_event
-from pegainfer.frontend.http.thinking import encoded_thoughts
+from pegainfer.frontend.http.request.blocks import Block, Blocks, Step
+from pegainfer.frontend.http.request.thinking import encoded_thoughts
 from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.tools.call import read_object
 

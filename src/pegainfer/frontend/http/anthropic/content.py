@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from pegainfer.frontend.http.body import convert
-from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.http.messages import check_number
-from pegainfer.frontend.http.neutral import Harmless
-from pegainfer.frontend.http.thinking import decoded_thoughts
-from pegainfer.frontend.http.turns import Draft
+from pegainfer.frontend.http.request.body import convert
+from pegainfer.frontend.http.request.limits import bad_value
+from pegainfer.frontend.http.request.messages import check_number
+from pegainfer.frontend.http.request.neutral import Harmless
+from pegainfer.frontend.http.request.thinking import decoded_thoughts
+from pegainfer.frontend.http.request.turns import Draft
 
 # A line that Claude Code puts before its prompt to say who pays: it differs from request to request, is
 # nothing for the model, and would keep all that follows from being found in the prefix cache.

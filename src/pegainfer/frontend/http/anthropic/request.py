@@ -15,17 +15,17 @@ from pegainfer.frontend.http.anthropic.content import (
     prefilled,
     system_text,
 )
-from pegainfer.frontend.http.conversation import ChatRequest
 from pegainfer.frontend.http.errors import field_names
-from pegainfer.frontend.http.fields import SHARED, CommonFields, count, token_limit
-from pegainfer.frontend.http.formats import JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.limits import bad_value, unsupported
-from pegainfer.frontend.http.neutral import Harmless, asks_for_nothing, refuse_unserved
-from pegainfer.frontend.http.render import TemplateValue
-from pegainfer.frontend.http.thinking import EFFORTS, knows_levels, think_tokens, thinking_switch
-from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
-from pegainfer.frontend.http.turns import Draft, systems_as_users
+from pegainfer.frontend.http.request.conversation import ChatRequest
+from pegainfer.frontend.http.request.fields import SHARED, CommonFields, count, token_limit
+from pegainfer.frontend.http.request.formats import JsonSchemaFormat, ResponseFormat
+from pegainfer.frontend.http.request.limits import bad_value, unsupported
+from pegainfer.frontend.http.request.neutral import Harmless, asks_for_nothing, refuse_unserved
+from pegainfer.frontend.http.request.render import TemplateValue
+from pegainfer.frontend.http.request.thinking import EFFORTS, knows_levels, think_tokens, thinking_switch
+from pegainfer.frontend.http.request.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
+from pegainfer.frontend.http.request.turns import Draft, systems_as_users
 from pegainfer.frontend.json_object import JsonObject
 
 MIN_BUDGET = 1024  # tokens, Anthropic's own bound

@@ -7,6 +7,8 @@ import time
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from pegainfer.frontend.http.answer.flow import send_body, send_stream
+from pegainfer.frontend.http.answer.responses import send_json
 from pegainfer.frontend.http.anthropic.answer import MessageAnswer
 from pegainfer.frontend.http.anthropic.request import (
     NAMES,
@@ -15,15 +17,13 @@ from pegainfer.frontend.http.anthropic.request import (
     PromptFields,
     to_chat,
 )
-from pegainfer.frontend.http.body import header, read_request
-from pegainfer.frontend.http.conversation import prepare, prompt_text
 from pegainfer.frontend.http.errors import renaming
-from pegainfer.frontend.http.flow import send_body, send_stream
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.http.options import AnswerOptions
-from pegainfer.frontend.http.responses import send_json
-from pegainfer.frontend.http.tools import tool_plan
+from pegainfer.frontend.http.request.body import header, read_request
+from pegainfer.frontend.http.request.conversation import prepare, prompt_text
+from pegainfer.frontend.http.request.limits import bad_value
+from pegainfer.frontend.http.request.options import AnswerOptions
+from pegainfer.frontend.http.request.tools import tool_plan
 
 VERSIONS = (b"2023-06-01", b"2026-10-21")  # the second one only takes away
 

@@ -10,12 +10,12 @@ import msgspec
 from pegainfer import __version__
 from pegainfer.frontend.http.api_docs.fields import ABOUT, Schema, bounds
 from pegainfer.frontend.http.api_docs.operations import OPERATIONS, Operation
-from pegainfer.frontend.http.completions import CompletionRequest
 from pegainfer.frontend.http.errors import ANTHROPIC_PATHS, AnthropicError, ErrorBody
-from pegainfer.frontend.http.fields import CommonFields
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.neutral import EMPTY, NEUTRAL
-from pegainfer.frontend.http.sampling_defaults import SamplingDefaults
+from pegainfer.frontend.http.request.fields import CommonFields
+from pegainfer.frontend.http.request.neutral import EMPTY, NEUTRAL
+from pegainfer.frontend.http.request.sampling_defaults import SamplingDefaults
+from pegainfer.frontend.http.routes.completions import CompletionRequest
 
 REF = "#/components/schemas/{name}"
 DESCRIPTION = (

@@ -7,22 +7,27 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pegainfer.frontend.http.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from pegainfer.frontend.http.anthropic.answer import AnthropicMessage
 from pegainfer.frontend.http.anthropic.request import CountRequest, MessagesRequest
 from pegainfer.frontend.http.anthropic.routes import VERSIONS, TokenCount
 from pegainfer.frontend.http.api_docs.fields import Schema
-from pegainfer.frontend.http.chat import ChatCompletion
-from pegainfer.frontend.http.completions import Completion, CompletionRequest
-from pegainfer.frontend.http.conversation import ChatRequest
-from pegainfer.frontend.http.embeddings import EmbeddingList, EmbeddingRequest
+from pegainfer.frontend.http.request.conversation import ChatRequest
 from pegainfer.frontend.http.responses_api.request import INCLUDES, ResponsesRequest
 from pegainfer.frontend.http.responses_api.response import Response
 from pegainfer.frontend.http.responses_api.routes import DEFAULT_LISTED, MAX_LISTED, ItemList
-from pegainfer.frontend.http.scores import Reranked, RerankRequest, ScoreList, ScoreRequest
-from pegainfer.frontend.http.service import AbortRequest, Model, ModelList
-from pegainfer.frontend.http.text_routes import DetokenizeRequest, TemplateRequest, TokenizeRequest, Tokens
-from pegainfer.frontend.http.trace_routes import MOST_SECONDS
+from pegainfer.frontend.http.routes.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from pegainfer.frontend.http.routes.chat import ChatCompletion
+from pegainfer.frontend.http.routes.completions import Completion, CompletionRequest
+from pegainfer.frontend.http.routes.embeddings import EmbeddingList, EmbeddingRequest
+from pegainfer.frontend.http.routes.scores import Reranked, RerankRequest, ScoreList, ScoreRequest
+from pegainfer.frontend.http.routes.service import AbortRequest, Model, ModelList
+from pegainfer.frontend.http.routes.text_routes import (
+    DetokenizeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+    Tokens,
+)
+from pegainfer.frontend.http.routes.trace_routes import MOST_SECONDS
 
 # Statuses that any request may be answered with, and those of requests with a body.
 ALWAYS = (400, 401, 403, 431, 500)

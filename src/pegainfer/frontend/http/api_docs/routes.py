@@ -8,10 +8,10 @@ import re
 
 from starlette.types import Receive, Scope, Send
 
+from pegainfer.frontend.http.answer.responses import send_bytes, send_json
 from pegainfer.frontend.http.api_docs.document import openapi
 from pegainfer.frontend.http.api_docs.markdown import to_markdown
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.responses import send_bytes, send_json
 
 # The document is made anew for each request, off the event loop: few ask for it.
 HTML = b"text/html; charset=utf-8"

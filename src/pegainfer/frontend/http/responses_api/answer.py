@@ -11,14 +11,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pegainfer.frontend.http import logprobs as lp
-from pegainfer.frontend.http.blocks import Block, Blocks, Step
-from pegainfer.frontend.http.choice import Delta
+from pegainfer.frontend.http.answer import logprobs as lp
+from pegainfer.frontend.http.answer.choice import Delta
+from pegainfer.frontend.http.answer.generation import Generation
+from pegainfer.frontend.http.answer.reply import ReplySyntax
+from pegainfer.frontend.http.answer.responses import KEEP_ALIVE, named_event
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.generation import Generation
-from pegainfer.frontend.http.reply import ReplySyntax
-from pegainfer.frontend.http.responses import KEEP_ALIVE, named_event
+from pegainfer.frontend.http.request.blocks import Block, Blocks, Step
+from pegainfer.frontend.http.request.thinking import encoded_thoughts
 from pegainfer.frontend.http.responses_api.items import new_id
 from pegainfer.frontend.http.responses_api.response import (
     IncompleteDetails,
@@ -29,7 +30,6 @@ from pegainfer.frontend.http.responses_api.response import (
     ResponseUsage,
 )
 from pegainfer.frontend.http.responses_api.tools import called
-from pegainfer.frontend.http.thinking import encoded_thoughts
 from pegainfer.frontend.json_object import JsonObject
 
 _PREFIX = {"thinking": "rs", "text": "msg", "call": "fc"}

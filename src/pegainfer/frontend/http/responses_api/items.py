@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from pegainfer.frontend.http.body import convert
-from pegainfer.frontend.http.limits import at_most, bad_value
-from pegainfer.frontend.http.messages import MAX_MESSAGES
+from pegainfer.frontend.http.request.body import convert
+from pegainfer.frontend.http.request.limits import at_most, bad_value
+from pegainfer.frontend.http.request.messages import MAX_MESSAGES
+from pegainfer.frontend.http.request.thinking import decoded_thoughts
+from pegainfer.frontend.http.request.turns import SYSTEMS, Draft
 from pegainfer.frontend.http.responses_api.tools import model_name
-from pegainfer.frontend.http.thinking import decoded_thoughts
-from pegainfer.frontend.http.turns import SYSTEMS, Draft
 from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.tools.call import read_object
 

@@ -7,15 +7,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from pegainfer.frontend.http.conversation import ChatRequest
 from pegainfer.frontend.http.errors import field_names
-from pegainfer.frontend.http.fields import SHARED, CommonFields, count, token_limit
-from pegainfer.frontend.http.formats import JsonSchemaFormat, ResponseFormat
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.limits import at_most, bad_value
-from pegainfer.frontend.http.neutral import Harmless, refuse_unserved
-from pegainfer.frontend.http.options import AnswerOptions, most_logprobs
-from pegainfer.frontend.http.render import TemplateValue
+from pegainfer.frontend.http.request.conversation import ChatRequest
+from pegainfer.frontend.http.request.fields import SHARED, CommonFields, count, token_limit
+from pegainfer.frontend.http.request.formats import JsonSchemaFormat, ResponseFormat
+from pegainfer.frontend.http.request.limits import at_most, bad_value
+from pegainfer.frontend.http.request.neutral import Harmless, refuse_unserved
+from pegainfer.frontend.http.request.options import AnswerOptions, most_logprobs
+from pegainfer.frontend.http.request.render import TemplateValue
+from pegainfer.frontend.http.request.turns import systems_as_users
 from pegainfer.frontend.http.responses_api.items import chat_drafts
 from pegainfer.frontend.http.responses_api.tools import (
     ResponsesChoice,
@@ -23,7 +24,6 @@ from pegainfer.frontend.http.responses_api.tools import (
     chat_choice,
     chat_tools,
 )
-from pegainfer.frontend.http.turns import systems_as_users
 from pegainfer.frontend.json_object import JsonObject
 
 LOGPROBS = "message.output_text.logprobs"

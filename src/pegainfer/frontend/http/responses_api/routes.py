@@ -11,15 +11,16 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
-from pegainfer.frontend.http.auth import key_digest
-from pegainfer.frontend.http.body import read_request
-from pegainfer.frontend.http.conversation import Conversation, prepare, prompt_text
+from pegainfer.frontend.http.answer.flow import collect, send_body, send_stream
+from pegainfer.frontend.http.answer.responses import send_json
+from pegainfer.frontend.http.connection.auth import key_digest
 from pegainfer.frontend.http.errors import ApiError, renaming, to_api_error
-from pegainfer.frontend.http.flow import collect, send_body, send_stream
 from pegainfer.frontend.http.front import Front
-from pegainfer.frontend.http.limits import bad_value, in_range
-from pegainfer.frontend.http.options import AnswerOptions
-from pegainfer.frontend.http.responses import send_json
+from pegainfer.frontend.http.request.body import read_request
+from pegainfer.frontend.http.request.conversation import Conversation, prepare, prompt_text
+from pegainfer.frontend.http.request.limits import bad_value, in_range
+from pegainfer.frontend.http.request.options import AnswerOptions
+from pegainfer.frontend.http.request.tools import tool_plan
 from pegainfer.frontend.http.responses_api.answer import ResponseAnswer
 from pegainfer.frontend.http.responses_api.begin import begun
 from pegainfer.frontend.http.responses_api.items import normalised
@@ -34,7 +35,6 @@ from pegainfer.frontend.http.responses_api.request import (
 )
 from pegainfer.frontend.http.responses_api.store import Stored
 from pegainfer.frontend.http.responses_api.tools import explaining_tools, namespaces
-from pegainfer.frontend.http.tools import tool_plan
 from pegainfer.frontend.json_object import JsonObject
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pegainfer.contract.errors import RequestError
+from pegainfer.frontend.http.answer.generation import Generation
+from pegainfer.frontend.http.answer.responses import encode
 from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.generation import Generation
-from pegainfer.frontend.http.responses import encode
 from pegainfer.frontend.http.responses_api.response import Response
 from pegainfer.frontend.json_object import JsonObject
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from pegainfer.frontend.http.errors import ApiError
-from pegainfer.frontend.http.limits import bad_value
-from pegainfer.frontend.http.neutral import refuse_unserved
-from pegainfer.frontend.http.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
+from pegainfer.frontend.http.request.limits import bad_value
+from pegainfer.frontend.http.request.neutral import refuse_unserved
+from pegainfer.frontend.http.request.tools import FunctionParam, NamedFunction, NamedTool, ToolParam
 from pegainfer.frontend.json_object import JsonObject
 
 SEPARATOR = "__"

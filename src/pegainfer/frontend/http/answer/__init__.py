@@ -1,0 +1,1 @@
+"""Answers: a generation and its choices on their way from the engine to the client."""

@@ -1,0 +1,1 @@
+"""Metrics of the server, records of requests, and traces."""
