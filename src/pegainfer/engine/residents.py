@@ -61,10 +61,11 @@ class Residents:
         If others of the queue outrank it, it moves up before them, so that they do not take its place now.
         """
         kv, copies = batch.home.kv.begin(seq.root, seq.hashes, hit, positions, step=batch.step)
+        kv.owner = seq.owner
         seq.kv = kv
         seq.computed = seq.planned = hit.num_tokens
         batch.copies += copies
-        self.tiering.save_hit(batch.home, hit)
+        self.tiering.save_hit(seq, batch.home, hit)
         seq.loaded = False
         self.waiting.remove(seq)
         if self.waiting.items and (best := self.waiting.items[0].rank) < seq.rank:

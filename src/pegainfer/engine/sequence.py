@@ -13,6 +13,7 @@ from pegainfer.contract.grammar import Matcher
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.adapters import Adapter
 from pegainfer.engine.fairness import Tenant
+from pegainfer.kv.eviction import Owner
 from pegainfer.kv.tables import SequenceBlocks
 
 Rank = tuple[float, int]  # lower runs first; a total order, fixed at arrival but for `Residents.enter`
@@ -58,6 +59,7 @@ class Sequence:
         "num_cached",
         "num_prompt",
         "number",
+        "owner",
         "planned",
         "preemptions",
         "prompt_logprobs",
@@ -97,6 +99,7 @@ class Sequence:
         self.request = request
         self.request_id = request.id
         self.tenant = tenant  # whose service it counts as
+        self.owner = Owner(request.priority, request.tenant)  # of its blocks in lower tiers
         self.number = number  # engine-wide, never reused
         self.index = index  # which of n
         self.seed = seed

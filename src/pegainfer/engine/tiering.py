@@ -83,7 +83,7 @@ class Tiering:
                 seq.loaded = True  # the answer would be the same at the next step
             return fine
 
-        load = tiers.load(seq, seq.hashes, seq.target, hit, spare, worth)
+        load = tiers.load(seq, seq.hashes, seq.target, hit, spare, worth, seq.owner)
         if load is None:
             return False
         joined = len(load.owners) > 1
@@ -124,11 +124,11 @@ class Tiering:
                 seq.status = Status.WAITING
                 self._waiting.add(seq)
 
-    def save_hit(self, home: DataRankState, hit: PrefixHit) -> None:
-        """A prefix is used a second time: it will be a third time."""
+    def save_hit(self, seq: Sequence, home: DataRankState, hit: PrefixHit) -> None:
+        """A prefix is used a second time, by a sequence that holds it: it will be a third time."""
         if home.kv.tiers is not None:
             for g, blocks in enumerate(hit.blocks):
-                home.kv.tiers.saver.save(g, blocks)
+                home.kv.tiers.saver.save(g, blocks, seq.owner)
 
     def save_preempted(self, seq: Sequence, home: DataRankState) -> None:
         """Before a sequence loses its blocks: they are saved where loading them beats computing them."""
@@ -143,7 +143,7 @@ class Tiering:
         price = self._cost.prefill(0, seq.computed)
         if not price or self._restores.seconds({HOST: nbytes}) <= price:
             for g, table in enumerate(kv.tables):
-                tiers.saver.save(g, table)
+                tiers.saver.save(g, table, seq.owner)
 
     def start_saves(self, batches: Iterable[Batch]) -> None:
         """Adds the transfers that nobody waits for: prefetches, saves, and spills of scarce pools."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pegainfer.contract.step import NO_BLOCK
 from pegainfer.contract.tiers import DEVICE, Tier, Transfer
 from pegainfer.kv.blocks import BlockPool
+from pegainfer.kv.eviction import NOBODY, Owner
 from pegainfer.kv.moves import Move, Moves
 from pegainfer.kv.prefix import find_prefix
 
@@ -36,11 +37,13 @@ class Saver:
         """Nothing is wanted any more."""
         self._wanted.clear()
 
-    def save(self, g: int, blocks: Iterable[int]) -> None:
-        """These device blocks of a group will be used again: those that have keys are saved soon."""
+    def save(self, g: int, blocks: Iterable[int], account: Owner = NOBODY) -> None:
+        """These used device blocks of a group serve `account` again: those that have keys are saved soon."""
         pool = self._moves.levels[g].pools[DEVICE]
         for block in blocks:
-            self._want(g, DEVICE, block, pool.key(block) if block != NO_BLOCK else None)
+            if block != NO_BLOCK:
+                pool.use_for(block, account)
+                self._want(g, DEVICE, block, pool.key(block))
 
     def _want(self, g: int, number: int, block: int, key: bytes | None) -> None:
         if key is not None and not any(pool.lookup(key) is not None for pool in self._below(g, number)):
@@ -82,7 +85,7 @@ class Saver:
             if lower.lookup(key) is not None or self._moves.coming(g, target, key) is not None:
                 return []
         for target, lower in enumerate(self._below(g, number), number + 1):
-            if lower.available:
+            if lower.takes(upper.owner(block)):
                 return [self._move_within(g, (number, block), target, key, evict=evict)]
         return []
 

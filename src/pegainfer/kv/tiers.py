@@ -20,6 +20,7 @@ from pegainfer.contract.event import TierStats
 from pegainfer.contract.step import NO_BLOCK, PageGroup, StateGroup
 from pegainfer.contract.tiers import DEVICE, Tier
 from pegainfer.kv.blocks import BlockPool
+from pegainfer.kv.eviction import NOBODY, Owner
 from pegainfer.kv.levels import Levels
 from pegainfer.kv.moves import Load, Moves
 from pegainfer.kv.prefix import PrefixHit, find_prefix
@@ -32,6 +33,10 @@ Worth = Callable[[int, int, dict[int, int]], bool]
 def always(start: int, end: int, nbytes: dict[int, int]) -> bool:
     """Loads whatever is found."""
     return True
+
+
+def _pool_of(name: str, tier: Tier, g: int) -> BlockPool:
+    return BlockPool(f"{name} ({tier.kind})", tier.num_blocks[g], by_owner=True)
 
 
 class Tiers:
@@ -56,7 +61,7 @@ class Tiers:
         self._tiers = tiers
         self._unit = unit
         self._levels = [
-            Levels([pool, *(BlockPool(f"{group.name} ({t.kind})", t.num_blocks[g]) for t in tiers)])
+            Levels([pool, *(_pool_of(group.name, tier, g) for tier in tiers)])
             for g, (group, pool) in enumerate(zip(groups, pools, strict=True))
         ]
         for number, tier in enumerate(tiers, 1):
@@ -86,6 +91,7 @@ class Tiers:
         hit: PrefixHit,
         spare: Sequence[int],
         worth: Worth = always,
+        account: Owner = NOBODY,
     ) -> Load | None:
         """Starts to load what the tiers have beyond `hit`, or joins a load that brings some of it.
 
@@ -96,6 +102,7 @@ class Tiers:
             owner: handed back when the load has ended; after one that was joined, there may be more to load.
             hashes, num_tokens: as in `find_prefix`; `hit` is what it found on the device.
             spare: device blocks of each group that must stay available.
+            account: whom the blocks serve.
         """
         found = find_prefix(self._groups, self._levels, self._unit, hashes, num_tokens)
         if found.num_tokens <= hit.num_tokens:
@@ -121,6 +128,7 @@ class Tiers:
             for place in places[g]:
                 number, block = levels.locate(place)
                 levels.pools[number].acquire(block)
+                levels.pools[number].use_for(block, account)
                 if number == DEVICE:
                     load.held.append((levels.pools[DEVICE], block))
                 else:
@@ -176,7 +184,7 @@ class Tiers:
         pools = self._levels[t.group].pools
         source, target = pools[t.source_pool], pools[t.target_pool]
         if landed and move.epoch == self._moves.epoch:
-            target.publish(t.target, t.key)
+            target.publish(t.target, t.key, source.owner(t.source))
         if not landed:
             self._failures[max(t.source_pool, t.target_pool) - 1] += 1
             if t.source_pool > t.target_pool and source.key(t.source) == t.key:
