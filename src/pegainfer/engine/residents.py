@@ -76,7 +76,7 @@ class Residents:
         """Whether a waiting sequence has no adapter or holds it; else it leaves the queue until it does."""
         if seq.adapter is not None and not seq.holds_adapter:
             if not self.adapters.claim(seq.adapter, seq):
-                self._set_aside(seq)
+                self.set_aside(seq)
                 return False
             seq.holds_adapter = True
         return True
@@ -85,7 +85,8 @@ class Residents:
         self.queue_again(self.adapters.assign(), holds_adapter=True)
         return self.adapters.take_loads(self.retired)
 
-    def _set_aside(self, seq: Sequence) -> None:
+    def set_aside(self, seq: Sequence) -> None:
+        """A sequence leaves the queue until `queue_again`."""
         self.waiting.remove(seq)
         self.loading.add(seq)
         seq.status = Status.LOADING

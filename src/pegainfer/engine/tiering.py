@@ -96,6 +96,18 @@ class Tiering:
         seq.loaded = not joined  # another one's load may bring less than there is
         return True
 
+    def pull(self, seq: Sequence, spare: Seq[int], batch: Batch) -> bool:
+        """Starts to load what there is of the prefix of a sequence that a peer prefills; see `load`."""
+        kv = batch.home.kv
+        if kv.tiers is None:
+            return False
+        hit = kv.find(seq.hashes, seq.target)
+        load = kv.tiers.load(seq, seq.hashes, seq.target, hit, spare, account=seq.owner)
+        if load is not None and len(load.owners) == 1:
+            self._started[id(load)] = self.now, {}
+            batch.transfers += load.transfers
+        return load is not None
+
     def end_transfers(self, landed: Iterable[int], failed: Iterable[int], traffic: Iterable[Traffic]) -> None:
         """Transfers have ended; sequences whose last one it was are in the queue again.
 
@@ -119,7 +131,9 @@ class Tiering:
         if not load.failed:
             self._restores.observe(nbytes, self.now - started)
         for seq in load.owners:
-            if seq.status is Status.LOADING:  # otherwise it has ended meanwhile
+            if seq.peer is not None:  # more may come
+                seq.peer.loading, seq.peer.fresh = False, True
+            elif seq.status is Status.LOADING:  # otherwise it has ended meanwhile
                 self._loading.remove(seq)
                 seq.status = Status.WAITING
                 self._waiting.add(seq)

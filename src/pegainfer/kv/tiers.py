@@ -12,15 +12,17 @@ blocks, to the next tier that has room for its group; the same goes for blocks o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TierStats
+from pegainfer.contract.peers import PeerBlock
 from pegainfer.contract.step import NO_BLOCK, PageGroup, StateGroup
 from pegainfer.contract.tiers import DEVICE, Tier
 from pegainfer.kv.blocks import BlockPool
 from pegainfer.kv.eviction import NOBODY, Owner
+from pegainfer.kv.exports import HOST, Exports
 from pegainfer.kv.levels import Levels
 from pegainfer.kv.moves import Load, Moves
 from pegainfer.kv.prefix import PrefixHit, find_prefix
@@ -69,6 +71,7 @@ class Tiers:
                 levels.pools[number].adopt(stored)
         self._moves = Moves(groups, self._levels, unit, rank, ids)
         self.saver = Saver(self._moves, tiers)
+        self.exports = Exports(self._moves, self.saver)
         self.must_reset = False  # the next plan has to reset the runner's tiers
         self._unreported: list[Load] = []  # loads that ended with nobody to tell yet
         self._hit_tokens = [0] * len(tiers)
@@ -209,6 +212,23 @@ class Tiers:
         loads, self._unreported = self._unreported, []
         return loads
 
+    def offer(self, blocks: Iterable[PeerBlock]) -> None:
+        """A peer has these blocks: they can be found, and loaded, until they are withdrawn."""
+        for block in blocks:
+            pool = self._levels[block.group].pools[-1]
+            if pool.lookup(block.key) is None and pool.available:
+                place = pool.allocate()
+                pool.publish(place, block.key)
+                pool.release(place, after=0)
+
+    def withdraw(self, blocks: Iterable[PeerBlock]) -> None:
+        """A peer does not have these blocks any more; loads under way may fail."""
+        for block in blocks:
+            pool = self._levels[block.group].pools[-1]
+            place = pool.lookup(block.key)
+            if place is not None:
+                pool.forget(place)
+
     def reset(self) -> None:
         """Forgets all that is cached in the tiers; what is on its way is not published when it lands."""
         self._moves.epoch += 1
@@ -250,4 +270,5 @@ class Tiers:
                 if pool.num_moving != moving:
                     raise InvariantError(f"{pool.name}: {pool.num_moving} blocks are spilled, not {moving}")
                 if number != DEVICE:
-                    pool.check_integrity(self._moves.holders(g, number))
+                    exported = self.exports.holders(g) if number == HOST else Counter[int]()
+                    pool.check_integrity(self._moves.holders(g, number) + exported)
