@@ -1,7 +1,7 @@
 """What the scheduler does with other engines: prompts that a peer prefills, and prompts of peers.
 
 queued ─► Prefill to a peer ─► LOADING: blocks that are ready are loaded meanwhile ─► queued again ─► Release
-a peer's prompt ─► a request that samples nothing ─► its blocks are offered as they are ready, until Release
+a peer's prompt ─► a request for one token ─► its blocks are offered as they are ready, until Release
 
 A sequence whose peer is lost or slow computes what it lacks. Nothing here depends on a peer's word: a block
 that cannot be read any more is a failed load.
@@ -147,11 +147,11 @@ class Peering:
         if not self._serves or self._tiers is None:
             raise RequestError("this engine has no host tier to offer blocks from", remedy="--kv-offload")
         request_id = REQUEST_PREFIX + message.id
-        # No token is sampled: all but the last position is computed.
+        # Its one token is nobody's: the peer computes the last position itself.
         request = GenerateRequest(
             id=request_id,
             prompt=message.prompt,
-            sampling=SamplingParams(max_tokens=0),
+            sampling=SamplingParams(max_tokens=1, temperature=0.0),
             cache_salt=message.cache_salt,
             priority=message.priority,
             tenant=message.tenant,

@@ -232,7 +232,8 @@ def prefill_child(model: Path, pipe: Connection) -> None:
     built = build_engine(model, "m", config, SCHEDULER)
     engine = InProcessEngine(built.runner, built.info, SCHEDULER, peers=built.peers)
     pipe.send(f"127.0.0.1:{port_of(engine)}")
-    signal.pause()
+    while True:
+        time.sleep(60)
 
 
 def decode_child(model: Path, pipe: Connection) -> None:
@@ -240,6 +241,7 @@ def decode_child(model: Path, pipe: Connection) -> None:
     config = dataclasses.replace(CONFIG, role="decode", prefill_peers=pipe.recv())
     built = build_engine(model, "m", config, SCHEDULER)
     engine = InProcessEngine(built.runner, built.info, SCHEDULER, peers=built.peers)
+    wait_until(lambda: peer_stats(engine)[0].connected)
     for seed in range(10**6):
         answer(engine, requests(4, seed=100 + seed), {})
         pipe.send(read_tokens(engine))
@@ -269,7 +271,7 @@ def test_requests_survive_a_prefill_engine_that_dies_or_hangs(
         assert pipe.poll(120)
         address = pipe.recv()
         want = tokens_of(answer(make(model), batch, {}))
-        decode = decode_engine(make, model, address, peer_timeout=1.0)
+        decode = decode_engine(make, model, address, peer_timeout=4.0)
         answer(decode, requests(2, seed=5), {})
         assert peer_stats(decode)[0].blocks > 0
         read = Peer.fetch
