@@ -12,6 +12,7 @@ differs, or a prompt was not computed by the peer.
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import random
@@ -51,7 +52,7 @@ class Run:
 
     def line(self) -> str:
         first = [times[0] for times in self.times.values()]
-        between = [b - a for times in self.times.values() for a, b in zip(times, times[1:], strict=False)]
+        between = [b - a for times in self.times.values() for a, b in itertools.pairwise(times)]
         figures = ""
         for values in (first, between):
             cuts = statistics.quantiles(values, n=100, method="inclusive")

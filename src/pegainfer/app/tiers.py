@@ -34,6 +34,7 @@ SAMPLES = 64  # places of each weights file that the digest reads
 SAMPLE_BYTES = 4096
 # Blocks and states of peers that the bookkeeping can know of; they take no memory here.
 PEER_BLOCKS, PEER_STATES = 1 << 15, 1 << 10
+SHARED_SLAB = 1 << 30  # bytes
 
 
 @runtime_checkable
@@ -110,7 +111,9 @@ def open_tiers(
     memory = shared_memory(config) if pinned is None else None
     for tier in planned_tiers(config, groups, at.ranks):
         if tier.kind == "host":
-            stores.append(HostStore(nbytes, tier.num_blocks, memory or pinned))
+            # Shared memory is taken as it is used, and each slab costs a descriptor.
+            slab = {"slab_bytes": SHARED_SLAB} if memory is not None else {}
+            stores.append(HostStore(nbytes, tier.num_blocks, memory or pinned, **slab))
         else:
             folder, _ = parse_disk(config.kv_offload_disk)
             folder = folder / f"rank{at.rank}" if at.ranks > 1 else folder

@@ -106,7 +106,11 @@ class Intake:
         try:
             if self._draining:
                 raise QueueFullError("the server is shutting down", retry_after=DRAIN_RETRY)
-            if request.id in self.open or request.id.startswith(REQUEST_PREFIX):
+            if request.id.startswith(REQUEST_PREFIX):
+                raise RequestError(
+                    "request ids of this form belong to peers", got=request.id[:64], param="request_id"
+                )
+            if request.id in self.open:
                 raise RequestError("a live request has this id", got=request.id[:64], param="request_id")
             if request.grammar is not None:
                 matcher = self._grammars.take(request, now)

@@ -70,6 +70,7 @@ class PrefillSide:
         self._requests: dict[str, _Request] = {}  # by the engine's id of a request
         self._outboxes: dict[str, queue.SimpleQueue[ToDecode | Ping | None]] = {}  # by session
         self._channels: set[Channel] = set()
+        self._spawning = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._deliver: Deliver = lambda message: None
@@ -104,15 +105,17 @@ class PrefillSide:
         self._listener.close()
         for channel in channels:
             channel.close()
-        for thread in self._threads:
-            thread.join()
+        while self._threads:
+            self._threads.pop().join()
 
     # On the threads
 
     def _spawn(self, work: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=work, args=args, name="kv peers", daemon=True)
-        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
-        thread.start()
+        with self._spawning:
+            self._threads = [t for t in self._threads if t.is_alive()]
+            thread.start()
+            self._threads.append(thread)
 
     def _accept(self) -> None:
         while True:

@@ -181,8 +181,9 @@ class Shared:
     def forget(self, session: str) -> None:
         """A channel was closed: its mappings go with the last view of them."""
         self._sent.pop(session, None)
-        for place in [place for place in self._mapped if place[0] == session]:
-            del self._mapped[place]
+        for place in list(self._mapped):
+            if place[0] == session:
+                del self._mapped[place]
 
 
 def transport_of(address: Address, memory: SharedMemory | None = None) -> Tcp | Shared:

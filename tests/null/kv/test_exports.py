@@ -1,4 +1,4 @@
-"""Blocks that are offered to other engines: copied to host memory as they are ready, and held until the end."""
+"""Blocks that are offered to other engines: copied to host memory as they are ready, then held."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pegainfer.contract.tiers import DEVICE, Tier, Transfer
 from pegainfer.kv.exports import HOST, Export
 from pegainfer.kv.manager import KVManager
 from pegainfer.kv.tiers import Tiers
-from tests.null.kv.test_tiers import A, B, FULL, compute, hashes, leave, manager
+from tests.null.kv.test_tiers import FULL, A, B, compute, hashes, leave, manager
 
 WINDOW = PageGroup(name="window", block_size=4, bytes_per_block=1, window=5)
 
 
-def advance(kv: KVManager, tiers: Tiers, export: Export, computed: int) -> tuple[list[PeerBlock], list[Transfer]]:
+def advance(
+    kv: KVManager, tiers: Tiers, export: Export, computed: int
+) -> tuple[list[PeerBlock], list[Transfer]]:
     """What is ready, and the copies that begin."""
     ready = tiers.exports.advance(export, computed)
     transfers = tiers.saver.spill()
