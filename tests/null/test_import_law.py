@@ -33,6 +33,7 @@ LAW: dict[str, frozenset[str]] = {
     "lower": frozenset({"kernels", "ops", "runtime"}),
     "measure": frozenset({"lower", "kernels", "ops", "runtime"}),
     "parallel": frozenset({"contract", "runtime"}),
+    "peers": frozenset({"contract", "kv/device"}),
     "runner": frozenset({"contract", "ops", "runtime", "kv", "kv/device"}),
     "models/*": frozenset({"contract", "ops", "lower", "runtime", "kv", "kv/device", "runner", "parallel"}),
     "simulate": frozenset({"contract", "engine", "kv", "measure", "models/*"}),

@@ -18,9 +18,11 @@ from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.fitting import check_fits, need_of
 from pegainfer.app.load import make_backend, open_model
+from pegainfer.app.peers import check_role
 from pegainfer.app.registry import Model
 from pegainfer.app.tiers import planned_tiers, tiers_of_rank, with_tiers
 from pegainfer.contract.handle import EngineInfo
+from pegainfer.contract.peers import PeerSide
 from pegainfer.contract.step import PageGroup, Runner, RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
@@ -45,11 +47,13 @@ class Engine:
 
     Args:
         make_policy: the line's own scheduling policy; None: the default scheduler.
+        peers: connections to other engines, which the engine's loop closes; None: there are none.
     """
 
     runner: Runner
     info: EngineInfo
     make_policy: MakePolicy | None = None
+    peers: PeerSide | None = None
 
     def policy(self, config: SchedulerConfig) -> StepPolicy:
         """The policy that schedules this engine's steps."""
@@ -87,12 +91,12 @@ def build_engine(
         groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
-        runner, device, phases = _build_runner(
+        runner, device, phases, peers = _build_runner(
             model, (path, tokenizer), groups, info, config, scheduler, profiler, gentle
         )
     seconds = {"read": read - started, **phases}
     told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
-    return Engine(runner, told, model.make_policy)
+    return Engine(runner, told, model.make_policy, peers)
 
 
 def engine_info(
@@ -132,8 +136,8 @@ def _build_runner(
     scheduler: SchedulerConfig,
     profiler: Profiler | None,
     gentle: bool,
-) -> tuple[Runner, str, dict[str, float]]:
-    """The runner, how its device is described, and seconds by phase.
+) -> tuple[Runner, str, dict[str, float], PeerSide | None]:
+    """The runner, how its device is described, seconds by phase, and connections to peers.
 
     `files`: the model's path, and that of the tokenizer that takes the place of its own.
     """
@@ -141,13 +145,14 @@ def _build_runner(
         from pegainfer.app.gpu import build_runner
 
         built = build_runner(model, files[0], groups, info, config, scheduler)
-        return built.runner, built.device, built.seconds
+        return built.runner, built.device, built.seconds, built.peers
     started = time.perf_counter()
     check_fits(need_of(model, groups, info, config.tensor_parallel_size), available_memory())
     device = ""
+    peers: PeerSide | None = None
 
     def build(memory: RankMemory | None = None) -> Runner:
-        nonlocal device
+        nonlocal device, peers
         tensors = model.tensors(info.max_model_len)
         if config.load_format == "dummy":
             tensors = {name: w if w.parts else made_up(name, w) for name, w in tensors.items()}
@@ -160,6 +165,7 @@ def _build_runner(
             bounds = with_tiers(info, tiers)
             runner = model.build(bounds, groups, backend, steps=formats, max_logprobs=max_logprobs)
             tiers.give_to(runner)
+            peers = tiers.peers
         return runner
 
     if config.tensor_parallel_size == 1:
@@ -167,8 +173,9 @@ def _build_runner(
     else:
         from pegainfer.app.ranks import cpu_ranks
 
+        check_role(config, scheduler)
         if scheduler.prefix_cache:
             planned = planned_tiers(config, groups, config.tensor_parallel_size)
             info = msgspec.structs.replace(info, tiers=planned)
         runner = cpu_ranks(build, files, info, config, scheduler)
-    return runner, device, {"pack": time.perf_counter() - started}
+    return runner, device, {"pack": time.perf_counter() - started}, peers

@@ -5,6 +5,7 @@ The scheduler's own options are engine/config.py's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from pegainfer.app.options import name_of
@@ -14,6 +15,7 @@ ACTIVATIONS = ("auto", "int8", "bf16", "f32")
 KV_DTYPES = ("auto", "f32", "f16", "bf16")
 BACKENDS = ("cpu", "reference", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
+ROLES = ("both", "prefill", "decode")
 QUANTIZATIONS = ("int4", "int8")  # ops/quantize_on_load.py
 
 
@@ -90,6 +92,35 @@ class EngineConfig:
         metadata={
             "help": "Folder and size of a disk tier for KV blocks, as /var/cache/kv:200GiB. It outlives the "
             "server. One engine a folder."
+        },
+    )
+    role: str = field(
+        default="both",
+        metadata={
+            "help": "both: an engine alone; prefill: computes prompts of decode engines, too; decode: lets "
+            "the engines of --prefill-peers compute its prompts, and loads their blocks.",
+        },
+    )
+    peer_listen: str = field(
+        default="127.0.0.1:7600",
+        metadata={
+            "help": "With --role prefill: where decode engines connect, HOST:PORT or unix:PATH; the latter "
+            "shares memory with engines on this host."
+        },
+    )
+    prefill_peers: str = field(
+        default="",
+        metadata={"help": "With --role decode: addresses of prefill engines, separated by commas."},
+    )
+    peer_secret_file: str = field(
+        default="",
+        metadata={"help": "File of the secret that peers share; needed for addresses of other machines."},
+    )
+    peer_timeout: float = field(
+        default=5.0,
+        metadata={
+            "help": "Seconds without a word of a peer after which it counts as lost, or as too slow for a "
+            "prompt, which is then computed here."
         },
     )
     tensor_parallel_size: int = field(
@@ -171,6 +202,7 @@ class EngineConfig:
             "kv_dtype": KV_DTYPES,
             "backend": BACKENDS,
             "load_format": LOAD_FORMATS,
+            "role": ROLES,
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
@@ -189,6 +221,8 @@ class EngineConfig:
             raise ConfigError("bad snapshot_share", expected="0 ≤ share < 1", got=self.snapshot_share)
         if type(self.kv_offload) is not int or self.kv_offload < 0:
             raise ConfigError("bad kv_offload", expected="bytes, 0 or more", got=repr(self.kv_offload))
+        if not 0.0 < self.peer_timeout < math.inf:
+            raise ConfigError("bad peer_timeout", expected="seconds > 0", got=self.peer_timeout)
         if self.device_ordinal < 0:
             raise ConfigError("bad device_ordinal", expected="0 or more", got=self.device_ordinal)
 

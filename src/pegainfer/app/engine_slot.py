@@ -106,7 +106,9 @@ def make_engine(found: LLMOptions, tokenizer: Tokenizer) -> InProcessEngine:
     )
     grammars = LLGuidanceGrammars(partial(vocabulary_of, tokenizer), built.info.vocab_size)
     policy = built.policy(found.scheduler)
-    return InProcessEngine(built.runner, built.info, found.scheduler, policy=policy, grammars=grammars)
+    return InProcessEngine(
+        built.runner, built.info, found.scheduler, policy=policy, grammars=grammars, peers=built.peers
+    )
 
 
 def weight_files(path: Path) -> list[Path]:

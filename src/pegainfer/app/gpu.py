@@ -17,6 +17,7 @@ from pegainfer.app.memory import divide
 from pegainfer.app.registry import Model
 from pegainfer.app.tiers import tiers_of_rank, with_tiers
 from pegainfer.contract.errors import ConfigError
+from pegainfer.contract.peers import PeerSide
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.device.layout import GroupLayout
@@ -61,6 +62,7 @@ class Built:
     runner: CudaRunner
     device: str  # one line
     seconds: dict[str, float]  # by phase
+    peers: PeerSide | None  # connections to other engines
 
 
 def build_runner(
@@ -117,7 +119,7 @@ def build_runner(
     clock.append(time.perf_counter())
     phases = ("context", "plan", "graphs", "weights")  # the last: what is left of them then
     seconds = {name: clock[i + 1] - clock[i] for i, name in enumerate(phases)}
-    return Built(runner, backend.describe(), seconds)
+    return Built(runner, backend.describe(), seconds, tiers.peers)
 
 
 def fit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,20 +14,27 @@ import msgspec
 
 from pegainfer import __version__
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.peers import check_role, decode_side, prefill_side, shared_memory
 from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.contract.peers import PeerSide
 from pegainfer.contract.step import Runner, RunnerInfo
 from pegainfer.contract.tiers import Tier
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.device.disk import DiskStore, record_bytes
 from pegainfer.kv.device.layout import GroupLayout, PageLayout, block_bytes
-from pegainfer.kv.device.store import BlockStore, HostStore, reserve
+from pegainfer.kv.device.store import Allocate, BlockStore, HostStore, reserve
 from pegainfer.ops.ranks import TensorRank
+from pegainfer.peers.decode import PeerStore
 
 if TYPE_CHECKING:
     from pegainfer.kv.device.cuda_copies import PinnedMemory
+    from pegainfer.peers.transport import SharedMemory
 
 SAMPLES = 64  # places of each weights file that the digest reads
 SAMPLE_BYTES = 4096
+# Blocks and states of peers that the bookkeeping can know of; they take no memory here.
+PEER_BLOCKS, PEER_STATES = 1 << 15, 1 << 10
+SHARED_SLAB = 1 << 30  # bytes
 
 
 @runtime_checkable
@@ -43,6 +51,7 @@ class OpenTiers:
     tiers: tuple[Tier, ...] = ()
     stores: tuple[BlockStore, ...] = ()
     free: Callable[[], None] | None = None  # gives their memory back, once they are closed
+    peers: PeerSide | None = None
 
     def give_to(self, runner: Runner) -> None:
         """The runner, whose bounds have the tiers, takes over the stores. Raises UnsupportedError."""
@@ -52,6 +61,8 @@ class OpenTiers:
             runner.use_tiers(self.stores, self.free)
 
     def close(self) -> None:
+        if self.peers is not None:
+            self.peers.close()
         for store in self.stores:
             store.close()
         if self.free is not None:
@@ -96,9 +107,13 @@ def open_tiers(
     nbytes = [block_bytes(g) for g in groups]
     tiers: list[Tier] = []
     stores: list[BlockStore] = []
+    free = pinned.close if pinned is not None else None
+    memory = shared_memory(config) if pinned is None else None
     for tier in planned_tiers(config, groups, at.ranks):
         if tier.kind == "host":
-            stores.append(HostStore(nbytes, tier.num_blocks, pinned))
+            # Shared memory is taken as it is used, and each slab costs a descriptor.
+            slab = {"slab_bytes": SHARED_SLAB} if memory is not None else {}
+            stores.append(HostStore(nbytes, tier.num_blocks, memory or pinned, **slab))
         else:
             folder, _ = parse_disk(config.kv_offload_disk)
             folder = folder / f"rank{at.rank}" if at.ranks > 1 else folder
@@ -107,7 +122,38 @@ def open_tiers(
             tier = msgspec.structs.replace(tier, stored=disk.stored())
             stores.append(disk)
         tiers.append(tier)
-    return OpenTiers(tuple(tiers), tuple(stores), pinned.close if pinned is not None else None)
+    opened = OpenTiers(tuple(tiers), tuple(stores), memory.close if memory is not None else free)
+    if config.role == "both":
+        return opened
+    try:
+        digest = content_digest(config, groups, path, at, times=False)
+        return with_peers(opened, config, digest, groups, memory, pinned or reserve)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def with_peers(
+    opened: OpenTiers,
+    config: EngineConfig,
+    digest: bytes,
+    groups: Sequence[GroupLayout],
+    memory: SharedMemory | None,
+    allocate: Allocate,
+) -> OpenTiers:
+    """The tiers with the connections of a prefill or decode engine. Raises ConfigError.
+
+    Args:
+        memory: of the host tier, where other processes can map it.
+        allocate: makes buffers for blocks.
+    """
+    if config.role == "prefill":
+        return dataclasses.replace(opened, peers=prefill_side(config, digest, opened.stores[0], memory))
+    side = decode_side(config, digest)
+    store = PeerStore(side, [block_bytes(g) for g in groups], allocate)
+    sizes = tuple(PEER_BLOCKS if isinstance(g, PageLayout) else PEER_STATES for g in groups)
+    tier = Tier(kind="peer", num_blocks=sizes)
+    return OpenTiers((*opened.tiers, tier), (*opened.stores, store), opened.free, side)
 
 
 def planned_tiers(config: EngineConfig, groups: Sequence[GroupLayout], ranks: int) -> tuple[Tier, ...]:
@@ -138,6 +184,7 @@ def tiers_of_rank(
 
     There are none without a prefix cache. Raises ConfigError.
     """
+    check_role(config, scheduler)
     tiers = open_tiers(config, groups, path, at, pinned) if scheduler.prefix_cache else OpenTiers()
     try:
         yield tiers
@@ -166,11 +213,21 @@ def _check(blocks: Sequence[int], nbytes: int, where: str) -> None:
         )  # fmt: skip
 
 
-def content_digest(config: EngineConfig, groups: Sequence[GroupLayout], path: Path, at: TensorRank) -> bytes:
+def content_digest(
+    config: EngineConfig,
+    groups: Sequence[GroupLayout],
+    path: Path,
+    at: TensorRank,
+    *,
+    times: bool = True,
+) -> bytes:
     """32 bytes that differ wherever the same tokens may leave other bytes in a block.
 
     That is the model (names, sizes, times of change and samples of its files: to read them whole would take
     longer than the start), how it is computed, the layout of blocks, the shard, and this package's version.
+
+    Args:
+        times: whether times of change count, which differ between copies of a file.
     """
     h = hashlib.sha256(b"pegainfer-tier-1")
     computed = (
@@ -184,7 +241,7 @@ def content_digest(config: EngineConfig, groups: Sequence[GroupLayout], path: Pa
     h.update(repr((computed, at.rank, at.ranks, groups)).encode())
     for file in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
         stat = file.stat()
-        h.update(repr((file.name, stat.st_size, stat.st_mtime_ns)).encode())
+        h.update(repr((file.name, stat.st_size, stat.st_mtime_ns if times else 0)).encode())
         with open(file, "rb") as opened:
             for i in range(SAMPLES):
                 opened.seek(i * stat.st_size // SAMPLES)

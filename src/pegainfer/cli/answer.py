@@ -40,8 +40,9 @@ def running(target: Target) -> Iterator[tuple[InProcessEngine, EngineInfo]]:
 
     built = build(target.spec)
     engine = InProcessEngine(
-        built.runner, built.info, target.spec.scheduler, policy=built.policy(target.spec.scheduler)
-    )
+        built.runner, built.info, target.spec.scheduler, policy=built.policy(target.spec.scheduler),
+        peers=built.peers,
+    )  # fmt: skip
     try:
         yield engine, built.info
     finally:

@@ -139,7 +139,9 @@ def engine(
     built = build(target.spec, steps.profiler if steps else None)
     tracer = steps.tracer if steps else None
     config = target.spec.scheduler
-    running = InProcessEngine(built.runner, built.info, config, policy=built.policy(config), tracer=tracer)
+    running = InProcessEngine(
+        built.runner, built.info, config, policy=built.policy(config), tracer=tracer, peers=built.peers
+    )
     profiles: dict[Case, CaseProfile] = {}
     try:
         driver = _Driver(running, bench.context)

@@ -104,7 +104,7 @@ def _ladder(spec: EngineSpec, bench: TierBenchFlags) -> dict[int, Rung]:
     from pegainfer.engine.inprocess import InProcessEngine
 
     built = build(spec)
-    running = InProcessEngine(built.runner, built.info, spec.scheduler)
+    running = InProcessEngine(built.runner, built.info, spec.scheduler, peers=built.peers)
     try:
         most = built.info.max_model_len - 2
         if max(bench.tokens) > most:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pegainfer.cli.bisect import Difference
 
 SAMPLE_TEXT = "The quick brown fox jumps over the lazy dog, and 42 of its friends look on."
+DISK = "--kv-offload-disk"
 BISECT_TOKENS = 4  # decoded after the prompt, so that both kinds of step are compared
 # Relative error of one op's output that counts as wrong, by activations: float32 sums in another order differ
 # by some 1e-6 an op, and errors add up over the layers; int8 rounds each activation to 1 of 127 steps;
@@ -66,17 +67,18 @@ def doctor(
 ) -> int:
     """Say what this machine can do.
 
-    Exits with 1 if something that serving needs is missing. With --plan or --bisect, looks into one model.
+    Exits with 1 if something that serving needs is missing. With --kv-offload-disk, measures the folder of a
+    disk tier. With --plan or --bisect, looks into one model.
     """
     if not (ask.plan or ask.bisect):
-        ignored = [model] if model is not None else sorted(given - {"--plan", "--bisect"})
+        ignored = [model] if model is not None else sorted(given - {"--plan", "--bisect", DISK})
         if ignored:
             raise ConfigError(
                 "the machine's check takes no model and no flags",
                 got=" ".join(ignored),
                 remedy="add --plan or --bisect to look into a model, or leave it out",
             )
-        lines = list(_machine())
+        lines = list(_machine(engine.kv_offload_disk))
         for name, state, _ in lines:
             print(f"{name:14} {state}")
         return int(not all(good for *_, good in lines))
@@ -88,9 +90,10 @@ def doctor(
     return _bisect(target, ask.text) if ask.bisect else 0
 
 
-def _machine() -> Iterator[tuple[str, str, bool]]:
-    """(what, how it is, whether that is good enough to serve)."""
+def _machine(disk: str) -> Iterator[tuple[str, str, bool]]:
+    """(what, how it is, whether that is good enough to serve). `disk`: kv_offload_disk."""
     from pegainfer.app.cache import DEFAULT_MODEL, cached_model
+    from pegainfer.cli.links import copy_bandwidth
     from pegainfer.cli.machine import cpu_model, memory_bytes, num_cores, read_bandwidth
     from pegainfer.runtime.user_cache import cache_folder
 
@@ -99,6 +102,9 @@ def _machine() -> Iterator[tuple[str, str, bool]]:
     yield "cpu", f"{cpu_model()}, {cores} cores usable, {memory_bytes() / 2**30:.1f} GiB of memory", True
     one, every = read_bandwidth(1), read_bandwidth(cores)
     yield "bandwidth", f"{one:.1f} GB/s read by one thread, {every:.1f} by {cores}", True
+    yield "memory copy", f"{copy_bandwidth():.1f} GB/s by one thread", True
+    if disk:
+        yield "disk tier", *_disk(disk)
     try:
         from pegainfer.kernels.cpu.library import LIBRARY, isa_name, supported_isas
 
@@ -121,7 +127,31 @@ def _gpu() -> str:
 
     engine = EngineConfig()
     reason = why_not(engine)
-    return f"cannot be used: {reason}" if reason is not None else describe(engine)
+    return f"cannot be used: {reason}" if reason is not None else f"{describe(engine)}; {_gpu_link(engine)}"
+
+
+def _gpu_link(engine: EngineConfig) -> str:
+    """Bandwidths between the host's memory and the GPU's."""
+    from pegainfer.cli.links import device_bandwidth
+
+    try:
+        up, down = device_bandwidth(engine.device_ordinal)
+    except PegaError as error:
+        return f"its link could not be measured: {error}"
+    return f"{up:.1f} GB/s to it and {down:.1f} GB/s from it, page-locked memory"
+
+
+def _disk(text: str) -> tuple[str, bool]:
+    """Bandwidths of a disk tier's folder, and whether it can be used."""
+    from pegainfer.app.tiers import parse_disk
+    from pegainfer.cli.links import disk_bandwidth
+
+    try:
+        folder, _ = parse_disk(text)
+        write, read = disk_bandwidth(folder)
+    except PegaError as error:
+        return f"MISSING: {error}", False
+    return f"{folder}: {write:.2f} GB/s written, {read:.2f} GB/s read, checksums included", True
 
 
 def _print_plan(target: Target, ask: DoctorFlags) -> None:

@@ -84,6 +84,7 @@ def main(device: str) -> int:
         make_policy=lambda _, config: engine.policy(config),
         grammars=lambda info: make_grammars(spec, info),
         op_times=op_times,
+        peers=lambda: engine.peers,
     )
 
 

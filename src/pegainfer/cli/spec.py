@@ -106,6 +106,10 @@ def _build_null(spec: EngineSpec) -> Engine:
             got="kv_offload" if spec.engine.kv_offload else "kv_offload_disk",
             remedy="name a model",
         )
+    if spec.engine.role != "both":
+        raise ConfigError(
+            "the null device has no blocks for peers", got=spec.engine.role, remedy="name a model"
+        )
     defaults = NullConfig()
     data_ranks = spec.engine.data_parallel_size
     config = NullConfig(

@@ -9,6 +9,7 @@ import msgspec
 
 from pegainfer.contract.errors import PegaError, error_fields, restored_error
 from pegainfer.contract.experts import ExpertTokens
+from pegainfer.contract.peers import PeerStats
 
 
 class FinishReason(StrEnum):
@@ -135,6 +136,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     price_ratio_sum: float = 0.0
     slow_steps: int = 0  # of these, steps that took SLOW_RATIO times their price or more
     tiers: tuple[TierStats, ...] = ()  # below the device, the fastest first
+    peers: tuple[PeerStats, ...] = ()  # prefill peers of a decode engine
     # Summed by stage: schedule, launch, mask, wait, commit, emit; and stage, which a GPU's launch contains.
     host_seconds: dict[str, float] = {}
     experts: ExpertTokens | None = None  # where the runner counts them

@@ -52,6 +52,13 @@ class SchedulerConfig:
         default=0.0,
         metadata={"help": "A request that was not started for so long is given up with 504; 0: never."},
     )
+    peer_min_tokens: int = field(
+        default=64,
+        metadata={
+            "help": "With --role decode: prompts that lack fewer tokens are computed here, not by a peer.",
+            "parse": "count",
+        },
+    )
     max_n: int = field(default=128, metadata={"help": "Most continuations of one request."})
     max_logprobs: int = field(
         default=20, metadata={"help": "Most logprobs a position that a request may ask for."}
@@ -74,6 +81,7 @@ class SchedulerConfig:
             "max_waiting_requests",
             "max_waiting_tokens",
             "max_n",
+            "peer_min_tokens",
         )
         for name in at_least_one:
             value = getattr(self, name)

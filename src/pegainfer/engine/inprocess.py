@@ -12,6 +12,7 @@ from pegainfer.contract.errors import EngineDeadError, PegaError, RequestError
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import DoneSink, EngineInfo, EventSink, PendingCalls
+from pegainfer.contract.peers import PeerSide
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Runner, StepPolicy, Tracer
 from pegainfer.contract.trace import StepSink, StepTrace
@@ -36,6 +37,7 @@ class InProcessEngine:
         tracer: Tracer | None = None,
         grammars: GrammarFactory | None = None,
         clock: Clock = time.monotonic,
+        peers: PeerSide | None = None,
     ) -> None:
         """Starts the engine's thread, which closes `runner` at the end.
 
@@ -43,6 +45,7 @@ class InProcessEngine:
             policy: replaces the scheduler.
             grammars: None: requests with a grammar are refused.
             clock: seconds, of all timings.
+            peers: connections to other engines, closed at the end.
         """
         self._info = info
         self._lock = threading.Lock()
@@ -54,8 +57,9 @@ class InProcessEngine:
         policy = policy or Scheduler(runner.info, config)
         max_wait = config.max_wait_seconds
         self._loop = EngineLoop(
-            runner, policy, self, tracer=tracer, grammars=grammars, max_wait=max_wait, clock=clock
-        )
+            runner, policy, self, tracer=tracer, grammars=grammars, max_wait=max_wait, clock=clock,
+            peers=peers,
+        )  # fmt: skip
         self._loop.start()
 
     @property

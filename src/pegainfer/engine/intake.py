@@ -6,11 +6,13 @@ from pegainfer.contract.codec import Cancel, LoadAdapter, ResetPrefixCache, Unlo
 from pegainfer.contract.errors import PegaError, QueueFullError, RequestError
 from pegainfer.contract.event import FinishReason, TokenEvent
 from pegainfer.contract.grammar import Matcher
+from pegainfer.contract.peers import PeerPolicy, Prefill
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import StepPolicy
 from pegainfer.engine.adapter_loader import AdapterLoaded, AdapterRead
 from pegainfer.engine.controls import Control, Controls
 from pegainfer.engine.grammars import Compiled, Grammars
+from pegainfer.engine.peering import REQUEST_PREFIX
 from pegainfer.engine.pipeline import Clock
 from pegainfer.engine.sink import EngineSink
 from pegainfer.engine.snapshots import Snapshots
@@ -78,6 +80,13 @@ class Intake:
                 return self._controls.obey(message)
         return []
 
+    def prefill(self, message: Prefill, peering: PeerPolicy) -> None:
+        """Takes a peer's prompt. Raises PegaError."""
+        if self._draining:
+            raise QueueFullError("the engine is shutting down", retry_after=DRAIN_RETRY)
+        peering.prefill_for_peer(message, self._clock())
+        self.open[REQUEST_PREFIX + message.id] = {0}
+
     def _cancel(self, cancel: Cancel) -> list[TokenEvent]:
         if cancel.index is not None and self._grammars.keep_cancel(cancel):
             return []
@@ -97,6 +106,10 @@ class Intake:
         try:
             if self._draining:
                 raise QueueFullError("the server is shutting down", retry_after=DRAIN_RETRY)
+            if request.id.startswith(REQUEST_PREFIX):
+                raise RequestError(
+                    "request ids of this form belong to peers", got=request.id[:64], param="request_id"
+                )
             if request.id in self.open:
                 raise RequestError("a live request has this id", got=request.id[:64], param="request_id")
             if request.grammar is not None:

@@ -18,6 +18,15 @@ from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.experts import CountingRunner
 from pegainfer.contract.grammar import GrammarFactory
+from pegainfer.contract.peers import (
+    Ended,
+    PeerSide,
+    Prefill,
+    Produced,
+    Release,
+    ToDecode,
+    ToPrefill,
+)
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Preparing, Runner, StepPolicy, Tracer
 from pegainfer.contract.trace import OpTimes
@@ -25,6 +34,7 @@ from pegainfer.engine.controls import Controls
 from pegainfer.engine.grammars import Grammars
 from pegainfer.engine.inbox import Inbox
 from pegainfer.engine.intake import Intake, Message
+from pegainfer.engine.peers import PeerFilter, Peers
 from pegainfer.engine.pipeline import Clock, Pipeline, describe
 from pegainfer.engine.sink import EngineSink
 from pegainfer.engine.snapshots import Snapshots
@@ -49,22 +59,27 @@ class EngineLoop:
         grammars: GrammarFactory | None = None,
         max_wait: float = 0.0,
         op_times: OpTimes | None = None,
+        peers: PeerSide | None = None,
     ) -> None:
         """
         Args:
             max_wait: the policy's, for requests that it does not have yet: seconds; 0: no bound.
             op_times: of the runner's device, for traces.
+            peers: connections to other engines, closed at the end. Raises UnsupportedError where the policy
+                knows of no peers.
         """
         self._runner = runner
         self._policy = policy
-        self._sink = sink
+        self._peers = Peers(peers, policy) if peers is not None else None
+        self._sink = sink = sink if self._peers is None else PeerFilter(sink)
         self._clock = clock
-        self._inbox: Inbox[Message | Trace] = Inbox()
+        self._inbox: Inbox[Message | Trace | ToPrefill | ToDecode] = Inbox()
         self._grammars = Grammars(grammars, self._inbox.put, max_wait)
         self._pipeline = Pipeline(runner, policy, self._grammars.masks, tracer, clock, sink.steps, op_times)
         self._recorder = self._pipeline.recorder
         experts = runner.expert_tokens if isinstance(runner, CountingRunner) else lambda: None
-        self._snapshots = Snapshots(policy, self._pipeline.seconds, experts)
+        peer_stats = tuple if peers is None else peers.stats
+        self._snapshots = Snapshots(policy, self._pipeline.seconds, experts, peer_stats)
         self._controls = Controls(runner, policy, sink, self._inbox.put, clock)
         self._intake = Intake(policy, sink, self._grammars, self._snapshots, self._controls, clock)
         self._closing = False
@@ -79,6 +94,8 @@ class EngineLoop:
     def start(self) -> None:
         """Starts the engine's thread. Once only."""
         self._snapshots.take(self._clock())
+        if self._peers is not None:
+            self._peers.start(self._inbox.put)
         self._thread.start()
 
     def submit(self, request: GenerateRequest) -> None:
@@ -158,18 +175,23 @@ class EngineLoop:
         for message in self._inbox.take():
             if isinstance(message, Trace):
                 self._recorder.switch(message.on, self._clock())
+            elif isinstance(message, Prefill | Release | Produced | Ended):
+                if self._peers is not None:
+                    self._peers.obey(message, self._intake)
             else:
                 self._emit(self._intake.obey(message))
         self._emit(self._grammars.expired(self._clock()))
         launched = self._launch()
         self._controls.serve()
+        if self._peers is not None:
+            self._peers.send()
         if launched:
             return
         if self._pipeline:
             self._emit(self._pipeline.commit())
         elif not self._policy.has_work():
             self._rest()
-        elif self._controls.num_loading:
+        elif self._controls.num_loading or (self._peers is not None and self._peers.are_awaited()):
             self._resting = True
             self._wait()
             self._resting = False
@@ -256,6 +278,8 @@ class EngineLoop:
         if events:
             self._sink.events(events, None)
         self._controls.close()
+        if self._peers is not None:
+            self._peers.close()
         try:
             self._runner.close()
         except Exception:

@@ -38,6 +38,7 @@ from pegainfer.contract.event import EngineStats, TokenEvent
 from pegainfer.contract.frames import FrameReader
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.handle import EngineInfo
+from pegainfer.contract.peers import PeerSide
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy, Tracer
 from pegainfer.contract.trace import OpTimes, StepTrace
@@ -63,6 +64,7 @@ def serve_engine(
     grammars: Callable[[EngineInfo], GrammarFactory] | None = None,
     op_times: OpTimes | None = None,
     connect_seconds: float = CONNECT_SECONDS,
+    peers: Callable[[], PeerSide | None] = lambda: None,
 ) -> int:
     """Builds an engine and serves one front until that hangs up or asks for the end; returns the exit code.
 
@@ -71,6 +73,7 @@ def serve_engine(
 
     Args:
         op_times: of the runner's device, for traces.
+        peers: gives the connections to other engines once the engine is built.
         grammars: makes the factory of matchers once the engine is built; None: grammars are refused.
 
     Raises ConfigError where the socket cannot be made.
@@ -99,7 +102,9 @@ def serve_engine(
     gc.freeze()
     gc.enable()
     with front:
-        server = _Server(front, runner, info, policy, tracer, grammars and grammars(info), config, op_times)
+        server = _Server(
+            front, runner, info, policy, tracer, grammars and grammars(info), config, op_times, peers()
+        )
         return server.run(config.watchdog_seconds)
 
 
@@ -143,13 +148,14 @@ class _Server:
         grammars: GrammarFactory | None,
         config: SchedulerConfig,
         op_times: OpTimes | None,
+        peers: PeerSide | None,
     ) -> None:
         self._front = front
         self._info = info
         self._writer = Writer(front)
         self._loop = EngineLoop(
             runner, policy, self, tracer=tracer, grammars=grammars, max_wait=config.max_wait_seconds,
-            op_times=op_times,
+            op_times=op_times, peers=peers,
         )  # fmt: skip
         self._code = EXIT_OK
         self._terms = 0

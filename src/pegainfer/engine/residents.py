@@ -61,10 +61,11 @@ class Residents:
         If others of the queue outrank it, it moves up before them, so that they do not take its place now.
         """
         kv, copies = batch.home.kv.begin(seq.root, seq.hashes, hit, positions, step=batch.step)
+        kv.owner = seq.owner
         seq.kv = kv
         seq.computed = seq.planned = hit.num_tokens
         batch.copies += copies
-        self.tiering.save_hit(batch.home, hit)
+        self.tiering.save_hit(seq, batch.home, hit)
         seq.loaded = False
         self.waiting.remove(seq)
         if self.waiting.items and (best := self.waiting.items[0].rank) < seq.rank:
@@ -75,7 +76,7 @@ class Residents:
         """Whether a waiting sequence has no adapter or holds it; else it leaves the queue until it does."""
         if seq.adapter is not None and not seq.holds_adapter:
             if not self.adapters.claim(seq.adapter, seq):
-                self._set_aside(seq)
+                self.set_aside(seq)
                 return False
             seq.holds_adapter = True
         return True
@@ -84,7 +85,8 @@ class Residents:
         self.queue_again(self.adapters.assign(), holds_adapter=True)
         return self.adapters.take_loads(self.retired)
 
-    def _set_aside(self, seq: Sequence) -> None:
+    def set_aside(self, seq: Sequence) -> None:
+        """A sequence leaves the queue until `queue_again`."""
         self.waiting.remove(seq)
         self.loading.add(seq)
         seq.status = Status.LOADING

@@ -29,9 +29,11 @@ from pegainfer.engine.cost import StepCost, StepLoad, load_of
 from pegainfer.engine.data_rank import DataRankState
 from pegainfer.engine.early_ends import EarlyEnds
 from pegainfer.engine.outcomes import Outcomes
+from pegainfer.engine.peering import Peering
 from pegainfer.engine.planner import Planner
 from pegainfer.engine.residents import Residents
 from pegainfer.engine.sequence import Sequence, Status
+from pegainfer.engine.stats import scheduler_stats
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
@@ -72,6 +74,9 @@ class Scheduler:
         rng = rng or random.Random(self.config.seed)
         self._admission = Admission(info, self.config, self._residents, self._outcomes, rng)
         self._early_ends = EarlyEnds(self.config, self._outcomes)
+        self.peering = Peering(
+            self._residents, info, self.config.peer_min_tokens, self.add, self.cancel, self._live
+        )
         self._max_prefill = min(info.max_tokens, self.config.max_prefill_tokens or info.max_tokens)
         self._flight: deque[_Flight] = deque()
         # Sequences of the last plan's rows if each row sampled after one known token; those rows' drafts.
@@ -101,10 +106,11 @@ class Scheduler:
         if parent.num_prompt == 1 or parent.limit == parent.num_prompt:  # nothing to share before the fork
             for child in family[1:]:
                 waiting.add(child)
-            return
-        parent.children = family[1:]
-        for child in parent.children:
-            child.status = Status.HELD
+        else:
+            parent.children = family[1:]
+            for child in parent.children:
+                child.status = Status.HELD
+        self.peering.queue(parent)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """Ends a request's sequences, or the one of `index`, at the next `schedule`; unknown ids are ignored.
@@ -131,9 +137,10 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         for home in self._residents.homes:
             home.kv.reset_prefix_cache()
+        self.peering.reset()
 
     def has_work(self) -> bool:
-        return bool(self._live or self._flight or self._residents.tiering.has_work)
+        return bool(self._live or self._flight or self._residents.tiering.has_work or self.peering.is_pending)
 
     # A step
 
@@ -144,23 +151,27 @@ class Scheduler:
         residents = self._residents
         tiering = residents.tiering
         tiering.now = now
-        if len(self._flight) >= self.config.pipeline_depth or not (self._live or tiering.has_work):
+        if len(self._flight) >= self.config.pipeline_depth or not self.has_work():
             return None, events
         info, batches = self.info, []
         for home in residents.homes:
             batches.append(
                 Batch(self._step + 1, home, info.max_tokens, self._max_prefill, self._drafts(home))
             )
+        if info.tiers:
+            self.peering.pull(batches[0])
         self._planner.fill(batches)
         if info.tiers:
+            self.peering.serve()
             tiering.start_saves(batches)
+            self.peering.serve()
         batch = batches[0] if len(batches) == 1 else merged(batches)
         batch.reset_tiers = tiering.take_reset()
         if not (batch.decodes or batch.prefills or batch.transfers or batch.reset_tiers):
             if self._flight or not (self._live or tiering.in_flight):
                 return None, events
             if not tiering.in_flight:
-                if residents.adapters.is_loading:
+                if residents.adapters.is_loading or self.peering.awaits_peers():
                     return None, events
                 raise InvariantError("no sequence can make progress and nothing is in flight")
         self._step = batch.step
@@ -250,36 +261,8 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """A snapshot; what only the loop knows (host seconds) is left to it."""
-        residents, c, running = self._residents, self._counters, self._residents.num_running
-        pools = [home.kv.pools[0] for home in residents.homes]
-        return EngineStats(
-            running=running,
-            waiting=sum(len(family) for family in self._live.values()) - running,
-            loading=len(residents.loading),
-            tiers=residents.tiering.stats(),
-            free_blocks=sum(pool.available for pool in pools),
-            total_blocks=sum(pool.num_blocks for pool in pools),
-            steps=c.steps,
-            last_step=c.last_step,
-            in_flight=len(self._flight),
-            preemptions=residents.num_preemptions,
-            prompt_tokens=c.prompt_tokens,
-            cached_tokens=c.cached_tokens,
-            generation_tokens=c.generation_tokens,
-            prefix_queries=c.prefix_queries,
-            prefix_hits=c.prefix_hits,
-            rejections=c.rejections,
-            adapter_loads=residents.adapters.num_loads,
-            finished=dict(c.finished),
-            step_seconds=c.step_seconds,
-            kind_steps=dict(c.kind_steps),
-            kind_seconds=dict(c.kind_seconds),
-            step_sizes=tuple(c.step_sizes),
-            step_tokens=c.step_tokens,
-            price_ratios=tuple(c.price_ratios),
-            price_ratio_sum=c.price_ratio_sum,
-            slow_steps=c.slow_steps,
-        )
+        live = sum(map(len, self._live.values()))
+        return scheduler_stats(self._residents, self._counters, live, len(self._flight))
 
     def check_integrity(self) -> None:
         """Raises InvariantError if any container is inconsistent, or a live sequence is in no queue."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
 
 from pegainfer.contract.event import TokenLogprob
 from pegainfer.contract.grammar import Matcher
+from pegainfer.contract.peers import PeerBlock
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.adapters import Adapter
 from pegainfer.engine.fairness import Tenant
+from pegainfer.kv.eviction import Owner
 from pegainfer.kv.tables import SequenceBlocks
 
 Rank = tuple[float, int]  # lower runs first; a total order, fixed at arrival but for `Residents.enter`
@@ -21,9 +24,19 @@ Rank = tuple[float, int]  # lower runs first; a total order, fixed at arrival bu
 class Status(Enum):
     HELD = "held"  # waits to be forked from its parent
     WAITING = "waiting"  # in the queue, new or preempted
-    LOADING = "loading"  # waits for its adapter, or its prefix from a lower tier; then it is queued again
+    LOADING = "loading"  # waits for its adapter, a peer, or its prefix from a lower tier
     RUNNING = "running"  # owns a slot and block tables
     FINISHED = "finished"  # its finish event is out; rows in flight are wasted
+
+
+@dataclass(slots=True, eq=False)
+class PeerWait:
+    """What a sequence knows of the peer that prefills its prompt."""
+
+    blocks: list[PeerBlock] = field(default_factory=list)  # that the peer has offered
+    fresh: bool = False  # the peer has said something that no load has looked at
+    loading: bool = False  # a load is under way
+    ended: bool = False  # the peer offers no more
 
 
 class Sequence:
@@ -58,6 +71,8 @@ class Sequence:
         "num_cached",
         "num_prompt",
         "number",
+        "owner",
+        "peer",
         "planned",
         "preemptions",
         "prompt_logprobs",
@@ -97,6 +112,7 @@ class Sequence:
         self.request = request
         self.request_id = request.id
         self.tenant = tenant  # whose service it counts as
+        self.owner = Owner(request.priority, request.tenant)  # of its blocks in lower tiers
         self.number = number  # engine-wide, never reused
         self.index = index  # which of n
         self.seed = seed
@@ -125,6 +141,7 @@ class Sequence:
         self.uncommitted = 0  # tokens that they may commit at most; 0 where none of them samples
         self.last_step = 0  # the last plan that has a row of it
         self.children: list[Sequence] = []  # HELD, forked when all but the last prompt token is computed
+        self.peer: PeerWait | None = None  # while it waits for a peer's prefill
         self.loaded = False  # a prefix was loaded for it since it last ran: once is enough
         # What its events carry
         self.entered = False  # whether it was admitted before: the first time counts in statistics

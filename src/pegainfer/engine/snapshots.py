@@ -8,6 +8,7 @@ import msgspec
 
 from pegainfer.contract.event import EngineStats
 from pegainfer.contract.experts import ExpertTokens
+from pegainfer.contract.peers import PeerStats
 from pegainfer.contract.step import StepPolicy
 
 STATS_PERIOD = 0.05  # seconds between two snapshots while steps go on; finishes and idleness bring their own
@@ -21,15 +22,17 @@ class Snapshots:
         policy: StepPolicy,
         host_seconds: Mapping[str, float],
         expert_tokens: Callable[[], ExpertTokens | None] = lambda: None,
+        peers: Callable[[], tuple[PeerStats, ...]] = tuple,
     ) -> None:
         """
         Args:
             host_seconds: as EngineStats has them; read at each snapshot.
-            expert_tokens: likewise; called at each snapshot.
+            expert_tokens, peers: likewise; called at each snapshot.
         """
         self._policy = policy
         self._host_seconds = host_seconds
         self._expert_tokens = expert_tokens
+        self._peers = peers
         self._at = 0.0
         self._quiet = False  # the last one says that the engine is idle
         self._refusals = 0
@@ -43,6 +46,7 @@ class Snapshots:
             rejections=stats.rejections + self._refusals,
             host_seconds=dict(self._host_seconds),
             experts=self._expert_tokens(),
+            peers=self._peers(),
         )
         self._at = now
         return self.latest

@@ -83,7 +83,7 @@ class Tiering:
                 seq.loaded = True  # the answer would be the same at the next step
             return fine
 
-        load = tiers.load(seq, seq.hashes, seq.target, hit, spare, worth)
+        load = tiers.load(seq, seq.hashes, seq.target, hit, spare, worth, seq.owner)
         if load is None:
             return False
         joined = len(load.owners) > 1
@@ -95,6 +95,18 @@ class Tiering:
         seq.status = Status.LOADING
         seq.loaded = not joined  # another one's load may bring less than there is
         return True
+
+    def pull(self, seq: Sequence, spare: Seq[int], batch: Batch) -> bool:
+        """Starts to load what there is of the prefix of a sequence that a peer prefills; see `load`."""
+        kv = batch.home.kv
+        if kv.tiers is None:
+            return False
+        hit = kv.find(seq.hashes, seq.target)
+        load = kv.tiers.load(seq, seq.hashes, seq.target, hit, spare, account=seq.owner)
+        if load is not None and len(load.owners) == 1:
+            self._started[id(load)] = self.now, {}
+            batch.transfers += load.transfers
+        return load is not None
 
     def end_transfers(self, landed: Iterable[int], failed: Iterable[int], traffic: Iterable[Traffic]) -> None:
         """Transfers have ended; sequences whose last one it was are in the queue again.
@@ -119,16 +131,18 @@ class Tiering:
         if not load.failed:
             self._restores.observe(nbytes, self.now - started)
         for seq in load.owners:
-            if seq.status is Status.LOADING:  # otherwise it has ended meanwhile
+            if seq.peer is not None:  # more may come
+                seq.peer.loading, seq.peer.fresh = False, True
+            elif seq.status is Status.LOADING:  # otherwise it has ended meanwhile
                 self._loading.remove(seq)
                 seq.status = Status.WAITING
                 self._waiting.add(seq)
 
-    def save_hit(self, home: DataRankState, hit: PrefixHit) -> None:
-        """A prefix is used a second time: it will be a third time."""
+    def save_hit(self, seq: Sequence, home: DataRankState, hit: PrefixHit) -> None:
+        """A prefix is used a second time, by a sequence that holds it: it will be a third time."""
         if home.kv.tiers is not None:
             for g, blocks in enumerate(hit.blocks):
-                home.kv.tiers.saver.save(g, blocks)
+                home.kv.tiers.saver.save(g, blocks, seq.owner)
 
     def save_preempted(self, seq: Sequence, home: DataRankState) -> None:
         """Before a sequence loses its blocks: they are saved where loading them beats computing them."""
@@ -143,7 +157,7 @@ class Tiering:
         price = self._cost.prefill(0, seq.computed)
         if not price or self._restores.seconds({HOST: nbytes}) <= price:
             for g, table in enumerate(kv.tables):
-                tiers.saver.save(g, table)
+                tiers.saver.save(g, table, seq.owner)
 
     def start_saves(self, batches: Iterable[Batch]) -> None:
         """Adds the transfers that nobody waits for: prefetches, saves, and spills of scarce pools."""

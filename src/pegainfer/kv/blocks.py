@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from pegainfer.contract.errors import InvariantError
+from pegainfer.kv.eviction import NOBODY, OwnedBlocks, Owner
 
 MOST_USES = 3  # a block that was hit more often is passed over no longer than one that was hit so often
 
@@ -27,6 +28,7 @@ class BlockPool:
         "_free",
         "_index",
         "_keys",
+        "_owners",
         "_refs",
         "_retired",
         "_uses",
@@ -37,7 +39,8 @@ class BlockPool:
         "num_moving",
     )
 
-    def __init__(self, name: str, num_blocks: int) -> None:
+    def __init__(self, name: str, num_blocks: int, *, by_owner: bool = False) -> None:
+        """`by_owner`: evicts by priority and tenant (kv/eviction.py) instead of by age alone."""
         self.name = name
         self.num_blocks = num_blocks
         self.num_deferred = 0  # references that wait for a plan
@@ -49,7 +52,10 @@ class BlockPool:
         self._uses = bytearray(num_blocks)  # evictions that a cached block is still passed over for
         self._keys: list[bytes | None] = [None] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the last freed is the warmest
-        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._owners = [NOBODY] * num_blocks  # of used and cached blocks
+        self._cached: OrderedDict[int, None] = (  # oldest first
+            OwnedBlocks(num_blocks, self._owners) if by_owner else OrderedDict()
+        )
         self._index: dict[bytes, int] = {}
         self._deferred: dict[int, list[int]] = {}  # step -> one entry a reference
         self._retired = 0  # the highest retired step; steps count from 1
@@ -115,8 +121,23 @@ class BlockPool:
         at most."""
         self._uses[block] = min(MOST_USES, self._uses[block] + 1)
 
+    def owner(self, block: int) -> Owner:
+        """On whose account a used or cached block is kept."""
+        return self._owners[block]
+
+    def use_for(self, block: int, owner: Owner) -> None:
+        """A used block serves `owner`: it is as important as its most important user, and the latest's."""
+        self._owners[block] = Owner(min(owner.priority, self._owners[block].priority), owner.tenant)
+
+    def takes(self, owner: Owner) -> bool:
+        """Whether a block of `owner` finds room: a free block, or one that is no more important."""
+        if self._free or not isinstance(self._cached, OwnedBlocks):
+            return self.available > 0
+        return self._cached.yields_to(owner)
+
     def allocate(self) -> int:
-        """A block with one reference and no key; evicts the cached block released longest ago if it must."""
+        """A block with one reference and no key; evicts a cached block if it must, the one released longest
+        ago or the least important one."""
         if self._free:
             block = self._free.pop()
         elif self._cached:
@@ -167,7 +188,7 @@ class BlockPool:
             self.num_deferred -= len(blocks)
             self._drop(blocks)
 
-    def publish(self, block: int, key: bytes) -> None:
+    def publish(self, block: int, key: bytes, owner: Owner = NOBODY) -> None:
         """Lets `key` find a used block. The first block of a key stays; a second copy remains private."""
         if self._refs[block] == 0:
             raise InvariantError(f"KV group '{self.name}': block {block} published without an owner")
@@ -178,6 +199,7 @@ class BlockPool:
             raise InvariantError(f"KV group '{self.name}': block {block} already holds another key")
         self._keys[block] = key
         self._index[key] = block
+        self._owners[block] = owner
 
     def discard(self, block: int, key: bytes) -> None:
         """Forgets a cached block that still holds `key`, so that it is free; otherwise does nothing."""

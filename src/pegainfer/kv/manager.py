@@ -16,7 +16,7 @@ from pegainfer.kv.integrity import check_group
 from pegainfer.kv.layout import layout_of
 from pegainfer.kv.prefix import PrefixHit, find_prefix, first_in_window
 from pegainfer.kv.states import StateKeeper
-from pegainfer.kv.tables import UNBOUNDED, Growth, SequenceBlocks
+from pegainfer.kv.tables import UNBOUNDED, Growth, SequenceBlocks, held
 from pegainfer.kv.tiers import Tiers
 
 
@@ -134,7 +134,7 @@ class KVManager:
     def _left_by(self, hit: PrefixHit, g: int) -> int:
         """Available blocks of a group once the hit's cached blocks are revived."""
         pool = self.pools[g]
-        return pool.available - pool.num_idle(_held(hit.blocks[g]))
+        return pool.available - pool.num_idle(held(hit.blocks[g]))
 
     def begin(
         self, root: bytes, hashes: Sequence[bytes], hit: PrefixHit, positions: int, *, step: int
@@ -147,7 +147,7 @@ class KVManager:
         copies: list[BlockCopy] = []
         # All hits are acquired first: an allocation may evict what nobody holds.
         for pool, kept in zip(self.pools, hit.blocks, strict=True):
-            pool.acquire(*_held(kept))
+            pool.acquire(*held(kept))
         for g, group in enumerate(self.groups):
             pool, kept, table = self.pools[g], hit.blocks[g], seq.tables[g]
             if isinstance(group, StateGroup):
@@ -158,7 +158,7 @@ class KVManager:
                 continue
             table.extend(kept)
             table.extend(pool.allocate() for _ in range(-(-positions // group.block_size) - len(kept)))
-            seq.firsts[g] = len(kept) - len(_held(kept))
+            seq.firsts[g] = len(kept) - len(held(kept))
         seq.published = hit.num_tokens // self.unit
         self._set_capacity(seq)
         self._live.add(seq)
@@ -193,6 +193,7 @@ class KVManager:
         child = SequenceBlocks(
             parent.root, parent.hashes[: computed // self.unit], len(self.groups), parent.epoch
         )
+        child.owner = parent.owner
         child.published = len(child.hashes)  # the parent publishes them
         copies: list[BlockCopy] = []
         for g, group in enumerate(self.groups):
@@ -202,7 +203,7 @@ class KVManager:
                 continue
             full = computed // group.block_size
             child.firsts[g] = parent.firsts[g]
-            pool.acquire(*_held(source[:full]))
+            pool.acquire(*held(source[:full]))
             table.extend(source[:full])
             if computed % group.block_size:
                 self._copy(g, source[full], table, step, copies)
@@ -219,7 +220,7 @@ class KVManager:
             self.states.release(seq, after)
         for pool, table in zip(self.pools, seq.tables, strict=True):
             # The tail goes first, so that the head of a prefix is evicted last.
-            pool.release(*_held(table)[::-1], after=after)
+            pool.release(*held(table)[::-1], after=after)
 
     def trim(self, seq: SequenceBlocks, computed: int, after: int) -> None:
         """Releases window blocks that no row from position `computed` on can read."""
@@ -251,7 +252,7 @@ class KVManager:
                 if end % group.block_size == 0:
                     block = seq.tables[g][end // group.block_size - 1]
                     if block != NO_BLOCK:
-                        pool.publish(block, seq.hashes[i])
+                        pool.publish(block, seq.hashes[i], seq.owner)
         seq.published = units
 
     def extend_hashes(self, seq: SequenceBlocks, tokens: array[int], units: int) -> None:
@@ -293,8 +294,3 @@ class KVManager:
             check_group(g, group, self.pools[g], self._live, moving)
         if self.tiers is not None:
             self.tiers.check_integrity()
-
-
-def _held(table: Sequence[int]) -> Sequence[int]:
-    """A table's blocks without what lies before a window."""
-    return table if not table or table[0] != NO_BLOCK else [b for b in table if b != NO_BLOCK]

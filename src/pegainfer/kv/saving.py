@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pegainfer.contract.step import NO_BLOCK
 from pegainfer.contract.tiers import DEVICE, Tier, Transfer
 from pegainfer.kv.blocks import BlockPool
+from pegainfer.kv.eviction import NOBODY, Owner
 from pegainfer.kv.moves import Move, Moves
 from pegainfer.kv.prefix import find_prefix
 
@@ -21,10 +22,12 @@ class Saver:
     def __init__(self, moves: Moves, tiers: Sequence[Tier]) -> None:
         self._moves = moves
         self._kinds = [tier.kind for tier in tiers]
+        # The last tier that keeps what is copied to it; peers below it are only read.
+        self._lowest = sum(kind != "peer" for kind in self._kinds)
         # Blocks to be saved: (group, pool number, block) -> the key that the block had.
         self._wanted: OrderedDict[tuple[int, int, int], bytes] = OrderedDict()
         for levels in moves.levels:
-            for pool in levels.pools[:-1]:
+            for pool in levels.pools[: self._lowest]:
                 pool.fresh = OrderedDict()
 
     @property
@@ -36,18 +39,28 @@ class Saver:
         """Nothing is wanted any more."""
         self._wanted.clear()
 
-    def save(self, g: int, blocks: Iterable[int]) -> None:
-        """These device blocks of a group will be used again: those that have keys are saved soon."""
+    def save(self, g: int, blocks: Iterable[int], account: Owner = NOBODY) -> None:
+        """These used device blocks of a group serve `account` again: those that have keys are saved soon."""
         pool = self._moves.levels[g].pools[DEVICE]
         for block in blocks:
-            self._want(g, DEVICE, block, pool.key(block) if block != NO_BLOCK else None)
+            if block != NO_BLOCK:
+                pool.use_for(block, account)
+                self._want(g, DEVICE, block, pool.key(block))
+
+    def save_cached(self, g: int, block: int) -> None:
+        """A device block of a group, used or cached, is saved soon."""
+        self._want(g, DEVICE, block, self._moves.levels[g].pools[DEVICE].key(block))
+
+    def wants(self, g: int, block: int | None, key: bytes) -> bool:
+        """Whether a device block is to be saved under this key."""
+        return block is not None and self._wanted.get((g, DEVICE, block)) == key
 
     def _want(self, g: int, number: int, block: int, key: bytes | None) -> None:
         if key is not None and not any(pool.lookup(key) is not None for pool in self._below(g, number)):
             self._wanted[g, number, block] = key
 
     def _below(self, g: int, number: int) -> Sequence[BlockPool]:
-        return self._moves.levels[g].pools[number + 1 :]
+        return self._moves.levels[g].pools[number + 1 : self._lowest + 1]
 
     def spill(self) -> list[Transfer]:
         """Transfers that bring saved blocks, and the longest-released ones of scarce pools, one tier down."""
@@ -59,7 +72,7 @@ class Saver:
                 if upper.key(block) == key:
                     out += self._spill(g, number, block, evict=False)
         for g, levels in enumerate(self._moves.levels):
-            for number, upper in enumerate(levels.pools[:-1]):
+            for number, upper in enumerate(levels.pools[: self._lowest]):
                 fresh = upper.fresh
                 assert fresh is not None
                 scarce = upper.num_blocks // SPILL_BELOW + 1
@@ -82,7 +95,7 @@ class Saver:
             if lower.lookup(key) is not None or self._moves.coming(g, target, key) is not None:
                 return []
         for target, lower in enumerate(self._below(g, number), number + 1):
-            if lower.available:
+            if lower.takes(upper.owner(block)):
                 return [self._move_within(g, (number, block), target, key, evict=evict)]
         return []
 
@@ -111,7 +124,7 @@ class Saver:
                 source, target = levels.pools[number], levels.pools[host]
                 key = m.key_of(g, i, hashes, found.num_tokens)
                 busy = source.num_moving >= self._most(target) or m.coming(g, host, key) is not None
-                if number > host and target.num_free and not busy:
+                if host < number <= self._lowest and target.num_free and not busy:
                     out.append(self._move_within(g, (number, block), host, key, evict=False))
         return out
 

@@ -110,7 +110,7 @@ class StateKeeper:
                 seq.rolling = [(pool, state, key) for _, pool, state in pending.states]
             for _, pool, state in pending.states:
                 if publish:
-                    pool.publish(state, key)
+                    pool.publish(state, key, seq.owner)
                 if not seq.released:
                     pool.release(state, after=pending.step)
 

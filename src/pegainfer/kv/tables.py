@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pegainfer.contract.step import NO_BLOCK
 from pegainfer.kv.blocks import BlockPool
+from pegainfer.kv.eviction import NOBODY
 
 UNBOUNDED = 1 << 62  # positions; the reach of a sequence that has no page group
 
@@ -28,6 +30,7 @@ class SequenceBlocks:
         "epoch",
         "firsts",
         "hashes",
+        "owner",
         "pending",
         "published",
         "released",
@@ -37,6 +40,7 @@ class SequenceBlocks:
     )
 
     def __init__(self, root: bytes, hashes: Sequence[bytes], num_groups: int, epoch: int = 0) -> None:
+        self.owner = NOBODY  # of the blocks that it publishes
         self.root = root  # parent of the first hash
         self.hashes = list(hashes)  # one a full unit, of prompt tokens and of what was computed since
         self.published = 0  # units that were offered to the prefix index
@@ -51,3 +55,8 @@ class SequenceBlocks:
 
 
 Growth = list[tuple[int, tuple[int, ...]]]  # (group, blocks appended)
+
+
+def held(table: Sequence[int]) -> Sequence[int]:
+    """A table's blocks without what lies before a window."""
+    return table if not table or table[0] != NO_BLOCK else [b for b in table if b != NO_BLOCK]

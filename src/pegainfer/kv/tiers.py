@@ -12,14 +12,17 @@ blocks, to the next tier that has room for its group; the same goes for blocks o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.event import TierStats
+from pegainfer.contract.peers import PeerBlock
 from pegainfer.contract.step import NO_BLOCK, PageGroup, StateGroup
 from pegainfer.contract.tiers import DEVICE, Tier
 from pegainfer.kv.blocks import BlockPool
+from pegainfer.kv.eviction import NOBODY, Owner
+from pegainfer.kv.exports import HOST, Exports
 from pegainfer.kv.levels import Levels
 from pegainfer.kv.moves import Load, Moves
 from pegainfer.kv.prefix import PrefixHit, find_prefix
@@ -32,6 +35,10 @@ Worth = Callable[[int, int, dict[int, int]], bool]
 def always(start: int, end: int, nbytes: dict[int, int]) -> bool:
     """Loads whatever is found."""
     return True
+
+
+def _pool_of(name: str, tier: Tier, g: int) -> BlockPool:
+    return BlockPool(f"{name} ({tier.kind})", tier.num_blocks[g], by_owner=True)
 
 
 class Tiers:
@@ -56,7 +63,7 @@ class Tiers:
         self._tiers = tiers
         self._unit = unit
         self._levels = [
-            Levels([pool, *(BlockPool(f"{group.name} ({t.kind})", t.num_blocks[g]) for t in tiers)])
+            Levels([pool, *(_pool_of(group.name, tier, g) for tier in tiers)])
             for g, (group, pool) in enumerate(zip(groups, pools, strict=True))
         ]
         for number, tier in enumerate(tiers, 1):
@@ -64,6 +71,7 @@ class Tiers:
                 levels.pools[number].adopt(stored)
         self._moves = Moves(groups, self._levels, unit, rank, ids)
         self.saver = Saver(self._moves, tiers)
+        self.exports = Exports(self._moves, self.saver)
         self.must_reset = False  # the next plan has to reset the runner's tiers
         self._unreported: list[Load] = []  # loads that ended with nobody to tell yet
         self._hit_tokens = [0] * len(tiers)
@@ -86,6 +94,7 @@ class Tiers:
         hit: PrefixHit,
         spare: Sequence[int],
         worth: Worth = always,
+        account: Owner = NOBODY,
     ) -> Load | None:
         """Starts to load what the tiers have beyond `hit`, or joins a load that brings some of it.
 
@@ -96,6 +105,7 @@ class Tiers:
             owner: handed back when the load has ended; after one that was joined, there may be more to load.
             hashes, num_tokens: as in `find_prefix`; `hit` is what it found on the device.
             spare: device blocks of each group that must stay available.
+            account: whom the blocks serve.
         """
         found = find_prefix(self._groups, self._levels, self._unit, hashes, num_tokens)
         if found.num_tokens <= hit.num_tokens:
@@ -121,6 +131,7 @@ class Tiers:
             for place in places[g]:
                 number, block = levels.locate(place)
                 levels.pools[number].acquire(block)
+                levels.pools[number].use_for(block, account)
                 if number == DEVICE:
                     load.held.append((levels.pools[DEVICE], block))
                 else:
@@ -176,7 +187,7 @@ class Tiers:
         pools = self._levels[t.group].pools
         source, target = pools[t.source_pool], pools[t.target_pool]
         if landed and move.epoch == self._moves.epoch:
-            target.publish(t.target, t.key)
+            target.publish(t.target, t.key, source.owner(t.source))
         if not landed:
             self._failures[max(t.source_pool, t.target_pool) - 1] += 1
             if t.source_pool > t.target_pool and source.key(t.source) == t.key:
@@ -200,6 +211,23 @@ class Tiers:
         """The loads whose last transfer has ended since the last call; their blocks are cached."""
         loads, self._unreported = self._unreported, []
         return loads
+
+    def offer(self, blocks: Iterable[PeerBlock]) -> None:
+        """A peer has these blocks: they can be found, and loaded, until they are withdrawn."""
+        for block in blocks:
+            pool = self._levels[block.group].pools[-1]
+            if pool.lookup(block.key) is None and pool.available:
+                place = pool.allocate()
+                pool.publish(place, block.key)
+                pool.release(place, after=0)
+
+    def withdraw(self, blocks: Iterable[PeerBlock]) -> None:
+        """A peer does not have these blocks any more; loads under way may fail."""
+        for block in blocks:
+            pool = self._levels[block.group].pools[-1]
+            place = pool.lookup(block.key)
+            if place is not None:
+                pool.forget(place)
 
     def reset(self) -> None:
         """Forgets all that is cached in the tiers; what is on its way is not published when it lands."""
@@ -242,4 +270,5 @@ class Tiers:
                 if pool.num_moving != moving:
                     raise InvariantError(f"{pool.name}: {pool.num_moving} blocks are spilled, not {moving}")
                 if number != DEVICE:
-                    pool.check_integrity(self._moves.holders(g, number))
+                    exported = self.exports.holders(g) if number == HOST else Counter[int]()
+                    pool.check_integrity(self._moves.holders(g, number) + exported)

@@ -10,15 +10,25 @@ from tests.support.default_model import default_model
 from tests.support.server import pega
 
 
-def test_doctor_names_what_it_found() -> None:
-    done = pega("doctor")
+def test_doctor_names_what_it_found(tmp_path: Path) -> None:
+    done = pega("doctor", "--kv-offload-disk", f"{tmp_path}:1GiB")
     assert done.returncode == 0, done.stdout
+    rates = r"[0-9.]+ GB/s written, [0-9.]+ GB/s read, checksums included"
+    assert re.search(rf"^disk tier +{re.escape(str(tmp_path))}: {rates}$", done.stdout, re.MULTILINE)
+    assert re.search(r"^memory copy +[0-9.]+ GB/s by one thread$", done.stdout, re.MULTILINE)
+    assert list(tmp_path.iterdir()) == []  # nothing of the measurement stays
     found = dict(
         line.split(maxsplit=1) for line in done.stdout.replace("cpu kernels", "kernels").splitlines()
     )
     assert re.search(r"\d cores usable", found["cpu"])
     assert re.search(r"GB/s read by one thread", found["bandwidth"])
     assert re.match(r"(avx512|avx2|portable) chosen of .*portable", found["kernels"])
+
+
+def test_doctor_says_what_keeps_a_disk_tier_from_being_used(tmp_path: Path) -> None:
+    done = pega("doctor", "--kv-offload-disk", f"{tmp_path / 'none'}:1GiB")
+    assert done.returncode == 1
+    assert re.search(r"^disk tier +MISSING: no such folder", done.stdout, re.MULTILINE)
 
 
 def test_the_plan_has_every_layer_with_bytes_and_flops() -> None:

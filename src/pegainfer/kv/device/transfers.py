@@ -2,7 +2,8 @@
 
     start ─► to the device   ─► a thread ─┐
           ─► from the device ─► a thread ─┼─► ended ─► collect
-          ─► to or from a disk ─► threads ┘
+          ─► to or from a disk ─► threads ┤
+          ─► from a peer ───────► threads ┘
 
 Each of the first two takes what waits in batches, whose copies overlap where the device copies
 asynchronously. Of what waits for a disk, loads go first. Copies and file access release the GIL.
@@ -29,6 +30,7 @@ from pegainfer.kv.device.store import BlockStore, Bytes
 
 log = logging.getLogger(__name__)
 
+PEER_THREADS = 4  # reads from peers that may be under way at once
 DISK_THREADS = 4  # reads and writes of a disk that may be under way at once
 BATCH = 32  # copies between memories that one wait serves
 
@@ -85,13 +87,15 @@ class Transfers:
         self._stores = stores
         self._block_bytes = block_bytes
         self._free = free
-        self._up, self._down, self._disk = Entries(), Entries(), Entries()
+        self._up, self._down, self._disk, self._peer = Entries(), Entries(), Entries(), Entries()
         self._ended: queue.SimpleQueue[_Done] = queue.SimpleQueue()
         self._in_flight = 0
-        disks = DISK_THREADS if "disk" in self._kinds else 0
+        self._queues = [(self._up, BATCH), (self._down, BATCH)]  # of each thread, and what it takes at once
+        self._queues += [(self._disk, 1)] * (DISK_THREADS if "disk" in self._kinds else 0)
+        self._queues += [(self._peer, 1)] * (PEER_THREADS if "peer" in self._kinds else 0)
         self._threads = [
-            threading.Thread(target=self._work, args=(entries, most), name="kv transfers", daemon=True)
-            for entries, most in ((self._up, BATCH), (self._down, BATCH), *[(self._disk, 1)] * disks)
+            threading.Thread(target=self._work, args=args, name="kv transfers", daemon=True)
+            for args in self._queues
         ]
         for thread in self._threads:
             thread.start()
@@ -108,8 +112,9 @@ class Transfers:
         for t in transfers:
             pools = {t.source_pool, t.target_pool} - {DEVICE}
             up = t.target_pool == DEVICE
-            on_disk = any(self._kinds[pool - 1] == "disk" for pool in pools)
-            (self._disk if on_disk else self._up if up else self._down).put((int(not up), t.id, t))
+            kinds = {self._kinds[pool - 1] for pool in pools}
+            slow = self._peer if "peer" in kinds else self._disk if "disk" in kinds else None
+            (slow or (self._up if up else self._down)).put((int(not up), t.id, t))
             self._in_flight += 1
 
     def add_ended(self, plan: StepPlan, result: StepResult) -> StepResult:
@@ -145,7 +150,7 @@ class Transfers:
 
     def close(self) -> None:
         """Ends the transfers under way, drops those that wait, and closes the stores."""
-        for i, entries in enumerate((self._up, self._down, *[self._disk] * DISK_THREADS)):
+        for i, (entries, _) in enumerate(self._queues):
             entries.put((-1, i, None))
         for store in self._stores:
             store.stop_waiting()

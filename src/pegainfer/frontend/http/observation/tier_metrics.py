@@ -1,4 +1,4 @@
-"""Figures of the KV tiers on the metrics page; none without tiers."""
+"""Figures of the KV tiers and of prefill peers on the metrics page; none without them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ _COUNTERS = {
     "failures": ("kv_tier_failures", "Copies to or from a tier that failed; what a load lacks is computed."),
     "refused_loads": ("kv_tier_refused_loads", "Prefixes computed because to load them would take longer."),
 }
+# Fields of PeerStats.
+_PEER_GAUGES = {
+    "connected": ("kv_peer_connected", "Whether a prefill peer is connected."),
+    "outstanding": ("kv_peer_outstanding", "Prompts that a prefill peer is computing."),
+}
+_PEER_COUNTERS = {
+    "requests": ("kv_peer_requests", "Prompts that a prefill peer was asked to compute."),
+    "failures": ("kv_peer_failures", "Of these, prompts that it did not finish; they were computed here."),
+    "blocks": ("kv_peer_blocks", "Blocks and states read from a prefill peer."),
+    "nbytes": ("kv_peer_read_bytes", "Bytes of these blocks."),
+    "seconds": ("kv_peer_read_seconds", "Time of these reads, summed; reads overlap."),
+}
 
 
 def tier_families(prefix: str, model: str, stats: EngineStats) -> Iterator[Metric]:
@@ -41,4 +53,10 @@ def tier_families(prefix: str, model: str, stats: EngineStats) -> Iterator[Metri
             family = kind(prefix + name, text, labels=["model_name", "tier"])
             for tier in stats.tiers:
                 family.add_metric([model, tier.kind], getattr(tier, field))
+            yield family
+    for fields, kind in ((_PEER_GAUGES, GaugeMetricFamily), (_PEER_COUNTERS, CounterMetricFamily)):
+        for field, (name, text) in fields.items() if stats.peers else ():
+            family = kind(prefix + name, text, labels=["model_name", "peer"])
+            for peer in stats.peers:
+                family.add_metric([model, peer.address], getattr(peer, field))
             yield family

@@ -1,0 +1,80 @@
+"""What connections to peers need: addresses, the secret, the digest that both sides must have, patience."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pegainfer.contract.errors import ConfigError
+
+LEAST_SECRET = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Address:
+    """HOST:PORT for TCP, or the path of a Unix socket, over which memory is shared."""
+
+    text: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no other machine can connect."""
+        if self.path:
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """
+    Attributes:
+        digest: of all that the bytes of a block depend on, 32 bytes; a peer with another one is refused.
+        secret: known to both sides; b"" where all addresses are local.
+        seconds: without a word from a peer until it counts as lost, or as too slow for a request.
+    """
+
+    digest: bytes
+    secret: bytes
+    seconds: float
+
+
+def parse_address(text: str, where: str) -> Address:
+    """Raises ConfigError."""
+    if text.startswith("unix:") and len(text) > 5:
+        return Address(text, path=str(Path(text[5:]).expanduser().absolute()))
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(
+            "bad address of a peer", expected="HOST:PORT or unix:PATH", got=repr(text), where=where
+        )
+    return Address(text, host=host.strip("[]"), port=int(port))
+
+
+def read_secret(path: str, addresses: list[Address]) -> bytes:
+    """The secret in a file; b"" without one. Raises ConfigError where an address needs a longer one."""
+    if not path:
+        for address in addresses:
+            if not address.is_local:
+                raise ConfigError(
+                    "peers on other machines need a shared secret", got=address.text,
+                    where="peer_secret_file",
+                    remedy="write 32 random bytes, as hex, to a file that both engines can read",
+                )  # fmt: skip
+        return b""
+    try:
+        secret = Path(path).expanduser().read_bytes().strip()
+    except OSError as error:
+        raise ConfigError("cannot read the peers' secret", got=str(error), where="peer_secret_file") from None
+    if len(secret) < LEAST_SECRET:
+        raise ConfigError(
+            "the peers' secret is too short", expected=f"{LEAST_SECRET} bytes or more", got=len(secret),
+            where=path,
+        )  # fmt: skip
+    return secret
