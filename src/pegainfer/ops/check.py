@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.ops.compose import dtype_name, one_call, run_reference, staged_inputs
 from pegainfer.ops import float8
+from pegainfer.ops.compose import dtype_name, one_call, run_reference, staged_inputs
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.spec import Arrays, Case, OpSpec, Role, Tolerance

@@ -38,7 +38,7 @@ def from_e4m3(bits: Array) -> Array:
 
 
 def to_e4m3(values: Array) -> Array:
-    """Bits of the nearest numbers, ties to even. What lies past the largest becomes the largest; NaN stays."""
+    """Bits of the nearest numbers, ties to even; of what lies past the largest those of the largest."""
     plain = np.asarray(values, np.float32)
     size = np.abs(plain)
     # Midpoints between neighbours, which are exact in float32; a tie goes to the even one of both bits.

@@ -29,8 +29,8 @@ KEY = "quantization_config"
 # more digits here, those of the KV cache (ops/kv_scales.py), and the identity order of GPTQ files without act
 # order.
 _IGNORED = (
-    "*.weight_shape", "*.input_scale", "*.input_zero_point", "*.input_global_scale", "*.k_scale", "*.v_scale", "*.kv_scale",
-    "*.k_proj.output_scale", "*.v_proj.output_scale",
+    "*.weight_shape", "*.input_scale", "*.input_zero_point", "*.input_global_scale", "*.k_scale", "*.v_scale",
+    "*.kv_scale", "*.k_proj.output_scale", "*.v_proj.output_scale",
 )  # fmt: skip
 
 

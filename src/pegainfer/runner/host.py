@@ -204,8 +204,8 @@ class HostRunner(ServesAdapters):
         if not self._clipped and isinstance(forward, CountsClipped) and forward.clipped:
             self._clipped = True
             log.warning(
-                "the fp8 KV cache clips keys or values of this model (%d so far are past 448 times their scale);"
-                " answers suffer: choose another --kv-cache-dtype", forward.clipped,
+                "the fp8 KV cache clips keys or values of this model, which changes its answers: %d are"
+                " past 448 times their scale so far; choose another --kv-cache-dtype", forward.clipped,
             )  # fmt: skip
 
     def _sample(self, handle: Task[_Step], masks: dict[int, bytes]) -> StepResult:
