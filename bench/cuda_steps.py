@@ -1,6 +1,7 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
+    [--kv-cache-dtype fp8]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pegainfer.app.assemble import build_engine
-from pegainfer.app.config import EngineConfig
+from pegainfer.app.config import KV_DTYPES, EngineConfig
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import NewSlot, PageGroup, Row, Runner, SlotBlocks, StepPlan
 from pegainfer.engine.config import SchedulerConfig
@@ -105,6 +106,7 @@ def main() -> None:
     p.add_argument("--prefill", type=int, nargs="+", default=[1024])
     p.add_argument("--dummy", action="store_true")
     p.add_argument("--drawn", action="store_true")
+    p.add_argument("--kv-cache-dtype", default="auto", choices=KV_DTYPES)
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
     a = p.parse_args()
@@ -113,6 +115,7 @@ def main() -> None:
         backend="cuda",
         load_format="dummy" if a.dummy else "auto",
         max_model_len=length,
+        kv_dtype=a.kv_cache_dtype,
         cuda_graph=not a.no_graph,
     )
     began = time.perf_counter()
@@ -146,6 +149,7 @@ def main() -> None:
                 "device": engine.info.device,
                 "model": engine.info.model,
                 "startup": phases,
+                "kv": config.kv_format,
             }
             f.write(json.dumps({**head, **row}) + "\n")
 

@@ -90,7 +90,7 @@ def test_sixteen_bits_are_as_near_as_they_can_be(spec: OpSpec, dtype: str, ctx: 
     assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("spec", [s for s, dtype in SIXTEEN if dtype == "bf16" and E4M3 in caches(s)], ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [s for s in SPECS if E4M3 in caches(s)], ids=lambda s: s.name)
 def test_a_cache_of_eight_bits_beside_bf16(spec: OpSpec, ctx: CudaContext) -> None:
     count, faults = 0, []
     for case in suitable_cases(spec, crc32(spec.name.encode()), {"kv": E4M3}):
