@@ -3,11 +3,11 @@
     python bench/cuda_attention.py [--layers 36] [--decode 1x1024 8x8192] [--prefill 1x1024 1x1024/16384]
         [--kv-cache-dtype bf16 fp8]
 
-ROWSxCONTEXT, for prefill ROWSxNEW/CONTEXT where tokens are cached. Heads as in Qwen3-4B (32 query, 8 KV, of
-128) in bf16, the cache in each of the given formats, rows with blocks of their own. `--layers`: how far apart
-the blocks of one layer lie: all layers of a block are contiguous. As in a step, a small launch that writes the
-queries goes before each layer's: launches of attention alone would run into each other. Its own time is taken
-off.
+ROWSxCONTEXT, for prefill ROWSxNEW/CONTEXT where tokens are cached. Heads as in Qwen3-4B (32 query, 8 KV,
+of 128) in bf16, the cache in each of the given formats, rows with blocks of their own. `--layers`: how far
+apart the blocks of one layer lie: all layers of a block are contiguous. As in a step, a small launch that
+writes the queries goes before each layer's: launches of attention alone would run into each other. Its own
+time is taken off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A KV cache of 8-bit floats on the CPU: against the references, with scales, and what is told of clipping."""
+"""A KV cache of 8-bit floats on the CPU: beside the references, with scales, and what is told of clipping."""
 
 from __future__ import annotations
 
