@@ -39,14 +39,14 @@ def from_e4m3(bits: Array) -> Array:
 
 def to_e4m3(values: Array) -> Array:
     """Bits of the nearest numbers, ties to even; of what lies past the largest those of the largest."""
-    plain = np.asarray(values, np.float32)
-    size = np.abs(plain)
+    given = np.asarray(values, np.float32)
+    size = np.abs(given)
     # Midpoints between neighbours, which are exact in float32; a tie goes to the even one of both bits.
     middle = (_VALUES[:126] + _VALUES[1:127]) / 2
     found = np.searchsorted(middle, size, side="left")
     tie = (found < 126) & (size == middle[np.minimum(found, 125)]) & (found % 2 == 1)
-    bits = np.where(np.isnan(plain), 127, found + tie)
-    return (bits | np.signbit(plain).astype(np.int64) << 7).astype(np.uint8)
+    bits: Array = np.where(np.isnan(given), 127, found + tie) | np.signbit(given).astype(np.int64) << 7
+    return bits.astype(np.uint8)
 
 
 def held(values: Array, dtype: str) -> Array:
