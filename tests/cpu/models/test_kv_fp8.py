@@ -38,7 +38,7 @@ def scored(folder: Path, backend: str, kv: str) -> list[TokenLogprob]:
     return forced(folder, token_ids(MODEL), MODEL.name, 4, backend=backend, kv_dtype=kv)[0]
 
 
-@pytest.mark.parametrize(("k_scale", "v_scale"), [(1.0, 1.0), (0.013, 0.004)])
+@pytest.mark.parametrize(("k_scale", "v_scale"), [(1.0, 1.0), (0.02, 0.03)])
 def test_scores(k_scale: float, v_scale: float, tmp_path: Path) -> None:
     """A number of e4m3 is off by 2^-4 of itself at most, 128 times as much as one of float16, and so are the
     scores. Kernels and references agree far better than that."""

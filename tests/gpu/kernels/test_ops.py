@@ -60,7 +60,7 @@ def cache_faults(got: Array, want: Array) -> list[str]:
     g, w = float8.from_e4m3(got), float8.from_e4m3(want)
     nan = np.isnan(w)
     row = np.abs(np.where(nan, 0, w)).max(axis=-1, keepdims=True)
-    allowed = float8.STEP * np.abs(w) + float8.LEAST + row / 64
+    allowed = float8.STEP * np.maximum(np.abs(g), np.abs(w)) + float8.LEAST + row / 32
     wrong = (np.isnan(g) != nan) | ~nan & ~(np.abs(g - w) <= allowed)
     where = np.argwhere(wrong)[:1].tolist()
     return [f"{int(wrong.sum())} of {wrong.size} wrong, the first at {where}"] if wrong.any() else []

@@ -11,14 +11,12 @@ from pegainfer.runtime.cuda.driver import probe
 from tests.support.tinymodel import token_ids, write_checkpoint
 from tests.support.tinyqwen3 import TinyQwen3
 from tests.support.tinyqwen3_5 import MODELS as HYBRID
-from tests.support.tinyqwen3moe import MODELS as EXPERTS
 from tests.support.tinyrun import forced
 
 MEAN, P99 = 0.06, 0.20  # nat, as in gate.py
 TINY = {
     "dense": TinyQwen3("gpu", seed=5, dtype="bf16", config={"head_dim": 64}),
     "hybrid": HYBRID["true_heads_bf16"],
-    "experts": EXPERTS["true_heads_bf16"],
 }
 
 
