@@ -21,7 +21,7 @@ from pegainfer.lower.cuda.attention_choice import (
 )
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, handles
 from pegainfer.lower.cuda.plan import ARRIVALS, Boxes, Place, PlannedArg, Struct, struct
-from pegainfer.lower.cuda.pointwise import layer_address, page_stride
+from pegainfer.lower.cuda.pointwise import inverse_scales, layer_address, page_stride
 from pegainfer.ops.program import OpCall
 from pegainfer.runtime.cuda.arguments import (
     ATTENTION,
@@ -202,10 +202,12 @@ def _args(
 
 
 def _projected(c: LoweringContext) -> Struct:
+    k_inverse, v_inverse = inverse_scales(c)
     return struct(
         PROJECTED, qkv=c.address("heads"), kv=layer_address(c), q_norm=c.vector("q_norm"),
         k_norm=c.vector("k_norm"), positions=c.address("positions"), slots=c.address("slots"),
         cos_sin=c.vector("cos_sin"), width=c.sizes["E"], eps=c.call.attrs["eps"],
+        k_inverse=k_inverse, v_inverse=v_inverse,
     )  # fmt: skip
 
 

@@ -139,7 +139,7 @@ def takes_row(p: AttentionProblem, target: Target) -> bool:
 
 def lacks_append(p: AttentionProblem, target: Target) -> str | None:
     """What decoding lacks to finish the projected heads of the step's tokens, each a row's only one."""
-    if p.dtype not in SIXTEEN or (refusal(p) is not None):
+    if p.dtype not in (*SIXTEEN, E4M3) or (refusal(p) is not None):
         return f"a kernel for caches of {p.dtype} and heads of {p.head_dim}"
     if target.info.arch != "90a":
         return f"a Hopper GPU, not {target.info.name}"

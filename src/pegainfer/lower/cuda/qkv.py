@@ -29,9 +29,10 @@ def _finish_in_attention(calls: Calls, step: Step, temporaries: Temporaries) -> 
         return "attention over the same heads and the same layer's cache"
     if q.kind is not Kind.BUFFER or is_read(calls[2:], q):
         return "heads that only attention reads"
-    if not attention["q"].dtype == attention["out"].dtype == kv.dtype:
-        return f"q and out in the cache's {kv.dtype}"
-    if (lacking := lacks_append(attention_problem(calls[1], step), step.target)) is not None:
+    problem = attention_problem(calls[1], step)
+    if not attention["q"].dtype == attention["out"].dtype == problem.activation:
+        return f"q and out of {problem.activation}, beside a cache of {kv.dtype}"
+    if (lacking := lacks_append(problem, step.target)) is not None:
         return lacking
     tokens, query_heads, head_dim = qkv["q"].shape
     gated = 2 if "wg" in qkv else 1

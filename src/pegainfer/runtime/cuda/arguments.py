@@ -96,6 +96,8 @@ PROJECTED = Layout(
     const float* cos_sin  // [P, D]
     int width  // heads of a token
     float eps
+    float k_inverse  // what keys are multiplied by for an 8-bit cache
+    float v_inverse
     """,
 )
 NORM_ROPE_APPEND = Layout(

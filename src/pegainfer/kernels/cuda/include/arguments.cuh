@@ -97,8 +97,10 @@ struct ProjectedArgs {
     const float* cos_sin;  // [P, D]
     int width;  // heads of a token
     float eps;
+    float k_inverse;  // what keys are multiplied by for an 8-bit cache
+    float v_inverse;
 };
-static_assert(sizeof(ProjectedArgs) == 64);
+static_assert(sizeof(ProjectedArgs) == 72);
 }  // namespace attention
 
 // Heads that are finished in a launch of their own.

@@ -145,6 +145,18 @@ struct PageSums {
     }
 };
 
+// The queries of a unit as operands, from rows of `queries` that are swizzled as `piece` does.
+template <int D>
+__device__ __forceinline__ void load_queries(const uint8_t* queries, int heads, uint32_t (&qf)[D / 16][2]) {
+    const int lane = threadIdx.x & 31, row = min(lane & 7, heads - 1);
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) {
+        uint32_t r[4];
+        ldmatrix4(r, shared_address(queries) + piece<D>(row, 4 * j + (lane >> 3)));
+        qf[2 * j][0] = r[0], qf[2 * j][1] = r[1], qf[2 * j + 1][0] = r[2], qf[2 * j + 1][1] = r[3];
+    }
+}
+
 // What a warp adds pages of C up in, for queries and outputs of T.
 template <typename T, typename C, int D>
 struct Pages {
@@ -160,19 +172,12 @@ struct Pages {
             for (int i = 0; i < 2; i++)
                 qf[k][i] = valid ? *reinterpret_cast<const uint32_t*>(q + 16 * k + 8 * i) : 0;
     }
-};
-
-// The queries of a unit as operands, from rows of `queries` that are swizzled as `piece` does.
-template <int D>
-__device__ __forceinline__ void load_queries(const uint8_t* queries, int heads, uint32_t (&qf)[D / 16][2]) {
-    const int lane = threadIdx.x & 31, row = min(lane & 7, heads - 1);
-#pragma unroll
-    for (int j = 0; j < D / 32; j++) {
-        uint32_t r[4];
-        ldmatrix4(r, shared_address(queries) + piece<D>(row, 4 * j + (lane >> 3)));
-        qf[2 * j][0] = r[0], qf[2 * j][1] = r[1], qf[2 * j + 1][0] = r[2], qf[2 * j + 1][1] = r[3];
+    // The same of rows in shared memory, swizzled as `piece` does.
+    static __device__ __forceinline__ void load_finished(const uint8_t* queries, int heads,
+                                                         uint32_t (&qf)[D / 16][2]) {
+        attention::load_queries<D>(queries, heads, qf);
     }
-}
+};
 
 template <typename T, typename C, int D, int STAGES, typename Source>
 __device__ __forceinline__ void stream_parts(const Args& a, const Source& source, uint8_t* shared,
@@ -210,7 +215,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
         return own_row + j * STEP * ROW + ((own_piece ^ swizzle<ROW>(j * STEP)) << 4);
     };
     int requested = 0, taken = 0;  // stages, over all parts
-    [[maybe_unused]] Newest<T, D> newest;
+    [[maybe_unused]] Newest<T, C, D> newest;
     // Issues the copies of the part's next page, unless no page is left or (`old`) this step may still write
     // it.
     auto fetch = [&](Part& p, bool old) {
@@ -250,7 +255,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
             uint8_t* const to = reinterpret_cast<uint8_t*>(shares + warp * most * D);
             newest.finish(a, source, p.item.start, p.kv_head, p.first, heads, to);
             __syncwarp();
-            load_queries<D>(to, heads, qf);
+            Pages<T, C, D>::load_finished(to, heads, qf);
             __syncwarp();  // a warp without pages writes its outputs there at once
             const bool holds = p.item.end == p.item.context && p.count > 0 &&
                                (p.item.end - p.item.begin - 1) / 16 % WARPS == warp;
@@ -287,7 +292,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
             if constexpr (RAW) {
                 const int row = item.context - 1 - item.begin - (warp + page * WARPS) * 16;
                 if (row < 16) {
-                    newest.patch(shared + (warp * STAGES + taken % STAGES) * STAGE, row);
+                    newest.patch(source, shared + (warp * STAGES + taken % STAGES) * STAGE, row);
                     __syncwarp();
                 }
             }
@@ -394,16 +399,14 @@ __device__ __forceinline__ void decode(const Args& a, const Source& source) {
 
 }  // namespace attention
 
-#define DECODE_STORED_KERNEL(TYPE, T, C, D, STAGES, BYTES)                                   \
+#define DECODE_KERNEL(TYPE, T, C, D, STAGES, BYTES)                                          \
     static_assert(attention::DecodeShape<D, STAGES, sizeof(C)>::RING == BYTES);              \
     extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS) \
         attention_decode_##TYPE##_d##D(attention::Args a) {                                  \
         attention::decode<T, C, D, STAGES>(a, attention::Stored{});                          \
-    }
-#define DECODE_KERNEL(TYPE, T, D, STAGES, BYTES)                                             \
-    DECODE_STORED_KERNEL(TYPE, T, T, D, STAGES, BYTES)                                       \
+    }                                                                                        \
     extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS, \
                                                  D > 128 ? 2 : 3)                            \
         attention_decode_append_##TYPE##_d##D(attention::Args a, attention::Projected p) {   \
-        attention::decode<T, T, D, STAGES>(a, p);                                               \
+        attention::decode<T, C, D, STAGES>(a, p);                                            \
     }

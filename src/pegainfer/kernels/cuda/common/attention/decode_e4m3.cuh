@@ -86,6 +86,16 @@ struct Pages<bf16, e4m3, D> {
             qf[k][0] = narrow_query(four.x), qf[k][1] = narrow_query(four.y);
         }
     }
+    static __device__ __forceinline__ void load_finished(const uint8_t* queries, int heads,
+                                                         uint32_t (&qf)[D / 16][2]) {
+        const int lane = threadIdx.x & 31, t = lane & 3, row = min(lane >> 2, heads - 1);
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            const uint8_t* at = queries + piece<D>(row, 2 * k + (t >> 1)) + (t & 1) * 8;
+            const uint2 four = *reinterpret_cast<const uint2*>(at);
+            qf[k][0] = narrow_query(four.x), qf[k][1] = narrow_query(four.y);
+        }
+    }
 };
 
 }  // namespace attention
