@@ -1,16 +1,19 @@
 """One layer's paged attention on this GPU: microseconds, share of read bandwidth or TFLOP/s.
 
     python bench/cuda_attention.py [--layers 36] [--decode 1x1024 8x8192] [--prefill 1x1024 1x1024/16384]
+        [--kv-cache-dtype bf16 fp8]
 
-ROWSxCONTEXT, for prefill ROWSxNEW/CONTEXT where tokens are cached. Heads as in Qwen3-4B (32 query, 8 KV, of
-128), bf16, rows with blocks of their own. `--layers`: how far apart the blocks of one layer lie: all layers
-of a block are contiguous. As in a step, a small launch that writes the queries goes before each layer's:
-launches of attention alone would run into each other. Its own time is taken off.
+ROWSxCONTEXT, for prefill ROWSxNEW/CONTEXT where tokens are cached. Heads as in Qwen3-4B (32 query, 8 KV,
+of 128) in bf16, the cache in each of the given formats, rows with blocks of their own. `--layers`: how far
+apart the blocks of one layer lie: all layers of a block are contiguous. As in a step, a small launch that
+writes the queries goes before each layer's: launches of attention alone would run into each other. Its own
+time is taken off.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 
 import numpy as np
 from cuda_decode import BLOCK, graph_ms, inputs, normal, read_bandwidth
@@ -23,9 +26,10 @@ from pegainfer.lower.cuda.store import Dummy
 from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.embed import EMBEDDING
 from pegainfer.ops.program import Builder
-from pegainfer.runtime.cuda.tensor import DeviceTensor
+from pegainfer.runtime.cuda.tensor import DeviceTensor, item_bytes
 
 H, G, D = 32, 8, 128
+KV_FORMATS = {"bf16": "bf16", "fp8": "f8_e4m3"}
 
 
 def main() -> None:
@@ -33,35 +37,40 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--decode", nargs="*", default=["1x1024", "16x1024", "1x8192", "8x8192"])
     parser.add_argument("--prefill", nargs="*", default=["1x1024", "4x1024", "1x8192"])
+    parser.add_argument("--kv-cache-dtype", nargs="*", choices=KV_FORMATS, default=["bf16"])
     parser.add_argument("--once", action="store_true", help="run each shape once, for a profiler")
     args = parser.parse_args()
     ctx = CudaContext()
     bandwidth = 1.0 if args.once else read_bandwidth(ctx)
     print(f"{ctx.describe()}; read bandwidth {bandwidth / 1e12:.2f} TB/s; {args.layers} layers")
-    for text in args.decode:
+    for name, text in itertools.product(args.kv_cache_dtype, args.decode):
         rows, context = map(int, text.split("x"))
-        us = measure(ctx, args.layers, rows, 1, context, args.once)
-        nbytes = rows * context * 2 * G * D * 2
-        print(
-            f"decode {text}: {us:.1f} us, {nbytes / us / 1e6:.2f} TB/s, {nbytes / us * 1e6 / bandwidth:.0%}"
-        )
-    for text in args.prefill:
+        us = measure(ctx, args.layers, rows, 1, context, args.once, KV_FORMATS[name])
+        nbytes = rows * context * 2 * G * D * item_bytes(KV_FORMATS[name])
+        rate = f"{nbytes / us / 1e6:.2f} TB/s, {nbytes / us * 1e6 / bandwidth:.0%}"
+        print(f"decode {text}, {name}: {us:.1f} us, {rate}")
+    for name, text in itertools.product(args.kv_cache_dtype, args.prefill):
         rows, count, *cached = map(int, text.replace("/", "x").split("x"))
         context = cached[0] if cached else count
-        us = measure(ctx, args.layers, rows, count, context, args.once)
+        us = measure(ctx, args.layers, rows, count, context, args.once, KV_FORMATS[name])
         pairs = rows * count * (context - count / 2)
-        print(f"prefill {text}: {us:.1f} us, {4 * pairs * H * D / us / 1e6:.0f} TFLOP/s")
+        print(f"prefill {text}, {name}: {us:.1f} us, {4 * pairs * H * D / us / 1e6:.0f} TFLOP/s")
 
 
-def measure(ctx: CudaContext, layers: int, rows: int, count: int, context: int, once: bool) -> float:
-    """Median microseconds of one layer, each launch on another layer's keys and values."""
+def measure(
+    ctx: CudaContext, layers: int, rows: int, count: int, context: int, once: bool, cached: str
+) -> float:
+    """Median microseconds of one layer, each launch on another layer's keys and values.
+
+    cached: the storage format of the cache.
+    """
     width = -(-context // BLOCK)
     b = Builder("attention")
-    kv = b.state("kv", rows * width, layers, 2, G, BLOCK, D, dtype="bf16")
+    kv = b.state("kv", rows * width, layers, 2, G, BLOCK, D, dtype=cached)
     q, out = (make(n, "T", H, D, dtype="bf16") for n, make in (("q", b.buffer), ("out", b.output)))
     names = ("query_starts", "query_lens", "context_lens")
     lens = [b.input(n, "R") for n in names]
-    table = b.input("block_table", "R", width)
+    table = b.input("kv.block_table", "R", width)
     ids = b.input("rows", "T")
     words = b.weight("table", 64, H * D, dtype="bf16")
     for layer in range(min(layers, 8)):
@@ -71,8 +80,11 @@ def measure(ctx: CudaContext, layers: int, rows: int, count: int, context: int, 
             **dict(zip(names, lens, strict=True)), block_table=table,
         )  # fmt: skip
     backend = CudaBackend(ctx, {}, CudaOptions(graphs=False), Dummy())
-    cache = DeviceTensor.empty((rows * width, layers, 2, G, BLOCK, D), "bf16", "KV cache")
-    normal(ctx, cache)
+    cache = DeviceTensor.empty((rows * width, layers, 2, G, BLOCK, D), cached, "KV cache")
+    if cached == "bf16":
+        normal(ctx, cache)
+    else:  # all keys and values are 1.125
+        ctx.stream.fill(cache.address, 0x39, cache.nbytes)
     env = {"T": rows * count, "R": rows}
     executor: CudaExecutor = backend.prepare(b.build(), {"kv": cache}, env)
     backend.load()

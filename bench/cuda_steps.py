@@ -1,7 +1,7 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
-    [--kernels]
+    [--kernels] [--kv-cache-dtype fp8]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 --kernels: prints the device time of each step by kernel.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pegainfer.app.assemble import build_engine
-from pegainfer.app.config import EngineConfig
+from pegainfer.app.config import KV_DTYPES, EngineConfig
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import NewSlot, PageGroup, Row, Runner, SlotBlocks, StepPlan
 from pegainfer.engine.config import SchedulerConfig
@@ -126,6 +126,7 @@ def main() -> None:
     p.add_argument("--chunk", type=int, help="prompt tokens of a step, instead of the default")
     p.add_argument("--drawn", action="store_true")
     p.add_argument("--kernels", action="store_true")
+    p.add_argument("--kv-cache-dtype", default="auto", choices=KV_DTYPES)
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
     a = p.parse_args()
@@ -134,6 +135,7 @@ def main() -> None:
         backend="cuda",
         load_format="dummy" if a.dummy else "auto",
         max_model_len=length,
+        kv_dtype=a.kv_cache_dtype,
         cuda_graph=not a.no_graph,
     )
     scheduler = SchedulerConfig(max_slots=max(a.batch), max_prefill_tokens=a.chunk)
@@ -172,6 +174,7 @@ def main() -> None:
                 "device": engine.info.device,
                 "model": engine.info.model,
                 "startup": phases,
+                "kv": config.kv_format,
             }
             f.write(json.dumps({**head, **row}) + "\n")
 

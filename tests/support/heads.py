@@ -26,6 +26,7 @@ class Heads:
     block_size: int = 16
     width: int = 4
     gated: bool = False  # whether what attention leaves is gated, as in Qwen3.5
+    cached: str = ""  # what the cache holds; '': `dtype`
 
     @property
     def cache(self) -> tuple[int, ...]:
@@ -42,7 +43,8 @@ def heads_program(h: Heads, *, layer: int = 0, times: int = 1) -> Program:
     b = Builder("heads")
     heads, d = h.kv_heads * h.group, h.head_dim
     q, out = b.buffer("q", "T", heads, d, dtype=h.dtype), b.output("out", "T", heads, d, dtype=h.dtype)
-    kv = b.state("kv", *h.cache, dtype=h.dtype)
+    kv = b.state("kv", *h.cache, dtype=h.cached or h.dtype)
+    scales = {"k_scale": 0.37, "v_scale": 2.9} if h.cached else {}
     x, norm = b.input("x", "T", h.hidden, dtype=h.dtype), b.input("norm", h.hidden, dtype="f32")
     rows = {"wq": heads * d, "wk": h.kv_heads * d, "wv": h.kv_heads * d}
     rows |= {"wg": heads * d} if h.gated else {}
@@ -57,13 +59,14 @@ def heads_program(h: Heads, *, layer: int = 0, times: int = 1) -> Program:
     if h.gated:
         spec, gate = GATED_QKV_NORM_ROPE_APPEND, {"gate": b.buffer("gate", "T", heads * d, dtype=h.dtype)}
     b.emit(
-        spec, {"eps": 1e-6, "layer": 0},
+        spec, {"eps": 1e-6, "layer": 0, **scales},
         q=q, **gate, kv=kv, x=x, norm=norm, **weights, positions=positions, slots=slots, cos_sin=cos_sin,
         **norms,
     )  # fmt: skip
     for _ in range(times):
         b.emit(
-            ATTENTION, {"layer": layer, "scale": d**-0.5}, out=out, q=q, kv=kv, **lens, block_table=table
+            ATTENTION, {"layer": layer, "scale": d**-0.5, **scales},
+            out=out, q=q, kv=kv, **lens, block_table=table,
         )  # fmt: skip
     if h.gated:
         b.emit(SIGMOID_GATE, x=out.view("T", heads * d), gate=gate["gate"])

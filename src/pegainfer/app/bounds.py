@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.fitting import host_weights
 from pegainfer.app.memory import Wish, divide, sequence_bytes, state_bytes
@@ -20,7 +22,7 @@ DEFAULT_SLOTS = 64
 DEFAULT_PREFILL_TOKENS = 128
 MAX_KV_BYTES = 1 << 30  # of the default; more where one sequence needs more
 
-GPU_DTYPE = "bf16"  # of weights, activations and the cache
+GPU_DTYPE = "bf16"  # of weights and activations, and of the cache unless it is asked for in 8 bits
 GPU_FORMATS = Formats(activation=GPU_DTYPE, residual=GPU_DTYPE, kv=GPU_DTYPE)
 GPU_SLOTS = 256
 GPU_PREFILL_TOKENS = 2048  # in one step
@@ -36,7 +38,8 @@ GPU_CACHE_TOKENS = 1 << 21  # of the default; the bookkeeping of a block costs t
 
 def step_formats(config: EngineConfig) -> Formats:
     """Storage formats of what a step computes and keeps on the device of this configuration."""
-    return GPU_FORMATS if config.backend == "cuda" else Formats(kv=config.kv_format)
+    kv = config.kv_format
+    return replace(GPU_FORMATS, kv=kv) if config.backend == "cuda" else Formats(kv=kv)
 
 
 def model_groups(model: Model, config: EngineConfig) -> tuple[GroupLayout, ...]:

@@ -12,7 +12,7 @@ from pegainfer.app.options import name_of
 from pegainfer.contract.errors import ConfigError
 
 ACTIVATIONS = ("auto", "int8", "bf16", "f32")
-KV_DTYPES = ("auto", "f32", "f16", "bf16")
+KV_DTYPES = ("auto", "f32", "f16", "bf16", "fp8")
 BACKENDS = ("cpu", "reference", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 ROLES = ("both", "prefill", "decode")
@@ -59,7 +59,8 @@ class EngineConfig:
         default="auto",
         metadata={
             "help": "Storage of keys and values: f32 (exact), f16 (half the memory, quicker from some 1,000 "
-            "tokens on); auto: f32, bf16 on a GPU.",
+            "tokens on), fp8 (e4m3, a quarter, and half of a GPU's bf16; scales as the checkpoint has them, "
+            "else 1); auto: f32, bf16 on a GPU.",
             "parse": "dtype",
         },
     )
@@ -178,7 +179,7 @@ class EngineConfig:
         them the default model's first answer (NOTES.md of the llama line), so it is not chosen unasked.
         """
         if self.kv_dtype != "auto":
-            return self.kv_dtype
+            return "f8_e4m3" if self.kv_dtype == "fp8" else self.kv_dtype
         return "bf16" if self.backend == "cuda" else "f32"
 
     def __post_init__(self) -> None:
@@ -251,10 +252,10 @@ class EngineConfig:
                 "adapters are not shared out to ranks so far", expected="one rank or no adapters",
                 where="enable_lora",
             )  # fmt: skip
-        if cuda and self.kv_dtype not in ("auto", "bf16"):
+        if cuda and self.kv_dtype not in ("auto", "bf16", "fp8"):
             raise ConfigError(
-                "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,
-                where="kv_cache_dtype",
+                "the GPU's kernels keep keys and values as bf16 or fp8", expected="auto, bf16 or fp8",
+                got=self.kv_dtype, where="kv_cache_dtype",
             )  # fmt: skip
         if cuda and self.quantization is not None:
             raise ConfigError(
@@ -268,7 +269,9 @@ class EngineConfig:
                 where="expert_stats",
             )
         if not cuda and self.kv_dtype == "bf16":
-            raise ConfigError("only a GPU keeps keys and values as bf16", expected="f32 or f16", got="bf16")
+            raise ConfigError(
+                "only a GPU keeps keys and values as bf16", expected="f32, f16 or fp8", got="bf16"
+            )
         if self.load_format == "dummy" and self.tensor_parallel_size > 1:
             raise ConfigError(
                 "dummy weights are not shared out to ranks", expected=1, got=self.tensor_parallel_size,

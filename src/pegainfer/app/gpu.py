@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pegainfer.app.bounds import GPU_FORMATS, cache_wish, runner_bounds
+from pegainfer.app.bounds import cache_wish, runner_bounds, step_formats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.memory import divide
 from pegainfer.app.registry import Model
@@ -102,7 +102,8 @@ def build_runner(
         pinned = PinnedMemory(ctx.device)
         with tiers_of_rank(config, scheduler, groups, path, ONE_RANK, pinned) as tiers:
             info = with_tiers(info, tiers)
-            runner = model.build_cuda(info, groups, backend, steps=GPU_FORMATS, max_logprobs=max_logprobs)
+            steps = step_formats(config)
+            runner = model.build_cuda(info, groups, backend, steps=steps, max_logprobs=max_logprobs)
             if (reason := why_launches(runner.forward_program.calls, ctx.device.info)) is not None:
                 log.info("a step of one row takes many launches instead of one, which would need %s", reason)
             clock.append(time.perf_counter())
@@ -173,7 +174,7 @@ def plan_memory(
 ) -> Budget:
     """Counts all but the cache: weights in their formats here, and the arenas of the recorded programs."""
     one = msgspec.structs.replace(info, num_blocks=(1,) * len(groups))
-    programs = model.programs(one, groups, GPU_FORMATS, max_logprobs)
+    programs = model.programs(one, groups, step_formats(config), max_logprobs)
     arenas = sum(p.plan_arena(largest_step(info)).size for p in programs.values())
     widths = sum(table_widths(info.kv, info.max_model_len))
     tables = 4 * info.max_slots * (info.max_model_len + 2 * widths)  # histories, slots' and a step's tables

@@ -12,6 +12,7 @@ from pegainfer.app.known_ids import known_ids, known_ids_of_gguf
 from pegainfer.app.registry import HF_NAMES, Model, ModelLine, find_line
 from pegainfer.contract.errors import ConfigError
 from pegainfer.ops.backend import Backend, ReferenceBackend
+from pegainfer.ops.kv_scales import read_kv_scales
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.runtime.rank_memory import RankMemory
 from pegainfer.runtime.weights.gguf_split import open_gguf
@@ -64,7 +65,7 @@ def _open(
     elif path.is_dir():
         line, architecture, config, where = read_config(path)
         with open_safetensors(path) as checkpoint:
-            model = line.from_hf(config, where, checkpoint, at)
+            model = line.from_hf(config, where, checkpoint, at).scaled(read_kv_scales(config, checkpoint))
             yield _bounded(model, known_ids(tokenizer or path)), architecture
     else:
         with open_gguf(path) as file:

@@ -64,7 +64,9 @@ KEYS = frozenset({"api_key", "admin_key"})
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _THOUSANDS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DTYPES = {"float32": "f32", "float": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16"}
+_DTYPES = {
+    "float32": "f32", "float": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16", "fp8_e4m3": "fp8",
+}  # fmt: skip
 
 
 def name_of(field: str) -> str:

@@ -10,6 +10,7 @@ from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend
+from pegainfer.ops.kv_scales import Scales
 from pegainfer.ops.program import Program
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.runner.program import Formats
@@ -72,6 +73,7 @@ class Model(Protocol):
 
     def bounded(self, vocab_size: int) -> Model: ...
     def quantized(self, kind: str) -> Model: ...
+    def scaled(self, kv_scales: Scales) -> Model: ...
 
     def tensors(self, num_positions: int) -> dict[str, Weight]: ...
 

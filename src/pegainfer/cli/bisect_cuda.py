@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pegainfer.app.bounds import GPU_DTYPE, GPU_FORMATS, model_groups, runner_info
+from pegainfer.app.bounds import GPU_DTYPE, model_groups, runner_info, step_formats
+from pegainfer.app.config import EngineConfig
 from pegainfer.app.load import open_model
 from pegainfer.app.registry import Model
 from pegainfer.cli.bisect import Difference, layer_of
@@ -56,7 +57,7 @@ def compare(spec: EngineSpec, ids: list[int], answer: int) -> list[Difference]:
         weights = model.tensors(length)
         ctx = CudaContext(spec.engine.device_ordinal)
         try:
-            executor = _ready(ctx, model, groups, info, weights)
+            executor = _ready(ctx, model, groups, info, engine, weights)
             constants = {name: _as_on_device(w) for name, w in weights.items()}
             return _steps(ctx, executor, groups, constants, ids, answer)
         finally:
@@ -68,10 +69,11 @@ def _ready(
     model: Model,
     groups: tuple[GroupLayout, ...],
     info: RunnerInfo,
+    config: EngineConfig,
     weights: Mapping[str, Weight],
 ) -> CudaExecutor:
     """The forward pass without graphs, over a cache of one sequence."""
-    forward = model.programs(info, groups, GPU_FORMATS, 0)["forward"]
+    forward = model.programs(info, groups, step_formats(config), 0)["forward"]
     pools = CudaPools(groups, info.num_blocks)
     for part in pools.states.values():
         ctx.stream.fill(part.address, 0, part.nbytes)

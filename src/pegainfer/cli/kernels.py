@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from dataclasses import dataclass, field
@@ -57,7 +58,8 @@ def build(*, ask: KernelBuildFlags) -> int:
 
 
 def model_kernels(reference: str, archs: list[str]) -> dict[str, set[str]]:
-    """By architecture, every kernel that steps of a model can launch, with LoRA adapters and without.
+    """By architecture, every kernel that steps of a model can launch, whatever its KV cache holds, with LoRA
+    adapters and without.
 
     Reads its config.json or GGUF header.
 
@@ -75,15 +77,15 @@ def model_kernels(reference: str, archs: list[str]) -> dict[str, set[str]]:
     load_format = "dummy" if found.path.is_dir() else "auto"
     targets = {arch: Target(card_of(arch)) for arch in archs}
     kernels: dict[str, set[str]] = {arch: set() for arch in archs}
-    for lora in (False, True):
-        engine = EngineConfig(backend="cuda", load_format=load_format, enable_lora=lora)
+    for lora, kv in itertools.product((False, True), ("auto", "fp8")):
+        engine = EngineConfig(backend="cuda", load_format=load_format, enable_lora=lora, kv_dtype=kv)
         spec = EngineSpec(name=found.name, path=str(found.path), engine=engine, scheduler=SchedulerConfig())
         try:
             programs = step_programs(spec)
         except UnsupportedError:
-            if not lora:
+            if not lora and kv == "auto":
                 raise
-            continue  # a line that serves no adapters
+            continue  # a line that serves no adapters, or no such cache
         for arch, target in targets.items():
             kernels[arch] |= programs.kernels(target)
     return kernels

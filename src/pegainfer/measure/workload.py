@@ -99,7 +99,8 @@ def families(programs: Iterable[Program]) -> list[Family]:
     for call in (c for program in programs for c in program.on_one_rank().calls):
         axes = {a: n for a, n in call.axes.items() if isinstance(n, int)}
         dtypes = {name: _held_dtype(call, name) for name in call.tensors}
-        attrs = {k: 0 if k == "layer" else v for k, v in call.attrs.items()}
+        # Scales differ from layer to layer and cost no time.
+        attrs = {k: 0 if k == "layer" else call.spec.defaults.get(k, v) for k, v in call.attrs.items()}
         key = (call.spec.name, *(tuple(sorted(d.items())) for d in (axes, dtypes, attrs)))
         seen = found.get(key, Family(call.spec, axes, dtypes, attrs, 0))
         found[key] = replace(seen, calls=seen.calls + 1)

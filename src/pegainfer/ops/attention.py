@@ -3,6 +3,9 @@
 The reference keeps the cache as kv[N, Y, 2, G, S, D]: block, layer, key or value, KV head, token in the
 block, channel. A backend may order what lies within one block of one layer as its kernels want; it converts
 for tests (`to_reference`). Token t of a row is at block_table[row, t // S], offset t % S.
+
+A cache may hold keys divided by `k_scale` and values divided by `v_scale`, which 8 bits need where they would
+clip; past the largest number of the format they are stored as that number.
 """
 
 from __future__ import annotations
@@ -12,15 +15,24 @@ from typing import Any
 import numpy as np
 
 from pegainfer.ops.cases.paged import attention_bound, attention_cases, kv_append_cases
+from pegainfer.ops.float8 import plain, to_e4m3
 from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, Tolerance, declare
+from pegainfer.ops.tensor import CACHED
 
 Array = np.ndarray[Any, Any]
 
 
-def _kv_append(kv: Array, k: Array, v: Array, slots: Array, *, layer: int) -> None:
+SCALES = {"k_scale": 1.0, "v_scale": 1.0}
+
+
+def _kv_append(
+    kv: Array, k: Array, v: Array, slots: Array, *, layer: int, k_scale: float = 1.0, v_scale: float = 1.0
+) -> None:
     block_size = kv.shape[4]
-    kv[slots // block_size, layer, 0, :, slots % block_size] = k
-    kv[slots // block_size, layer, 1, :, slots % block_size] = v
+    for which, (values, scale) in enumerate(((k, k_scale), (v, v_scale))):
+        stored = values.astype(np.float32) * np.float32(1 / scale)  # as the kernels multiply
+        stored = to_e4m3(stored) if kv.dtype == np.uint8 else stored
+        kv[slots // block_size, layer, which, :, slots % block_size] = stored
 
 
 def _attention(
@@ -34,22 +46,24 @@ def _attention(
     *,
     layer: int,
     scale: float,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     group = q.shape[1] // kv.shape[3]
     for row, context in enumerate(context_lens):
         first = query_starts[row]
         stop = first + query_lens[row]
         blocks = block_table[row, : -(-int(context) // kv.shape[4])]
-        pages = kv[blocks, layer].astype(np.float64)  # [blocks, 2, G, S, D]
+        pages = plain(kv[blocks, layer]).astype(np.float64)  # [blocks, 2, G, S, D]
         keys, values = (
             np.moveaxis(pages, 2, 0).swapaxes(1, 2).reshape(kv.shape[3], 2, -1, kv.shape[5]).swapaxes(0, 1)
         )
         for t in range(first, stop):
             seen = context - (stop - 1 - t)
             for head in range(q.shape[1]):
-                scores = keys[head // group, :seen] @ q[t, head].astype(np.float64) * scale
+                scores = keys[head // group, :seen] @ q[t, head].astype(np.float64) * (scale * k_scale)
                 weights = np.exp(scores - scores.max())
-                out[t, head] = weights / weights.sum() @ values[head // group, :seen]
+                out[t, head] = weights / weights.sum() @ values[head // group, :seen] * v_scale
 
 
 KV_APPEND = declare(
@@ -57,12 +71,13 @@ KV_APPEND = declare(
         name="kv_append",
         doc="writes k and v of token t at place slots[t] = block · S + offset of the cache's layer",
         operands=(
-            State("kv", "N Y 2 G S D"),
+            State("kv", "N Y 2 G S D", CACHED),
             In("k", "T G D"),
             In("v", "T G D"),
             In("slots", "T", INTS, into="N S"),
         ),
-        attrs=("layer",),
+        attrs=("layer", *SCALES),
+        defaults=SCALES,
         idle="NY",
         reference=_kv_append,
         bytes=lambda s, held: 2 * (held["k"] + held["v"]) + held["slots"],
@@ -78,13 +93,14 @@ ATTENTION = declare(
         operands=(
             Out("out", "T H D"),
             In("q", "T H D"),
-            State("kv", "N Y 2 G S D"),
+            State("kv", "N Y 2 G S D", CACHED),
             In("query_starts", "R", INTS),  # row r's tokens are query_starts[r] .. + query_lens[r]
             In("query_lens", "R", INTS),
             In("context_lens", "R", INTS),  # tokens of the row in the cache, those of this step included
             In("block_table", "R W", INTS, into="N"),
         ),
-        attrs=("layer", "scale"),
+        attrs=("layer", "scale", *SCALES),
+        defaults=SCALES,
         idle="NYW",
         cost_axes="CQ",
         reference=_attention,

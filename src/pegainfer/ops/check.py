@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pegainfer.ops import float8
 from pegainfer.ops.compose import dtype_name, one_call, run_reference, staged_inputs
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import quantized_weight
@@ -25,7 +26,7 @@ Array = np.ndarray[Any, Any]
 GUARD_BYTES = 256  # on each side of an array: more than any kernel's widest store
 GUARD = 0xFF  # as floats of any width: NaN
 # An output stored in fewer bits may fall on the other side of a rounding border: one unit in its last place.
-_STORAGE = {"<f2": (2.0**-10, 2.0**-24)}
+_STORAGE = {"<f2": (2.0**-10, 2.0**-24), "|u1": (float8.STEP, float8.LEAST)}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,10 @@ class Report:
 def suitable_cases(spec: OpSpec, seed: int, dtypes: Mapping[str, str] | None = None) -> list[Case]:
     """The op's cases that these dtypes can hold: whole blocks of weights, no finite value past float16."""
     cases = spec.cases(np.random.default_rng(seed)) if spec.cases is not None else []
-    return [c for c in cases if all(_holds(spec, c, name, dtype) for name, dtype in (dtypes or {}).items())]
+    dtypes = dtypes or {}
+    if dtypes.get("kv") != float8.E4M3:  # no other cache is scaled
+        cases = [c for c in cases if not c.attrs.keys() & spec.defaults.keys()]
+    return [c for c in cases if all(_holds(spec, c, name, dtype) for name, dtype in dtypes.items())]
 
 
 def _holds(spec: OpSpec, case: Case, name: str, dtype: str) -> bool:
@@ -167,7 +171,7 @@ def through_program(execute: Execute) -> Callable[[Trial], None]:
 
 def _stored(a: Array, dtype: str | None) -> Array:
     with np.errstate(over="ignore"):
-        return a if dtype is None else a.astype(NUMPY[dtype])
+        return a if dtype is None else float8.held(a, dtype)
 
 
 def _unwritten(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -198,6 +202,8 @@ def compare_output(
     """
     if want.size == 0:
         return "", Deviation(0.0, 0.0)
+    stored_as = want.dtype.str
+    got, want = float8.plain(got), float8.plain(want)
     if want.dtype.kind != "f":
         wrong = got != want
         error = np.abs(got.astype(np.float64) - want.astype(np.float64))
@@ -208,8 +214,8 @@ def compare_output(
         with np.errstate(invalid="ignore"):
             error = np.where(same, 0.0, np.abs(g - w))
             allowed = tolerance.atol + tolerance.rtol * np.abs(w) + (0.0 if bound is None else bound)
-        if bound is not None and want.dtype.str in _STORAGE:
-            relative, least = _STORAGE[want.dtype.str]
+        if bound is not None and stored_as in _STORAGE:
+            relative, least = _STORAGE[stored_as]
             allowed = allowed + relative * np.abs(w) + least
         allowed = np.where(np.isfinite(w), np.broadcast_to(allowed, want.shape), 0.0)
         wrong = ~same & ~(error <= allowed)

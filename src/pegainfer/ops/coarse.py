@@ -8,7 +8,7 @@ import pegainfer.ops.gated_delta
 import pegainfer.ops.mla
 import pegainfer.ops.moe  # noqa: F401  (they declare their ops)
 from pegainfer.ops.activation import SILU_MUL
-from pegainfer.ops.attention import KV_APPEND
+from pegainfer.ops.attention import KV_APPEND, SCALES
 from pegainfer.ops.cases.fused import (
     gate_up_bound,
     gate_up_cases,
@@ -26,7 +26,7 @@ from pegainfer.ops.norm import HEAD_NORM, RMS_NORM
 from pegainfer.ops.program import Builder
 from pegainfer.ops.rope import ROPE
 from pegainfer.ops.spec import INTS, In, OpSpec, Out, Role, State, Weight, declare
-from pegainfer.ops.tensor import Sizes, Tensor
+from pegainfer.ops.tensor import CACHED, Sizes, Tensor
 
 
 def _qkv(
@@ -46,6 +46,8 @@ def _qkv(
     *,
     eps: float,
     layer: int,
+    k_scale: float,
+    v_scale: float,
 ) -> None:
     tokens, _, head_dim = q.shape
     kv_heads = kv.shape[3]
@@ -60,17 +62,19 @@ def _qkv(
             b.emit(HEAD_NORM, {"eps": eps}, x=part, weight=weight)
     b.emit(ROPE, x=q, positions=positions, cos_sin=cos_sin)
     b.emit(ROPE, x=k, positions=positions, cos_sin=cos_sin)
-    b.emit(KV_APPEND, {"layer": layer}, kv=kv, k=k, v=v, slots=slots)
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    b.emit(KV_APPEND, {"layer": layer, **scales}, kv=kv, k=k, v=v, slots=slots)
 
 
 def _gated_qkv(
     b: Builder, q: Tensor, gate: Tensor, kv: Tensor, x: Tensor, norm: Tensor, wg: Tensor, *, eps: float,
-    layer: int, **others: Tensor | None,
+    layer: int, k_scale: float, v_scale: float, **others: Tensor | None,
 ) -> None:  # fmt: skip
+    attrs = {"eps": eps, "layer": layer, "k_scale": k_scale, "v_scale": v_scale}
     h = b.buffer("h", *x.shape, dtype=q.dtype)
     b.emit(RMS_NORM, {"eps": eps}, out=h, x=x, weight=norm)
     b.emit(LINEAR, out=gate, a=h, w=wg)
-    b.emit(QKV_NORM_ROPE_APPEND, {"eps": eps, "layer": layer}, q=q, kv=kv, x=x, norm=norm, **others)
+    b.emit(QKV_NORM_ROPE_APPEND, attrs, q=q, kv=kv, x=x, norm=norm, **others)
 
 
 def _gate_up(
@@ -106,7 +110,7 @@ QKV_NORM_ROPE_APPEND = declare(
         doc="q, k, v from the normalised residual stream; heads normalised where asked; rotated; k, v cached",
         operands=(
             Out("q", "T H D"),
-            State("kv", "N Y 2 G S D"),
+            State("kv", "N Y 2 G S D", CACHED),
             In("x", "T M"),
             In("norm", "M"),
             Weight("wq", "A M"),
@@ -118,7 +122,8 @@ QKV_NORM_ROPE_APPEND = declare(
             In("q_norm", "D", optional=True),
             In("k_norm", "D", optional=True),
         ),
-        attrs=("eps", "layer"),
+        attrs=("eps", "layer", *SCALES),
+        defaults=SCALES,
         idle="NYP",
         requires=(
             ("A = H · D", lambda s: s["A"] == s["H"] * s["D"]),
@@ -147,6 +152,7 @@ GATED_QKV_NORM_ROPE_APPEND = declare(
             *_QKV[_TO_WEIGHTS:],
         ),
         attrs=QKV_NORM_ROPE_APPEND.attrs,
+        defaults=SCALES,
         idle=QKV_NORM_ROPE_APPEND.idle,
         requires=QKV_NORM_ROPE_APPEND.requires,
         lower=_gated_qkv,

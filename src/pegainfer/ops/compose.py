@@ -105,5 +105,5 @@ def run_reference(spec: OpSpec, sizes: Mapping[str, int], arrays: Arrays, attrs:
 
 
 def dtype_name(a: Array) -> str:
-    """'f32' for float32, 'i32' for int32, and so on."""
-    return f"{a.dtype.kind}{8 * a.dtype.itemsize}"
+    """'f32' for float32, 'i32' for int32, and so on; bytes are 8-bit floats, for no op has other bytes."""
+    return "f8_e4m3" if a.dtype == np.uint8 else f"{a.dtype.kind}{8 * a.dtype.itemsize}"

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from pegainfer.ops.activation import SIGMOID_GATE
-from pegainfer.ops.attention import ATTENTION, KV_APPEND
+from pegainfer.ops.attention import ATTENTION, KV_APPEND, SCALES
 from pegainfer.ops.fill import rotation
 from pegainfer.ops.norm import HEAD_NORM, RMS_NORM
 from pegainfer.ops.rope import ROPE
 from pegainfer.ops.spec import INTS, In, InOut, OpSpec, Out, State, Weight, declare_fused, run_op
-from pegainfer.ops.tensor import Sizes
+from pegainfer.ops.tensor import CACHED, Sizes
 
 Array = np.ndarray[Any, Any]
 
@@ -50,6 +50,7 @@ def finish(
     k_norm: Array | None,
     eps: float,
     layer: int,
+    scales: dict[str, float],
 ) -> Array:
     """Appends k and v; returns q."""
     wide = heads.astype(np.float64)
@@ -59,7 +60,7 @@ def finish(
         if weight is not None:
             run_op(HEAD_NORM, part, weight, eps=eps)
         run_op(ROPE, part, positions, cos_sin)
-    run_op(KV_APPEND, kv, k, v, slots, layer=layer)
+    run_op(KV_APPEND, kv, k, v, slots, layer=layer, **scales)
     return q
 
 
@@ -80,10 +81,11 @@ def _append_attention(
     eps: float,
     layer: int,
     scale: float,
+    **scales: float,
 ) -> None:
-    q = finish(kv, heads, out.shape[1], positions, slots, cos_sin, q_norm, k_norm, eps, layer)
+    q = finish(kv, heads, out.shape[1], positions, slots, cos_sin, q_norm, k_norm, eps, layer, scales)
     rows = (query_starts, query_lens, context_lens, block_table)
-    run_op(ATTENTION, out, q, kv, *rows, layer=layer, scale=scale)
+    run_op(ATTENTION, out, q, kv, *rows, layer=layer, scale=scale, **scales)
 
 
 QKV_WEIGHTS = (Weight("wq", "A M"), Weight("wk", "B M"), Weight("wv", "B M"))
@@ -117,7 +119,7 @@ APPEND_ATTENTION = declare_fused(
         doc="norm and rotation of projected heads, the cache's append, then attention",
         operands=(
             Out("out", "T H D"),
-            State("kv", "N Y 2 G S D"),
+            State("kv", "N Y 2 G S D", CACHED),
             In("heads", "T E D"),
             In("positions", "T", INTS, into="P"),
             In("slots", "T", INTS, into="N S"),
@@ -129,7 +131,8 @@ APPEND_ATTENTION = declare_fused(
             In("q_norm", "D", optional=True),
             In("k_norm", "D", optional=True),
         ),
-        attrs=("eps", "layer", "scale"),
+        attrs=("eps", "layer", "scale", *SCALES),
+        defaults=SCALES,
         reference=_append_attention,
         flops=ATTENTION.flops,
         # The step's own keys and values are written, all cached ones are read.

@@ -15,6 +15,7 @@ from pegainfer.ops.fill import rotation
 from pegainfer.ops.fused_heads import GATE_WEIGHT, PROJECT_HEADS, QKV_WEIGHTS, finish, project, project_flops
 from pegainfer.ops.gemm import LINEAR_RESIDUAL
 from pegainfer.ops.spec import INTS, In, InOut, OpSpec, Out, State, Weight, declare_fused, run_op
+from pegainfer.ops.tensor import CACHED
 
 Array = np.ndarray[Any, Any]
 SQUARES_OF = 32  # columns at the most whose squares are summed together, within a tile
@@ -104,10 +105,11 @@ def _scaled_qkv(
     *,
     eps: float,
     layer: int,
+    **scales: float,
 ) -> None:
     heads = np.empty((len(x), q.shape[1] + 2 * kv.shape[3], q.shape[2]))
     project(heads, scaled(x, squares, eps), wq, wk, wv)
-    q[...] = finish(kv, heads, q.shape[1], positions, slots, cos_sin, q_norm, k_norm, eps, layer)
+    q[...] = finish(kv, heads, q.shape[1], positions, slots, cos_sin, q_norm, k_norm, eps, layer, scales)
 
 
 SCALED_PROJECT_HEADS = declare_fused(
@@ -134,7 +136,7 @@ SCALED_QKV_ROPE_APPEND = declare_fused(
         doc="qkv_norm_rope_append of x that linear_residual_norm has left",
         operands=(
             Out("q", "T H D"),
-            State("kv", "N Y 2 G S D"),
+            State("kv", "N Y 2 G S D", CACHED),
             In("x", "T M"),
             In("squares", "Z X", ("f32",)),
             *QKV_WEIGHTS,
@@ -144,7 +146,8 @@ SCALED_QKV_ROPE_APPEND = declare_fused(
             In("q_norm", "D", optional=True),
             In("k_norm", "D", optional=True),
         ),
-        attrs=("eps", "layer"),
+        attrs=QKV_NORM_ROPE_APPEND.attrs,
+        defaults=QKV_NORM_ROPE_APPEND.defaults,
         reference=_scaled_qkv,
         bytes=lambda s, held: (
             held["q"]

@@ -27,7 +27,8 @@ class OpCall:
     def of(cls, spec: OpSpec, attrs: Mapping[str, Any], **tensors: Tensor | None) -> OpCall:
         """Checks operands and attributes against the op's declaration. Raises OpError."""
         axes = spec.bind(tensors, attrs)
-        return cls(spec, {k: t for k, t in tensors.items() if t is not None}, dict(attrs), axes)
+        given = {k: t for k, t in tensors.items() if t is not None}
+        return cls(spec, given, {**spec.defaults, **attrs}, axes)
 
     def sizes(self, env: Sizes) -> dict[str, int]:
         """Axis letters in numbers, beside the step's own sizes."""

@@ -25,11 +25,12 @@ from pegainfer.runtime.weights.weight import Scheme, Weight
 log = logging.getLogger(__name__)
 
 KEY = "quantization_config"
-# Parts that need no reading: shapes that the config implies, scales of activations and of the KV cache, which
-# are computed in more digits here, and the identity order of GPTQ files without act order.
+# Parts that no weight needs: shapes that the config implies, scales of activations, which are computed in
+# more digits here, those of the KV cache (ops/kv_scales.py), and the identity order of GPTQ files without act
+# order.
 _IGNORED = (
     "*.weight_shape", "*.input_scale", "*.input_zero_point", "*.input_global_scale", "*.k_scale", "*.v_scale",
-    "*.k_proj.output_scale", "*.v_proj.output_scale",
+    "*.kv_scale", "*.k_proj.output_scale", "*.v_proj.output_scale",
 )  # fmt: skip
 
 
@@ -202,7 +203,7 @@ def _compressed_tensors(q: Fields) -> Quantization:
         scheme = _ct_scheme(g.inner(weights or {}, f"{KEY}: {name}: weights: "), g.text("format", form))
         every = "Linear" in targets
         rules.append(Rule(_either(by_name, _linear) if every else by_name, scheme))
-    q.require("config_groups", len(rules) > 1, "at least one group")
+    q.require("config_groups", len(rules) > 1 or bool(q.mapping("kv_cache_scheme")), "at least one group")
     return Quantization("compressed-tensors", tuple(rules))
 
 

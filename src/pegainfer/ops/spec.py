@@ -124,6 +124,7 @@ class OpSpec:
         doc: one line with formula or source.
         operands: tensors in call order, outputs first.
         attrs: names of scalar parameters.
+        defaults: values of attributes that a call may leave out.
         reference: called with arrays by operand name and attributes by name; writes outputs in place, in
             float64 inside. Weights come as float32 [N, K].
         flops: from axis sizes (the step's own sizes included).
@@ -148,6 +149,7 @@ class OpSpec:
     operands: tuple[Operand, ...]
     reference: Callable[..., None] | None = None
     attrs: tuple[str, ...] = ()
+    defaults: Mapping[str, float] = field(default_factory=dict)
     flops: Callable[[Sizes], int] = lambda s: 0
     bytes: Callable[[Sizes, Mapping[str, int]], int] | None = None
     requires: tuple[tuple[str, Callable[[Sizes], bool]], ...] = ()
@@ -175,7 +177,7 @@ class OpSpec:
         known = {o.name for o in self.operands}
         if extra := sorted(set(tensors) - known) + sorted(set(attrs) - set(self.attrs)):
             raise OpError(f"{self.name}: unknown operand or attribute", got=extra, expected=sorted(known))
-        if missing := sorted(set(self.attrs) - set(attrs)):
+        if missing := sorted(set(self.attrs) - set(attrs) - set(self.defaults)):
             raise OpError(f"{self.name}: attribute missing", expected=missing)
         axes: dict[str, Dim] = {}
         for o in self.operands:

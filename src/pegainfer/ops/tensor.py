@@ -20,9 +20,13 @@ from pegainfer.runtime.weights.weight import SCHEMES
 Dim = int | str
 Sizes = Mapping[str, int]
 
-# How NumPy holds a plain dtype.
-NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(text) for name, text in NUMPY_NAMES.items()}
+# How NumPy holds a plain dtype; 8-bit floats as their bits (ops/float8.py).
+NUMPY: dict[str, np.dtype[Any]] = {
+    **{name: np.dtype(text) for name, text in NUMPY_NAMES.items()},
+    "f8_e4m3": np.dtype(np.uint8),
+}
 FLOATS = ("f32", "f16", "bf16")
+CACHED = (*FLOATS, "f8_e4m3")  # what keys and values may be stored as
 WEIGHTS = tuple(SCHEMES)  # what a weight may be stored as
 # dtype -> (elements a block, bytes a block), blocks along the last axis. Weights of several parts have none.
 FORMATS: dict[str, tuple[int, int]] = {

@@ -16,11 +16,12 @@ and `runner/sampling.py` with this one; none of them runs a program or waits.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -53,6 +54,15 @@ from pegainfer.runner.staging import StagedRows, Staging
 from pegainfer.runtime.worker import Task, Worker
 
 Array = np.ndarray[Any, Any]
+log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class CountsClipped(Protocol):
+    """An executor that counts the keys and values which an 8-bit KV cache clips."""
+
+    @property
+    def clipped(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,7 @@ class HostRunner(ServesAdapters):
         self._adapters = adapters
         self._experts = experts
         self._sampler_calls = SamplerCalls(slots)
+        self._clipped = False  # whether keys or values were, which is told once
         self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
         self._pools = Pools()
         self._transfers: Transfers | None = None
@@ -184,8 +195,18 @@ class HostRunner(ServesAdapters):
         outputs = self._programs.forward.run(inputs, rows.env) if plan.rows else {}
         if self._experts is not None and plan.rows:
             self._experts.add(outputs)
+        self._warn_of_clipping()
         self._last_forward = plan.step
         return _Step(plan, rows, outputs, time.perf_counter() - started, staged - started)
+
+    def _warn_of_clipping(self) -> None:
+        forward = self._programs.forward
+        if not self._clipped and isinstance(forward, CountsClipped) and forward.clipped:
+            self._clipped = True
+            log.warning(
+                "the fp8 KV cache clips keys or values of this model, which changes its answers: %d are"
+                " past 448 times their scale so far; choose another --kv-cache-dtype", forward.clipped,
+            )  # fmt: skip
 
     def _sample(self, handle: Task[_Step], masks: dict[int, bytes]) -> StepResult:
         step = handle.wait()  # it has ended: the worker runs in order; raises what the forward pass raised

@@ -14,6 +14,8 @@ from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.adapters import AdaptedWeight, AdapterBounds, adapted
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.expert_counts import counting
+from pegainfer.ops.float8 import E4M3
+from pegainfer.ops.kv_scales import Scales, with_kv_scales
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize_on_load import quantized_on_load
 from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
@@ -50,6 +52,7 @@ class LineModel:
         head: the forward's end, for a residual stream in the given format.
         make_policy: makes the line's own scheduling policy from the runner's bounds and the scheduler's
             options (engine/config.py); None: the default scheduler.
+        kv_scales: what an 8-bit KV cache divides keys and values by.
         ranks: tensor-parallel ranks; weights, groups and forward are those of one of them.
     """
 
@@ -62,6 +65,7 @@ class LineModel:
     tables: Mapping[str, Callable[[int], Weight]] = field(default_factory=dict)
     make_policy: Callable[[RunnerInfo, Any], StepPolicy] | None = None
     adapted: tuple[AdaptedWeight, ...] = ()
+    kv_scales: Scales = field(default_factory=dict)
     ranks: int = 1
 
     def bounded(self, vocab_size: int) -> LineModel:
@@ -74,6 +78,10 @@ class LineModel:
         kind: a key of ops.quantize_on_load.KINDS.
         """
         return replace(self, weights=quantized_on_load(self.weights, kind))
+
+    def scaled(self, kv_scales: Scales) -> LineModel:
+        """The same model with these scales for an 8-bit KV cache; other caches need none."""
+        return replace(self, kv_scales=kv_scales)
 
     def weight_bytes(self, num_positions: int) -> int:
         """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32."""
@@ -107,6 +115,8 @@ class LineModel:
         head = self.head(formats, steps.residual)
         forward = self.forward(formats, Sizes.of(info, groups), steps)
         forward = forward if self.ranks > 1 else forward.on_one_rank()
+        if self.kv_scales and steps.kv == E4M3:
+            forward = with_kv_scales(forward, self.kv_scales)
         forward = counting(forward) if info.counts_experts else forward
         scores = prompt_logprobs(head, info.vocab_size, max_logprobs)
         if info.max_adapters:

@@ -12,6 +12,7 @@ from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
 from pegainfer.lower.cpu.executor import CpuExecutor
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.forward import forward, groups, shapes
+from pegainfer.ops.float8 import held
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
@@ -53,7 +54,7 @@ def program(config: LlamaConfig, formats: Mapping[str, str], kv_dtype: str = "f3
 def cache(config: LlamaConfig, kv_dtype: str = "f32") -> Array:
     """An empty pool, full of NaN."""
     shape = (BLOCKS, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-    return np.full(shape, np.nan, np.float32 if kv_dtype == "f32" else np.float16)
+    return held(np.full(shape, np.nan, np.float32), kv_dtype)
 
 
 @dataclass(frozen=True)

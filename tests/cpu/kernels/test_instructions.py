@@ -16,7 +16,7 @@ from pegainfer.lower.cpu.encode import encode
 from pegainfer.ops.norm import RMS_NORM
 from pegainfer.ops.program import Builder, OpCall
 from pegainfer.ops.spec import In, OpSpec, Out, State
-from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.ops.tensor import CACHED, Kind, Tensor
 
 OPERANDS, AXES = 40, tuple("ABCDEFGHIJKLMNOPQRST")
 WIDE = OpSpec(
@@ -26,7 +26,7 @@ WIDE = OpSpec(
         Out("out", " ".join(AXES[:10])),
         *(In(f"in{i}", " ".join(AXES[10:])) for i in range(OPERANDS - 3)),
         In("ids", "A", ("i32",), optional=True),
-        State("kv", "A B 2 C D E"),
+        State("kv", "A B 2 C D E", CACHED),
     ),
     attrs=tuple(f"attr{i}" for i in range(7)),
 )
@@ -44,7 +44,7 @@ int main() {
     for (const pega::Instr& in : found) {
         pega::resolve(in, table.data(), sizes);
         const auto a = in.args<pega::WideArgs>();
-        std::printf("%d %d %lld %lld %lld %lld %lld %lld %g %g\n", in.op, in.f16_state, (long long)a.out,
+        std::printf("%d %d %lld %lld %lld %lld %lld %lld %g %g\n", in.op, in.kv_format, (long long)a.out,
                     (long long)a.in36, (long long)a.ids, (long long)a.kv, (long long)a.A, (long long)a.T,
                     a.attr0, a.attr6);
     }
@@ -97,16 +97,17 @@ def test_an_instruction_has_as_many_operands_axes_and_attributes_as_its_op(tmp_p
     )
     names: list[str] = []
     code = b""
-    for kv_dtype, ids, first in (("f32", True, 3), ("f16", False, "L")):
+    for kv_dtype, ids, first in (("f32", True, 3), ("f16", False, "L"), ("f8_e4m3", False, "L")):
         call, places = wide_call(kv_dtype, ids=ids, first=first)
         code += encode(call, 0, places.__getitem__, names)
     assert names == ["R", "L"]
     words = 2 + OPERANDS + len(AXES) + len(WIDE.attrs)
-    assert len(code) == 2 * 8 * words
+    assert len(code) == 3 * 8 * words
     done = subprocess.run([program], input=code, capture_output=True, check=True)
     assert done.stdout.decode().splitlines() == [
         "0 0 1000 1037 1038 1039 3 77 0.5 6.5",
         "0 1 1000 1037 0 1038 88 77 0.5 6.5",
+        "0 2 1000 1037 0 1038 88 77 0.5 6.5",
     ]
     for broken in (code[:-8], b"\1" + code[1:]):
         assert subprocess.run([program], input=broken, capture_output=True).returncode == 1

@@ -16,6 +16,7 @@ LENGTHS = (1, 2, 15, 16, 17, 33, 129, 300)  # tokens; the last ones span several
 VARIANTS = [
     *((isa, activation, FORMATS, "f32") for isa in ISAS for activation in ("int8", "f32")),
     *((isa, "int8", ("q4_1", "q8_0"), "f16") for isa in ISAS),
+    *((isa, "int8", ("q4_1", "q8_0"), "f8_e4m3") for isa in ISAS),
     *((isa, "bf16", ("bf16",), "f16") for isa in ISAS if has_bf16(isa)),
 ]
 

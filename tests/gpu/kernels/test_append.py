@@ -11,6 +11,7 @@ import pytest
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.ops.float8 import E4M3, to_e4m3
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.runtime.cuda.launch import Launch
 from pegainfer.runtime.cuda.tensor import DeviceTensor, encode
@@ -60,6 +61,10 @@ SHAPES = [
     Heads(1, 4, 256, "f16"),
     Heads(4, 4, 256, norms=True, gated=True),
     Heads(2, 2, 64, "f16", gated=True),
+    Heads(8, 4, 128, norms=True, cached=E4M3),
+    Heads(1, 12, 128, cached=E4M3),
+    Heads(3, 5, 64, norms=True, cached=E4M3),
+    Heads(4, 4, 256, norms=True, gated=True, cached=E4M3),
 ]
 
 
@@ -84,7 +89,7 @@ class Case:
             if name != "wg" or h.gated
         }
         backend = CudaBackend(ctx, weights, EAGER)
-        self.kv = DeviceTensor.empty(h.cache, h.dtype, "kv")
+        self.kv = DeviceTensor.empty(h.cache, h.cached or h.dtype, "kv")
         largest = {"T": rows, "R": rows}
         self.executor: CudaExecutor = backend.prepare(heads_program(h), {"kv": self.kv}, largest)
         backend.load()
@@ -98,7 +103,10 @@ class Case:
                 self.constants[name] = 1 + self.rng.standard_normal(h.head_dim).astype(np.float32) / 8
         # All that rows may hold; a step is given as much of it as it has keys, less the one that it appends.
         self.tokens = self.rng.standard_normal((longest, 2, h.kv_heads, h.head_dim)).astype(np.float32)
-        self.tokens = encode(rounded(self.tokens, h.dtype), h.dtype)
+        if h.cached:
+            self.tokens = to_e4m3(self.tokens)
+        else:
+            self.tokens = encode(rounded(self.tokens, h.dtype), h.dtype)
 
     def inputs(self, contexts: list[int]) -> tuple[dict[str, Array], dict[str, int], Array]:
         """Inputs, sizes and the cache before the step; a context of 0 is a row of padding."""
@@ -106,7 +114,7 @@ class Case:
         ids = self.rng.permutation(h.blocks)[: rows * h.width].reshape(rows, h.width).astype(i32)
         positions = np.array([max(0, n - 1) for n in contexts], i32)
         slots = ids[np.arange(rows), positions // h.block_size] * h.block_size + positions % h.block_size
-        cache = np.full(h.cache, 0xFFFF, np.uint16).view(self.tokens.dtype)
+        cache = np.full(self.kv.nbytes, 0xFF, np.uint8).view(self.tokens.dtype).reshape(h.cache)
         for row, context in enumerate(contexts):
             for first in range(0, context - 1, h.block_size):
                 held = self.tokens[first : min(first + h.block_size, context - 1)]
@@ -169,7 +177,7 @@ ROWS = (
 
 
 @pytest.mark.parametrize("contexts", ROWS, ids=len)
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[5], SHAPES[8]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[5], SHAPES[8], *SHAPES[-4:-1]], ids=str)
 def test_rows_together_have_the_bits_of_launches_apart(
     shape: Heads, contexts: list[int], ctx: CudaContext
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import pegainfer.ops.coarse  # noqa: F401
 from pegainfer.lower.cuda.attention_choice import OWN_PARTS_ROWS, AttentionProblem, choose_attention
 from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.ops import float8
 from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.compose import one_call
 from tests.gpu.harness import rounded, run_once, sized
@@ -28,7 +29,19 @@ EDGES = sized(
 )
 # Where a row alone gives a block no page, one or more, and where it is shared out to all blocks.
 ALONE = sized((1, 17, 129, 513, 1024, 6144, 6145, 9001), (1, 17, 513, 6145))
+WITH_BF16 = ["bf16", float8.E4M3]  # caches beside activations of bf16
+CACHES = [*WITH_BF16, "f16"]
 SHAPES = [(2, 4, 128), (1, 8, 64), (3, 3, 64), (2, 1, 256), (1, 12, 128)]  # KV heads, group, head size
+
+
+def activation(dtype: str) -> str:
+    """Of queries and outputs beside a cache of `dtype`."""
+    return "bf16" if dtype == float8.E4M3 else dtype
+
+
+def stored(values: Array, dtype: str) -> Array:
+    """Float32 values that a cache of `dtype` holds exactly."""
+    return float8.from_e4m3(float8.to_e4m3(values)) if dtype == float8.E4M3 else rounded(values, dtype)
 
 
 def case(
@@ -45,9 +58,9 @@ def case(
         for i in range(counts[row]):
             table[row, i] = here = next(used)
             held = min(block, context - i * block)
-            kv[here, 0, :, :, :held] = rounded(rng.standard_normal((2, kv_heads, held, d)), dtype)
+            kv[here, 0, :, :, :held] = stored(rng.standard_normal((2, kv_heads, held, d)), dtype)
     lens = np.array([q for _, q in rows], np.int32)
-    q = rounded(rng.standard_normal((int(lens.sum()), kv_heads * group, d)) * 2, dtype)
+    q = rounded(rng.standard_normal((int(lens.sum()), kv_heads * group, d)) * 2, activation(dtype))
     return {
         "q": q, "kv": kv, "query_starts": (np.cumsum(lens) - lens).astype(np.int32), "query_lens": lens,
         "context_lens": np.array([c for c, _ in rows], np.int32), "block_table": table,
@@ -81,10 +94,12 @@ def run(ctx: CudaContext, a: dict[str, Array], dtype: str) -> Array:
         "T": len(a["q"]), "H": a["q"].shape[1], "D": d, "R": len(a["query_lens"]), "N": kv.shape[0], "Y": 1,
         "G": kv.shape[3], "S": kv.shape[4], "W": a["block_table"].shape[1],
     }  # fmt: skip
-    dtypes = {k: "i32" for k in a} | {"q": dtype, "kv": dtype, "out": dtype}
+    outside = activation(dtype)
+    dtypes = {k: "i32" for k in a} | {"q": outside, "kv": dtype, "out": outside}
     program = one_call(ATTENTION, sizes, dtypes, {"layer": 0, "scale": d**-0.5})
     inputs = {k: v for k, v in a.items() if k != "kv"}
-    return run_once(ctx, program, {}, {"kv": kv}, inputs, sizes)["out"]
+    cache = float8.held(kv, dtype) if dtype == float8.E4M3 else kv
+    return run_once(ctx, program, {}, {"kv": cache}, inputs, sizes)["out"]
 
 
 def worst(got: Array, want: Array) -> float:
@@ -92,33 +107,38 @@ def worst(got: Array, want: Array) -> float:
     return float((np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1)).max())
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_long_rows(shape: tuple[int, int, int], dtype: str, ctx: CudaContext) -> None:
     a = case(np.random.default_rng(sum(shape[1:])), ROWS, shape, dtype)
-    assert worst(run(ctx, a, dtype), attend(a, shape[2] ** -0.5)) < (1e-2 if dtype == "bf16" else 2e-3)
+    assert worst(run(ctx, a, dtype), attend(a, shape[2] ** -0.5)) < (2e-3 if dtype == "f16" else 1e-2)
 
 
+@pytest.mark.parametrize("dtype", WITH_BF16)
 @pytest.mark.parametrize("block", [32, 48, 256])
-def test_blocks_of_every_size(block: int, ctx: CudaContext) -> None:
-    a = case(np.random.default_rng(block), ROWS, (2, 4, 128), "bf16", block)
-    assert worst(run(ctx, a, "bf16"), attend(a, 128**-0.5)) < 1e-2
+def test_blocks_of_every_size(block: int, dtype: str, ctx: CudaContext) -> None:
+    a = case(np.random.default_rng(block), ROWS, (2, 4, 128), dtype, block)
+    assert worst(run(ctx, a, dtype), attend(a, 128**-0.5)) < 1e-2
 
 
+@pytest.mark.parametrize("dtype", WITH_BF16)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_decoded_rows_of_every_length_together(shape: tuple[int, int, int], ctx: CudaContext) -> None:
+def test_decoded_rows_of_every_length_together(
+    shape: tuple[int, int, int], dtype: str, ctx: CudaContext
+) -> None:
     rng = np.random.default_rng(7)
     lengths = [*EDGES, *rng.integers(1, 700, sized(120, 8)).tolist(), 0, 0]
     rng.shuffle(lengths)
-    a = case(rng, tuple((n, min(n, 1)) for n in lengths), shape, "bf16")
-    assert worst(run(ctx, a, "bf16"), attend(a, shape[2] ** -0.5)) < 1e-2
+    a = case(rng, tuple((n, min(n, 1)) for n in lengths), shape, dtype)
+    assert worst(run(ctx, a, dtype), attend(a, shape[2] ** -0.5)) < 1e-2
 
 
-def test_chunks_at_every_edge_of_a_tile(ctx: CudaContext) -> None:
+@pytest.mark.parametrize("dtype", WITH_BF16)
+def test_chunks_at_every_edge_of_a_tile(dtype: str, ctx: CudaContext) -> None:
     cached = (0, 1, 127, 128, sized(3000, 300))
     rows = tuple((before + count, count) for before in cached for count in (2, 31, 32, 33, 129))
-    a = case(np.random.default_rng(3), rows, (2, 4, 128), "bf16")
-    assert worst(run(ctx, a, "bf16"), attend(a, 128**-0.5)) < 1e-2
+    a = case(np.random.default_rng(3), rows, (2, 4, 128), dtype)
+    assert worst(run(ctx, a, dtype), attend(a, 128**-0.5)) < 1e-2
 
 
 def some(a: dict[str, Array], rows: list[int]) -> dict[str, Array]:
@@ -127,23 +147,24 @@ def some(a: dict[str, Array], rows: list[int]) -> dict[str, Array]:
     return a | picked | {"query_starts": np.arange(len(rows), dtype=np.int32)}
 
 
-def test_a_decoded_row_has_the_same_bits_in_any_small_company(ctx: CudaContext) -> None:
+@pytest.mark.parametrize("dtype", WITH_BF16)
+def test_a_decoded_row_has_the_same_bits_in_any_small_company(dtype: str, ctx: CudaContext) -> None:
     lengths = EDGES[-OWN_PARTS_ROWS:]
-    together = case(np.random.default_rng(5), tuple((n, 1) for n in lengths), (2, 4, 128), "bf16")
-    got = run(ctx, together, "bf16")
+    together = case(np.random.default_rng(5), tuple((n, 1) for n in lengths), (2, 4, 128), dtype)
+    got = run(ctx, together, dtype)
     for row in (0, len(lengths) // 2, len(lengths) - 1):
-        pair = run(ctx, some(together, [row, 1]), "bf16")
+        pair = run(ctx, some(together, [row, 1]), dtype)
         assert pair[0].tobytes() == got[row].tobytes(), lengths[row]
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_row_alone(shape: tuple[int, int, int], dtype: str, ctx: CudaContext) -> None:
     together = case(np.random.default_rng(6), tuple((n, 1) for n in ALONE), shape, dtype)
     want = attend(together, shape[2] ** -0.5)
     for row, length in enumerate(ALONE):
         got = run(ctx, some(together, [row]), dtype)
-        assert worst(got, want[row : row + 1]) < (1e-2 if dtype == "bf16" else 2e-3), length
+        assert worst(got, want[row : row + 1]) < (2e-3 if dtype == "f16" else 1e-2), length
 
 
 def test_a_row_alone_of_eight_kv_heads(ctx: CudaContext) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -15,13 +16,16 @@ from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.executor import CudaExecutor  # noqa: F401  (registers the ops)
 from pegainfer.lower.cuda.lowering import HANDLERS
 from pegainfer.lower.cuda.moe import MOST_CHOSEN
+from pegainfer.ops import float8
 from pegainfer.ops.check import check_case, suitable_cases
 from pegainfer.ops.compose import one_call, run_reference, staged_inputs
+from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.rounding import PARAMETERS, rounded, run_rounding, share_of_rounding
 from pegainfer.ops.spec import REGISTRY, Case, OpSpec, Role
 from pegainfer.runtime.weights.weight import Weight
 from tests.gpu.harness import raw, run_once, runner
 
+Array = np.ndarray[Any, Any]
 SPECS = [s for s in REGISTRY.values() if s.name in HANDLERS or s.lower is not None]
 NO_HALVES = ("moe", "expert_gate_up", "expert_down")  # refused in float16
 SIXTEEN = [
@@ -44,6 +48,22 @@ def test_float32_matches_the_reference(spec: OpSpec, ctx: CudaContext) -> None:
         count += 1
     assert count, f"{spec.name} has no case"
     assert not faults, "\n".join(faults)
+
+
+def caches(spec: OpSpec) -> tuple[str, ...]:
+    """What the op's KV cache may be stored as."""
+    return next((o.dtypes for o in spec.operands if o.paged), ())
+
+
+def cache_faults(got: Array, want: Array) -> list[str]:
+    """Bits that are more than one number from the reference's, bf16's own error aside."""
+    g, w = float8.from_e4m3(got), float8.from_e4m3(want)
+    nan = np.isnan(w)
+    row = np.abs(np.where(nan, 0, w)).max(axis=-1, keepdims=True)
+    allowed = float8.STEP * np.maximum(np.abs(g), np.abs(w)) + float8.LEAST + row / 32
+    wrong = (np.isnan(g) != nan) | ~nan & ~(np.abs(g - w) <= allowed)
+    where = np.argwhere(wrong)[:1].tolist()
+    return [f"{int(wrong.sum())} of {wrong.size} wrong, the first at {where}"] if wrong.any() else []
 
 
 def fits(spec: OpSpec, case: Case) -> bool:
@@ -70,11 +90,28 @@ def test_sixteen_bits_are_as_near_as_they_can_be(spec: OpSpec, dtype: str, ctx: 
     assert not faults, "\n".join(faults)
 
 
-def check_sixteen(spec: OpSpec, case: Case, dtype: str, ctx: CudaContext) -> list[str]:
+@pytest.mark.parametrize("spec", [s for s in SPECS if E4M3 in caches(s)], ids=lambda s: s.name)
+def test_a_cache_of_eight_bits_beside_bf16(spec: OpSpec, ctx: CudaContext) -> None:
+    count, faults = 0, []
+    for case in suitable_cases(spec, crc32(spec.name.encode()), {"kv": E4M3}):
+        heads = case.sizes["D"] in (64, 128, 256) or spec.name == "kv_append"
+        if heads:
+            faults += check_sixteen(spec, case, "bf16", ctx, E4M3)
+            count += 1
+    assert count > 3, f"{spec.name} has few cases"
+    assert not faults, "\n".join(faults)
+
+
+def check_sixteen(
+    spec: OpSpec, case: Case, dtype: str, ctx: CudaContext, cache: str | None = None
+) -> list[str]:
+    """`cache`: what keys and values are stored as; None: as `dtype`."""
     stored = {
         o.name: dtype if dtype in o.dtypes and o.name not in PARAMETERS else o.dtypes[0]
         for o in spec.operands
     }
+    if cache is not None:
+        stored["kv"] = cache
     arrays, weights = {}, dict[str, Weight]()
     for o in spec.operands:
         if o.role is Role.OUT:
@@ -84,6 +121,8 @@ def check_sixteen(spec: OpSpec, case: Case, dtype: str, ctx: CudaContext) -> lis
         elif o.name in case.arrays:
             a = case.arrays[o.name]
             arrays[o.name] = rounded(a, dtype) if stored[o.name] == dtype else a
+            if stored[o.name] == E4M3:
+                arrays[o.name] = float8.to_e4m3(a)
             if o.role is Role.WEIGHT:
                 weights[o.name] = raw(arrays[o.name], dtype)
     exact, stepwise = ({k: a.copy() for k, a in arrays.items()} for _ in range(2))
@@ -99,6 +138,9 @@ def check_sixteen(spec: OpSpec, case: Case, dtype: str, ctx: CudaContext) -> lis
     outputs = run_once(ctx, program, weights, states, staged_inputs(spec, given), case.sizes)
     faults = []
     for name, got in {**outputs, **states}.items():
+        if stored[name] == E4M3:
+            faults += [f"{spec.name}, {case.label}: {name}: {f}" for f in cache_faults(got, exact[name])]
+            continue
         share = share_of_rounding(got, exact[name], stepwise[name], dtype)
         if not share <= 1:
             faults.append(f"{spec.name}, {case.label}: {name} errs by {share:.2f} of what rounding explains")

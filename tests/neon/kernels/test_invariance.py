@@ -13,7 +13,8 @@ from tests.cpu.kernels.model import CONFIG, LARGEST, Array, Span, cache, formats
 from tests.cpu.kernels.test_invariance import LENGTHS, alone, in_chunks, sequences
 from tests.support.replay.client import Replay
 
-VARIANTS = [("int8", FORMATS, "f32"), ("f32", FORMATS, "f32"), ("int8", ("q4_1", "q8_0"), "f16")]
+VARIANTS = [("int8", FORMATS, "f32"), ("f32", FORMATS, "f32"), ("int8", ("q4_1", "q8_0"), "f16"),
+            ("int8", ("q4_1", "q8_0"), "f8_e4m3")]  # fmt: skip
 
 
 class ReplayedModel:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pegainfer.lower.cpu.backend import CpuOptions
+from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.spec import OpSpec
 from tests.cpu.kernels.harness import FORMATS, QUANTISED, check, weights_in
-from tests.cpu.kernels.test_ops import SPECS, WITH_CACHE, WITH_WEIGHTS
+from tests.cpu.kernels.test_ops import SPECS, WITH_CACHE, WITH_KEYS, WITH_WEIGHTS
 from tests.support.replay.client import Replay, replayer
 
 
@@ -35,3 +36,8 @@ def test_rounded_activations(spec: OpSpec, dtype: str, replay: Replay) -> None:
 @pytest.mark.parametrize("spec", WITH_CACHE, ids=lambda s: s.name)
 def test_half_precision_cache(spec: OpSpec, replay: Replay) -> None:
     check(spec, replayer(replay, CpuOptions(threads=2, isa="neon")), "f32", {"kv": "f16"})
+
+
+@pytest.mark.parametrize("spec", WITH_KEYS, ids=lambda s: s.name)
+def test_eight_bit_cache(spec: OpSpec, replay: Replay) -> None:
+    check(spec, replayer(replay, CpuOptions(threads=2, isa="neon")), "f32", {"kv": E4M3})

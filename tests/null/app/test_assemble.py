@@ -91,6 +91,7 @@ def test_bounds_that_were_asked_for(tmp_path: Path) -> None:
 def test_keys_and_values_in_half_the_memory(tmp_path: Path) -> None:
     assert bounds(tmp_path, kv_cache_memory=40 * BLOCK_BYTES, kv_dtype="auto").num_blocks == (40,)
     assert bounds(tmp_path, kv_cache_memory=40 * BLOCK_BYTES, kv_dtype="f16").num_blocks == (80,)
+    assert bounds(tmp_path, kv_cache_memory=40 * BLOCK_BYTES, kv_dtype="fp8").num_blocks == (160,)
 
 
 def test_too_little_memory_lowers_the_default_length_but_not_a_wish(
@@ -200,7 +201,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         ({"threads": True}, "bad threads"),
         ({"kv_cache_memory": 1.5}, "bad kv_cache_memory"),
         ({"activation": "int4"}, "bad activation_dtype; expected auto or int8 or bf16 or f32; got 'int4'"),
-        ({"kv_dtype": "fp8"}, "bad kv_cache_dtype"),
+        ({"kv_dtype": "fp4"}, "bad kv_cache_dtype"),
         ({"kv_dtype": "bf16"}, "only a GPU keeps"),
         ({"backend": "tpu"}, "bad device"),
         ({"tensor_parallel_size": 0}, "bad tensor_parallel_size; expected a whole number from 1; got 0"),
@@ -211,7 +212,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         ),
         ({"gpu_memory_utilization": 1.5}, "bad gpu_memory_utilization"),
         ({"load_format": "dummy", "tensor_parallel_size": 2}, "dummy weights are not shared out to ranks"),
-        ({"backend": "cuda", "kv_dtype": "f16"}, "as bf16"),
+        ({"backend": "cuda", "kv_dtype": "f16"}, "expected auto, bf16 or fp8; got f16"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

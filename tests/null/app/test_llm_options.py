@@ -20,6 +20,7 @@ from tests.support.qwentext import small_json
         ({"activation_dtype": "f32"}, "activation", "f32"),
         ({"dtype": "bfloat16"}, "activation", "bf16"),
         ({"kv_cache_dtype": "f16"}, "kv_dtype", "f16"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_dtype", "fp8"),
         ({"max_model_len": "4k"}, "max_model_len", 4000),
         ({"kv_cache_memory_bytes": "1GiB"}, "kv_cache_memory", 1 << 30),
         ({"enforce_eager": True}, "cuda_graph", False),

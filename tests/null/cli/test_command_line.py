@@ -86,6 +86,8 @@ def file(tmp_path: Path) -> Any:
         ("--dtype bfloat16", "activation_dtype", "bf16"),
         ("--dtype float32", "activation_dtype", "f32"),
         ("--kv-cache-dtype float16", "kv_cache_dtype", "f16"),
+        ("--kv-cache-dtype fp8", "kv_cache_dtype", "fp8"),
+        ("--kv-cache-dtype fp8_e4m3", "kv_cache_dtype", "fp8"),
         ("--kv-cache-memory-bytes 2G", "kv_cache_memory", 2 << 30),
         ("--max-model-len 4k", "max_model_len", 4000),
         ("--max-model-len 4K", "max_model_len", 4096),

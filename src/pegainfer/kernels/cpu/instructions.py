@@ -116,7 +116,7 @@ def _c_type(o: Operand) -> str:
     if o.role is Role.WEIGHT:
         return "const Packed*"
     if o.paged:
-        return "uint8_t*"  # of float32 or float16
+        return "uint8_t*"  # of float32, float16 or e4m3
     # The kernels compute in float32; lowering refuses other floats.
     kind = C_TYPES.get(o.dtypes[0], "float")
     return f"const {kind}*" if o.role is Role.IN else f"{kind}*"

@@ -40,6 +40,7 @@ _FUNCTIONS = {
     "pega_has_bf16": (c_int32, (c_void_p,)),
     "pega_exec_destroy": (None, (c_void_p,)),
     "pega_exec_error": (c_char_p, (c_void_p,)),
+    "pega_exec_clipped": (c_int64, (c_void_p,)),
     "pega_exec_run": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
     "pega_roofline_read": (c_double, (c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
     "pega_roofline_compute": (c_double, (c_void_p, c_void_p, c_int32, c_int64)),

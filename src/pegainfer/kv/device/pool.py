@@ -16,7 +16,11 @@ from pegainfer.kv.device.store import Bytes
 
 Array = np.ndarray[Any, Any]
 # Storage formats of parts in host memory.
-DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "f8_e4m3": np.dtype(np.uint8),
+}
 
 
 class HostPools:

@@ -13,6 +13,7 @@ from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Dim, Kind, Tensor
 
 RECURRENT = ("causal_conv_silu", "gated_delta_rule")
+KV_FORMATS = {"f32": 0, "f16": 1, "f8_e4m3": 2}  # as csrc/formats.h numbers them
 TILE = 16  # output rows of a packed weight's tile
 
 
@@ -46,13 +47,11 @@ def encode(call: OpCall, number: int, place: Callable[[Tensor], int], sizes: lis
     spec = call.spec
     tensors = [call.tensors.get(o.name) for o in spec.operands]
     operands = [-1 if t is None else place(t) for t in tensors]
-    f16_state = any(
-        o.role is Role.STATE and t is not None and t.dtype == "f16"
-        for o, t in zip(spec.operands, tensors, strict=True)
-    )
+    states = [t for o, t in zip(spec.operands, tensors, strict=True) if o.role is Role.STATE and t]
+    kv_format = max((KV_FORMATS.get(t.dtype, 0) for t in states), default=0)
     axes = [_axis(call.axes[letter], sizes) for letter in axis_letters(spec)]
     attrs = [float(call.attrs[name]) for name in spec.attrs]
-    words = [number, f16_state, *operands, *axes]
+    words = [number, kv_format, *operands, *axes]
     return struct.pack(f"={len(words)}q{len(attrs)}d", *words, *attrs)
 
 
@@ -75,7 +74,7 @@ def _check(call: OpCall) -> None:
         if o.role is Role.WEIGHT:
             allowed: tuple[str, ...] = tuple(FORMAT_CODES)
         elif o.role is Role.STATE:
-            allowed = ("f32", "f16", "i32")
+            allowed = ("f32", "f16", "i32", *(("f8_e4m3",) if o.paged else ()))
         elif tensor.kind is Kind.WEIGHT:
             continue  # converted to float32 when it is loaded
         else:

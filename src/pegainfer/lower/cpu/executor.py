@@ -110,6 +110,11 @@ class CpuExecutor:
             raise ConfigError("calls are not timed", remedy="CpuOptions(timing=True)")
         return list(zip(self.program.calls, self._nanoseconds.tolist(), strict=True))
 
+    @property
+    def clipped(self) -> int:
+        """Keys and values past the largest number of an 8-bit KV cache's format so far, stored as that."""
+        return int(self._lib.pega_exec_clipped(self._handle))
+
     def reset_timings(self) -> None:
         if self._nanoseconds is not None:
             self._nanoseconds[:] = 0

@@ -21,7 +21,7 @@ from pegainfer.lower.cuda.attention_choice import (
 )
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, handles
 from pegainfer.lower.cuda.plan import ARRIVALS, Boxes, Place, PlannedArg, Struct, struct
-from pegainfer.lower.cuda.pointwise import layer_address, page_stride
+from pegainfer.lower.cuda.pointwise import inverse_scales, layer_address, page_stride
 from pegainfer.ops.program import OpCall
 from pegainfer.runtime.cuda.arguments import (
     ATTENTION,
@@ -45,11 +45,12 @@ def attention_problem(call: OpCall, step: Step) -> AttentionProblem:
 
 @handles("attention", "append_attention")
 def _attention(c: LoweringContext) -> None:
-    p, dtype = attention_problem(c.call, c.step), c.dtype("kv")
+    p = attention_problem(c.call, c.step)
+    dtype = p.activation
     append = "heads" in c.call.tensors
     q = "heads" if append else "q"
     if c.dtype(q) != dtype or c.dtype("out") != dtype:
-        raise c.refuse(f"dtypes of {q} and out", f"the cache's, {dtype}", c.dtype(q))
+        raise c.refuse(f"dtypes of {q} and out", f"{dtype}, beside a cache of {p.dtype}", c.dtype(q))
     if (wrong := refusal(p)) is not None:
         raise c.refuse("no kernel", *wrong)
     if p.tokens == 0 or p.rows == 0:
@@ -93,7 +94,7 @@ def _decode(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice, pl
     items = (choice.shares or choice.decode_items) * p.units
     _persistent(c, p, choice.decode, args, items, choice.cut)
     if choice.decode_slots:
-        merge = f"attention_merge_decode_{p.dtype}_d{p.head_dim}"
+        merge = f"attention_merge_decode_{p.activation}_d{p.head_dim}"
         cuts = min(p.rows, choice.shares) if choice.shares else p.rows
         args = [_merge_args(c, p, choice, plan, sums)]
         c.launch(merge, (p.heads, cuts, 1), p.head_dim, args, why="adds up parts of decoded rows")
@@ -190,20 +191,23 @@ def _args(
 ) -> Struct:
     names = ("query_starts", "query_lens", "context_lens", "block_table")
     # Decoding that finishes the heads takes q from them, not from here.
-    q = None if "heads" in c.call.tensors else c.address("q")
+    q, attrs = None if "heads" in c.call.tensors else c.address("q"), c.call.attrs
     return struct(
         ATTENTION, out=c.address("out"), q=q, kv=layer_address(c), **{n: c.address(n) for n in names},
         plan=plan.counts if plan else None, items=items, firsts=firsts, sums=sums[0], heads=sums[1],
         page_stride=page_stride(c), h=p.heads, g=p.kv_heads, block_size=p.block_size,
-        table_width=p.table_width, scale_log2=c.call.attrs["scale"] * math.log2(math.e),
+        table_width=p.table_width, scale_log2=attrs["scale"] * attrs["k_scale"] * math.log2(math.e),
+        v_scale=attrs["v_scale"],
     )  # fmt: skip
 
 
 def _projected(c: LoweringContext) -> Struct:
+    k_inverse, v_inverse = inverse_scales(c)
     return struct(
         PROJECTED, qkv=c.address("heads"), kv=layer_address(c), q_norm=c.vector("q_norm"),
         k_norm=c.vector("k_norm"), positions=c.address("positions"), slots=c.address("slots"),
         cos_sin=c.vector("cos_sin"), width=c.sizes["E"], eps=c.call.attrs["eps"],
+        k_inverse=k_inverse, v_inverse=v_inverse,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pegainfer.lower.cuda.gemm import SIXTEEN
 from pegainfer.lower.cuda.lowering import blocks
 from pegainfer.lower.cuda.pointwise import HEADS
 from pegainfer.lower.cuda.target import Target
+from pegainfer.ops.float8 import E4M3
 
 # As in common/attention/attention.cuh.
 DECODE_CHUNK, DECODE_PARTS, PREFILL_PARTS, ITEM_BYTES, PLAN_BYTES, CUT_BYTES = 128, 32, 16, 32, 16, 16
@@ -35,6 +36,11 @@ class AttentionProblem:
     table_width: int  # blocks a row
     dtype: str
     decode_only: bool
+
+    @property
+    def activation(self) -> str:
+        """The dtype of queries and outputs."""
+        return "bf16" if self.dtype == E4M3 else self.dtype
 
     @property
     def group(self) -> int:
@@ -80,7 +86,7 @@ class AttentionChoice:
 
 @lru_cache(maxsize=1024)
 def choose_attention(p: AttentionProblem, target: Target, append: bool = False) -> AttentionChoice:
-    """This GPU's tensor core kernels for 16-bit caches (`refusal` must be None).
+    """This GPU's tensor core kernels for caches of 16 or 8 bits (`refusal` must be None).
 
     Args:
         append: q, k and v are as their projection left them (`may_append` must be true).
@@ -91,7 +97,7 @@ def choose_attention(p: AttentionProblem, target: Target, append: bool = False) 
     shares = per_sm * info.num_sms // p.units if p.rows > OWN_PARTS_ROWS else 0
     row = takes_row(p, target)
     items, slots = _decode_room(p, shares, longest)
-    tiles_kernel = info.arch == "90a" and p.head_dim in TILE_HEADS
+    tiles_kernel = info.arch == "90a" and p.head_dim in TILE_HEADS and p.dtype in SIXTEEN
     tile_rows = 64 if p.head_dim == 256 and not tiles_kernel else 128
     prefill = "attention_prefill_tiles" if tiles_kernel else "attention_prefill"
     tiles = blocks(p.tokens * p.group, tile_rows) + p.rows
@@ -126,14 +132,14 @@ def fit_sm(p: AttentionProblem, target: Target, kernel: str) -> int:
 
 def takes_row(p: AttentionProblem, target: Target) -> bool:
     """Whether the step's only row is shared out to all SMs."""
-    if target.info.arch != "90a" or p.rows != 1:
+    if target.info.arch != "90a" or p.rows != 1 or p.dtype not in SIXTEEN:
         return False
     return p.units <= int(target.tuning.numbers(target.info, "attention")["row_units"])
 
 
 def lacks_append(p: AttentionProblem, target: Target) -> str | None:
     """What decoding lacks to finish the projected heads of the step's tokens, each a row's only one."""
-    if p.dtype not in SIXTEEN or (refusal(p) is not None):
+    if p.dtype not in (*SIXTEEN, E4M3) or (refusal(p) is not None):
         return f"a kernel for caches of {p.dtype} and heads of {p.head_dim}"
     if target.info.arch != "90a":
         return f"a Hopper GPU, not {target.info.name}"
@@ -161,9 +167,9 @@ def decode_kernel(p: AttentionProblem, row: bool = False, append: bool = False) 
 
 def refusal(p: AttentionProblem) -> tuple[str, str] | None:
     """(required, offered) where no kernel serves the problem."""
-    if p.dtype not in (*SIXTEEN, "f32"):
-        return "a cache of bf16, f16 or f32", p.dtype
-    if p.dtype in SIXTEEN and p.head_dim not in HEADS:
+    if p.dtype not in (*SIXTEEN, "f32", E4M3):
+        return f"a cache of bf16, f16, f32 or {E4M3}", p.dtype
+    if p.dtype != "f32" and p.head_dim not in HEADS:
         return f"heads of {', '.join(map(str, HEADS))}", str(p.head_dim)
     if p.head_dim > 256:
         return "heads of at most 256", str(p.head_dim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pegainfer.lower.cuda.gemm import rms_norm, silu, take_rows
 from pegainfer.lower.cuda.lowering import LoweringContext, Operands, blocks, handles
 from pegainfer.lower.cuda.plan import Place, ptr
+from pegainfer.ops.float8 import E4M3
 from pegainfer.runtime.cuda.launch import f32, i32, i64
 from pegainfer.runtime.cuda.tensor import item_bytes
 
@@ -61,14 +62,17 @@ def _rope(c: LoweringContext) -> None:
 @handles("kv_append")
 def _kv_append(c: LoweringContext) -> None:
     s = c.sizes
-    dtype, heads = c.dtype("kv"), s["T"] * s["G"]
-    if c.dtype("k") != dtype or c.dtype("v") != dtype:
-        raise c.refuse("dtype of the cache", c.dtype("k"), dtype)
+    dtype, heads = c.dtype("k"), s["T"] * s["G"]
+    narrow = c.dtype("kv") == E4M3 and dtype in ("bf16", "f32")
+    if c.dtype("v") != dtype or not (narrow or c.dtype("kv") == dtype):
+        raise c.refuse("dtype of the cache", dtype, c.dtype("kv"))
     args = [
         ptr(layer_address(c)), ptr(c.address("k")), ptr(c.address("v")), ptr(c.address("slots")),
         i64(heads), i32(s["G"]), i32(s["D"]), i32(s["S"]), i64(page_stride(c)),
     ]  # fmt: skip
-    c.launch(f"kv_append_{dtype}", (blocks(heads, 8), 1, 1), 256, args)
+    if narrow:
+        args += [f32(inverse) for inverse in inverse_scales(c)]
+    c.launch(f"kv_append_{dtype}{f'_{E4M3}' if narrow else ''}", (blocks(heads, 8), 1, 1), 256, args)
 
 
 @handles("silu_mul")
@@ -76,6 +80,11 @@ def _silu_mul(c: LoweringContext) -> None:
     s, dtype = c.sizes, c.dtype("gate")
     operands = [c.address(name) for name in ("out", "gate", "up")]
     silu(c, "silu_mul", operands, s["T"] * s["F"], dtype)
+
+
+def inverse_scales(c: Operands) -> tuple[float, float]:
+    """What an 8-bit cache's keys and values are multiplied by when they are stored."""
+    return 1 / c.call.attrs["k_scale"], 1 / c.call.attrs["v_scale"]
 
 
 def page_stride(c: Operands) -> int:

@@ -9,8 +9,9 @@ from pegainfer.lower.cuda.gemm import SIXTEEN, project
 from pegainfer.lower.cuda.linear import gemm_problem, scale_of
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
 from pegainfer.lower.cuda.plan import Place, struct
-from pegainfer.lower.cuda.pointwise import HEADS, layer_address, page_stride
+from pegainfer.lower.cuda.pointwise import HEADS, inverse_scales, layer_address, page_stride
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.fused_heads import APPEND_ATTENTION, GATE_HEADS, PROJECT_HEADS
 from pegainfer.ops.program import OpCall, is_read
 from pegainfer.ops.tensor import Kind
@@ -28,9 +29,10 @@ def _finish_in_attention(calls: Calls, step: Step, temporaries: Temporaries) -> 
         return "attention over the same heads and the same layer's cache"
     if q.kind is not Kind.BUFFER or is_read(calls[2:], q):
         return "heads that only attention reads"
-    if not attention["q"].dtype == attention["out"].dtype == kv.dtype:
-        return f"q and out in the cache's {kv.dtype}"
-    if (lacking := lacks_append(attention_problem(calls[1], step), step.target)) is not None:
+    problem = attention_problem(calls[1], step)
+    if not attention["q"].dtype == attention["out"].dtype == problem.activation:
+        return f"q and out of {problem.activation}, beside a cache of {kv.dtype}"
+    if (lacking := lacks_append(problem, step.target)) is not None:
         return lacking
     tokens, query_heads, head_dim = qkv["q"].shape
     gated = 2 if "wg" in qkv else 1
@@ -86,7 +88,8 @@ def _fused_heads(call: OpCall) -> bool:
     if "gate" in call.tensors and call.tensors["gate"].dtype != x.dtype:
         return False
     widths = isinstance(x.shape[1], int) and x.shape[1] % 8 == 0 and q.shape[2] in HEADS
-    return x.dtype in SIXTEEN and q.dtype == kv.dtype == x.dtype and widths
+    cached = kv.dtype == x.dtype or (kv.dtype, x.dtype) == (E4M3, "bf16")
+    return x.dtype in SIXTEEN and q.dtype == x.dtype and cached and widths
 
 
 def _project(c: LoweringContext, heads: Place) -> None:
@@ -110,11 +113,13 @@ def _qkv(c: LoweringContext) -> None:
     heads = c.scratch(s["T"] * count * s["D"] * item_bytes(dtype))
     _project(c, heads)
     q_norm, k_norm, cos_sin = (c.vector(n) for n in ("q_norm", "k_norm", "cos_sin"))
+    k_inverse, v_inverse = inverse_scales(c)
     args = struct(
         NORM_ROPE_APPEND, q=c.address("q"), gate=gate, kv=layer_address(c), qkv=heads, q_norm=q_norm,
         k_norm=k_norm, positions=c.address("positions"), slots=c.address("slots"), cos_sin=cos_sin,
         page_stride=page_stride(c), tokens=s["T"], h=s["H"], g=s["G"], block_size=s["S"],
-        eps=c.call.attrs["eps"],
+        eps=c.call.attrs["eps"], k_inverse=k_inverse, v_inverse=v_inverse,
     )  # fmt: skip
     grid = (blocks(s["T"] * count, 8), 1, 1)
-    c.launch(f"norm_rope_append_{dtype}_d{s['D']}", grid, 256, [args], why="heads of 16 bits")
+    kernel = f"norm_rope_append_{E4M3 if c.dtype('kv') == E4M3 else dtype}_d{s['D']}"
+    c.launch(kernel, grid, 256, [args], why="heads of 16 bits")

@@ -10,6 +10,7 @@ from itertools import accumulate
 from pegainfer.lower.cuda.lowering import LoweringContext, Operands, Step, handles
 from pegainfer.lower.cuda.plan import Boxes, Place, struct
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.fused import DECODE_PASS, decode_pass
 from pegainfer.ops.program import OpCall
 from pegainfer.ops.tensor import Kind, Tensor
@@ -100,6 +101,8 @@ class RowPass:
 
 def why_launches(calls: Calls, info: DeviceInfo) -> str | None:
     """Why a step of one decoded row stays many launches; None where it is one."""
+    if any("kv" in c.tensors and c.tensors["kv"].dtype == E4M3 for c in calls):
+        return f"a KV cache of bf16, not {E4M3}"
     row_pass = recognise(calls)
     return "the pass of a llama or Qwen3 decoder" if row_pass is None else row_pass.lacks(info)
 

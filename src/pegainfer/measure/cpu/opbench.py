@@ -21,10 +21,11 @@ from pegainfer.measure.step_shapes import CPU_STEP_SIZES, StepShape
 from pegainfer.measure.workload import Family, FamilyKey, case, families
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.check import Report, check_case, through_program
+from pegainfer.ops.float8 import held
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.spec import Arrays, Settings
-from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
+from pegainfer.ops.tensor import Kind, Sizes, Tensor
 from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
@@ -167,4 +168,4 @@ class FamilyBench:
         """A KV pool in any order, or token histories."""
         if t.dtype == "i32":
             return i32(self._repeated.rng.integers(0, self._repeated.sizes.get("V", 1), t.sizes({})))
-        return np.resize(normal(self._repeated.rng, (1 << 20,)), t.sizes({})).astype(NUMPY[t.dtype])
+        return np.resize(held(normal(self._repeated.rng, (1 << 20,)), t.dtype), t.sizes({}))

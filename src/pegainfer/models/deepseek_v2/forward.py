@@ -15,11 +15,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from pegainfer.contract.errors import UnsupportedError
 from pegainfer.kv.device.layout import PageLayout, Part
 from pegainfer.models.deepseek_v2.config import SIGMOID, DeepseekV2Config
 from pegainfer.models.deepseek_v2.weights import TABLE
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD
 from pegainfer.ops.embed import EMBEDDING
+from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.mla import MLA_ATTENTION, MLA_QKV_APPEND
 from pegainfer.ops.moe import MOE
@@ -42,7 +44,15 @@ BUFFERS: dict[str, tuple[str, ...]] = {
 
 
 def groups(config: DeepseekV2Config, block_size: int, formats: Formats) -> tuple[PageLayout, ...]:
-    """Pages of latents. All layers of a block lie together, so that a block is one copy."""
+    """Pages of latents. All layers of a block lie together, so that a block is one copy.
+
+    Raises UnsupportedError for a cache of 8-bit floats.
+    """
+    if formats.kv == E4M3:
+        raise UnsupportedError(
+            "latents are not cached in 8 bits", expected="auto, bf16, f16 or f32", got="fp8",
+            where="kv_cache_dtype",
+        )  # fmt: skip
     shape = (config.num_layers, block_size, config.cached_size)
     return (PageLayout("kv", (Part("kv", shape, formats.kv),), block_size),)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pegainfer.ops.cases.common import LEAST, Flavour, U, denormal, equal, huge, i32, normal, tiny, zeros
+from pegainfer.ops.float8 import plain
 from pegainfer.ops.spec import Arrays, Case
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +46,8 @@ def kv_append_cases(rng: np.random.Generator) -> list[Case]:
                 },
             )
         )
-    return cases
+    attrs = {**cases[3].attrs, "k_scale": 0.37, "v_scale": 2.9e-6}  # whose reciprocals are rounded
+    return [*cases, replace(cases[3], label=f"{cases[3].label}, with scales", attrs=attrs)]
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class _Batch:
     v: Flavour = normal
     q_size: float = 1.0
     scale: float | None = None
+    scales: tuple[float, float] = (1.0, 1.0)  # of stored keys and values
 
 
 def _saw(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -102,6 +105,7 @@ _BATCHES = (
     _Batch("denormal values", ((40, 3), (17, 1)), v=denormal),
     _Batch("NaN among the keys", ((40, 3), (17, 1), (129, 1), (30, 30)), k=_with_nan),
     _Batch("queries of NaN", ((40, 3), (17, 1)), q=_with_nan),
+    _Batch("scales of keys and values", ((40, 3), (17, 1), (30, 30)), kv_heads=2, scales=(0.37, 2.9)),
 )
 
 
@@ -143,19 +147,23 @@ def _attention_case(rng: np.random.Generator, b: _Batch) -> Case:
         "block_table": table,
     }
     scale = b.head_dim**-0.5 if b.scale is None else b.scale
-    return Case(b.label, sizes, {"layer": layer, "scale": scale}, arrays)
+    attrs: dict[str, Any] = {"layer": layer, "scale": scale}
+    if b.scales != (1.0, 1.0):
+        attrs |= dict(zip(("k_scale", "v_scale"), b.scales, strict=True))
+    return Case(b.label, sizes, attrs, arrays)
 
 
 def attention_bound(case: Case) -> Arrays:
     """Weights err by their scores: a dot product of D in float32, then exp. The weighted sum of values errs
     by that share of Σ p |v|, and by its own length.
     """
-    arrays, layer, scale = case.arrays, case.attrs["layer"], case.attrs["scale"]
+    arrays, layer = case.arrays, case.attrs["layer"]
+    scale = case.attrs["scale"] * case.attrs.get("k_scale", 1.0)
     q, kv = arrays["q"].astype(np.float64), arrays["kv"]
     group, out = q.shape[1] // kv.shape[3], np.zeros(q.shape)
     for row, context in enumerate(arrays["context_lens"]):
         blocks = arrays["block_table"][row, : -(-int(context) // kv.shape[4])]
-        pages = kv[blocks, layer].astype(np.float64).transpose(1, 2, 0, 3, 4)  # [2, G, blocks, S, D]
+        pages = plain(kv[blocks, layer]).astype(np.float64).transpose(1, 2, 0, 3, 4)  # [2, G, blocks, S, D]
         keys, values = pages.reshape(2, kv.shape[3], -1, kv.shape[5])[:, :, :context].repeat(group, axis=1)
         first, count = arrays["query_starts"][row], arrays["query_lens"][row]
         for t in range(first, first + count):
@@ -165,6 +173,6 @@ def attention_bound(case: Case) -> Arrays:
             p = np.exp(scores - scores.max(axis=1, keepdims=True))
             p /= p.sum(axis=1, keepdims=True)
             share = 2 * (case.sizes["D"] / 4 + 8) * U * terms.max(axis=1) + (seen / 8 + 32) * U
-            v = np.abs(values[:, :seen])
+            v = np.abs(values[:, :seen]) * case.attrs.get("v_scale", 1.0)
             out[t] = share[:, None] * np.einsum("hs,hsd->hd", p, v) + 2 * LEAST * (1 + v.sum(axis=1))
     return {"out": out}

@@ -35,6 +35,7 @@ ATTENTION = Layout(
     int block_size
     int table_width
     float scale_log2  // of the scores, for powers of two
+    float v_scale  // of what an 8-bit cache holds as values
     """,
 )
 ATTENTION_PLAN = Layout(
@@ -95,6 +96,8 @@ PROJECTED = Layout(
     const float* cos_sin  // [P, D]
     int width  // heads of a token
     float eps
+    float k_inverse  // what keys are multiplied by for an 8-bit cache
+    float v_inverse
     """,
 )
 NORM_ROPE_APPEND = Layout(
@@ -116,6 +119,8 @@ NORM_ROPE_APPEND = Layout(
     int g
     int block_size
     float eps
+    float k_inverse  // what keys are multiplied by for an 8-bit cache
+    float v_inverse
     """,
 )
 

@@ -19,19 +19,17 @@ from tests.support.tinyqwen3 import HEAD_DIM, KV_HEADS
 # Lengths around multiples of a block and of a chunk.
 LENGTHS = (1, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128, 255, 400)
 PROMPTS = [np.random.RandomState(100 + i).randint(0, SMALL - 3, n).tolist() for i, n in enumerate(LENGTHS)]
-# Keys and values of the exact path are float32; f16 is tried with the other.
-KV = {"f32": "f32", "int8": "f16"}
-# Two layers.
-BLOCK_BYTES = {"f32": 2 * 2 * KV_HEADS * 16 * HEAD_DIM * 4, "int8": 2 * 2 * KV_HEADS * 16 * HEAD_DIM * 2}
+BYTES = {"f32": 4, "f16": 2, "fp8": 1}  # of a key's element
+LAYERS = 2
 
 
-@pytest.fixture(scope="module", params=["folder-f32", "gguf-int8"])
+@pytest.fixture(scope="module", params=["folder-f32-f32", "gguf-int8-f16", "folder-f32-fp8"])
 def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    kind, activation = str(request.param).split("-")
+    kind, activation, kv = str(request.param).split("-")
     folder = tmp_path_factory.mktemp("qwen3")
     path = write_served_folder(folder) if kind == "folder" else write_served_gguf(folder / "m.gguf")
-    load = partial(LLM, str(path), activation_dtype=activation, kv_cache_dtype=KV[activation])
-    return Workload(load, PROMPTS, BLOCK_BYTES[activation])
+    load = partial(LLM, str(path), activation_dtype=activation, kv_cache_dtype=kv)
+    return Workload(load, PROMPTS, LAYERS * 2 * KV_HEADS * 16 * HEAD_DIM * BYTES[kv])
 
 
 class TestInvariance(Invariance):

@@ -58,7 +58,7 @@ def test_host_pools_copy_every_part_of_a_block_in_order() -> None:
 
 
 def test_host_pools_of_another_format() -> None:
-    with pytest.raises(ConfigError, match="no such KV format; expected f32 or f16; got bf16"):
+    with pytest.raises(ConfigError, match="no such KV format; expected f32 or f16 or f8_e4m3; got bf16"):
         HostPools((PageLayout("kv", (Part("kv", (1,), "bf16"),), 16),), (1,))
 
 

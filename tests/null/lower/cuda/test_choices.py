@@ -169,6 +169,22 @@ def test_attention_kernels_exist_for_every_head_size() -> None:
     assert choose_attention(replace(ATTENTION, decode_only=True), HOPPER).prefill == ""
 
 
+def test_a_cache_of_eight_bits_has_kernels_of_its_own() -> None:
+    """For every head size and card; not those of a row alone and of TMA."""
+    for d, target, rows in product((64, 128, 256), (HOPPER, ADA), (1, 8, 64)):
+        problem = replace(ATTENTION, rows=rows, head_dim=d, dtype="f8_e4m3")
+        choice = choose_attention(problem, target)
+        assert choice.decode == f"attention_decode_f8_e4m3_d{d}" and not choice.row
+        assert choice.prefill == f"attention_prefill_f8_e4m3_d{d}" and not choice.boxes
+        assert {choice.decode, choice.prefill, f"norm_rope_append_f8_e4m3_d{d}"} <= KERNELS
+        assert problem.activation == "bf16"
+        alone = replace(problem, tokens=rows, decode_only=True)
+        assert (lacks_append(alone, target) is None) == (target is HOPPER)
+        appending = choose_attention(alone, target, append=True).decode
+        assert appending == f"attention_decode_append_f8_e4m3_d{d}" and appending in KERNELS
+    assert refusal(replace(ATTENTION, head_dim=96, dtype="f8_e4m3")) is not None
+
+
 def test_room_for_parts_follows_from_the_longest_row() -> None:
     short = choose_attention(replace(ATTENTION, table_width=8), HOPPER)  # 128 keys: one part
     assert (short.decode_items, short.decode_slots) == (8, 0)
@@ -209,7 +225,7 @@ def test_hopper_appends_in_attention_where_parts_are_few_or_shares_even() -> Non
         ({"head_dim": 96}, "heads of 64, 128, 256"),
         ({"head_dim": 512, "dtype": "f32"}, "heads of at most 256"),
         ({"block_size": 24}, "blocks of a multiple of 16 tokens"),
-        ({"dtype": "q8_0"}, "a cache of bf16, f16 or f32"),
+        ({"dtype": "q8_0"}, "a cache of bf16, f16, f32 or f8_e4m3"),
     ],
 )
 def test_what_no_kernel_serves_is_refused(change: dict[str, object], required: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,12 @@ def test_every_architecture_has_a_card() -> None:
         assert card.arch == arch and (card.clusters > 0) == (arch == "90a")
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("line", CONFIGS)
+@pytest.mark.parametrize(
+    ("line", "lora", "kv"),
+    [*product(CONFIGS, (False, True), ("auto",)), ("qwen3", False, "fp8"), ("qwen3_5", True, "fp8")],
+)
 def test_a_models_kernels_are_all_that_serving_it_loads(
-    line: str, lora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, lora: bool, kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A build of them alone: every size is captured, which loads its kernels."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[line]))
@@ -111,7 +114,9 @@ def test_a_models_kernels_are_all_that_serving_it_loads(
     monkeypatch.setattr("pegainfer.kernels.load.folders", lambda: (folder,))
     monkeypatch.setattr("pegainfer.lower.cuda.context.CublasLt", FakeLt)
     with fake_cuda(FakeCuda(memory=1 << 40)):
-        config = EngineConfig(backend="cuda", load_format="dummy", kv_cache_memory=1 << 28, enable_lora=lora)
+        config = EngineConfig(
+            backend="cuda", load_format="dummy", kv_cache_memory=1 << 28, enable_lora=lora, kv_dtype=kv
+        )  # fmt: skip
         runner = build_engine(tmp_path, line, config, SchedulerConfig()).runner
         assert isinstance(runner, CudaRunner)
         for bucket in (*runner._sizes.buckets.all(), *(Bucket(n, n, True) for n in (3, 100, 200))):

@@ -20,7 +20,7 @@ from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.executor import CudaExecutor
 from pegainfer.lower.cuda.lowering import keeps_whole
 from pegainfer.lower.cuda.options import CudaOptions
-from pegainfer.lower.cuda.row_pass import RowPass, recognise
+from pegainfer.lower.cuda.row_pass import RowPass, recognise, why_launches
 from pegainfer.lower.cuda.store import Dummy
 from pegainfer.models.llama import forward as llama
 from pegainfer.models.llama.config import LlamaConfig
@@ -59,9 +59,11 @@ PUBLISHED = {
 ONE = {"T": 1, "R": 1, "L": 1}
 
 
-def program(line: str = "qwen3", activation: str = "bf16", residual: str = "bf16", **fields: Any) -> Program:
+def program(
+    line: str = "qwen3", activation: str = "bf16", residual: str = "bf16", kv: str = "", **fields: Any
+) -> Program:
     """As an executor lowers it."""
-    formats = Formats(activation, residual, activation)
+    formats = Formats(activation, residual, kv or activation)
     if line == "llama":
         config = LlamaConfig(**FIELDS | fields)
         sizes = Sizes(llama.groups(config, 16, formats), (8,), 64)
@@ -88,6 +90,12 @@ def test_a_decoders_program_is_recognised(line: str, tied: bool) -> None:
 def test_halves_are_recognised_and_not_served() -> None:
     found = recognise(program(activation="f16", residual="f16").calls)
     assert found == replace(SERVED, dtype="f16") and found.lacks(H100) == "bf16, not f16"
+
+
+def test_a_cache_of_eight_bits_takes_many_launches() -> None:
+    calls = program(kv="f8_e4m3").calls
+    assert recognise(calls) is None
+    assert why_launches(calls, H100) == "a KV cache of bf16, not f8_e4m3"
 
 
 @pytest.mark.parametrize(("activation", "residual"), [("f32", "f32"), ("bf16", "f32")])

@@ -99,6 +99,11 @@ PEGA_API const char* pega_exec_error(const Exec* e) {
     return e->error;
 }
 
+// Values that were past the largest of the KV cache's 8-bit format, over all steps.
+PEGA_API int64_t pega_exec_clipped(const Exec* e) {
+    return e->clipped.load();
+}
+
 // Runs instructions first … last of a step; `nanoseconds` ([instructions], may be null) is added to.
 PEGA_API int32_t pega_exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, int64_t last,
                                int64_t* nanoseconds) {

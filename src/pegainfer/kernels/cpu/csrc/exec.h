@@ -1,6 +1,7 @@
 // A lowered program and everything a step of it needs. Buffers, states and weights belong to the caller.
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "kernels.h"
@@ -92,6 +93,7 @@ struct Exec {
     uint64_t sums = 0;          // number of the next sum over ranks; the group's executors count on
     float* partials = nullptr;  // [limits.segments, kMaxQueries, 2 + D]
     uint64_t steps = 0;
+    mutable std::atomic<int64_t> clipped{0};  // values that the KV cache's format was too narrow for
     char error[256] = "";
 
     ~Exec();
@@ -106,6 +108,9 @@ struct Exec {
                      int64_t limit);
     void add_phase(const Instr& in, void (*run)(const void*, const Phase&, int64_t, int), int64_t chunks,
                    int64_t a = 0, int64_t b = 0, int64_t c = 0, int64_t d = 0);
+    void count_clipped(int64_t values) const {
+        if (values != 0) clipped.fetch_add(values, std::memory_order_relaxed);
+    }
     uint64_t stamp(const Phase& p) const { return steps << 32 | static_cast<uint32_t>(p.serial); }
     const Instr& instr(const Phase& p) const { return step[static_cast<size_t>(p.instr)]; }
 };
@@ -138,6 +143,7 @@ struct KvView {
     uint8_t* base;
     int64_t layers, layer, heads, block_size, head_dim, bytes;  // bytes an element
     int64_t parts = 2;
+    float k_inverse = 1, v_inverse = 1;  // 1 / scale
 
     uint8_t* keys(int64_t block, int64_t head) const {
         return base + ((block * layers + layer) * heads + head) * parts * block_size * head_dim * bytes;
@@ -145,20 +151,22 @@ struct KvView {
     uint8_t* values(int64_t block, int64_t head) const {
         return keys(block, head) + block_size * head_dim * bytes;
     }
-    // Writes k and v of a token; either may be null.
-    void append(int64_t slot, int64_t head, const float* k, const float* v) const;
+    // Writes k and v of a token; either may be null. Scales are for e4m3 alone. Returns how many values were
+    // past the largest that the cache's format has.
+    int64_t append(int64_t slot, int64_t head, const float* k, const float* v) const;
 };
 
 // The cache of an op that has one.
 template <class Args>
 KvView kv_view(const Instr& in, const Args& a) {
-    return {a.kv, a.Y, static_cast<int64_t>(a.layer), a.G, a.S, a.D, in.f16_state ? 2 : 4};
+    return {a.kv, a.Y, static_cast<int64_t>(a.layer), a.G, a.S, a.D, kv_bytes(in.kv_format), 2,
+            static_cast<float>(1 / a.k_scale), static_cast<float>(1 / a.v_scale)};
 }
 
 // The same of latents.
 template <class Args>
 KvView latent_view(const Instr& in, const Args& a) {
-    return {a.kv, a.Y, static_cast<int64_t>(a.layer), 1, a.S, a.D, in.f16_state ? 2 : 4, 1};
+    return {a.kv, a.Y, static_cast<int64_t>(a.layer), 1, a.S, a.D, kv_bytes(in.kv_format), 1};
 }
 
 }  // namespace pega

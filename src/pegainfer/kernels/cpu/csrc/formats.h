@@ -198,6 +198,36 @@ static inline float f16_to_float(uint16_t h) {
     return bits_to_float(sign | float_to_bits(bits_to_float(magnitude << 13) * bits_to_float(0x77800000u)));
 }
 
+// What a KV cache holds.
+enum KvFormat : int32_t { kKvF32 = 0, kKvF16 = 1, kKvE4M3 = 2 };
+
+constexpr int kv_bytes(int32_t format) {
+    return format == kKvF32 ? 4 : format == kKvF16 ? 2 : 1;
+}
+
+// An 8-bit float of 4 bits of exponent and 3 of mantissa, without infinities. As a float16 whose exponent is
+// 8 too small it keeps its small values; NaN is all ones.
+static inline float e4m3_to_float(uint8_t x) {
+    const uint32_t magnitude = x & 0x7fu, nan = magnitude == 0x7fu ? 0x7c00u : 0;
+    return 256 * f16_to_float(static_cast<uint16_t>((x & 0x80u) << 8 | magnitude << 7 | nan));
+}
+
+constexpr float kLargestE4M3 = 448;
+
+// Rounds to the nearest, ties to even. What lies past the largest becomes the largest; NaN stays.
+static inline uint8_t float_to_e4m3(float f) {
+    const uint32_t bits = float_to_bits(f), sign = bits >> 24 & 0x80u;
+    uint32_t a = bits & 0x7fffffffu;
+    if (a > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
+    if (a >= 0x43e00000u) return static_cast<uint8_t>(sign | 0x7eu);  // 448
+    if (a < 0x3c800000u) {  // below 2^-6: steps of 2^-9, which are float32's from 2^14 on
+        const float shifted = bits_to_float(a) + 16384.0f;
+        return static_cast<uint8_t>(sign | (float_to_bits(shifted) - 0x46800000u));
+    }
+    a += 0xc407ffffu + ((a >> 20) & 1u);  // rebias by -120, round
+    return static_cast<uint8_t>(sign | (a >> 20));
+}
+
 // Rounds to the nearest, ties to even, as VCVTPS2PH does.
 static inline uint16_t float_to_f16(float f) {
     const uint32_t bits = float_to_bits(f);

@@ -56,10 +56,10 @@ constexpr Arity kArity[kNumOps] = {
     {3, 3, 0},  // linear
     {3, 3, 0},  // linear_residual
     {3, 4, 0},  // rope
-    {4, 6, 1},  // kv_append
-    {7, 9, 2},  // attention
+    {4, 6, 3},  // kv_append
+    {7, 9, 4},  // attention
     {3, 2, 0},  // silu_mul
-    {12, 11, 2},  // qkv_norm_rope_append
+    {12, 11, 4},  // qkv_norm_rope_append
     {5, 3, 1},  // gate_up_swiglu
     {5, 4, 1},  // lm_head
     {20, 9, 1},  // adjust_logits
@@ -149,7 +149,7 @@ struct KvAppendArgs {
     const float* v;  // [T, G, D]
     const int32_t* slots;  // [T]
     int64_t N, Y, G, S, D, T;
-    double layer;
+    double layer, k_scale, v_scale;
 };
 
 // causal softmax(q · kᵀ · scale) · v of each row's tokens over its pages; heads share KV heads
@@ -162,7 +162,7 @@ struct AttentionArgs {
     const int32_t* context_lens;  // [R]
     const int32_t* block_table;  // [R, W]
     int64_t T, H, D, N, Y, G, S, R, W;
-    double layer, scale;
+    double layer, scale, k_scale, v_scale;
 };
 
 // out = gate · sigmoid(gate) · up (SwiGLU, arXiv:2002.05202)
@@ -188,7 +188,7 @@ struct QkvNormRopeAppendArgs {
     const float* q_norm;  // [D]; may be null
     const float* k_norm;  // [D]; may be null
     int64_t T, H, D, N, Y, G, S, M, A, B, P;
-    double eps, layer;
+    double eps, layer, k_scale, v_scale;
 };
 
 // out = silu(h · w_gateᵀ) · (h · w_upᵀ) with h = rms_norm(x)
@@ -435,6 +435,6 @@ struct LatentAttentionArgs {
 };
 
 constexpr const char* kDeclarationHash =
-    "56f7e1f2ac4705c4fcf76371ee7a7b89115f36cb38e56d9951d63c5484070c97";
+    "ed7b99e6ad334a369e548b7412075202a6fab002eaf8f5b94dd58bd121bcb307";
 
 }  // namespace pega

@@ -32,7 +32,7 @@ struct AttendArgs {
     int64_t head_dim;              // D; a multiple of 16 unless latent
     int64_t value_dim;             // V, a multiple of 16
     int64_t ldv;                   // elements between the values of two tokens
-    int32_t f16;                   // the cache holds float16
+    int32_t kv_format;             // what the cache holds
     int32_t latent;
     float scale;
     float* scores;  // scratch [queries, kSegment]

@@ -23,11 +23,12 @@ struct Attention {
     int64_t together;  // query heads of a KV head that one unit takes
     int64_t parts;     // units a KV head is split into
     int64_t tokens;    // query tokens a unit
-    int32_t f16;
-    float scale;
+    int32_t kv_format;
+    float scale, v_scale;
 
     template <class Args>
-    Attention(const Instr& in, const Args& a, const KvView& view, int64_t value_dim)
+    Attention(const Instr& in, const Args& a, const KvView& view, int64_t value_dim, double k_scale = 1,
+              double v_scale = 1)
         : q(a.q),
           out(a.out),
           kv(view),
@@ -46,8 +47,9 @@ struct Attention {
           together(std::min<int64_t>(heads / kv_heads, kMaxQueries)),
           parts((heads / kv_heads + together - 1) / together),
           tokens(kMaxQueries / together),
-          f16(in.f16_state),
-          scale(static_cast<float>(a.scale)) {}
+          kv_format(in.kv_format),
+          scale(static_cast<float>(a.scale * k_scale)),
+          v_scale(static_cast<float>(v_scale)) {}
 
     bool latent() const { return kv.parts == 1; }
     int64_t columns() const { return kv_heads * parts; }
@@ -59,7 +61,7 @@ Attention attention_of(const Instr& in) {
         return {in, a, latent_view(in, a), a.K};
     }
     const auto a = in.args<AttentionArgs>();
-    return {in, a, kv_view(in, a), a.D};
+    return {in, a, kv_view(in, a), a.D, a.k_scale, a.v_scale};
 }
 
 // The queries of one unit, with their rows of q and out.
@@ -107,7 +109,7 @@ void attend_segment(const Exec& e, const Attention& a, const Unit& u, int64_t se
         }
     }
     e.kernels->attend({u.q, u.queries, u.seen, keys, values, next, start, tokens, a.d, a.value_dim, a.d,
-                       a.f16, a.latent(), a.scale, s.scores, max, sum, acc});
+                       a.kv_format, a.latent(), a.scale, s.scores, max, sum, acc});
 }
 
 // A unit's segments in order, merged as they come.
@@ -128,7 +130,7 @@ void run_whole(const void* context, const Phase& ph, int64_t chunk, int thread) 
                              s.part + i * a.value_dim, a.value_dim);
     }
     for (int64_t i = 0; i < u.queries; i++)
-        e.kernels->divide(u.out[i], s.total + i * a.value_dim, total[i], a.value_dim);
+        e.kernels->divide(u.out[i], s.total + i * a.value_dim, total[i] / a.v_scale, a.value_dim);
 }
 
 // Where a unit's segment keeps max, sum and acc between the two phases of a split call.
@@ -167,7 +169,7 @@ void run_merge(const void* context, const Phase& ph, int64_t chunk, int thread) 
             e.kernels->merge(&top, &total, acc, from[i], from[kMaxQueries + i],
                              from + 2 * kMaxQueries + i * a.value_dim, a.value_dim);
         }
-        e.kernels->divide(u.out[i], acc, total, a.value_dim);
+        e.kernels->divide(u.out[i], acc, total / a.v_scale, a.value_dim);
     }
 }
 

@@ -159,6 +159,7 @@ void run_qkv(const void* context, const Phase& ph, int64_t chunk, int thread) {
     const Rows r = rows_for(e, ph, p, s);
     const KvView kv = kv_view(in, a);
     float* row = s.acc + kTokensAChunk * d;
+    int64_t clipped = 0;
     const Share share(ph, chunk, p.t, heads + 2 * kv_heads);
     for (int64_t unit = share.unit; unit < share.last_unit; unit++) {
         const int which = unit < heads ? 0 : unit < heads + kv_heads ? 1 : 2;
@@ -175,9 +176,11 @@ void run_qkv(const void* context, const Phase& ph, int64_t chunk, int thread) {
             if (head_norm != nullptr) e.kernels->rms_norm(out, out, head_norm, d, p.eps);
             if (which != 2) e.kernels->rope(out, a.cos_sin + a.positions[token] * d, d);
             if (which != 0)
-                kv.append(a.slots[token], head, which == 1 ? row : nullptr, which == 2 ? row : nullptr);
+                clipped += kv.append(a.slots[token], head, which == 1 ? row : nullptr,
+                                     which == 2 ? row : nullptr);
         }
     }
+    e.count_clipped(clipped);
 }
 
 // Adds the phase that prepares rows (unless each thread does so for itself) and the product's own.

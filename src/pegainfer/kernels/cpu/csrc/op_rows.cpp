@@ -1,5 +1,8 @@
 // Ops that work row by row: lookups, norms, rotation, gating, and appending to the cache.
 #include <algorithm>
+#include <cmath>
+
+#include <cmath>
 
 #include "exec.h"
 #include "pack.h"
@@ -64,13 +67,15 @@ void rotate_tail(const Exec& e, const Instr& in, int64_t t) {
     for (int64_t h = 0; h < a.H; h++) e.kernels->rope(a.x + (t * a.H + h + 1) * a.D - a.B, cos_sin, a.B);
 }
 
-void append(const Exec&, const Instr& in, int64_t t) {
+void append(const Exec& e, const Instr& in, int64_t t) {
     const auto a = in.args<KvAppendArgs>();
     const KvView kv = kv_view(in, a);
+    int64_t clipped = 0;
     for (int64_t g = 0; g < a.G; g++) {
         const int64_t at = (t * a.G + g) * a.D;
-        kv.append(a.slots[t], g, a.k + at, a.v + at);
+        clipped += kv.append(a.slots[t], g, a.k + at, a.v + at);
     }
+    e.count_clipped(clipped);
 }
 
 void gate(const Exec& e, const Instr& in, int64_t t) {
@@ -93,20 +98,32 @@ void sigmoid_gate(const Exec& e, const Instr& in, int64_t t) {
 
 }  // namespace
 
-void KvView::append(int64_t slot, int64_t head, const float* k, const float* v) const {
+int64_t KvView::append(int64_t slot, int64_t head, const float* k, const float* v) const {
     const int64_t block = slot / block_size, offset = slot % block_size;
     // K of sixteen tokens is [D, 16], V is [S, D].
     const int64_t k_at = offset / 16 * 16 * head_dim + offset % 16, v_at = offset * head_dim;
+    if (bytes == 1) {
+        uint8_t *keys_at = keys(block, head) + k_at, *values_at = values(block, head) + v_at;
+        int64_t clipped = 0;
+        const auto store = [&clipped](uint8_t* to, float x) {
+            *to = float_to_e4m3(x);
+            clipped += std::fabs(x) > kLargestE4M3;
+        };
+        for (int64_t d = 0; k != nullptr && d < head_dim; d++) store(keys_at + 16 * d, k[d] * k_inverse);
+        for (int64_t d = 0; v != nullptr && d < head_dim; d++) store(values_at + d, v[d] * v_inverse);
+        return clipped;
+    }
     if (bytes == 2) {
         auto* keys_at = reinterpret_cast<uint16_t*>(keys(block, head)) + k_at;
         auto* values_at = reinterpret_cast<uint16_t*>(values(block, head)) + v_at;
         for (int64_t d = 0; k != nullptr && d < head_dim; d++) keys_at[16 * d] = float_to_f16(k[d]);
         for (int64_t d = 0; v != nullptr && d < head_dim; d++) values_at[d] = float_to_f16(v[d]);
-        return;
+        return 0;
     }
     auto* keys_at = reinterpret_cast<float*>(keys(block, head)) + k_at;
     for (int64_t d = 0; k != nullptr && d < head_dim; d++) keys_at[16 * d] = k[d];
     if (v != nullptr) std::memcpy(values(block, head) + v_at * 4, v, static_cast<size_t>(head_dim) * 4);
+    return 0;
 }
 
 bool plan_rows(Exec& e, const Instr& in) {

@@ -1,6 +1,6 @@
 // Programs as Python encodes them (lower/cpu/encode.py). An instruction is a sequence of 64-bit words:
 //   op
-//   f16_state   1 where the KV cache holds float16, else 0
+//   kv_format   what the KV cache holds: 0 float32, 1 float16, 2 e4m3
 //   operands    index into the table of addresses; negative where an optional operand is absent
 //   axes        ≥ 0: the size; below: ~index into the step's sizes
 //   attributes  doubles
@@ -17,7 +17,7 @@ namespace pega {
 // An instruction in a step.
 struct Instr {
     int32_t op;
-    int32_t f16_state;
+    int32_t kv_format;
     const int64_t* encoded;  // its words from the operands on
     int64_t* words;          // the same with addresses and sizes in place of indices
 

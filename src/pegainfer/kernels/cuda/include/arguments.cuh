@@ -26,6 +26,7 @@ struct Args {
     int block_size;
     int table_width;
     float scale_log2;  // of the scores, for powers of two
+    float v_scale;  // of what an 8-bit cache holds as values
 };
 static_assert(sizeof(Args) == 128);
 }  // namespace attention
@@ -96,8 +97,10 @@ struct ProjectedArgs {
     const float* cos_sin;  // [P, D]
     int width;  // heads of a token
     float eps;
+    float k_inverse;  // what keys are multiplied by for an 8-bit cache
+    float v_inverse;
 };
-static_assert(sizeof(ProjectedArgs) == 64);
+static_assert(sizeof(ProjectedArgs) == 72);
 }  // namespace attention
 
 // Heads that are finished in a launch of their own.
@@ -117,8 +120,10 @@ struct NormRopeAppendArgs {
     int g;
     int block_size;
     float eps;
+    float k_inverse;  // what keys are multiplied by for an 8-bit cache
+    float v_inverse;
 };
-static_assert(sizeof(NormRopeAppendArgs) == 104);
+static_assert(sizeof(NormRopeAppendArgs) == 112);
 
 namespace stream {
 // A GEMM whose weight is streamed through rings of cp.async stages.

@@ -53,7 +53,7 @@ template <int N>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// The same for a number known at run time; beyond six it waits for more than it must.
+// The same for a number known at run time; beyond seven it waits for more than it must.
 __device__ __forceinline__ void cp_async_wait_upto(int n) {
     switch (n) {
         case 0:
@@ -74,8 +74,11 @@ __device__ __forceinline__ void cp_async_wait_upto(int n) {
         case 5:
             cp_async_wait<5>();
             break;
-        default:
+        case 6:
             cp_async_wait<6>();
+            break;
+        default:
+            cp_async_wait<7>();
     }
 }
 
@@ -92,6 +95,13 @@ __device__ __forceinline__ void store_shared16(uint32_t p, uint4 v) {
                  : "memory");
 }
 
+__device__ __forceinline__ void store_shared4(uint32_t p, uint32_t v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_shared8(uint32_t p, uint2 v) {
+    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t p) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -102,6 +112,19 @@ __device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t p) {
 __device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], uint32_t p) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(p)
+                 : "memory");
+}
+// Two of them; lanes from 16 on count for nothing.
+__device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], uint32_t p) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(p)
+                 : "memory");
+}
+__device__ __forceinline__ void ldmatrix2_trans(uint32_t (&r)[2], uint32_t p) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
                  : "r"(p)
                  : "memory");
 }

@@ -12,18 +12,19 @@ namespace pega::PEGA_ISA {
 
 constexpr int kScoreRows = kMaxRows > 6 ? 8 : kMaxRows;
 
-template <bool F16>
+template <int KV>
 static inline F load_kv(const uint8_t* page, int64_t at) {
-    if constexpr (F16) return load_f16(reinterpret_cast<const uint16_t*>(page) + at);
+    if constexpr (KV == kKvE4M3) return load_e4m3(page + at);
+    if constexpr (KV == kKvF16) return load_f16(reinterpret_cast<const uint16_t*>(page) + at);
     return load(reinterpret_cast<const float*>(page) + at);
 }
 
 // Asks meanwhile for the page's values and for the keys of a page to come: a decode reads every page once,
 // and pages lie anywhere. All are asked into the second-level cache: as many as a segment has would push each
 // other out of the first.
-template <int MR, bool F16>
+template <int MR, int KV>
 static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
-    constexpr int64_t kBytes = 16 * (F16 ? 2 : 4);
+    constexpr int64_t kBytes = 16 * kv_bytes(KV);
     const uint8_t *keys = a.keys[page], *next = a.keys[page + kPagesAhead], *values = a.values[page];
     const float* const* q = a.q + query;
     F s[MR];
@@ -32,7 +33,7 @@ static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
     for (int64_t d = 0; d < a.head_dim; d++) {
         __builtin_prefetch(next + kBytes * d, 0, 2);
         __builtin_prefetch(values + kBytes * d, 0, 2);
-        const F k = load_kv<F16>(keys, 16 * d);
+        const F k = load_kv<KV>(keys, 16 * d);
         PEGA_UNROLL
         for (int i = 0; i < MR; i++) s[i] = fma(k, set1(q[i][d]), s[i]);
     }
@@ -42,9 +43,10 @@ static void score_page(const AttendArgs& a, int64_t query, int64_t page) {
 }
 
 // `rest` elements from p on, zeros after them.
-template <bool F16>
+template <int KV>
 static inline F load_kv_some(const uint8_t* page, int64_t at, int64_t rest) {
-    if constexpr (F16) {
+    static_assert(KV != kKvE4M3, "latents have no 8-bit form");
+    if constexpr (KV == kKvF16) {
         uint16_t t[16] = {};
         std::memcpy(t, reinterpret_cast<const uint16_t*>(page) + at, static_cast<size_t>(rest) * 2);
         return load_f16(t);
@@ -53,10 +55,10 @@ static inline F load_kv_some(const uint8_t* page, int64_t at, int64_t rest) {
 }
 
 // Scores of a page of latents: a horizontal sum for each query and token. JT tokens share a load of a query.
-template <int MR, bool F16>
+template <int MR, int KV>
 static void score_latents(const AttendArgs& a, int64_t query, int64_t page) {
     constexpr int JT = kMaxRows > 6 ? 2 : 1;
-    constexpr int64_t kElement = F16 ? 2 : 4;
+    constexpr int64_t kElement = kv_bytes(KV);
     const uint8_t *rows = a.keys[page], *next = a.keys[page + kPagesAhead];
     const float* const* q = a.q + query;
     const int64_t width = a.head_dim, whole = width / 16 * 16;
@@ -72,7 +74,7 @@ static void score_latents(const AttendArgs& a, int64_t query, int64_t page) {
             PEGA_UNROLL
             for (int t = 0; t < JT; t++) {
                 __builtin_prefetch(next + kElement * ((j + t) * width + d), 0, 2);
-                k[t] = load_kv<F16>(rows, (j + t) * width + d);
+                k[t] = load_kv<KV>(rows, (j + t) * width + d);
             }
             PEGA_UNROLL
             for (int i = 0; i < MR; i++) {
@@ -83,7 +85,7 @@ static void score_latents(const AttendArgs& a, int64_t query, int64_t page) {
         }
         for (int t = 0; t < JT; t++) {
             F k = zero();
-            if (whole < width) k = load_kv_some<F16>(rows, (j + t) * width + whole, width - whole);
+            if (whole < width) k = load_kv_some<KV>(rows, (j + t) * width + whole, width - whole);
             PEGA_UNROLL
             for (int i = 0; i < MR; i++) {
                 if (whole < width) s[i][t] = fma(load_some(q[i] + whole, width - whole), k, s[i][t]);
@@ -94,9 +96,9 @@ static void score_latents(const AttendArgs& a, int64_t query, int64_t page) {
 }
 
 // Sixteen channels from d on, of MR queries, over the segment's tokens.
-template <int MR, bool F16>
+template <int MR, int KV>
 static void mix_values(const AttendArgs& a, int64_t query, int64_t d) {
-    constexpr int64_t kBytes = 16 * (F16 ? 2 : 4);
+    constexpr int64_t kBytes = 16 * kv_bytes(KV);
     F s[MR];
     PEGA_UNROLL
     for (int i = 0; i < MR; i++) s[i] = zero();
@@ -106,7 +108,7 @@ static void mix_values(const AttendArgs& a, int64_t query, int64_t d) {
         const uint8_t *values = a.values[page], *next = a.next[page] + kBytes * d;
         for (int64_t j = 0; j < tokens; j++) {
             __builtin_prefetch(next + kBytes * j, 0, 2);
-            const F v = load_kv<F16>(values, j * a.ldv + d);
+            const F v = load_kv<KV>(values, j * a.ldv + d);
             PEGA_UNROLL
             for (int i = 0; i < MR; i++) s[i] = fma(v, set1(p[i * kSegment + j]), s[i]);
         }
@@ -139,29 +141,33 @@ static void soften(const AttendArgs& a, int64_t query) {
     a.sum[query] = reduce_add(sum);
 }
 
-template <int MR, bool F16>
+template <int MR, int KV>
 static void attend_rows(const AttendArgs& a, int64_t query) {
     for (int64_t page = 0; page < (a.tokens + 15) / 16; page++)
-        a.latent ? score_latents<MR, F16>(a, query, page) : score_page<MR, F16>(a, query, page);
+        if constexpr (KV == kKvE4M3)
+            score_page<MR, KV>(a, query, page);
+        else
+            a.latent ? score_latents<MR, KV>(a, query, page) : score_page<MR, KV>(a, query, page);
     for (int i = 0; i < MR; i++) soften(a, query + i);
-    for (int64_t d = 0; d < a.value_dim; d += 16) mix_values<MR, F16>(a, query, d);
+    for (int64_t d = 0; d < a.value_dim; d += 16) mix_values<MR, KV>(a, query, d);
 }
 
-template <int MR, bool F16>
+template <int MR, int KV>
 static void attend_rest(const AttendArgs& a, int64_t query, int64_t rest) {
-    if (rest == MR) return attend_rows<MR, F16>(a, query);
-    if constexpr (MR > 1) attend_rest<MR - 1, F16>(a, query, rest);
+    if (rest == MR) return attend_rows<MR, KV>(a, query);
+    if constexpr (MR > 1) attend_rest<MR - 1, KV>(a, query, rest);
 }
 
-template <bool F16>
+template <int KV>
 static void attend_all(const AttendArgs& a) {
     int64_t query = 0;
-    for (; a.queries - query > kScoreRows; query += kScoreRows) attend_rows<kScoreRows, F16>(a, query);
-    attend_rest<kScoreRows, F16>(a, query, a.queries - query);
+    for (; a.queries - query > kScoreRows; query += kScoreRows) attend_rows<kScoreRows, KV>(a, query);
+    attend_rest<kScoreRows, KV>(a, query, a.queries - query);
 }
 
 static void attend(const AttendArgs& a) {
-    a.f16 ? attend_all<true>(a) : attend_all<false>(a);
+    if (a.kv_format == kKvE4M3) return attend_all<kKvE4M3>(a);
+    a.kv_format == kKvF16 ? attend_all<kKvF16>(a) : attend_all<kKvF32>(a);
 }
 
 static void merge(float* max, float* sum, float* acc, float seg_max, float seg_sum, const float* seg_acc,

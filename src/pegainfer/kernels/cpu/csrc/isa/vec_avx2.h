@@ -32,6 +32,17 @@ static inline __m256i load256(const void* p) {
 static inline F load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))};
 }
+// See e4m3_to_float.
+static inline F load_e4m3(const uint8_t* p) {
+    const __m256i x = _mm256_cvtepu8_epi16(load128(p)), ones = _mm256_set1_epi16(0x7f);
+    const __m256i magnitude = _mm256_and_si256(x, ones);
+    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, ones), _mm256_set1_epi16(0x7c00));
+    const __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(ones, x), 8);
+    const __m256i half = _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(magnitude, 7));
+    const __m256 by = _mm256_set1_ps(256);
+    return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), by),
+            _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), by)};
+}
 #define PEGA_NATIVE_PAIRS
 
 // Two columns of bf16, [16][2].

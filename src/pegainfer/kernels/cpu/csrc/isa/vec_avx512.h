@@ -31,6 +31,15 @@ static inline __m512i load512(const void* p) {
 static inline F load_f16(const uint16_t* p) {
     return {_mm512_cvtph_ps(load256(p))};
 }
+// See e4m3_to_float.
+static inline F load_e4m3(const uint8_t* p) {
+    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i ones = _mm256_set1_epi16(0x7f), magnitude = _mm256_and_si256(x, ones);
+    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, ones), _mm256_set1_epi16(0x7c00));
+    const __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(ones, x), 8);
+    const __m256i half = _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(magnitude, 7));
+    return {_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256))};
+}
 #define PEGA_NATIVE_PAIRS
 
 // Two columns of bf16, [16][2].

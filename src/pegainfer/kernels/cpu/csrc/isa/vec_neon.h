@@ -52,6 +52,22 @@ static inline float32x4_t load_f16x4(const uint16_t* p) {
 static inline F load_f16(const uint16_t* p) {
     return {load_f16x4(p), load_f16x4(p + 4), load_f16x4(p + 8), load_f16x4(p + 12)};
 }
+// See e4m3_to_float.
+static inline F load_e4m3(const uint8_t* p) {
+    const uint8x16_t bytes = vld1q_u8(p);
+    const auto halves = [](uint8x8_t x) {
+        const uint16x8_t wide = vmovl_u8(x), ones = vdupq_n_u16(0x7f), magnitude = vandq_u16(wide, ones);
+        const uint16x8_t nan = vandq_u16(vceqq_u16(magnitude, ones), vdupq_n_u16(0x7c00));
+        const uint16x8_t sign = vshlq_n_u16(vbicq_u16(wide, ones), 8);
+        return vorrq_u16(vorrq_u16(sign, nan), vshlq_n_u16(magnitude, 7));
+    };
+    const auto widened = [](uint16x4_t x) {
+        return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(x)), 256.0f);
+    };
+    const uint16x8_t low = halves(vget_low_u8(bytes)), high = halves(vget_high_u8(bytes));
+    return {widened(vget_low_u16(low)), widened(vget_high_u16(low)), widened(vget_low_u16(high)),
+            widened(vget_high_u16(high))};
+}
 static inline float32x4_t load_bf16x4(const uint16_t* p) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }

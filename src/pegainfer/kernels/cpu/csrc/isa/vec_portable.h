@@ -33,6 +33,11 @@ static inline F load_f16(const uint16_t* p) {
     PEGA_LANES r.v[i] = f16_to_float(p[i]);
     return r;
 }
+static inline F load_e4m3(const uint8_t* p) {
+    F r;
+    PEGA_LANES r.v[i] = e4m3_to_float(p[i]);
+    return r;
+}
 static inline void store(float* p, F a) {
     PEGA_LANES p[i] = a.v[i];
 }

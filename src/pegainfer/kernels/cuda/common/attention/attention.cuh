@@ -57,10 +57,19 @@ __device__ __forceinline__ int decode_chunk(int context) {
     return max(context <= DECODE_LONG ? DECODE_CHUNK : DECODE_LONG_CHUNK, (even + 15) / 16 * 16);
 }
 
-// Swizzled place of 16-byte piece c of row r in a tile with D elements a row: eight rows, eight banks.
+// Swizzled place of 16-byte piece c of row r in a tile of ROW bytes a row: eight rows, eight banks.
+template <int ROW>
+__device__ __forceinline__ constexpr int swizzle(int r) {
+    return ROW >= 128 ? r & 7 : r >> 1 & 3;
+}
+template <int ROW>
+__device__ __forceinline__ uint32_t piece_of(int r, int c) {
+    return r * ROW + ((c ^ swizzle<ROW>(r)) << 4);
+}
+// The same with D elements of 16 bits a row.
 template <int D>
 __device__ __forceinline__ uint32_t piece(int r, int c) {
-    return r * (D * 2) + ((c ^ (r & 7)) << 4);
+    return piece_of<D * 2>(r, c);
 }
 
 }  // namespace attention

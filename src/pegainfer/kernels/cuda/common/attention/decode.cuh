@@ -13,12 +13,12 @@
 
 namespace attention {
 
-template <int D, int STAGES_>
+template <int D, int STAGES_, int BYTES = 2>  // bytes an element of the cache
 struct DecodeShape {
     static constexpr int STAGES = STAGES_;
     static constexpr int WARPS = D == 256 ? 2 : 4;  // that stream
     static constexpr int THREADS = (WARPS + 1) * 32;
-    static constexpr int STAGE = 2 * 16 * D * 2;  // keys and values of 16 tokens
+    static constexpr int STAGE = 2 * 16 * D * BYTES;  // keys and values of 16 tokens
     static constexpr int RING = WARPS * STAGES * STAGE;
 };
 
@@ -157,13 +157,36 @@ __device__ __forceinline__ void load_queries(const uint8_t* queries, int heads, 
     }
 }
 
-template <typename T, int D, int STAGES, typename Source>
+// What a warp adds pages of C up in, for queries and outputs of T.
+template <typename T, typename C, int D>
+struct Pages {
+    using Sums = PageSums<T, D, piece<D>>;
+    // `heads` rows of q as operands of all channels.
+    static __device__ __forceinline__ void load_queries(const T* q, int heads, uint32_t (&qf)[D / 16][2]) {
+        const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+        const bool valid = g < heads;
+        q += (valid ? g : 0) * D + 2 * t;
+#pragma unroll
+        for (int k = 0; k < D / 16; k++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                qf[k][i] = valid ? *reinterpret_cast<const uint32_t*>(q + 16 * k + 8 * i) : 0;
+    }
+    // The same of rows in shared memory, swizzled as `piece` does.
+    static __device__ __forceinline__ void load_finished(const uint8_t* queries, int heads,
+                                                         uint32_t (&qf)[D / 16][2]) {
+        attention::load_queries<D>(queries, heads, qf);
+    }
+};
+
+template <typename T, typename C, int D, int STAGES, typename Source>
 __device__ __forceinline__ void stream_parts(const Args& a, const Source& source, uint8_t* shared,
                                              float2 (*ends)[8], const Schedule& schedule) {
-    using Shape = DecodeShape<D, STAGES>;
+    constexpr int BYTES = sizeof(C), ROW = D * BYTES, PIECES = ROW / 16;
+    using Shape = DecodeShape<D, STAGES, BYTES>;
     constexpr bool RAW = Source::RAW;
-    constexpr int WARPS = Shape::WARPS, STAGE = Shape::STAGE, PIECES = D / 8;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    constexpr int WARPS = Shape::WARPS, STAGE = Shape::STAGE;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE;
     float* shares = reinterpret_cast<float*>(shared + Shape::RING);  // [warp][head][D], behind the ring
     const int group = a.h / a.g, subgroups = (group + 7) / 8, units = a.g * subgroups, most = min(8, group);
@@ -187,10 +210,12 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
     };
     // A warp moves STEP rows of a page at a time, 16 bytes a lane; `place` is where this lane's j-th go.
     constexpr int STEP = 32 / PIECES;
-    const uint32_t own_row = lane / PIECES * (D * 2), own_piece = lane % PIECES ^ lane / PIECES;
-    auto place = [&](int j) { return own_row + j * STEP * (D * 2) + ((own_piece ^ (j * STEP & 7)) << 4); };
+    const uint32_t own_row = lane / PIECES * ROW, own_piece = lane % PIECES ^ swizzle<ROW>(lane / PIECES);
+    auto place = [&](int j) {
+        return own_row + j * STEP * ROW + ((own_piece ^ swizzle<ROW>(j * STEP)) << 4);
+    };
     int requested = 0, taken = 0;  // stages, over all parts
-    [[maybe_unused]] Newest<T, D> newest;
+    [[maybe_unused]] Newest<T, C, D> newest;
     // Issues the copies of the part's next page, unless no page is left or (`old`) this step may still write
     // it.
     auto fetch = [&](Part& p, bool old) {
@@ -199,24 +224,25 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
         if (!RAW && old && token + 16 >= p.item.context) return false;
         if (p.issued > 0 && p.issued % 32 == 0) p.entry = entry_of(p.item, p.issued + lane);
         const int block = __shfl_sync(~0u, p.entry, p.issued & 31);
-        const T* from = static_cast<const T*>(a.kv) + block * a.page_stride +
+        const C* from = static_cast<const C*>(a.kv) + block * a.page_stride +
                         (static_cast<int64_t>(p.kv_head) * a.block_size + token % a.block_size) * D;
         const uint32_t to = ring + requested % STAGES * STAGE;
         // What lies behind is not ours and may be NaN; nor is the newest token's row, while it is raw.
         const int rows = min(16, (RAW ? min(p.item.end, p.item.context - 1) : p.item.end) - token);
-        from += lane * 8;
+        constexpr int MOVED = 512 / BYTES;  // elements of a warp's step
+        from += lane * (16 / BYTES);
         if (rows == 16) {
 #pragma unroll
             for (int j = 0; j < 16 / STEP; j++) {
-                cp_async16(to + place(j), from + j * 256);
-                cp_async16(to + 16 * D * 2 + place(j), from + values + j * 256);
+                cp_async16(to + place(j), from + j * MOVED);
+                cp_async16(to + 16 * ROW + place(j), from + values + j * MOVED);
             }
         } else {
 #pragma unroll
             for (int j = 0; j < 16 / STEP; j++) {
                 const bool valid = lane / PIECES + j * STEP < rows;
-                cp_async16(to + place(j), from + j * 256, valid);
-                cp_async16(to + 16 * D * 2 + place(j), from + values + j * 256, valid);
+                cp_async16(to + place(j), from + j * MOVED, valid);
+                cp_async16(to + 16 * ROW + place(j), from + values + j * MOVED, valid);
             }
         }
         cp_async_commit();
@@ -229,20 +255,14 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
             uint8_t* const to = reinterpret_cast<uint8_t*>(shares + warp * most * D);
             newest.finish(a, source, p.item.start, p.kv_head, p.first, heads, to);
             __syncwarp();
-            load_queries<D>(to, heads, qf);
+            Pages<T, C, D>::load_finished(to, heads, qf);
             __syncwarp();  // a warp without pages writes its outputs there at once
             const bool holds = p.item.end == p.item.context && p.count > 0 &&
                                (p.item.end - p.item.begin - 1) / 16 % WARPS == warp;
             if (holds && p.first == 0) newest.append(a, source, p.kv_head);
         } else {
-            const bool valid = g < heads;
             const T* q = source.template queries<T>(a, p.item.start, p.kv_head * group + p.first, D);
-            q += (valid ? g : 0) * D + 2 * t;
-#pragma unroll
-            for (int k = 0; k < D / 16; k++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    qf[k][i] = valid ? *reinterpret_cast<const uint32_t*>(q + 16 * k + 8 * i) : 0;
+            Pages<T, C, D>::load_queries(q, heads, qf);
         }
     };
 
@@ -264,7 +284,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
         Part next = begin_part(ahead, unit + step);
         ahead = schedule.item(unit + 2 * step);
         const Item& item = part.item;
-        PageSums<T, D, piece<D>> sums;
+        typename Pages<T, C, D>::Sums sums;
         for (int page = 0; page < part.count; page++) {
             cp_async_wait_upto(requested - taken - 1);
             __syncwarp();
@@ -272,7 +292,7 @@ __device__ __forceinline__ void stream_parts(const Args& a, const Source& source
             if constexpr (RAW) {
                 const int row = item.context - 1 - item.begin - (warp + page * WARPS) * 16;
                 if (row < 16) {
-                    newest.patch(shared + (warp * STAGES + taken % STAGES) * STAGE, row);
+                    newest.patch(source, shared + (warp * STAGES + taken % STAGES) * STAGE, row);
                     __syncwarp();
                 }
             }
@@ -329,10 +349,10 @@ __device__ __forceinline__ void store_quad(T* out, float4 sum, float weight) {
 }
 
 // The warp that adds up the streaming warps' outputs, part after part.
-template <typename T, int D, int STAGES>
+template <typename T, typename C, int D, int STAGES>
 __device__ __forceinline__ void sum_parts(const Args& a, uint8_t* shared, float2 (*ends)[8],
                                           const Schedule& schedule) {
-    using Shape = DecodeShape<D, STAGES>;
+    using Shape = DecodeShape<D, STAGES, sizeof(C)>;
     constexpr int QUADS = D / 4;
     const int lane = threadIdx.x & 31;
     const float* shares = reinterpret_cast<const float*>(shared + Shape::RING);
@@ -348,7 +368,9 @@ __device__ __forceinline__ void sum_parts(const Args& a, uint8_t* shared, float2
         for (int i = lane; i < p.heads * QUADS; i += 32) {
             const int head = i / QUADS, d = i % QUADS;
             float top, weight;
-            const float4 sum = add_warps<D, Shape::WARPS>(shares, ends, most, head, d, top, weight);
+            float4 sum = add_warps<D, Shape::WARPS>(shares, ends, most, head, d, top, weight);
+            if constexpr (sizeof(C) == 1)
+                sum.x *= a.v_scale, sum.y *= a.v_scale, sum.z *= a.v_scale, sum.w *= a.v_scale;
             if (item.slot < 0) {
                 store_quad(static_cast<T*>(a.out) + p.row * D + 4 * i, sum, weight);
             } else {
@@ -363,28 +385,28 @@ __device__ __forceinline__ void sum_parts(const Args& a, uint8_t* shared, float2
     }
 }
 
-template <typename T, int D, int STAGES, typename Source>
+template <typename T, typename C, int D, int STAGES, typename Source>
 __device__ __forceinline__ void decode(const Args& a, const Source& source) {
-    using Shape = DecodeShape<D, STAGES>;
+    using Shape = DecodeShape<D, STAGES, sizeof(C)>;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float2 ends[Shape::WARPS][8];
     const Schedule schedule(a);
     if (threadIdx.x < Shape::WARPS * 32)
-        stream_parts<T, D, STAGES>(a, source, shared, ends, schedule);
+        stream_parts<T, C, D, STAGES>(a, source, shared, ends, schedule);
     else
-        sum_parts<T, D, STAGES>(a, shared, ends, schedule);
+        sum_parts<T, C, D, STAGES>(a, shared, ends, schedule);
 }
 
 }  // namespace attention
 
-#define DECODE_KERNEL(TYPE, T, D, STAGES, BYTES)                                             \
-    static_assert(attention::DecodeShape<D, STAGES>::RING == BYTES);                         \
+#define DECODE_KERNEL(TYPE, T, C, D, STAGES, BYTES)                                          \
+    static_assert(attention::DecodeShape<D, STAGES, sizeof(C)>::RING == BYTES);              \
     extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS) \
         attention_decode_##TYPE##_d##D(attention::Args a) {                                  \
-        attention::decode<T, D, STAGES>(a, attention::Stored{});                             \
+        attention::decode<T, C, D, STAGES>(a, attention::Stored{});                          \
     }                                                                                        \
     extern "C" __global__ void __launch_bounds__(attention::DecodeShape<D, STAGES>::THREADS, \
                                                  D > 128 ? 2 : 3)                            \
         attention_decode_append_##TYPE##_d##D(attention::Args a, attention::Projected p) {   \
-        attention::decode<T, D, STAGES>(a, p);                                               \
+        attention::decode<T, C, D, STAGES>(a, p);                                            \
     }

@@ -7,7 +7,7 @@
 // with its key, writes key and value to the cache, and puts them into its stage when it comes to that page.
 // The page itself is fetched with zeros in the token's place, so it may come before they are known.
 #pragma once
-#include "../rope/rope.cuh"
+#include "../rope/store.cuh"
 #include "attention.cuh"
 
 namespace attention {
@@ -29,8 +29,8 @@ struct Projected : ProjectedArgs {
     }
 };
 
-// One warp's share in it.
-template <typename T, int D>
+// One warp's share in it. C: what the cache holds.
+template <typename T, typename C, int D>
 struct Newest {
     static constexpr int AT_ONCE = 4;  // heads
     HeadPart<float, D> cos_sin, q_weight, k_weight;
@@ -69,23 +69,28 @@ struct Newest {
     }
     __device__ __forceinline__ void append(const Args& a, const Projected& p, int kv_head) const {
         if (slot < 0) return;
-        T* to = static_cast<T*>(p.kv) + slot / a.block_size * a.page_stride +
+        C* to = static_cast<C*>(p.kv) + slot / a.block_size * a.page_stride +
                 (static_cast<int64_t>(kv_head) * a.block_size + slot % a.block_size) * D;
-        key.store_to(to, threadIdx.x & 31);
-        value.store_to(to + static_cast<int64_t>(a.g) * a.block_size * D, threadIdx.x & 31);
+        const int lane = threadIdx.x & 31;
+        cached<C>(key, p.k_inverse).store_to(to, lane);
+        cached<C>(value, p.v_inverse).store_to(to + static_cast<int64_t>(a.g) * a.block_size * D, lane);
     }
     // Into row `row` of a page of keys and values in shared memory.
-    __device__ __forceinline__ void patch(uint8_t* page, int row) const {
-        place(key, page + row * (D * 2), row), place(value, page + (16 + row) * (D * 2), row);
+    __device__ __forceinline__ void patch(const Projected& p, uint8_t* page, int row) const {
+        constexpr int ROW = D * sizeof(C);
+        place(cached<C>(key, p.k_inverse), page + row * ROW, row);
+        place(cached<C>(value, p.v_inverse), page + (16 + row) * ROW, row);
     }
 
   private:
-    // A lane's part of a tile's row, whose 16-byte pieces are swizzled as `piece` does.
-    static __device__ __forceinline__ void place(const HeadPart<T, D>& x, uint8_t* to, int row) {
-        constexpr int N = HeadLanes<D>::N, LANES = 8 / N;  // of a piece
-        const int lane = threadIdx.x & 31, c = lane / LANES, within = lane % LANES * N * 2;
-        store(reinterpret_cast<T*>(to + ((c ^ (row & 7)) << 4) + within), x.low);
-        store(reinterpret_cast<T*>(to + (((c + D / 16) ^ (row & 7)) << 4) + within), x.high);
+    // A lane's part of a tile's row, whose 16-byte pieces are swizzled as `piece_of` does.
+    template <typename E>
+    static __device__ __forceinline__ void place(const HeadPart<E, D>& x, uint8_t* to, int row) {
+        constexpr int BYTES = HeadLanes<D>::N * sizeof(E), LANES = 16 / BYTES;  // of a piece
+        constexpr int ROW = D * sizeof(E), HALF = ROW / 32;                     // pieces of half a row
+        const int lane = threadIdx.x & 31, c = lane / LANES, within = lane % LANES * BYTES;
+        store(reinterpret_cast<E*>(to + ((c ^ swizzle<ROW>(row)) << 4) + within), x.low);
+        store(reinterpret_cast<E*>(to + (((c + HALF) ^ swizzle<ROW>(row)) << 4) + within), x.high);
     }
 };
 

@@ -8,20 +8,55 @@
 
 namespace attention {
 
-template <int D>
+template <int D, int BYTES = 2>  // bytes an element of the cache
 struct PrefillShape {
     static constexpr int WARPS = D == 256 ? 4 : 8;
     static constexpr int KEYS = D == 256 ? 32 : 64;  // a stage
     static constexpr int ROWS = WARPS * 16, THREADS = WARPS * 32;
-    static constexpr int QUERY = ROWS * D * 2, TILE = KEYS * D * 2;  // bytes
+    static constexpr int QUERY = ROWS * D * 2, TILE = KEYS * D * BYTES;  // bytes
     static constexpr int SHARED = QUERY + 4 * TILE;
     static constexpr bool HOLD_Q = D <= 128;  // in registers for the whole tile
 };
 
-template <typename T, int D>
+// How 16-bit queries, keys and values become operands, and which channels outputs stand for.
+template <typename T, typename C, int D>
+struct Tiles {
+    using Product = T;
+    // Piece c (of 8 channels) of a query, to its row of the tile at `query`.
+    static __device__ __forceinline__ void load_query(uint32_t query, int r, int c, const T* from, bool valid) {
+        cp_async16(query + piece<D>(r, c), from + c * 8, valid);
+    }
+    // Keys 16 n and on: the operands of 16 channels from 16 k on, for the first and the last eight keys.
+    static __device__ __forceinline__ void load_keys(uint32_t (&r)[4], uint32_t keys, int n, int k) {
+        const int lane = threadIdx.x & 31;
+        ldmatrix4(r, keys + piece<D>(n * 16 + (lane >> 4) * 8 + (lane & 7), 2 * k + ((lane >> 3) & 1)));
+    }
+    // Values of tokens 16 n and on: likewise of two eights of the channels from 16 d on.
+    static __device__ __forceinline__ void load_values(uint32_t (&r)[4], uint32_t values, int n, int d) {
+        const int lane = threadIdx.x & 31;
+        ldmatrix4_trans(
+            r, values + piece<D>(n * 16 + ((lane >> 3) & 1) * 8 + (lane & 7), 2 * d + (lane >> 4)));
+    }
+    // Of outputs x (first eight) and y (last eight) of such 16 channels, which of them a lane has: to shared
+    // memory in T, or to sums.
+    static __device__ __forceinline__ void store_shared(uint32_t row, int r, int d, float2 x, float2 y) {
+        const int t = threadIdx.x & 3;
+        store_shared4(row + piece<D>(r, 2 * d) + t * 4, pack2<T>(x.x, x.y));
+        store_shared4(row + piece<D>(r, 2 * d + 1) + t * 4, pack2<T>(y.x, y.y));
+    }
+    static __device__ __forceinline__ void store_sums(float* sums, int d, float2 x, float2 y) {
+        float* to = sums + 16 * d + 2 * (threadIdx.x & 3);
+        *reinterpret_cast<float2*>(to) = x, *reinterpret_cast<float2*>(to + 8) = y;
+    }
+};
+
+template <typename T, typename C, int D>
 __device__ __forceinline__ void prefill(const Args& a) {
-    using Shape = PrefillShape<D>;
+    using Shape = PrefillShape<D, sizeof(C)>;
+    using Operands = Tiles<T, C, D>;
+    using P = typename Operands::Product;
     constexpr int KEYS = Shape::KEYS, ROWS = Shape::ROWS, TILE = Shape::TILE, PIECES = D / 8;
+    constexpr int ROW = D * sizeof(C), CACHE_PIECES = ROW / 16, PIECE = 16 / sizeof(C);
     extern __shared__ __align__(128) uint8_t shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const uint32_t query = shared_address(shared), stages = query + Shape::QUERY;
@@ -40,22 +75,22 @@ __device__ __forceinline__ void prefill(const Args& a) {
         const int blocks = (keys + KEYS - 1) / KEYS;
         const int b0 = blocks * item.part() / item.parts(), b1 = blocks * (item.part() + 1) / item.parts();
         const int* table = a.block_table + static_cast<int64_t>(item.row) * a.table_width;
-        const T* kv = static_cast<const T*>(a.kv) + static_cast<int64_t>(kv_head) * a.block_size * D;
+        const C* kv = static_cast<const C*>(a.kv) + static_cast<int64_t>(kv_head) * a.block_size * D;
         const int64_t values = static_cast<int64_t>(a.g) * a.block_size * D;
 
         auto fetch = [&](int block) {
             if (block < b1) {
                 const uint32_t to = stages + (block & 1) * 2 * TILE;
 #pragma unroll
-                for (int i = threadIdx.x; i < KEYS * PIECES; i += Shape::THREADS) {
-                    const int r = i / PIECES, c = i % PIECES, key = block * KEYS + r;
+                for (int i = threadIdx.x; i < KEYS * CACHE_PIECES; i += Shape::THREADS) {
+                    const int r = i / CACHE_PIECES, c = i % CACHE_PIECES, key = block * KEYS + r;
                     const bool valid = key < keys;  // what lies behind is not ours and may be NaN
-                    const T* from = kv;
+                    const C* from = kv;
                     if (valid)
                         from += table[key / a.block_size] * a.page_stride +
-                                static_cast<int64_t>(key % a.block_size) * D + c * 8;
-                    cp_async16(to + piece<D>(r, c), from, valid);
-                    cp_async16(to + TILE + piece<D>(r, c), from + values, valid);
+                                static_cast<int64_t>(key % a.block_size) * D + c * PIECE;
+                    cp_async16(to + piece_of<ROW>(r, c), from, valid);
+                    cp_async16(to + TILE + piece_of<ROW>(r, c), from + values, valid);
                 }
             }
             cp_async_commit();
@@ -64,9 +99,8 @@ __device__ __forceinline__ void prefill(const Args& a) {
             const int r = i / PIECES, c = i % PIECES, token = (row0 + r) / group, head = (row0 + r) % group;
             const bool valid = token < len;
             const T* from = static_cast<const T*>(a.q);
-            if (valid)
-                from += ((static_cast<int64_t>(start) + token) * a.h + kv_head * group + head) * D + c * 8;
-            cp_async16(query + piece<D>(r, c), from, valid);
+            if (valid) from += ((static_cast<int64_t>(start) + token) * a.h + kv_head * group + head) * D;
+            Operands::load_query(query, r, c, from, valid);
         }
         fetch(b0);
         const uint32_t q_rows = query + warp * 16 * D * 2;
@@ -98,10 +132,9 @@ __device__ __forceinline__ void prefill(const Args& a) {
 #pragma unroll
                 for (int n = 0; n < KEYS / 16; n++) {
                     uint32_t r[4];
-                    ldmatrix4(r, keys_at + piece<D>(n * 16 + (lane >> 4) * 8 + (lane & 7),
-                                                    2 * k + ((lane >> 3) & 1)));
-                    mma<T>(s[2 * n], qk[0], qk[1], qk[2], qk[3], r[0], r[1]);
-                    mma<T>(s[2 * n + 1], qk[0], qk[1], qk[2], qk[3], r[2], r[3]);
+                    Operands::load_keys(r, keys_at, n, k);
+                    mma<P>(s[2 * n], qk[0], qk[1], qk[2], qk[3], r[0], r[1]);
+                    mma<P>(s[2 * n + 1], qk[0], qk[1], qk[2], qk[3], r[2], r[3]);
                 }
             }
             if (block * KEYS + KEYS > full) {
@@ -139,17 +172,16 @@ __device__ __forceinline__ void prefill(const Args& a) {
                 for (int i = 0; i < 4; i++) o[d][i] *= scale[i >> 1];
 #pragma unroll
             for (int n = 0; n < KEYS / 16; n++) {
-                const uint32_t p0 = pack2<T>(s[2 * n][0], s[2 * n][1]),
-                               p1 = pack2<T>(s[2 * n][2], s[2 * n][3]);
-                const uint32_t p2 = pack2<T>(s[2 * n + 1][0], s[2 * n + 1][1]);
-                const uint32_t p3 = pack2<T>(s[2 * n + 1][2], s[2 * n + 1][3]);
+                const uint32_t p0 = pack2<P>(s[2 * n][0], s[2 * n][1]),
+                               p1 = pack2<P>(s[2 * n][2], s[2 * n][3]);
+                const uint32_t p2 = pack2<P>(s[2 * n + 1][0], s[2 * n + 1][1]);
+                const uint32_t p3 = pack2<P>(s[2 * n + 1][2], s[2 * n + 1][3]);
 #pragma unroll
                 for (int d = 0; d < D / 16; d++) {
                     uint32_t r[4];
-                    ldmatrix4_trans(r, values_at + piece<D>(n * 16 + ((lane >> 3) & 1) * 8 + (lane & 7),
-                                                            2 * d + (lane >> 4)));
-                    mma<T>(o[2 * d], p0, p1, p2, p3, r[0], r[1]);
-                    mma<T>(o[2 * d + 1], p0, p1, p2, p3, r[2], r[3]);
+                    Operands::load_values(r, values_at, n, d);
+                    mma<P>(o[2 * d], p0, p1, p2, p3, r[0], r[1]);
+                    mma<P>(o[2 * d + 1], p0, p1, p2, p3, r[2], r[3]);
                 }
             }
         }
@@ -167,18 +199,21 @@ __device__ __forceinline__ void prefill(const Args& a) {
                    ((static_cast<int64_t>(start) + token) * a.h + kv_head * group + (row0 + r) % group) * D;
         };
         const int rows = min(ROWS, len * group - row0);
+        if constexpr (sizeof(C) == 1)
+#pragma unroll
+            for (int d = 0; d < D / 8; d++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) o[d][i] *= a.v_scale;
+        auto pair = [&](int d, int i, float by) { return make_float2(o[d][2 * i] * by, o[d][2 * i + 1] * by); };
         if (item.slot < 0) {
             // Through shared memory, where the queries were, so that rows leave in whole lines.
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const float inverse = 1.f / l[i];
 #pragma unroll
-                for (int d = 0; d < D / 8; d++) {
-                    const uint32_t v = pack2<T>(o[d][2 * i] * inverse, o[d][2 * i + 1] * inverse);
-                    asm volatile("st.shared.u32 [%0], %1;" ::"r"(q_rows + piece<D>(g + 8 * i, d) + t * 4),
-                                 "r"(v)
-                                 : "memory");
-                }
+                for (int d = 0; d < D / 16; d++)
+                    Operands::store_shared(q_rows, g + 8 * i, d, pair(2 * d, i, inverse),
+                                           pair(2 * d + 1, i, inverse));
             }
             __syncwarp();
             for (int i = lane; i < 16 * PIECES; i += 32) {
@@ -195,9 +230,9 @@ __device__ __forceinline__ void prefill(const Args& a) {
                 if (r >= rows) continue;
                 if (t == 0) a.heads[at + r] = make_float2(m[i], l[i]);
 #pragma unroll
-                for (int d = 0; d < D / 8; d++)
-                    *reinterpret_cast<float2*>(a.sums + (at + r) * D + d * 8 + 2 * t) =
-                        make_float2(o[d][2 * i], o[d][2 * i + 1]);
+                for (int d = 0; d < D / 16; d++)
+                    Operands::store_sums(a.sums + (at + r) * D, d, pair(2 * d, i, 1.f),
+                                         pair(2 * d + 1, i, 1.f));
             }
         }
         __syncthreads();
@@ -206,8 +241,8 @@ __device__ __forceinline__ void prefill(const Args& a) {
 
 }  // namespace attention
 
-#define PREFILL_KERNEL(TYPE, T, D)                                                       \
+#define PREFILL_KERNEL(TYPE, T, C, D)                                                    \
     extern "C" __global__ void __launch_bounds__(attention::PrefillShape<D>::THREADS, 1) \
         attention_prefill_##TYPE##_d##D(attention::Args a) {                             \
-        attention::prefill<T, D>(a);                                                     \
+        attention::prefill<T, C, D>(a);                                                  \
     }

@@ -2,6 +2,7 @@
 // does all three in one pass after the fused projection.
 #include "ptx.cuh"
 #include "reduce.cuh"
+#include "store.cuh"
 
 // A head of the launch: `head` counts heads of all tokens.
 struct Head {
@@ -79,6 +80,38 @@ __device__ __forceinline__ void kv_append(T* kv, const T* k, const T* v, const i
                          int block_size, int64_t page_stride) {                                        \
         kv_append<T>(kv, k, v, slots, heads, g, d, block_size, page_stride);                           \
     }
+
+// The same into a cache of 8-bit floats.
+template <typename T>
+__device__ __forceinline__ void kv_append_e4m3(e4m3* kv, const T* k, const T* v, const int* slots,
+                                               int64_t heads, int g, int d, int block_size,
+                                               int64_t page_stride, float k_inverse, float v_inverse) {
+    pdl_wait();
+    pdl_launch();
+    auto [head, lane] = this_head();
+    if (head >= heads) return;
+    const int slot = slots[head / g];
+    if (slot < 0) return;
+    e4m3* to = kv + slot / block_size * page_stride +
+               (static_cast<int64_t>(head % g) * block_size + slot % block_size) * d;
+    const int64_t values = static_cast<int64_t>(g) * block_size * d;
+    for (int i = lane; i < d; i += 32) {
+        to[i] = to_e4m3(to_f32(k[head * d + i]), k_inverse);
+        to[values + i] = to_e4m3(to_f32(v[head * d + i]), v_inverse);
+    }
+}
+
+#define E4M3_KERNEL(TYPE, T)                                                                             \
+    extern "C" __global__ void __launch_bounds__(256)                                                    \
+        kv_append_##TYPE##_f8_e4m3(e4m3* kv, const T* k, const T* v, const int* slots, int64_t heads,    \
+                                   int g, int d, int block_size, int64_t page_stride, float k_inverse,   \
+                                   float v_inverse) {                                                    \
+        kv_append_e4m3<T>(kv, k, v, slots, heads, g, d, block_size, page_stride, k_inverse, v_inverse);  \
+    }
+// variant kv_append_bf16_f8_e4m3: dtype=bf16 cache=f8_e4m3
+E4M3_KERNEL(bf16, bf16)
+// variant kv_append_f32_f8_e4m3: dtype=f32 cache=f8_e4m3
+E4M3_KERNEL(f32, float)
 
 // variant head_norm_bf16: dtype=bf16
 // variant rope_bf16: dtype=bf16

@@ -5,10 +5,11 @@
 #include "arguments.cuh"
 #include "ptx.cuh"
 #include "rope.cuh"
+#include "store.cuh"
 
 // All but the projection itself was there before the kernel ahead of this one began, and is fetched before
 // that one ends.
-template <typename T, int D>
+template <typename T, typename C, int D>
 __device__ __forceinline__ void norm_rope_append(const NormRopeAppendArgs& a) {
     const int lane = threadIdx.x & 31, plain = a.h + 2 * a.g;
     const int heads = a.gate ? plain + a.h : plain;
@@ -31,24 +32,26 @@ __device__ __forceinline__ void norm_rope_append(const NormRopeAppendArgs& a) {
     HeadPart<T, D> x;
     x.load_from(static_cast<const T*>(a.qkv) + static_cast<int64_t>(unit) * D, lane);
     if (turns) apply_rope(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
-    T* to;
     if (is_q) {
-        to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;
+        T* to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;
+        x.store_to(to, lane);
     } else if (is_gate) {
-        to = static_cast<T*>(a.gate) + (static_cast<int64_t>(token) * a.h + head - plain) * D;
+        T* to = static_cast<T*>(a.gate) + (static_cast<int64_t>(token) * a.h + head - plain) * D;
+        x.store_to(to, lane);
     } else {
         if (slot < 0) return;
         const int plane = head - a.h;  // key heads, then value heads: the order within a page
-        to = static_cast<T*>(a.kv) + slot / a.block_size * a.page_stride +
-             (static_cast<int64_t>(plane) * a.block_size + slot % a.block_size) * D;
+        C* to = static_cast<C*>(a.kv) + slot / a.block_size * a.page_stride +
+                (static_cast<int64_t>(plane) * a.block_size + slot % a.block_size) * D;
+        cached<C>(x, head < a.h + a.g ? a.k_inverse : a.v_inverse).store_to(to, lane);
     }
-    x.store_to(to, lane);
 }
 
-#define KERNEL(TYPE, T, D)                                                                                   \
+#define CACHE_KERNEL(TYPE, T, C, D)                                                                          \
     extern "C" __global__ void __launch_bounds__(256) norm_rope_append_##TYPE##_d##D(NormRopeAppendArgs a) { \
-        norm_rope_append<T, D>(a);                                                                           \
+        norm_rope_append<T, C, D>(a);                                                                        \
     }
+#define KERNEL(TYPE, T, D) CACHE_KERNEL(TYPE, T, T, D)
 
 // variant norm_rope_append_bf16_d64: dtype=bf16 head=64
 KERNEL(bf16, bf16, 64)
@@ -68,3 +71,9 @@ KERNEL(f32, float, 64)
 KERNEL(f32, float, 128)
 // variant norm_rope_append_f32_d256: dtype=f32 head=256
 KERNEL(f32, float, 256)
+// variant norm_rope_append_f8_e4m3_d64: dtype=bf16 cache=f8_e4m3 head=64
+CACHE_KERNEL(f8_e4m3, bf16, e4m3, 64)
+// variant norm_rope_append_f8_e4m3_d128: dtype=bf16 cache=f8_e4m3 head=128
+CACHE_KERNEL(f8_e4m3, bf16, e4m3, 128)
+// variant norm_rope_append_f8_e4m3_d256: dtype=bf16 cache=f8_e4m3 head=256
+CACHE_KERNEL(f8_e4m3, bf16, e4m3, 256)
