@@ -61,7 +61,7 @@ def measure(ctx: CudaContext, layers: int, rows: int, count: int, context: int, 
     q, out = (make(n, "T", H, D, dtype="bf16") for n, make in (("q", b.buffer), ("out", b.output)))
     names = ("query_starts", "query_lens", "context_lens")
     lens = [b.input(n, "R") for n in names]
-    table = b.input("block_table", "R", width)
+    table = b.input("kv.block_table", "R", width)
     ids = b.input("rows", "T")
     words = b.weight("table", 64, H * D, dtype="bf16")
     for layer in range(min(layers, 8)):
