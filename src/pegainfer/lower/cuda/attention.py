@@ -213,8 +213,10 @@ def merge_args(
     choice: AttentionChoice,
     plan: Plan,
     sums: tuple[Place, Place],
+    out: Place | None = None,
 ) -> Struct:
+    """`out`: where the sums go; the call's output if None."""
     return struct(
-        ATTENTION_MERGE, out=c.address("out"), plan=plan.counts, cuts=plan.cuts, merges=plan.merges,
+        ATTENTION_MERGE, out=out or c.address("out"), plan=plan.counts, cuts=plan.cuts, merges=plan.merges,
         sums=sums[0], heads=sums[1], h=p.heads, g=p.kv_heads, tile_rows=choice.tile_rows,
     )  # fmt: skip

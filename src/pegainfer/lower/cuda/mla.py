@@ -32,6 +32,8 @@ ANY_WIDTH = 1024  # most channels that latent_any.cu takes
 TILES = ((227 << 10, "r16_k64_s3", "r64_k64_s2"), (163 << 10, "r16_k64_s2", "r64_k32_s2"))
 SMALL_TILE = "r16_k32_s2"
 HEAD_TOKENS = (16, 64, 128)  # that head_linear.cu is compiled for
+# Flags of latent.cuh. EARLY: keys were cached before the launch ahead of this one began.
+PREFILL, EARLY = 1, 2
 
 
 # A matrix for each head
@@ -40,22 +42,31 @@ HEAD_TOKENS = (16, 64, 128)  # that head_linear.cu is compiled for
 @handles("head_linear")
 def _head_linear(c: LoweringContext) -> None:
     s, dtype = c.sizes, _one_dtype(c, "a", "out")
-    if not s["T"]:
+    w = c.matrix("w", dtype=dtype)
+    head_linear(c, c.address("out"), c.address("a"), w, dtype, s["N"], s["K"], s["B"] - s["K"])
+
+
+def head_linear(
+    c: LoweringContext, out: Place, a: Place, w: Place, dtype: str, n: int, k: int, copied: int
+) -> None:
+    """out[t, h] = a[t, h, :k] · w[h]ᵀ, and `copied` channels behind it, of the call's tokens and heads."""
+    tokens, heads = c.sizes["T"], c.sizes["H"]
+    if not tokens:
         return
     args = struct(
-        HEAD_LINEAR, out=c.address("out"), a=c.address("a"), w=c.matrix("w", dtype=dtype), tokens=s["T"],
-        h=s["H"], n=s["N"], k=s["K"], a_width=s["B"], out_width=s["A"],
+        HEAD_LINEAR, out=out, a=a, w=w, tokens=tokens, h=heads, n=n, k=k, a_width=k + copied,
+        out_width=n + copied,
     )  # fmt: skip
-    if dtype not in SIXTEEN or any(s[axis] % 8 for axis in "NKB"):
-        units = s["T"] * s["H"] * s["A"]
+    if dtype not in SIXTEEN or n % 8 or k % 8 or copied % 8:
         why = "float32, or sizes that are no multiples of 8"
-        c.launch(f"head_linear_any_{dtype}", (blocks(units, 8), 1, 1), 256, [args], why=why)
+        grid = (blocks(tokens * heads * (n + copied), 8), 1, 1)
+        c.launch(f"head_linear_any_{dtype}", grid, 256, [args], why=why)
         return
-    tokens = next((t for t in HEAD_TOKENS if s["T"] <= t), HEAD_TOKENS[-1])
-    kernel = f"head_linear_{dtype}_t{tokens}"
+    tile = next((t for t in HEAD_TOKENS if tokens <= t), HEAD_TOKENS[-1])
+    kernel = f"head_linear_{dtype}_t{tile}"
     rows, threads, shared = (c.target.feature(kernel, name) or 0 for name in ("rows", "block", "shared"))
-    grid = (blocks(s["N"], rows), blocks(s["T"], tokens), s["H"])
-    c.launch(kernel, grid, threads, [args], shared, why=f"tiles of {tokens} tokens")
+    grid = (blocks(n, rows), blocks(tokens, tile), heads)
+    c.launch(kernel, grid, threads, [args], shared, why=f"tiles of {tile} tokens")
 
 
 # Rotation and append
@@ -154,73 +165,107 @@ def choose_latent(p: AttentionProblem, target: Target) -> AttentionChoice:
 @handles("latent_attention")
 def _latent_attention(c: LoweringContext) -> None:
     s, dtype = c.sizes, _one_dtype(c, "kv", "q", "out")
-    p = AttentionProblem(
-        s["T"], s["R"], s["H"], 1, s["D"], s["S"], s["W"], dtype, c.step.decode_only
-    )  # fmt: skip
+    p = _problem(c)
     if (wrong := latent_refusal(p, s["K"])) is not None:
         raise c.refuse("no kernel", *wrong)
     if p.tokens == 0 or p.rows == 0:
         return
-    if not _tiled(p, s["K"]):
-        args = _args(c, p, None, None, None, (None, None))
-        c.launch(
-            f"latent_attention_any_{dtype}", (p.heads, p.tokens, 1), 32,
-            [args, i32(p.rows), i32(s["D"]), i32(s["K"])],
-            why=f"float32, or rows of other than {RANK} + {WIDTH - RANK} numbers",
-        )  # fmt: skip
+    if _tiled(p, s["K"]):
+        _attend(c, p, c.address("out"), c.address("q"), 0)
         return
+    args = _args(c, p, c.address("out"), c.address("q"))
+    c.launch(
+        f"latent_attention_any_{dtype}", (p.heads, p.tokens, 1), 32,
+        [args, i32(p.rows), i32(s["D"]), i32(s["K"])],
+        why=f"float32, or rows of other than {RANK} + {WIDTH - RANK} numbers",
+    )  # fmt: skip
+
+
+def _absorbs(call: OpCall) -> bool:
+    """Whether the kernels of 16 bits take queries, rows and values of these sizes."""
+    q, kv, out, w_k = (call.tensors[name] for name in ("q", "kv", "out", "w_k"))
+    widths = (q.shape[2], out.shape[2], w_k.shape[2])
+    aligned = all(isinstance(n, int) and n % 8 == 0 for n in widths)
+    sizes = (kv.shape[3], w_k.shape[1]) == (WIDTH, RANK) and isinstance(kv.shape[2], int)
+    return kv.dtype in SIXTEEN and q.dtype == out.dtype == kv.dtype and aligned and sizes
+
+
+@handles("mla_attention", whole=_absorbs)
+def _mla_attention(c: LoweringContext) -> None:
+    """Queries absorbed, attention, values. Attention copies keys while queries are being absorbed."""
+    s, dtype = c.sizes, c.dtype("kv")
+    p = _problem(c)
+    if (wrong := latent_refusal(p, s["K"])) is not None:
+        raise c.refuse("no kernel", *wrong)
+    if p.tokens == 0 or p.rows == 0:
+        return
+    absorbed, attended = (c.scratch(p.tokens * p.heads * n * item_bytes(dtype)) for n in (WIDTH, RANK))
+    w_k, w_v = c.matrix("w_k", dtype=dtype), c.matrix("w_v", dtype=dtype)
+    head_linear(c, absorbed, c.address("q"), w_k, dtype, RANK, s["X"], WIDTH - RANK)
+    _attend(c, p, attended, absorbed, EARLY)
+    head_linear(c, c.address("out"), attended, w_v, dtype, s["A"], RANK, 0)
+
+
+def _problem(c: LoweringContext) -> AttentionProblem:
+    s = c.sizes
+    return AttentionProblem(
+        s["T"], s["R"], s["H"], 1, s["D"], s["S"], s["W"], c.dtype("kv"), c.step.decode_only
+    )  # fmt: skip
+
+
+def _attend(c: LoweringContext, p: AttentionProblem, out: Place, q: Place, flags: int) -> None:
+    """Launches the tensor core kernels.
+
+    Args:
+        out: [T, H, 512].
+        q: [T, H, 576].
+        flags: EARLY or 0.
+    """
     choice = choose_latent(p, c.target)
     plan = plan_rows(c, p, choice)
-    _decode(c, p, choice, plan)
-    if choice.prefill:
-        _prefill(c, p, choice, plan)
-
-
-def _decode(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice, plan: Plan) -> None:
-    """Rows of one token."""
     parts = choice.decode_slots * p.heads
     sums = c.scratch(parts * 4 * RANK), c.scratch(8 * parts)
-    args = _args(c, p, plan, plan.decode, plan.firsts if choice.shares else None, sums)
+    args = _args(c, p, out, q, plan, plan.decode, plan.firsts if choice.shares else None, sums)
     items = (choice.shares or choice.decode_items) * blocks(p.heads, DECODE_HEADS)
-    _persistent(c, choice.decode, args, items, prefill=False, why=choice.cut)
+    _persistent(c, choice.decode, args, items, flags, choice.cut)
     if choice.decode_slots:
         cuts = min(p.rows, choice.shares) if choice.shares else p.rows
         merge = f"attention_merge_decode_{p.dtype}_d{RANK}"
-        why = "adds up parts of decoded rows"
-        c.launch(merge, (p.heads, cuts, 1), RANK, [merge_args(c, p, choice, plan, sums)], why=why)
-
-
-def _prefill(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice, plan: Plan) -> None:
-    """Rows of several tokens."""
+        args = merge_args(c, p, choice, plan, sums, out)
+        c.launch(merge, (p.heads, cuts, 1), RANK, [args], why="adds up parts of decoded rows")
+    if not choice.prefill:
+        return
     parts = choice.prefill_slots * choice.tile_rows
     sums = c.scratch(parts * 4 * RANK), c.scratch(8 * parts)
-    args = _args(c, p, plan, plan.prefill, None, sums)
-    why = f"tiles of {choice.tile_rows}"
-    _persistent(c, choice.prefill, args, choice.prefill_items, prefill=True, why=why)
-    merge = f"attention_merge_prefill_{p.dtype}_d{RANK}"
-    grid = (2 * c.target.info.num_sms, 1, 1)
-    args = merge_args(c, p, choice, plan, sums)
+    args = _args(c, p, out, q, plan, plan.prefill, None, sums)
+    _persistent(
+        c, choice.prefill, args, choice.prefill_items, flags | PREFILL, f"tiles of {choice.tile_rows}"
+    )
+    merge, grid = f"attention_merge_prefill_{p.dtype}_d{RANK}", (2 * c.target.info.num_sms, 1, 1)
+    args = merge_args(c, p, choice, plan, sums, out)
     c.launch(merge, grid, RANK, [args], why="adds up parts of prefilled tiles")
 
 
-def _persistent(c: LoweringContext, kernel: str, args: Struct, most: int, *, prefill: bool, why: str) -> None:
+def _persistent(c: LoweringContext, kernel: str, args: Struct, most: int, flags: int, why: str) -> None:
     """One block on each SM, or as many as there can be items."""
     threads, shared = (c.target.feature(kernel, name) or 0 for name in ("block", "shared"))
     grid = (min(most, c.target.info.num_sms), 1, 1)
-    c.launch(kernel, grid, threads, [args, i32(prefill)], shared, why=why)
+    c.launch(kernel, grid, threads, [args, i32(flags)], shared, why=why)
 
 
 def _args(
     c: LoweringContext,
     p: AttentionProblem,
-    plan: Plan | None,
-    items: Place | None,
-    firsts: Place | None,
-    sums: tuple[Place | None, Place | None],
+    out: Place,
+    q: Place,
+    plan: Plan | None = None,
+    items: Place | None = None,
+    firsts: Place | None = None,
+    sums: tuple[Place | None, Place | None] = (None, None),
 ) -> Struct:
     names = ("query_starts", "query_lens", "context_lens", "block_table")
     return struct(
-        ATTENTION, out=c.address("out"), q=c.address("q"), kv=_layer(c), **{n: c.address(n) for n in names},
+        ATTENTION, out=out, q=q, kv=_layer(c), **{n: c.address(n) for n in names},
         plan=plan.counts if plan else None, items=items, firsts=firsts, sums=sums[0], heads=sums[1],
         page_stride=_page_stride(c), h=p.heads, g=1, block_size=p.block_size, table_width=p.table_width,
         scale_log2=c.call.attrs["scale"] * math.log2(math.e),

@@ -26,6 +26,11 @@ __device__ __forceinline__ uint32_t piece(int r, int c) {
     return line * 128 + (((c ^ line) & 7) << 4);
 }
 
+// Where piece c of row r of the queries' last channels lies, 16 pieces a row.
+__device__ __forceinline__ uint32_t rest_piece(int r, int c) {
+    return r * 256 + (c >> 3) * 128 + (((c ^ r) & 7) << 4);
+}
+
 // Where piece c (of eight keys) of row r of the weights lies.
 template <int KEYS>
 __device__ __forceinline__ uint32_t weight_piece(int r, int c) {
@@ -46,13 +51,15 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const void* from, int val
     }
 }
 
-// HOLD: queries stay in registers; else in shared memory.
+// HOLD: most channels of the queries stay in registers; else all are in shared memory.
 template <int MG_, int CG_, int KEYS_, int STAGES_, bool HOLD_>
 struct Shape {
     static constexpr int MG = MG_, CG = CG_, KEYS = KEYS_, STAGES = STAGES_;
     static constexpr bool HOLD = HOLD_;
     static constexpr int WARPS = MG * CG, THREADS = 32 * WARPS, ROWS = 16 * MG;
-    static constexpr int STAGE = KEYS * PITCH, QUERY = HOLD ? 0 : ROWS * PITCH;  // bytes
+    static constexpr int HELD = HOLD ? 28 : 0;            // steps of 16 channels; more do not fit
+    static constexpr int REST = (WIDTH - 16 * HELD) / 8;  // pieces of a row of the others
+    static constexpr int STAGE = KEYS * PITCH, QUERY = ROWS * REST * 16;  // bytes
     static constexpr int WEIGHTS = ROWS * KEYS * 2, ENDS = ROWS * CG * 4;
     static constexpr int SHARED = QUERY + STAGES * STAGE + WEIGHTS + ENDS;
     static constexpr int NK = KEYS / CG / 8, NC = RANK / CG / 8;  // of a warp: key and channel tiles of eight
@@ -64,6 +71,11 @@ struct Work {
     int row, row0, rows;     // the sequence; its first (token, head) pair of the tile, and how many there are
     int first, end, before;  // keys of the part; keys that all queries of the sequence see
     int64_t at, place;       // the tile's first row in q and out, and of the sums; -1: the only part
+
+    template <int KEYS>
+    __device__ __forceinline__ int tiles() const {
+        return (end - first + KEYS - 1) / KEYS;
+    }
 
     // Heads subgroup · ROWS … of a decoded token.
     template <int ROWS>
@@ -96,50 +108,104 @@ struct Work {
     }
 };
 
-// Work on one tile. Every thread of the block takes part.
+// Which tiles a block takes. `prefill`: of rows of several tokens; else parts of decoded rows.
+template <typename S>
+struct Schedule {
+    const Args& a;
+    bool prefill;
+    int units, unit, step, total;
+    __device__ __forceinline__ Schedule(const Args& args, bool is_prefill) : a(args), prefill(is_prefill) {
+        // A unit is a part and, of a decoded row, a tile of its heads. The parts of a share go to the blocks
+        // of its group, one for each tile of heads; without shares any block takes any unit.
+        units = prefill ? 1 : (a.h + S::ROWS - 1) / S::ROWS;
+        unit = blockIdx.x, step = gridDim.x, total = (prefill ? a.plan->prefill : a.plan->decode) * units;
+        if (!prefill && a.firsts) {
+            const int* share = a.firsts + blockIdx.x / units;
+            unit = share[0] * units + blockIdx.x % units, step = units, total = share[1] * units;
+        }
+    }
+    __device__ __forceinline__ bool more() const { return unit < total; }
+    __device__ __forceinline__ Work next() {
+        const Item item = attention::load_item(a.items + unit / units);
+        const int subgroup = unit % units;
+        unit += step;
+        return prefill ? Work::prefill<S::ROWS, S::KEYS>(a, item) : Work::decode<S::ROWS>(a, item, subgroup);
+    }
+};
+
+// A block's way through its tiles: one ring of stages over the keys of all of them, so that the next tile's
+// keys are under way while a tile ends.
 template <typename T, typename S>
-__device__ __forceinline__ void attend(const Args& a, const Work& w, uint8_t* shared) {
-    constexpr int KEYS = S::KEYS, STAGES = S::STAGES, NK = S::NK, NC = S::NC, CG = S::CG;
-    constexpr int CHAINS = NK == 1 ? 3 : 1;  // sums side by side: one chain of products would be too slow
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const int mg = warp / CG, cg = warp % CG;
-    const uint32_t query = shared_address(shared), stages = query + S::QUERY;
-    const uint32_t weights = stages + STAGES * S::STAGE;
-    float* ends = reinterpret_cast<float*>(shared + S::QUERY + STAGES * S::STAGE + S::WEIGHTS);
-    const T* kv = static_cast<const T*>(a.kv);
-    const int* table = a.block_table + static_cast<int64_t>(w.row) * a.table_width;
-    const int tiles = (w.end - w.first + KEYS - 1) / KEYS;
+struct Ring {
+    static constexpr int KEYS = S::KEYS, STAGES = S::STAGES;
+    const Args& a;
+    Schedule<S> schedule;  // of the tiles whose keys are copied
+    uint32_t stages;       // address of the first
+    Work work = {};        // the tile whose keys are copied
+    int tile = 0;          // of KEYS keys of it: the next that is copied
+    int taken = 0;         // stages copied so far
+    int entry = 0;         // which block holds this warp's next keys
+    int warp = threadIdx.x >> 5;
 
     // Each of the first KEYS / 8 warps copies eight keys of a stage; they are in one block.
-    auto key_of = [&](int tile) { return w.first + tile * KEYS + 8 * warp; };
-    auto entry_of = [&](int tile) {
-        return warp < KEYS / 8 && key_of(tile) < w.end ? table[key_of(tile) / a.block_size] : 0;
-    };
-    int entry = entry_of(0);
-    auto issue = [&](int tile) {
-        if (tile < tiles && warp < KEYS / 8) {
-            const int valid = min(8, w.end - key_of(tile));
-            const T* from = kv;
-            if (valid > 0) from += entry * a.page_stride + key_of(tile) % a.block_size * WIDTH;
-            copy_rows(stages + tile % STAGES * S::STAGE + warp * 8 * PITCH, from, valid);
-            entry = entry_of(tile + 1);  // one stage ahead: the copy must not wait for the table
+    __device__ __forceinline__ int key() const { return work.first + tile * KEYS + 8 * warp; }
+    __device__ __forceinline__ void find_entry() {
+        const int* table = a.block_table + static_cast<int64_t>(work.row) * a.table_width;
+        entry = warp < KEYS / 8 && key() < work.end ? table[key() / a.block_size] : 0;
+    }
+    // Requests the next stage of keys, or nothing behind the last tile.
+    __device__ __forceinline__ void issue() {
+        while (tile >= work.tiles<KEYS>() && schedule.more()) {
+            work = schedule.next(), tile = 0;
+            find_entry();
         }
+        if (tile < work.tiles<KEYS>()) {
+            if (warp < KEYS / 8) {
+                const int valid = min(8, work.end - key());
+                const T* from = static_cast<const T*>(a.kv);
+                if (valid > 0) from += entry * a.page_stride + key() % a.block_size * WIDTH;
+                copy_rows(stages + taken % STAGES * S::STAGE + warp * 8 * PITCH, from, valid);
+            }
+            tile++;
+            find_entry();  // a stage ahead: the copy must not wait for the table
+        }
+        taken++;
         cp_async_commit();
-    };
-    // Held queries pass through the stage that is filled last.
-    const uint32_t queries = S::HOLD ? stages + (STAGES - 1) * S::STAGE : query;
+    }
+};
+
+// Computes the tile w, whose first stages have been requested. Every thread of the block takes part.
+template <typename T, typename S>
+__device__ __forceinline__ void attend(const Args& a, const Work& w, Ring<T, S>& ring, uint8_t* shared) {
+    constexpr int KEYS = S::KEYS, STAGES = S::STAGES, NK = S::NK, NC = S::NC, CG = S::CG;
+    // Sums side by side, so that products need not wait for each other.
+    constexpr int CHAINS = NK == 1 ? 4 : 1;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int mg = warp / CG, cg = warp % CG;
+    const uint32_t weights = ring.stages + STAGES * S::STAGE;
+    float* ends = reinterpret_cast<float*>(shared + S::QUERY + STAGES * S::STAGE + S::WEIGHTS);
+    const int tiles = w.tiles<KEYS>(), start = ring.taken - (STAGES - 1);  // of the tile's stages
+
+    // Held channels pass through the stage that is filled next.
+    const uint32_t query = ring.stages - S::QUERY;
+    const uint32_t queries = S::HOLD ? ring.stages + ring.taken % STAGES * S::STAGE : query;
+    const T* from = static_cast<const T*>(a.q) + w.at * WIDTH;
     for (int e = warp; e < S::ROWS / 8; e += S::WARPS)
-        copy_rows(queries + e * 8 * PITCH,
-                  static_cast<const T*>(a.q) + (w.at + (8 * e < w.rows ? 8 * e : 0)) * WIDTH, w.rows - 8 * e);
-    cp_async_commit();
-    for (int i = 0; i < STAGES - 1; i++) issue(i);
-    const uint32_t q_rows = queries + mg * 16 * PITCH;
-    uint32_t qf[S::HOLD ? WIDTH / 16 : 1][4];
+        copy_rows(queries + e * 8 * PITCH, from + (8 * e < w.rows ? 8 * e : 0) * WIDTH, w.rows - 8 * e);
     if constexpr (S::HOLD) {
-        cp_async_wait<STAGES - 1>();
-        __syncthreads();
+        static_assert(S::ROWS * S::REST == S::THREADS);
+        const int r = threadIdx.x / S::REST, c = threadIdx.x % S::REST;
+        const bool there = r < w.rows;
+        cp_async16(query + rest_piece(r, c), there ? from + r * WIDTH + 16 * S::HELD + c * 8 : from, there);
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+    const uint32_t q_rows = queries + mg * 16 * PITCH;
+    uint32_t qf[S::HOLD ? S::HELD : 1][4];
+    if constexpr (S::HOLD) {
 #pragma unroll
-        for (int k = 0; k < WIDTH / 16; k++) ldmatrix4(qf[k], q_rows + piece(lane & 15, 2 * k + (lane >> 4)));
+        for (int k = 0; k < S::HELD; k++) ldmatrix4(qf[k], q_rows + piece(lane & 15, 2 * k + (lane >> 4)));
     }
 
     float o[NC][4] = {};
@@ -152,8 +218,8 @@ __device__ __forceinline__ void attend(const Args& a, const Work& w, uint8_t* sh
     for (int tile = 0; tile < tiles; tile++) {
         cp_async_wait<STAGES - 2>();
         __syncthreads();  // the stage is there, and the one before it has been read by all
-        issue(tile + STAGES - 1);
-        const uint32_t stage = stages + tile % STAGES * S::STAGE;
+        ring.issue();
+        const uint32_t stage = ring.stages + (start + tile) % STAGES * S::STAGE;
         const int key0 = w.first + tile * KEYS;
 
         float chains[NK][CHAINS][4] = {};
@@ -161,18 +227,23 @@ __device__ __forceinline__ void attend(const Args& a, const Work& w, uint8_t* sh
 #pragma unroll
         for (int k = 0; k < WIDTH / 32; k++) {
             uint32_t q[2][4];
-            if constexpr (!S::HOLD)
 #pragma unroll
-                for (int i = 0; i < 2; i++)
-                    ldmatrix4(q[i], q_rows + piece(lane & 15, 4 * k + 2 * i + (lane >> 4)));
+            for (int i = 0; i < 2; i++) {
+                const int step = 2 * k + i;
+                if constexpr (!S::HOLD)
+                    ldmatrix4(q[i], q_rows + piece(lane & 15, 2 * step + (lane >> 4)));
+                else if (step >= S::HELD)
+                    ldmatrix4(q[i], query + rest_piece(lane & 15, 2 * (step - S::HELD) + (lane >> 4)));
+            }
 #pragma unroll
             for (int n = 0; n < NK; n++) {
                 uint32_t r[4];
                 ldmatrix4(r, keys_at + piece(n * 8 + (lane & 7), 4 * k + (lane >> 3)));
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const uint32_t (&f)[4] = S::HOLD ? qf[S::HOLD ? 2 * k + i : 0] : q[i];
-                    mma<T>(chains[n][(2 * k + i) % CHAINS], f[0], f[1], f[2], f[3], r[2 * i], r[2 * i + 1]);
+                    const int step = 2 * k + i;
+                    const uint32_t (&f)[4] = step < S::HELD ? qf[step < S::HELD ? step : 0] : q[i];
+                    mma<T>(chains[n][step % CHAINS], f[0], f[1], f[2], f[3], r[2 * i], r[2 * i + 1]);
                 }
             }
         }
@@ -274,48 +345,38 @@ __device__ __forceinline__ void attend(const Args& a, const Work& w, uint8_t* sh
                 *reinterpret_cast<float2*>(to + d * 8) = make_float2(o[d][2 * i], o[d][2 * i + 1]);
         }
     }
-    cp_async_wait<0>();
     __syncthreads();  // the next tile's copies go to the same memory
 }
 
-// `prefill`: the items are tiles of rows of several tokens; else parts of decoded rows.
+// EARLY: keys and values were written before the kernel ahead of this one began.
+constexpr int PREFILL = 1, EARLY = 2;
+
 template <typename T, typename S>
-__device__ __forceinline__ void run(const Args& a, bool prefill) {
+__device__ __forceinline__ void run(const Args& a, int flags) {
     extern __shared__ __align__(128) uint8_t shared[];
-    pdl_wait();
+    if (!(flags & EARLY)) pdl_wait();
+    Schedule<S> schedule(a, flags & PREFILL);
+    Ring<T, S> ring{a, schedule, shared_address(shared) + S::QUERY};
+    for (int i = 0; i < S::STAGES - 1; i++) ring.issue();
+    if (flags & EARLY) pdl_wait();
     pdl_launch();
-    if (prefill) {
-        for (int unit = blockIdx.x; unit < a.plan->prefill; unit += gridDim.x)
-            attend<T, S>(a, Work::prefill<S::ROWS, S::KEYS>(a, attention::load_item(a.items + unit)), shared);
-        return;
-    }
-    // A unit is a part and a tile of its heads. The parts of a share go to the blocks of its group, one for
-    // each tile of heads; without shares any block takes any unit.
-    const int units = (a.h + S::ROWS - 1) / S::ROWS;
-    int first = blockIdx.x, step = gridDim.x, total = a.plan->decode * units;
-    if (a.firsts) {
-        const int* share = a.firsts + blockIdx.x / units;
-        first = share[0] * units + blockIdx.x % units, step = units, total = share[1] * units;
-    }
-    for (int unit = first; unit < total; unit += step) {
-        const Item item = attention::load_item(a.items + unit / units);
-        attend<T, S>(a, Work::decode<S::ROWS>(a, item, unit % units), shared);
-    }
+    while (schedule.more()) attend<T, S>(a, schedule.next(), ring, shared);
+    cp_async_wait<0>();
 }
 
 }  // namespace latent
 
 #define LATENT_KERNEL(TYPE, T, NAME, SHARED_, ...)                                       \
     extern "C" __global__ void __launch_bounds__(latent::Shape<__VA_ARGS__>::THREADS, 1) \
-        latent_attention_##TYPE##_##NAME(attention::Args a, int prefill) {               \
+        latent_attention_##TYPE##_##NAME(attention::Args a, int flags) {                 \
         static_assert(latent::Shape<__VA_ARGS__>::SHARED == SHARED_);                    \
-        latent::run<T, latent::Shape<__VA_ARGS__>>(a, prefill);                          \
+        latent::run<T, latent::Shape<__VA_ARGS__>>(a, flags);                            \
     }
 // Blocks of 227 KiB (Hopper, data-centre Blackwell), 163 KiB (A100) and 99 KiB (others). The last serves both
 // decoded and prefilled rows.
 #define LATENT_KERNELS(TYPE, T)                                    \
-    LATENT_KERNEL(TYPE, T, r16_k64_s3, 223744, 1, 8, 64, 3, true)  \
+    LATENT_KERNEL(TYPE, T, r16_k64_s3, 227840, 1, 8, 64, 3, true)  \
     LATENT_KERNEL(TYPE, T, r64_k64_s2, 229888, 4, 2, 64, 2, false) \
-    LATENT_KERNEL(TYPE, T, r16_k64_s2, 150016, 1, 8, 64, 2, true)  \
+    LATENT_KERNEL(TYPE, T, r16_k64_s2, 154112, 1, 8, 64, 2, true)  \
     LATENT_KERNEL(TYPE, T, r64_k32_s2, 152064, 4, 2, 32, 2, false) \
     LATENT_KERNEL(TYPE, T, r16_k32_s2, 93440, 1, 4, 32, 2, false)
