@@ -1,6 +1,6 @@
 """A mixture of experts on a GPU: share of the read bandwidth at small batches, rate of the grouped GEMM.
 
-python bench/cuda_moe.py [--model 30B-A3B] [--batch 1 8 32 128] [--tokens 1024 16384]
+python bench/cuda_moe.py [--model 30B-A3B] [--batch 1 8 32 128] [--tokens 1024 16384] [--stream-tokens 32]
 
 Batches: norm, router, experts and their sum, added to the residual stream: all launches of the block. The
 bytes counted are those of the router and of the experts that the tokens really chose. Each layer has weights
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pegainfer.lower.cuda import experts as experts_choice
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.bind import Work
 from pegainfer.lower.cuda.context import CudaContext
@@ -31,10 +32,10 @@ from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.runtime.cuda.launch import Launch
 
 # Experts, experts of a token, widths of the residual stream and of an expert.
-MODELS = {"30B-A3B": (128, 8, 2048, 768), "35B-A3B": (256, 8, 2048, 512)}
+MODELS = {"30B-A3B": (128, 8, 2048, 768), "35B-A3B": (256, 8, 2048, 512), "V2-Lite": (64, 6, 2048, 1408)}
 ROUTING = {"sigmoid": False, "renormalize": True, "scale": 1.0, "groups": 1, "kept_groups": 1}
 VOCAB = 4096  # rows of x that tokens are drawn from
-LAYERS = 6  # of 1.2 or 1.6 GB, in turn
+LAYERS = 6  # of 1.1 to 1.6 GB, in turn
 
 
 def main() -> None:
@@ -44,7 +45,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[1024, 16384])
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument(
+        "--stream-tokens", type=int, help="most tokens whose experts are streamed, to compare"
+    )
     args = parser.parse_args()
+    if args.stream_tokens is not None:
+        experts_choice.STREAM_TOKENS = args.stream_tokens
     ctx = CudaContext()
     bandwidth = measure_roofline(ctx).read_gb_s * 1e9
     print(f"{ctx.device.info.name}, reads {bandwidth / 1e12:.2f} TB/s; {args.model}, bf16")

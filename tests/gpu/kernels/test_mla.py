@@ -20,16 +20,16 @@ Row = tuple[int, int]  # context, query tokens
 SCALE = 0.1147  # DeepSeek-V2-Lite's
 LIMIT = {"bf16": 1e-2, "f16": 2e-3}  # relative error of a head's output
 # One part, two parts, all parts; queries alone, in tiles, after long prefixes; no row at all.
+FEW: tuple[Row, ...] = ((1, 1), (129, 1), (700, 1), (70, 70), (700, 9), (300, 2), (0, 0))
 ROWS: tuple[Row, ...] = sized(
-    ((1, 1), (129, 1), (4096, 1), (9001, 1), (300, 300), (5000, 33), (2049, 2), (1030, 517), (0, 0)),
-    ((1, 1), (129, 1), (700, 1), (70, 70), (700, 9), (300, 2), (0, 0)),
+    ((1, 1), (129, 1), (4096, 1), (9001, 1), (300, 300), (5000, 33), (2049, 2), (1030, 257), (0, 0)), FEW
 )
 # Where a decoded row gets more blocks, or more turns, and one beside it.
 EDGES = sized(
     (16, 17, 63, 64, 65, 128, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2048, 4095, 4096, 4097, 8193),
     (16, 17, 63, 64, 65, 257),
 )
-HEADS = (16, 1, 5, 20, 128)
+HEADS = ((16, ROWS), (1, FEW), (5, FEW), (20, FEW), (128, FEW))
 
 
 def case(
@@ -90,9 +90,9 @@ def worst(got: Array, want: Array) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-@pytest.mark.parametrize("heads", HEADS)
-def test_long_rows(heads: int, dtype: str, ctx: CudaContext) -> None:
-    a = case(np.random.default_rng(heads), ROWS, heads, dtype)
+@pytest.mark.parametrize(("heads", "rows"), HEADS, ids=lambda v: v if isinstance(v, int) else len(v))
+def test_long_rows(heads: int, rows: tuple[Row, ...], dtype: str, ctx: CudaContext) -> None:
+    a = case(np.random.default_rng(heads), rows, heads, dtype)
     assert worst(run(ctx, a, dtype), attend(a)) < LIMIT[dtype]
 
 
@@ -102,10 +102,10 @@ def test_blocks_of_every_size(block: int, ctx: CudaContext) -> None:
     assert worst(run(ctx, a, "bf16"), attend(a)) < LIMIT["bf16"]
 
 
-@pytest.mark.parametrize("heads", sized((16, 40), (16,)))
+@pytest.mark.parametrize("heads", [16, 40])
 def test_decoded_rows_of_every_length_together(heads: int, ctx: CudaContext) -> None:
     rng = np.random.default_rng(7)
-    lengths = [*EDGES, *rng.integers(1, sized(700, 100), sized(120, 14)).tolist(), 0, 0]
+    lengths = [*EDGES, *rng.integers(1, sized(400, 100), sized(60, 14)).tolist(), 0, 0]
     rng.shuffle(lengths)
     a = case(rng, tuple((n, min(n, 1)) for n in lengths), heads, "bf16")
     assert worst(run(ctx, a, "bf16"), attend(a)) < LIMIT["bf16"]
@@ -113,7 +113,7 @@ def test_decoded_rows_of_every_length_together(heads: int, ctx: CudaContext) -> 
 
 @pytest.mark.parametrize("heads", [16, 6])
 def test_chunks_at_every_edge_of_a_tile(heads: int, ctx: CudaContext) -> None:
-    cached = (0, 1, 63, 64, sized(3000, 150))
+    cached = (0, 1, 63, 64, sized(1500, 150))
     rows = tuple((before + count, count) for before in cached for count in sized((2, 3, 4, 5, 129), (3, 5)))
     a = case(np.random.default_rng(3), rows, heads, "bf16")
     assert worst(run(ctx, a, "bf16"), attend(a)) < LIMIT["bf16"]

@@ -27,12 +27,12 @@ QWEN3 = TinyQwen3(
         "max_position_embeddings": 512, "num_hidden_layers": 3,
     },
 )  # fmt: skip
-# Dense, because a token that near scores send to another expert has other logits.
+# A token meets all experts: where near scores send it to another one, it has other logits.
 MLA = TinyDeepseek(
     "gpu_mla", seed=62, dtype="bf16",
     config=TRUE_HEADS | {
         "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000, "num_hidden_layers": 3,
-        "first_k_dense_replace": 3, "hidden_size": 256, "intermediate_size": 512,
+        "n_routed_experts": 3, "num_experts_per_tok": 3, "hidden_size": 256, "intermediate_size": 512,
         "max_position_embeddings": 512, "rope_scaling": None,
     },
 )  # fmt: skip

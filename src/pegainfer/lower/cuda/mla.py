@@ -62,10 +62,14 @@ def head_linear(
         grid = (blocks(tokens * heads * (n + copied), 8), 1, 1)
         c.launch(f"head_linear_any_{dtype}", grid, 256, [args], why=why)
         return
-    tile = next((t for t in HEAD_TOKENS if tokens <= t), HEAD_TOKENS[-1])
-    kernel = f"head_linear_{dtype}_t{tile}"
-    rows, threads, shared = (c.target.feature(kernel, name) or 0 for name in ("rows", "block", "shared"))
-    grid = (blocks(n, rows), blocks(tokens, tile), heads)
+    most = sum(tokens > tile for tile in HEAD_TOKENS[:-1])  # of a larger tile, half would be empty
+    for tile in reversed(HEAD_TOKENS[: most + 1]):
+        kernel = f"head_linear_{dtype}_t{tile}"
+        rows, threads, shared = (c.target.feature(kernel, name) or 0 for name in ("rows", "block", "shared"))
+        grid = (blocks(n, rows), blocks(tokens, tile), heads)
+        # Smaller tiles read more, but too few blocks leave SMs without work.
+        if grid[0] * grid[1] * heads > c.target.info.num_sms // 2:
+            break
     c.launch(kernel, grid, threads, [args], shared, why=f"tiles of {tile} tokens")
 
 

@@ -124,9 +124,13 @@ def test_one_gemm_projects_queries_and_latents(tmp_path: Path) -> None:
     assert found[-1][1] == (9, 1, 1)  # 4 tokens of 16 heads and a latent, eight to a block
 
 
-@pytest.mark.parametrize(("tokens", "tile"), [(16, 16), (17, 64), (64, 64), (65, 128), (1000, 128)])
-def test_tiles_of_a_heads_matrix_follow_the_tokens(tokens: int, tile: int, tmp_path: Path) -> None:
-    sizes = {"T": tokens, "H": 4, "N": 512, "K": 128, "A": 576, "B": 192}
+@pytest.mark.parametrize(
+    ("tokens", "n", "tile"), [(1, 512, 16), (64, 512, 64), (64, 128, 16), (1000, 128, 128)]
+)
+def test_tiles_of_a_heads_matrix_leave_no_half_of_the_device_idle(
+    tokens: int, n: int, tile: int, tmp_path: Path
+) -> None:
+    sizes = {"T": tokens, "H": 16, "N": n, "K": 128, "A": n + 64, "B": 192}
     ((name, grid),) = launches(tmp_path, HEAD_LINEAR, sizes, [tokens])
     rows = {16: 32, 64: 64, 128: 128}[tile]
-    assert (name, grid) == (f"head_linear_bf16_t{tile}", (512 // rows, -(-tokens // tile), 4))
+    assert (name, grid) == (f"head_linear_bf16_t{tile}", (n // rows, -(-tokens // tile), 16))
