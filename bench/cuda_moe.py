@@ -50,7 +50,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.stream_tokens is not None:
-        experts_choice.STREAM_TOKENS = args.stream_tokens
+        experts_choice.HOPPER_STREAM_TOKENS = experts_choice.STREAM_TOKENS = args.stream_tokens
     ctx = CudaContext()
     bandwidth = measure_roofline(ctx).read_gb_s * 1e9
     print(f"{ctx.device.info.name}, reads {bandwidth / 1e12:.2f} TB/s; {args.model}, bf16")

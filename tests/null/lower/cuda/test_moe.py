@@ -82,8 +82,8 @@ def names(found: list[PlannedLaunch | object]) -> list[str]:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tokens", [1, 8, 32])
 def test_a_few_tokens_take_three_launches(tokens: int, model: str) -> None:
-    """Norm to residual stream, on every architecture."""
-    for arch in ("80", "86", "90a", "120a"):
+    """Norm to residual stream, on every architecture; on Hopper up to 8 tokens."""
+    for arch in ("80", "86", "120a", *(["90a"] if tokens <= 8 else [])):
         assert names(launches(model, tokens, arch)) == [
             "route_few", "expert_stream_bf16_swiglu", "expert_stream_bf16_sum"
         ]  # fmt: skip
@@ -91,7 +91,7 @@ def test_a_few_tokens_take_three_launches(tokens: int, model: str) -> None:
 
 @pytest.mark.parametrize(
     ("model", "tokens", "slots"),
-    [("30B-A3B", 33, 64), ("30B-A3B", 1024, 64), ("30B-A3B", 1025, 128), ("35B-A3B", 2049, 128)],
+    [("30B-A3B", 9, 64), ("30B-A3B", 1024, 64), ("30B-A3B", 1025, 128), ("35B-A3B", 2049, 128)],
 )
 def test_more_tokens_take_the_grouped_gemm_of_hopper(model: str, tokens: int, slots: int) -> None:
     found = names(launches(model, tokens))
@@ -112,7 +112,7 @@ def test_launches_fit_the_card(model: str, arch: str) -> None:
     card = card_of(arch)
     for tokens in (1, 8, 31, 32, 33, 64, 65, 500, 16384):
         for p in launches(model, tokens, arch):
-            assert isinstance(p, PlannedLaunch) or tokens > 32
+            assert isinstance(p, PlannedLaunch) or tokens > 32, (tokens, arch)
             if isinstance(p, PlannedLaunch):
                 assert p.shared <= card.max_shared and p.grid[1] <= 65535, p
 
@@ -121,7 +121,7 @@ def test_two_streaming_launches_share_an_sm_of_hopper() -> None:
     """So that the second fills its rings while the first one ends."""
     card = card_of("90a")
     for model in MODELS:
-        for tokens in (1, 32):
+        for tokens in (1, 8):
             up, down = launches(model, tokens)[1:]
             assert isinstance(up, PlannedLaunch) and isinstance(down, PlannedLaunch)
             assert up.shared + down.shared + 2 * SYSTEM <= card.shared_per_sm
