@@ -34,10 +34,10 @@ from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.runtime.cuda.launch import Launch
 
 # Experts, experts of a token, widths of the residual stream and of an expert.
-MODELS = {"30B-A3B": (128, 8, 2048, 768), "35B-A3B": (256, 8, 2048, 512)}
+MODELS = {"30B-A3B": (128, 8, 2048, 768), "35B-A3B": (256, 8, 2048, 512), "V2-Lite": (64, 6, 2048, 1408)}
 ROUTING = {"sigmoid": False, "renormalize": True, "scale": 1.0, "groups": 1, "kept_groups": 1}
 VOCAB = 4096  # rows of x that tokens are drawn from
-LAYERS = 6  # of 1.2 or 1.6 GB, in turn
+LAYERS = 6  # of 1.1 to 1.6 GB, in turn
 
 
 def main() -> None:

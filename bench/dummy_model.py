@@ -3,7 +3,7 @@
 python bench/dummy_model.py 30B-A3B /dev/shm/30B-A3B [--layers 12]
 python bench/cuda_steps.py /dev/shm/30B-A3B --dummy --batch 1 8 32 128 --prefill 1024 16000
 
-All 48 layers of 30B-A3B take 61 GB in bf16, 12 of them 16 GB.
+All 48 layers of 30B-A3B take 61 GB in bf16, 12 of them 16 GB; those of V2-Lite 31 GB.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Hugging Face: Qwen/Qwen3-30B-A3B.
+# Hugging Face: Qwen/Qwen3-30B-A3B, deepseek-ai/DeepSeek-V2-Lite.
 CONFIGS: dict[str, dict[str, Any]] = {
     "30B-A3B": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False,
@@ -23,6 +23,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
         "num_hidden_layers": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151936,
+    },
+    "V2-Lite": {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "attention_bias": False,
+        "bos_token_id": 100000, "eos_token_id": 100001, "first_k_dense_replace": 1, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 10944, "kv_lora_rank": 512,
+        "max_position_embeddings": 163840, "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1,
+        "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16,
+        "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16, "q_lora_rank": None,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6,
+        "rope_scaling": {
+            "type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+        },
+        "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
+        "tie_word_embeddings": False, "topk_group": 1, "topk_method": "greedy", "torch_dtype": "bfloat16",
+        "v_head_dim": 128, "vocab_size": 102400,
     },
 }  # fmt: skip
 

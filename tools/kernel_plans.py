@@ -27,6 +27,21 @@ LENGTH = 16_384  # tokens of a sequence that programs are recorded for
 QWEN: dict[str, Any] = {"vocab_size": 151936, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu",
                         "max_position_embeddings": 40960, "head_dim": 128}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("DeepSeek-V2-Lite", {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 2048,
+        "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 27,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": None,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64,
+        "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+        "scoring_func": "softmax", "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.0, "vocab_size": 102400, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000, "max_position_embeddings": 163840, "hidden_act": "silu",
+        "attention_bias": False, "tie_word_embeddings": False,
+        "rope_scaling": {
+            "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 0.707,
+            "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1,
+        },
+    }),
     "llama": ("Llama-3.1-8B", {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
         "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,

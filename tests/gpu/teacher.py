@@ -65,6 +65,18 @@ SIZES_3_5_MOE: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
     },
 }  # fmt: skip
+# DeepSeek-V2-Lite with fewer layers, so that it is written in seconds, and without the scaling of positions,
+# whose softmax scale transformers got right only lately.
+V2_LITE: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 102400,
+    "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 4,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": None,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64,
+    "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+    "scoring_func": "softmax", "norm_topk_prob": False, "routed_scaling_factor": 1.0, "topk_method": "greedy",
+    "n_group": 1, "topk_group": 1, "rope_theta": 10000, "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6, "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
 # What makes a seeded model as decided as a trained one: the best token leads by some nats, now and then by
 # next to nothing (in the median it has 0.84 to 0.98 here, 0.34 with SmolLM2-135M on prose). All logits are
 # normals of this deviation, but that of one token, which the embedding alone points to.
@@ -89,6 +101,8 @@ class Reference:
 
 def config(size: str) -> dict[str, Any]:
     """The config.json of such a model."""
+    if size == "V2-Lite":
+        return dict(V2_LITE)
     if (found := (SIZES_3_5 | SIZES_3_5_MOE).get(size)) is not None:
         return _config_3_5(found)
     return {
@@ -167,8 +181,8 @@ def empty_model(fields: dict[str, Any], attention: str) -> Any:
 
 
 def as_saved(fields: dict[str, Any], tensors: Tensors) -> Tensors:
-    """The tensors as files have them: those of Qwen3-MoE store each expert's matrices on their own."""
-    if fields["model_type"] != "qwen3_moe":
+    """The tensors as files have them: all but those of Qwen3.5-MoE store each expert's matrices on their own."""
+    if fields["model_type"].startswith("qwen3_5"):
         return tensors
     found: dict[str, Any] = {}
     for name, t in tensors.items():
@@ -199,7 +213,7 @@ def write_checkpoint(fields: dict[str, Any], tensors: Tensors, folder: Path) -> 
         def write(name: str) -> None:
             import torch
 
-            data = memoryview(tensors[name].cpu().view(torch.uint8).numpy().reshape(-1).data)
+            data = memoryview(tensors[name].cpu().contiguous().view(torch.uint8).numpy().reshape(-1).data)
             start = 8 + len(text) + header[name]["data_offsets"][0]
             while data:
                 count = os.pwrite(file.fileno(), data, start)
@@ -239,13 +253,13 @@ def transformers_model(fields: dict[str, Any], tensors: Tensors, dtype: str, dev
 def attention_in_slices(
     module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **rest: Any
 ) -> tuple[Any, None]:
-    """Causal attention without a matrix of all scores: [1, H, T, D] each, returns [1, T, H, D]."""
+    """Causal attention without a matrix of all scores: q, k [1, H, T, D], v [1, H, T, A] to [1, T, H, A]."""
     import torch
 
     assert mask is None
     _, heads, n, width = q.shape
-    groups = k.shape[1]
-    out = torch.empty(1, n, heads, width, dtype=q.dtype, device=q.device)
+    groups, values = k.shape[1], v.shape[-1]
+    out = torch.empty(1, n, heads, values, dtype=q.dtype, device=q.device)
     for start in range(0, n, SLICE):
         stop = min(n, start + SLICE)
         part = q[0, :, start:stop].reshape(groups, -1, width)
@@ -253,7 +267,7 @@ def attention_in_slices(
         later = torch.ones(stop - start, stop, dtype=torch.bool, device=q.device).triu(start + 1)
         weights = scores.masked_fill_(later, -torch.inf).softmax(-1)
         mixed = weights.view(groups, -1, stop) @ v[0, :, :stop]
-        out[0, start:stop] = mixed.view(heads, stop - start, width).transpose(0, 1)
+        out[0, start:stop] = mixed.view(heads, stop - start, values).transpose(0, 1)
     return out, None
 
 

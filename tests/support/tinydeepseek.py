@@ -155,6 +155,10 @@ KIMI = V3 | {
     "max_position_embeddings": 2048,
     "rope_scaling": YARN | {"factor": 64.0, "mscale": 1.0, "mscale_all_dim": 1.0},
 }  # fmt: skip
+TRUE_HEADS = V2 | {
+    "num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "num_hidden_layers": 2,
+}  # fmt: skip
 MODELS = {
     m.name: m
     for m in (
@@ -167,13 +171,8 @@ MODELS = {
                 "num_hidden_layers": 2, "qk_nope_head_dim": 18, "qk_rope_head_dim": 6,
             },
         ),
-        TinyDeepseek(
-            "true_heads_f16", seed=103, dtype="f16",
-            config=V2 | {
-                "num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 512,
-                "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "num_hidden_layers": 2,
-            },
-        ),
+        TinyDeepseek("true_heads_f16", seed=103, dtype="f16", config=TRUE_HEADS),
+        TinyDeepseek("true_heads_bf16", seed=106, dtype="bf16", config=TRUE_HEADS),
         TinyDeepseek("v3_bf16", seed=104, dtype="bf16", config=V3),
         TinyDeepseek("kimi_text_f32", seed=105, config=KIMI),
     )

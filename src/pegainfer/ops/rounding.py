@@ -54,7 +54,8 @@ def run_rounding(
                 bound[o.name][...] = rounded(bound[o.name], dtype)
 
     program = one_call(spec, sizes, {k: dtype_name(a) for k, a in arrays.items()}, attrs)
-    held = {o.name: arrays[o.name] for o in spec.operands if o.role in (Role.WEIGHT, Role.STATE)}
+    kept = [o.name for o in spec.operands if o.role in (Role.WEIGHT, Role.STATE)]
+    held = {name: arrays[name] for name in kept if name in arrays}
     executor = ReferenceExecutor(program, held)
     for name, value in executor.run(staged_inputs(spec, arrays), sizes, round_results).items():
         arrays[name][...] = value

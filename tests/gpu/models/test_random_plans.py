@@ -16,16 +16,28 @@ from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.runtime.cuda.driver import probe
 from tests.gpu.harness import sized
 from tests.support.answers import answer, compare
+from tests.support.tinydeepseek import TRUE_HEADS, TinyDeepseek
 from tests.support.tinymodel import write_checkpoint
 from tests.support.tinyqwen3 import TinyQwen3
 
-MODEL = TinyQwen3(
+QWEN3 = TinyQwen3(
     "gpu", seed=61, dtype="bf16",
     config={
         "head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000,
         "max_position_embeddings": 512, "num_hidden_layers": 3,
     },
 )  # fmt: skip
+# A token meets all experts: where near scores send it to another one, it has other logits.
+MLA = TinyDeepseek(
+    "gpu_mla", seed=62, dtype="bf16",
+    config=TRUE_HEADS | {
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000, "num_hidden_layers": 3,
+        "n_routed_experts": 3, "num_experts_per_tok": 3, "hidden_size": 256, "intermediate_size": 512,
+        "max_position_embeddings": 512, "rope_scaling": None,
+    },
+)  # fmt: skip
+# Each with the bytes that it caches for a token.
+MODELS = {"qwen3": (QWEN3, 3 * 2 * 2 * 64 * 2), "mla": (MLA, 3 * 576 * 2)}
 TIE = 0.25  # nat; in 10,000 steps bf16 turned no choice that was further apart than half of that
 BATCH = 48  # requests that are in the engine together
 
@@ -64,12 +76,14 @@ def decided(rng: np.random.Generator) -> dict[str, Any]:
     return {"temperature": 0.0}
 
 
-def run(folder: Path, steps: int) -> dict[str, Any]:
-    """Until the GPU has made so many steps, in whole batches of requests; returns what was seen."""
+def run(folder: Path, token_bytes: int, steps: int) -> dict[str, Any]:
+    """Until the GPU has made so many steps, in whole batches of requests; returns what was seen.
+
+    Args:
+        token_bytes: what the model caches for a token.
+    """
     rng = np.random.default_rng(11)
-    gpu_config = EngineConfig(
-        backend="cuda", max_model_len=400, kv_cache_memory=150 * 16 * 3 * 2 * 2 * 64 * 2
-    )
+    gpu_config = EngineConfig(backend="cuda", max_model_len=400, kv_cache_memory=150 * 16 * token_bytes)
     # Without a latency target, whose chunks depend on the clock.
     gpu_scheduler = SchedulerConfig(max_slots=24, max_prefill_tokens=200, target_itl_ms=0.0)
     cpu_config = EngineConfig(backend="cpu", activation="f32", kv_dtype="f32", max_model_len=400)
@@ -99,10 +113,12 @@ def run(folder: Path, steps: int) -> dict[str, Any]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("steps", [sized(1500, 1), pytest.param(10_000, marks=pytest.mark.long)])
-def test_random_traffic_gives_the_cpu_s_tokens(steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_random_traffic_gives_the_cpu_s_tokens(name: str, steps: int, tmp_path: Path) -> None:
     if (reason := probe()) is not None:
         pytest.skip(reason)
-    seen = run(write_checkpoint(MODEL, tmp_path), steps)
+    model, token_bytes = MODELS[name]
+    seen = run(write_checkpoint(model, tmp_path), token_bytes, steps)
     print(seen)
     assert seen["preemptions"] > 0 and seen["prefix_hits"] > 0
     assert seen["ties"] < seen["sequences"] * 0.6

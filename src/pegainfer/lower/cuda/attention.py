@@ -63,7 +63,7 @@ def _attention(c: LoweringContext) -> None:
         )  # fmt: skip
         return
     choice = choose_attention(p, c.target, append)
-    plan = _plan(c, p, choice) if choice.prefill or not choice.row else None
+    plan = plan_rows(c, p, choice) if choice.prefill or not choice.row else None
     if choice.row:
         _row(c, p, choice)
     else:
@@ -80,11 +80,11 @@ def _attention(c: LoweringContext) -> None:
         )
         merge = f"attention_merge_prefill_{dtype}_d{p.head_dim}"
         grid = (2 * c.target.info.num_sms, 1, 1)
-        args = _merge_args(c, p, choice, plan, sums)
+        args = merge_args(c, p, choice, plan, sums)
         c.launch(merge, grid, p.head_dim, [args], why="adds up parts of prefilled tiles")
 
 
-def _decode(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice, plan: _Plan) -> None:
+def _decode(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice, plan: Plan) -> None:
     """Rows of one token."""
     parts = choice.decode_slots * p.heads
     sums = c.scratch(parts * 4 * p.head_dim), c.scratch(8 * parts)
@@ -96,7 +96,7 @@ def _decode(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice, pl
     if choice.decode_slots:
         merge = f"attention_merge_decode_{p.activation}_d{p.head_dim}"
         cuts = min(p.rows, choice.shares) if choice.shares else p.rows
-        args = [_merge_args(c, p, choice, plan, sums)]
+        args = [merge_args(c, p, choice, plan, sums)]
         c.launch(merge, (p.heads, cuts, 1), p.head_dim, args, why="adds up parts of decoded rows")
 
 
@@ -115,7 +115,7 @@ def _row(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice) -> No
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """A step's work list."""
 
     counts: Place
@@ -126,7 +126,7 @@ class _Plan:
     merges: Place
 
 
-def _plan(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice) -> _Plan:
+def plan_rows(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice) -> Plan:
     """The step's work list, made ahead of everything else; layers that need the same list share it."""
     rows = [c.call.tensors[n].storage for n in ("query_starts", "query_lens", "context_lens")]
     key = ("attention plan", *(t.name for t in rows), p.kv_heads, p.group, choice.tile_rows, choice.shares)
@@ -136,7 +136,7 @@ def _plan(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice) -> _
     )  # fmt: skip
     ends = list(accumulate((aligned(n) for n in sizes), initial=0))
     start = c.step_memory("/".join(map(str, key)), ends[-1])
-    plan = _Plan(*(start + at for at in ends[:-1]))
+    plan = Plan(*(start + at for at in ends[:-1]))
     query_starts, query_lens, context_lens = map(Place, rows)
     args = struct(
         ATTENTION_PLAN, plan=plan.counts, cuts=plan.cuts, firsts=plan.firsts, merges=plan.merges,
@@ -184,7 +184,7 @@ def _boxes(c: LoweringContext, p: AttentionProblem) -> Boxes:
 def _args(
     c: LoweringContext,
     p: AttentionProblem,
-    plan: _Plan | None,
+    plan: Plan | None,
     items: Place | None,
     sums: tuple[Place | None, Place | None],
     firsts: Place | None = None,
@@ -211,14 +211,16 @@ def _projected(c: LoweringContext) -> Struct:
     )  # fmt: skip
 
 
-def _merge_args(
+def merge_args(
     c: LoweringContext,
     p: AttentionProblem,
     choice: AttentionChoice,
-    plan: _Plan,
+    plan: Plan,
     sums: tuple[Place, Place],
+    out: Place | None = None,
 ) -> Struct:
+    """`out`: where the sums go; the call's output if None."""
     return struct(
-        ATTENTION_MERGE, out=c.address("out"), plan=plan.counts, cuts=plan.cuts, merges=plan.merges,
+        ATTENTION_MERGE, out=out or c.address("out"), plan=plan.counts, cuts=plan.cuts, merges=plan.merges,
         sums=sums[0], heads=sums[1], h=p.heads, g=p.kv_heads, tile_rows=choice.tile_rows,
     )  # fmt: skip

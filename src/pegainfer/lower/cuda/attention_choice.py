@@ -96,7 +96,7 @@ def choose_attention(p: AttentionProblem, target: Target, append: bool = False) 
     per_sm = fit_sm(p, target, decode_kernel(p, append=append))
     shares = per_sm * info.num_sms // p.units if p.rows > OWN_PARTS_ROWS else 0
     row = takes_row(p, target)
-    items, slots = _decode_room(p, shares, longest)
+    items, slots = decode_room(p, shares, longest)
     tiles_kernel = info.arch == "90a" and p.head_dim in TILE_HEADS and p.dtype in SIXTEEN
     tile_rows = 64 if p.head_dim == 256 and not tiles_kernel else 128
     prefill = "attention_prefill_tiles" if tiles_kernel else "attention_prefill"
@@ -152,7 +152,7 @@ def lacks_append(p: AttentionProblem, target: Target) -> str | None:
     return None
 
 
-def _decode_room(p: AttentionProblem, shares: int, longest: int) -> tuple[int, int]:
+def decode_room(p: AttentionProblem, shares: int, longest: int) -> tuple[int, int]:
     """(items, parts whose sums are kept) of rows of up to `longest` keys."""
     if shares:
         return p.rows + shares, 2 * shares  # each end of a share cuts one row in two at the most

@@ -27,6 +27,7 @@ PROBLEMS: dict[str, Callable[[Sizes], Fields]] = {
     "qkv_norm_rope_append": lambda s: (s["T"], s["A"] + 2 * s["B"], s["M"], "store", True),
     "gated_qkv_norm_rope_append": lambda s: (s["T"], 2 * s["A"] + 2 * s["B"], s["M"], "store", True),
     "project_heads": lambda s: (s["T"], s["E"] * s["D"], s["M"], "store", True),
+    "mla_qkv_append": lambda s: (s["T"], s["A"] + s["D"], s["M"], "store", True),
     "gated_delta": lambda s: (s["T"], s["F"] + s["A"] + 2 * s["H"], s["M"], "store", True),
     "lm_head": lambda s: (s["L"], s["V"], s["M"], "storef32", True),
 }

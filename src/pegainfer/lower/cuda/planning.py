@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pegainfer.lower.cuda import attention, delta, lora, pointwise  # noqa: F401  (they register their ops)
+from pegainfer.lower.cuda import attention, delta, lora, mla, pointwise  # noqa: F401  (they register their ops)
 from pegainfer.lower.cuda.linear import FOLD_NORM
 from pegainfer.lower.cuda.lowering import Step, choose, keeps_whole
 from pegainfer.lower.cuda.moe import ADD_EXPERTS

@@ -84,7 +84,6 @@ def forward(
     )
     x = b.output("x", "T", c.hidden_size, dtype=f.residual)  # so that `prompt_logprobs` can read it
     partial = b.buffer("partial", "T", c.hidden_size)  # float32, in which ranks add up
-    shared = b.buffer("shared", "T", c.hidden_size)  # likewise
     experts = b.buffer("experts", "T", c.experts_per_token, dtype="i32")
     logits = b.output("logits", "L", c.vocab_size)
     eps = c.norm_eps
@@ -112,19 +111,20 @@ def forward(
             b.emit(LINEAR, out=partial, a=act, w=v["w_down"])
             b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
             continue
+        if c.num_shared_experts:  # reads the residual stream before anything is added to it
+            b.emit(
+                GATE_UP_SWIGLU, {"eps": eps},
+                out=shared_act, x=x, norm=v["mlp_norm"], w_gate=v["shared_gate"], w_up=v["shared_up"],
+            )  # fmt: skip
         b.emit(
             MOE, {"eps": eps, **routing(c)},
             out=partial, experts=experts, x=x, norm=v["mlp_norm"], w_router=v["w_router"],
             w_gate=v["w_gate"], w_up=v["w_up"], w_down=v["w_down"], bias=v.get("router_bias"),
         )  # fmt: skip
-        if c.num_shared_experts:  # reads the residual stream before either result is added to it
-            b.emit(
-                GATE_UP_SWIGLU, {"eps": eps},
-                out=shared_act, x=x, norm=v["mlp_norm"], w_gate=v["shared_gate"], w_up=v["shared_up"],
-            )  # fmt: skip
-            b.emit(LINEAR, out=shared, a=shared_act, w=v["shared_down"])
-            b.emit(REDUCE_RESIDUAL, x=x, partial=shared)
         b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
+        if c.num_shared_experts:
+            b.emit(LINEAR, out=partial, a=shared_act, w=v["shared_down"])
+            b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
     b.emit(
         LM_HEAD, {"eps": eps},
         logits=logits, x=x, rows=step["logit_rows"], norm=w["norm"], w=w[TABLE.head_name(c)],

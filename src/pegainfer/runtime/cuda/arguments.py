@@ -124,6 +124,46 @@ NORM_ROPE_APPEND = Layout(
     """,
 )
 
+# Latent attention
+
+HEAD_LINEAR = Layout(
+    "mla::HeadArgs",
+    "A matrix for each head.",
+    """
+    void* out  // [T, H, out_width]
+    const void* a  // [T, H, a_width]
+    const void* w  // [H, N, K]
+    int tokens
+    int h
+    int n
+    int k
+    int a_width  // K and the channels that are copied
+    int out_width  // N and as many
+    """,
+)
+LATENT_APPEND = Layout(
+    "mla::AppendArgs",
+    "Latents, their norm, and where they are cached; and heads of queries beside them.",
+    """
+    void* kv  // the layer's part of the first page
+    void* q  // [T, H, head_dim]; mla_finish only
+    const void* latent  // [T, ...]: rank + rotated channels; mla_finish: behind the token's heads
+    const float* norm  // [rank]
+    const int* positions  // [T]
+    const int* slots  // [T]; negative: nothing is cached
+    const float* cos_sin  // [P, rotated]: cosines of the pairs, then sines
+    int64_t stride  // elements from a token of latent to the next
+    int64_t page_stride  // elements
+    int tokens
+    int h  // heads of queries; mla_finish only
+    int head_dim  // likewise
+    int rank
+    int rotated
+    int block_size
+    float eps
+    """,
+)
+
 # GEMM
 
 STREAM = Layout(
@@ -613,7 +653,8 @@ PUBLISH = Layout(
 
 # In the order of the header: a struct stands behind those that it holds.
 LAYOUTS = (
-    ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND, STREAM, SKINNY,
+    ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND,
+    HEAD_LINEAR, LATENT_APPEND, STREAM, SKINNY,
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
     ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS,
     ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,

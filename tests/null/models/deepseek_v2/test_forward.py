@@ -16,7 +16,8 @@ from tests.support.tinydeepseek import MODELS
 
 ATTENTION = ["mla_qkv_append", "mla_attention", "linear_residual"]
 DENSE = [*ATTENTION, "gate_up_swiglu", "linear_residual"]
-EXPERTS = [*ATTENTION, "moe", "gate_up_swiglu", "linear_residual", "reduce_residual"]
+# The shared block reads the residual stream before the experts are added to it.
+EXPERTS = [*ATTENTION, "gate_up_swiglu", "moe", "reduce_residual", "linear_residual"]
 
 
 def config(name: str, **fields: object) -> DeepseekV2Config:

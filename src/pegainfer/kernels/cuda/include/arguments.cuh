@@ -125,6 +125,45 @@ struct NormRopeAppendArgs {
 };
 static_assert(sizeof(NormRopeAppendArgs) == 112);
 
+namespace mla {
+// A matrix for each head.
+struct HeadArgs {
+    void* out;  // [T, H, out_width]
+    const void* a;  // [T, H, a_width]
+    const void* w;  // [H, N, K]
+    int tokens;
+    int h;
+    int n;
+    int k;
+    int a_width;  // K and the channels that are copied
+    int out_width;  // N and as many
+};
+static_assert(sizeof(HeadArgs) == 48);
+}  // namespace mla
+
+namespace mla {
+// Latents, their norm, and where they are cached; and heads of queries beside them.
+struct AppendArgs {
+    void* kv;  // the layer's part of the first page
+    void* q;  // [T, H, head_dim]; mla_finish only
+    const void* latent;  // [T, ...]: rank + rotated channels; mla_finish: behind the token's heads
+    const float* norm;  // [rank]
+    const int* positions;  // [T]
+    const int* slots;  // [T]; negative: nothing is cached
+    const float* cos_sin;  // [P, rotated]: cosines of the pairs, then sines
+    int64_t stride;  // elements from a token of latent to the next
+    int64_t page_stride;  // elements
+    int tokens;
+    int h;  // heads of queries; mla_finish only
+    int head_dim;  // likewise
+    int rank;
+    int rotated;
+    int block_size;
+    float eps;
+};
+static_assert(sizeof(AppendArgs) == 104);
+}  // namespace mla
+
 namespace stream {
 // A GEMM whose weight is streamed through rings of cp.async stages.
 struct Args {

@@ -1,0 +1,43 @@
+"""DeepSeek-V2 with the head sizes of published models on a GPU: scores of a text, prefilled and decoded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pegainfer.runtime.cuda.driver import probe
+from tests.support.tinydeepseek import MODELS
+from tests.support.tinymodel import token_ids, write_checkpoint
+from tests.support.tinyrun import forced
+
+GOLDEN = np.load(Path(__file__).parents[2] / "data" / "deepseek_v2" / "tiny.npz")
+# Latents of 512 + 64 numbers and of other sizes, queries through a narrow product, both routers.
+NAMES = ("true_heads_bf16", "lite_bf16", "v3_bf16")
+MEAN, P99 = 0.06, 0.20  # nat, as in gate.py
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("first", [200, 24])
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_of_a_text_are_those_of_transformers(
+    name: str, first: int, graphs: bool, tmp_path: Path
+) -> None:
+    """A prompt of `first` tokens and decoded tokens in bf16 beside transformers in float32."""
+    if (reason := probe()) is not None:
+        pytest.skip(reason)
+    model = MODELS[name]
+    folder, ids = write_checkpoint(model, tmp_path), token_ids(model)[:first]
+    entries, _ = forced(
+        folder, ids, name, 8, activation="auto", kv_dtype="auto", backend="cuda", cuda_graph=graphs
+    )
+    wanted, scores = GOLDEN[f"{name}.top_ids"][:first], GOLDEN[f"{name}.top_logprobs"][:first]
+    errors = []
+    for entry, best, logprobs in zip(entries, wanted.tolist(), scores, strict=True):
+        top = dict(entry.top)
+        errors.append([top.get(i, entry.top[-1][1]) for i in best] - logprobs)
+    found = np.abs(errors)
+    print(f"mean {found.mean():.4f} p99 {np.quantile(found, 0.99):.4f} max {found.max():.4f} nat")
+    assert found.mean() <= MEAN
+    assert np.quantile(found, 0.99) <= P99
