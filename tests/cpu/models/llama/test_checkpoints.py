@@ -74,7 +74,7 @@ def test_experts(tmp_path: Path) -> None:
         assert distances(entries, wanted).max() <= MAX
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
 def test_quantised_while_loading(kind: str, tmp_path: Path) -> None:
     """Kernels have the levels that the reference has, and those are not the plain values."""
     path, ids = write_checkpoint(MODEL, tmp_path / "m"), token_ids(MODEL)
