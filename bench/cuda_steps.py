@@ -1,6 +1,7 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
+    [--quantization fp8]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 """
@@ -104,6 +105,7 @@ def main() -> None:
     p.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     p.add_argument("--prefill", type=int, nargs="+", default=[1024])
     p.add_argument("--dummy", action="store_true")
+    p.add_argument("--quantization")
     p.add_argument("--drawn", action="store_true")
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
@@ -112,13 +114,15 @@ def main() -> None:
     config = EngineConfig(
         backend="cuda",
         load_format="dummy" if a.dummy else "auto",
+        quantization=a.quantization,
         max_model_len=length,
         cuda_graph=not a.no_graph,
     )
     began = time.perf_counter()
     engine = build_engine(a.folder, a.folder.name, config, SchedulerConfig(max_slots=max(a.batch)))
     phases = {k: round(v, 3) for k, v in engine.info.startup_seconds.items()}
-    print(f"{engine.info.model} on {engine.info.device}; {engine.info.num_blocks} blocks")
+    weights = a.quantization or "as in the file"
+    print(f"{engine.info.model} on {engine.info.device}; {engine.info.num_blocks} blocks; weights {weights}")
     print(f"built in {time.perf_counter() - began:.2f} s: {phases}")
     bench = Bench(engine.runner, a.context + STEPS + 16)
     commit = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True).stdout.strip()
@@ -145,6 +149,7 @@ def main() -> None:
                 "commit": commit,
                 "device": engine.info.device,
                 "model": engine.info.model,
+                "weights": weights,
                 "startup": phases,
             }
             f.write(json.dumps({**head, **row}) + "\n")

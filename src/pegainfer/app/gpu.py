@@ -101,7 +101,7 @@ def build_runner(
         with tiers_of_rank(config, scheduler, groups, path, ONE_RANK, pinned) as tiers:
             info = with_tiers(info, tiers)
             runner = model.build_cuda(info, groups, backend, steps=GPU_FORMATS, max_logprobs=max_logprobs)
-            if (reason := why_launches(runner.forward_program.calls, ctx.device.info)) is not None:
+            if (reason := why_launches(runner.forward_program.calls, ctx.target)) is not None:
                 log.info("a step of one row takes many launches instead of one, which would need %s", reason)
             clock.append(time.perf_counter())
             # The one waits for the disk and the bus, the other for Python: graphs need addresses, no values.
