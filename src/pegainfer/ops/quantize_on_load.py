@@ -10,7 +10,7 @@ from pegainfer.runtime.weights.weight import Scheme, Weight
 
 PLAIN = ("f32", "f16", "bf16")
 ROWS_OF_FP8 = "FP8 by rows"  # one scale a row, in the widest form that divides it
-# Kind -> the format of linear layers, and of the vocabulary's tables, whose errors cost most (None: they stay).
+# Kind -> the format of linear layers, and of the vocabulary's tables, whose errors cost most (or None).
 KINDS: dict[str, tuple[str, str | None]] = {
     "int4": ("q4_1", "q8_0"),
     "int8": ("q8_0", "q8_0"),

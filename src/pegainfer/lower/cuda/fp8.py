@@ -30,8 +30,12 @@ def stays_fp8(tensors: Iterable[Tensor], dtype: str, target: Target) -> str:
 
     tensors: weights that are one matrix. dtype: of the activations.
     """
-    forms = {t.dtype for t in tensors}
-    if target.info.capability != (9, 0) or dtype != "bf16" or len(forms) != 1:
+    forms, rows = set(), []
+    for t in tensors:
+        forms.add(t.dtype)
+        rows.append(t.shape[0])
+    whole = all(isinstance(n, int) and n % 8 == 0 for n in rows)
+    if target.info.capability != (9, 0) or dtype != "bf16" or len(forms) != 1 or not whole:
         return ""
     return WEIGHTS.get(forms.pop(), "")
 
