@@ -25,6 +25,11 @@ MOST_SPLITS, LEAST_GROUPS = 8, 4  # of k; groups of 128 that a split has at leas
 LEAST_DEPTH, MOST_DEPTH = 3, 8
 
 
+def keeps_fp8(target: Target) -> bool:
+    """Whether there are kernels for FP8 weights."""
+    return target.info.capability == (9, 0)
+
+
 def stays_fp8(tensors: Iterable[Tensor], dtype: str, target: Target) -> str:
     """The kernels' name for weights that are kept in FP8; '' for those that are expanded to `dtype`.
 
@@ -35,7 +40,7 @@ def stays_fp8(tensors: Iterable[Tensor], dtype: str, target: Target) -> str:
         forms.add(t.dtype)
         rows.append(t.shape[0])
     whole = all(isinstance(n, int) and n % 8 == 0 for n in rows)
-    if target.info.capability != (9, 0) or dtype != "bf16" or len(forms) != 1 or not whole:
+    if not keeps_fp8(target) or dtype != "bf16" or len(forms) != 1 or not whole:
         return ""
     return WEIGHTS.get(forms.pop(), "")
 
