@@ -1,7 +1,7 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
-    [--kernels] [--kv-cache-dtype fp8]
+    [--kernels] [--kv-cache-dtype fp8] [--quantization fp8]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 --kernels: prints the device time of each step by kernel.
@@ -124,6 +124,7 @@ def main() -> None:
     p.add_argument("--prefill", type=int, nargs="+", default=[1024])
     p.add_argument("--dummy", action="store_true")
     p.add_argument("--chunk", type=int, help="prompt tokens of a step, instead of the default")
+    p.add_argument("--quantization")
     p.add_argument("--drawn", action="store_true")
     p.add_argument("--kernels", action="store_true")
     p.add_argument("--kv-cache-dtype", default="auto", choices=KV_DTYPES)
@@ -134,6 +135,7 @@ def main() -> None:
     config = EngineConfig(
         backend="cuda",
         load_format="dummy" if a.dummy else "auto",
+        quantization=a.quantization,
         max_model_len=length,
         kv_dtype=a.kv_cache_dtype,
         cuda_graph=not a.no_graph,
@@ -142,7 +144,8 @@ def main() -> None:
     began = time.perf_counter()
     engine = build_engine(a.folder, a.folder.name, config, scheduler)
     phases = {k: round(v, 3) for k, v in engine.info.startup_seconds.items()}
-    print(f"{engine.info.model} on {engine.info.device}; {engine.info.num_blocks} blocks")
+    weights = a.quantization or "as in the file"
+    print(f"{engine.info.model} on {engine.info.device}; {engine.info.num_blocks} blocks; weights {weights}")
     print(f"built in {time.perf_counter() - began:.2f} s: {phases}")
     bench = Bench(engine.runner, a.context + STEPS + 16)
     commit = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True).stdout.strip()
@@ -173,6 +176,7 @@ def main() -> None:
                 "commit": commit,
                 "device": engine.info.device,
                 "model": engine.info.model,
+                "weights": weights,
                 "startup": phases,
                 "kv": config.kv_format,
             }

@@ -13,8 +13,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Hugging Face: Qwen/Qwen3-30B-A3B, deepseek-ai/DeepSeek-V2-Lite.
+# Hugging Face: Qwen/Qwen3-4B, Qwen/Qwen3-30B-A3B, deepseek-ai/DeepSeek-V2-Lite.
 CONFIGS: dict[str, dict[str, Any]] = {
+    "4B": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+        "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 2560, "intermediate_size": 9728, "max_position_embeddings": 40960,
+        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 151936,
+    },
     "30B-A3B": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False,
         "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,

@@ -20,7 +20,7 @@ from tests.support.modelfiles import safetensors_file
 OUT = Path(__file__).parents[1] / "data" / "weights" / "checkpoints.safetensors"
 FORMS = (
     "awq_gemm", "gptq_v1_sym", "gptq_v1_asym_desc_act", "gptq_v2_asym", "ct_w4a16_sym", "ct_w4a16_asym",
-    "ct_w8a8_int8", "ct_nvfp4",
+    "ct_w8a8_int8", "ct_nvfp4", "fp8_block", "ct_fp8_dynamic",
 )  # fmt: skip
 ROWS, KEPT = 64, 16
 DTYPES = {form: dtype for dtype, form in SAFETENSORS_DTYPES.items()}

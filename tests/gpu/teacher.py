@@ -181,7 +181,7 @@ def empty_model(fields: dict[str, Any], attention: str) -> Any:
 
 
 def as_saved(fields: dict[str, Any], tensors: Tensors) -> Tensors:
-    """The tensors as files have them: all but those of Qwen3.5-MoE store each expert's matrices on their own."""
+    """The tensors as files have them: all but those of Qwen3.5-MoE keep each expert by itself."""
     if fields["model_type"].startswith("qwen3_5"):
         return tensors
     found: dict[str, Any] = {}

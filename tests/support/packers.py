@@ -166,6 +166,48 @@ def ct_fp4(w: Array, group: int) -> Packed:
     return Packed(tensors, values.reshape(n, k).astype(np.float32))
 
 
+def e4m3_value(code: int) -> float:
+    """Of a code below 127, as OCP's table has it: exponent bias 7, subnormals of 2^-9."""
+    exponent, mantissa = code >> 3, code & 7
+    return mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+
+
+E4M3_POSITIVE = np.array([e4m3_value(code) for code in range(127)], np.float32)
+
+
+def e4m3_codes(x: Array) -> Array:
+    """The nearest code; between two, the even one."""
+    middle = (E4M3_POSITIVE[1:].astype(np.float64) + E4M3_POSITIVE[:-1]) / 2
+    magnitude = np.abs(x).astype(np.float64)
+    code = np.searchsorted(middle, magnitude)
+    tie = (code < len(middle)) & (magnitude == middle[np.minimum(code, len(middle) - 1)])
+    code = np.where(tie & (code % 2 == 1), code + 1, code)
+    return (code + 128 * np.signbit(x)).astype(np.uint8)
+
+
+def fp8(w: Array, rows: int, columns: int, suffix: str = ".weight_scale", *, bf16: bool = False) -> Packed:
+    """Tiles of rows x columns; the last ones may be smaller."""
+    n, k = w.shape
+    scale = np.zeros((-(-n // rows), -(-k // columns)), np.float32)
+    codes, values = np.zeros((n, k), np.uint8), np.zeros((n, k), np.float32)
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            tile = np.s_[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+            s = np.float32(np.abs(w[tile]).max()) / np.float32(448)
+            scale[i, j] = s = narrow(np.array([s]), bf16=True)[0] if bf16 else s
+            codes[tile] = e4m3_codes(w[tile] / s)
+            decoded = np.where(codes[tile] < 128, 1, -1) * E4M3_POSITIVE[codes[tile] & 127]
+            values[tile] = decoded.astype(np.float32) * s
+    if scale.size == 1:
+        scale = scale.reshape(())
+    tensors = {
+        ".weight": ("F8_E4M3", codes),
+        suffix: stored(scale, bf16=True) if bf16 else ("F32", scale),
+        ".input_scale": ("F32", np.ones((), np.float32)),
+    }
+    return Packed(tensors, values)
+
+
 def _ct(form: str, **weights: Any) -> dict[str, Any]:
     """A quantization_config of compressed-tensors with one group."""
     group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "symmetric": True, **weights}}
@@ -208,4 +250,12 @@ KINDS = {
                   lambda w: ct_fp4(w, 16), "fp4_g16"),
     "mxfp4": Kind(_ct("mxfp4-pack-quantized", type="float", strategy="group", group_size=32),
                   lambda w: ct_fp4(w, 32), "fp4_g32"),
+    "fp8_block": Kind({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [8, 32]},
+                      lambda w: fp8(w, 8, 32, ".weight_scale_inv", bf16=True), "fp8_g32"),
+    "fp8_tensor": Kind({"quant_method": "fp8", "activation_scheme": "static"},
+                       lambda w: fp8(w, *w.shape), "fp8_r64"),
+    "ct_fp8_row": Kind(_ct("float-quantized", type="float", num_bits=8, strategy="channel"),
+                       lambda w: fp8(w, 1, w.shape[1], bf16=True), "fp8_r64"),
+    "ct_fp8_block": Kind(_ct("float-quantized", type="float", num_bits=8, strategy="block",
+                             block_structure=[8, 64]), lambda w: fp8(w, 8, 64), "fp8_g64"),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.modelfiles import safetensors_file
-from tests.support.packers import KINDS
+from tests.support.packers import KINDS, Packed
 from tests.support.tinymodel import Tiny, raw_bytes, write_checkpoint
 
 Array = np.ndarray[Any, Any]
@@ -27,12 +27,14 @@ def write_quantised(
     *,
     chosen: Callable[[str], bool] = is_linear,
     config: dict[str, Any] | None = None,
+    pack: Callable[[Array], Packed] | None = None,
 ) -> tuple[Path, Path]:
     """The checkpoint and its plain twin, folders.
 
     Args:
         chosen: names of the tensors that are quantised.
         config: the quantization_config, in place of the kind's own.
+        pack: packs a matrix, in place of the kind's own.
     """
     stored: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     plain: dict[str, Array] = {}
@@ -41,7 +43,7 @@ def write_quantised(
             stored[name] = "F32", values.shape, raw_bytes(values, "f32")
             plain[name] = values
             continue
-        packed = KINDS[kind].pack(values)
+        packed = (pack or KINDS[kind].pack)(values)
         plain[name] = packed.values
         for suffix, (dtype, array) in packed.tensors.items():
             stored[name.removesuffix(".weight") + suffix] = dtype, array.shape, array.tobytes()

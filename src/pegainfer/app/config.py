@@ -16,7 +16,7 @@ KV_DTYPES = ("auto", "f32", "f16", "bf16", "fp8")
 BACKENDS = ("cpu", "reference", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 ROLES = ("both", "prefill", "decode")
-QUANTIZATIONS = ("int4", "int8")  # ops/quantize_on_load.py
+QUANTIZATIONS = ("int4", "int8", "fp8")  # ops/quantize_on_load.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,9 @@ class EngineConfig:
     quantization: str | None = field(
         default=None,
         metadata={
-            "help": "Quantise a plain model while it is loaded, on the CPU: int8 (8.5 bits a weight) or int4 "
-            "(5 bits; embedding and head in 8). The formats of a quantised file need no option."
+            "help": "Quantise a plain model while it is loaded: fp8 (8.25 bits a weight; embedding and "
+            "head stay as they are), and on the CPU int8 (8.5) or int4 (5; embedding and head in 8). The "
+            "formats of a quantised file need no option."
         },
     )
     kv_dtype: str = field(
@@ -257,10 +258,10 @@ class EngineConfig:
                 "the GPU's kernels keep keys and values as bf16 or fp8", expected="auto, bf16 or fp8",
                 got=self.kv_dtype, where="kv_cache_dtype",
             )  # fmt: skip
-        if cuda and self.quantization is not None:
+        if cuda and self.quantization not in (None, "fp8"):
             raise ConfigError(
-                "the GPU expands quantised weights to bf16, so that quantising saves nothing there",
-                expected="cpu or reference", got="cuda", where="quantization",
+                "the GPU expands quantised weights but FP8 to bf16, so that quantising saves nothing there",
+                expected="fp8, or cpu or reference", got=f"{self.quantization} on cuda", where="quantization",
             )  # fmt: skip
         if self.expert_stats and (cuda or self.tensor_parallel_size > 1):
             raise ConfigError(

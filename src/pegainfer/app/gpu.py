@@ -85,6 +85,7 @@ def build_runner(
     from pegainfer.kv.device.cuda_copies import PinnedMemory
     from pegainfer.lower.cuda.backend import CudaBackend
     from pegainfer.lower.cuda.context import CudaContext
+    from pegainfer.lower.cuda.fp8 import keeps_fp8
     from pegainfer.lower.cuda.options import CudaOptions
     from pegainfer.lower.cuda.row_pass import why_launches
     from pegainfer.lower.cuda.store import Dummy
@@ -94,7 +95,8 @@ def build_runner(
     clock.append(time.perf_counter())
     try:
         max_logprobs = min(scheduler.max_logprobs, info.vocab_size)
-        budget = plan_memory(model, groups, info, config, *ctx.device.memory(), max_logprobs)
+        fp8 = keeps_fp8(ctx.target)
+        budget = plan_memory(model, groups, info, config, *ctx.device.memory(), max_logprobs, fp8=fp8)
         info = fit(model, groups, budget, config, scheduler)
         dummy = Dummy() if config.load_format == "dummy" else None
         weights = model.tensors(info.max_model_len)
@@ -104,7 +106,7 @@ def build_runner(
             info = with_tiers(info, tiers)
             steps = step_formats(config)
             runner = model.build_cuda(info, groups, backend, steps=steps, max_logprobs=max_logprobs)
-            if (reason := why_launches(runner.forward_program.calls, ctx.device.info)) is not None:
+            if (reason := why_launches(runner.forward_program.calls, ctx.target)) is not None:
                 log.info("a step of one row takes many launches instead of one, which would need %s", reason)
             clock.append(time.perf_counter())
             # The one waits for the disk and the bus, the other for Python: graphs need addresses, no values.
@@ -171,15 +173,20 @@ def plan_memory(
     free: int,
     total: int,
     max_logprobs: int,
+    *,
+    fp8: bool = False,
 ) -> Budget:
-    """Counts all but the cache: weights in their formats here, and the arenas of the recorded programs."""
+    """Counts all but the cache: weights in their formats here, and the arenas of the recorded programs.
+
+    fp8: whether the GPU keeps FP8 weights in 8 bits.
+    """
     one = msgspec.structs.replace(info, num_blocks=(1,) * len(groups))
     programs = model.programs(one, groups, step_formats(config), max_logprobs)
     arenas = sum(p.plan_arena(largest_step(info)).size for p in programs.values())
     widths = sum(table_widths(info.kv, info.max_model_len))
     tables = 4 * info.max_slots * (info.max_model_len + 2 * widths)  # histories, slots' and a step's tables
     allowed = int(total * config.gpu_memory_utilization)
-    weights = model.weight_bytes(info.max_model_len)
+    weights = model.weight_bytes(info.max_model_len, fp8=fp8)
     adapters = model.adapter_bytes(info)
     return Budget(total, total - free, weights, arenas + tables + RESERVE, adapters, allowed)
 

@@ -1,7 +1,7 @@
 """What a checkpoint's config says about quantised weights: which matrices, and how they are stored.
 
-Reads `quantization_config` of config.json as AWQ, GPTQ and compressed-tensors write it. What has no decoder
-is refused by name, from the config alone.
+Reads `quantization_config` of config.json as AWQ, GPTQ, FP8 and compressed-tensors checkpoints have it. What
+has no decoder is refused by name, from the config alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weights import LayeredConfig, WeightTable, plan_weights
 from pegainfer.runtime.weights.checkpoints import awq, fp4, gptq, packed_ints, plain_ints
 from pegainfer.runtime.weights.fields import Fields
+from pegainfer.runtime.weights.fp8_checkpoints import fp8_scheme
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from pegainfer.runtime.weights.weight import Scheme, Weight
 
@@ -29,8 +30,8 @@ KEY = "quantization_config"
 # more digits here, those of the KV cache (ops/kv_scales.py), and the identity order of GPTQ files without act
 # order.
 _IGNORED = (
-    "*.weight_shape", "*.input_scale", "*.input_zero_point", "*.input_global_scale", "*.k_scale", "*.v_scale",
-    "*.kv_scale", "*.k_proj.output_scale", "*.v_proj.output_scale",
+    "*.weight_shape", "*.input_scale", "*.input_zero_point", "*.input_global_scale", "*.input_scale_ub",
+    "*.k_scale", "*.v_scale", "*.kv_scale", "*.k_proj.output_scale", "*.v_proj.output_scale",
 )  # fmt: skip
 
 
@@ -103,7 +104,10 @@ def read_quantization(f: Fields) -> Quantization | None:
         return _awq(q)
     if method == "gptq":
         return _gptq(q, source)
-    q.refuse("quant_method", method != "compressed-tensors", expected="awq, gptq or compressed-tensors")
+    if method in ("fp8", "fbgemm_fp8"):
+        return _fp8(q, method)
+    q.refuse("quant_method", method != "compressed-tensors", expected="awq, gptq, fp8, fbgemm_fp8 or "
+             "compressed-tensors")  # fmt: skip
     return _compressed_tensors(q)
 
 
@@ -179,6 +183,27 @@ def _gptq(q: Fields, source: Mapping[str, Any]) -> Quantization:
     return Quantization("gptq", tuple(rules), ignored, zero_biases=True)
 
 
+def _fp8(q: Fields, method: str) -> Quantization:
+    """Checkpoints of DeepSeek, Qwen and transformers. Activations are quantised as kernels do it, not as the
+    file says."""
+    q.refuse("fmt", q.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"), expected="e4m3")
+    scheme = q.text("activation_scheme", "dynamic")
+    q.refuse("activation_scheme", scheme not in ("dynamic", "static"), expected="dynamic or static")
+    tile = q.integers("weight_block_size")
+    q.require("weight_block_size", len(tile) in (0, 2) and all(n > 0 for n in tile), "two positive integers")
+    skipped = (*q.texts("modules_to_not_convert"), *q.texts("ignored_layers"))
+
+    def is_skipped(module: str) -> bool:
+        """Names of modules, or of what they are in, whole but for what stands before or after them."""
+        return any(f".{s}." in f".{module}." for s in skipped)
+
+    if tile:
+        found = fp8_scheme(*tile, ".weight_scale_inv")
+    else:
+        found = fp8_scheme(1 if method == "fbgemm_fp8" else None, None)
+    return Quantization(method, (Rule(is_skipped, None), Rule(_linear, found)))
+
+
 def _compressed_tensors(q: Fields) -> Quantization:
     q.refuse("quantization_status", q.text("quantization_status", "compressed") != "compressed",
              expected="compressed")  # fmt: skip
@@ -214,8 +239,10 @@ def _ct_scheme(w: Fields, form: str) -> Scheme:
     if form in ("nvfp4-pack-quantized", "mxfp4-pack-quantized"):
         w.refuse("type", (kind, bits) != ("float", 4), expected="float of 4 bits", got=f"{kind} of {bits}")
         return fp4(form.partition("-")[0])
+    if form in ("float-quantized", "naive-quantized") and kind == "float":
+        return _ct_fp8(w, bits, strategy)
     if form not in ("pack-quantized", "int-quantized"):
-        w.refuse("format", True, expected="pack-quantized int-quantized nvfp4-pack-quantized "
+        w.refuse("format", True, expected="pack-quantized int-quantized float-quantized nvfp4-pack-quantized "
                  "mxfp4-pack-quantized", got=form)  # fmt: skip
     w.refuse("type", kind != "int", expected="int")
     strategies = ("group", "channel") if form == "pack-quantized" else ("group", "channel", "tensor")
@@ -232,6 +259,19 @@ def _ct_scheme(w: Fields, form: str) -> Scheme:
         return plain_ints(group, symmetric=symmetric, per_tensor=strategy == "tensor")
     w.refuse("num_bits", bits not in (4, 8), expected="4 or 8")
     return packed_ints(bits, group, symmetric=symmetric, act_order=ordered)
+
+
+def _ct_fp8(w: Fields, bits: int, strategy: str) -> Scheme:
+    w.refuse("num_bits", bits != 8, expected=8)
+    w.refuse("symmetric", not w.boolean("symmetric", True), expected="true")
+    if strategy == "block":
+        tile = w.integers("block_structure")
+        w.require("block_structure", len(tile) == 2 and all(n > 0 for n in tile), "two positive integers")
+        return fp8_scheme(*tile)
+    if strategy == "group":
+        return fp8_scheme(1, _group(w, "group_size", 128))
+    w.refuse("strategy", strategy not in ("tensor", "channel"), expected="tensor, channel, group or block")
+    return fp8_scheme(1 if strategy == "channel" else None, None)
 
 
 def _matcher(*names: str) -> Callable[[str], bool]:

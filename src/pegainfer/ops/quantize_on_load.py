@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pegainfer.ops.quantize import BLOCK, quantized_weight
+from pegainfer.runtime.weights.fp8 import form_for
 from pegainfer.runtime.weights.weight import Scheme, Weight
 
 PLAIN = ("f32", "f16", "bf16")
-# Kind -> the format of linear layers, and of the vocabulary's tables, whose errors cost most.
-KINDS: dict[str, tuple[str, str]] = {"int4": ("q4_1", "q8_0"), "int8": ("q8_0", "q8_0")}
+ROWS_OF_FP8 = "FP8 by rows"  # one scale a row, in the widest form that divides it
+# Kind -> the format of linear layers, and of the vocabulary's tables, whose errors cost most (or None).
+KINDS: dict[str, tuple[str, str | None]] = {
+    "int4": ("q4_1", "q8_0"),
+    "int8": ("q8_0", "q8_0"),
+    "fp8": (ROWS_OF_FP8, None),
+}
 TABLES = ("embed", "lm_head")
 ROUTERS = ("w_router",)  # small, and an error there sends a token to another expert
 LEAST_ROWS = 64  # matrices with fewer are gates, taps and the like
@@ -24,10 +30,12 @@ def quantized_on_load(weights: Mapping[str, Weight], kind: str) -> dict[str, Wei
         kind: a key of KINDS.
     """
     linear, table = KINDS[kind]
-    return {
-        name: _quantized(w, table if name in TABLES else linear) if _is_chosen(name, w) else w
-        for name, w in weights.items()
-    }
+
+    def chosen(name: str, w: Weight) -> Weight:
+        form = table if name in TABLES else linear
+        return _quantized(w, form) if form is not None and _is_chosen(name, w) else w
+
+    return {name: chosen(name, w) for name, w in weights.items()}
 
 
 def _is_chosen(name: str, w: Weight) -> bool:
@@ -36,14 +44,18 @@ def _is_chosen(name: str, w: Weight) -> bool:
 
 
 def _quantized(w: Weight, form: str) -> Weight:
+    def form_of(columns: int) -> str:
+        return form_for(None, columns) or "" if form == ROWS_OF_FP8 else form
+
     def repack(matrix: Weight) -> Weight:
-        return quantized_weight(form, w.scheme.decode(matrix))
+        values = w.scheme.decode(matrix)
+        return quantized_weight(form_of(values.shape[1]), values)
 
     scheme = Scheme(
         f"{w.scheme.name} quantised to {form}",
         w.scheme.parts,
         lambda m: repack(m).values(),
-        lambda _: form,
+        form_of,
         repack,
     )
     return Weight(scheme, w.shape, w.parts, w.shard)

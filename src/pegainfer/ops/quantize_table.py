@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.runtime.weights.dequant import IQ4
+from pegainfer.runtime.weights.fp8 import quantize_groups
 from pegainfer.runtime.weights.grouped import BLOCK, E2M1, pack_fp4, pack_int
 
 Array = np.ndarray[Any, Any]
@@ -54,6 +55,10 @@ def _int_groups(bits: int, group: int) -> Callable[[Array], Array]:
         return pack_int(bits, group, levels, scale, zero.astype(np.uint8))
 
     return encode
+
+
+def _fp8_groups(group: int, *, whole_rows: bool) -> Callable[[Array], Array]:
+    return lambda values: quantize_groups(values.reshape(-1, values.shape[-1]), group, whole_rows=whole_rows)
 
 
 def _fp4_groups(group: int) -> Callable[[Array], Array]:
@@ -147,4 +152,6 @@ ENCODERS: dict[str, Callable[[Array], Array]] = {
     "mxfp4": _mxfp4,
     **{f"int{bits}_g{group}": _int_groups(bits, group) for bits in (4, 8) for group in (32, 64, 128)},
     **{f"fp4_g{group}": _fp4_groups(group) for group in (16, 32)},
+    **{f"fp8_g{group}": _fp8_groups(group, whole_rows=False) for group in (32, 64, 128)},
+    **{f"fp8_r{group}": _fp8_groups(group, whole_rows=True) for group in (32, 64, 128)},
 }

@@ -83,12 +83,18 @@ class LineModel:
         """The same model with these scales for an 8-bit KV cache; other caches need none."""
         return replace(self, kv_scales=kv_scales)
 
-    def weight_bytes(self, num_positions: int) -> int:
-        """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32."""
-        matrices = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) > 1)
+    def weight_bytes(self, num_positions: int, *, fp8: bool = False) -> int:
+        """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32.
+
+        fp8: whether it keeps FP8 matrices in 8 bits.
+        """
+        stays = ("fp8_r128", "fp8_g128") if fp8 else ()
+        halves = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) == 2 and w.dtype in stays)
+        matrices = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) > 1) - halves
         vectors = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) == 1)
         row = sum(prod(make(1).shape) for make in self.tables.values())
-        return 2 * matrices + 4 * (vectors + num_positions * row)
+        # An FP8 scale takes 4 bytes for 128 columns at the most.
+        return 2 * matrices + halves + halves // 32 + 4 * (vectors + num_positions * row)
 
     def tensors(self, num_positions: int) -> dict[str, Weight]:
         """Every constant of the programs by name; `num_positions` is the served length."""

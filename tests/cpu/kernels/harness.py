@@ -21,11 +21,21 @@ from pegainfer.runtime.weights.weight import Weight
 Array = np.ndarray[Any, Any]
 ISAS = supported_isas()
 FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0", "q5_0", "q5_1", "iq4_nl")
-WORDS = ("int4_g32", "int8_g32", "fp4_g16", "fp4_g32", "mxfp4")  # float32 words beside their levels
-WIDE_GROUPS = ("int4_g64", "int4_g128", "int8_g64", "int8_g128")
+WORDS = (
+    "int4_g32",
+    "int8_g32",
+    "fp4_g16",
+    "fp4_g32",
+    "mxfp4",
+    "fp8_g32",
+)  # float32 words beside their levels
+WIDE_GROUPS = ("int4_g64", "int4_g128", "int8_g64", "int8_g128", "fp8_g64", "fp8_g128")
 SUPERBLOCKS = ("q4_k", "q5_k", "q6_k", "q2_k", "q3_k", "iq4_xs")  # of 256 columns
 TABLES = (*WORDS, *WIDE_GROUPS, "iq4_nl", "iq4_xs", "q2_k", "q3_k")  # csrc/isa/groups.h
-QUANTISED = ("q8_0", "q4_1", "q4_0", "q5_0", "q5_1", "iq4_nl", *WORDS, "int4_g128", "int8_g64", *SUPERBLOCKS)
+QUANTISED = (
+    "q8_0", "q4_1", "q4_0", "q5_0", "q5_1", "iq4_nl", *WORDS, "int4_g128", "int8_g64", "fp8_g128",
+    *SUPERBLOCKS,
+)  # fmt: skip
 POISON = 0xFF  # as floats: NaN
 
 

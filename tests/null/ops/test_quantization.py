@@ -33,6 +33,7 @@ def ct(groups: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups, **more}
 
 
+FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 
 
@@ -89,10 +90,37 @@ def test_awq_skips_by_parts_of_names() -> None:
     assert names(q, *modules) == [None, None, "awq_32"]
 
 
+def test_fp8_scales_are_of_tiles_rows_or_the_matrix() -> None:
+    module = LAYER + "mlp.up_proj"
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    assert names(read(fp8 | {"weight_block_size": [128, 128]}), module) == ["fp8_128x128"]
+    assert names(read(fp8), module) == ["fp8_tensor"]
+    assert names(read({"quant_method": "fbgemm_fp8"}), module) == ["fp8_row"]
+    wanted = {"channel": "fp8_row", "tensor": "fp8_tensor", "block": "fp8_128x64", "group": "fp8_1x128"}
+    for strategy, scheme in wanted.items():
+        weights = FP8 | {"strategy": strategy, "block_structure": [128, 64], "group_size": 128}
+        config = ct({"g": {"targets": ["Linear"], "weights": weights}}, format="float-quantized")
+        assert names(read(config), module) == [scheme]
+
+
+def test_fp8_skips_whole_parts_of_names() -> None:
+    """Layer 1 is skipped, and layer 10 is not; so is everything that is called a gate."""
+    skipped = ["model.layers.1", "gate", "lm_head"]
+    q = read({"quant_method": "fp8", "modules_to_not_convert": skipped[:2], "ignored_layers": skipped[2:]})
+    modules = (
+        "model.layers.1.mlp.up_proj",
+        "model.layers.2.mlp.gate",
+        "lm_head",
+        "model.layers.2.input_layernorm",
+    )
+    assert names(q, *modules) == [None] * 4
+    assert names(q, "model.layers.10.mlp.up_proj", "model.layers.2.mlp.gate_proj") == ["fp8_tensor"] * 2
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, "quant_method is not supported; expected awq, gptq or compressed"),
+        ({"quant_method": "bitsandbytes"}, "quant_method is not supported; expected awq, gptq, fp8,"),
         ({"quant_method": "awq", "version": "gemv"}, "version is not supported; expected gemm; got 'gemv'"),
         ({"quant_method": "awq", "bits": 8}, "bits is not supported; expected 4; got 8"),
         ({"quant_method": "awq", "zero_point": False}, "zero_point is not supported"),
@@ -103,6 +131,12 @@ def test_awq_skips_by_parts_of_names() -> None:
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {"bits": 2}}}, "dynamic: bits is not"),
         (ct({"g": {"targets": ["Linear"], "weights": INT4}}, format="marlin-24"), "got 'marlin-24'"),
         (ct({"g": {"targets": ["Linear"], "weights": INT4}}, format="float-quantized"), "'float-quantized'"),
+        (ct({"g": {"targets": ["Linear"], "weights": FP8 | {"num_bits": 4}}}, format="float-quantized"),
+         "num_bits is not supported; expected 8"),
+        (ct({"g": {"targets": ["Linear"], "weights": FP8 | {"strategy": "token"}}}, format="float-quantized"),
+         "strategy is not supported"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is not supported; expected e4m3"),
+        ({"quant_method": "fp8", "activation_scheme": "block"}, "activation_scheme is not supported"),
         (ct({"g": {"targets": ["Linear"], "weights": INT4 | {"num_bits": 3}}}), "num_bits is not supported"),
         (ct({"g": {"targets": ["Linear"], "weights": INT4 | {"strategy": "block"}}}), "strategy is not"),
         (ct({"g": {"targets": ["Linear"], "weights": INT4}}, sparsity_config={"format": "sparse-24-bitmask"}),
@@ -123,6 +157,8 @@ def test_what_has_no_decoder_is_refused_by_name(config: dict[str, Any], message:
     [
         ({"quant_method": "gptq"}, "bits is missing"),
         ({"quant_method": "awq", "group_size": 0}, "group_size is wrong"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is wrong"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size is wrong"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"(": {}}}, "dynamic is wrong; expected regular"),
         (ct({}), "config_groups is wrong; expected at least one group"),
         (ct({"g": {"targets": ["Linear"]}}), "weights is wrong"),

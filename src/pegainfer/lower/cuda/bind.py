@@ -10,11 +10,13 @@ from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.plan import (
     Arrivals,
     Boxes,
+    Codes,
     Matrix,
     Place,
     Planned,
     PlannedArg,
     PlannedLaunch,
+    Scales,
     Scratch,
     StepMemory,
     Struct,
@@ -121,7 +123,7 @@ class Binder:
 
     def address(self, place: Place) -> int:
         held = place.held
-        starts = self._constants if isinstance(held, (Matrix, Vector)) else self._starts
+        starts = self._constants if isinstance(held, (Matrix, Codes, Scales, Vector)) else self._starts
         start = starts.get(held)
         if start is None:
             start = starts[held] = self._start(held)
@@ -133,6 +135,10 @@ class Binder:
                 return self._memory.tensor(held)
             case Matrix(tensors, dtype, layout):
                 return self._weights.matrix(tensors, dtype, layout).address
+            case Codes(tensors, layout):
+                return self._weights.fp8(tensors, layout)[0].address
+            case Scales(tensors, layout):
+                return self._weights.fp8(tensors, layout)[1].address
             case Vector(tensor):
                 return self._weights.vector(tensor).address
             case Scratch():

@@ -141,7 +141,7 @@ def _one_buffer(call: OpCall) -> bool:
 def _gated_delta(c: LoweringContext) -> None:
     """One GEMM for all projections; rows of one token alone in one more launch, others by the parts."""
     s, dtype = c.sizes, c.dtype("x")
-    problem = gemm_problem(c.call, s)
+    problem = gemm_problem(c.call, s, c.target)
     stride, item, heads = problem.n, item_bytes(dtype), s["H"]
     projected = c.scratch(s["T"] * stride * item)
     project(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from pegainfer.lower.cuda.fp8 import Fp8Choice, choose_fp8, codes_and_scales, fp8_gemm
 from pegainfer.lower.cuda.lowering import LoweringContext, blocks
 from pegainfer.lower.cuda.plan import ARRIVALS, Place, ptr, struct
 from pegainfer.lower.cuda.skinny import NextNorm, Scale, SkinnyChoice, choose_skinny, skinny
@@ -33,6 +34,7 @@ class GemmProblem:
         out: 'store', 'storef32', 'residual' (out += …) or 'swiglu' (w's rows are gate and up in pairs, out
             is [m, n / 2]).
         norm: x is normalised first.
+        weights: as fp8.stays_fp8 says it; '': the weight has x's dtype.
     """
 
     m: int
@@ -41,10 +43,12 @@ class GemmProblem:
     dtype: str
     out: str = "store"
     norm: bool = False
+    weights: str = ""
 
     def __str__(self) -> str:
         norm = "rms_norm(x)" if self.norm else "x"
-        return f"{self.out} {norm}[{self.m}, {self.k}] · w[{self.n}, {self.k}]ᵀ {self.dtype}"
+        dtypes = " ".join(filter(None, (self.dtype, self.weights)))
+        return f"{self.out} {norm}[{self.m}, {self.k}] · w[{self.n}, {self.k}]ᵀ {dtypes}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class LibraryChoice:
         return f"cublasLt ({self.why})"
 
 
-GemmChoice = SkinnyChoice | StreamChoice | LibraryChoice
+GemmChoice = SkinnyChoice | Fp8Choice | StreamChoice | LibraryChoice
 
 
 @lru_cache(maxsize=4096)
@@ -91,9 +95,11 @@ def choose_gemm(p: GemmProblem, target: Target) -> GemmChoice:
     """Which kernel runs a problem, and why; the same answer for the same problem and target."""
     if p.dtype not in SIXTEEN:
         return LibraryChoice(f"{p.dtype}: the streaming kernels take {' and '.join(SIXTEEN)}")
-    hopper = choose_skinny(p.dtype, p.m, p.n, p.k, p.out, target)
+    hopper = choose_skinny(p.dtype, p.m, p.n, p.k, p.out, target, p.weights)
     if hopper is not None:
         return hopper
+    if p.weights:
+        return choose_fp8(p.weights, p.m, p.n, p.k, target)
     wide = choose_wide(p.dtype, p.m, p.n, p.k, p.out, target)
     if isinstance(wide, str):
         return LibraryChoice(f"{p.m} rows: {wide}")
@@ -165,13 +171,17 @@ def project(
         return
     if rows is not None:
         x = take_rows(c, x, rows, p.m, p.k, p.dtype)
+    if isinstance(choice, Fp8Choice):
+        fp8_gemm(c, choice, p.out, (p.m, p.n, p.k), out, x, w, ld_out=ld_out, norm=norm, eps=eps)
+        return
     if norm is not None:
         x = rms_norm(c, c.scratch(p.m * p.k * item_bytes(p.dtype)), x, norm, p.m, p.k, p.dtype, eps)
     if isinstance(choice, SkinnyChoice):
         sizes = (p.m, p.n, p.k)
+        w, scales = codes_and_scales(w) if p.weights else (w, None)
         skinny(
             c, choice, p.out, p.dtype, sizes, out, x, w, ld_out=ld_out, scale=scale, eps=eps,
-            next_norm=next_norm,
+            next_norm=next_norm, scales=scales,
         )  # fmt: skip
         return
     out_dtype = "f32" if p.out == "storef32" else p.dtype

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from pegainfer.lower.cuda.fp8 import stays_fp8
 from pegainfer.lower.cuda.gemm import SIXTEEN, GemmProblem, choose_gemm, project
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, handles
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.lower.cuda.skinny import NextNorm, Scale, SkinnyChoice
+from pegainfer.lower.cuda.target import Target
 from pegainfer.ops.fused_delta import SCALED_GATED_DELTA
 from pegainfer.ops.fused_norm import (
     LINEAR_RESIDUAL_NORM,
@@ -16,7 +18,7 @@ from pegainfer.ops.fused_norm import (
     SCALED_QKV_ROPE_APPEND,
 )
 from pegainfer.ops.program import OpCall
-from pegainfer.ops.tensor import Kind
+from pegainfer.ops.tensor import Kind, Tensor
 
 Sizes = Mapping[str, int]
 Fields = tuple[int, int, int, str, bool]  # m, n, k, kind of output, norm
@@ -31,6 +33,7 @@ PROBLEMS: dict[str, Callable[[Sizes], Fields]] = {
     "gated_delta": lambda s: (s["T"], s["F"] + s["A"] + 2 * s["H"], s["M"], "store", True),
     "lm_head": lambda s: (s["L"], s["V"], s["M"], "storef32", True),
 }
+MATRICES = ("w", "w_gate", "w_up", "wq", "wk", "wv", "wg", "w_qkv", "w_z", "w_a", "w_b")
 # Ops that begin with a norm of every row of x, and their forms that take what linear_residual_norm leaves.
 SCALED = {
     "qkv_norm_rope_append": SCALED_QKV_ROPE_APPEND,
@@ -41,12 +44,18 @@ SCALED = {
 UNSCALED = {spec.name: name for name, spec in SCALED.items()} | {"linear_residual_norm": "linear_residual"}
 
 
-def gemm_problem(call: OpCall, sizes: Sizes) -> GemmProblem:
+def gemm_problem(call: OpCall, sizes: Sizes, target: Target) -> GemmProblem:
     """The GEMM of a call of one of PROBLEMS, or of its form with a folded norm."""
     name = call.spec.name
     dtype = call.tensors["a" if "a" in call.tensors else "x"].dtype
     m, n, k, out, norm = PROBLEMS[UNSCALED.get(name, name)](sizes)
-    return GemmProblem(m, n, k, dtype, out, norm and name not in UNSCALED)
+    weights = stays_fp8(matrices(call), dtype, target)
+    return GemmProblem(m, n, k, dtype, out, norm and name not in UNSCALED, weights)
+
+
+def matrices(call: OpCall) -> list[Tensor]:
+    """The weights of a call that its GEMM multiplies."""
+    return [t for name, t in call.tensors.items() if name in MATRICES and t.kind is Kind.WEIGHT]
 
 
 # The norm folded into the GEMM that follows
@@ -64,7 +73,9 @@ def _fold(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | 
     tokens = residual.sizes(step.env)["T"]
     if not tokens:
         return "tokens"
-    choice, other = (choose_gemm(gemm_problem(c, c.sizes(step.env)), step.target) for c in (residual, after))
+    choice, other = (
+        choose_gemm(gemm_problem(c, c.sizes(step.env), step.target), step.target) for c in (residual, after)
+    )
     if not isinstance(choice, SkinnyChoice) or not isinstance(other, SkinnyChoice):
         return f"GEMMs by Hopper's kernels on both sides of the norm, at {tokens} rows"
     width = x.shape[1]
@@ -103,7 +114,8 @@ def _linear(c: LoweringContext) -> None:
     if out_dtype not in (dtype, "f32"):
         raise c.refuse("dtype of out", f"{dtype} or f32", out_dtype)
     kind = "store" if out_dtype == dtype else "storef32"
-    problem = GemmProblem(s["T"], s["N"], s["K"], dtype, kind)
+    weights = stays_fp8(matrices(c.call), dtype, c.target)
+    problem = GemmProblem(s["T"], s["N"], s["K"], dtype, kind, weights=weights)
     project(c, problem, c.address("out"), c.address("a"), c.matrix("w", dtype=dtype))
 
 
@@ -117,7 +129,7 @@ def _linear_residual(c: LoweringContext) -> None:
         norm = c.vector("norm")
         assert norm is not None
         next_norm = NextNorm(norm, c.address("normed"), c.address("squares"))
-    problem = gemm_problem(c.call, c.sizes)
+    problem = gemm_problem(c.call, c.sizes, c.target)
     project(c, problem, c.address("x"), c.address("a"), c.matrix("w", dtype=dtype), next_norm=next_norm)
 
 
@@ -130,7 +142,7 @@ def sixteen_bits(call: OpCall) -> bool:
 @handles("gate_up_swiglu", "scaled_gate_up_swiglu", whole=sixteen_bits)
 def _gate_up(c: LoweringContext) -> None:
     project(
-        c, gemm_problem(c.call, c.sizes), c.address("out"), c.address("x"),
+        c, gemm_problem(c.call, c.sizes, c.target), c.address("out"), c.address("x"),
         c.matrix("w_gate", "w_up", dtype=c.dtype("x"), layout="pairs"),
         norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
@@ -139,7 +151,7 @@ def _gate_up(c: LoweringContext) -> None:
 @handles("lm_head", whole=sixteen_bits)
 def _lm_head(c: LoweringContext) -> None:
     project(
-        c, gemm_problem(c.call, c.sizes), c.address("logits"), c.address("x"),
+        c, gemm_problem(c.call, c.sizes, c.target), c.address("logits"), c.address("x"),
         c.matrix("w", dtype=c.dtype("x")),
         norm=c.vector("norm"), rows=c.address("rows"), eps=c.call.attrs["eps"],
     )  # fmt: skip

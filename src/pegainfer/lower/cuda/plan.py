@@ -25,6 +25,22 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Codes:
+    """The codes of FP8 weights as one matrix in a layout of WeightStore."""
+
+    tensors: tuple[Tensor, ...]
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """The scales of such weights."""
+
+    tensors: tuple[Tensor, ...]
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
 class Vector:
     """A norm's weight or a table, in float32."""
 
@@ -54,7 +70,7 @@ class StepMemory:
     zeroed: bool = False
 
 
-Held = Tensor | Matrix | Vector | Scratch | Arrivals | StepMemory
+Held = Tensor | Matrix | Codes | Scales | Vector | Scratch | Arrivals | StepMemory
 SCRATCH, ARRIVALS = Scratch(), Arrivals()
 
 

@@ -95,7 +95,8 @@ def _fused_heads(call: OpCall) -> bool:
 def _project(c: LoweringContext, heads: Place) -> None:
     weights = [name for name in ("wq", "wk", "wv", "wg") if name in c.call.tensors]
     project(
-        c, gemm_problem(c.call, c.sizes), heads, c.address("x"), c.matrix(*weights, dtype=c.dtype("x")),
+        c, gemm_problem(c.call, c.sizes, c.target), heads, c.address("x"),
+        c.matrix(*weights, dtype=c.dtype("x")),
         norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
 

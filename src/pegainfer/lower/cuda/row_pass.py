@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from pegainfer.lower.cuda.fp8 import stays_fp8
+from pegainfer.lower.cuda.linear import matrices
 from pegainfer.lower.cuda.lowering import LoweringContext, Operands, Step, handles
 from pegainfer.lower.cuda.plan import Boxes, Place, struct
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.lower.cuda.target import Target
 from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.fused import DECODE_PASS, decode_pass
 from pegainfer.ops.program import OpCall
@@ -99,18 +102,20 @@ class RowPass:
         return next((what for held, what in needs if not held), None)
 
 
-def why_launches(calls: Calls, info: DeviceInfo) -> str | None:
+def why_launches(calls: Calls, target: Target) -> str | None:
     """Why a step of one decoded row stays many launches; None where it is one."""
     if any("kv" in c.tensors and c.tensors["kv"].dtype == E4M3 for c in calls):
         return f"a KV cache of bf16, not {E4M3}"
-    row_pass = recognise(calls)
+    if any(stays_fp8(matrices(c), "bf16", target) for c in calls):
+        return "weights of 16 bits, not FP8"
+    row_pass, info = recognise(calls), target.info
     return "the pass of a llama or Qwen3 decoder" if row_pass is None else row_pass.lacks(info)
 
 
 def _one_launch(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
     if not step.decode_only or any(step.env.get(s) != 1 for s in "TRL"):
         return "one decoded row that samples"
-    return why_launches(calls, step.target.info) or [decode_pass(calls)]
+    return why_launches(calls, step.target) or [decode_pass(calls)]
 
 
 ONE_LAUNCH = Rule("decode_pass", (), _one_launch)

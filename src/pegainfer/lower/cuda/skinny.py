@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pegainfer.lower.cuda.lowering import LoweringContext
-from pegainfer.lower.cuda.plan import Boxes, Place, Struct, struct
+from pegainfer.lower.cuda.plan import Boxes, Place, Struct, ptr, struct
 from pegainfer.lower.cuda.target import SYSTEM, Target
 from pegainfer.runtime.cuda.arguments import SKINNY
 from pegainfer.runtime.cuda.device import DeviceInfo
@@ -14,6 +14,7 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 TOKENS = (8, 16, 32, 64)  # that kernels are compiled for
 MAX_TOKENS, BOX = 64, 64  # as in skinny.cuh; BOX: elements of k, 128 bytes
 THREADS, MAX_BLOCKS = 256, 3  # MAX_BLOCKS: of 64 rows in a tile
+FP8_BOX = 128  # elements of k in a box of an FP8 weight, beside two boxes of x
 FRAGMENT = 576  # bytes of the sums of 16 rows by 8 tokens
 KINDS = {"store": 0, "storef32": 1, "residual": 2, "swiglu": 3}
 
@@ -36,6 +37,7 @@ class SkinnyChoice:
     shared: int  # bytes
     why: str = ""
     threads: int = THREADS
+    box: int = BOX  # elements of k in a box of the weight
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -58,7 +60,7 @@ class SkinnyChoice:
     def reason(self) -> str:
         return (
             f"{self.groups} groups x {self.splits} splits of {self.rows} rows, "
-            f"{self.depth_w} + {self.depth_x} stages of {BOX * self.wide}, {self.shared} B ({self.why})"
+            f"{self.depth_w} + {self.depth_x} stages of {self.box * self.wide}, {self.shared} B ({self.why})"
         )
 
     def __str__(self) -> str:
@@ -84,11 +86,11 @@ NEVER_MEASURED = "even shares, for a shape that was never measured"
 MANY_TILES = 6  # a block: in so long a launch, deep rings matter more than overlap with other launches
 
 
-def shares(m: int, n: int, k: int, target: Target) -> tuple[Shares, str]:
+def shares(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[Shares, str]:
     """The fastest measured shares, else the fewest splits of k whose even shares have enough rows; and the
     reason.
     """
-    tuned = target.tuning.find(target.info, "skinny", m, n=n, k=k)
+    tuned = target.tuning.find(target.info, op, m, n=n, k=k)
     if tuned is not None and tuned.numbers is not None:
         return Shares(**tuned.numbers), f"measured on {tuned.card} up to {tuned.most} rows"
     info = target.info
@@ -118,15 +120,18 @@ def _eights(n: int, parts: int) -> int:
     return -(-n // (8 * parts)) * 8
 
 
-def choose_skinny(dtype: str, m: int, n: int, k: int, kind: str, target: Target) -> SkinnyChoice | None:
-    """The launch for a problem, or None where the kernel does not serve it."""
+def choose_skinny(
+    dtype: str, m: int, n: int, k: int, kind: str, target: Target, weights: str = ""
+) -> SkinnyChoice | None:
+    """The launch for a problem, or None where the kernel does not serve it. weights: see GemmProblem."""
     if target.info.capability != (9, 0) or m > MAX_TOKENS or n % 8 or k % 8:
         return None
-    s, why = shares(m, n, k, target)
+    s, why = shares(m, n, k, target, "skinny_fp8" if weights else "skinny")
     for depth_x in (s.depth_x, 4, 2):
         choice = skinny_choice(
             dtype, m, n, k, target.info, rows=s.rows, splits=s.splits, wide=s.wide, depth_x=depth_x,
             per_sm=s.per_sm, residual=kind == "residual", early=s.early, why=f"{m} rows; {why}",
+            weights=weights,
         )  # fmt: skip
         if choice is not None:
             return choice
@@ -150,16 +155,18 @@ def skinny_choice(
     residual: bool = False,
     early: bool = True,
     why: str = "",
+    weights: str = "",
 ) -> SkinnyChoice | None:
     """That launch with the deepest ring that fits, or None where it does not fit."""
     tokens = next((t for t in TOKENS if m <= t), 0)
     blocks = -(-rows // 64)
-    tiles, chunks = -(-n // rows), -(-k // (BOX * wide))
+    box = FP8_BOX if weights else BOX
+    tiles, chunks = -(-n // rows), -(-k // (box * wide))
     if not tokens or blocks > MAX_BLOCKS or splits > chunks:
         return None
     groups = tiles if splits > 1 else min(tiles, info.num_sms)
     room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared)
-    stage_w, stage_x = rows * 128 * wide, tokens * 128 * wide
+    stage_w, stage_x = rows * 128 * wide, tokens * 2 * box * wide
     units = -(-rows // 32) * (tokens // 8)
     slots = -(-units // splits)
     sums = slots * splits * 2 * FRAGMENT
@@ -180,8 +187,8 @@ def skinny_choice(
     # wgmma reads 64 rows even of a smaller tile, so memory must extend past the last stage.
     shared = max(rings + 16 * (depth + depth_x) + extra + own, depth * stage_w + (blocks * 64 - rows) * 128)
     return SkinnyChoice(
-        f"skinny_{dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, wide, depth, depth_x,
-        depth if trigger is None else trigger, barriers if own else 0, barriers + own, shared, why,
+        f"skinny_{weights or dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, wide, depth, depth_x,
+        depth if trigger is None else trigger, barriers if own else 0, barriers + own, shared, why, box=box,
     )  # fmt: skip
 
 
@@ -220,7 +227,7 @@ def skinny_args(
 ) -> Struct:
     """skinny::Args."""
     m, n, k = sizes
-    tiles, chunks = -(-n // c.rows), -(-k // (BOX * c.wide))
+    tiles, chunks = -(-n // c.rows), -(-k // (c.box * c.wide))
     left = (next_norm.norm, next_norm.normed, next_norm.squares) if next_norm else (None, None, None)
     norm, normed, next_squares = left
     return struct(
@@ -247,6 +254,7 @@ def skinny(
     scale: Scale | None = None,
     eps: float = 0.0,
     next_norm: NextNorm | None = None,
+    scales: Place | None = None,
 ) -> None:
     """Lowers one GEMM.
 
@@ -254,16 +262,19 @@ def skinny(
         sizes: m, n, k.
         scale: applied to the sums.
         next_norm: for kind 'residual'.
+        scales: of an FP8 weight, whose codes are `w`.
     """
     m, n, k = sizes
     item = item_bytes(dtype)
+    stored = dtype if scales is None else "f8_e4m3"
     boxes = (
-        Boxes(w, (n, k), (k * item,), dtype, (choice.rows, BOX), promotion=256),
+        Boxes(w, (n, k), (k * item_bytes(stored),), stored, (choice.rows, choice.box), promotion=256),
         Boxes(x, (m, k), (k * item,), dtype, (choice.tokens, BOX), promotion=256),
     )
     width = ld_out or (n // 2 if kind == "swiglu" else n)
     args = skinny_args(choice, kind, sizes, out, width, scale, next_norm, eps)
+    more = [] if scales is None else [ptr(scales)]
     c.launch(
-        choice.kernel, choice.grid, choice.threads, [*boxes, args], choice.shared, why=choice.reason,
+        choice.kernel, choice.grid, choice.threads, [*boxes, args, *more], choice.shared, why=choice.reason,
         cluster=choice.cluster,
     )  # fmt: skip

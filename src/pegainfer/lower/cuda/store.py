@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from threading import Lock
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 
 from pegainfer.contract.errors import ModelFileError, OpError
 from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.fp8_store import GROUP, Fp8Loader, Fp8Target, fp8_targets
 from pegainfer.ops.tensor import Tensor
 from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr
 from pegainfer.runtime.cuda.memory import DeviceBuffer
@@ -76,7 +78,7 @@ class WeightStore:
         self._weights = dict(weights)
         self._dummy = dummy
         self._held: dict[tuple[object, ...], DeviceTensor] = {}
-        self._waiting: list[Target] = []
+        self._waiting: list[Target | Fp8Target] = []
         self._begun = False
         self._lock = Lock()  # `load` may run beside a thread that asks for more
 
@@ -98,6 +100,25 @@ class WeightStore:
         rows = first[-2] + sum(other[-2] for other in others)
         return self._get(tensors, (*first[:-2], rows, first[-1]), dtype, layout)
 
+    def fp8(self, tensors: tuple[Tensor, ...], layout: str) -> tuple[DeviceTensor, DeviceTensor]:
+        """Matrices in an FP8 form as one: codes [N, K], and scales [N] or [K / 128, N] float32.
+
+        Raises OpError as `matrix` does.
+        """
+        names, shapes = [t.name for t in tensors], [self._sizes(t) for t in tensors]
+        keys = [(tuple(names), part, layout) for part in ("codes", "scales")]
+        if keys[0] in self._held:
+            return self._held[keys[0]], self._held[keys[1]]
+        self._check_stored(names)
+        n, k = sum(shape[0] for shape in shapes), shapes[0][1]
+        sizes = (n,) if tensors[0].dtype.startswith("fp8_r") else (k // GROUP, n)
+        what = "weights " + " ".join(names)
+        codes, scales = DeviceTensor.empty((n, k), "f8_e4m3", what), DeviceTensor.empty(sizes, "f32", what)
+        targets = fp8_targets(names, shapes, codes, scales, layout)
+        self._fill_or_wait(targets, f"{layout} of {' '.join(names)} in FP8")
+        self._held[keys[0]], self._held[keys[1]] = codes, scales
+        return codes, scales
+
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self._held.values())
@@ -118,30 +139,37 @@ class WeightStore:
         key = (names, dtype, layout)
         if key in self._held:
             return self._held[key]
+        self._check_stored(list(names))
+        held = DeviceTensor.empty(shape, dtype, "weights " + " ".join(names))
+        targets: list[Target | Fp8Target] = []
+        at, width = held.address, shape[-1] * item_bytes(dtype)
+        for t in tensors:
+            pitch = width * (len(tensors) if layout == "pairs" else 1)
+            target = Target(t.name, self._sizes(t), dtype, at, pitch)
+            targets.append(target)
+            at += width if layout == "pairs" else target.rows * width
+        self._fill_or_wait(targets, f"{layout} of {' '.join(names)} in {dtype}")
+        self._held[key] = held
+        return held
+
+    def _check_stored(self, names: list[str]) -> None:
         for name in names:
             if self._dummy is None and not self._is_stored(name):
                 raise OpError("weight is missing", expected=name, got=f"{len(self._weights)} others")
-        held = DeviceTensor.empty(shape, dtype, "weights " + " ".join(names))
-        targets, at, width = [], held.address, shape[-1] * item_bytes(dtype)
-        for t in tensors:
-            pitch = width * (len(tensors) if layout == "pairs" else 1)
-            targets.append(Target(t.name, self._sizes(t), dtype, at, pitch))
-            at += width if layout == "pairs" else targets[-1].rows * width
+
+    def _fill_or_wait(self, targets: Sequence[Target | Fp8Target], what: str) -> None:
+        """`load` fills the targets, unless it has begun: then they are filled now."""
         with self._lock:
             late = self._begun
             if not late:
                 self._waiting += targets
-        if late:
-            self._fill_late(targets, layout)
-        self._held[key] = held
-        return held
-
-    def _fill_late(self, targets: list[Target], layout: str) -> None:
+        if not late:
+            return
         try:
             self._fill(targets)
         except ModelFileError as e:
             raise OpError(
-                f"layout {layout} of {' '.join(t.name for t in targets)} in {targets[0].dtype} is not loaded",
+                f"layout {what} is not loaded",
                 got=str(e),
                 remedy="prepare every program while the weights' files are open",
             ) from e
@@ -156,32 +184,40 @@ class WeightStore:
             raise OpError(f"weight {t.name}", expected=shape, got=weight.shape)
         return shape
 
-    def _fill(self, targets: list[Target], progress: Progress | None = None) -> None:
+    def _fill(self, targets: Sequence[Target | Fp8Target], progress: Progress | None = None) -> None:
         """Raises ModelFileError where a file cannot be read."""
         self._ctx.device.make_current()
-        stream, convert = Stream(), _Conversion(self._ctx)
+        stream, convert, loader = Stream(), _Conversion(self._ctx), Fp8Loader(self._ctx)
         work_items: list[WorkItem] = []
         for target in targets:
-            if self._is_stored(target.name):
+            if isinstance(target, Fp8Target):
+                if self._is_stored(target.name):
+                    work_items += loader.work_items(self._weights[target.name], target)
+                else:
+                    loader.make(target, partial(self._generate, target.name), stream)
+            elif self._is_stored(target.name):
                 work_items += _work_items(self._weights[target.name], target, convert)
             else:
                 self._make(target, stream)
         upload(work_items, stream, progress)
         stream.synchronize("weights")
 
-    def _make(self, target: Target, stream: Stream) -> None:
+    def _generate(self, name: str, made: DeviceTensor, stream: Stream) -> None:
         """Seeded normals, which depend on the weight's name alone: each layout holds the same values."""
         assert self._dummy is not None
-        seed = self._dummy.seed * 1_000_003 + crc32(target.name.encode())
-        peak = self._dummy.peak if target.name in self._dummy.heads else 1.0
-        is_vector = len(target.shape) == 1
-        mean, scale = (1.0, 0.0) if is_vector else (0.0, target.shape[-1] ** -0.5 * peak)
+        seed = self._dummy.seed * 1_000_003 + crc32(name.encode())
+        peak = self._dummy.peak if name in self._dummy.heads else 1.0
+        is_vector = len(made.shape) == 1
+        mean, scale = (1.0, 0.0) if is_vector else (0.0, made.shape[-1] ** -0.5 * peak)
+        fill_normal(self._ctx, made, seed, mean, scale, stream)
+
+    def _make(self, target: Target, stream: Stream) -> None:
         if target.pitch == target.width:
             made = DeviceTensor.at(target.address, target.shape, target.dtype)
-            fill_normal(self._ctx, made, seed, mean, scale, stream)
+            self._generate(target.name, made, stream)
             return
         made = DeviceTensor.empty(target.shape, target.dtype, f"dummy {target.name}")
-        fill_normal(self._ctx, made, seed, mean, scale, stream)
+        self._generate(target.name, made, stream)
         stream.copy_rows(target.address, target.pitch, made.address, target.width, target.width, target.rows)
         stream.synchronize("weights")  # the memory of `made` is freed on return
 

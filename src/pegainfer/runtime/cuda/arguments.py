@@ -218,6 +218,28 @@ SKINNY = Layout(
     """,
 )
 
+FP8_GEMM = Layout(
+    "fp8::Args",
+    "A GEMM of E4M3 operands, which come by TMA.",
+    """
+    void* out  // [M, ld_out]; for RESIDUAL it is added to
+    const float* x_scales  // [K / 128, pitch]
+    const float* w_scales  // [N], or [K / 128, N]
+    float* sums  // of several splits: [splits, tiles, sums of a tile]
+    unsigned* arrivals  // of several splits: one a tile, zero before the launch and after it
+    int m
+    int n
+    int k  // a multiple of 128
+    int ld_out
+    int pitch  // a multiple of 128
+    int kind  // skinny::Out
+    int tiles_m
+    int tiles_n
+    int splits  // of k
+    int depth  // stages of the ring
+    """,
+)
+
 # The decode pass of one row
 
 PASS_LAYER = Layout(
@@ -654,7 +676,7 @@ PUBLISH = Layout(
 # In the order of the header: a struct stands behind those that it holds.
 LAYOUTS = (
     ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND,
-    HEAD_LINEAR, LATENT_APPEND, STREAM, SKINNY,
+    HEAD_LINEAR, LATENT_APPEND, STREAM, SKINNY, FP8_GEMM,
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
     ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS,
     ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,

@@ -14,7 +14,7 @@ from pegainfer.runtime.cuda.stream import Stream
 
 Array = np.ndarray[Any, Any]
 
-# Plain dtypes and how NumPy holds them; bf16 and 8-bit floats travel as their bits.
+# Plain dtypes and how NumPy holds them; bf16 and FP8 travel as their bits.
 NUMPY: dict[str, Any] = {
     "f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": np.uint16, "i64": np.int64,
     "u64": np.uint64, "i32": np.int32, "u32": np.uint32, "u8": np.uint8, "f8_e4m3": np.uint8,

@@ -10,7 +10,14 @@ from pegainfer.runtime.cuda.driver import bindings, call
 from pegainfer.runtime.cuda.launch import Arg
 from pegainfer.runtime.cuda.tensor import item_bytes
 
-_TYPES = {"bf16": "BFLOAT16", "f16": "FLOAT16", "f32": "FLOAT32", "i32": "INT32", "u8": "UINT8"}
+_TYPES = {
+    "bf16": "BFLOAT16",
+    "f16": "FLOAT16",
+    "f32": "FLOAT32",
+    "i32": "INT32",
+    "u8": "UINT8",
+    "f8_e4m3": "UINT8",
+}
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import OpError
+from pegainfer.runtime.weights.fp8 import E4M3
 from pegainfer.runtime.weights.grouped import E2M1, F32, Bytes, group_size, pack_fp4, pack_int
 from pegainfer.runtime.weights.weight import Scheme, StoredPart, Weight, in_memory
 
@@ -250,14 +251,3 @@ def _groups(w: Weight, group: int | None) -> int:
 
 def _turned(a: Array) -> Array:
     return np.ascontiguousarray(a.T)
-
-
-def _e4m3() -> F32:
-    """The value of each byte of FP8 E4M3; both NaN codes are NaN."""
-    sign, exponent, mantissa = (np.arange(256) >> s & m for s, m in ((7, 1), (3, 15), (0, 7)))
-    values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
-    values[[127, 255]] = np.nan
-    return ((1 - 2 * sign) * values).astype(np.float32)
-
-
-E4M3 = _e4m3()

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
 from pegainfer.runtime.weights.formats import FORMATS
+from pegainfer.runtime.weights.fp8 import decode_fp8
 from pegainfer.runtime.weights.grouped import E2M1, decode_fp4, decode_int4, decode_int8
 
 F32 = npt.NDArray[np.float32]
@@ -257,4 +258,5 @@ DECODERS: dict[str, Callable[[Bytes, F32], None]] = {
     **dict.fromkeys(("int4_g32", "int4_g64", "int4_g128"), decode_int4),
     **dict.fromkeys(("int8_g32", "int8_g64", "int8_g128"), decode_int8),
     **dict.fromkeys(("fp4_g16", "fp4_g32"), decode_fp4),
+    **dict.fromkeys(("fp8_g32", "fp8_g64", "fp8_g128", "fp8_r32", "fp8_r64", "fp8_r128"), decode_fp8),
 }

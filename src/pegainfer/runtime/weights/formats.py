@@ -66,7 +66,7 @@ _ALL = (
     Format("mxfp4", 32, 17),
     Format("nvfp4", 64, 36),
     Format("q1_0", 128, 18),
-    # This project's own forms of quantised checkpoints (grouped.py): a group's word, then its levels.
+    # This project's own forms of quantised checkpoints (grouped.py, fp8.py): a group's word, then its levels.
     Format("int4_g32", 32, 20),
     Format("int4_g64", 64, 36),
     Format("int4_g128", 128, 68),
@@ -75,6 +75,12 @@ _ALL = (
     Format("int8_g128", 128, 132),
     Format("fp4_g16", 32, 24),
     Format("fp4_g32", 32, 20),
+    Format("fp8_g32", 32, 36),
+    Format("fp8_g64", 64, 68),
+    Format("fp8_g128", 128, 132),
+    Format("fp8_r32", 32, 36),
+    Format("fp8_r64", 64, 68),
+    Format("fp8_r128", 128, 132),
 )
 FORMATS = {f.name: f for f in _ALL}
 

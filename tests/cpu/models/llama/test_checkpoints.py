@@ -101,7 +101,7 @@ def test_values_in_another_order_cannot_be_quantised(kind: str, tensor: str, tmp
         forced(quantised, [1, 2], "all", 1, backend="reference")
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
 def test_quantised_while_loading(kind: str, tmp_path: Path) -> None:
     """Kernels have the levels that the reference has, and those are not the plain values."""
     path, ids = write_checkpoint(MODEL, tmp_path / "m"), token_ids(MODEL)

@@ -13,6 +13,7 @@ from pegainfer.ops.quantization import read_quantization
 from pegainfer.runtime.weights.checkpoints import Scheme, awq, fp4, gptq, packed_ints, plain_ints
 from pegainfer.runtime.weights.fields import Fields
 from pegainfer.runtime.weights.formats import SAFETENSORS_DTYPES
+from pegainfer.runtime.weights.fp8_checkpoints import fp8_scheme
 from pegainfer.runtime.weights.part import Memory, Part
 from pegainfer.runtime.weights.safetensors import SafetensorsFile
 from pegainfer.runtime.weights.weight import Weight
@@ -30,6 +31,8 @@ WRITTEN = {
     "ct_w4a16_asym": packed_ints(4, 32, symmetric=False, act_order=False),
     "ct_w8a8_int8": plain_ints(None, symmetric=True),
     "ct_nvfp4": fp4("nvfp4"),
+    "fp8_block": fp8_scheme(128, 128, ".weight_scale_inv"),
+    "ct_fp8_dynamic": fp8_scheme(1, None),
 }
 
 

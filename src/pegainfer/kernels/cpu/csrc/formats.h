@@ -28,10 +28,12 @@
 //               the zero point), then blocks as q4_1's or q8_0's quants; int8's are less 128
 //   fp4_g32     a block after another: half the scale[16] f32, then q4_1's quants. mxfp4 becomes this
 //   fp4_g16     the same with a scale for either half of the block: scale[2][16]
+//   fp8         a group of 32, 64 or 128 columns after another: scale[16] f32, then E4M3 code[32][16] a block
 // clang-format on
 // Byte (j, row, i) of a q8_0 block is element 4j + i; of the others it holds element 4j + i in its low and
 // element 16 + 4j + i in its high nibble. Four consecutive columns of a row share a 32-bit lane, which is
-// what the 8-bit dot instructions sum over. Rows and blocks past the weight's last ones are zero.
+// what the 8-bit dot instructions sum over; fp8 meets float32 activations, so its columns stand apart. Rows
+// and blocks past the weight's last ones are zero.
 #pragma once
 
 #include <cstddef>
@@ -65,10 +67,11 @@ enum Format : int32_t {
     kFp4_16 = 17,
     kFp4_32 = 18,
     kMXFP4 = 19,
-    kLastFormat = kMXFP4
+    kFp8 = 20,
+    kLastFormat = kFp8
 };
 
-// Added to kInt4 and kInt8 in the numbers that callers pass: log2 of a group's blocks.
+// Added to kInt4, kInt8 and kFp8 in the numbers that callers pass: log2 of a group's blocks.
 constexpr int kGroupShift = 8;
 
 // Values of the nibbles of iq4_nl and iq4_xs, of twice those of fp4, and of q2_k and q3_k.
@@ -86,7 +89,7 @@ struct Packed {
     int64_t tiles;       // of each: ceil(n / 16)
     int64_t tile_bytes;  // a multiple of 64
     uint8_t* data;       // 64-byte aligned
-    int32_t shift;       // int4, int8: log2 of a group's blocks
+    int32_t shift;       // int4, int8, fp8: log2 of a group's blocks
 
     const uint8_t* tile(int64_t i) const { return data + i * tile_bytes; }
 };
@@ -108,7 +111,7 @@ static inline bool has_block_mins(int32_t format) {
 
 // Bytes of a block's quants with their high bits, for sixteen rows.
 static inline int64_t quant_bytes(int32_t format) {
-    return format == kQ8_0 || format == kInt8 ? 512 : has_fifth_bits(format) ? 320 : 256;
+    return format == kQ8_0 || format == kInt8 || format == kFp8 ? 512 : has_fifth_bits(format) ? 320 : 256;
 }
 
 static inline Block block_at(int32_t format, const uint8_t* tile, int64_t b) {
@@ -151,15 +154,20 @@ static inline SubBlock sub_block_at(int32_t format, const uint8_t* tile, int64_t
 }
 
 static inline bool has_words(int32_t format) {
-    return format >= kInt4 && format <= kMXFP4;
+    return format >= kInt4 && format <= kFp8;
 }
 
-// Bytes before the quants of a group of int4, int8 or fp4, for sixteen rows.
+// Formats whose groups of 32, 64 or 128 columns differ in the shift.
+static inline bool has_groups(int32_t format) {
+    return format == kInt4 || format == kInt8 || format == kFp8;
+}
+
+// Bytes before the quants of a group of int4, int8, fp4 or fp8, for sixteen rows.
 static inline int64_t word_bytes(int32_t format) {
     return format == kFp4_16 ? 128 : 64;
 }
 
-// Where block `b` of a tile of int4, int8 or fp4 lies: its group's words and its quants.
+// Where block `b` of a tile of int4, int8, fp4 or fp8 lies: its group's words and its quants.
 struct GroupBlock {
     const uint8_t *words, *quant;
 };
@@ -226,6 +234,10 @@ static inline uint8_t float_to_e4m3(float f) {
     }
     a += 0xc407ffffu + ((a >> 20) & 1u);  // rebias by -120, round
     return static_cast<uint8_t>(sign | (a >> 20));
+// 2^-8 times the value of an E4M3 code as float16, which is exact. NaN codes do not occur in weights.
+constexpr float kHalfOfE4M3 = 256;
+static inline uint16_t e4m3_to_half(uint8_t code) {
+    return static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7);
 }
 
 // Rounds to the nearest, ties to even, as VCVTPS2PH does.

@@ -12,8 +12,9 @@ constexpr int64_t kTokensAChunk = 64;      // rows that one pass over a tile ser
 constexpr int64_t kLeastBytes = 16 << 10;  // weight bytes below which a claim costs too much
 constexpr int64_t kMostBytes = 128 << 10;  // above which a thread waits long for another's last chunk
 
+// E4M3 levels are no integers: they meet the activations as they are.
 inline bool rounds(const Exec& e, const Packed& w) {
-    return e.int8 && is_quantised(w.format);
+    return e.int8 && is_quantised(w.format) && w.format != kFp8;
 }
 
 inline bool halves(const Exec& e, const Packed& w) {

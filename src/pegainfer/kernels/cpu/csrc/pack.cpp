@@ -23,6 +23,7 @@ constexpr Layout kLayouts[] = {
     {256, 84, 0, 0, 0},  {256, 110, 0, 0, 0},                       // q2_k, q3_k
     {32, 20, 0, 0, 0},   {32, 36, 0, 0, 0},                         // int4, int8 in groups of 32
     {32, 24, 0, 0, 0},   {32, 20, 0, 0, 0},   {32, 17, 0, 0, 0},    // fp4_g16, fp4_g32, mxfp4
+    {32, 36, 0, 0, 0},                                              // fp8 in groups of 32
 };
 
 int64_t round_up(int64_t n, int64_t to) {
@@ -192,7 +193,7 @@ float half_of_e8m0(uint8_t e) {
     return bits_to_float(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23);
 }
 
-// Groups of int4 and int8, and blocks of fp4: float32 words, then quants.
+// Groups of int4, int8 and fp8, and blocks of fp4: float32 words, then quants.
 void pack_words(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile, int bytes) {
     const int64_t quants = quant_bytes(w.format) / kTile, heads = w.format == kFp4_16 ? 2 : 1;
     const bool is_int8 = w.format == kInt8, is_mxfp4 = w.format == kMXFP4;
@@ -202,8 +203,8 @@ void pack_words(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile
         for (int64_t b = 0; rows[r] != nullptr && b < w.k / kBlock; b++) {
             const uint8_t* in = rows[r] + (b >> w.shift) * each;
             const GroupBlock to = group_block_at(w.format, w.shift, tile, b);
-            auto *words = const_cast<uint8_t*>(to.words) + 4 * r,
-                 *out = const_cast<uint8_t*>(to.quant) + 4 * r;
+            auto *words = const_cast<uint8_t*>(to.words) + 4 * r, *quant = const_cast<uint8_t*>(to.quant),
+                 *out = quant + 4 * r;
             for (int64_t h = 0; h < heads; h++) {
                 float scale = is_mxfp4 ? half_of_e8m0(in[0]) : 0;
                 if (!is_mxfp4) std::memcpy(&scale, in + 4 * h, 4);
@@ -211,6 +212,10 @@ void pack_words(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile
                 std::memcpy(words + 64 * h, &scale, 4);
             }
             const uint8_t* q = in + head + (b & ((1 << w.shift) - 1)) * quants;
+            if (w.format == kFp8) {
+                for (int i = 0; i < kBlock; i++) quant[kTile * i + r] = q[i];
+                continue;
+            }
             for (int64_t i = 0; i < quants; i++)
                 out[64 * (i / 4) + i % 4] = static_cast<uint8_t>(is_int8 ? q[i] ^ 0x80 : q[i]);
         }
@@ -242,7 +247,9 @@ void unpack_words(const Packed& w, const GroupBlock& b, int64_t r, float* out) {
         const int64_t half = w.format == kFp4_16 ? i / 16 : 0;
         uint32_t bits;
         std::memcpy(&bits, b.words + 64 * half + 4 * r, 4);
-        if (w.format == kInt4 || w.format == kInt8) {
+        if (w.format == kFp8) {
+            out[i] = f16_to_float(e4m3_to_half(b.quant[kTile * i + r])) * (kHalfOfE4M3 * bits_to_float(bits));
+        } else if (w.format == kInt4 || w.format == kInt8) {
             const int q = w.format == kInt4 ? level(w.format, b.quant, nullptr, r, i)
                                             : b.quant[64 * (i / 4) + 4 * r + i % 4] ^ 0x80;
             out[i] = static_cast<float>(q - static_cast<int>(bits & 255)) * bits_to_float(bits & ~255u);
@@ -291,7 +298,7 @@ bool describe(Packed* w, int32_t format, int64_t count, int64_t n, int64_t k) {
     const int32_t shift = format >> kGroupShift;
     format &= (1 << kGroupShift) - 1;
     if (format < kF32 || format > kLastFormat || count <= 0 || n <= 0 || k <= 0) return false;
-    if (shift < 0 || shift > (format == kInt4 || format == kInt8 ? 2 : 0)) return false;
+    if (shift < 0 || shift > (has_groups(format) ? 2 : 0)) return false;
     const Layout& f = kLayouts[format];
     if (k % (static_cast<int64_t>(f.elements) << shift) != 0) return false;
     const int64_t blocks = k / kBlock;

@@ -217,6 +217,28 @@ struct Args {
 static_assert(sizeof(Args) == 120);
 }  // namespace skinny
 
+namespace fp8 {
+// A GEMM of E4M3 operands, which come by TMA.
+struct Args {
+    void* out;  // [M, ld_out]; for RESIDUAL it is added to
+    const float* x_scales;  // [K / 128, pitch]
+    const float* w_scales;  // [N], or [K / 128, N]
+    float* sums;  // of several splits: [splits, tiles, sums of a tile]
+    unsigned* arrivals;  // of several splits: one a tile, zero before the launch and after it
+    int m;
+    int n;
+    int k;  // a multiple of 128
+    int ld_out;
+    int pitch;  // a multiple of 128
+    int kind;  // skinny::Out
+    int tiles_m;
+    int tiles_n;
+    int splits;  // of k
+    int depth;  // stages of the ring
+};
+static_assert(sizeof(Args) == 80);
+}  // namespace fp8
+
 namespace pass {
 // A layer's weights.
 struct Layer {

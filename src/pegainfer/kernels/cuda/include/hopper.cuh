@@ -132,7 +132,8 @@ __device__ __forceinline__ void wgmma_pin(float (&d)[N]) {
 
 // d[64 x N] (+)= a[64 x 16] · b[16 x N], float32 sums, by a warpgroup; lane l of warp w holds rows 16w + l /
 // 4 and 8 more of every column pair 8j + 2(l % 4), as mma does. `ss`: a [64 rows of K] and b [N rows of K] in
-// shared memory. `rs`: a in registers, laid out as mma's, and b in shared memory as [K rows of N].
+// shared memory. `rs`: a in registers, laid out as mma's, and b in shared memory as [K rows of N]; `rs_rows`:
+// b as [N rows of K]. E4M3 (type e4m3) has 32 columns of K, and `ss` alone.
 template <typename T, int N>
 struct Wgmma;
 
@@ -189,6 +190,28 @@ struct Wgmma;
                          : PEGA_D##HALF                                                                     \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add))); \
         }                                                                                                   \
+        static __device__ __forceinline__ void rs_rows(float (&d)[HALF], const uint32_t* a, uint64_t b,     \
+                                                       bool add) {                                          \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #F                                            \
+                         ", 0;\n"                                                                           \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" PEGA_R##HALF  \
+                         "}, {%" #A ",%" #B ",%" #C ",%" #D "}, %" #E ", p, 1, 1, 0;\n}"                    \
+                         : PEGA_D##HALF                                                                     \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add))); \
+        }                                                                                                   \
+    };
+// A to C: likewise.
+#define PEGA_WGMMA8(N, HALF, A, B, C)                                                                   \
+    template <>                                                                                         \
+    struct Wgmma<e4m3, N> {                                                                             \
+        static __device__ __forceinline__ void ss(float (&d)[HALF], uint64_t a, uint64_t b, bool add) { \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #C                                        \
+                         ", 0;\n"                                                                       \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" PEGA_R##HALF      \
+                         "}, %" #A ", %" #B ", p, 1, 1;\n}"                                             \
+                         : PEGA_D##HALF                                                                 \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                 \
+        }                                                                                               \
     };
 #define PEGA_WGMMAS(T, NAME)                             \
     PEGA_WGMMA(T, NAME, 8, 4, 4, 5, 6, 7, 8, 9)          \
@@ -202,5 +225,8 @@ struct Wgmma;
     PEGA_WGMMA(T, NAME, 256, 128, 128, 129, 130, 131, 132, 133)
 PEGA_WGMMAS(bf16, "bf16")
 PEGA_WGMMAS(f16, "f16")
+PEGA_WGMMA8(64, 32, 32, 33, 34)
+PEGA_WGMMA8(128, 64, 64, 65, 66)
 #undef PEGA_WGMMAS
 #undef PEGA_WGMMA
+#undef PEGA_WGMMA8

@@ -135,6 +135,21 @@ __device__ __forceinline__ uint32_t movmatrix(uint32_t v) {
     return r;
 }
 
+// Among four lanes, word i of lane t becomes word t of lane i.
+__device__ __forceinline__ void transpose4(uint32_t (&v)[4]) {
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const uint32_t got = __shfl_xor_sync(~0u, odd ? v[i] : v[i + 1], 1);
+        (odd ? v[i] : v[i + 1]) = got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t got = __shfl_xor_sync(~0u, high ? v[i] : v[i + 2], 2);
+        (high ? v[i] : v[i + 2]) = got;
+    }
+}
+
 // d[16x8] += a[16x16] · b[16x8], float32 sums. With g = lane / 4, t = lane % 4:
 //   a: (g, 2t) (g+8, 2t) (g, 2t+8) (g+8, 2t+8), each with the element to its right
 //   b: (2t, g) (2t+8, g), each with the element below;   d: (g, 2t) (g, 2t+1) (g+8, 2t) (g+8, 2t+1)
@@ -159,3 +174,12 @@ __device__ __forceinline__ float exp2_fast(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
+
+#if __CUDA_ARCH__ >= 890
+// Two values as E4M3 codes, rounded to the nearest, saturating; the low byte is the first.
+__device__ __forceinline__ uint16_t to_e4m3x2(float first, float second) {
+    uint16_t codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+    return codes;
+}
+#endif

@@ -7,6 +7,9 @@
 
 using bf16 = __nv_bfloat16;
 using f16 = __half;
+struct e4m3 {
+    uint8_t code;
+};
 
 __device__ __forceinline__ float to_f32(float v) {
     return v;

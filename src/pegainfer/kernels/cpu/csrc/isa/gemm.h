@@ -294,7 +294,9 @@ constexpr bool kSupers = FORMAT == kQ4_K || FORMAT == kQ5_K || FORMAT == kQ6_K;
 
 template <int FORMAT, class Use>
 static inline void expand_any(const Packed& w, const uint8_t* tile, int64_t b, Use use) {
-    if constexpr (kTables<FORMAT>) {
+    if constexpr (FORMAT == kFp8) {
+        expand_fp8(w, tile, b, use);
+    } else if constexpr (kTables<FORMAT>) {
         expand_table<FORMAT>(w, tile, b, use);
     } else if constexpr (kSupers<FORMAT>) {
         expand_super<FORMAT>(tile, b, use);
@@ -311,7 +313,7 @@ static void expand_rows(const Packed& w, const uint8_t* tile, const float* x, in
     for (int64_t b = 0; b < w.k / kBlock; b++, x += kBlock) {
         if constexpr (kSupers<FORMAT>) {
             prefetch_super<FORMAT>(tile, b);
-        } else if constexpr (!kTables<FORMAT>) {
+        } else if constexpr (!kTables<FORMAT> && FORMAT != kFp8) {
             prefetch<FORMAT>(block_at(FORMAT, tile, b).quant);
         }
         expand_any<FORMAT>(w, tile, b, [&](int k, F v) {
@@ -382,6 +384,8 @@ static void gemm_f32(const Packed& w, int64_t tile, const float* x, int64_t ldx,
         case kFp4_32:
         case kMXFP4:
             return expand_and_fma<kFp4_32>(w, p, x, ldx, nt, acc, scratch);
+        case kFp8:
+            return expand_and_fma<kFp8>(w, p, x, ldx, nt, acc, scratch);
         default:
             return expand_and_fma<kQ4_0>(w, p, x, ldx, nt, acc, scratch);
     }

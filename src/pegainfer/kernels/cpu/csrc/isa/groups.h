@@ -1,5 +1,6 @@
-// Products with weights whose nibbles number the entries of a table (iq4, fp4, q2_k, q3_k), and with int4 and
-// int8 in groups that have zero points. gemm.h calls these as it calls its own for the other formats.
+// Products with weights whose nibbles number the entries of a table (iq4, fp4, q2_k, q3_k), with int4 and
+// int8 in groups that have zero points, and with fp8. gemm.h calls these as it calls its own for the other
+// formats.
 #pragma once
 
 namespace pega::PEGA_ISA {
@@ -124,6 +125,19 @@ static inline void expand_table(const Packed& w, const uint8_t* tile, int64_t b,
             if constexpr (FORMAT == kQ2_K) q[i] = sub(q[i], g < 4 ? block.min : block.min2);
             use(4 * g + i, q[i]);
         }
+    }
+}
+
+// `expand` for fp8. The scale takes the factor that e4m3_to_half leaves, so that a product is rounded once.
+template <class Use>
+static inline void expand_fp8(const Packed& w, const uint8_t* tile, int64_t b, Use use) {
+    const GroupBlock block = group_block_at(kFp8, w.shift, tile, b);
+    const F scale = mul(load(reinterpret_cast<const float*>(block.words)), set1(kHalfOfE4M3));
+    for (int i = 0; i < 9; i++) __builtin_prefetch(block.quant + kAhead + 64 * i, 0, 3);
+    for (int k = 0; k < kBlock; k++) {
+        alignas(32) uint16_t halves[kTile];
+        for (int r = 0; r < kTile; r++) halves[r] = e4m3_to_half(block.quant[kTile * k + r]);
+        use(k, mul(load_f16(halves), scale));
     }
 }
 

@@ -88,21 +88,6 @@ __device__ __forceinline__ void multiply(const Ring<WG, COLUMNS>& ring, int chun
     if (last >= 0 && lane == 0) mbarrier_arrive(ring.empty + 8 * last);
 }
 
-// Among four lanes, word i of lane t becomes word t of lane i.
-__device__ __forceinline__ void transpose4(uint32_t (&v)[4]) {
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const uint32_t got = __shfl_xor_sync(~0u, odd ? v[i] : v[i + 1], 1);
-        (odd ? v[i] : v[i + 1]) = got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint32_t got = __shfl_xor_sync(~0u, high ? v[i] : v[i + 2], 2);
-        (high ? v[i] : v[i + 2]) = got;
-    }
-}
-
 // Where one thread's sums of a tile go: slots `row` and row + 8 of the block.
 template <typename T>
 struct Target {

@@ -1,0 +1,12 @@
+// op linear, linear_residual, qkv_norm_rope_append, gate_up_swiglu, lm_head: the projection in FP8, many
+// tokens, bf16 output.
+#include "fp8.cuh"
+
+// variant fp8_rows_bf16_64: dtype=bf16 weights=fp8_rows columns=64
+FP8_KERNEL(fp8_rows_bf16_64, bf16, false, 64)
+// variant fp8_rows_bf16_128: dtype=bf16 weights=fp8_rows columns=128
+FP8_KERNEL(fp8_rows_bf16_128, bf16, false, 128)
+// variant fp8_groups_bf16_64: dtype=bf16 weights=fp8_groups columns=64
+FP8_KERNEL(fp8_groups_bf16_64, bf16, true, 64)
+// variant fp8_groups_bf16_128: dtype=bf16 weights=fp8_groups columns=128
+FP8_KERNEL(fp8_groups_bf16_128, bf16, true, 128)

@@ -1,0 +1,115 @@
+// op linear, linear_residual, qkv_norm_rope_append, gate_up_swiglu, lm_head: activations in FP8, for GEMMs of
+// many tokens, with the norm ahead of the GEMM.
+//
+// A scale holds for 128 columns of a row: their greatest magnitude becomes 448. Columns are stored in the
+// order of FP8 weights, see sm90/gemm/skinny_fp8.cuh: byte 16 t + 4 s + j of 64 columns is column 16 s + 2 t
+// + {8, 0, 9, 1}[j].
+#include "ptx.cuh"
+#include "reduce.cuh"
+
+constexpr float LARGEST = 448;  // of E4M3
+
+// The greatest magnitude of a thread's values.
+__device__ __forceinline__ float peak_of(const float (&v)[8]) {
+    float peak = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) peak = fmaxf(peak, fabsf(v[i]));
+    return peak;
+}
+
+// Stores 8 columns of a row as codes of v · inverse; pairs of threads exchange what they store. `valid` is
+// the same in both.
+__device__ __forceinline__ void store_codes(const float (&v)[8], float inverse, int column, bool valid,
+                                            uint8_t* codes) {
+    uint32_t pairs[4];  // columns 2 t and one more
+#pragma unroll
+    for (int t = 0; t < 4; t++) pairs[t] = to_e4m3x2(v[2 * t] * inverse, v[2 * t + 1] * inverse);
+    const bool high = column / 8 % 2;  // the second half of 16 columns
+#pragma unroll
+    for (int i = 0; i < 2;
+         i++) {  // the first thread stores the words of t = 0 and 1, the second those of 2 and 3
+        const uint32_t got = __shfl_xor_sync(~0u, high ? pairs[i] : pairs[2 + i], 1);
+        const uint32_t lower = high ? got : pairs[i], upper = high ? pairs[2 + i] : got;
+        // Bytes: upper's first, lower's first, upper's second, lower's second.
+        const uint32_t word = __byte_perm(upper, lower, 0x5140);
+        const int at = column / 64 * 64 + 16 * (high ? 2 + i : i) + column % 64 / 16 * 4;
+        if (valid) *reinterpret_cast<uint32_t*>(codes + at) = word;
+    }
+}
+
+// variant quantize_rows_bf16: dtype=bf16 multiple=128
+// x: [T, K] bf16; codes: [T, K]; scales: [K / 128, pitch]; weight: [K] float32 of a norm, or null. K a
+// multiple of 128, one block a row; warps are whole, and a warp's columns are inside a row or all beyond it
+// but for the last 16 threads.
+extern "C" __global__ void __launch_bounds__(1024)
+    quantize_rows_bf16(uint8_t* codes, float* scales, const bf16* x, const float* weight, int k, int pitch,
+                       float eps) {
+    __shared__ float scratch[32];
+    pdl_wait();
+    pdl_launch();
+    const int64_t row = blockIdx.x;
+    const bf16* from = x + row * k;
+    float scale = 1;
+    if (weight != nullptr) {
+        float sum = 0;
+        for (int i = threadIdx.x * 8; i < k; i += blockDim.x * 8) {
+            const auto v = load<bf16, 8>(from + i);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum += to_f32(v.v[j]) * to_f32(v.v[j]);
+        }
+        scale = rsqrtf(block_sum(sum, scratch) / k + eps);
+    }
+    for (int base = 0; base < k; base += blockDim.x * 8) {
+        const int i = base + threadIdx.x * 8;
+        const bool valid = i < k;
+        float v[8] = {};
+        if (valid) {
+            const auto loaded = load<bf16, 8>(from + i);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = to_f32(loaded.v[j]);
+            if (weight != nullptr) {
+                const auto w = load<float, 8>(weight + i);
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[j] = to_f32(from_f32<bf16>(v[j] * scale * w.v[j]));
+            }
+        }
+        float peak = peak_of(v);
+#pragma unroll
+        for (int o = 8; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
+        store_codes(v, peak > 0 ? LARGEST / peak : 0, i, valid, codes + row * k);
+        if (valid && i % 128 == 0) scales[static_cast<int64_t>(i / 128) * pitch + row] = peak / LARGEST;
+    }
+}
+
+// variant quantize_weight_bf16: dtype=bf16 multiple=64
+// w: [N, K] bf16; row i's codes go to codes + i · pitch, its one scale to scales[i · step], and as often
+// again, `across` apart, as it has groups of 128 columns, unless across is 0. One block a row.
+extern "C" __global__ void __launch_bounds__(1024)
+    quantize_weight_bf16(uint8_t* codes, int64_t pitch, float* scales, int step, int across, const bf16* w,
+                         int k) {
+    __shared__ float scratch[32];
+    const int64_t row = blockIdx.x;
+    const bf16* from = w + row * k;
+    float peak = 0;
+    for (int i = threadIdx.x * 8; i < k; i += blockDim.x * 8) {
+        const auto loaded = load<bf16, 8>(from + i);
+#pragma unroll
+        for (int j = 0; j < 8; j++) peak = fmaxf(peak, fabsf(to_f32(loaded.v[j])));
+    }
+    peak = block_reduce(peak, 0.f, scratch, [](float a, float b) { return fmaxf(a, b); });
+    // As the host quantises: a scale below the normal numbers makes zeros.
+    const float scale = peak / LARGEST, inverse = scale > 0 ? 1 / scale : 0;
+    for (int base = 0; base < k; base += blockDim.x * 8) {
+        const int i = base + threadIdx.x * 8;
+        const bool valid = i < k;
+        float v[8] = {};
+        if (valid) {
+            const auto loaded = load<bf16, 8>(from + i);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = to_f32(loaded.v[j]);
+        }
+        store_codes(v, isinf(inverse) ? 0 : inverse, i, valid, codes + row * pitch);
+    }
+    for (int g = threadIdx.x; g < (across > 0 ? k / 128 : 1); g += blockDim.x)
+        scales[row * step + static_cast<int64_t>(g) * across] = scale;
+}
