@@ -222,11 +222,6 @@ class EngineConfig:
                 "the GPU's kernels keep keys and values as bf16", expected="auto or bf16", got=self.kv_dtype,
                 where="kv_cache_dtype",
             )  # fmt: skip
-        if cuda and self.quantization is not None:
-            raise ConfigError(
-                "the GPU expands quantised weights to bf16, so that quantising saves nothing there",
-                expected="cpu or reference", got="cuda", where="quantization",
-            )  # fmt: skip
         if self.expert_stats and (cuda or self.tensor_parallel_size > 1):
             raise ConfigError(
                 "tokens of experts are counted on the CPU, by one rank, so far",

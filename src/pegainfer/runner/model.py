@@ -20,6 +20,7 @@ from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
 from pegainfer.runner.adapters import HostAdapters
 from pegainfer.runner.host import HostRunner
 from pegainfer.runner.program import Formats, Sizes
+from pegainfer.runtime.cuda.packed import OF_FORMAT
 from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
@@ -76,11 +77,13 @@ class LineModel:
         return replace(self, weights=quantized_on_load(self.weights, kind))
 
     def weight_bytes(self, num_positions: int) -> int:
-        """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32."""
-        matrices = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) > 1)
+        """Bytes of all constants on a GPU, which holds quantised matrices in packed forms where there is one,
+        other matrices as bf16, vectors and tables as float32.
+        """
+        matrices = sum(_matrix_bytes(w) for w in self.weights.values() if len(w.shape) > 1)
         vectors = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) == 1)
         row = sum(prod(make(1).shape) for make in self.tables.values())
-        return 2 * matrices + 4 * (vectors + num_positions * row)
+        return matrices + 4 * (vectors + num_positions * row)
 
     def tensors(self, num_positions: int) -> dict[str, Weight]:
         """Every constant of the programs by name; `num_positions` is the served length."""
@@ -166,6 +169,11 @@ class LineModel:
             adapters = CudaAdapters(programs["forward"], self.adapted, info, backend.ctx.device)
         parts = make_parts(programs, info, groups, backend, {} if adapters is None else adapters.states)
         return CudaRunner(info, parts, max_logprobs, adapters)
+
+
+def _matrix_bytes(w: Weight) -> int:
+    form = OF_FORMAT.get(w.dtype) if len(w.shape) == 2 else None
+    return 2 * prod(w.shape) if form is None else form.nbytes(w.shape[0], w.shape[1])
 
 
 class ServedConfig(Protocol):

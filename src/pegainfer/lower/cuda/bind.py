@@ -11,6 +11,7 @@ from pegainfer.lower.cuda.plan import (
     Arrivals,
     Boxes,
     Matrix,
+    Packed,
     Place,
     Planned,
     PlannedArg,
@@ -24,6 +25,7 @@ from pegainfer.lower.cuda.store import WeightStore
 from pegainfer.ops.tensor import Tensor
 from pegainfer.runtime.cuda.cublaslt import MatmulPlan
 from pegainfer.runtime.cuda.launch import Arg, Launch, packed_struct
+from pegainfer.runtime.cuda.packed import FORMS
 from pegainfer.runtime.cuda.stream import Stream
 
 
@@ -121,7 +123,7 @@ class Binder:
 
     def address(self, place: Place) -> int:
         held = place.held
-        starts = self._constants if isinstance(held, (Matrix, Vector)) else self._starts
+        starts = self._constants if isinstance(held, (Matrix, Packed, Vector)) else self._starts
         start = starts.get(held)
         if start is None:
             start = starts[held] = self._start(held)
@@ -133,6 +135,8 @@ class Binder:
                 return self._memory.tensor(held)
             case Matrix(tensors, dtype, layout):
                 return self._weights.matrix(tensors, dtype, layout).address
+            case Packed(tensors, form, layout):
+                return self._weights.packed(tensors, FORMS[form], layout).address
             case Vector(tensor):
                 return self._weights.vector(tensor).address
             case Scratch():

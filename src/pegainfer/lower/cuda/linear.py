@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from pegainfer.lower.cuda.gemm import SIXTEEN, GemmProblem, choose_gemm, project
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, handles
+from pegainfer.lower.cuda.packed import PackedChoice, form_of, linear_weight
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.lower.cuda.skinny import NextNorm, Scale, SkinnyChoice
 from pegainfer.ops.fused_delta import SCALED_GATED_DELTA
@@ -30,6 +31,16 @@ PROBLEMS: dict[str, Callable[[Sizes], Fields]] = {
     "gated_delta": lambda s: (s["T"], s["F"] + s["A"] + 2 * s["H"], s["M"], "store", True),
     "lm_head": lambda s: (s["L"], s["V"], s["M"], "storef32", True),
 }
+# The weights that each of these GEMMs multiplies by, as one; those that a call lacks are left out.
+WEIGHTS = {
+    "linear_residual": ("w",),
+    "gate_up_swiglu": ("w_gate", "w_up"),
+    "qkv_norm_rope_append": ("wq", "wk", "wv"),
+    "gated_qkv_norm_rope_append": ("wq", "wk", "wv", "wg"),
+    "project_heads": ("wq", "wk", "wv", "wg"),
+    "gated_delta": (),  # kernels of a packed weight serve no layer with narrow gates beside it
+    "lm_head": ("w",),
+}
 # Ops that begin with a norm of every row of x, and their forms that take what linear_residual_norm leaves.
 SCALED = {
     "qkv_norm_rope_append": SCALED_QKV_ROPE_APPEND,
@@ -45,7 +56,14 @@ def gemm_problem(call: OpCall, sizes: Sizes) -> GemmProblem:
     name = call.spec.name
     dtype = call.tensors["a" if "a" in call.tensors else "x"].dtype
     m, n, k, out, norm = PROBLEMS[UNSCALED.get(name, name)](sizes)
-    return GemmProblem(m, n, k, dtype, out, norm and name not in UNSCALED)
+    form = form_of(call, weights_of(call))
+    return GemmProblem(m, n, k, dtype, out, norm and name not in UNSCALED, form.name if form else "")
+
+
+def weights_of(call: OpCall) -> tuple[str, ...]:
+    """The operands that the call's GEMM takes as one weight."""
+    names = WEIGHTS[UNSCALED.get(call.spec.name, call.spec.name)]
+    return tuple(name for name in names if name in call.tensors)
 
 
 # The norm folded into the GEMM that follows
@@ -64,8 +82,11 @@ def _fold(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | 
     if not tokens:
         return "tokens"
     choice, other = (choose_gemm(gemm_problem(c, c.sizes(step.env)), step.target) for c in (residual, after))
-    if not isinstance(choice, SkinnyChoice) or not isinstance(other, SkinnyChoice):
-        return f"GEMMs by Hopper's kernels on both sides of the norm, at {tokens} rows"
+    fusing = (SkinnyChoice, PackedChoice)
+    if not isinstance(choice, fusing) or not isinstance(other, fusing):
+        return f"GEMMs by Hopper's kernels or of packed weights on both sides of the norm, at {tokens} rows"
+    if choice.most_tokens != other.most_tokens:
+        return "kernels that take as many rows on both sides of the norm"
     width = x.shape[1]
     assert isinstance(width, int)
     normed = temporaries.tensor("normed residual", *x.shape, dtype=x.dtype)
@@ -102,8 +123,9 @@ def _linear(c: LoweringContext) -> None:
     if out_dtype not in (dtype, "f32"):
         raise c.refuse("dtype of out", f"{dtype} or f32", out_dtype)
     kind = "store" if out_dtype == dtype else "storef32"
-    problem = GemmProblem(s["T"], s["N"], s["K"], dtype, kind)
-    project(c, problem, c.address("out"), c.address("a"), c.matrix("w", dtype=dtype))
+    form = form_of(c.call, ("w",))
+    problem = GemmProblem(s["T"], s["N"], s["K"], dtype, kind, form=form.name if form else "")
+    project(c, problem, c.address("out"), c.address("a"), linear_weight(c, "w"))
 
 
 @handles("linear_residual", "linear_residual_norm")
@@ -117,7 +139,7 @@ def _linear_residual(c: LoweringContext) -> None:
         assert norm is not None
         next_norm = NextNorm(norm, c.address("normed"), c.address("squares"))
     problem = gemm_problem(c.call, c.sizes)
-    project(c, problem, c.address("x"), c.address("a"), c.matrix("w", dtype=dtype), next_norm=next_norm)
+    project(c, problem, c.address("x"), c.address("a"), linear_weight(c, "w"), next_norm=next_norm)
 
 
 def sixteen_bits(call: OpCall) -> bool:
@@ -130,7 +152,7 @@ def sixteen_bits(call: OpCall) -> bool:
 def _gate_up(c: LoweringContext) -> None:
     project(
         c, gemm_problem(c.call, c.sizes), c.address("out"), c.address("x"),
-        c.matrix("w_gate", "w_up", dtype=c.dtype("x"), layout="pairs"),
+        linear_weight(c, "w_gate", "w_up", layout="pairs"),
         norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
 
@@ -139,6 +161,6 @@ def _gate_up(c: LoweringContext) -> None:
 def _lm_head(c: LoweringContext) -> None:
     project(
         c, gemm_problem(c.call, c.sizes), c.address("logits"), c.address("x"),
-        c.matrix("w", dtype=c.dtype("x")),
+        linear_weight(c, "w"),
         norm=c.vector("norm"), rows=c.address("rows"), eps=c.call.attrs["eps"],
     )  # fmt: skip

@@ -25,6 +25,15 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """Quantised weights as one matrix. `form`: a key of runtime.cuda.packed.FORMS."""
+
+    tensors: tuple[Tensor, ...]
+    form: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
 class Vector:
     """A norm's weight or a table, in float32."""
 
@@ -54,7 +63,7 @@ class StepMemory:
     zeroed: bool = False
 
 
-Held = Tensor | Matrix | Vector | Scratch | Arrivals | StepMemory
+Held = Tensor | Matrix | Packed | Vector | Scratch | Arrivals | StepMemory
 SCRATCH, ARRIVALS = Scratch(), Arrivals()
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 from pegainfer.lower.cuda.attention import attention_problem
 from pegainfer.lower.cuda.attention_choice import lacks_append
 from pegainfer.lower.cuda.gemm import SIXTEEN, project
-from pegainfer.lower.cuda.linear import gemm_problem, scale_of
+from pegainfer.lower.cuda.linear import gemm_problem, scale_of, weights_of
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
+from pegainfer.lower.cuda.packed import linear_weight
 from pegainfer.lower.cuda.plan import Place, struct
 from pegainfer.lower.cuda.pointwise import HEADS, layer_address, page_stride
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
@@ -90,9 +91,8 @@ def _fused_heads(call: OpCall) -> bool:
 
 
 def _project(c: LoweringContext, heads: Place) -> None:
-    weights = [name for name in ("wq", "wk", "wv", "wg") if name in c.call.tensors]
     project(
-        c, gemm_problem(c.call, c.sizes), heads, c.address("x"), c.matrix(*weights, dtype=c.dtype("x")),
+        c, gemm_problem(c.call, c.sizes), heads, c.address("x"), linear_weight(c, *weights_of(c.call)),
         norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.arguments import MAX_LAYERS, PASS, PASS_LAYERS
 from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.memory import aligned
+from pegainfer.runtime.cuda.packed import OF_FORMAT
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 LAYER = ("qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "linear_residual")
@@ -100,6 +101,8 @@ class RowPass:
 
 def why_launches(calls: Calls, info: DeviceInfo) -> str | None:
     """Why a step of one decoded row stays many launches; None where it is one."""
+    if any(t.dtype in OF_FORMAT for call in calls for t in call.tensors.values() if t.kind is Kind.WEIGHT):
+        return "weights of 16 bits"
     row_pass = recognise(calls)
     return "the pass of a llama or Qwen3 decoder" if row_pass is None else row_pass.lacks(info)
 
