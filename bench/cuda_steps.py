@@ -1,6 +1,7 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
+    [--quantization int4]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 """
@@ -105,6 +106,7 @@ def main() -> None:
     p.add_argument("--prefill", type=int, nargs="+", default=[1024])
     p.add_argument("--dummy", action="store_true")
     p.add_argument("--drawn", action="store_true")
+    p.add_argument("--quantization", choices=("int4", "int8"))
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
     a = p.parse_args()
@@ -114,6 +116,7 @@ def main() -> None:
         load_format="dummy" if a.dummy else "auto",
         max_model_len=length,
         cuda_graph=not a.no_graph,
+        quantization=a.quantization,
     )
     began = time.perf_counter()
     engine = build_engine(a.folder, a.folder.name, config, SchedulerConfig(max_slots=max(a.batch)))
@@ -145,6 +148,7 @@ def main() -> None:
                 "commit": commit,
                 "device": engine.info.device,
                 "model": engine.info.model,
+                "quantization": a.quantization,
                 "startup": phases,
             }
             f.write(json.dumps({**head, **row}) + "\n")
