@@ -159,7 +159,9 @@ def expand(c: LoweringContext, w: Place, n: int, k: int, why: str) -> Place:
     return out
 
 
-def take_packed_rows(c: LoweringContext, out: Place, w: Place, ids: Place, count: int, n: int, k: int) -> None:
+def take_packed_rows(
+    c: LoweringContext, out: Place, w: Place, ids: Place, count: int, n: int, k: int
+) -> None:
     """Rows of a packed matrix [n, k] as bf16; zeros for ids outside it."""
     held = w.held
     assert isinstance(held, Packed)

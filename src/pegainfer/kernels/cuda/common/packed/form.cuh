@@ -87,7 +87,8 @@ __device__ __forceinline__ void values(const uint8_t* tile, int r, int k, float 
 // The tile of a packed matrix with `across` tiles of columns that holds row `row` and column k.
 template <typename F>
 __device__ __forceinline__ const uint8_t* tile_at(const void* w, int row, int k, int across) {
-    return static_cast<const uint8_t*>(w) + (static_cast<int64_t>(row / ROWS) * across + k / COLUMNS) * F::BYTES;
+    return static_cast<const uint8_t*>(w) +
+           (static_cast<int64_t>(row / ROWS) * across + k / COLUMNS) * F::BYTES;
 }
 
 }  // namespace packed

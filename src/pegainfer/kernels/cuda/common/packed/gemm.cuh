@@ -58,10 +58,11 @@ __device__ __forceinline__ void spread(uint32_t low, uint32_t high, uint32_t shi
         if constexpr (F::BITS == 4) {
             a[i] = fma_bf16x2((low >> 4 * i & 0x000f000fu) | MAGIC, ONES, shift);
         } else {
-            // The low seven bits, less 128 where the sign is set: -128 and -256 differ in the bit of the sign.
+            // The low seven bits, less 128 where the sign is set: -128 and -256 differ in the bit of the
+            // sign.
             const uint32_t bytes = (i < 2 ? low : high) >> 8 * (i % 2);
-            const uint32_t level = fma_bf16x2((bytes & 0x007f007fu) | MAGIC, ONES,
-                                              (bytes & 0x00800080u) | NEGATIVE);
+            const uint32_t level =
+                fma_bf16x2((bytes & 0x007f007fu) | MAGIC, ONES, (bytes & 0x00800080u) | NEGATIVE);
             a[i] = fma_bf16x2(level, ONES, shift);
         }
     }
@@ -76,8 +77,8 @@ struct Block {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const uint32_t ring;
 
-    // Where columns 8 c … 8 c + 7 of a token lie in a stage. Odd rows are turned by 64 bytes, so that two rows
-    // share no bank.
+    // Where columns 8 c … 8 c + 7 of a token lie in a stage. Odd rows are turned by 64 bytes, so that two
+    // rows share no bank.
     __device__ __forceinline__ static uint32_t place(int token, int c) {
         return STAGE_W + token * (COLUMNS * 2) + ((c ^ (token & 1) << 2) << 4);
     }
@@ -128,8 +129,8 @@ struct Block {
         if (part == 0) sums[sum] = total;
     }
 
-    // Adds a unit to the sums. A thread has rows g and g + 8 of its warp's tile, of each 8 tokens those at 2 t
-    // and 2 t + 1.
+    // Adds a unit to the sums. A thread has rows g and g + 8 of its warp's tile, of each 8 tokens those at 2
+    // t and 2 t + 1.
     __device__ __forceinline__ void multiply(uint32_t stage, const float* sums, float (&acc)[NT][4]) const {
         const uint32_t tile = stage + warp * F::BYTES;
         uint4 levels = {};
@@ -167,7 +168,8 @@ struct Block {
             }
             float2 scale, offset = {};
             if constexpr (F::SCALES == Scales::Zero) {
-                scale = make_float2(__uint_as_float(word.x & 0xffffff00u), __uint_as_float(word.y & 0xffffff00u));
+                scale =
+                    make_float2(__uint_as_float(word.x & 0xffffff00u), __uint_as_float(word.y & 0xffffff00u));
             } else if constexpr (F::SCALES == Scales::Pair) {
                 const float2 vg = unpack2<f16>(word.x), vh = unpack2<f16>(word.y);
                 scale = make_float2(vg.x, vh.x), offset = make_float2(vg.y, vh.y);
@@ -182,7 +184,8 @@ struct Block {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
                 if constexpr (OFFSET) {
-                    const float2 of = *reinterpret_cast<const float2*>(sums + group * TOKENS + nt * 8 + 2 * t);
+                    const float2 of =
+                        *reinterpret_cast<const float2*>(sums + group * TOKENS + nt * 8 + 2 * t);
                     acc[nt][0] += offset.x * of.x, acc[nt][1] += offset.x * of.y;
                     acc[nt][2] += offset.y * of.x, acc[nt][3] += offset.y * of.y;
                 }
@@ -276,8 +279,11 @@ __device__ __forceinline__ void run(const Args& a) {
     __shared__ float2 pairs[B::OFFSET ? B::SUMS : 1];
     float* sums = reinterpret_cast<float*>(pairs);  // of two stages
     __shared__ bool last;
-    const B b{a, static_cast<int>(threadIdx.x >> 5), static_cast<int>(threadIdx.x & 31),
-              static_cast<int>(threadIdx.x & 31) >> 2, static_cast<int>(threadIdx.x & 3),
+    const B b{a,
+              static_cast<int>(threadIdx.x >> 5),
+              static_cast<int>(threadIdx.x & 31),
+              static_cast<int>(threadIdx.x & 31) >> 2,
+              static_cast<int>(threadIdx.x & 3),
               shared_address(shared)};
     const int64_t units = static_cast<int64_t>(a.cells) * a.chunks;
     const int blocks = gridDim.x, me = blockIdx.x;
@@ -334,7 +340,8 @@ __device__ __forceinline__ void run(const Args& a) {
         const int64_t cell_begin = static_cast<int64_t>(cell) * a.chunks, cell_end = cell_begin + a.chunks;
         if (from > 0 || chunk < a.chunks) {
             // A block has at most one part that begins before its share and one that ends after it.
-            const int first = (blocks * (cell_begin + 1) - 1) / units, final = (blocks * cell_end - 1) / units;
+            const int first = (blocks * (cell_begin + 1) - 1) / units,
+                      final = (blocks * cell_end - 1) / units;
             auto part_of = [&](int block) {
                 const bool begins = units * block / blocks >= cell_begin;
                 return a.partial + static_cast<int64_t>(2 * block + (begins ? 1 : 0)) * (NT * 4 * THREADS) +

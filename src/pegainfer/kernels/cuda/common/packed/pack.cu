@@ -157,9 +157,11 @@ __device__ __forceinline__ void write(const PackArgs& a, int row, int i, const G
 template <typename F, typename S>
 __device__ __forceinline__ void pack(const PackArgs& a) {
     const int64_t groups = a.k / 32, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < a.rows * groups; i += step) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < a.rows * groups;
+         i += step) {
         const int row = i / groups, group = i % groups;
-        write<F>(a, a.row + row, group, S::read(static_cast<const uint8_t*>(a.in) + row * a.row_bytes, group));
+        write<F>(a, a.row + row, group,
+                 S::read(static_cast<const uint8_t*>(a.in) + row * a.row_bytes, group));
     }
 }
 
@@ -167,7 +169,8 @@ __device__ __forceinline__ void pack(const PackArgs& a) {
 template <typename F>
 __device__ __forceinline__ void make_up(const PackArgs& a) {
     const int64_t groups = a.k / 32, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < a.rows * groups; i += step) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < a.rows * groups;
+         i += step) {
         Group group;
         uint64_t state = (i + 1) * 0x9E3779B97F4A7C15ull + a.seed;
         const int top = F::BITS == 4 ? 15 : F::SCALES == Scales::Zero ? 255 : 31;
@@ -192,7 +195,8 @@ __device__ __forceinline__ void expand(const ExpandArgs& a) {
     pdl_wait();
     pdl_launch();
     constexpr int EIGHTS = ROWS * COLUMNS / 8;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < tiles * EIGHTS; i += step) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < tiles * EIGHTS;
+         i += step) {
         // Neighbouring threads read neighbouring words.
         const int64_t tile = i / EIGHTS;
         const int e = i % EIGHTS, lane = F::BITS == 4 ? e % 128 / 4 : e % 64 / 2;
@@ -222,7 +226,8 @@ __device__ __forceinline__ void take(const ExpandArgs& a) {
         uint4 out;
         out.x = pack2<bf16>(v[0], v[1]), out.y = pack2<bf16>(v[2], v[3]);
         out.z = pack2<bf16>(v[4], v[5]), out.w = pack2<bf16>(v[6], v[7]);
-        *reinterpret_cast<uint4*>(static_cast<bf16*>(a.out) + static_cast<int64_t>(blockIdx.x) * a.k + k) = out;
+        *reinterpret_cast<uint4*>(static_cast<bf16*>(a.out) + static_cast<int64_t>(blockIdx.x) * a.k + k) =
+            out;
     }
 }
 
@@ -235,19 +240,19 @@ using INT8_128 = Int<8, 128>;
 
 }  // namespace packed
 
-#define PACK(FORMAT, BITS, SCALES, GROUP, SOURCE)                                                        \
-    extern "C" __global__ void __launch_bounds__(256) pack_##FORMAT(packed::PackArgs a) {               \
-        packed::pack<packed::Form<BITS, packed::Scales::SCALES, GROUP>, packed::SOURCE>(a);                     \
+#define PACK(FORMAT, BITS, SCALES, GROUP, SOURCE)                                           \
+    extern "C" __global__ void __launch_bounds__(256) pack_##FORMAT(packed::PackArgs a) {   \
+        packed::pack<packed::Form<BITS, packed::Scales::SCALES, GROUP>, packed::SOURCE>(a); \
     }
-#define FORM_KERNELS(FORM, BITS, SCALES, GROUP)                                                         \
-    extern "C" __global__ void __launch_bounds__(256) make_up_##FORM(packed::PackArgs a) {              \
-        packed::make_up<packed::Form<BITS, packed::Scales::SCALES, GROUP>>(a);                          \
-    }                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256) expand_##FORM(packed::ExpandArgs a) {             \
-        packed::expand<packed::Form<BITS, packed::Scales::SCALES, GROUP>>(a);                           \
-    }                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256) take_##FORM(packed::ExpandArgs a) {               \
-        packed::take<packed::Form<BITS, packed::Scales::SCALES, GROUP>>(a);                             \
+#define FORM_KERNELS(FORM, BITS, SCALES, GROUP)                                             \
+    extern "C" __global__ void __launch_bounds__(256) make_up_##FORM(packed::PackArgs a) {  \
+        packed::make_up<packed::Form<BITS, packed::Scales::SCALES, GROUP>>(a);              \
+    }                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256) expand_##FORM(packed::ExpandArgs a) { \
+        packed::expand<packed::Form<BITS, packed::Scales::SCALES, GROUP>>(a);               \
+    }                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256) take_##FORM(packed::ExpandArgs a) {   \
+        packed::take<packed::Form<BITS, packed::Scales::SCALES, GROUP>>(a);                 \
     }
 
 // variant pack_int4_g32: from=int4_g32
