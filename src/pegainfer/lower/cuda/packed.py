@@ -1,4 +1,4 @@
-"""GEMMs of quantised weights (common/packed): which weights stay packed, the kernels' shares, the launches."""
+"""GEMMs of quantised weights (common/packed): which weights stay packed, and their launches."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def choose_packed(m: int, n: int, k: int, form: PackedForm, target: Target) -> P
 def packed_choice(
     m: int, n: int, k: int, form: PackedForm, info: DeviceInfo, *, per_sm: int, depth: int = MAX_DEPTH
 ) -> PackedChoice | None:
-    """That launch, with at most so many stages, or None where it does not fit. `per_sm` blocks share an SM."""
+    """That launch, with at most so many stages; None where it does not fit. `per_sm` blocks share an SM."""
     tokens = next((t for t in TOKENS if m <= t), TOKENS[-1])
     stage = CELL // ROWS * form.tile_bytes + tokens * COLUMNS * 2
     room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared) - STATIC

@@ -49,8 +49,9 @@ def plan_program(program: Program, step: Step) -> StepPlan:
 
 
 def chosen_kernels(program: Program, steps: Iterable[Step]) -> set[str]:
-    """Every kernel that steps of these sizes may launch, whatever an executor's options are, and those that pack
-    its weights."""
+    """Every kernel that steps of these sizes may launch, whatever an executor's options are, and those that
+    pack its weights.
+    """
     calls = program.lowered(keep=keeps_whole).calls
     sets = (rules(), rules(row_pass=False), rules(fused=False))
     launched = {

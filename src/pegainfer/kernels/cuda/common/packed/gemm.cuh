@@ -56,7 +56,7 @@ __device__ __forceinline__ void spread(uint32_t low, uint32_t high, uint32_t shi
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if constexpr (F::BITS == 4) {
-            a[i] = fma_bf16x2((low >> 4 * i & 0x000f000fu) | MAGIC, ONES, shift);
+            a[i] = fma_bf16x2(((low >> 4 * i) & 0x000f000fu) | MAGIC, ONES, shift);
         } else {
             // The low seven bits, less 128 where the sign is set: -128 and -256 differ in the bit of the
             // sign.
@@ -80,7 +80,7 @@ struct Block {
     // Where columns 8 c … 8 c + 7 of a token lie in a stage. Odd rows are turned by 64 bytes, so that two
     // rows share no bank.
     __device__ __forceinline__ static uint32_t place(int token, int c) {
-        return STAGE_W + token * (COLUMNS * 2) + ((c ^ (token & 1) << 2) << 4);
+        return STAGE_W + token * (COLUMNS * 2) + ((c ^ ((token & 1) << 2)) << 4);
     }
 
     __device__ __forceinline__ void fetch_w(int cell, int chunk, uint32_t stage) const {
@@ -329,7 +329,7 @@ __device__ __forceinline__ void run(const Args& a) {
             fetched++;
         }
         cp_async_commit();
-        const int odd = unit - begin & 1;
+        const int odd = (unit - begin) & 1;
         if constexpr (B::OFFSET)
             if (unit + 1 < end) b.sum_x(b.ring + slot * B::STAGE, sums + (odd ^ 1) * B::SUMS);
         b.multiply(stage, sums + (B::OFFSET ? odd * B::SUMS : 0), acc);
