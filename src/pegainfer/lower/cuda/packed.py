@@ -88,18 +88,27 @@ def choose_packed(m: int, n: int, k: int, form: PackedForm, target: Target) -> P
     """The kernel for x[m, k] · w[n, k]ᵀ with a weight in this form."""
     if m > MOST_ROWS and 2 * n * k <= MOST_EXPANDED:
         return ExpandChoice(f"{m} rows: the packed kernels are quicker up to {MOST_ROWS}")
-    for per_sm, least in ((2, 4), (1, 3)):
-        choice = packed_choice(m, n, k, form, target.info, per_sm=per_sm)
-        if choice is not None and choice.depth >= least:
-            return choice
+    enough = next((t for t in TOKENS if m <= t), TOKENS[-1])
+    for tokens in (t for t in reversed(TOKENS) if t <= enough):  # fewer where shared memory is short
+        for per_sm in (2, 1):
+            choice = packed_choice(m, n, k, form, target.info, tokens=tokens, per_sm=per_sm)
+            if choice is not None:
+                return choice
     return ExpandChoice("the packed kernels need more shared memory than a block has")
 
 
 def packed_choice(
-    m: int, n: int, k: int, form: PackedForm, info: DeviceInfo, *, per_sm: int, depth: int = MAX_DEPTH
+    m: int,
+    n: int,
+    k: int,
+    form: PackedForm,
+    info: DeviceInfo,
+    *,
+    tokens: int,
+    per_sm: int,
+    depth: int = MAX_DEPTH,
 ) -> PackedChoice | None:
     """That launch, with at most so many stages; None where it does not fit. `per_sm` blocks share an SM."""
-    tokens = next((t for t in TOKENS if m <= t), TOKENS[-1])
     stage = CELL // ROWS * form.tile_bytes + tokens * COLUMNS * 2
     room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared) - STATIC
     depth = min(depth, room // stage)
