@@ -69,7 +69,9 @@ def measured(
     width = -(-CONTEXT // BLOCK)
     steps = Formats("bf16", "bf16", "bf16")
     sizes = Sizes(groups(config, BLOCK, steps), (most * width,), width * BLOCK)
-    program = forward(config, dict.fromkeys(TABLE.shapes(config), format_name), sizes, steps)
+    shapes = TABLE.shapes(config)
+    formats = {name: format_name if len(shape) > 1 else "f32" for name, shape in shapes.items()}
+    program = forward(config, formats, sizes, steps)
     table = cos_sin_table(width * BLOCK, inverse_frequencies(config.head_dim, config.rope_theta, None))
     backend = CudaBackend(ctx, {"cos_sin": float32(table)}, CudaOptions(row_pass=False), Dummy())
     shape = (most * width, config.num_layers, 2, config.num_kv_heads, BLOCK, config.head_dim)

@@ -49,9 +49,15 @@ CONFIG = Qwen3Config(
 
 def program(**formats: str) -> Program:
     """Qwen3's forward. `formats`: of weights by the last part of their names; the others have q4_1."""
-    shapes = TABLE.shapes(CONFIG)
-    stored = {name: formats.get(name.rpartition(".")[2], "q4_1") for name in shapes}
-    return forward(CONFIG, stored, Sizes(groups(CONFIG, 16, STEPS), (8,), 64), STEPS)
+    return recorded(STEPS, formats)
+
+
+def recorded(steps: Formats, formats: dict[str, str]) -> Program:
+    stored = {
+        name: formats.get(name.rpartition(".")[2], "q4_1") if len(shape) > 1 else "f32"
+        for name, shape in TABLE.shapes(CONFIG).items()
+    }
+    return forward(CONFIG, stored, Sizes(groups(CONFIG, 16, steps), (8,), 64), steps)
 
 
 def planned(p: Program, tokens: int, arch: str = "90a", **options: bool) -> StepPlan:
@@ -119,9 +125,7 @@ def test_weights_of_one_product_that_differ_in_form_are_expanded() -> None:
 
 def test_activations_of_other_dtypes_have_no_packed_weights() -> None:
     steps = Formats("f32", "f32", "f32")
-    stored = dict.fromkeys(TABLE.shapes(CONFIG), "q4_1")
-    p = forward(CONFIG, stored, Sizes(groups(CONFIG, 16, steps), (8,), 64), steps)
-    assert not held(planned(p, 4), Packed)
+    assert not held(planned(recorded(steps, {}), 4), Packed)
 
 
 def test_a_build_of_the_model_compiles_what_packs_its_weights() -> None:
