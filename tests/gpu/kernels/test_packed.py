@@ -188,8 +188,8 @@ def test_weights_arrive_in_pieces(ctx: CudaContext) -> None:
     b = Builder("pieces")
     for i, (w, _) in enumerate(parts):
         out = b.output(f"out{i}", "T", w.shape[0], dtype="f32")
-        a = b.input(f"a{i}", "T", k, dtype="bf16")
-        b.emit(LINEAR, out=out, a=a, w=b.weight(f"w{i}", w.shape[0], k, dtype="q4_0"))
+        given = b.input(f"a{i}", "T", k, dtype="bf16")
+        b.emit(LINEAR, out=out, a=given, w=b.weight(f"w{i}", w.shape[0], k, dtype="q4_0"))
     executor = backend.prepare(b.build(), {}, {"T": 2})
     backend.load()
     a = rounded(rng.standard_normal((2, k), np.float32), "bf16")
