@@ -183,7 +183,7 @@ def test_rows_arrive_in_order_and_whole(fake: FakeCuda, monkeypatch: pytest.Monk
             stored = weights[name].parts["values"].bytes().tobytes()
             assert b"".join(p[2] for p in pieces) == stored
     with pytest.raises(OpError, match="do not fit into one"):
-        store.packed((pair[0], tensor("c", (50, 128), "q4_0")), form, "rows")
+        store.packed((pair[0], tensor("b", (50, 128), "q4_0")), form, "rows")
 
 
 def test_weights_without_data_are_made_up(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,9 +287,10 @@ __device__ __forceinline__ void run(const Args& a) {
               shared_address(shared)};
     const int64_t units = static_cast<int64_t>(a.cells) * a.chunks;
     const int blocks = gridDim.x, me = blockIdx.x;
-    const int64_t begin = units * me / blocks, end = units * (me + 1) / blocks;
+    const int64_t begin = units * me / blocks;
+    const int count = units * (me + 1) / blocks - begin;  // of units that are this block's
 
-    const int head = min(static_cast<int64_t>(a.depth - 1), end - begin);
+    const int head = min(a.depth - 1, count);
     const int cell0 = begin / a.chunks, chunk0 = begin % a.chunks;
     for (int i = 0, cell = cell0, chunk = chunk0; i < head; i++) {
         b.fetch_w(cell, chunk, b.ring + i * B::STAGE);
@@ -314,26 +315,26 @@ __device__ __forceinline__ void run(const Args& a) {
 
     float acc[NT][4] = {};
     int cell = cell0, chunk = chunk0, slot = 0, from = chunk0;
-    int64_t fetched = begin + head;
-    for (int64_t unit = begin; unit < end; unit++) {
+    int fetched = head;
+    for (int unit = 0; unit < count; unit++) {
         // With an offset, the sums of the stage that follows are made beside this one's product.
         cp_async_wait_upto(a.depth - (B::OFFSET ? 3 : 2));
         __syncthreads();
         const uint32_t stage = b.ring + slot * B::STAGE;
         const int before = slot == 0 ? a.depth - 1 : slot - 1;  // every warp has read it
         if (++slot == a.depth) slot = 0;
-        if (fetched < end) {
+        if (fetched < count) {
             b.fetch_w(next_cell, next_chunk, b.ring + before * B::STAGE);
             b.fetch_x(next_cell, next_chunk, b.ring + before * B::STAGE);
             if (++next_chunk == a.chunks) next_chunk = 0, next_cell++;
             fetched++;
         }
         cp_async_commit();
-        const int odd = (unit - begin) & 1;
+        const int odd = unit & 1;
         if constexpr (B::OFFSET)
-            if (unit + 1 < end) b.sum_x(b.ring + slot * B::STAGE, sums + (odd ^ 1) * B::SUMS);
+            if (unit + 1 < count) b.sum_x(b.ring + slot * B::STAGE, sums + (odd ^ 1) * B::SUMS);
         b.multiply(stage, sums + (B::OFFSET ? odd * B::SUMS : 0), acc);
-        if (++chunk < a.chunks && unit + 1 < end) continue;
+        if (++chunk < a.chunks && unit + 1 < count) continue;
 
         // The end of a cell, or of this block's share.
         bool mine = true;
