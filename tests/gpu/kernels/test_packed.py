@@ -26,7 +26,7 @@ from tests.gpu.harness import EAGER, raw, rounded, run_once, sized
 Array = np.ndarray[Any, Any]
 FORMATS = tuple(OF_FORMAT)
 MAIN = ("q4_1", "q8_0", "int4_g128")  # one of each kind of scale and of level
-SUPERBLOCKS = ("q4_k", "q5_k")
+SUPERBLOCKS = ("q4_k", "q5_k", "q6_k")
 M = sized((1, 3, 8, 9, 16, 17, 33, 64, 65, 128, 200, 300), (1, 9, 17, 64, 65))
 # (N, K): sizes that tiles divide and that they do not, one tile, and Qwen3-4B's
 SHAPES = sized(((2560, 4096), (6144, 2560), (576, 1536), (1000, 640), (24, 256), (7, 512)), ((201, 768),))
@@ -105,7 +105,7 @@ def test_rows_that_end_within_a_tile(k: int, ctx: CudaContext) -> None:
 
 @pytest.mark.parametrize("m", [1, 7, 16, 40, 64, 65, 201, 300])
 def test_norm_and_gated_activation(m: int, ctx: CudaContext) -> None:
-    for format_name, f in (("q4_1", sized(9728, 608)), ("q8_0", 70), ("q4_k", 130)):
+    for format_name, f in (("q4_1", sized(9728, 608)), ("q8_0", 70), ("q4_k", 130), ("q6_k", 96)):
         k = sized(2560, 512)
         rng = np.random.default_rng(m)
         x = rounded(rng.standard_normal((m, k), np.float32) * 3, "bf16")
@@ -173,7 +173,8 @@ def test_logits_and_embeddings_of_one_table(m: int, ctx: CudaContext) -> None:
         h = x[rows] / np.sqrt(np.mean(x[rows] ** 2, axis=1, keepdims=True) + 1e-6)
         assert relative(got, h @ dense.T) < 4e-3
         ids = np.array([0, v - 1, v // 2, 7, -1, v], np.int32)
-        program = one_call(EMBEDDING, {"T": 6, "V": v, "M": k}, {"out": "bf16", "table": format_name}, {})
+        dtypes = {"out": "bf16", "ids": "i32", "table": format_name}
+        program = one_call(EMBEDDING, {"T": 6, "V": v, "M": k}, dtypes, {})
         got = run_once(ctx, program, {"table": table}, {}, {"ids": ids}, {"T": 6})["out"]
         assert np.array_equal(got[:4], rounded(dense[ids[:4]], "bf16"))
         assert not got[4:].any()

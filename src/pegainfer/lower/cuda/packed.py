@@ -76,6 +76,20 @@ def form_of(call: OpCall, names: tuple[str, ...]) -> PackedForm | None:
     return forms.pop()
 
 
+def forms_of(call: OpCall, names: tuple[str, ...]) -> list[tuple[tuple[str, ...], PackedForm]]:
+    """Runs of weights that share a form, each with its operands; [] where a weight has no form."""
+    runs: list[tuple[tuple[str, ...], PackedForm]] = []
+    for name in names:
+        form = form_of(call, (name,))
+        if form is None:
+            return []
+        if runs and runs[-1][1] == form:
+            runs[-1] = ((*runs[-1][0], name), form)
+        else:
+            runs.append(((name,), form))
+    return runs
+
+
 def linear_weight(c: Operands, *names: str, layout: str = "rows") -> Place:
     """The weight of a linear layer: packed, or expanded to the dtype of its activations."""
     form = form_of(c.call, names)
@@ -153,11 +167,11 @@ def packed_gemm(
     c.launch(choice.kernel, (choice.blocks, 1, 1), THREADS, [args], choice.shared, why=choice.reason)
 
 
-def expand(c: LoweringContext, w: Place, n: int, k: int, why: str) -> Place:
-    """A packed weight [n, k] as bf16, in scratch."""
+def expand(c: LoweringContext, w: Place, n: int, k: int, why: str, out: Place | None = None) -> Place:
+    """A packed weight [n, k] as bf16, in scratch where no place is given."""
     held = w.held
     assert isinstance(held, Packed)
-    out = c.scratch(2 * n * k)
+    out = c.scratch(2 * n * k) if out is None else out
     args = struct(
         EXPAND, out=out, w=w, ids=None, rows=n, k=k, across=blocks(k, COLUMNS), row=0,
         pairs=int(held.layout == "pairs"),
@@ -175,5 +189,4 @@ def take_packed_rows(
     held = w.held
     assert isinstance(held, Packed)
     args = struct(EXPAND, out=out, w=w, ids=ids, rows=n, k=k, across=blocks(k, COLUMNS), row=0, pairs=0)
-    threads = min(1024, max(32, blocks(blocks(k, 8), 32) * 32))
-    c.launch(f"take_{held.form}", (count, 1, 1), threads, [args], why=f"a table in {held.form}")
+    c.launch(f"take_{held.form}", (count, 1, 1), 256, [args], why=f"a table in {held.form}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pegainfer.runtime.weights.formats import FORMATS
+
 ROWS, COLUMNS = 16, 128  # of a tile
 
 
@@ -15,7 +17,7 @@ class PackedForm:
         name: in the names of kernels.
         group: columns that share a scale.
         word: bytes of a group's scale and zero point or offset.
-        offset: the scale comes with an offset and not with a zero point.
+        offset: the scale comes with an offset, and not with a zero point or alone.
     """
 
     name: str
@@ -41,14 +43,16 @@ FORMS = {
         ("pair", 32, 4, True), ("full", 32, 8, True),
     )
 }  # fmt: skip
+FORMS["int8_g16"] = PackedForm("int8_g16", 8, 16)
 # The form that holds a storage format exactly, by the format's name.
 OF_FORMAT = {
-    **{name: form for name, form in FORMS.items() if not form.offset},
+    **{name: form for name, form in FORMS.items() if name in FORMATS},
     "q4_0": FORMS["int4_g32"],
     "q4_1": FORMS["int4_pair"],
     "q4_k": FORMS["int4_full"],
     "q5_0": FORMS["int8_g32"],
     "q5_1": FORMS["int8_pair"],
     "q5_k": FORMS["int8_full"],
+    "q6_k": FORMS["int8_g16"],
     "q8_0": FORMS["int8_g32"],
 }

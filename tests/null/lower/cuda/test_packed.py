@@ -116,11 +116,25 @@ def test_the_pass_in_one_launch_serves_no_packed_weight() -> None:
     assert planned(program(**dict.fromkeys(("embed", "wq"), "bf16")), 1).lacking["decode_pass"]
 
 
-def test_weights_of_one_product_that_differ_in_form_are_expanded() -> None:
-    """What a Q4_K_M file has beside its 4 bits."""
-    plan = planned(program(wv="q8_0", w_down="q6_k"), 8)
+def test_pairs_that_differ_in_form_and_formats_without_one_are_expanded() -> None:
+    plan = planned(program(w_gate="q8_0", w_down="q3_k"), 8)
     expanded = {name.rpartition(".")[2] for names in held(plan, Matrix) for name in names}
-    assert expanded == {"wq", "wk", "wv", "w_down"}
+    assert expanded == {"w_gate", "w_up", "w_down"}
+
+
+@pytest.mark.parametrize("tokens", [1, 128, 300])
+def test_heads_of_several_forms_are_a_product_each(tokens: int) -> None:
+    """What a Q4_K_M file has: it keeps the values' projection in more bits."""
+    plan = planned(program(wv="q6_k"), tokens)
+    parts = {tuple(name.rpartition(".")[2] for name in names) for names in held(plan, Packed)}
+    assert {("wq", "wk"), ("wv",)} <= parts and not held(plan, Matrix)
+    heads = [call for call in plan.calls if call[0].spec.name.endswith(("project_heads", "rope_append"))]
+    assert len(heads) == CONFIG.num_layers
+    for call, launches in heads:
+        kernels = [launch.kernel for launch in launches if isinstance(launch, PlannedLaunch)]
+        products = [k for k in kernels if k.startswith(("packed_int4_pair", "packed_int8_g16"))]
+        expanded = [k for k in kernels if k.startswith("expand")]
+        assert (len(products), len(expanded)) == ((2, 0) if tokens <= 256 else (0, 2)), call.spec.name
 
 
 def test_activations_of_other_dtypes_have_no_packed_weights() -> None:

@@ -10,17 +10,22 @@
 //   8 bits: [4 blocks of 32 columns][32 lanes][rows g, g + 8][2]: words of 4 levels, in the order 0 2 1 3
 //   scales: [groups of the 128 columns][g][rows g, g + 8] words; Full: two scales, then two offsets
 //
-// A level q is worth (q - zero) · scale (Zero), or q · scale + offset (Pair, Full). 8-bit levels of Zero are
-// stored less 128, as signed bytes. The zero point of 4-bit levels is at most 128: files have 0 … 16.
+// In groups of 16 columns, lane 4 g + t holds columns 4 t … 4 t + 3 of either 16 of a block instead, so that
+// each product of 16 columns is within a group.
+//
+// A level q is worth (q - zero) · scale (Zero), q · scale (Plain), or q · scale + offset (Pair, Full). 8-bit
+// levels of Zero are stored less 128, as signed bytes. The zero point of 4-bit levels is at most 128: files
+// have 0 … 16.
 #pragma once
 #include "ptx.cuh"
 
 namespace packed {
 
 enum class Scales {
-    Zero,  // a float32 whose low byte is the zero point
-    Pair,  // scale and offset in float16
-    Full,  // scale and offset in float32
+    Plain,  // a float32; 8-bit levels are signed bytes
+    Zero,   // a float32 whose low byte is the zero point
+    Pair,   // scale and offset in float16
+    Full,   // scale and offset in float32
 };
 
 constexpr int ROWS = 16, COLUMNS = 128;  // of a tile
@@ -29,6 +34,7 @@ template <int BITS_, Scales SCALES_, int GROUP_>
 struct Form {
     static constexpr int BITS = BITS_, GROUP = GROUP_;  // GROUP: columns that share a scale
     static constexpr Scales SCALES = SCALES_;
+    static constexpr bool OFFSET = SCALES == Scales::Pair || SCALES == Scales::Full;
     static constexpr int LEVELS = ROWS * COLUMNS * BITS / 8;  // bytes
     static constexpr int WORD = SCALES == Scales::Full ? 8 : 4;
     static constexpr int BYTES = LEVELS + COLUMNS / GROUP * ROWS * WORD;  // of a tile
@@ -47,18 +53,21 @@ __device__ __forceinline__ Scale scale_of(const uint8_t* tile, int r, int k) {
     if constexpr (F::SCALES == Scales::Full)
         return {__uint_as_float(words[4 * at + half]), __uint_as_float(words[4 * at + 2 + half])};
     const uint32_t word = words[2 * at + half];
+    if constexpr (F::SCALES == Scales::Plain) return {__uint_as_float(word), 0};
     if constexpr (F::SCALES == Scales::Zero)
         return {__uint_as_float(word & 0xffffff00u), static_cast<float>(word & 0xff)};
     const float2 pair = unpack2<f16>(word);
     return {pair.x, pair.y};
 }
 
-// Where the levels of row r and columns k … k + 7 lie in a tile: 4 bytes of 4-bit levels, 8 of 8-bit ones.
+// Where the word of row r that begins with column k lies in a tile: of 8 levels of 4 bits, 4 of 8 bits.
 template <typename F>
-__device__ __forceinline__ int levels_at(int r, int k) {
-    const int block = k / 32, lane = (r & 7) * 4 + k % 32 / 8, half = r >> 3;
+__device__ __forceinline__ int word_at(int r, int k) {
+    const int block = k / 32, half = r >> 3;
+    const int lane = (r & 7) * 4 + (F::GROUP == 16 ? k % 16 / 4 : k % 32 / 8);
+    const int second = F::GROUP == 16 ? k % 32 / 16 : k % 8 / 4;
     return F::BITS == 4 ? block / 2 * 512 + lane * 16 + (block % 2 * 2 + half) * 4
-                        : block * 512 + lane * 16 + half * 8;
+                        : block * 512 + lane * 16 + half * 8 + second * 4;
 }
 
 // Where level i of eight lies in its words, in bits from the first word's lowest.
@@ -72,8 +81,8 @@ __device__ __forceinline__ int level_shift(int i) {
 template <typename F>
 __device__ __forceinline__ void values(const uint8_t* tile, int r, int k, float (&out)[8]) {
     const Scale s = scale_of<F>(tile, r, k);
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(tile + levels_at<F>(r, k));
-    const uint32_t low = words[0], high = F::BITS == 8 ? words[1] : 0;
+    const uint32_t low = *reinterpret_cast<const uint32_t*>(tile + word_at<F>(r, k));
+    const uint32_t high = F::BITS == 8 ? *reinterpret_cast<const uint32_t*>(tile + word_at<F>(r, k + 4)) : 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int shift = level_shift<F>(i);

@@ -39,7 +39,9 @@ __device__ constexpr int centre() {
 // What is added to the levels of a row's group, in both halves: of 4 bits with 128 added already.
 template <typename F>
 __device__ __forceinline__ uint32_t shift_of(uint32_t word) {
-    if constexpr (F::SCALES != Scales::Zero) {
+    if constexpr (F::SCALES == Scales::Plain) {
+        return 0;
+    } else if constexpr (F::OFFSET) {
         const float shift = -centre<F>() - (F::BITS == 4 ? 128 : 0);
         return pack2<bf16>(shift, shift);
     } else if constexpr (F::BITS == 4) {
@@ -63,14 +65,14 @@ __device__ __forceinline__ void spread(uint32_t low, uint32_t high, uint32_t shi
             const uint32_t bytes = (i < 2 ? low : high) >> 8 * (i % 2);
             const uint32_t level =
                 fma_bf16x2((bytes & 0x007f007fu) | MAGIC, ONES, (bytes & 0x00800080u) | NEGATIVE);
-            a[i] = fma_bf16x2(level, ONES, shift);
+            a[i] = F::SCALES == Scales::Plain ? level : fma_bf16x2(level, ONES, shift);
         }
     }
 }
 
 template <typename F, int NT>
 struct Block {
-    static constexpr bool OFFSET = F::SCALES != Scales::Zero;
+    static constexpr bool OFFSET = F::OFFSET;
     static constexpr int TOKENS = 8 * NT, GROUPS = COLUMNS / F::GROUP, SUMS = COLUMNS / 32 * TOKENS;
     static constexpr int STAGE_W = WARPS * F::BYTES, STAGE = STAGE_W + TOKENS * COLUMNS * 2;
     const Args& a;
@@ -134,6 +136,7 @@ struct Block {
     __device__ __forceinline__ void multiply(uint32_t stage, const float* sums, float (&acc)[NT][4]) const {
         const uint32_t tile = stage + warp * F::BYTES;
         uint4 levels = {};
+        uint32_t ag[4], ah[4];
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
             const uint32_t at = tile + F::LEVELS + (group * 8 + g) * 2 * F::WORD;
@@ -146,10 +149,22 @@ struct Block {
             }
             const uint32_t shift_g = shift_of<F>(word.x), shift_h = shift_of<F>(word.y);
             float part[NT][4] = {};
+            if constexpr (F::GROUP == 16) {
+                if (group % 2 == 0) {
+                    levels = load_shared16(tile + group / 2 * 512 + lane * 16);
+                    spread<F>(levels.x, levels.y, 0, ag);
+                    spread<F>(levels.z, levels.w, 0, ah);
+                }
+                const int at = group % 2 * 2;
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++) {
+                    const uint2 b = load_shared8(stage + place(nt * 8 + g, group * 2 + t / 2) + t % 2 * 8);
+                    mma<bf16>(part[nt], ag[at], ah[at], ag[at + 1], ah[at + 1], b.x, b.y);
+                }
+            }
 #pragma unroll
             for (int j = 0; j < F::GROUP / 32; j++) {
                 const int block = group * (F::GROUP / 32) + j;
-                uint32_t ag[4], ah[4];
                 if constexpr (F::BITS == 4) {
                     if (block % 2 == 0) levels = load_shared16(tile + block / 2 * 512 + lane * 16);
                     spread<F>(block % 2 ? levels.z : levels.x, 0, shift_g, ag);
@@ -167,7 +182,9 @@ struct Block {
                 }
             }
             float2 scale, offset = {};
-            if constexpr (F::SCALES == Scales::Zero) {
+            if constexpr (F::SCALES == Scales::Plain) {
+                scale = make_float2(__uint_as_float(word.x), __uint_as_float(word.y));
+            } else if constexpr (F::SCALES == Scales::Zero) {
                 scale =
                     make_float2(__uint_as_float(word.x & 0xffffff00u), __uint_as_float(word.y & 0xffffff00u));
             } else if constexpr (F::SCALES == Scales::Pair) {

@@ -26,3 +26,11 @@ PACKED_KERNEL(packed_int8_g128_16, 8, Zero, 128, 2)
 PACKED_KERNEL(packed_int8_g128_32, 8, Zero, 128, 4)
 // variant packed_int8_g128_64: form=int8_g128 tokens=64
 PACKED_KERNEL(packed_int8_g128_64, 8, Zero, 128, 8)
+// variant packed_int8_g16_8: form=int8_g16 tokens=8
+PACKED_KERNEL(packed_int8_g16_8, 8, Plain, 16, 1)
+// variant packed_int8_g16_16: form=int8_g16 tokens=16
+PACKED_KERNEL(packed_int8_g16_16, 8, Plain, 16, 2)
+// variant packed_int8_g16_32: form=int8_g16 tokens=32
+PACKED_KERNEL(packed_int8_g16_32, 8, Plain, 16, 4)
+// variant packed_int8_g16_64: form=int8_g16 tokens=64
+PACKED_KERNEL(packed_int8_g16_64, 8, Plain, 16, 8)

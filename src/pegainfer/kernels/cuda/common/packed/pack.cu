@@ -8,6 +8,7 @@ namespace packed {
 struct Group {
     int q[32];
     float scale;
+    float second;  // scale of the upper 16, in groups of 16
     float offset;  // Zero: the zero point of levels that begin at 0
 };
 
@@ -121,6 +122,20 @@ struct Q5_K {
     }
 };
 
+struct Q6_K {
+    __device__ static Group read(const uint8_t* row, int i) {
+        const uint8_t* block = row + static_cast<int64_t>(i / 8) * 210;
+        const int half = i % 8 / 4, part = i % 4;
+        const uint8_t *low = block + half * 64 + part % 2 * 32, *high = block + 128 + half * 32;
+        const int8_t* scales = reinterpret_cast<const int8_t*>(block + 192) + i % 8 * 2;
+        Group out;
+        for (int e = 0; e < 32; e++)
+            out.q[e] = ((low[e] >> part / 2 * 4 & 15) | (high[e] >> 2 * part & 3) << 4) - 32;
+        out.scale = half_at(block + 208) * scales[0], out.second = half_at(block + 208) * scales[1];
+        return out;
+    }
+};
+
 template <typename F>
 __device__ __forceinline__ void write(const PackArgs& a, int row, int i, const Group& group) {
     const int at = a.pairs ? row / 8 * ROWS + row % 8 + (a.first ? 8 : 0) : a.first + row;
@@ -133,11 +148,11 @@ __device__ __forceinline__ void write(const PackArgs& a, int row, int i, const G
         for (int e = 0; e < 8; e++) {
             // 8-bit levels with a zero point are stored less 128.
             const int flip = F::BITS == 8 && F::SCALES == Scales::Zero ? 0x80 : 0;
-            words |= static_cast<uint64_t>(group.q[c + e] ^ flip) << level_shift<F>(e);
+            constexpr int MASK = F::BITS == 4 ? 15 : 255;
+            words |= static_cast<uint64_t>((group.q[c + e] ^ flip) & MASK) << level_shift<F>(e);
         }
-        uint32_t* to = reinterpret_cast<uint32_t*>(tile + levels_at<F>(r, k + c));
-        to[0] = words;
-        if (F::BITS == 8) to[1] = words >> 32;
+        *reinterpret_cast<uint32_t*>(tile + word_at<F>(r, k + c)) = words;
+        if (F::BITS == 8) *reinterpret_cast<uint32_t*>(tile + word_at<F>(r, k + c + 4)) = words >> 32;
     }
     if (k % F::GROUP) return;
     uint32_t* words = reinterpret_cast<uint32_t*>(tile + F::LEVELS);
@@ -145,6 +160,9 @@ __device__ __forceinline__ void write(const PackArgs& a, int row, int i, const G
     if constexpr (F::SCALES == Scales::Full) {
         words[4 * word + half] = __float_as_uint(group.scale);
         words[4 * word + 2 + half] = __float_as_uint(group.offset);
+    } else if constexpr (F::SCALES == Scales::Plain) {
+        words[2 * word + half] = __float_as_uint(group.scale);
+        if (F::GROUP == 16) words[2 * (word + 8) + half] = __float_as_uint(group.second);
     } else if constexpr (F::SCALES == Scales::Pair) {
         words[2 * word + half] = pack2<f16>(group.scale, group.offset);
     } else {
@@ -173,7 +191,7 @@ __device__ __forceinline__ void make_up(const PackArgs& a) {
          i += step) {
         Group group;
         uint64_t state = (i + 1) * 0x9E3779B97F4A7C15ull + a.seed;
-        const int top = F::BITS == 4 ? 15 : F::SCALES == Scales::Zero ? 255 : 31;
+        const int top = F::BITS == 4 ? 15 : F::OFFSET ? 31 : 255;
         for (int e = 0; e < 32; e++) {
             // SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
             uint64_t z = state += 0x9E3779B97F4A7C15ull;
@@ -181,7 +199,7 @@ __device__ __forceinline__ void make_up(const PackArgs& a) {
             z = (z ^ z >> 27) * 0x94D049BB133111EBull;
             group.q[e] = (z ^ z >> 31) >> 32 & top;
         }
-        group.scale = a.scale;
+        group.scale = group.second = a.scale;
         group.offset = F::SCALES == Scales::Zero ? (top + 1) / 2 : -a.scale * top / 2;
         write<F>(a, i / groups, i % groups, group);
     }
@@ -281,6 +299,8 @@ PACK(q5_1, 8, Pair, 32, Q5_1)
 PACK(q5_k, 8, Full, 32, Q5_K)
 // variant pack_q8_0: from=q8_0
 PACK(q8_0, 8, Zero, 32, Q8_0)
+// variant pack_q6_k: from=q6_k
+PACK(q6_k, 8, Plain, 16, Q6_K)
 // variant make_up_int4_g32: form=int4_g32
 // variant expand_int4_g32: form=int4_g32
 // variant take_int4_g32: form=int4_g32
@@ -321,3 +341,7 @@ FORM_KERNELS(int8_pair, 8, Pair, 32)
 // variant expand_int8_full: form=int8_full
 // variant take_int8_full: form=int8_full
 FORM_KERNELS(int8_full, 8, Full, 32)
+// variant make_up_int8_g16: form=int8_g16
+// variant expand_int8_g16: form=int8_g16
+// variant take_int8_g16: form=int8_g16
+FORM_KERNELS(int8_g16, 8, Plain, 16)
