@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pegainfer.lower.cuda.lowering import LoweringContext, Operands, blocks
 from pegainfer.lower.cuda.plan import ARRIVALS, Packed, Place, struct
@@ -99,7 +99,12 @@ def linear_weight(c: Operands, *names: str, layout: str = "rows") -> Place:
 
 
 def choose_packed(m: int, n: int, k: int, form: PackedForm, target: Target) -> PackedChoice | ExpandChoice:
-    """The kernel for x[m, k] · w[n, k]ᵀ with a weight in this form."""
+    """The kernel for x[m, k] · w[n, k]ᵀ with a weight in this form; a measured one where there is one."""
+    tuned = target.tuning.find(target.info, "packed", m, n=n, k=k, bits=form.bits)
+    if tuned is not None and tuned.numbers is not None:
+        choice = packed_choice(m, n, k, form, target.info, **tuned.numbers)
+        if choice is not None:
+            return replace(choice, why=f"{m} rows; measured on {tuned.card} up to {tuned.most} rows")
     if m > MOST_ROWS and 2 * n * k <= MOST_EXPANDED:
         return ExpandChoice(f"{m} rows: the packed kernels are quicker up to {MOST_ROWS}")
     enough = next((t for t in TOKENS if m <= t), TOKENS[-1])
@@ -122,7 +127,12 @@ def packed_choice(
     per_sm: int,
     depth: int = MAX_DEPTH,
 ) -> PackedChoice | None:
-    """That launch, with at most so many stages; None where it does not fit. `per_sm` blocks share an SM."""
+    """That launch, with at most so many stages; None where it does not fit.
+
+    Args:
+        tokens: of a cell.
+        per_sm: blocks that share an SM.
+    """
     stage = CELL // ROWS * form.tile_bytes + tokens * COLUMNS * 2
     room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared) - STATIC
     depth = min(depth, room // stage)
@@ -173,11 +183,10 @@ def expand(c: LoweringContext, w: Place, n: int, k: int, why: str, out: Place | 
     assert isinstance(held, Packed)
     out = c.scratch(2 * n * k) if out is None else out
     args = struct(
-        EXPAND, out=out, w=w, ids=None, rows=n, k=k, across=blocks(k, COLUMNS), row=0,
+        EXPAND, out=out, w=w, ids=None, rows=n, k=k, across=blocks(k, COLUMNS),
         pairs=int(held.layout == "pairs"),
     )  # fmt: skip
-    work = blocks(n, ROWS) * blocks(k, COLUMNS) * ROWS * COLUMNS // 8
-    grid = min(blocks(work, 256), EXPAND_BLOCKS * c.target.info.num_sms)
+    grid = min(blocks(n, ROWS) * blocks(k, COLUMNS), EXPAND_BLOCKS * c.target.info.num_sms)
     c.launch(f"expand_{held.form}", (grid, 1, 1), 256, [args], why=why)
     return out
 
@@ -188,5 +197,5 @@ def take_packed_rows(
     """Rows of a packed matrix [n, k] as bf16; zeros for ids outside it."""
     held = w.held
     assert isinstance(held, Packed)
-    args = struct(EXPAND, out=out, w=w, ids=ids, rows=n, k=k, across=blocks(k, COLUMNS), row=0, pairs=0)
+    args = struct(EXPAND, out=out, w=w, ids=ids, rows=n, k=k, across=blocks(k, COLUMNS), pairs=0)
     c.launch(f"take_{held.form}", (count, 1, 1), 256, [args], why=f"a table in {held.form}")

@@ -226,9 +226,8 @@ EXPAND = Layout(
     const int* ids  // of rows, where some are taken
     int rows  // expanded, or that the matrix has
     int k
-    int across
-    int row  // of the packed matrix: a multiple of 16
-    int pairs
+    int across  // tiles of columns
+    int pairs  // 1: as in PackArgs
     """,
 )
 

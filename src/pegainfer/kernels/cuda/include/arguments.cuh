@@ -227,11 +227,10 @@ struct ExpandArgs {
     const int* ids;  // of rows, where some are taken
     int rows;  // expanded, or that the matrix has
     int k;
-    int across;
-    int row;  // of the packed matrix: a multiple of 16
-    int pairs;
+    int across;  // tiles of columns
+    int pairs;  // 1: as in PackArgs
 };
-static_assert(sizeof(ExpandArgs) == 48);
+static_assert(sizeof(ExpandArgs) == 40);
 }  // namespace packed
 
 namespace pass {

@@ -205,30 +205,30 @@ __device__ __forceinline__ void make_up(const PackArgs& a) {
     }
 }
 
-// out[rows, K] bf16: rows of the packed matrix from `row` on; of pairs, in turn as bf16 GEMMs take them.
+__device__ __forceinline__ void store8(bf16* to, const float (&v)[8]) {
+    uint4 out;
+    out.x = pack2<bf16>(v[0], v[1]), out.y = pack2<bf16>(v[2], v[3]);
+    out.z = pack2<bf16>(v[4], v[5]), out.w = pack2<bf16>(v[6], v[7]);
+    *reinterpret_cast<uint4*>(to) = out;
+}
+
+// out[rows, K] bf16: rows of the packed matrix; of pairs, in turn as bf16 GEMMs take them. A block has a tile
+// at a time, a thread eight columns of it; neighbouring threads read neighbouring words.
 template <typename F>
 __device__ __forceinline__ void expand(const ExpandArgs& a) {
-    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    const int64_t tiles = static_cast<int64_t>((a.rows + ROWS - 1) / ROWS) * a.across;
+    const int e = threadIdx.x, lane = F::BITS == 4 ? e % 128 / 4 : e % 64 / 2;
+    const int block = F::BITS == 4 ? e / 128 * 2 + e % 4 / 2 : e / 64;
+    const int r = lane / 4 + 8 * (e % 2), k = block * 32 + lane % 4 * 8;
+    const int within = a.pairs ? 2 * (r % 8) + r / 8 : r;
+    const int tiles = (a.rows + ROWS - 1) / ROWS * a.across;
     pdl_wait();
     pdl_launch();
-    constexpr int EIGHTS = ROWS * COLUMNS / 8;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < tiles * EIGHTS;
-         i += step) {
-        // Neighbouring threads read neighbouring words.
-        const int64_t tile = i / EIGHTS;
-        const int e = i % EIGHTS, lane = F::BITS == 4 ? e % 128 / 4 : e % 64 / 2;
-        const int block = F::BITS == 4 ? e / 128 * 2 + e % 4 / 2 : e / 64;
-        const int r = lane / 4 + 8 * (e % 2), k = block * 32 + lane % 4 * 8;
-        const int column = tile % a.across * COLUMNS + k, top = tile / a.across * ROWS;
-        const int row = top + (a.pairs ? 2 * (r % 8) + r / 8 : r);
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const int row = tile / a.across * ROWS + within, column = tile % a.across * COLUMNS + k;
         if (row >= a.rows || column >= a.k) continue;
         float v[8];
-        values<F>(tile_at<F>(a.w, a.row + top, column, a.across), r, k, v);
-        uint4 out;
-        out.x = pack2<bf16>(v[0], v[1]), out.y = pack2<bf16>(v[2], v[3]);
-        out.z = pack2<bf16>(v[4], v[5]), out.w = pack2<bf16>(v[6], v[7]);
-        *reinterpret_cast<uint4*>(static_cast<bf16*>(a.out) + static_cast<int64_t>(row) * a.k + column) = out;
+        values<F>(static_cast<const uint8_t*>(a.w) + static_cast<int64_t>(tile) * F::BYTES, r, k, v);
+        store8(static_cast<bf16*>(a.out) + static_cast<int64_t>(row) * a.k + column, v);
     }
 }
 
@@ -241,11 +241,7 @@ __device__ __forceinline__ void take(const ExpandArgs& a) {
     for (int k = threadIdx.x * 8; k < a.k; k += blockDim.x * 8) {
         float v[8] = {};
         if (id >= 0 && id < a.rows) values<F>(tile_at<F>(a.w, id, k, a.across), id % ROWS, k % COLUMNS, v);
-        uint4 out;
-        out.x = pack2<bf16>(v[0], v[1]), out.y = pack2<bf16>(v[2], v[3]);
-        out.z = pack2<bf16>(v[4], v[5]), out.w = pack2<bf16>(v[6], v[7]);
-        *reinterpret_cast<uint4*>(static_cast<bf16*>(a.out) + static_cast<int64_t>(blockIdx.x) * a.k + k) =
-            out;
+        store8(static_cast<bf16*>(a.out) + static_cast<int64_t>(blockIdx.x) * a.k + k, v);
     }
 }
 
