@@ -1,6 +1,6 @@
 """The linear layers of Qwen3-4B from packed weights on one GPU, beside those of bf16.
 
-    python bench/cuda_quantized.py [--formats bf16 q4_1 int4_g128 q4_k q8_0] [--rows 1 8 16 32 64 128] [--sweep]
+    python bench/cuda_quantized.py [--formats bf16 q4_1 int4_g128 q4_k q8_0] [--rows 1 8 16 32] [--sweep]
 
 Of every format the weights of all layers and of the head are made up; the launches of a decode step that
 multiply by a weight run as one graph. Prints microseconds, and the bytes of the weights over that time as a
