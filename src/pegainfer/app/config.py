@@ -258,11 +258,6 @@ class EngineConfig:
                 "the GPU's kernels keep keys and values as bf16 or fp8", expected="auto, bf16 or fp8",
                 got=self.kv_dtype, where="kv_cache_dtype",
             )  # fmt: skip
-        if cuda and self.quantization not in (None, "fp8"):
-            raise ConfigError(
-                "the GPU expands quantised weights but FP8 to bf16, so that quantising saves nothing there",
-                expected="fp8, or cpu or reference", got=f"{self.quantization} on cuda", where="quantization",
-            )  # fmt: skip
         if self.expert_stats and (cuda or self.tensor_parallel_size > 1):
             raise ConfigError(
                 "tokens of experts are counted on the CPU, by one rank, so far",

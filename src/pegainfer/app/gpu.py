@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.ranks import ONE_RANK
 from pegainfer.runner.program import largest_step
 from pegainfer.runner.slots import table_widths
+from pegainfer.runtime.cuda.packed import OF_FORMAT
+from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
     from pegainfer.lower.cuda.target import Target
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PLAIN = ("f32", "f16", "bf16")
 RESERVE = 1 << 30  # bytes: scratch of kernels, cuBLASLt's workspace, graphs, staged inputs
 CAPTURE_SECONDS = 0.2  # at start: some seven sizes; others while nobody asks, or when they first come
 
@@ -100,6 +104,7 @@ def build_runner(
         info = fit(model, groups, budget, config, scheduler)
         dummy = Dummy() if config.load_format == "dummy" else None
         weights = model.tensors(info.max_model_len)
+        log_expanded(weights)
         backend = CudaBackend(ctx, weights, CudaOptions(graphs=config.cuda_graph), dummy)
         pinned = PinnedMemory(ctx.device)
         with tiers_of_rank(config, scheduler, groups, path, ONE_RANK, pinned) as tiers:
@@ -123,6 +128,16 @@ def build_runner(
     phases = ("context", "plan", "graphs", "weights")  # the last: what is left of them then
     seconds = {name: clock[i + 1] - clock[i] for i, name in enumerate(phases)}
     return Built(runner, backend.describe(), seconds, tiers.peers)
+
+
+def log_expanded(weights: Mapping[str, Weight]) -> None:
+    """A line about quantised matrices whose format has no packed form, so that they take 16 bits a weight."""
+    found = sorted(
+        {w.dtype for w in weights.values() if len(w.shape) > 1 and w.dtype not in (*PLAIN, *OF_FORMAT)}
+    )
+    if found:
+        count = sum(w.dtype in found for w in weights.values())
+        log.info("%d matrices in %s are expanded to bf16: no packed form holds them", count, " ".join(found))
 
 
 def fit(

@@ -22,6 +22,7 @@ from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
 from pegainfer.runner.adapters import HostAdapters
 from pegainfer.runner.host import HostRunner
 from pegainfer.runner.program import Formats, Sizes
+from pegainfer.runtime.cuda.packed import OF_FORMAT
 from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
@@ -84,17 +85,15 @@ class LineModel:
         return replace(self, kv_scales=kv_scales)
 
     def weight_bytes(self, num_positions: int, *, fp8: bool = False) -> int:
-        """Bytes of all constants on a GPU, which holds matrices as bf16, vectors and tables as float32.
+        """Bytes of all constants on a GPU, which holds quantised matrices in packed forms where there is one,
+        other matrices as bf16, vectors and tables as float32.
 
         fp8: whether it keeps FP8 matrices in 8 bits.
         """
-        stays = ("fp8_r128", "fp8_g128") if fp8 else ()
-        halves = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) == 2 and w.dtype in stays)
-        matrices = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) > 1) - halves
+        matrices = sum(_matrix_bytes(w, fp8) for w in self.weights.values() if len(w.shape) > 1)
         vectors = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) == 1)
         row = sum(prod(make(1).shape) for make in self.tables.values())
-        # An FP8 scale takes 4 bytes for 128 columns at the most.
-        return 2 * matrices + halves + halves // 32 + 4 * (vectors + num_positions * row)
+        return matrices + 4 * (vectors + num_positions * row)
 
     def tensors(self, num_positions: int) -> dict[str, Weight]:
         """Every constant of the programs by name; `num_positions` is the served length."""
@@ -182,6 +181,13 @@ class LineModel:
             adapters = CudaAdapters(programs["forward"], self.adapted, info, backend.ctx.device)
         parts = make_parts(programs, info, groups, backend, {} if adapters is None else adapters.states)
         return CudaRunner(info, parts, max_logprobs, adapters)
+
+
+def _matrix_bytes(w: Weight, fp8: bool) -> int:
+    if fp8 and len(w.shape) == 2 and w.dtype in ("fp8_r128", "fp8_g128"):
+        return prod(w.shape) + prod(w.shape) // 32  # a scale takes 4 bytes for 128 columns at the most
+    form = OF_FORMAT.get(w.dtype) if len(w.shape) == 2 else None
+    return 2 * prod(w.shape) if form is None else form.nbytes(w.shape[0], w.shape[1])
 
 
 class ServedConfig(Protocol):

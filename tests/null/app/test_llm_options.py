@@ -47,7 +47,6 @@ def test_names(options: dict[str, Any], field: str, value: Any) -> None:
             {"quantization": "awq"},
             "^bad quantization; expected int4 or int8 or fp8; got 'awq'; remedy: leave it out",
         ),
-        ({"quantization": "int4", "device": "cuda"}, "^the GPU expands quantised weights but FP8"),
         (
             {"max_num_seqs": 1, "max_running_requests": 2},
             "set twice; got max_num_seqs and max_running_requests",

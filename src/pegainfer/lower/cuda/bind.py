@@ -12,6 +12,7 @@ from pegainfer.lower.cuda.plan import (
     Boxes,
     Codes,
     Matrix,
+    Packed,
     Place,
     Planned,
     PlannedArg,
@@ -26,6 +27,7 @@ from pegainfer.lower.cuda.store import WeightStore
 from pegainfer.ops.tensor import Tensor
 from pegainfer.runtime.cuda.cublaslt import MatmulPlan
 from pegainfer.runtime.cuda.launch import Arg, Launch, packed_struct
+from pegainfer.runtime.cuda.packed import FORMS
 from pegainfer.runtime.cuda.stream import Stream
 
 
@@ -123,7 +125,8 @@ class Binder:
 
     def address(self, place: Place) -> int:
         held = place.held
-        starts = self._constants if isinstance(held, (Matrix, Codes, Scales, Vector)) else self._starts
+        constant = isinstance(held, (Matrix, Codes, Scales, Packed, Vector))
+        starts = self._constants if constant else self._starts
         start = starts.get(held)
         if start is None:
             start = starts[held] = self._start(held)
@@ -139,6 +142,8 @@ class Binder:
                 return self._weights.fp8(tensors, layout)[0].address
             case Scales(tensors, layout):
                 return self._weights.fp8(tensors, layout)[1].address
+            case Packed(tensors, form, layout):
+                return self._weights.packed(tensors, FORMS[form], layout).address
             case Vector(tensor):
                 return self._weights.vector(tensor).address
             case Scratch():

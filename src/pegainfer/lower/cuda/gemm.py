@@ -1,12 +1,14 @@
-"""GEMMs: problem, choice and launch. Few rows stream the weight; more of them go to cuBLASLt."""
+"""GEMMs: problem, choice and launch. Few rows stream the weight; more of them go to cuBLASLt. A packed weight
+has kernels of its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from pegainfer.lower.cuda.fp8 import Fp8Choice, choose_fp8, codes_and_scales, fp8_gemm
 from pegainfer.lower.cuda.lowering import LoweringContext, blocks
+from pegainfer.lower.cuda.packed import ExpandChoice, PackedChoice, choose_packed, expand, packed_gemm
 from pegainfer.lower.cuda.plan import ARRIVALS, Place, ptr, struct
 from pegainfer.lower.cuda.skinny import NextNorm, Scale, SkinnyChoice, choose_skinny, skinny
 from pegainfer.lower.cuda.target import SYSTEM, Target
@@ -15,6 +17,7 @@ from pegainfer.runtime.cuda.arguments import STREAM
 from pegainfer.runtime.cuda.cublaslt import MatmulProblem
 from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.launch import f32, i32, i64
+from pegainfer.runtime.cuda.packed import FORMS
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 STREAM_TOKENS = 16  # above, a wgmma kernel or cuBLAS reads x less often
@@ -35,6 +38,7 @@ class GemmProblem:
             is [m, n / 2]).
         norm: x is normalised first.
         weights: as fp8.stays_fp8 says it; '': the weight has x's dtype.
+        form: of a packed weight, a key of runtime.cuda.packed.FORMS; '': w is of `dtype`.
     """
 
     m: int
@@ -44,10 +48,11 @@ class GemmProblem:
     out: str = "store"
     norm: bool = False
     weights: str = ""
+    form: str = ""
 
     def __str__(self) -> str:
         norm = "rms_norm(x)" if self.norm else "x"
-        dtypes = " ".join(filter(None, (self.dtype, self.weights)))
+        dtypes = self.form or " ".join(filter(None, (self.dtype, self.weights)))
         return f"{self.out} {norm}[{self.m}, {self.k}] · w[{self.n}, {self.k}]ᵀ {dtypes}"
 
 
@@ -87,12 +92,14 @@ class LibraryChoice:
         return f"cublasLt ({self.why})"
 
 
-GemmChoice = SkinnyChoice | Fp8Choice | StreamChoice | LibraryChoice
+GemmChoice = SkinnyChoice | Fp8Choice | StreamChoice | LibraryChoice | PackedChoice | ExpandChoice
 
 
 @lru_cache(maxsize=4096)
 def choose_gemm(p: GemmProblem, target: Target) -> GemmChoice:
     """Which kernel runs a problem, and why; the same answer for the same problem and target."""
+    if p.form:
+        return choose_packed(p.m, p.n, p.k, FORMS[p.form], target)
     if p.dtype not in SIXTEEN:
         return LibraryChoice(f"{p.dtype}: the streaming kernels take {' and '.join(SIXTEEN)}")
     hopper = choose_skinny(p.dtype, p.m, p.n, p.k, p.out, target, p.weights)
@@ -161,7 +168,7 @@ def project(
         scale: x is already times its norm's weight, and the sums are scaled by what this says.
         next_norm: what to leave for the norm that follows, for 'residual'.
 
-    `scale` and `next_norm` need a SkinnyChoice.
+    `scale` and `next_norm` need a SkinnyChoice or a PackedChoice.
     """
     if p.m == 0:
         return
@@ -176,8 +183,17 @@ def project(
         return
     if norm is not None:
         x = rms_norm(c, c.scratch(p.m * p.k * item_bytes(p.dtype)), x, norm, p.m, p.k, p.dtype, eps)
+    sizes = (p.m, p.n, p.k)
+    if isinstance(choice, PackedChoice):
+        packed_gemm(
+            c, choice, p.out, sizes, out, x, w, ld_out=ld_out, scale=scale, eps=eps, next_norm=next_norm
+        )
+        return
+    if isinstance(choice, ExpandChoice):
+        w = expand(c, w, p.n, p.k, choice.why)
+        project(c, replace(p, norm=False, form=""), out, x, w, ld_out=ld_out)
+        return
     if isinstance(choice, SkinnyChoice):
-        sizes = (p.m, p.n, p.k)
         w, scales = codes_and_scales(w) if p.weights else (w, None)
         skinny(
             c, choice, p.out, p.dtype, sizes, out, x, w, ld_out=ld_out, scale=scale, eps=eps,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pegainfer.lower.cuda.fp8 import stays_fp8
 from pegainfer.lower.cuda.gemm import SIXTEEN, GemmProblem, choose_gemm, project
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, handles
+from pegainfer.lower.cuda.packed import PackedChoice, form_of, linear_weight
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.lower.cuda.skinny import NextNorm, Scale, SkinnyChoice
 from pegainfer.lower.cuda.target import Target
@@ -33,7 +34,19 @@ PROBLEMS: dict[str, Callable[[Sizes], Fields]] = {
     "gated_delta": lambda s: (s["T"], s["F"] + s["A"] + 2 * s["H"], s["M"], "store", True),
     "lm_head": lambda s: (s["L"], s["V"], s["M"], "storef32", True),
 }
-MATRICES = ("w", "w_gate", "w_up", "wq", "wk", "wv", "wg", "w_qkv", "w_z", "w_a", "w_b")
+# The weights that each of these GEMMs multiplies by, as one; those that a call lacks are left out.
+WEIGHTS = {
+    "linear": ("w",),
+    "linear_residual": ("w",),
+    "gate_up_swiglu": ("w_gate", "w_up"),
+    "qkv_norm_rope_append": ("wq", "wk", "wv"),
+    "gated_qkv_norm_rope_append": ("wq", "wk", "wv", "wg"),
+    "project_heads": ("wq", "wk", "wv", "wg"),
+    "mla_qkv_append": (),
+    "gated_delta": ("w_qkv", "w_z", "w_a", "w_b"),
+    "lm_head": ("w",),
+}
+UNPACKED = frozenset({"gated_delta"})  # packed weights have no narrow gates beside them
 # Ops that begin with a norm of every row of x, and their forms that take what linear_residual_norm leaves.
 SCALED = {
     "qkv_norm_rope_append": SCALED_QKV_ROPE_APPEND,
@@ -49,13 +62,22 @@ def gemm_problem(call: OpCall, sizes: Sizes, target: Target) -> GemmProblem:
     name = call.spec.name
     dtype = call.tensors["a" if "a" in call.tensors else "x"].dtype
     m, n, k, out, norm = PROBLEMS[UNSCALED.get(name, name)](sizes)
-    weights = stays_fp8(matrices(call), dtype, target)
-    return GemmProblem(m, n, k, dtype, out, norm and name not in UNSCALED, weights)
+    form = None if UNSCALED.get(name, name) in UNPACKED else form_of(call, weights_of(call))
+    weights = stays_fp8([call.tensors[w] for w in weights_of(call)], dtype, target)
+    norm = norm and name not in UNSCALED
+    return GemmProblem(m, n, k, dtype, out, norm, weights, form.name if form else "")
+
+
+def weights_of(call: OpCall) -> tuple[str, ...]:
+    """The operands that the call's GEMM takes as one weight."""
+    names = WEIGHTS[UNSCALED.get(call.spec.name, call.spec.name)]
+    return tuple(name for name in names if name in call.tensors)
 
 
 def matrices(call: OpCall) -> list[Tensor]:
-    """The weights of a call that its GEMM multiplies."""
-    return [t for name, t in call.tensors.items() if name in MATRICES and t.kind is Kind.WEIGHT]
+    """The weights of a call of one GEMM; none of other ops."""
+    name = UNSCALED.get(call.spec.name, call.spec.name)
+    return [call.tensors[w] for w in WEIGHTS.get(name, ()) if w in call.tensors]
 
 
 # The norm folded into the GEMM that follows
@@ -76,8 +98,11 @@ def _fold(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | 
     choice, other = (
         choose_gemm(gemm_problem(c, c.sizes(step.env), step.target), step.target) for c in (residual, after)
     )
-    if not isinstance(choice, SkinnyChoice) or not isinstance(other, SkinnyChoice):
-        return f"GEMMs by Hopper's kernels on both sides of the norm, at {tokens} rows"
+    fusing = (SkinnyChoice, PackedChoice)
+    if not isinstance(choice, fusing) or not isinstance(other, fusing):
+        return f"GEMMs by Hopper's kernels or of packed weights on both sides of the norm, at {tokens} rows"
+    if choice.most_tokens != other.most_tokens:
+        return "kernels that take as many rows on both sides of the norm"
     width = x.shape[1]
     assert isinstance(width, int)
     normed = temporaries.tensor("normed residual", *x.shape, dtype=x.dtype)
@@ -114,9 +139,11 @@ def _linear(c: LoweringContext) -> None:
     if out_dtype not in (dtype, "f32"):
         raise c.refuse("dtype of out", f"{dtype} or f32", out_dtype)
     kind = "store" if out_dtype == dtype else "storef32"
-    weights = stays_fp8(matrices(c.call), dtype, c.target)
-    problem = GemmProblem(s["T"], s["N"], s["K"], dtype, kind, weights=weights)
-    project(c, problem, c.address("out"), c.address("a"), c.matrix("w", dtype=dtype))
+    weights, form = stays_fp8(matrices(c.call), dtype, c.target), form_of(c.call, ("w",))
+    problem = GemmProblem(
+        s["T"], s["N"], s["K"], dtype, kind, weights=weights, form=form.name if form else ""
+    )
+    project(c, problem, c.address("out"), c.address("a"), linear_weight(c, "w"))
 
 
 @handles("linear_residual", "linear_residual_norm")
@@ -130,7 +157,7 @@ def _linear_residual(c: LoweringContext) -> None:
         assert norm is not None
         next_norm = NextNorm(norm, c.address("normed"), c.address("squares"))
     problem = gemm_problem(c.call, c.sizes, c.target)
-    project(c, problem, c.address("x"), c.address("a"), c.matrix("w", dtype=dtype), next_norm=next_norm)
+    project(c, problem, c.address("x"), c.address("a"), linear_weight(c, "w"), next_norm=next_norm)
 
 
 def sixteen_bits(call: OpCall) -> bool:
@@ -143,7 +170,7 @@ def sixteen_bits(call: OpCall) -> bool:
 def _gate_up(c: LoweringContext) -> None:
     project(
         c, gemm_problem(c.call, c.sizes, c.target), c.address("out"), c.address("x"),
-        c.matrix("w_gate", "w_up", dtype=c.dtype("x"), layout="pairs"),
+        linear_weight(c, "w_gate", "w_up", layout="pairs"),
         norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
 
@@ -152,6 +179,6 @@ def _gate_up(c: LoweringContext) -> None:
 def _lm_head(c: LoweringContext) -> None:
     project(
         c, gemm_problem(c.call, c.sizes, c.target), c.address("logits"), c.address("x"),
-        c.matrix("w", dtype=c.dtype("x")),
+        linear_weight(c, "w"),
         norm=c.vector("norm"), rows=c.address("rows"), eps=c.call.attrs["eps"],
     )  # fmt: skip

@@ -120,7 +120,7 @@ def _one_projection(call: OpCall) -> bool:
 def _mla_qkv(c: LoweringContext) -> None:
     """One GEMM, and one launch that rotates the queries and caches the latents."""
     s, dtype = c.sizes, c.dtype("x")
-    problem = gemm_problem(c.call, s)
+    problem = gemm_problem(c.call, s, c.target)
     projected = c.scratch(s["T"] * problem.n * item_bytes(dtype))
     project(
         c, problem, projected, c.address("x"), c.matrix("wq", "w_latent", dtype=dtype),
@@ -272,7 +272,7 @@ def _args(
         ATTENTION, out=out, q=q, kv=_layer(c), **{n: c.address(n) for n in names},
         plan=plan.counts if plan else None, items=items, firsts=firsts, sums=sums[0], heads=sums[1],
         page_stride=_page_stride(c), h=p.heads, g=1, block_size=p.block_size, table_width=p.table_width,
-        scale_log2=c.call.attrs["scale"] * math.log2(math.e),
+        scale_log2=c.call.attrs["scale"] * math.log2(math.e), v_scale=1.0,
     )  # fmt: skip
 
 

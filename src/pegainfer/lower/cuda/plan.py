@@ -41,6 +41,15 @@ class Scales:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """Quantised weights as one matrix. `form`: a key of runtime.cuda.packed.FORMS."""
+
+    tensors: tuple[Tensor, ...]
+    form: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
 class Vector:
     """A norm's weight or a table, in float32."""
 
@@ -70,7 +79,7 @@ class StepMemory:
     zeroed: bool = False
 
 
-Held = Tensor | Matrix | Codes | Scales | Vector | Scratch | Arrivals | StepMemory
+Held = Tensor | Matrix | Codes | Scales | Packed | Vector | Scratch | Arrivals | StepMemory
 SCRATCH, ARRIVALS = Scratch(), Arrivals()
 
 

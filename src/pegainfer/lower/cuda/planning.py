@@ -14,6 +14,8 @@ from pegainfer.lower.cuda.rewrite import Rule, rewrite
 from pegainfer.lower.cuda.row_pass import ONE_LAUNCH
 from pegainfer.lower.cuda.sampling import LEAVE_PLAIN_ROWS
 from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.tensor import Kind
+from pegainfer.runtime.cuda.packed import OF_FORMAT
 
 # In this order: heads that attention finishes are projected by a GEMM that a norm can be folded into.
 RULES = (ONE_LAUNCH, FINISH_IN_ATTENTION, FINISH_AND_GATE, FOLD_NORM, ADD_EXPERTS, LEAVE_PLAIN_ROWS)
@@ -48,16 +50,20 @@ def plan_program(program: Program, step: Step) -> StepPlan:
 
 
 def chosen_kernels(program: Program, steps: Iterable[Step]) -> set[str]:
-    """Every kernel that steps of these sizes may launch, whatever an executor's options are."""
+    """Every kernel that steps of these sizes may launch, whatever an executor's options are, and those that
+    pack its weights.
+    """
     calls = program.lowered(keep=keeps_whole).calls
     sets = (rules(), rules(row_pass=False), rules(fused=False))
-    return {
+    launched = {
         launch.kernel
         for step in steps
         for applied in sets
         for launch in plan_step(calls, step, applied).launches
         if isinstance(launch, PlannedLaunch)
     }
+    packed = {t.dtype for t in program.tensors(Kind.WEIGHT) if t.dtype in OF_FORMAT}
+    return launched | {f"pack_{name}" for name in packed}
 
 
 def plan_step(calls: Sequence[OpCall], step: Step, applied: Sequence[Rule]) -> StepPlan:

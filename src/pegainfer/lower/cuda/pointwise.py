@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pegainfer.lower.cuda.gemm import rms_norm, silu, take_rows
 from pegainfer.lower.cuda.lowering import LoweringContext, Operands, blocks, handles
-from pegainfer.lower.cuda.plan import Place, ptr
+from pegainfer.lower.cuda.packed import form_of, take_packed_rows
+from pegainfer.lower.cuda.plan import Packed, Place, ptr
 from pegainfer.ops.float8 import E4M3
 from pegainfer.runtime.cuda.launch import f32, i32, i64
 from pegainfer.runtime.cuda.tensor import item_bytes
@@ -15,6 +16,11 @@ HEADS = (64, 128, 256)  # sizes that the fused kernels are compiled for
 @handles("embedding")
 def _embedding(c: LoweringContext) -> None:
     s, dtype = c.sizes, c.dtype("out")
+    form = form_of(c.call, ("table",))
+    if form is not None:
+        packed = Place(Packed((c.call.tensors["table"].storage,), form.name, "rows"))
+        take_packed_rows(c, c.address("out"), packed, c.address("ids"), s["T"], s["V"], s["M"])
+        return
     table = c.matrix("table", dtype=dtype)
     take_rows(c, table, c.address("ids"), s["T"], s["M"], dtype, c.address("out"), s["V"])
 

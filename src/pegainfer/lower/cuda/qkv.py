@@ -3,11 +3,14 @@ own, or decode attention does them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pegainfer.lower.cuda.attention import attention_problem
 from pegainfer.lower.cuda.attention_choice import lacks_append
-from pegainfer.lower.cuda.gemm import SIXTEEN, project
-from pegainfer.lower.cuda.linear import gemm_problem, scale_of
+from pegainfer.lower.cuda.gemm import SIXTEEN, project, rms_norm
+from pegainfer.lower.cuda.linear import gemm_problem, scale_of, weights_of
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
+from pegainfer.lower.cuda.packed import ExpandChoice, choose_packed, expand, forms_of, linear_weight
 from pegainfer.lower.cuda.plan import Place, struct
 from pegainfer.lower.cuda.pointwise import HEADS, inverse_scales, layer_address, page_stride
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
@@ -16,6 +19,7 @@ from pegainfer.ops.fused_heads import APPEND_ATTENTION, GATE_HEADS, PROJECT_HEAD
 from pegainfer.ops.program import OpCall, is_read
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.arguments import NORM_ROPE_APPEND
+from pegainfer.runtime.cuda.packed import PackedForm
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 # Attention finishes the heads that the projection leaves to it
@@ -93,12 +97,41 @@ def _fused_heads(call: OpCall) -> bool:
 
 
 def _project(c: LoweringContext, heads: Place) -> None:
-    weights = [name for name in ("wq", "wk", "wv", "wg") if name in c.call.tensors]
+    names = weights_of(c.call)
+    runs = forms_of(c.call, names)
+    if len(runs) > 1:
+        _project_runs(c, heads, runs)
+        return
     project(
-        c, gemm_problem(c.call, c.sizes, c.target), heads, c.address("x"),
-        c.matrix(*weights, dtype=c.dtype("x")),
+        c, gemm_problem(c.call, c.sizes, c.target), heads, c.address("x"), linear_weight(c, *names),
         norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
+
+
+def _project_runs(c: LoweringContext, heads: Place, runs: list[tuple[tuple[str, ...], PackedForm]]) -> None:
+    """Weights of several packed forms: a GEMM each, or all of them expanded into one for many rows."""
+    p, x, scale = gemm_problem(c.call, c.sizes, c.target), c.address("x"), scale_of(c)
+    item, eps = item_bytes(p.dtype), c.call.attrs["eps"]
+    if p.norm:
+        norm = c.vector("norm")
+        assert norm is not None
+        x = rms_norm(c, c.scratch(p.m * p.k * item), x, norm, p.m, p.k, p.dtype, eps)
+    p = replace(p, norm=False)
+    rows = [sum(int(c.call.tensors[name].shape[0]) for name in names) for names, _ in runs]
+    choices = [choose_packed(p.m, n, p.k, form, c.target) for n, (_, form) in zip(rows, runs, strict=True)]
+    expanded = next((choice for choice in choices if isinstance(choice, ExpandChoice)), None)
+    whole = c.scratch(p.n * p.k * item) if expanded is not None else None
+    first = 0
+    for n, (names, form) in zip(rows, runs, strict=True):
+        w = linear_weight(c, *names)
+        if expanded is not None and whole is not None:
+            expand(c, w, n, p.k, expanded.why, whole + first * p.k * item)
+        else:
+            part = replace(p, n=n, form=form.name)
+            project(c, part, heads + first * item, x, w, ld_out=p.n, eps=eps, scale=scale)
+        first += n
+    if whole is not None:
+        project(c, p, heads, x, whole, eps=eps, scale=scale)
 
 
 @handles("project_heads", "scaled_project_heads")

@@ -20,6 +20,7 @@ from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.arguments import MAX_LAYERS, PASS, PASS_LAYERS
 from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.memory import aligned
+from pegainfer.runtime.cuda.packed import OF_FORMAT
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 LAYER = ("qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu", "linear_residual")
@@ -108,6 +109,8 @@ def why_launches(calls: Calls, target: Target) -> str | None:
         return f"a KV cache of bf16, not {E4M3}"
     if any(stays_fp8(matrices(c), "bf16", target) for c in calls):
         return "weights of 16 bits, not FP8"
+    if any(t.dtype in OF_FORMAT for call in calls for t in call.tensors.values() if t.kind is Kind.WEIGHT):
+        return "weights of 16 bits"
     row_pass, info = recognise(calls), target.info
     return "the pass of a llama or Qwen3 decoder" if row_pass is None else row_pass.lacks(info)
 

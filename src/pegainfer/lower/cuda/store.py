@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from threading import Lock
 from typing import Any, NamedTuple
@@ -15,9 +15,11 @@ import numpy as np
 from pegainfer.contract.errors import ModelFileError, OpError
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.fp8_store import GROUP, Fp8Loader, Fp8Target, fp8_targets
+from pegainfer.lower.cuda.packing import PackedTarget, make_up, packed_items
 from pegainfer.ops.tensor import Tensor
 from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr
 from pegainfer.runtime.cuda.memory import DeviceBuffer
+from pegainfer.runtime.cuda.packed import PackedForm
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor, item_bytes
 from pegainfer.runtime.cuda.upload import SLOT_BYTES, Progress, WorkItem, upload
@@ -62,12 +64,15 @@ class Target(NamedTuple):
         return self.shape[-1] * item_bytes(self.dtype)
 
 
+AnyTarget = Target | Fp8Target | PackedTarget
+
+
 class WeightStore:
     """Hands out device tensors at once and fills them in `load`. Shared by a model's programs.
 
     Layouts: 'rows' puts matrices [N_i, K] below each other; 'pairs' takes the rows of two in turn, so that
     row 2i is the first's row i and row 2i + 1 the second's, in each matrix of a stack. A matrix takes the
-    dtype asked for, whatever its file has; quantised ones are expanded on the host.
+    dtype asked for, whatever its file has; quantised ones are expanded on the host, or packed on the device.
 
     A tensor that is first asked for once `load` has begun is filled before it is handed out.
     """
@@ -78,7 +83,7 @@ class WeightStore:
         self._weights = dict(weights)
         self._dummy = dummy
         self._held: dict[tuple[object, ...], DeviceTensor] = {}
-        self._waiting: list[Target | Fp8Target] = []
+        self._waiting: list[AnyTarget] = []
         self._begun = False
         self._lock = Lock()  # `load` may run beside a thread that asks for more
 
@@ -119,6 +124,32 @@ class WeightStore:
         self._held[keys[0]], self._held[keys[1]] = codes, scales
         return codes, scales
 
+    def packed(self, tensors: tuple[Tensor, ...], form: PackedForm, layout: str) -> DeviceTensor:
+        """Quantised matrices as one in a packed form. Raises OpError as `matrix` does."""
+        names = tuple(t.name for t in tensors)
+        key = (names, form.name, layout)
+        if key in self._held:
+            return self._held[key]
+        self._check_stored(names)
+        shapes = [self._sizes(t) for t in tensors]
+        same = all(shape == shapes[0] for shape in shapes)
+        if not (same if layout == "pairs" else all(shape[1] == shapes[0][1] for shape in shapes)):
+            raise OpError(f"weights do not fit into one ({layout})", got=", ".join(str(t) for t in tensors))
+        # A tile of pairs has eight rows of each.
+        rows = 2 * (-(-shapes[0][0] // 8) * 8) if layout == "pairs" else sum(shape[0] for shape in shapes)
+        nbytes = form.nbytes(rows, shapes[0][1])
+        held = DeviceTensor.empty((nbytes,), "u8", "weights " + " ".join(names))
+        self._ctx.stream.fill(held.address, 0, nbytes)  # rows and columns that fill up a tile
+        self._ctx.stream.synchronize("weights")
+        targets, first = list[AnyTarget](), 0
+        for i, (t, shape) in enumerate(zip(tensors, shapes, strict=True)):
+            begins = i if layout == "pairs" else first
+            targets.append(PackedTarget(t.name, shape, form, held.address, begins, layout == "pairs"))
+            first += shape[0]
+        self._fill_or_wait(targets, f"{layout} of {' '.join(names)} in {form.name}")
+        self._held[key] = held
+        return held
+
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self._held.values())
@@ -139,10 +170,9 @@ class WeightStore:
         key = (names, dtype, layout)
         if key in self._held:
             return self._held[key]
-        self._check_stored(list(names))
+        self._check_stored(names)
         held = DeviceTensor.empty(shape, dtype, "weights " + " ".join(names))
-        targets: list[Target | Fp8Target] = []
-        at, width = held.address, shape[-1] * item_bytes(dtype)
+        targets, at, width = list[AnyTarget](), held.address, shape[-1] * item_bytes(dtype)
         for t in tensors:
             pitch = width * (len(tensors) if layout == "pairs" else 1)
             target = Target(t.name, self._sizes(t), dtype, at, pitch)
@@ -152,12 +182,12 @@ class WeightStore:
         self._held[key] = held
         return held
 
-    def _check_stored(self, names: list[str]) -> None:
+    def _check_stored(self, names: Sequence[str]) -> None:
         for name in names:
             if self._dummy is None and not self._is_stored(name):
                 raise OpError("weight is missing", expected=name, got=f"{len(self._weights)} others")
 
-    def _fill_or_wait(self, targets: Sequence[Target | Fp8Target], what: str) -> None:
+    def _fill_or_wait(self, targets: Sequence[AnyTarget], what: str) -> None:
         """`load` fills the targets, unless it has begun: then they are filled now."""
         with self._lock:
             late = self._begun
@@ -184,29 +214,40 @@ class WeightStore:
             raise OpError(f"weight {t.name}", expected=shape, got=weight.shape)
         return shape
 
-    def _fill(self, targets: Sequence[Target | Fp8Target], progress: Progress | None = None) -> None:
+    def _fill(self, targets: Sequence[AnyTarget], progress: Progress | None = None) -> None:
         """Raises ModelFileError where a file cannot be read."""
         self._ctx.device.make_current()
         stream, convert, loader = Stream(), _Conversion(self._ctx), Fp8Loader(self._ctx)
         work_items: list[WorkItem] = []
         for target in targets:
+            stored = self._is_stored(target.name)
             if isinstance(target, Fp8Target):
-                if self._is_stored(target.name):
+                if stored:
                     work_items += loader.work_items(self._weights[target.name], target)
                 else:
                     loader.make(target, partial(self._generate, target.name), stream)
-            elif self._is_stored(target.name):
+            elif isinstance(target, PackedTarget):
+                if stored:
+                    work_items += packed_items(self._weights[target.name], target, self._ctx, convert.buffer)
+                else:
+                    seed, peak = self._made_up(target.name)
+                    make_up(self._ctx, target, seed, peak, stream)
+            elif stored:
                 work_items += _work_items(self._weights[target.name], target, convert)
             else:
                 self._make(target, stream)
         upload(work_items, stream, progress)
         stream.synchronize("weights")
 
-    def _generate(self, name: str, made: DeviceTensor, stream: Stream) -> None:
-        """Seeded normals, which depend on the weight's name alone: each layout holds the same values."""
+    def _made_up(self, name: str) -> tuple[int, float]:
+        """The seed of a weight's values, and their size."""
         assert self._dummy is not None
         seed = self._dummy.seed * 1_000_003 + crc32(name.encode())
-        peak = self._dummy.peak if name in self._dummy.heads else 1.0
+        return seed, self._dummy.peak if name in self._dummy.heads else 1.0
+
+    def _generate(self, name: str, made: DeviceTensor, stream: Stream) -> None:
+        """Seeded normals, which depend on the weight's name alone: each layout holds the same values."""
+        seed, peak = self._made_up(name)
         is_vector = len(made.shape) == 1
         mean, scale = (1.0, 0.0) if is_vector else (0.0, made.shape[-1] ** -0.5 * peak)
         fill_normal(self._ctx, made, seed, mean, scale, stream)
@@ -228,15 +269,16 @@ class _Conversion:
 
     def __init__(self, ctx: CudaContext) -> None:
         self._ctx = ctx
-        self._buffer: DeviceBuffer | None = None
+
+    @cached_property
+    def buffer(self) -> DeviceBuffer:
+        return DeviceBuffer(3 * SLOT_BYTES, "weights conversion")
 
     def __call__(
         self, stream: Stream, host: int, source: str, target: Target, address: int, rows: int
     ) -> None:
         """Sends `rows` rows of dtype `source` from the host to `address`, in the target's dtype."""
-        if self._buffer is None:
-            self._buffer = DeviceBuffer(3 * SLOT_BYTES, "weights conversion")
-        raw, out = self._buffer.address, self._buffer.address + SLOT_BYTES
+        raw, out = self.buffer.address, self.buffer.address + SLOT_BYTES
         count = rows * target.shape[-1]
         stream.upload(raw, host, count * item_bytes(source))
         kernel = self._ctx.library.kernel(f"convert_{source}_{target.dtype}")

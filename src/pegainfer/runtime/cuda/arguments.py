@@ -239,6 +239,63 @@ FP8_GEMM = Layout(
     int depth  // stages of the ring
     """,
 )
+PACKED = Layout(
+    "packed::Args",
+    "A GEMM of a quantised weight.",
+    """
+    void* out  // [M, ld_out]; for RESIDUAL it is added to
+    const void* x  // [M, K]
+    const void* w  // [N, K] in tiles, see common/packed/form.cuh
+    float* partial  // room for two parts of a cell, of each block
+    int* arrivals  // [cells] zeros, and zeros again afterwards
+    const float* squares  // [square_groups, squares_width] of what x was before the norm; null: x as it is
+    const float* norm  // RESIDUAL: [N] weight of the norm that follows
+    void* normed  // [M, N]: the new residual times `norm`; null: no norm follows
+    float* next_squares  // [cells' 32 rows, squares_width] of the new residual
+    int m
+    int n
+    int k
+    int ld_out
+    int kind  // Kind
+    int cells
+    int token_blocks  // cells of the same rows
+    int chunks  // of 128 columns
+    int depth  // stages of the ring
+    int square_groups
+    int squares_width
+    float eps
+    """,
+)
+PACK = Layout(
+    "packed::PackArgs",
+    "Rows of a matrix that are put into tiles.",
+    """
+    void* out  // the packed matrix
+    const void* in  // [rows, row_bytes]: blocks of a file
+    int64_t row_bytes
+    int64_t seed
+    int rows
+    int k
+    int across  // tiles of columns
+    int row  // of the matrix: the first of these rows
+    int first  // row of the packed matrix where this one begins; of pairs, 1 for the second
+    int pairs  // 1: eight rows of each of two matrices share a tile
+    float scale
+    """,
+)
+EXPAND = Layout(
+    "packed::ExpandArgs",
+    "Rows of a packed matrix that are expanded to bf16.",
+    """
+    void* out  // [rows or ids, K]
+    const void* w
+    const int* ids  // of rows, where some are taken
+    int rows  // expanded, or that the matrix has
+    int k
+    int across  // tiles of columns
+    int pairs  // 1: as in PackArgs
+    """,
+)
 
 # The decode pass of one row
 
@@ -676,7 +733,7 @@ PUBLISH = Layout(
 # In the order of the header: a struct stands behind those that it holds.
 LAYOUTS = (
     ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND,
-    HEAD_LINEAR, LATENT_APPEND, STREAM, SKINNY, FP8_GEMM,
+    HEAD_LINEAR, LATENT_APPEND, STREAM, SKINNY, FP8_GEMM, PACKED, PACK, EXPAND,
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
     ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS,
     ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,

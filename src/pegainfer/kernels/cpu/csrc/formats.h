@@ -234,6 +234,8 @@ static inline uint8_t float_to_e4m3(float f) {
     }
     a += 0xc407ffffu + ((a >> 20) & 1u);  // rebias by -120, round
     return static_cast<uint8_t>(sign | (a >> 20));
+}
+
 // 2^-8 times the value of an E4M3 code as float16, which is exact. NaN codes do not occur in weights.
 constexpr float kHalfOfE4M3 = 256;
 static inline uint16_t e4m3_to_half(uint8_t code) {

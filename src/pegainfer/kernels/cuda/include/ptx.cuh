@@ -90,6 +90,11 @@ __device__ __forceinline__ uint4 load_shared16(uint32_t p) {
                  : "memory");
     return v;
 }
+__device__ __forceinline__ uint2 load_shared8(uint32_t p) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(p) : "memory");
+    return v;
+}
 __device__ __forceinline__ void store_shared16(uint32_t p, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
@@ -168,6 +173,13 @@ __device__ __forceinline__ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uin
 PEGA_MMA(bf16, "bf16")
 PEGA_MMA(f16, "f16")
 #undef PEGA_MMA
+
+// a · b + c of two bf16 numbers each, rounded once.
+__device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
 
 __device__ __forceinline__ float exp2_fast(float x) {
     float r;
