@@ -157,9 +157,12 @@ class RankGroup:
             adapter_runner(rank).remove_adapter(index)
 
     def close(self) -> None:
-        """Closes every rank, then raises the first error."""
+        """Closes every rank, then raises the first error.
+
+        The first rank, whose memory the others may write to, is the last.
+        """
         errors: list[Exception] = []
-        for rank in self.ranks:
+        for rank in reversed(self.ranks):
             try:
                 rank.close()
             except Exception as error:
