@@ -1,6 +1,7 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
+    [--tensor-parallel-size N]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 """
@@ -106,6 +107,8 @@ def main() -> None:
     p.add_argument("--dummy", action="store_true")
     p.add_argument("--drawn", action="store_true")
     p.add_argument("--no-graph", action="store_true")
+    p.add_argument("--tensor-parallel-size", type=int, default=1)
+    p.add_argument("--share-gpu", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
     a = p.parse_args()
     length = max(a.context, *a.prefill) + STEPS + 16
@@ -114,6 +117,8 @@ def main() -> None:
         load_format="dummy" if a.dummy else "auto",
         max_model_len=length,
         cuda_graph=not a.no_graph,
+        tensor_parallel_size=a.tensor_parallel_size,
+        share_gpu=a.share_gpu,
     )
     began = time.perf_counter()
     engine = build_engine(a.folder, a.folder.name, config, SchedulerConfig(max_slots=max(a.batch)))

@@ -19,8 +19,8 @@ from pegainfer.ops.program import OpCall, Program
 RULES = (ONE_LAUNCH, FINISH_IN_ATTENTION, FINISH_AND_GATE, FOLD_NORM, ADD_EXPERTS, LEAVE_PLAIN_ROWS)
 
 
-# Kernels that are in no plan of one rank: they generate and convert weights, measure the card, keep a runner's
-# state, and sum over ranks.
+# Kernels that are in no plan of one rank: they generate and convert weights, measure the card, keep a
+# runner's state, and sum over ranks.
 SUPPORT = frozenset(
     {
         "launch_nothing", "read_bandwidth", "decode_inputs", "publish_drawn", "append_tokens", "take_rows_32",

@@ -1,0 +1,149 @@
+"""One rank on a GPU without a model: `python -m tests.gpu.ranks.worker MEMORY RANK RANKS GPU WAIT MODE SEED`.
+
+MEMORY is the inherited descriptor of the group's memory, WAIT seconds for a rank that does not join a sum.
+MODE: `sums` compares sums of random sizes with NumPy's, each rank after delays of its own; `quits` is `sums`
+in which the last rank ends in the middle; `waits` is one sum that the last rank never joins. Ranks print what
+went wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.ops.program import Builder
+from pegainfer.ops.reduce import REDUCE_RESIDUAL
+from pegainfer.runtime.cuda.tensor import DeviceTensor, encode
+from pegainfer.runtime.rank_memory import RankMemory
+from tests.gpu.harness import rounded, sized, write
+
+Array = np.ndarray[Any, Any]
+WIDTH = 1024
+# Rows of sums in one exchange, of sums in two, and of those that take two launches.
+ROWS = sized((1, 3, 17, 64, 127, 130, 700, 2051, 4097), (1, 3, 130))
+ROUNDS = sized(60, 9)
+REPLAYS = 50
+
+
+class Sums:
+    """x += the sum over ranks of partial, by the program that a model's layers run."""
+
+    def __init__(self, ctx: CudaContext, dtype: str) -> None:
+        self._ctx, self._dtype = ctx, dtype
+        self._x = DeviceTensor.empty((max(ROWS), WIDTH), dtype)
+        self._partial = DeviceTensor.empty((max(ROWS), WIDTH), "f32")
+        b = Builder("sums")
+        x, partial = b.input("x", "T", WIDTH, dtype=dtype), b.input("partial", "T", WIDTH, dtype="f32")
+        b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
+        bound = {"x": self._x, "partial": self._partial}
+        backend = CudaBackend(ctx, {}, CudaOptions(tune=False))
+        self.executor: CudaExecutor = backend.prepare(b.build(), {}, {"T": max(ROWS)}, bound)
+
+    def fill(self, x: Array, partial: Array) -> None:
+        rows = len(x)
+        write(self._ctx, DeviceTensor.at(self._x.address, (rows, WIDTH), self._dtype), x)
+        write(self._ctx, DeviceTensor.at(self._partial.address, (rows, WIDTH), "f32"), partial)
+
+    def x(self, rows: int) -> Array:
+        return DeviceTensor.at(self._x.address, (rows, WIDTH), self._dtype).numpy(self._ctx.stream)
+
+
+def delay(ctx: CudaContext, rng: np.random.Generator) -> None:
+    """Of the host, of the device, or none."""
+    kind = rng.integers(0, 3)
+    if kind == 1:
+        time.sleep(rng.uniform(0, 0.01))
+    elif kind == 2:
+        for _ in range(int(rng.integers(1, 20))):
+            ctx.stream.fill(ctx.flush.address, 0, ctx.flush.nbytes)
+
+
+def expected(x: Array, parts: list[Array], dtype: str) -> Array:
+    """In float32, in the order of the ranks."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return rounded(x + total, dtype)
+
+
+def check_sums(ctx: CudaContext, memory: RankMemory, seed: int, quits: bool) -> None:
+    common, own = np.random.default_rng(seed), np.random.default_rng([seed, memory.rank])
+    sums = {dtype: Sums(ctx, dtype) for dtype in ("bf16", "f16", "f32")}
+    for number in range(ROUNDS):
+        if quits and memory.rank == memory.ranks - 1 and number == ROUNDS // 2:
+            os._exit(0)
+        rows, dtype = int(common.choice(ROWS)), str(common.choice(list(sums)))
+        x = rounded(common.standard_normal((rows, WIDTH), np.float32), dtype)
+        parts = [
+            common.standard_normal((rows, WIDTH), np.float32) * np.float32(10.0 ** common.integers(-3, 3))
+            for _ in range(memory.ranks)
+        ]
+        s = sums[dtype]
+        s.fill(x, parts[memory.rank])
+        delay(ctx, own)
+        s.executor.run({}, {"T": rows})
+        got = s.x(rows)
+        ctx.check()
+        want = expected(x, parts, dtype)
+        if not np.array_equal(encode(got, dtype), encode(want, dtype)):
+            raise AssertionError(
+                f"round {number}, {rows} rows of {dtype}: {np.abs(got - want).max()} off, "
+                f"{(got != want).sum()} values"
+            )
+
+
+def check_graphs(ctx: CudaContext, memory: RankMemory, seed: int) -> None:
+    """Replays of one graph; each rank makes it when it likes, without the others."""
+    own = np.random.default_rng([seed, memory.rank])
+    for rows in ROWS[:2] + ROWS[-2:]:
+        sums = Sums(ctx, "f32")
+        delay(ctx, own)
+        sums.executor.capture({"T": rows}, False)
+        sums.fill(np.zeros((rows, WIDTH), np.float32), np.full((rows, WIDTH), 1 + memory.rank, np.float32))
+        for _ in range(REPLAYS):
+            delay(ctx, own) if own.random() < 0.1 else None
+            sums.executor.replay({"T": rows}, False)
+        want = REPLAYS * sum(range(1, memory.ranks + 1))
+        got = sums.x(rows)
+        ctx.check()
+        assert np.all(got == want), f"{rows} rows: {got.min()} to {got.max()} in place of {want}"
+
+
+def main() -> None:
+    fd, rank, ranks, ordinal = map(int, sys.argv[1:5])
+    wait, mode, seed = float(sys.argv[5]), sys.argv[6], int(sys.argv[7])
+    memory = RankMemory(fd, rank, ranks, wait)
+    ctx = CudaContext(ordinal, group=memory)
+    ctx.connect()
+    if mode == "waits":
+        if rank == ranks - 1:
+            for _ in itertools.count():
+                time.sleep(1)
+        sums = Sums(ctx, "f32")
+        sums.fill(*np.zeros((2, 1, WIDTH), np.float32))
+        sums.executor.run({}, {"T": 1})
+        print("waiting", flush=True)
+        ctx.stream.synchronize("sum")
+        ctx.check()
+        raise AssertionError("the sum has ended without the last rank")
+    check_sums(ctx, memory, seed, mode == "quits")
+    check_graphs(ctx, memory, seed)
+    print("right")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(1)
