@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -83,6 +84,7 @@ class Nccl:
 
 def find_nccl() -> ctypes.CDLL | None:
     """The system's library, or that of the package nvidia-nccl-cu13."""
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink multicast is not used
     names = ["libnccl.so.2"]
     if (found := find_spec("nvidia.nccl")) is not None and found.submodule_search_locations:
         names.append(str(Path(next(iter(found.submodule_search_locations))) / "lib" / "libnccl.so.2"))

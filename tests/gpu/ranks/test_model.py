@@ -1,4 +1,4 @@
-"""A model on ranks with a GPU each, or on one GPU together: one rank's tokens, and an end when a rank fails."""
+"""A model on ranks, with a GPU each or one together: one rank's tokens, and an end when a rank fails."""
 
 from __future__ import annotations
 
