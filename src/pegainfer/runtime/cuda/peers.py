@@ -23,6 +23,7 @@ HEAD_BYTES = 1 << 16  # of flags, before the slots
 PART_VALUES = 1 << 20  # float32 that a rank sends to each other one in a sum at most
 PART_BYTES = 4 * PART_VALUES
 SETS = 4  # of slots, one a rank in each: two phases of a sum, and of the one before
+DEVICE_MAP = 2  # CU_MEMHOSTREGISTER_DEVICEMAP of cuda.h
 # The driver exports whole allocations, which it makes in multiples of this.
 EXPORTED = 2 << 20
 _ALONE = CONTROL.offset("alone")
@@ -45,9 +46,7 @@ class Peers:
         self._control = DeviceBuffer(CONTROL.size, "control of the ranks")
         self._opened: list[int] = []
         self._host = memory.address  # its first page holds the word that says who failed
-        d = bindings()
-        mapped = d.CU_MEMHOSTREGISTER_PORTABLE | d.CU_MEMHOSTREGISTER_DEVICEMAP
-        call("cuMemHostRegister", self._host, PAGE, mapped, where="the group's memory")
+        call("cuMemHostRegister", self._host, PAGE, DEVICE_MAP, where="the group's memory")
         stream = Stream()
         stream.fill(self._memory.address, 0, HEAD_BYTES)
         stream.fill(self._control.address, 0, CONTROL.size)
