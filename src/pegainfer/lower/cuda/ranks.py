@@ -28,9 +28,9 @@ def _reduce_residual(c: LoweringContext) -> None:
     most = PART_VALUES * (1 if shots == "one" else c.target.ranks)  # in one launch
     for first in range(0, count, most):
         values = min(most, count - first)
-        args = struct(
+        sum_args = struct(
             SUM_RANKS, x=c.address("x") + first * item_bytes(dtype), partial=c.address("partial") + 4 * first,
             control=Place(CONTROL), count=values,
         )  # fmt: skip
         grid = min(blocks(values, THREADS * WIDTH), MAX_BLOCKS)
-        c.launch(f"sum_ranks_{shots}_shot_{dtype}", (grid, 1, 1), THREADS, [args], why=why)
+        c.launch(f"sum_ranks_{shots}_shot_{dtype}", (grid, 1, 1), THREADS, [sum_args], why=why)
