@@ -91,7 +91,9 @@ class RankGroup:
         rank, first = next(iter(own.items()))
         fatal = [e for e in own.values() if isinstance(e, EngineDeadError | InvariantError)]
         if fatal or len(own) == len(calls):
-            raise fatal[0] if fatal else first
+            # A rank that is gone explains what another one found in the wrong order since.
+            gone = (e for e in fatal if isinstance(e, EngineDeadError))
+            raise next(gone, fatal[0] if fatal else first)
         raise EngineDeadError(
             f"rank {rank} failed where others did not: {type(first).__name__}: {first}",
             where=f"step {plan.step}",

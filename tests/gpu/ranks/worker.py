@@ -17,11 +17,17 @@ from typing import Any
 import numpy as np
 
 from pegainfer.lower.cuda.backend import CudaBackend
+from pegainfer.lower.cuda.bind import Binder, Memory
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.executor import CudaExecutor
+from pegainfer.lower.cuda.lowering import LoweringContext, Step
 from pegainfer.lower.cuda.options import CudaOptions
-from pegainfer.ops.program import Builder
+from pegainfer.lower.cuda.plan import Place, StepPlan
+from pegainfer.lower.cuda.ranks import gather, shard_of
+from pegainfer.lower.cuda.store import WeightStore
+from pegainfer.ops.program import Builder, OpCall
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
+from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.tensor import DeviceTensor, encode
 from pegainfer.runtime.rank_memory import RankMemory
 from tests.gpu.harness import rounded, sized, write
@@ -32,6 +38,7 @@ WIDTH = 1024
 ROWS = sized((1, 3, 17, 64, 127, 130, 700, 2051, 4097), (1, 3, 130))
 ROUNDS = sized(60, 9)
 REPLAYS = 50
+MATRICES = ((1, 1000), (1, 36), (3, 4100), (40, 50_000))
 
 
 class Sums:
@@ -123,6 +130,32 @@ def check_graphs(ctx: CudaContext, memory: RankMemory, seed: int) -> None:
         assert np.all(got == want), f"{rows} rows: {got.min()} to {got.max()} in place of {want}"
 
 
+def check_gather(ctx: CudaContext, memory: RankMemory, seed: int) -> None:
+    """Columns that do not divide, a last rank with few, rows of several launches."""
+    common, own = np.random.default_rng(seed), np.random.default_rng([seed, memory.rank])
+    for rows, columns in MATRICES:
+        whole = common.standard_normal((rows, columns), np.float32)
+        mine = shard_of(columns, ctx.target)
+        assert mine is not None
+        part = DeviceTensor.from_numpy(
+            np.ascontiguousarray(whole[:, mine.start : mine.stop]), "f32", ctx.stream
+        )
+        out = DeviceTensor.empty((rows, columns), "f32")
+        ctx.stream.fill(out.address, 0xFF, out.nbytes)
+        tensors = [Tensor(name, t.shape, "f32", Kind.BUFFER) for name, t in (("out", out), ("part", part))]
+        addresses = dict(zip(tensors, (out.address, part.address), strict=True))
+        call = OpCall.of(REDUCE_RESIDUAL, {}, x=tensors[0], partial=tensors[0])  # for labels alone
+        plan = StepPlan({}, False)
+        gather(LoweringContext(call, Step(ctx.target, {}, False), plan), *map(Place, tensors), rows, columns)
+        memory_of = Memory(addresses.__getitem__, 0, lambda name: 0)
+        for work in Binder(ctx, WeightStore(ctx, {}), memory_of, tune=False).bind(list(plan.launches)):
+            delay(ctx, own)
+            work(ctx.stream)
+        got = out.numpy(ctx.stream)
+        ctx.check()
+        assert np.array_equal(got, whole), f"{rows} x {columns}: {(got != whole).sum()} values differ"
+
+
 def main() -> None:
     fd, rank, ranks, ordinal = map(int, sys.argv[1:5])
     wait, mode, seed = float(sys.argv[5]), sys.argv[6], int(sys.argv[7])
@@ -142,6 +175,7 @@ def main() -> None:
         raise AssertionError("the sum has ended without the last rank")
     check_sums(ctx, memory, seed, mode == "quits")
     check_graphs(ctx, memory, seed)
+    check_gather(ctx, memory, seed)
     print("right")
     sys.stdout.flush()
 

@@ -210,7 +210,10 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
             "backend reference has one rank; expected 1",
         ),
         ({"gpu_memory_utilization": 1.5}, "bad gpu_memory_utilization"),
-        ({"load_format": "dummy", "tensor_parallel_size": 2}, "dummy weights are made up for ranks on GPUs alone"),
+        (
+            {"load_format": "dummy", "tensor_parallel_size": 2},
+            "dummy weights are made up for ranks on GPUs alone",
+        ),
         ({"backend": "cuda", "kv_dtype": "f16"}, "as bf16"),
     ],
 )

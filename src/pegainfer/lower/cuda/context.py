@@ -37,8 +37,8 @@ class CudaContext:
         """
         self.device = Device.open(ordinal)
         self.library = KernelLibrary(self.device, kernels)
-        ranks = group.ranks if group is not None else 1
-        self.target = Target.of(self._with_clusters(self.device.info), self.library.manifest, ranks)
+        at = (1, 0) if group is None else (group.ranks, group.rank)
+        self.target = Target.of(self._with_clusters(self.device.info), self.library.manifest, *at)
         self.stream = Stream()
         self._closers: list[Callable[[], None]] = [self.device.close]
         self.peers: Peers | None = None  # the other ranks

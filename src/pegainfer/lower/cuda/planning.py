@@ -20,12 +20,12 @@ RULES = (ONE_LAUNCH, FINISH_IN_ATTENTION, FINISH_AND_GATE, FOLD_NORM, ADD_EXPERT
 
 
 # Kernels that are in no plan of one rank: they generate and convert weights, measure the card, keep a
-# runner's state, and sum over ranks.
+# runner's state, and sum and gather over ranks.
 SUPPORT = frozenset(
     {
         "launch_nothing", "read_bandwidth", "decode_inputs", "publish_drawn", "append_tokens", "take_rows_32",
         *(f"fill_normal_{dtype}" for dtype in ("bf16", "f16", "f32")), "convert_f32_bf16",
-        "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16",
+        "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16", "gather_ranks",
     }
 )  # fmt: skip
 

@@ -633,6 +633,18 @@ SUM_RANKS = Layout(
     int64_t count  // a multiple of 4
     """,
 )
+GATHER_RANKS = Layout(
+    "ranks::GatherArgs",
+    "What gathers the columns of a matrix, of which each rank has made some.",
+    """
+    float* out  // [rows, columns]
+    const float* part  // [rows, this rank's columns]
+    Control* control
+    int rows
+    int columns  // a multiple of 4
+    int each  // columns of a rank, a multiple of 4; the last one's are fewer where they do not divide
+    """,
+)
 
 # In the order of the header: a struct stands behind those that it holds.
 LAYOUTS = (
@@ -640,5 +652,5 @@ LAYOUTS = (
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
     ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS,
     ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
-    PEER, CONTROL, SUM_RANKS,
+    PEER, CONTROL, SUM_RANKS, GATHER_RANKS,
 )  # fmt: skip

@@ -49,9 +49,7 @@ class Peers:
         call("cuMemHostRegister", self._host, PAGE, DEVICE_MAP, where="the group's memory")
         stream = Stream()
         stream.fill(self._memory.address, 0, HEAD_BYTES)
-        stream.fill(self._control.address, 0, CONTROL.size)
-        stream.fill(self._control.address + _ALONE, 1, 4)
-        stream.synchronize("exchange with other ranks")
+        self._write([0] * memory.ranks, stream, alone=True)
 
     @property
     def control(self) -> int:
@@ -80,10 +78,15 @@ class Peers:
             base = int(call("cuIpcOpenMemHandle", theirs, peer_access, where=f"memory of rank {rank}"))
             self._opened.append(base)
             bases.append(base)
+        self._write(bases, stream, alone=False)
+
+    def _write(self, bases: list[int], stream: Stream, *, alone: bool) -> None:
+        """The control anew; `bases`: of the ranks' exchange memory."""
+        group = self._group
         values = CONTROL.values(
             {
                 "joined": 0, "limit": int(group.seconds * 1e9), "part_bytes": PART_BYTES, "arrived": 0,
-                "failed": int(call("cuMemHostGetDevicePointer", self._host, 0)), "alone": 0,
+                "failed": int(call("cuMemHostGetDevicePointer", self._host, 0)), "alone": int(alone),
                 "rank": group.rank, "count": group.ranks, "peers": [{"base": base} for base in bases],
             }
         )  # fmt: skip

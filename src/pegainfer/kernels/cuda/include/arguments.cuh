@@ -621,3 +621,17 @@ struct SumArgs {
 };
 static_assert(sizeof(SumArgs) == 32);
 }  // namespace ranks
+
+namespace ranks {
+struct Control;
+// What gathers the columns of a matrix, of which each rank has made some.
+struct GatherArgs {
+    float* out;  // [rows, columns]
+    const float* part;  // [rows, this rank's columns]
+    Control* control;
+    int rows;
+    int columns;  // a multiple of 4
+    int each;  // columns of a rank, a multiple of 4; the last one's are fewer where they do not divide
+};
+static_assert(sizeof(GatherArgs) == 40);
+}  // namespace ranks

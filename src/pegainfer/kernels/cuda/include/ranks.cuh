@@ -61,4 +61,32 @@ __device__ __forceinline__ void leave(Control* c, int64_t number) {
     c->joined = number;
 }
 
+constexpr int THREADS = 256, WIDTH = 4;  // WIDTH: values a thread and access
+using Part = Vec<float, WIDTH>;
+
+// This block's share of `count` values.
+struct Span {
+    int64_t first, last;
+    __device__ explicit Span(int64_t count) {
+        const int64_t groups = (count + WIDTH - 1) / WIDTH, each = (groups + gridDim.x - 1) / gridDim.x;
+        first = blockIdx.x * each * WIDTH;
+        last = min(first + each * WIDTH, count);
+    }
+};
+
+#define EACH(I, SPAN)                                                                        \
+    for (int64_t I = (SPAN).first + static_cast<int64_t>(threadIdx.x) * WIDTH; I < (SPAN).last; \
+         I += THREADS * WIDTH)
+
+// Written by others while this kernel runs, so not read through L1.
+template <typename V, typename T>
+__device__ __forceinline__ V received(const T* p) {
+    V v;
+    if constexpr (sizeof(V) == 16)
+        *reinterpret_cast<float4*>(&v) = __ldcg(reinterpret_cast<const float4*>(p));
+    else
+        *reinterpret_cast<float2*>(&v) = __ldcg(reinterpret_cast<const float2*>(p));
+    return v;
+}
+
 }  // namespace ranks

@@ -2,38 +2,9 @@
 // that every rank gets the same bits.
 #include "ranks.cuh"
 
-using ranks::Control;
-using ranks::SumArgs;
+using namespace ranks;
 
 namespace {
-
-constexpr int THREADS = 256, WIDTH = 4;  // WIDTH: values a thread and access
-using Part = Vec<float, WIDTH>;
-
-// This block's share of `count` values.
-struct Span {
-    int64_t first, last;
-    __device__ explicit Span(int64_t count) {
-        const int64_t groups = (count + WIDTH - 1) / WIDTH, each = (groups + gridDim.x - 1) / gridDim.x;
-        first = blockIdx.x * each * WIDTH;
-        last = min(first + each * WIDTH, count);
-    }
-};
-
-#define EACH(I, SPAN)                                                                        \
-    for (int64_t I = (SPAN).first + static_cast<int64_t>(threadIdx.x) * WIDTH; I < (SPAN).last; \
-         I += THREADS * WIDTH)
-
-// Written by others while this kernel runs, so not read through L1.
-template <typename V, typename T>
-__device__ __forceinline__ V received(const T* p) {
-    V v;
-    if constexpr (sizeof(V) == 16)
-        *reinterpret_cast<float4*>(&v) = __ldcg(reinterpret_cast<const float4*>(p));
-    else
-        *reinterpret_cast<float2*>(&v) = __ldcg(reinterpret_cast<const float2*>(p));
-    return v;
-}
 
 // x[i…] plus the sum of all ranks' parts, of which others lie at i in their slots and this rank's at `own`.
 template <typename T>
@@ -45,7 +16,7 @@ __device__ __forceinline__ Vec<T, WIDTH> summed(const Control& c, int64_t number
         const Part part =
             rank == c.rank
                 ? load<float, WIDTH>(own)
-                : received<Part>(reinterpret_cast<const float*>(ranks::slot(c, here, 0, number, rank)) + i);
+                : received<Part>(reinterpret_cast<const float*>(slot(c, here, 0, number, rank)) + i);
 #pragma unroll
         for (int j = 0; j < WIDTH; j++) sum.v[j] = rank == 0 ? part.v[j] : sum.v[j] + part.v[j];
     }
@@ -80,12 +51,12 @@ __device__ __forceinline__ void one_shot(const SumArgs& a) {
     const Span span(a.count);
     for (int i = 1; i < c.count; i++) {
         const int peer = (c.rank + i) % c.count;
-        float* const to = reinterpret_cast<float*>(ranks::slot(c, c.peers[peer].base, 0, number, c.rank));
+        float* const to = reinterpret_cast<float*>(slot(c, c.peers[peer].base, 0, number, c.rank));
         EACH(j, span) store(to + j, load<float, WIDTH>(a.partial + j));
     }
-    ranks::meet(c, 0, number);
+    meet(c, 0, number);
     EACH(i, span) store(x + i, summed(c, number, x + i, a.partial + i, i));
-    ranks::leave(a.control, number);
+    leave(a.control, number);
 }
 
 // Every rank adds up its share of the values and sends the new x of it to the others: two exchanges, of
@@ -102,13 +73,13 @@ __device__ __forceinline__ void two_shot(const SumArgs& a) {
     const Span span(share);
     for (int i = 1; i < c.count; i++) {
         const int peer = (c.rank + i) % c.count;
-        float* const to = reinterpret_cast<float*>(ranks::slot(c, c.peers[peer].base, 0, number, c.rank));
+        float* const to = reinterpret_cast<float*>(slot(c, c.peers[peer].base, 0, number, c.rank));
         EACH(j, span) {
             const int64_t at = peer * share + j;
             if (at < a.count) store(to + j, load<float, WIDTH>(a.partial + at));
         }
     }
-    ranks::meet(c, 0, number);
+    meet(c, 0, number);
     EACH(j, span) {
         const int64_t at = c.rank * share + j;
         if (at >= a.count) break;
@@ -116,20 +87,20 @@ __device__ __forceinline__ void two_shot(const SumArgs& a) {
         store(x + at, v);
         for (int i = 1; i < c.count; i++) {
             const int peer = (c.rank + i) % c.count;
-            store(reinterpret_cast<T*>(ranks::slot(c, c.peers[peer].base, 1, number, c.rank)) + j, v);
+            store(reinterpret_cast<T*>(slot(c, c.peers[peer].base, 1, number, c.rank)) + j, v);
         }
     }
-    ranks::meet(c, 1, number);
+    meet(c, 1, number);
     for (int i = 1; i < c.count; i++) {
         const int peer = (c.rank + i) % c.count;
         const T* const from =
-            reinterpret_cast<const T*>(ranks::slot(c, c.peers[c.rank].base, 1, number, peer));
+            reinterpret_cast<const T*>(slot(c, c.peers[c.rank].base, 1, number, peer));
         EACH(j, span) {
             const int64_t at = peer * share + j;
             if (at < a.count) store(x + at, received<Vec<T, WIDTH>>(from + j));
         }
     }
-    ranks::leave(a.control, number);
+    leave(a.control, number);
 }
 
 }  // namespace
