@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Hugging Face: Qwen/Qwen3-30B-A3B.
+# Hugging Face: Qwen/Qwen3-30B-A3B, Qwen/Qwen3-4B, Qwen/Qwen3-8B.
 CONFIGS: dict[str, dict[str, Any]] = {
     "30B-A3B": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False,
@@ -23,6 +23,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
         "num_hidden_layers": 48, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151936,
+    },
+    "4B": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+        "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 2560, "intermediate_size": 9728, "max_position_embeddings": 40960,
+        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 151936,
+    },
+    "8B": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+        "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 4096, "intermediate_size": 12288, "max_position_embeddings": 40960,
+        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151936,
     },
 }  # fmt: skip
 
