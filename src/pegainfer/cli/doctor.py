@@ -107,6 +107,8 @@ def _machine() -> Iterator[tuple[str, str, bool]]:
     except PegaError as error:
         yield "cpu kernels", f"MISSING: {error}", False
     yield "cuda", _gpu(), True
+    for line in _links():
+        yield "gpu links", line, True
     try:
         found = cached_model()
         where = found if found is not None else f"not in {cache_folder()}: run `pegainfer pull`"
@@ -122,6 +124,14 @@ def _gpu() -> str:
     engine = EngineConfig()
     reason = why_not(engine)
     return f"cannot be used: {reason}" if reason is not None else describe(engine)
+
+
+def _links() -> list[str]:
+    """How several GPUs are linked."""
+    from pegainfer.runtime.cuda.driver import probe
+    from pegainfer.runtime.cuda.links import describe_links
+
+    return [] if probe() is not None else describe_links()
 
 
 def _print_plan(target: Target, ask: DoctorFlags) -> None:
