@@ -10,13 +10,9 @@ from pegainfer.runtime.cuda.launch import i64
 from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES
 from pegainfer.runtime.cuda.tensor import item_bytes
 
-THREADS, WIDTH, MAX_BLOCKS = (
-    256,
-    4,
-    64,
-)  # THREADS and WIDTH of sum.cu and gather.cu; at most MAX_BLOCKS of ranks.cuh
+THREADS, WIDTH, MAX_BLOCKS = 256, 4, 128  # of kernels/cuda/include/ranks.cuh
 TILE = 16  # columns
-ONE_SHOT_BYTES = 512 << 10  # of a rank's part.
+ONE_SHOT_BYTES = 512 << 10  # of a rank's part, above which two exchanges of fewer bytes are made
 
 
 @handles("reduce_residual")
