@@ -74,7 +74,7 @@ struct Span {
     }
 };
 
-#define EACH(I, SPAN)                                                                        \
+#define EACH(I, SPAN)                                                                           \
     for (int64_t I = (SPAN).first + static_cast<int64_t>(threadIdx.x) * WIDTH; I < (SPAN).last; \
          I += THREADS * WIDTH)
 

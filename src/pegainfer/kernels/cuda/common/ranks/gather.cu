@@ -31,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_ranks(const __grid_
     meet(c, 0, number);
     for (int i = 1; i < c.count; i++) {
         const int peer = (c.rank + i) % c.count;
-        const float* const from = reinterpret_cast<const float*>(slot(c, c.peers[c.rank].base, 0, number, peer));
+        const float* const from =
+            reinterpret_cast<const float*>(slot(c, c.peers[c.rank].base, 0, number, peer));
         for (int row = 0; row < a.rows; row++) {
             EACH(j, span) {
                 const int64_t at = static_cast<int64_t>(peer) * a.each + j;

@@ -8,8 +8,8 @@ namespace {
 
 // x[i…] plus the sum of all ranks' parts, of which others lie at i in their slots and this rank's at `own`.
 template <typename T>
-__device__ __forceinline__ Vec<T, WIDTH> summed(const Control& c, int64_t number, const T* x, const float* own,
-                                                int64_t i) {
+__device__ __forceinline__ Vec<T, WIDTH> summed(const Control& c, int64_t number, const T* x,
+                                                const float* own, int64_t i) {
     uint8_t* const here = c.peers[c.rank].base;
     Part sum = {};
     for (int rank = 0; rank < c.count; rank++) {
@@ -93,8 +93,7 @@ __device__ __forceinline__ void two_shot(const SumArgs& a) {
     meet(c, 1, number);
     for (int i = 1; i < c.count; i++) {
         const int peer = (c.rank + i) % c.count;
-        const T* const from =
-            reinterpret_cast<const T*>(slot(c, c.peers[c.rank].base, 1, number, peer));
+        const T* const from = reinterpret_cast<const T*>(slot(c, c.peers[c.rank].base, 1, number, peer));
         EACH(j, span) {
             const int64_t at = peer * share + j;
             if (at < a.count) store(x + at, received<Vec<T, WIDTH>>(from + j));
@@ -105,9 +104,9 @@ __device__ __forceinline__ void two_shot(const SumArgs& a) {
 
 }  // namespace
 
-#define KERNELS(SHOT, NAME, T)                                                                  \
+#define KERNELS(SHOT, NAME, T)                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ SumArgs a) { \
-        SHOT<T>(a);                                                                             \
+        SHOT<T>(a);                                                                                 \
     }
 // variant sum_ranks_one_shot_bf16: dtype=bf16 multiple=4
 KERNELS(one_shot, sum_ranks_one_shot_bf16, bf16)
