@@ -1,7 +1,7 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
-    [--kernels] [--kv-cache-dtype fp8] [--quantization fp8]
+    [--kernels] [--kv-cache-dtype fp8] [--quantization fp8] [--tensor-parallel-size N]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 --kernels: prints the device time of each step by kernel.
@@ -129,6 +129,8 @@ def main() -> None:
     p.add_argument("--kernels", action="store_true")
     p.add_argument("--kv-cache-dtype", default="auto", choices=KV_DTYPES)
     p.add_argument("--no-graph", action="store_true")
+    p.add_argument("--tensor-parallel-size", type=int, default=1)
+    p.add_argument("--share-gpu", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
     a = p.parse_args()
     length = max(a.context, *a.prefill) + STEPS + 16
@@ -139,6 +141,8 @@ def main() -> None:
         max_model_len=length,
         kv_dtype=a.kv_cache_dtype,
         cuda_graph=not a.no_graph,
+        tensor_parallel_size=a.tensor_parallel_size,
+        share_gpu=a.share_gpu,
     )
     scheduler = SchedulerConfig(max_slots=max(a.batch), max_prefill_tokens=a.chunk)
     began = time.perf_counter()

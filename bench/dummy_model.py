@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Hugging Face: Qwen/Qwen3-4B, Qwen/Qwen3-30B-A3B, deepseek-ai/DeepSeek-V2-Lite.
+# Hugging Face: Qwen/Qwen3-4B, Qwen3-8B, Qwen3-30B-A3B, deepseek-ai/DeepSeek-V2-Lite.
 CONFIGS: dict[str, dict[str, Any]] = {
     "4B": {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
@@ -46,6 +46,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
         "tie_word_embeddings": False, "topk_group": 1, "topk_method": "greedy", "torch_dtype": "bfloat16",
         "v_head_dim": 128, "vocab_size": 102400,
+    },
+    "8B": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+        "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 4096, "intermediate_size": 12288, "max_position_embeddings": 40960,
+        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151936,
     },
 }  # fmt: skip
 

@@ -153,6 +153,15 @@ class FakeCuda:
     def cuDeviceGetName(self, length: int, device: Any) -> tuple[Any, ...]:
         return OK, b"Fake GPU\0\0"
 
+    def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
+        return OK, ordinal
+
+    def cuDeviceGetPCIBusId(self, length: int, device: int) -> tuple[Any, ...]:
+        return OK, b"0000:%02X:00.0\0" % device
+
+    def cuDeviceCanAccessPeer(self, device: int, other: int) -> tuple[Any, ...]:
+        return OK, int((device // 2) == (other // 2))
+
     def cuDeviceTotalMem(self, device: Any) -> tuple[Any, ...]:
         return OK, self.memory
 
@@ -195,6 +204,18 @@ class FakeCuda:
     def cuMemFreeHost(self, address: int) -> tuple[Any, ...]:
         self.pinned -= self._held.pop(address)[1]
         return (OK,)
+
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> tuple[Any, ...]:
+        return OK, address
+
+    def cuIpcGetMemHandle(self, address: int) -> tuple[Any, ...]:
+        handle = Fields()
+        handle.reserved = address.to_bytes(8, "little")
+        return OK, handle
+
+    def cuIpcOpenMemHandle(self, handle: Fields, flags: int) -> tuple[Any, ...]:
+        """The memory itself, which is of this process."""
+        return OK, int.from_bytes(handle.reserved, "little")
 
     def cuMemcpyHtoDAsync(self, dst: int, src: int, nbytes: int, stream: Any) -> tuple[Any, ...]:
         ctypes.memmove(dst, src, nbytes)
@@ -295,7 +316,8 @@ class _Module(ModuleType):
             raise AttributeError(name)
         if name.startswith("cu") and name[2:3].isupper():
             return self._fake.call(name)
-        if name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeValue", "CUDA_MEMCPY2D"):
+        structs = ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeValue", "CUDA_MEMCPY2D")
+        if name in (*structs, "CUipcMemHandle"):
             return Fields
         if name.startswith("cuuint"):
             return int

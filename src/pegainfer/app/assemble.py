@@ -12,15 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.fitting import check_fits, need_of
 from pegainfer.app.load import make_backend, open_model
 from pegainfer.app.peers import check_role
 from pegainfer.app.registry import Model
-from pegainfer.app.tiers import planned_tiers, tiers_of_rank, with_tiers
+from pegainfer.app.tiers import tiers_of_rank, with_tiers
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.peers import PeerSide
 from pegainfer.contract.step import PageGroup, Runner, RunnerInfo, StepPolicy
@@ -142,10 +140,7 @@ def _build_runner(
     `files`: the model's path, and that of the tokenizer that takes the place of its own.
     """
     if config.backend == "cuda":
-        from pegainfer.app.gpu import build_runner
-
-        built = build_runner(model, files[0], groups, info, config, scheduler)
-        return built.runner, built.device, built.seconds, built.peers
+        return _build_on_gpus(model, files, groups, info, config, scheduler)
     started = time.perf_counter()
     check_fits(need_of(model, groups, info, config.tensor_parallel_size), available_memory())
     device = ""
@@ -171,11 +166,41 @@ def _build_runner(
     if config.tensor_parallel_size == 1:
         runner = build()
     else:
-        from pegainfer.app.ranks import cpu_ranks
+        from pegainfer.app.ranks import rank_processes
 
         check_role(config, scheduler)
-        if scheduler.prefix_cache:
-            planned = planned_tiers(config, groups, config.tensor_parallel_size)
-            info = msgspec.structs.replace(info, tiers=planned)
-        runner = cpu_ranks(build, files, info, config, scheduler)
+
+        def build_first(memory: RankMemory, start: Callable[[RunnerInfo], None]) -> Runner:
+            start(info)
+            return build(memory)
+
+        runner = rank_processes(build_first, files, groups, config, scheduler)
     return runner, device, {"pack": time.perf_counter() - started}, peers
+
+
+def _build_on_gpus(
+    model: Model,
+    files: tuple[Path, Path | None],
+    groups: tuple[GroupLayout, ...],
+    info: RunnerInfo,
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+) -> tuple[Runner, str, dict[str, float], PeerSide | None]:
+    """`_build_runner` for one GPU, or for one a rank."""
+    from pegainfer.app.gpu import Built, build_runner
+    from pegainfer.app.ranks import rank_processes
+
+    at = TensorRank(0, config.tensor_parallel_size)
+    build = partial(build_runner, model, files[0], groups, info, config, scheduler, at)
+    if at.ranks == 1:
+        built = build()
+        return built.runner, built.device, built.seconds, built.peers
+    check_role(config, scheduler)
+    first: list[Built] = []
+
+    def build_first(memory: RankMemory, start: Callable[[RunnerInfo], None]) -> Runner:
+        first.append(build(memory, start))
+        return first[0].runner
+
+    runner = rank_processes(build_first, files, groups, config, scheduler)
+    return runner, f"{at.ranks} ranks of {first[0].device}", first[0].seconds, first[0].peers

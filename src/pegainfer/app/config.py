@@ -128,8 +128,8 @@ class EngineConfig:
     tensor_parallel_size: int = field(
         default=1,
         metadata={
-            "help": "Processes that compute each sequence together, each with a part of every layer; on the "
-            "CPU and the null device."
+            "help": "Processes that compute each sequence together, each with a part of every layer, on the "
+            "CPU, on a GPU each, or the null device."
         },
     )
     data_parallel_size: int = field(
@@ -155,7 +155,12 @@ class EngineConfig:
         default=False,
         metadata={"help": "Count the tokens of each expert for /metrics (mixtures of experts, on the CPU)."},
     )
-    device_ordinal: int = field(default=0, metadata={"help": "Which GPU."})
+    device_ordinal: int = field(
+        default=0, metadata={"help": "Which GPU; the first, where each of several ranks has its own."}
+    )
+    share_gpu: bool = field(
+        default=False, metadata={"help": "All ranks on that one GPU: for tests, since they take turns."}
+    )
     gpu_memory_utilization: float = field(
         default=0.9, metadata={"help": "Share of the GPU's memory that this process may take."}
     )
@@ -170,6 +175,10 @@ class EngineConfig:
         default="cpu",
         metadata={"help": "cpu, cuda, or reference: NumPy, slow, what the others are compared with."},
     )
+
+    def ordinal_of(self, rank: int) -> int:
+        """The GPU of a tensor-parallel rank."""
+        return self.device_ordinal + (0 if self.share_gpu else rank)
 
     @property
     def kv_format(self) -> str:
@@ -243,10 +252,10 @@ class EngineConfig:
                 "only the null device has data-parallel ranks so far", expected=1,
                 got=self.data_parallel_size, where="data_parallel_size",
             )  # fmt: skip
-        if self.tensor_parallel_size > 1 and self.backend != "cpu":
+        if self.tensor_parallel_size > 1 and self.backend == "reference":
             raise ConfigError(
-                f"backend {self.backend} has one rank so far", expected=1, got=self.tensor_parallel_size,
-                where="tensor_parallel_size", remedy="choose --device cpu",
+                "backend reference has one rank", expected=1, got=self.tensor_parallel_size,
+                where="tensor_parallel_size", remedy="choose --device cpu or cuda",
             )  # fmt: skip
         if self.tensor_parallel_size > 1 and self.enable_lora:
             raise ConfigError(
@@ -268,8 +277,8 @@ class EngineConfig:
             raise ConfigError(
                 "only a GPU keeps keys and values as bf16", expected="f32, f16 or fp8", got="bf16"
             )
-        if self.load_format == "dummy" and self.tensor_parallel_size > 1:
+        if self.load_format == "dummy" and self.tensor_parallel_size > 1 and not cuda:
             raise ConfigError(
-                "dummy weights are not shared out to ranks", expected=1, got=self.tensor_parallel_size,
-                where="tensor_parallel_size",
+                "dummy weights are made up for ranks on GPUs alone", expected=1,
+                got=self.tensor_parallel_size, where="tensor_parallel_size",
             )  # fmt: skip

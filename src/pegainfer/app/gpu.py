@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +22,17 @@ from pegainfer.contract.peers import PeerSide
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.device.layout import GroupLayout
-from pegainfer.ops.ranks import ONE_RANK
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.runner.program import largest_step
 from pegainfer.runner.slots import table_widths
 from pegainfer.runtime.cuda.packed import OF_FORMAT
 from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
+    from pegainfer.lower.cuda.context import CudaContext
     from pegainfer.lower.cuda.target import Target
     from pegainfer.runner.cuda import CudaRunner
+    from pegainfer.runtime.rank_memory import RankMemory
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +78,18 @@ def build_runner(
     info: RunnerInfo,
     config: EngineConfig,
     scheduler: SchedulerConfig,
+    at: TensorRank = ONE_RANK,
+    memory: RankMemory | None = None,
+    start: Callable[[RunnerInfo], None] | None = None,
 ) -> Built:
-    """Opens the GPU, sizes the cache, loads the weights, captures graphs.
+    """Opens the GPU, sizes the cache, loads the weights, captures graphs, meets the other ranks.
 
     Args:
         path: of the model's file or folder.
-        info: bounds as they were asked for; the cache is divided here.
+        info: bounds as they were asked for; rank 0 divides the cache here.
+        at: the rank whose part `model` is.
+        memory: of the group of ranks; closed with the runner, or where this raises.
+        start: called with the bounds once they are known.
 
     Raises CudaError without a usable GPU or memory, KernelsError without kernels for it, ConfigError where
     the cache cannot hold one sequence.
@@ -95,19 +103,24 @@ def build_runner(
     from pegainfer.lower.cuda.store import Dummy
 
     clock = [time.perf_counter()]
-    ctx = CudaContext(config.device_ordinal)
+    ctx = CudaContext(config.ordinal_of(at.rank), group=memory)
     clock.append(time.perf_counter())
     try:
         max_logprobs = min(scheduler.max_logprobs, info.vocab_size)
-        fp8 = keeps_fp8(ctx.target)
-        budget = plan_memory(model, groups, info, config, *ctx.device.memory(), max_logprobs, fp8=fp8)
-        info = fit(model, groups, budget, config, scheduler)
+        if at.rank == 0:
+            memory_of = _memory(ctx, config)
+            budget = plan_memory(
+                model, groups, info, config, *memory_of, max_logprobs, fp8=keeps_fp8(ctx.target)
+            )
+            info = fit(model, groups, budget, config, scheduler)
+        if start is not None:
+            start(info)
         dummy = Dummy() if config.load_format == "dummy" else None
         weights = model.tensors(info.max_model_len)
         log_expanded(weights)
         backend = CudaBackend(ctx, weights, CudaOptions(graphs=config.cuda_graph), dummy)
         pinned = PinnedMemory(ctx.device)
-        with tiers_of_rank(config, scheduler, groups, path, ONE_RANK, pinned) as tiers:
+        with tiers_of_rank(config, scheduler, groups, path, at, pinned) as tiers:
             info = with_tiers(info, tiers)
             steps = step_formats(config)
             runner = model.build_cuda(info, groups, backend, steps=steps, max_logprobs=max_logprobs)
@@ -120,6 +133,7 @@ def build_runner(
                 runner.start(CAPTURE_SECONDS)
                 clock.append(time.perf_counter())
                 loading.result()
+            ctx.connect()
             tiers.give_to(runner)
     except BaseException:
         ctx.close()
@@ -140,6 +154,13 @@ def log_expanded(weights: Mapping[str, Weight]) -> None:
         log.info("%d matrices in %s are expanded to bf16: no packed form holds them", count, " ".join(found))
 
 
+def _memory(ctx: CudaContext, config: EngineConfig) -> tuple[int, int]:
+    """(free, total) bytes of the GPU for this rank."""
+    free, total = ctx.device.memory()
+    share = total // config.tensor_parallel_size if config.share_gpu else total
+    return max(0, free - (total - share)), share
+
+
 def fit(
     model: Model,
     groups: tuple[GroupLayout, ...],
@@ -149,7 +170,7 @@ def fit(
 ) -> RunnerInfo:
     """The runner's bounds, with the cache divided among its groups. Raises ConfigError if it does not fit."""
     room = max(0, budget.cache)
-    memory = config.kv_cache_memory or room
+    memory = (config.kv_cache_memory or 0) // config.tensor_parallel_size or room
     check_weights(budget)
     remedy = "lower --max-model-len, --max-num-seqs or --kv-cache-memory, or raise --gpu-memory-utilization"
     if memory > room:

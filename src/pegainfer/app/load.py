@@ -61,7 +61,7 @@ def _open(
         if not path.is_dir():
             raise ConfigError("dummy weights need a config.json", expected="a folder", got=path)
         line, architecture, config, where = read_config(path)
-        yield _bounded(line.from_config(config, where), known_ids(tokenizer or path)), architecture
+        yield _bounded(line.from_config(config, where, at), known_ids(tokenizer or path)), architecture
     elif path.is_dir():
         line, architecture, config, where = read_config(path)
         with open_safetensors(path) as checkpoint:

@@ -57,6 +57,10 @@ def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
     with open_model(path, config.load_format, at, config.quantization, tokenizer=tokenizer) as (model, _):
         groups = model_groups(model, config)
         info = runner_bounds(model, order.slots, order.length, order.num_blocks, config, scheduler)
+        if config.backend == "cuda":
+            from pegainfer.app.gpu import build_runner
+
+            return build_runner(model, path, groups, info, config, scheduler, at, memory).runner
         backend, _ = make_backend(model.tensors(order.length), config, memory=memory)
         with tiers_of_rank(config, scheduler, groups, path, at) as tiers:
             runner = model.build(

@@ -1,23 +1,26 @@
-"""Groups of ranks: on the null device in this process; on the CPU a process each beside rank 0 here."""
+"""Groups of ranks: on the null device in this process; on CPU and GPUs a process each beside rank 0 here."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.rank_process import RankOrder
+from pegainfer.app.tiers import planned_tiers
+from pegainfer.contract.errors import PeerFailedError
 from pegainfer.contract.step import Runner, RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.null.config import NullConfig
 from pegainfer.null.runner import NullRunner
 from pegainfer.parallel.group import RankGroup
 from pegainfer.parallel.part import DataRank
-from pegainfer.parallel.process import RankProcess
+from pegainfer.parallel.process import END_SECONDS, RankProcess
 from pegainfer.runtime.rank_memory import WAIT_SECONDS, RankMemory
 
 COMMAND = (sys.executable, "-m", "pegainfer.app.rank_process")  # starts a rank
@@ -41,47 +44,68 @@ def null_ranks(config: NullConfig, tensor_ranks: int = 1, data_ranks: int = 1) -
     return RankGroup(ranks)
 
 
-def cpu_ranks(
-    build: Callable[[RankMemory], Runner],
+def rank_processes(
+    build: Callable[[RankMemory, Callable[[RunnerInfo], None]], Runner],
     files: tuple[Path, Path | None],
-    info: RunnerInfo,
+    groups: Sequence[GroupLayout],
     config: EngineConfig,
     scheduler: SchedulerConfig,
 ) -> RankGroup:
     """Tensor-parallel ranks. They load at the same time, each its own part.
 
     Args:
-        build: makes rank 0, in this process.
+        build: makes rank 0, in this process, from the group's memory. It calls its other argument with the
+            bounds of every rank as soon as it knows them, which starts the other ranks.
         files: the model's path, and that of the tokenizer that takes the place of its own.
-        info: the bounds of every rank.
+        groups: of each rank.
         config: with the number of ranks, and of each rank's threads.
 
     Raises what a rank raises; no process is left then.
     """
     memory = RankMemory.create(config.tensor_parallel_size, WAIT_SECONDS)
-    order = RankOrder(
-        path=str(files[0]),
-        tokenizer=str(files[1] or ""),
-        ranks=config.tensor_parallel_size,
-        slots=info.max_slots,
-        length=info.max_model_len,
-        num_blocks=info.num_blocks,
-        engine=config,
-        scheduler=scheduler,
-        wait_seconds=memory.seconds,
-    )
-    ranks: list[Runner] = []
-    try:
+    others: list[RankProcess] = []
+
+    def start(info: RunnerInfo) -> None:
+        if scheduler.prefix_cache:
+            info = msgspec.structs.replace(info, tiers=planned_tiers(config, groups, memory.ranks))
+        order = RankOrder(
+            path=str(files[0]),
+            tokenizer=str(files[1] or ""),
+            ranks=memory.ranks,
+            slots=info.max_slots,
+            length=info.max_model_len,
+            num_blocks=info.num_blocks,
+            engine=config,
+            scheduler=scheduler,
+            wait_seconds=memory.seconds,
+        )
         for rank in range(1, memory.ranks):
             text = msgspec.json.encode(dataclasses.replace(order, rank=rank)).decode()
-            ranks.append(RankProcess(COMMAND, text, rank, info, memory))
-        ranks.insert(0, build(memory))
-        for other in ranks[1:]:
-            assert isinstance(other, RankProcess)
+            others.append(RankProcess(COMMAND, text, rank, info, memory))
+
+    first: Runner | None = None
+    try:
+        try:
+            first = build(memory, start)
+        except PeerFailedError as error:
+            raise _own_error(others) or error from None
+        for other in others:
             other.wait_ready()
-        return RankGroup(ranks, memory.fail)
+        return RankGroup([first, *others], memory.fail)
     except BaseException:
-        for started in ranks:
+        for started in (*others, *([first] if first is not None else [])):
             started.close()
         memory.close()
         raise
+
+
+def _own_error(others: Sequence[RankProcess]) -> Exception | None:
+    """Why a rank did not become ready; None where each only misses another one."""
+    for other in others:
+        try:
+            other.wait_ready(END_SECONDS)
+        except (PeerFailedError, TimeoutError):
+            continue
+        except Exception as error:
+            return error
+    return None

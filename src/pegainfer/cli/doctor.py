@@ -113,6 +113,8 @@ def _machine(disk: str) -> Iterator[tuple[str, str, bool]]:
     except PegaError as error:
         yield "cpu kernels", f"MISSING: {error}", False
     yield "cuda", _gpu(), True
+    for line in _links():
+        yield "gpu links", line, True
     try:
         found = cached_model()
         where = found if found is not None else f"not in {cache_folder()}: run `pegainfer pull`"
@@ -152,6 +154,14 @@ def _disk(text: str) -> tuple[str, bool]:
     except PegaError as error:
         return f"MISSING: {error}", False
     return f"{folder}: {write:.2f} GB/s written, {read:.2f} GB/s read, checksums included", True
+
+
+def _links() -> list[str]:
+    """How several GPUs are linked."""
+    from pegainfer.runtime.cuda.driver import probe
+    from pegainfer.runtime.cuda.links import describe_links
+
+    return [] if probe() is not None else describe_links()
 
 
 def _print_plan(target: Target, ask: DoctorFlags) -> None:

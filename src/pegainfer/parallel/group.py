@@ -57,31 +57,43 @@ class RankGroup:
     def forward(self, plan: StepPlan) -> _Flight:
         """Broadcasts the plan; every rank starts its forward pass."""
         self._transfers.start(plan.transfers)
-        return _Flight(plan, self._on_all(plan, [partial(rank.forward, plan) for rank in self.ranks]))
+        calls = [partial(rank.forward, plan) for rank in self.ranks]
+        return _Flight(plan, self._on_all(plan, calls, others_first=True))
 
     def sample(self, handle: _Flight, masks: dict[int, bytes] | None = None) -> PendingStep:
         """Every rank starts sampling with the same masks."""
         calls = zip(self.ranks, handle.handles, strict=True)
-        pending = self._on_all(handle.plan, [partial(rank.sample, own, masks) for rank, own in calls])
+        starts = [partial(rank.sample, own, masks) for rank, own in calls]
+        pending = self._on_all(handle.plan, starts, others_first=True)
         return _GroupStep(pending, partial(self._result, handle.plan, pending))
 
-    def _on_all(self, plan: StepPlan, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What the calls return, one a rank. If all fail, the step has failed; if some do, the engine has."""
-        results: list[T] = []
+    def _on_all(
+        self, plan: StepPlan, calls: Sequence[Callable[[], T]], *, others_first: bool = False
+    ) -> list[T]:
+        """What the calls return, one a rank. If all fail, the step has failed; if some do, the engine has.
+
+        Args:
+            others_first: rank 0, which runs in this process, is called when the others have their messages.
+        """
+        results: dict[int, T] = {}
         errors: dict[int, Exception] = {}
-        for rank, call in enumerate(calls):
+        ranks = range(len(calls))
+        for rank in reversed(ranks) if others_first else ranks:
             try:
-                results.append(call())
+                results[rank] = calls[rank]()
             except Exception as error:
                 errors[rank] = error
                 self._on_failure(rank)
         if not errors:
-            return results
+            return [results[rank] for rank in ranks]
+        errors = dict(sorted(errors.items()))
         own = {r: e for r, e in errors.items() if not isinstance(e, PeerFailedError)} or errors
         rank, first = next(iter(own.items()))
         fatal = [e for e in own.values() if isinstance(e, EngineDeadError | InvariantError)]
         if fatal or len(own) == len(calls):
-            raise fatal[0] if fatal else first
+            # A rank that is gone explains what another one found in the wrong order since.
+            gone = (e for e in fatal if isinstance(e, EngineDeadError))
+            raise next(gone, fatal[0] if fatal else first)
         raise EngineDeadError(
             f"rank {rank} failed where others did not: {type(first).__name__}: {first}",
             where=f"step {plan.step}",
@@ -157,9 +169,12 @@ class RankGroup:
             adapter_runner(rank).remove_adapter(index)
 
     def close(self) -> None:
-        """Closes every rank, then raises the first error."""
+        """Closes every rank, then raises the first error.
+
+        The first rank, whose memory the others may write to, is the last.
+        """
         errors: list[Exception] = []
-        for rank in self.ranks:
+        for rank in reversed(self.ranks):
             try:
                 rank.close()
             except Exception as error:

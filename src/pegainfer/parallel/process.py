@@ -56,9 +56,10 @@ class RankProcess:
     def info(self) -> RunnerInfo:
         return self._info
 
-    def wait_ready(self) -> None:
-        """Returns when the rank has loaded its part. Raises what kept it from that."""
-        self._ready.result()
+    def wait_ready(self, seconds: float | None = None) -> None:
+        """Returns when the rank has loaded its part. Raises what kept it from that, TimeoutError after
+        `seconds`."""
+        self._ready.result(seconds)
 
     def forward(self, plan: StepPlan) -> None:
         self._send(Forward(plan))
@@ -75,6 +76,7 @@ class RankProcess:
         """Ends the process, by force where it does not end by itself; idempotent."""
         with self._lock:
             self._death = self._death or EngineDeadError(f"rank {self.rank} was closed")
+        self._memory.fail(self.rank)  # a step that is under way elsewhere does not wait for it
         self._channel.hang_up()
         try:
             self.process.wait(END_SECONDS)

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pegainfer.contract.errors import PegaError, error_fields
-from pegainfer.contract.step import PendingStep, Runner
+from pegainfer.contract.step import PendingStep, Preparing, Runner
 from pegainfer.parallel.channel import Channel, Failure, Forward, Ready, Sample, Stepped, ToRank
+
+IDLE_SECONDS = 0.1  # without a plan, after which something is made ready for the plans to come
 
 
 def serve_rank(fd: int, build: Callable[[], Runner], fail: Callable[[], object]) -> None:
@@ -39,8 +41,14 @@ def serve_rank(fd: int, build: Callable[[], Runner], fail: Callable[[], object])
     steps: queue.SimpleQueue[PendingStep | Exception] = queue.SimpleQueue()
     threading.Thread(target=_answer, args=(channel, steps, fail), daemon=True).start()
     handle: Any = None
+    preparing = isinstance(runner, Preparing)
     while True:
-        message = messages.get()
+        try:
+            message = messages.get(timeout=IDLE_SECONDS if preparing else None)
+        except queue.Empty:
+            assert isinstance(runner, Preparing)
+            preparing = runner.prepare()
+            continue
         try:
             if isinstance(message, Forward):
                 handle = runner.forward(message.plan)

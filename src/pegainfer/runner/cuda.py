@@ -76,7 +76,7 @@ class CudaRunner(ServesAdapters):
         self._pools = Pools()
         self._spare_hidden: deque[HiddenBuffer] = deque()
         self._last_forward = 0
-        self._thread = threading.get_ident()
+        self._thread = self._reader = threading.get_ident()
 
     def use_tiers(self, stores: Sequence[BlockStore], free: Callable[[], None] | None = None) -> None:
         """Takes over the stores of `info.tiers`, before the first step. `free`: see Transfers."""
@@ -209,7 +209,10 @@ class CudaRunner(ServesAdapters):
         self._last_end = step.results.ended
         pooled = partial(pools.read, self._pools, self._spare_hidden)
         cold = self._stream.cold_seconds - self._cold_before
-        return PendingDraw(step, parts, pooled, self._drawn, self._spare, cold, self._transfers)
+        return PendingDraw(
+            step, parts, pooled, self._drawn, self._spare, cold, self._transfers,
+            enter=self._enter_reader, check=self._parts.check,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Returns when all work has ended."""
@@ -222,6 +225,12 @@ class CudaRunner(ServesAdapters):
         if self._thread != threading.get_ident():
             self._parts.device.make_current()
             self._thread = threading.get_ident()
+
+    def _enter_reader(self) -> None:
+        """Makes the device current on a thread that waits for steps, which may be another one."""
+        if threading.get_ident() not in (self._thread, self._reader):
+            self._parts.device.make_current()
+            self._reader = threading.get_ident()
 
     def _results(self) -> ResultBuffer:
         return ResultBuffer(self._info.max_slots, self._max_logprobs)

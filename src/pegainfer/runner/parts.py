@@ -69,6 +69,8 @@ class Context(Protocol):
     @property
     def library(self) -> Library: ...
 
+    def check(self) -> None: ...
+
 
 class Options(Protocol):
     """How programs run; see lower/cuda/options.py."""
@@ -106,6 +108,7 @@ class Parts:
             and each other.
         inputs: names of the forward pass's inputs.
         graphs: whether captured steps are graphs.
+        check: raises PeerFailedError where a step that has ended is not to be used, because a rank failed.
         close: waits for the device and releases everything.
     """
 
@@ -119,6 +122,7 @@ class Parts:
     state: ResidentState
     pools: CudaPools
     graphs: bool
+    check: Callable[[], None]
     close: Callable[[], None]
 
 
@@ -149,5 +153,5 @@ def make_parts(
     hidden_states = backend.prepare(programs["hidden_states"], {}, largest, {"x": x})
     return Parts(
         ctx.device, ctx.stream, forward, sampler, prompt_logprobs, hidden_states, inputs, state, pools,
-        backend.options.graphs, backend.close,
+        backend.options.graphs, ctx.check, backend.close,
     )  # fmt: skip

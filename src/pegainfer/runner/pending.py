@@ -60,7 +60,10 @@ class PendingPools(NamedTuple):
 class PendingDraw:
     """Implements contract.step.PendingStep."""
 
-    __slots__ = ("_cold_seconds", "_parts", "_pooled", "_result", "_ring", "_spare", "_step", "_transfers")
+    __slots__ = (
+        "_check", "_cold_seconds", "_enter", "_parts", "_pooled", "_result", "_ring", "_spare", "_step",
+        "_transfers",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -71,6 +74,9 @@ class PendingDraw:
         spare: deque[ResultBuffer],
         cold_seconds: float,
         transfers: Transfers | None = None,
+        *,
+        enter: Callable[[], None],
+        check: Callable[[], None],
     ) -> None:
         """
         Args:
@@ -78,7 +84,10 @@ class PendingDraw:
             spare: takes each buffer when it has been read.
             cold_seconds: of the host, making graphs for the step.
             transfers: the step's result names those that have ended.
+            enter: makes the device current on the thread that waits.
+            check: raises PeerFailedError where the step is not to be used; called when it has ended.
         """
+        self._enter, self._check = enter, check
         self._cold_seconds = cold_seconds
         self._transfers = transfers
         self._pooled = pooled
@@ -94,7 +103,9 @@ class PendingDraw:
     def wait(self) -> StepResult:
         if self._result is None:
             step = self._step
+            self._enter()
             step.results.ended.wait(step)
+            self._check()
             self._result = self._read()
             if self._cold_seconds:
                 self._result = msgspec.structs.replace(self._result, cold_seconds=self._cold_seconds)

@@ -1,7 +1,8 @@
-"""Memory that all ranks of a group on one machine share: sums over ranks pass through it.
+"""Memory that all ranks of a group on one machine share. Ranks on the CPU pass sums through it.
 
-kernels/cpu/csrc/ranks.h reads and writes it. It has no name: ranks inherit a file descriptor, so nothing is
-left behind however a rank ends, and its pages take memory only once they are written.
+kernels/cpu/csrc/ranks.h reads and writes it; ranks on GPUs share only the word that says who failed, and tell
+each other where their GPUs' memory lies (`exchange`). It has no name: ranks inherit a file descriptor, so
+nothing is left behind however a rank ends, and its pages take memory only once they are written.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import contextlib
 import ctypes
 import mmap
 import os
+import struct
 import tempfile
+import time
+import zlib
 
 from pegainfer.contract.errors import ConfigError, PeerFailedError
 
@@ -19,7 +23,9 @@ PAGE = 4096  # bytes: the slots begin at a multiple of it
 SLOT_BYTES = 4 << 20  # what a rank passes to the others at once; more goes in several rounds
 SLOTS = 2  # a rank writes one while others may still read the other
 WAIT_SECONDS = 60.0  # for a rank that does not join a sum; a step takes seconds at most
+START_SECONDS = 600.0  # for a rank that loads its part of the model
 MAX_RANKS = 64
+_HEAD = struct.Struct("=II")  # of what a rank tells the others: bytes, CRC
 
 
 class RankMemory:
@@ -82,6 +88,34 @@ class RankMemory:
         failed = self._failed
         return 0 if failed is None else failed.value
 
+    def exchange(self, data: bytes) -> list[bytes]:
+        """What each rank says, in their order; every rank calls it once, and returns when all have.
+
+        It takes the slots of the first sum, so ranks on the CPU cannot use it.
+
+        Args:
+            data: some bytes, but at most a slot's.
+
+        Raises PeerFailedError where a rank fails, or says nothing within START_SECONDS.
+        """
+        at = _slots_start(self.ranks)
+        end = time.monotonic() + START_SECONDS
+        _put(self._map, at + self.rank * SLOT_BYTES, data)
+        said: list[bytes] = []
+        while len(said) < self.ranks:
+            found = _found(self._map, at + len(said) * SLOT_BYTES)
+            if found is not None:
+                said.append(found)
+                continue
+            self.check()
+            if time.monotonic() > end:
+                raise PeerFailedError(
+                    f"rank {len(said)} of {self.ranks} is not ready",
+                    expected=f"it to be loaded within {START_SECONDS:g} s",
+                )
+            time.sleep(0.001)
+        return said
+
     def close(self) -> None:
         """Unmaps the memory; executors that use it must not run afterwards. `fail` does nothing then."""
         if self.fd >= 0:
@@ -92,6 +126,21 @@ class RankMemory:
                 self._map.close()
 
 
+def _slots_start(ranks: int) -> int:
+    return -(-LINE * (1 + ranks) // PAGE) * PAGE
+
+
 def _nbytes(ranks: int) -> int:
-    head = -(-LINE * (1 + ranks) // PAGE) * PAGE
-    return head + SLOTS * ranks * SLOT_BYTES
+    return _slots_start(ranks) + SLOTS * ranks * SLOT_BYTES
+
+
+def _put(memory: mmap.mmap, at: int, data: bytes) -> None:
+    memory[at + _HEAD.size : at + _HEAD.size + len(data)] = data
+    memory[at : at + _HEAD.size] = _HEAD.pack(len(data), zlib.crc32(data))
+
+
+def _found(memory: mmap.mmap, at: int) -> bytes | None:
+    """What `_put` has written; None while it is not there in full, whatever the order of the writes."""
+    length, check = _HEAD.unpack(memory[at : at + _HEAD.size])
+    data = memory[at + _HEAD.size : at + _HEAD.size + length]
+    return data if length and zlib.crc32(data) == check else None

@@ -207,11 +207,14 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         ({"tensor_parallel_size": 0}, "bad tensor_parallel_size; expected a whole number from 1; got 0"),
         ({"data_parallel_size": 2}, "only the null device has data-parallel ranks so far; expected 1; got 2"),
         (
-            {"backend": "cuda", "tensor_parallel_size": 2},
-            "backend cuda has one rank so far; expected 1",
+            {"backend": "reference", "tensor_parallel_size": 2},
+            "backend reference has one rank; expected 1",
         ),
         ({"gpu_memory_utilization": 1.5}, "bad gpu_memory_utilization"),
-        ({"load_format": "dummy", "tensor_parallel_size": 2}, "dummy weights are not shared out to ranks"),
+        (
+            {"load_format": "dummy", "tensor_parallel_size": 2},
+            "dummy weights are made up for ranks on GPUs alone",
+        ),
         ({"backend": "cuda", "kv_dtype": "f16"}, "expected auto, bf16 or fp8; got f16"),
     ],
 )

@@ -11,6 +11,7 @@ from pegainfer.lower.cuda.plan import (
     Arrivals,
     Boxes,
     Codes,
+    Control,
     Matrix,
     Packed,
     Place,
@@ -150,6 +151,9 @@ class Binder:
                 return self._memory.scratch
             case Arrivals():
                 return self._ctx.arrivals.address
+            case Control():
+                assert self._ctx.peers is not None, "only plans for several ranks have sums over them"
+                return self._ctx.peers.control
             case StepMemory():
                 return self._memory.step(held.name)
         raise TypeError(f"no address for {held!r}")

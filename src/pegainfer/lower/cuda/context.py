@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -13,8 +14,10 @@ from pegainfer.runtime.cuda.cublaslt import CublasLt
 from pegainfer.runtime.cuda.device import CLUSTER, Device, DeviceInfo
 from pegainfer.runtime.cuda.launch import active_clusters
 from pegainfer.runtime.cuda.memory import DeviceBuffer
+from pegainfer.runtime.cuda.peers import Peers
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tma import TensorMap
+from pegainfer.runtime.rank_memory import RankMemory
 
 ARRIVALS = 1 << 18  # counters of blocks that finish one output together; a launch uses its first few
 
@@ -22,18 +25,26 @@ ARRIVALS = 1 << 18  # counters of blocks that finish one output together; a laun
 class CudaContext:
     """What every program on a GPU shares. Its work runs in order on one stream."""
 
-    def __init__(self, ordinal: int = 0, kernels: tuple[Path, ...] | None = None) -> None:
+    def __init__(
+        self, ordinal: int = 0, kernels: tuple[Path, ...] | None = None, group: RankMemory | None = None
+    ) -> None:
         """
         Args:
             kernels: folders of cubins; None for the usual ones.
+            group: memory of the group, where this is one of several ranks; closed with the context.
 
         Raises CudaError without a usable GPU, KernelsError without kernels for it.
         """
         self.device = Device.open(ordinal)
         self.library = KernelLibrary(self.device, kernels)
-        self.target = Target.of(self._with_clusters(self.device.info), self.library.manifest)
+        at = (1, 0) if group is None else (group.ranks, group.rank)
+        self.target = Target.of(self._with_clusters(self.device.info), self.library.manifest, *at)
         self.stream = Stream()
         self._closers: list[Callable[[], None]] = [self.device.close]
+        self.peers: Peers | None = None  # the other ranks
+        if group is not None:
+            self.peers = Peers(group)
+            self._closers += [group.close, self.peers.close]
         # Zero before a launch and after it: the last block to arrive sets its counter back.
         self.arrivals = DeviceBuffer(4 * ARRIVALS, "arrival counters")
         self.stream.fill(self.arrivals.address, 0, self.arrivals.nbytes)
@@ -60,6 +71,20 @@ class CudaContext:
             return info
         kernel = self.library.kernel("launch_nothing")
         return replace(info, clusters=active_clusters(kernel, CLUSTER, 32, info.max_shared))
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """What is put on the stream in this context runs without the other ranks."""
+        return contextlib.nullcontext() if self.peers is None else self.peers.alone(self.stream)
+
+    def connect(self) -> None:
+        """Returns when all ranks of the group have called it; from here on they sum over all of them."""
+        if self.peers is not None:
+            self.peers.connect(self.stream)
+
+    def check(self) -> None:
+        """Raises PeerFailedError where the group has failed, so that a step's results are not to be used."""
+        if self.peers is not None:
+            self.peers.check()
 
     @cached_property
     def lt(self) -> CublasLt:

@@ -53,7 +53,7 @@ class CudaExecutor:
         bound: Mapping[str, DeviceTensor] | None = None,
     ) -> None:
         """Raises UnsupportedError where no kernel serves an op, OpError where a state does not fit."""
-        self.program = program.lowered(keep=keeps_whole)
+        self.program = program.lowered(keep=keeps_whole, ranks=ctx.target.ranks)
         self.largest = dict(largest)
         self.options = options
         self._ctx = ctx
@@ -160,7 +160,8 @@ class CudaExecutor:
         what = f"{self.program.name} {sizes}{' decode' if decode_only else ''}"
         if graph and self.options.graphs:
             self._stage.send_padding(step.inputs, self._ctx.stream)
-            step.run_once(self._ctx.stream, what)
+            with self._ctx.alone():  # each rank makes sizes ready when it comes to it
+                step.run_once(self._ctx.stream, what)
             if at_once:
                 step.make_graph(self._ctx.stream)
         self._captured.add(step, decode_only)

@@ -18,13 +18,12 @@ from pegainfer.lower.cuda.experts import (
 )
 from pegainfer.lower.cuda.gemm import GemmProblem, project, rms_norm
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
-from pegainfer.lower.cuda.plan import ARRIVALS, Place, Struct, ptr, struct
+from pegainfer.lower.cuda.plan import ARRIVALS, Place, Struct, struct
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
 from pegainfer.ops.fused_moe import MOE_RESIDUAL
 from pegainfer.ops.program import OpCall, is_read
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.arguments import ROUTE_EXPERTS, ROUTE_FEW
-from pegainfer.runtime.cuda.launch import i64
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 ROUTE_WARPS, MOST_CHOSEN = 4, 32  # WARPS of route.cu, and one choice a lane
@@ -36,6 +35,8 @@ FEW_WARPS, FEW_TOKENS = 8, 8  # WARPS and TOKENS of route_few.cu
 
 def _onto_residual(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
     moe, add = calls[:2]
+    if step.target.ranks > 1:
+        return "one rank"
     out = moe.tensors["out"].storage
     if add.tensors["partial"].storage is not out or out.kind is not Kind.BUFFER or is_read(calls[2:], out):
         return "a sum that only the residual stream reads"
@@ -198,12 +199,3 @@ def _expert_down(c: LoweringContext) -> None:
     else:
         tiles(c, choice, slots, made, x, w, n, k, results, "store", 1)
         add_up(c, slots, results, None, n, dtype, out, None)
-
-
-@handles("reduce_residual")
-def _reduce_residual(c: LoweringContext) -> None:
-    s, dtype = c.sizes, c.dtype("x")
-    count = s["T"] * s["N"]
-    grid = min(blocks(count, 256), 8 * c.target.info.num_sms)
-    args = [ptr(c.address("x")), ptr(c.address("partial")), i64(count)]
-    c.launch(f"reduce_residual_{dtype}", (grid, 1, 1), 256, args)

@@ -67,6 +67,11 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """A rank's view of its group; see runtime/cuda/peers.py."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepMemory:
     """Memory that lives as long as the step; equal names share it.
 
@@ -79,8 +84,8 @@ class StepMemory:
     zeroed: bool = False
 
 
-Held = Tensor | Matrix | Codes | Scales | Packed | Vector | Scratch | Arrivals | StepMemory
-SCRATCH, ARRIVALS = Scratch(), Arrivals()
+Held = Tensor | Matrix | Codes | Scales | Packed | Vector | Scratch | Arrivals | Control | StepMemory
+SCRATCH, ARRIVALS, CONTROL = Scratch(), Arrivals(), Control()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pegainfer.lower.cuda import attention, delta, lora, mla, pointwise  # noqa: F401  (they register their ops)
+from pegainfer.lower.cuda import attention, delta, lora, mla, pointwise, ranks  # noqa: F401  (they register)
 from pegainfer.lower.cuda.linear import FOLD_NORM
 from pegainfer.lower.cuda.lowering import Step, choose, keeps_whole
 from pegainfer.lower.cuda.moe import ADD_EXPERTS
@@ -21,12 +21,14 @@ from pegainfer.runtime.cuda.packed import OF_FORMAT
 RULES = (ONE_LAUNCH, FINISH_IN_ATTENTION, FINISH_AND_GATE, FOLD_NORM, ADD_EXPERTS, LEAVE_PLAIN_ROWS)
 
 
-# Kernels that are in no plan: they generate and convert weights, measure the card, and keep a runner's state.
+# Kernels that are in no plan of one rank: they generate and convert weights, measure the card, keep a
+# runner's state, and sum and gather over ranks.
 SUPPORT = frozenset(
     {
         "launch_nothing", "read_bandwidth", "decode_inputs", "publish_drawn", "append_tokens", "take_rows_32",
         "quantize_weight_bf16",
         *(f"fill_normal_{dtype}" for dtype in ("bf16", "f16", "f32")), "convert_f32_bf16",
+        "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16", "gather_ranks",
     }
 )  # fmt: skip
 
@@ -46,7 +48,7 @@ def plan_program(program: Program, step: Step) -> StepPlan:
 
     Raises UnsupportedError where no kernel serves an op.
     """
-    return plan_step(program.lowered(keep=keeps_whole).calls, step, rules())
+    return plan_step(program.lowered(keep=keeps_whole, ranks=step.target.ranks).calls, step, rules())
 
 
 def chosen_kernels(program: Program, steps: Iterable[Step]) -> set[str]:

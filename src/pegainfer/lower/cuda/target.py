@@ -126,18 +126,23 @@ class Target:
         kernels: declared features by kernel.
         registers: of a thread, by kernel, where they have been compiled; None: those of cards.json, which has
             the kernels that fewer blocks of an SM can run for want of registers.
+        ranks: of the group that computes each step; sums over ranks are no part of other calls then.
+        rank: of this card.
     """
 
     info: DeviceInfo
     kernels: Mapping[str, Mapping[str, str]] = field(default_factory=declared_kernels)
     registers: Mapping[str, int] | None = None
     tuning: Tuning = field(default_factory=packaged_tuning)
+    ranks: int = 1
+    rank: int = 0
 
     @classmethod
-    def of(cls, info: DeviceInfo, manifest: Manifest) -> Target:
+    def of(cls, info: DeviceInfo, manifest: Manifest, ranks: int = 1, rank: int = 0) -> Target:
         """The target of a card and the manifest of its compiled kernels."""
         variants = [v for unit in manifest.units for v in unit.variants]
-        return cls(info, {v.name: v.features for v in variants}, {v.name: v.registers for v in variants})
+        features = {v.name: v.features for v in variants}
+        return cls(info, features, {v.name: v.registers for v in variants}, ranks=ranks, rank=rank)
 
     def feature(self, kernel: str, name: str) -> int | None:
         """A number that the kernel's source declares. Raises KernelsError for a kernel that is not there."""

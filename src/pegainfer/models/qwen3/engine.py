@@ -9,6 +9,7 @@ from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups, head
 from pegainfer.models.qwen3.weights import TABLE, Qwen3Weights, load_gguf, load_safetensors
 from pegainfer.ops.adapters import adapted_weights
+from pegainfer.ops.config import config_of_rank
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
@@ -26,10 +27,10 @@ def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorR
     return model(load_safetensors(Qwen3Config.from_hf(config, where), file, at), at.ranks)
 
 
-def from_config(config: Mapping[str, Any], where: str) -> LineModel:
+def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK) -> LineModel:
     """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
-    read = Qwen3Config.from_hf(config, where)
-    return model(Qwen3Weights(read, without_data(TABLE, read)))
+    read = config_of_rank(Qwen3Config.from_hf(config, where), at.ranks)
+    return model(Qwen3Weights(read, without_data(TABLE, read)), at.ranks)
 
 
 def model(weights: Qwen3Weights, ranks: int = 1) -> LineModel:

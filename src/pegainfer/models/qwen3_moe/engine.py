@@ -28,8 +28,9 @@ def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorR
     return model(load_safetensors(Qwen3MoeConfig.from_hf(config, where), file))
 
 
-def from_config(config: Mapping[str, Any], where: str) -> LineModel:
+def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK) -> LineModel:
     """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
+    refuse_ranks(LINE, at)
     read = Qwen3MoeConfig.from_hf(config, where)
     return model(Qwen3MoeWeights(read, without_data(TABLE, read)))
 

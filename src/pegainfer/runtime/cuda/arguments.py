@@ -9,6 +9,7 @@ from __future__ import annotations
 from pegainfer.runtime.cuda.layout import Layout
 
 MAX_GROUPS = 8  # KV groups of a model
+MAX_RANKS = 8  # tensor-parallel ranks of a group of GPUs
 MAX_LAYERS = 80  # of a decode pass in one launch; 5 KB of the kernel's parameters
 
 # Attention
@@ -730,6 +731,48 @@ PUBLISH = Layout(
     """,
 )
 
+# Several ranks
+
+PEER = Layout("ranks::Peer", "One rank's exchange memory.", "uint8_t* base  // as this rank has it mapped")
+CONTROL = Layout(
+    "ranks::Control",
+    "A rank's view of its group, in device memory.",
+    f"""
+    int64_t joined  // sums that this rank has joined
+    int64_t limit  // ns: how long to wait for another rank
+    int64_t part_bytes  // of a slot of exchange memory
+    int* failed  // the group's word in the host's memory: 1 + rank of the first that failed, see ranks.cuh
+    uint32_t arrived  // blocks of the sum under way that have ended
+    int alone  // not 0: nothing is exchanged, and each rank's own part is the sum
+    int rank
+    int count  // of ranks
+    Peer peers[{MAX_RANKS}]
+    """,
+    (PEER,),
+)
+SUM_RANKS = Layout(
+    "ranks::SumArgs",
+    "What a sum over ranks reads and writes.",
+    """
+    void* x  // [count], to which the sum is added
+    const float* partial  // [count], this rank's part
+    Control* control
+    int64_t count  // a multiple of 4
+    """,
+)
+GATHER_RANKS = Layout(
+    "ranks::GatherArgs",
+    "What gathers the columns of a matrix, of which each rank has made some.",
+    """
+    float* out  // [rows, columns]
+    const float* part  // [rows, this rank's columns]
+    Control* control
+    int rows
+    int columns  // a multiple of 4
+    int each  // columns of a rank, a multiple of 4; the last one's are fewer where they do not divide
+    """,
+)
+
 # In the order of the header: a struct stands behind those that it holds.
 LAYOUTS = (
     ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND,
@@ -737,4 +780,5 @@ LAYOUTS = (
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
     ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS,
     ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
+    PEER, CONTROL, SUM_RANKS, GATHER_RANKS,
 )  # fmt: skip

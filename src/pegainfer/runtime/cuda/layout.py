@@ -91,6 +91,12 @@ class Layout:
         """Bytes."""
         return calcsize(packing(self.kinds))
 
+    def offset(self, name: str) -> int:
+        """Bytes before a member that is a number or a pointer, as the members before it are."""
+        at = [f.name for f in self.fields].index(name)
+        letters = "".join(_LETTERS[f.kind] for f in self.fields[: at + 1])
+        return calcsize(f"@{letters}") - calcsize(letters[-1])
+
     def values(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """The members' values in order. A null pointer may be None, the rest of an array may be missing.
 

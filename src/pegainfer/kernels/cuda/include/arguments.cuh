@@ -714,3 +714,53 @@ struct Publish {
     int slots;
 };
 static_assert(sizeof(Publish) == 48);
+
+namespace ranks {
+// One rank's exchange memory.
+struct Peer {
+    uint8_t* base;  // as this rank has it mapped
+};
+static_assert(sizeof(Peer) == 8);
+}  // namespace ranks
+
+namespace ranks {
+// A rank's view of its group, in device memory.
+struct Control {
+    int64_t joined;  // sums that this rank has joined
+    int64_t limit;  // ns: how long to wait for another rank
+    int64_t part_bytes;  // of a slot of exchange memory
+    int* failed;  // the group's word in the host's memory: 1 + rank of the first that failed, see ranks.cuh
+    uint32_t arrived;  // blocks of the sum under way that have ended
+    int alone;  // not 0: nothing is exchanged, and each rank's own part is the sum
+    int rank;
+    int count;  // of ranks
+    Peer peers[8];
+};
+static_assert(sizeof(Control) == 112);
+}  // namespace ranks
+
+namespace ranks {
+struct Control;
+// What a sum over ranks reads and writes.
+struct SumArgs {
+    void* x;  // [count], to which the sum is added
+    const float* partial;  // [count], this rank's part
+    Control* control;
+    int64_t count;  // a multiple of 4
+};
+static_assert(sizeof(SumArgs) == 32);
+}  // namespace ranks
+
+namespace ranks {
+struct Control;
+// What gathers the columns of a matrix, of which each rank has made some.
+struct GatherArgs {
+    float* out;  // [rows, columns]
+    const float* part;  // [rows, this rank's columns]
+    Control* control;
+    int rows;
+    int columns;  // a multiple of 4
+    int each;  // columns of a rank, a multiple of 4; the last one's are fewer where they do not divide
+};
+static_assert(sizeof(GatherArgs) == 40);
+}  // namespace ranks

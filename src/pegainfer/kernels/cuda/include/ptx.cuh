@@ -195,3 +195,26 @@ __device__ __forceinline__ uint16_t to_e4m3x2(float first, float second) {
     return codes;
 }
 #endif
+// What one GPU writes for another one, or reads of the host's memory. The release makes visible all writes
+// that the thread knows of, those before a barrier of its block included.
+__device__ __forceinline__ void store_release(int64_t* p, int64_t v) {
+    asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ int64_t load_acquire(const int64_t* p) {
+    int64_t v;
+    asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ int load_system(const int* p) {
+    int v;
+    asm volatile("ld.relaxed.sys.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_system(int* p, int v) {
+    asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ uint64_t nanoseconds() {
+    uint64_t v;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
+    return v;
+}

@@ -1,0 +1,122 @@
+// op reduce_residual: x += the sum over ranks of partial, added up in float32 in the order of the ranks, so
+// that every rank gets the same bits.
+#include "ranks.cuh"
+
+using namespace ranks;
+
+namespace {
+
+// x[i…] plus the sum of all ranks' parts, of which others lie at i in their slots and this rank's at `own`.
+template <typename T>
+__device__ __forceinline__ Vec<T, WIDTH> summed(const Control& c, int64_t number, const T* x,
+                                                const float* own, int64_t i) {
+    uint8_t* const here = c.peers[c.rank].base;
+    Part sum = {};
+    for (int rank = 0; rank < c.count; rank++) {
+        const Part part =
+            rank == c.rank
+                ? load<float, WIDTH>(own)
+                : received<Part>(reinterpret_cast<const float*>(slot(c, here, 0, number, rank)) + i);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) sum.v[j] = rank == 0 ? part.v[j] : sum.v[j] + part.v[j];
+    }
+    auto v = load<T, WIDTH>(x);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) v.v[j] = from_f32<T>(to_f32(v.v[j]) + sum.v[j]);
+    return v;
+}
+
+// Without the other ranks.
+template <typename T>
+__device__ __forceinline__ void add_own(T* x, const float* partial, int64_t count) {
+    const Span span(count);
+    EACH(i, span) {
+        const auto part = load<float, WIDTH>(partial + i);
+        auto v = load<T, WIDTH>(x + i);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) v.v[j] = from_f32<T>(to_f32(v.v[j]) + part.v[j]);
+        store(x + i, v);
+    }
+}
+
+// Every rank sends its part to all others and adds up everything: one exchange. For short sums.
+template <typename T>
+__device__ __forceinline__ void one_shot(const SumArgs& a) {
+    pdl_wait();
+    const Control c = *a.control;
+    pdl_launch();
+    T* const x = static_cast<T*>(a.x);
+    if (c.alone) return add_own(x, a.partial, a.count);
+    const int64_t number = c.joined + 1;
+    const Span span(a.count);
+    for (int i = 1; i < c.count; i++) {
+        const int peer = (c.rank + i) % c.count;
+        float* const to = reinterpret_cast<float*>(slot(c, c.peers[peer].base, 0, number, c.rank));
+        EACH(j, span) store(to + j, load<float, WIDTH>(a.partial + j));
+    }
+    meet(c, 0, number);
+    EACH(i, span) store(x + i, summed(c, number, x + i, a.partial + i, i));
+    leave(a.control, number);
+}
+
+// Every rank adds up its share of the values and sends the new x of it to the others: two exchanges, of
+// fewer bytes. For long sums.
+template <typename T>
+__device__ __forceinline__ void two_shot(const SumArgs& a) {
+    pdl_wait();
+    const Control c = *a.control;
+    pdl_launch();
+    T* const x = static_cast<T*>(a.x);
+    if (c.alone) return add_own(x, a.partial, a.count);
+    const int64_t number = c.joined + 1;
+    const int64_t share = ((a.count + c.count - 1) / c.count + WIDTH - 1) / WIDTH * WIDTH;
+    const Span span(share);
+    for (int i = 1; i < c.count; i++) {
+        const int peer = (c.rank + i) % c.count;
+        float* const to = reinterpret_cast<float*>(slot(c, c.peers[peer].base, 0, number, c.rank));
+        EACH(j, span) {
+            const int64_t at = peer * share + j;
+            if (at < a.count) store(to + j, load<float, WIDTH>(a.partial + at));
+        }
+    }
+    meet(c, 0, number);
+    EACH(j, span) {
+        const int64_t at = c.rank * share + j;
+        if (at >= a.count) break;
+        const auto v = summed(c, number, x + at, a.partial + at, j);
+        store(x + at, v);
+        for (int i = 1; i < c.count; i++) {
+            const int peer = (c.rank + i) % c.count;
+            store(reinterpret_cast<T*>(slot(c, c.peers[peer].base, 1, number, c.rank)) + j, v);
+        }
+    }
+    meet(c, 1, number);
+    for (int i = 1; i < c.count; i++) {
+        const int peer = (c.rank + i) % c.count;
+        const T* const from = reinterpret_cast<const T*>(slot(c, c.peers[c.rank].base, 1, number, peer));
+        EACH(j, span) {
+            const int64_t at = peer * share + j;
+            if (at < a.count) store(x + at, received<Vec<T, WIDTH>>(from + j));
+        }
+    }
+    leave(a.control, number);
+}
+
+}  // namespace
+
+#define KERNELS(SHOT, NAME, T)                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ SumArgs a) { \
+        SHOT<T>(a);                                                                                 \
+    }
+// variant sum_ranks_one_shot_bf16: dtype=bf16 multiple=4
+KERNELS(one_shot, sum_ranks_one_shot_bf16, bf16)
+// variant sum_ranks_one_shot_f16: dtype=f16 multiple=4
+KERNELS(one_shot, sum_ranks_one_shot_f16, f16)
+// variant sum_ranks_one_shot_f32: dtype=f32 multiple=4
+KERNELS(one_shot, sum_ranks_one_shot_f32, float)
+// variant sum_ranks_two_shot_bf16: dtype=bf16 multiple=4
+KERNELS(two_shot, sum_ranks_two_shot_bf16, bf16)
+// variant sum_ranks_two_shot_f16: dtype=f16 multiple=4
+KERNELS(two_shot, sum_ranks_two_shot_f16, f16)
+// variant sum_ranks_two_shot_f32: dtype=f32 multiple=4
+KERNELS(two_shot, sum_ranks_two_shot_f32, float)

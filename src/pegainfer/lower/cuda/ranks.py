@@ -1,0 +1,72 @@
+"""Lowering of sums over ranks, and of matrices whose columns each rank makes some of."""
+
+from __future__ import annotations
+
+from pegainfer.lower.cuda.lowering import LoweringContext, blocks, handles
+from pegainfer.lower.cuda.plan import CONTROL, Place, ptr, struct
+from pegainfer.lower.cuda.target import Target
+from pegainfer.runtime.cuda.arguments import GATHER_RANKS, SUM_RANKS
+from pegainfer.runtime.cuda.launch import i64
+from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES
+from pegainfer.runtime.cuda.tensor import item_bytes
+
+THREADS, WIDTH, MAX_BLOCKS = 256, 4, 128  # of kernels/cuda/include/ranks.cuh
+TILE = 16  # columns
+ONE_SHOT_BYTES = 512 << 10  # of a rank's part, above which two exchanges of fewer bytes are made
+
+
+@handles("reduce_residual")
+def _reduce_residual(c: LoweringContext) -> None:
+    s, dtype = c.sizes, c.dtype("x")
+    count = s["T"] * s["N"]
+    if c.target.ranks == 1:
+        grid = min(blocks(count, 256), 8 * c.target.info.num_sms)
+        args = [ptr(c.address("x")), ptr(c.address("partial")), i64(count)]
+        c.launch(f"reduce_residual_{dtype}", (grid, 1, 1), 256, args)
+        return
+    if s["N"] % WIDTH:
+        raise c.refuse("N", f"a multiple of {WIDTH}", s["N"])
+    shots, why = ("one", "few bytes") if 4 * count <= ONE_SHOT_BYTES else ("two", "many bytes")
+    most = PART_VALUES * (1 if shots == "one" else c.target.ranks)  # in one launch
+    for first in range(0, count, most):
+        values = min(most, count - first)
+        sum_args = struct(
+            SUM_RANKS, x=c.address("x") + first * item_bytes(dtype), partial=c.address("partial") + 4 * first,
+            control=Place(CONTROL), count=values,
+        )  # fmt: skip
+        grid = min(blocks(values, THREADS * WIDTH), MAX_BLOCKS)
+        c.launch(f"sum_ranks_{shots}_shot_{dtype}", (grid, 1, 1), THREADS, [sum_args], why=why)
+
+
+def shard_of(columns: int, target: Target) -> range | None:
+    """The columns of a matrix that this rank makes, for `gather`; None where each rank makes all of them."""
+    each = _each(columns, target)
+    first = target.rank * each
+    shared = target.ranks > 1 and columns % WIDTH == 0 and (target.ranks - 1) * each < columns
+    return range(first, min(first + each, columns)) if shared and 4 * each <= PART_BYTES else None
+
+
+def gather(c: LoweringContext, out: Place, part: Place, rows: int, columns: int) -> None:
+    """Every rank gets the same float32 matrix, bit by bit: each column was made by one rank alone.
+
+    Args:
+        out: [rows, columns].
+        part: [rows, this rank's columns], see `shard_of`.
+    """
+    each = _each(columns, c.target)
+    own = shard_of(columns, c.target)
+    assert own is not None
+    most = PART_BYTES // (4 * each)  # in one launch
+    for first in range(0, rows, most):
+        count = min(most, rows - first)
+        args = struct(
+            GATHER_RANKS, out=out + 4 * first * columns, part=part + 4 * first * len(own),
+            control=Place(CONTROL), rows=count, columns=columns, each=each,
+        )  # fmt: skip
+        grid = min(blocks(each, THREADS * WIDTH), MAX_BLOCKS)
+        c.launch("gather_ranks", (grid, 1, 1), THREADS, [args], why="each rank made some of the columns")
+
+
+def _each(columns: int, target: Target) -> int:
+    """Columns of a rank but the last: whole tiles of the tensor cores."""
+    return blocks(columns, target.ranks * TILE) * TILE

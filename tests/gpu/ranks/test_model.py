@@ -1,0 +1,96 @@
+"""A model on ranks, with a GPU each or one together: one rank's tokens, and an end when a rank fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegainfer.app import ranks as app_ranks
+from pegainfer.app.assemble import build_engine
+from pegainfer.app.config import EngineConfig
+from pegainfer.contract.errors import EngineDeadError
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.parallel.group import RankGroup
+from tests.cpu.parallel.test_ranks import others, steps
+from tests.gpu.harness import sized
+from tests.gpu.ranks.test_sums import gpus
+from tests.support.hybrid_traffic import LENGTH, run
+from tests.support.tinymodel import Tiny, write_checkpoint
+from tests.support.tinyqwen3 import TinyQwen3
+
+WIDE = {
+    "head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+MODELS = [Tiny("m", seed=5, dtype="bf16", config=WIDE), TinyQwen3("m", seed=6, dtype="bf16", config=WIDE)]
+STEPS = int(os.environ.get("PEGAINFER_RANK_STEPS", sized("150", "1")))
+TIE = 0.25  # nat, as in tests/gpu/models/test_random_plans.py
+
+
+def engine(shared: bool) -> dict[str, Any]:
+    """Fields of EngineConfig. Skips the test without the GPUs."""
+    if gpus() < 2 and not shared:
+        pytest.skip("2 GPUs are needed")
+    return {"backend": "cuda", "tensor_parallel_size": 2, "share_gpu": shared}
+
+
+WHERE = pytest.mark.parametrize("shared", [True, False], ids=["one GPU", "a GPU each"])
+
+
+@pytest.mark.timeout(600)
+@WHERE
+@pytest.mark.parametrize("model", MODELS, ids=["llama", "qwen3"])
+def test_random_traffic_gives_the_tokens_of_one_rank(model: Tiny, shared: bool, tmp_path: Path) -> None:
+    """Preemption, prefix hits, chunks, draws inside graphs. The ranks' results are compared in every step."""
+    token = 2 * 2 * 2 * 64 * 2  # bytes: layers, keys and values, KV heads, channels of bf16
+    seen = run(
+        write_checkpoint(model, tmp_path), STEPS, tie=TIE,
+        alone={"tensor_parallel_size": 1, "share_gpu": False},
+        kv_cache_memory=token * LENGTH * 5 // 2, **engine(shared),
+    )  # fmt: skip
+    print(seen)
+    assert seen["differences"] == 0
+    for name in ("preemptions", "prefix tokens hit", "chunks", "following rows", "repeated steps"):
+        assert seen[name] > 0, f"no {name}"
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup]:
+    """Two ranks on one GPU, which wait five seconds for each other."""
+    monkeypatch.setattr(app_ranks, "WAIT_SECONDS", 5.0)
+    config = EngineConfig(kv_cache_memory=1 << 24, max_model_len=256, **engine(True))
+    folder = write_checkpoint(MODELS[0], tmp_path)
+    runner = build_engine(folder, "m", config, SchedulerConfig(max_slots=2)).runner
+    assert isinstance(runner, RankGroup)
+    processes = others(runner)
+    try:
+        yield runner
+    finally:
+        runner.close()
+    assert all(rank.process.poll() is not None for rank in processes), "a process is left"
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGKILL, "rank 1 has ended; got SIGKILL"),
+        (signal.SIGSTOP, r"rank 1 (of 2 )?does not answer"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_engine_and_is_named(
+    group: RankGroup, number: signal.Signals, message: str
+) -> None:
+    assert len(steps(group, 20)) == 21
+    others(group)[0].process.send_signal(number)
+    began = time.monotonic()
+    with pytest.raises(EngineDeadError, match=message):
+        steps(group, 100)
+    with pytest.raises(EngineDeadError):  # and stays so
+        steps(group, 1)
+    assert time.monotonic() - began < 15.0

@@ -1,0 +1,141 @@
+"""Steps of one of several ranks, planned without a GPU: where sums stand, and who makes which logits."""
+
+from __future__ import annotations
+
+import pytest
+
+from pegainfer.contract.errors import UnsupportedError
+from pegainfer.contract.step import RunnerInfo
+from pegainfer.kv.device.layout import kv_spec
+from pegainfer.lower.cuda.lowering import Step
+from pegainfer.lower.cuda.plan import CONTROL, Place, PlannedLaunch, StepPlan, Struct
+from pegainfer.lower.cuda.planning import plan_program, plan_step, rules
+from pegainfer.lower.cuda.ranks import MAX_BLOCKS, ONE_SHOT_BYTES, THREADS, WIDTH, shard_of
+from pegainfer.lower.cuda.target import Target, card_of
+from pegainfer.models.qwen3 import engine as qwen3
+from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.ranks import TensorRank
+from pegainfer.ops.reduce import REDUCE_RESIDUAL
+from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.runner.program import Formats
+from pegainfer.runtime.cuda.arguments import GATHER_RANKS, SUM_RANKS
+from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES
+
+CONFIG = {
+    "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 2,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
+CARD = card_of("90a")
+
+
+def program(ranks: int, name: str = "forward") -> Program:
+    model = qwen3.from_config(CONFIG, "config.json", TensorRank(0, ranks))
+    formats = Formats("bf16", "bf16", "bf16")
+    groups = model.groups(16, formats)
+    info = RunnerInfo(
+        kv=kv_spec(groups), num_blocks=(64,), max_slots=64, max_tokens=2112, max_model_len=4096,
+        vocab_size=model.vocab_size,
+    )  # fmt: skip
+    return model.programs(info, groups, formats, 5)[name]
+
+
+def planned(at: TensorRank, tokens: int, rows: int, name: str = "forward") -> StepPlan:
+    target = Target(CARD, ranks=at.ranks, rank=at.rank)
+    env = {"T": tokens, "R": rows, "L": rows}
+    return plan_program(program(at.ranks, name), Step(target, env, tokens == rows))
+
+
+def kernels(plan: StepPlan) -> list[str]:
+    return [p.kernel if isinstance(p, PlannedLaunch) else "library" for p in plan.launches]
+
+
+def members(layout: object, launch: PlannedLaunch) -> dict[str, object]:
+    (args,) = launch.args
+    assert isinstance(args, Struct)
+    return dict(zip([f.name for f in layout.fields], args.values, strict=True))  # type: ignore[attr-defined]
+
+
+def sums(rows: int, width: int, ranks: int) -> list[PlannedLaunch]:
+    """The launches of one sum of bf16."""
+    tensors = {
+        "x": Tensor("x", ("T", width), "bf16", Kind.OUTPUT),
+        "partial": Tensor("partial", ("T", width), "f32", Kind.BUFFER),
+    }
+    call = OpCall.of(REDUCE_RESIDUAL, {}, **tensors)
+    step = Step(Target(CARD, ranks=ranks), {"T": rows}, False)
+    found = list(plan_step([call], step, rules()).launches)
+    return [p for p in found if isinstance(p, PlannedLaunch)]
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 64, 1024])
+def test_each_layer_has_two_sums_and_the_logits_are_gathered(tokens: int) -> None:
+    rows = min(tokens, 64)
+    alone, shared = (kernels(planned(TensorRank(0, n), tokens, rows)) for n in (1, 2))
+    assert not any("ranks" in name for name in alone)
+    found = [name for name in shared if "ranks" in name]
+    shots = "one" if 4 * tokens * 1024 <= ONE_SHOT_BYTES else "two"
+    assert found[:4] == [f"sum_ranks_{shots}_shot_bf16"] * 4  # two layers
+    assert set(found[4:]) == {"gather_ranks"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "ranks"),
+    [(1, 4, 2), (1, 2560, 2), (51, 2560, 2), (52, 2560, 2), (2304, 4096, 2), (2304, 4096, 8), (513, 8192, 3)],
+)
+def test_the_launches_of_a_sum_cover_it_once(rows: int, width: int, ranks: int) -> None:
+    at = 0
+    for launch in sums(rows, width, ranks):
+        given = members(SUM_RANKS, launch)
+        count = given["count"]
+        assert (
+            isinstance(count, int) and isinstance(given["x"], Place) and isinstance(given["partial"], Place)
+        )
+        assert (given["x"].offset, given["partial"].offset) == (2 * at, 4 * at)
+        assert given["control"] == Place(CONTROL)
+        one_shot = "one_shot" in launch.kernel
+        assert one_shot == (4 * rows * width <= ONE_SHOT_BYTES)
+        # What a rank sends another one in a phase: everything, or its share in whole groups.
+        sent = count if one_shot else (count + ranks * WIDTH - 1) // (ranks * WIDTH) * WIDTH
+        assert sent <= PART_VALUES and count % WIDTH == 0
+        blocks = launch.grid[0]
+        assert 1 <= blocks <= MAX_BLOCKS and launch.block == THREADS
+        at += count
+    assert at == rows * width
+
+
+def test_a_width_of_no_whole_groups_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="N; expected a multiple of 4; got 33"):
+        sums(3, 33, 2)
+    assert [p.kernel for p in sums(3, 33, 1)] == ["reduce_residual_bf16"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("columns", [1000, 4096, 49152, 151936, 36])
+def test_every_column_of_the_logits_is_made_by_one_rank(columns: int, ranks: int) -> None:
+    shards = [shard_of(columns, Target(CARD, ranks=ranks, rank=rank)) for rank in range(ranks)]
+    if columns == 36 and ranks > 3:  # a rank would have none
+        assert shards == [None] * ranks
+        return
+    made = [column for shard in shards if shard is not None for column in shard]
+    assert made == list(range(columns))
+    assert all(shard is not None and shard.start % 16 == 0 for shard in shards)
+
+
+def test_a_vocabulary_of_no_whole_groups_is_not_shared() -> None:
+    assert shard_of(1001, Target(CARD, ranks=2)) is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", ["forward", "prompt_logprobs"])
+def test_a_rank_multiplies_with_its_rows_of_the_head(name: str, rank: int) -> None:
+    plan = planned(TensorRank(rank, 2), 64, 64, name)
+    gathers = [p for p in plan.launches if isinstance(p, PlannedLaunch) and p.kernel == "gather_ranks"]
+    rows = 0
+    for launch in gathers:
+        given = members(GATHER_RANKS, launch)
+        assert (given["columns"], given["each"]) == (151936, 75968)
+        assert isinstance(given["rows"], int) and 4 * given["rows"] * 75968 <= PART_BYTES
+        assert isinstance(given["out"], Place) and given["out"].offset == 4 * rows * 151936
+        rows += given["rows"]
+    assert rows == 64
