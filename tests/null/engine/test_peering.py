@@ -24,17 +24,25 @@ class Pair:
     """Two engines; messages wait in queues until they are delivered."""
 
     def __init__(
-        self, seed: int, spec: str = "pages", *, host: int = 64, blocks: int = 64, peer: int = 256
+        self,
+        seed: int,
+        spec: str = "pages",
+        *,
+        host: int = 64,
+        blocks: int = 64,
+        peer: int = 256,
+        chunk: int = 16,
     ) -> None:
         """
         Args:
             host, blocks, peer: for each group, blocks of the prefill engine's host tier, of both devices, and
                 of peers that the decode engine can know of.
+            chunk: prompt tokens of a step.
         """
         kv = SPECS[spec]
         groups = len(kv.groups)
         common: dict[str, Any] = {"kv": kv, "num_blocks": (blocks,) * groups, "transfer_steps": 3}
-        config = SchedulerConfig(peer_min_tokens=4)
+        config = SchedulerConfig(peer_min_tokens=4, max_prefill_tokens=chunk)
         self.prefill = Driver(
             null_config(**common, tiers=(Tier(kind="host", num_blocks=(host,) * groups),)), config, seed=seed
         )
@@ -146,7 +154,7 @@ def test_the_decode_engine_computes_only_the_end_of_a_prompt(spec: str) -> None:
 
 
 def test_blocks_are_loaded_while_others_are_computed() -> None:
-    pair = Pair(1)
+    pair = Pair(1, chunk=4)
     pair.decode.add(request("a", prompt(0, 60), max_tokens=2))
     early = 0
     for _ in range(500):
