@@ -24,6 +24,7 @@ import time
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from pegainfer.app.assemble import Engine
 from pegainfer.app.cache import DEFAULT_MODEL
@@ -60,7 +61,7 @@ class Run:
         return f"{self.name:22}{figures} {self.from_peers:>9,}"
 
 
-def engine_of(args: argparse.Namespace, threads: int, **config: object) -> tuple[Engine, InProcessEngine]:
+def engine_of(args: argparse.Namespace, threads: int, **config: Any) -> tuple[Engine, InProcessEngine]:
     """An engine in this process."""
     base = EngineConfig(
         max_model_len=args.prompt + args.answer + 1, kv_cache_memory=parse_bytes(args.pool),
@@ -68,7 +69,7 @@ def engine_of(args: argparse.Namespace, threads: int, **config: object) -> tuple
     )  # fmt: skip
     path = resolve(args.model, fetch=True).path
     spec = EngineSpec(
-        name="model", path=str(path), engine=replace(base, **config), scheduler=SCHEDULER  # type: ignore[arg-type]
+        name="model", path=str(path), engine=replace(base, **config), scheduler=SCHEDULER
     )  # fmt: skip
     built = build(spec)
     return built, InProcessEngine(built.runner, built.info, SCHEDULER, peers=built.peers)
@@ -92,7 +93,8 @@ def measure(name: str, engine: InProcessEngine, args: argparse.Namespace) -> Run
     r = random.Random(args.seed)
     vocabulary = range(engine.info.vocab_size)
     prompts = [r.choices(vocabulary, k=args.prompt) for _ in range(args.requests + 1)]
-    run, began = Run(name), {}
+    run = Run(name)
+    began: dict[int, float] = {}
     room, done = threading.Semaphore(args.together), threading.Semaphore(0)
     sampling = SamplingParams(temperature=0, max_tokens=args.answer, ignore_eos=True)
 

@@ -71,7 +71,6 @@ class Sequence:
         "num_cached",
         "num_prompt",
         "number",
-        "owner",
         "peer",
         "planned",
         "preemptions",
@@ -112,7 +111,6 @@ class Sequence:
         self.request = request
         self.request_id = request.id
         self.tenant = tenant  # whose service it counts as
-        self.owner = Owner(request.priority, request.tenant)  # of its blocks in lower tiers
         self.number = number  # engine-wide, never reused
         self.index = index  # which of n
         self.seed = seed
@@ -151,8 +149,12 @@ class Sequence:
         self.arrival = request.arrival or now
         self.admitted = self.ready = now
         self.preemptions = 0
-        self.scheduled = 0.0
-        self.first_token = 0.0
+        self.scheduled = self.first_token = 0.0
+
+    @property
+    def owner(self) -> Owner:
+        """On whose account its blocks are kept in lower tiers."""
+        return Owner(self.request.priority, self.request.tenant)
 
     @property
     def target(self) -> int:

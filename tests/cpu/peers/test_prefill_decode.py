@@ -49,8 +49,8 @@ def make() -> Iterator[Make]:
     """Makes engines; the test's end closes them, the last one first."""
     engines: list[InProcessEngine] = []
 
-    def build(model: Path, **changes: object) -> InProcessEngine:
-        config = dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type]
+    def build(model: Path, **changes: Any) -> InProcessEngine:
+        config = dataclasses.replace(CONFIG, **changes)
         built = build_engine(model, "m", config, SCHEDULER)
         engines.append(InProcessEngine(built.runner, built.info, SCHEDULER, peers=built.peers))
         return engines[-1]
@@ -60,21 +60,30 @@ def make() -> Iterator[Make]:
         engine.close()
 
 
+def side_of(engine: InProcessEngine) -> Any:
+    loop: Any = engine._loop
+    return loop._peers._side
+
+
+def policy_of(engine: InProcessEngine) -> Any:
+    return engine._loop._policy
+
+
 def port_of(engine: InProcessEngine) -> int:
-    side = engine._loop._peers._side  # type: ignore[union-attr]
+    side = side_of(engine)
     assert isinstance(side, PrefillSide)
     return side.port
 
 
 def prefill_engine(
-    make: Make, model: Path, listen: str = "127.0.0.1:0", **more: object
+    make: Make, model: Path, listen: str = "127.0.0.1:0", **more: Any
 ) -> tuple[InProcessEngine, str]:
     """A prefill engine, and the address at which it listens."""
     engine = make(model, role="prefill", peer_listen=listen, **{"kv_offload": 8 << 20, **more})
     return engine, listen if listen.startswith("unix:") else f"127.0.0.1:{port_of(engine)}"
 
 
-def decode_engine(make: Make, model: Path, *addresses: str, **more: object) -> InProcessEngine:
+def decode_engine(make: Make, model: Path, *addresses: str, **more: Any) -> InProcessEngine:
     """A decode engine that is connected to all its peers."""
     engine = make(model, role="decode", prefill_peers=",".join(addresses), **more)
     wait_until(lambda: all(peer.connected for peer in peer_stats(engine)))
@@ -87,7 +96,8 @@ def read_tokens(engine: InProcessEngine) -> int:
 
 
 def peer_stats(engine: InProcessEngine) -> tuple[PeerStats, ...]:
-    return engine._loop._peers._side.stats()  # type: ignore[union-attr]
+    stats: tuple[PeerStats, ...] = side_of(engine).stats()
+    return stats
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -125,7 +135,7 @@ def tokens_of(answers: dict[str, Answer]) -> dict[str, dict[int, list[int]]]:
 
 def wait_released(prefill: InProcessEngine) -> None:
     """Until a prefill engine holds nothing for anybody; its books then agree."""
-    policy: Any = prefill._loop._policy
+    policy = policy_of(prefill)
     wait_until(lambda: not policy.peering._served and not policy._live and not policy.has_work())
     policy.check_integrity()
 
@@ -176,7 +186,7 @@ def test_a_foreign_engine_is_refused(
     difference: str, make: Make, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its requests are answered all the same, from its own computation."""
-    more: dict[str, object] = {}
+    more: dict[str, Any] = {}
     if difference == "secret":
         (tmp_path / "secret").write_text("0123456789abcdef")
         more["peer_secret_file"] = str(tmp_path / "secret")
@@ -289,7 +299,7 @@ def test_requests_survive_a_prefill_engine_that_dies_or_hangs(
         wait_until(lambda: not peer_stats(decode)[0].connected)
         late = requests(2, seed=21)
         assert tokens_of(answer(decode, late, {})) == tokens_of(answer(make(model), late, {}))
-        decode._loop._policy.check_integrity()  # type: ignore[attr-defined]
+        policy_of(decode).check_integrity()
 
 
 def test_a_prefill_engine_frees_what_a_dead_decode_engine_had(make: Make, model: Path) -> None:
@@ -300,8 +310,7 @@ def test_a_prefill_engine_frees_what_a_dead_decode_engine_had(make: Make, model:
         for process, pipe in children:
             pipe.send(address)
             assert pipe.poll(120) and pipe.recv() > 0
-            served: Any = prefill._loop._policy.peering._served  # type: ignore[attr-defined]
-            wait_until(lambda served=served: len(served) > 1)  # type: ignore[misc]
+            wait_until(lambda: len(policy_of(prefill).peering._served) > 1)
             os.kill(process.pid, signal.SIGKILL)
             wait_released(prefill)
         decode = decode_engine(make, model, address)

@@ -24,29 +24,39 @@ class Pair:
     """Two engines; messages wait in queues until they are delivered."""
 
     def __init__(
-        self, seed: int, spec: str = "pages", *, host: int = 64, blocks: int = 64, peer: int = 256
+        self,
+        seed: int,
+        spec: str = "pages",
+        *,
+        host: int = 64,
+        blocks: int = 64,
+        peer: int = 256,
+        chunk: int = 16,
     ) -> None:
         """
         Args:
             host, blocks, peer: for each group, blocks of the prefill engine's host tier, of both devices, and
                 of peers that the decode engine can know of.
+            chunk: prompt tokens of a step.
         """
         kv = SPECS[spec]
         groups = len(kv.groups)
         common: dict[str, Any] = {"kv": kv, "num_blocks": (blocks,) * groups, "transfer_steps": 3}
-        config = SchedulerConfig(peer_min_tokens=4)
+        config = SchedulerConfig(peer_min_tokens=4, max_prefill_tokens=chunk)
         self.prefill = Driver(
             null_config(**common, tiers=(Tier(kind="host", num_blocks=(host,) * groups),)), config, seed=seed
         )
         self.decode = Driver(
             null_config(**common, tiers=(Tier(kind="peer", num_blocks=(peer,) * groups),)), config, seed=seed
         )
-        self.prefill.scheduler.peering._add = self._add
+        peering: Any = self.prefill.scheduler.peering
+        peering._add = self._add
         self.to_prefill: deque[Prefill | Release] = deque()
         self.to_decode: deque[Produced | Ended] = deque()
         self.held: dict[str, dict[tuple[int, bytes], PeerBlock]] = {}  # by request that is not released
         self.broken = 0
-        transfers = self.decode.runner._transfers  # type: ignore[attr-defined]
+        runners: tuple[Any, Any] = self.prefill.runner, self.decode.runner
+        theirs, transfers = (runner._transfers for runner in runners)
         start = transfers.start
 
         def read(t: Transfer, content: Any) -> None:
@@ -54,8 +64,7 @@ class Pair:
             found = None
             if t.source_pool != DEVICE:
                 blocks = [held[t.group, t.key] for held in self.held.values() if (t.group, t.key) in held]
-                contents = self.prefill.runner._transfers._contents[1]  # type: ignore[attr-defined]
-                found = contents.get((t.group, blocks[0].place)) if blocks else None
+                found = theirs._contents[1].get((t.group, blocks[0].place)) if blocks else None
                 transfers._contents[1][t.group, t.source] = found or [0]
                 transfers._keys[1, t.group, t.source] = t.key
             start(t, content)
@@ -136,18 +145,16 @@ def prompt(first: int, length: int) -> list[int]:
 @pytest.mark.parametrize("spec", list(SPECS))
 def test_the_decode_engine_computes_only_the_end_of_a_prompt(spec: str) -> None:
     pair = Pair(1, spec)
-    pair.decode.add(request("a", prompt(0, 45), max_tokens=5))
+    pair.decode.add(request("a", prompt(0, 44), max_tokens=5))
     pair.run()
     pair.judge()
-    (start,) = [
-        row.start for plan in pair.decode.plans for row in plan.rows if row.count > 1 or not row.follow
-    ][:1]
+    start = next(row.start for plan in pair.decode.plans for row in plan.rows)
     assert start == 40  # of every layout the longest prefix that can be reused
     assert pair.decode.answers["a", 0].events[0].num_cached_tokens == 40
 
 
 def test_blocks_are_loaded_while_others_are_computed() -> None:
-    pair = Pair(1)
+    pair = Pair(1, chunk=4)
     pair.decode.add(request("a", prompt(0, 60), max_tokens=2))
     early = 0
     for _ in range(500):
@@ -195,7 +202,6 @@ def test_short_prompts_and_cached_ones_are_computed_here() -> None:
     pair.decode.add(request("salted", prompt(0, 30), max_tokens=2, salt="x"))
     pair.run()
     assert len(pair.prefill.requests) == 2  # long and salted
-    assert pair.prefill.counts["prefix hits (tokens)"] == 0
     pair.judge()
     assert pair.prefill.scheduler.stats().prefix_hits == 0
 

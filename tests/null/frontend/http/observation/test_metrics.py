@@ -9,6 +9,7 @@ import numpy as np
 
 from pegainfer.contract.event import EngineStats, TierStats
 from pegainfer.contract.experts import ExpertTokens
+from pegainfer.contract.peers import PeerStats
 from pegainfer.frontend.http.observation.metrics import Histogram
 from tests.support.asgi import Call, client, make_app, run, spin
 from tests.support.fake_engine import FakeEngine, says
@@ -218,6 +219,26 @@ def test_tokens_of_experts_and_their_imbalance() -> None:
     assert p + 'imbalance{layer="3"}' not in found
     engine.set_stats(EngineStats())
     assert not [name for name in scrape(engine) if "expert" in name]
+
+
+def test_each_prefill_peer_has_its_figures() -> None:
+    engine = FakeEngine(says("x"))
+    assert not [name for name in scrape(engine) if "kv_peer" in name]
+    peers = (
+        PeerStats(address="127.0.0.1:1", connected=True, requests=9, failures=2, outstanding=1),
+        PeerStats(address="unix:/p", blocks=4, nbytes=64, seconds=0.5),
+    )
+    engine.set_stats(EngineStats(peers=peers))
+    found = {name: value for name, value in scrape(engine).items() if value and "kv_peer" in name}
+    assert found == {
+        'pegainfer:kv_peer_connected{peer="127.0.0.1:1"}': 1,
+        'pegainfer:kv_peer_requests_total{peer="127.0.0.1:1"}': 9,
+        'pegainfer:kv_peer_failures_total{peer="127.0.0.1:1"}': 2,
+        'pegainfer:kv_peer_outstanding{peer="127.0.0.1:1"}': 1,
+        'pegainfer:kv_peer_blocks_total{peer="unix:/p"}': 4,
+        'pegainfer:kv_peer_read_bytes_total{peer="unix:/p"}': 64,
+        'pegainfer:kv_peer_read_seconds_total{peer="unix:/p"}': 0.5,
+    }
 
 
 def test_each_kv_tier_has_its_figures() -> None:
