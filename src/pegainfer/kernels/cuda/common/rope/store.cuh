@@ -4,11 +4,9 @@
 
 #include "rope.cuh"
 
-using e4m3 = __nv_fp8_e4m3;
-
 // x · inverse to the nearest 8-bit float, at most its largest; NaN stays.
 __device__ __forceinline__ e4m3 to_e4m3(float x, float inverse) {
-    return e4m3(__fmul_rn(x, inverse));
+    return {__nv_cvt_float_to_fp8(__fmul_rn(x, inverse), __NV_SATFINITE, __NV_E4M3)};
 }
 
 // A head as a cache of C holds it. `inverse`: 1 over the scale of an 8-bit cache.
