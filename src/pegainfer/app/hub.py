@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pegainfer.app.quants import Choice, choose_file
 from pegainfer.contract.errors import ConfigError
+from pegainfer.frontend.vocabulary_files import VOCABULARIES
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,9 @@ _NAME = re.compile(
     r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w.-]{1,40})|/([\w./-]{1,200}\.gguf))?"
 )
 SMALL_FILES = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
+    "config.json", "generation_config.json", "tokenizer.json", "tiktoken.model",
+    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
     "*.safetensors.index.json", "modules.json", "1_Pooling/config.json",
 )  # fmt: skip
 # Weights in another layout that some repositories hold beside those that are read here.
@@ -176,9 +178,8 @@ def _check(name: HubName, listing: Listing, chosen: str | None, options: FetchOp
             find_line(listing.architecture, f"{name.repository}/{chosen}")
         return
     needed = ("config.json", "tokenizer.json", ".safetensors")
-    missing = [
-        part for part in needed if not any(path.endswith(part) for path in listing.files if "/" not in path)
-    ]
+    top = ["tokenizer.json" if path in VOCABULARIES else path for path in listing.files if "/" not in path]
+    missing = [part for part in needed if not any(path.endswith(part) for path in top)]
     if missing:
         raise ConfigError(
             "the repository holds no whole model",

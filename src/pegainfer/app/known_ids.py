@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from pegainfer.contract.errors import ModelFileError
+from pegainfer.frontend.vocabulary_files import RANKS, RESERVED, read_ranks
 from pegainfer.runtime.weights.gguf_split import open_gguf
 
 MAX_TOKENIZER_BYTES = 256 << 20
@@ -36,9 +37,9 @@ def known_ids(path: Path) -> int | None:
     """The highest token id plus one; None where nothing says what the tokens are.
 
     Args:
-        path: a .gguf file, or a folder that may have a tokenizer.json.
+        path: a .gguf file, or a folder that may have a tokenizer.json or tiktoken.model.
 
-    Raises ModelFileError for a tokenizer.json that cannot be read.
+    Raises ModelFileError for one that cannot be read.
     """
     if not path.is_dir():
         with open_gguf(path) as opened:
@@ -48,7 +49,8 @@ def known_ids(path: Path) -> int | None:
         data = file.read_bytes() if file.stat().st_size <= MAX_TOKENIZER_BYTES else b""
         found = msgspec.json.decode(data, type=_TokenizerFile)
     except FileNotFoundError:
-        return None
+        ranks = path / RANKS
+        return len(read_ranks(ranks)) + RESERVED if ranks.exists() else None
     except (OSError, msgspec.DecodeError) as e:
         raise ModelFileError(
             "tokenizer.json cannot be read", expected=f"a tokenizer in at most {MAX_TOKENIZER_BYTES} bytes",

@@ -11,6 +11,7 @@ from pegainfer.app import hub
 from pegainfer.app.cache import DEFAULT_MODEL, Progress, cached_model
 from pegainfer.app.hub import HubName
 from pegainfer.contract.errors import ConfigError
+from pegainfer.frontend.vocabulary_files import VOCABULARIES, has_vocabulary
 from pegainfer.runtime.user_cache import cache_folder
 from pegainfer.runtime.weights.gguf_split import model_of
 
@@ -95,10 +96,11 @@ def find_tokenizer(reference: str, *, offline: bool = False, download_dir: str |
     if not path.is_dir() and name is not None:
         options = hub.FetchOptions(offline=offline, weights=False, folder=download_dir)
         path = hub.fetch(name, options)
-    if path.suffix != ".gguf" and not (path / "tokenizer.json").is_file():
+    if path.suffix != ".gguf" and not has_vocabulary(path):
         raise ConfigError(
             "no such tokenizer",
-            expected="a folder with tokenizer.json, a .gguf file, or owner/model of the Hugging Face hub",
+            expected=f"a folder with {' or '.join(VOCABULARIES)}, a .gguf file, or owner/model of the Hugging"
+            " Face hub",
             got=f"{reference!r:.200}",
             where="tokenizer",
         )
@@ -140,6 +142,8 @@ def _stem(path: Path) -> str:
 
 def _folder(path: Path, weights: bool, text: bool) -> ModelRef:
     needed = {"config.json": True, "tokenizer.json": text, "*.safetensors": weights}
+    if has_vocabulary(path):  # which may be another file
+        needed["tokenizer.json"] = False
     missing = [n for n, wanted in needed.items() if wanted and not any(path.glob(n))]
     if missing:
         files = sorted(path.glob("*.gguf"))

@@ -11,6 +11,8 @@ import tokenizers
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.frontend.tokenizer import TextConfig, Tokenizer
+from pegainfer.frontend.tokenizer_tiktoken import tiktoken_backend
+from pegainfer.frontend.vocabulary_files import RANKS
 
 MAX_JSON_BYTES = 16 << 20  # of the small files; tokenizer.json itself is bounded by MAX_TOKENIZER_BYTES
 MAX_TOKENIZER_BYTES = 256 << 20
@@ -19,19 +21,15 @@ _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", 
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Reads tokenizer.json and, where present, tokenizer_config.json, special_tokens_map.json,
-    chat_template.jinja, additional_chat_templates, generation_config.json and config.json.
+    """Reads tokenizer.json, else tiktoken.model, and where present tokenizer_config.json,
+    special_tokens_map.json, chat_template.jinja, additional_chat_templates, generation_config.json and
+    config.json.
 
     Raises ModelFileError, UnsupportedError.
     """
     folder = Path(folder)
-    path = folder / "tokenizer.json"
-    _check(path)
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as e:  # the library raises Exception itself
-        raise ModelFileError("tokenizer.json cannot be read", got=f"{e!s:.200}", where=path) from None
     settings = read_json(folder / "tokenizer_config.json")
+    backend = _backend(folder, settings)
     special = {**_special_tokens(read_json(folder / "special_tokens_map.json")), **_special_tokens(settings)}
     _apply_llama_settings(backend, settings, special)
     template, named = _templates(folder, settings)
@@ -43,6 +41,17 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         named_templates=named,
     )
     return Tokenizer(backend, config)
+
+
+def _backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists() and (folder / RANKS).exists():
+        return tiktoken_backend(folder, settings)
+    _check(path)
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as e:  # the library raises Exception itself
+        raise ModelFileError("tokenizer.json cannot be read", got=f"{e!s:.200}", where=path) from None
 
 
 def _check(path: Path) -> None:

@@ -66,6 +66,13 @@ def test_without_weights(fake: FakeHub) -> None:
     assert not list(ref.path.glob("*.safetensors")) and (ref.path / "config.json").exists()
 
 
+def test_a_vocabulary_of_ranks(fake: FakeHub) -> None:
+    fake.repositories["o/m"] = {
+        "tiktoken.model" if name == "tokenizer.json" else name: data for name, data in WHOLE.items()
+    }
+    assert (resolve("o/m").path / "tiktoken.model").exists()
+
+
 def test_a_local_folder_of_that_name_comes_first(fake: FakeHub, tmp_path: Path) -> None:
     folder = tmp_path / "o" / "whole"
     folder.mkdir(parents=True)

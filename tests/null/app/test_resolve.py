@@ -38,8 +38,9 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     assert resolve.resolve(str(known)).name == "SmolLM2-135M-Instruct"
 
 
-def test_a_folder(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "m", "config.json", "tokenizer.json", "model-00001.safetensors")
+@pytest.mark.parametrize("vocabulary", ["tokenizer.json", "tiktoken.model"])
+def test_a_folder(vocabulary: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", "config.json", vocabulary, "model-00001.safetensors")
     assert resolve.resolve(str(folder)) == ModelRef("folder", folder, "m")
 
 
