@@ -12,7 +12,6 @@ import ctypes
 import mmap
 import os
 import struct
-import tempfile
 import time
 import zlib
 
@@ -50,6 +49,8 @@ class RankMemory:
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("pegainfer-ranks")
         else:
+            import tempfile
+
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
         os.ftruncate(fd, _nbytes(ranks))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Flavour = Callable[[np.random.Generator, tuple[int, ...]], Array]
+Flavour = Callable[["np.random.Generator", tuple[int, ...]], Array]
 
 U = 2.0**-24  # unit roundoff of float32: one operation errs by at most so much of its result
 LEAST = 2.0**-126  # smallest normal float32: below it a kernel may flush to zero

@@ -6,17 +6,17 @@ The order of float32 operations is that of the gguf package's reference, so resu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
 from pegainfer.runtime.weights.formats import FORMATS
 from pegainfer.runtime.weights.fp8 import decode_fp8
 from pegainfer.runtime.weights.grouped import E2M1, decode_fp4, decode_int4, decode_int8
 
-F32 = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
+F32 = np.ndarray[Any, np.dtype[np.float32]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 # Elements handled at a time, so that temporaries stay in cache and small beside the result.
 SLAB_ELEMENTS = 1 << 18

@@ -16,11 +16,12 @@ are exact in the word's upper 24; a scale of more digits is rounded to them, by 
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
-F32 = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
+import numpy as np
+
+F32 = np.ndarray[Any, np.dtype[np.float32]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 BLOCK = 32
 GROUPS = (128, 64, 32)

@@ -234,8 +234,10 @@ class Generation:
             return None  # generated beyond a stop string
         if event.tokens:
             if choice.last_time:
-                self.gap = max(self.gap, now - choice.last_time)
-                self._metrics.inter_token.observe(now - choice.last_time)
+                gap = now - choice.last_time
+                if gap > self.gap:
+                    self.gap = gap
+                self._metrics.inter_token.observe(gap)
             elif event.index == 0:
                 self._metrics.first_token.observe(now - self._arrival)
                 self.first_token = self.first_token or now - self._arrival
