@@ -1,5 +1,5 @@
-// op attention: rows with one query token of bf16 over a cache of 8-bit floats. Rings as deep in bytes as those
-// of 16 bits, so twice as deep in pages.
+// op attention: rows with one query token of bf16 over a cache of 8-bit floats. Rings as deep in bytes as
+// those of 16 bits, so twice as deep in pages.
 #include "decode_e4m3.cuh"
 
 // variant attention_decode_f8_e4m3_d64: dtype=f8_e4m3 head=64 block=160 ring=65536

@@ -75,8 +75,7 @@ struct PageSums8 {
 template <int D>
 struct Pages<bf16, e4m3, D> {
     using Sums = PageSums8<D>;
-    static __device__ __forceinline__ void load_queries(const bf16* q, int heads,
-                                                        uint32_t (&qf)[D / 16][2]) {
+    static __device__ __forceinline__ void load_queries(const bf16* q, int heads, uint32_t (&qf)[D / 16][2]) {
         const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
         const bool valid = g < heads;
         q += (valid ? g : 0) * D + 4 * t;

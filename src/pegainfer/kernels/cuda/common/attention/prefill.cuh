@@ -23,7 +23,8 @@ template <typename T, typename C, int D>
 struct Tiles {
     using Product = T;
     // Piece c (of 8 channels) of a query, to its row of the tile at `query`.
-    static __device__ __forceinline__ void load_query(uint32_t query, int r, int c, const T* from, bool valid) {
+    static __device__ __forceinline__ void load_query(uint32_t query, int r, int c, const T* from,
+                                                      bool valid) {
         cp_async16(query + piece<D>(r, c), from + c * 8, valid);
     }
     // Keys 16 n and on: the operands of 16 channels from 16 k on, for the first and the last eight keys.
@@ -34,8 +35,8 @@ struct Tiles {
     // Values of tokens 16 n and on: likewise of two eights of the channels from 16 d on.
     static __device__ __forceinline__ void load_values(uint32_t (&r)[4], uint32_t values, int n, int d) {
         const int lane = threadIdx.x & 31;
-        ldmatrix4_trans(
-            r, values + piece<D>(n * 16 + ((lane >> 3) & 1) * 8 + (lane & 7), 2 * d + (lane >> 4)));
+        ldmatrix4_trans(r,
+                        values + piece<D>(n * 16 + ((lane >> 3) & 1) * 8 + (lane & 7), 2 * d + (lane >> 4)));
     }
     // Of outputs x (first eight) and y (last eight) of such 16 channels, which of them a lane has: to shared
     // memory in T, or to sums.
@@ -204,7 +205,9 @@ __device__ __forceinline__ void prefill(const Args& a) {
             for (int d = 0; d < D / 8; d++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) o[d][i] *= a.v_scale;
-        auto pair = [&](int d, int i, float by) { return make_float2(o[d][2 * i] * by, o[d][2 * i + 1] * by); };
+        auto pair = [&](int d, int i, float by) {
+            return make_float2(o[d][2 * i] * by, o[d][2 * i + 1] * by);
+        };
         if (item.slot < 0) {
             // Through shared memory, where the queries were, so that rows leave in whole lines.
 #pragma unroll

@@ -8,8 +8,8 @@ namespace attention {
 template <int D>
 struct Tiles<bf16, e4m3, D> {
     using Product = f16;
-    // Channels 8 c and on of a query: of each four, the first two go to the first half of the chunk of 16, the
-    // last two to the other half.
+    // Channels 8 c and on of a query: of each four, the first two go to the first half of the chunk of 16,
+    // the last two to the other half.
     static __device__ __forceinline__ void load_query(uint32_t query, int r, int c, const bf16* from,
                                                       bool valid) {
         const uint4 x = valid ? *reinterpret_cast<const uint4*>(from + c * 8) : uint4{};

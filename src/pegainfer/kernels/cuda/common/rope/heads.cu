@@ -102,10 +102,9 @@ __device__ __forceinline__ void kv_append_e4m3(e4m3* kv, const T* k, const T* v,
 }
 
 #define E4M3_KERNEL(TYPE, T)                                                                             \
-    extern "C" __global__ void __launch_bounds__(256)                                                    \
-        kv_append_##TYPE##_f8_e4m3(e4m3* kv, const T* k, const T* v, const int* slots, int64_t heads,    \
-                                   int g, int d, int block_size, int64_t page_stride, float k_inverse,   \
-                                   float v_inverse) {                                                    \
+    extern "C" __global__ void __launch_bounds__(256) kv_append_##TYPE##_f8_e4m3(                        \
+        e4m3* kv, const T* k, const T* v, const int* slots, int64_t heads, int g, int d, int block_size, \
+        int64_t page_stride, float k_inverse, float v_inverse) {                                         \
         kv_append_e4m3<T>(kv, k, v, slots, heads, g, d, block_size, page_stride, k_inverse, v_inverse);  \
     }
 // variant kv_append_bf16_f8_e4m3: dtype=bf16 cache=f8_e4m3
