@@ -25,8 +25,8 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 
 # common/moe/stream.cuh
 STREAM_TOKENS, STREAM_SLOTS, PART = 32, 512, 8  # the most that it is chosen for; slots of an entry
-# Where wgmma groups the others. A step of DeepSeek-V2-Lite on an H200 took 15.4 ms with 32 rows streamed and
-# 11.3 ms with 128 rows grouped, which read more experts.
+# Where the tiles of wgmma's grouped GEMM fill the device. A step of DeepSeek-V2-Lite on an H200 took 15.4 ms
+# with 32 rows streamed and 11.3 ms with 128 rows grouped, which read more experts.
 HOPPER_STREAM_TOKENS = 8
 STREAM_THREADS, STREAM_ROWS = 256, 16
 RING_BYTES, PARTIAL_BYTES = 8 * 3072, 2 * 8 * 16 * 8 * 4  # of a stage of all warps; of their sums
@@ -79,11 +79,6 @@ class ExpertChoice:
         return min(slots.count, slots.num_experts) + slots.count // self.tile
 
 
-def stream_tokens(info: DeviceInfo) -> int:
-    """The most tokens whose experts are streamed."""
-    return HOPPER_STREAM_TOKENS if info.capability == (9, 0) else STREAM_TOKENS
-
-
 def choose_experts_kernel(
     tokens: int, chosen: int, num_experts: int, m: int, f: int, dtype: str, info: DeviceInfo
 ) -> ExpertChoice:
@@ -91,9 +86,11 @@ def choose_experts_kernel(
     slots = tokens * chosen
     if dtype != "bf16" or m % 8 or f % 8:
         return ExpertChoice("rows", 0, dtype, f"no other kernel takes {dtype} of widths {m} and {f}")
-    if tokens <= stream_tokens(info) and slots <= STREAM_SLOTS:
+    hopper = info.capability == (9, 0)
+    fills = hopper and min(slots, num_experts) * blocks(2 * f, GROUP_ROWS) >= info.num_sms
+    if tokens <= (HOPPER_STREAM_TOKENS if fills else STREAM_TOKENS) and slots <= STREAM_SLOTS:
         return ExpertChoice("stream", PART, dtype, f"{slots} slots: the chosen matrices are streamed")
-    if info.capability == (9, 0):
+    if hopper:
         # Up to 64 slots an expert the weights are the bound, and a stage of fewer slots holds more of them.
         tile = 128 if slots > 64 * num_experts else 64
         return ExpertChoice("groups", tile, dtype, f"{slots} slots in blocks of {tile} on wgmma")

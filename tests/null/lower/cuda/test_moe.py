@@ -82,8 +82,10 @@ def names(found: list[PlannedLaunch | object]) -> list[str]:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tokens", [1, 8, 32])
 def test_a_few_tokens_take_three_launches(tokens: int, model: str) -> None:
-    """Norm to residual stream, on every architecture; on Hopper up to 8 tokens."""
-    for arch in ("80", "86", "120a", *(["90a"] if tokens <= 8 else [])):
+    """Norm to residual stream, on every architecture; on Hopper up to 8 tokens where there are more experts
+    than one."""
+    few = tokens <= 8 or model == "shared"
+    for arch in ("80", "86", "120a", *(["90a"] if few else [])):
         assert names(launches(model, tokens, arch)) == [
             "route_few", "expert_stream_bf16_swiglu", "expert_stream_bf16_sum"
         ]  # fmt: skip
@@ -112,7 +114,7 @@ def test_launches_fit_the_card(model: str, arch: str) -> None:
     card = card_of(arch)
     for tokens in (1, 8, 31, 32, 33, 64, 65, 500, 16384):
         for p in launches(model, tokens, arch):
-            assert isinstance(p, PlannedLaunch) or tokens > 32, (tokens, arch)
+            assert isinstance(p, PlannedLaunch) or tokens > 32
             if isinstance(p, PlannedLaunch):
                 assert p.shared <= card.max_shared and p.grid[1] <= 65535, p
 
