@@ -1,6 +1,6 @@
 """A mixture of experts on a GPU: share of the read bandwidth at small batches, rate of the grouped GEMM.
 
-python bench/cuda_moe.py [--model 30B-A3B] [--batch 1 8 32 128] [--tokens 1024 16384] [--stream 2] [--kernels]
+python bench/cuda_moe.py [--model 30B-A3B] [--batch 1 8 32 128] [--tokens 1024 16384] [--kernels]
 
 Batches: norm, router, experts and their sum, added to the residual stream: all launches of the block. The
 bytes counted are those of the router and of the experts that the tokens really chose. Each layer has weights
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.lower.cuda import experts
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.bind import Work
 from pegainfer.lower.cuda.context import CudaContext
@@ -47,11 +46,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[1024, 16384])
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--stream", type=int, help="tokens up to which experts are streamed, instead of ours")
     parser.add_argument("--kernels", action="store_true", help="the device time of batches by kernel")
     args = parser.parse_args()
-    if args.stream is not None:
-        experts.STREAM_BEST = args.stream
     ctx = CudaContext()
     bandwidth = measure_roofline(ctx).read_gb_s * 1e9
     print(f"{ctx.device.info.name}, reads {bandwidth / 1e12:.2f} TB/s; {args.model}, bf16")

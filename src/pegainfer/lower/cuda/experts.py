@@ -24,8 +24,7 @@ from pegainfer.runtime.cuda.device import DeviceInfo
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 # common/moe/stream.cuh
-STREAM_TOKENS, STREAM_SLOTS, PART = 32, 512, 8  # the most that it takes; slots of an entry
-STREAM_BEST = 0  # tokens up to which it is faster than the grouped GEMM of Hopper
+STREAM_TOKENS, STREAM_SLOTS, PART = 32, 512, 8  # the most that it is chosen for; slots of an entry
 STREAM_THREADS, STREAM_ROWS = 256, 16
 RING_BYTES, PARTIAL_BYTES = 8 * 3072, 2 * 8 * 16 * 8 * 4  # of a stage of all warps; of their sums
 LEAST_DEPTH, MOST_DEPTH = 3, 6
@@ -90,10 +89,12 @@ def choose_experts_kernel(
     slots = tokens * chosen
     if dtype != "bf16" or m % 8 or f % 8:
         return ExpertChoice("rows", 0, dtype, f"no other kernel takes {dtype} of widths {m} and {f}")
-    grouped = info.capability == (9, 0)
-    if tokens <= (STREAM_BEST if grouped else STREAM_TOKENS) and slots <= STREAM_SLOTS:
+    hopper = info.capability == (9, 0)
+    # With tiles for half of the SMs the grouped GEMM is faster, for one token too.
+    fills = hopper and 2 * min(slots, num_experts) * blocks(2 * f, FEW_COLUMNS) >= info.num_sms
+    if tokens <= STREAM_TOKENS and slots <= STREAM_SLOTS and not fills:
         return ExpertChoice("stream", PART, dtype, f"{slots} slots: the chosen matrices are streamed")
-    if grouped:
+    if hopper:
         tile = next((tile for mean, tile in TILES if slots <= mean * num_experts), MOST_TILE)
         return ExpertChoice("groups", tile, dtype, f"{slots} slots in blocks of {tile} on wgmma")
     return ExpertChoice("tiles", TILE_SLOTS, dtype, f"{slots} slots in blocks of {TILE_SLOTS}")
