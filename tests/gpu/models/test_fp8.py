@@ -1,4 +1,8 @@
-"""A small model with FP8 weights on a GPU beside float32 of what its codes mean, in every cut of a text."""
+"""A small model with FP8 weights on a GPU beside float32 of what its codes mean, in every cut of a text.
+
+The bound is the error of the same values served as bf16 weights, whose activations are rounded alike; so it
+does not depend on how far this seeded model carries a rounding.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,8 @@ MODEL = Tiny(
     config={"hidden_size": 256, "intermediate_size": 512, "head_dim": 64},
 )  # fmt: skip
 TILES = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-# nat: up to 64 tokens a step, activations are rounded to bf16 as in gate.py; with more of them to E4M3.
-MEAN, MEAN_BOTH = 0.06, 0.20
+# Mean errors in nat beside those of bf16 weights. With more than 64 tokens a step activations are E4M3.
+FACTOR, MARGIN, MARGIN_BOTH = 1.25, 0.01, 0.25
 
 
 @pytest.fixture(autouse=True)
@@ -77,17 +81,30 @@ def test_quantised_while_loading(tmp_path: Path) -> None:
     found, _ = forced(
         folder, ids, MODEL.name, 1, activation="auto", kv_dtype="auto", backend="cuda", quantization="fp8"
     )
+    exact, _ = forced(folder, ids, MODEL.name, 1, backend="reference")
+    plain, _ = forced(folder, ids, MODEL.name, 1, activation="auto", kv_dtype="auto", backend="cuda")
+    ours, theirs = error(found, wanted), error(plain, exact)
+    print(f"fp8 {ours:.4f}, bf16 {theirs:.4f} nat")
+    assert ours <= FACTOR * theirs + MARGIN
+
+
+def error(found: list[TokenLogprob], wanted: list[TokenLogprob]) -> float:
+    """As `distance`, of a text in one step."""
     errors = [
         [dict(entry.top).get(i, entry.top[-1][1]) - p for i, p in best.top[:8]]
         for entry, best in zip(found, wanted, strict=True)
     ]
-    assert np.abs(errors).mean() <= MEAN
+    return float(np.abs(errors).mean())
 
 
 def check(folder: Path, plain: Path) -> None:
     ids = np.array(token_ids(MODEL)[:150], np.int32)
     wanted, _ = forced(plain, ids.tolist(), MODEL.name, 1, backend="reference")
-    found = {cut: distance(scores, wanted) for cut, scores in scored(folder, ids).items()}
-    print({cut: round(d, 4) for cut, d in found.items()})
-    assert found["whole"] <= MEAN_BOTH
-    assert max(d for cut, d in found.items() if cut != "whole") <= MEAN
+    ours, theirs = (
+        {cut: distance(scores, wanted) for cut, scores in scored(path, ids).items()}
+        for path in (folder, plain)
+    )
+    print({cut: (round(d, 4), round(theirs[cut], 4)) for cut, d in ours.items()})
+    assert ours["whole"] <= theirs["whole"] + MARGIN_BOTH
+    for cut in ours.keys() - {"whole"}:
+        assert ours[cut] <= FACTOR * theirs[cut] + MARGIN, cut

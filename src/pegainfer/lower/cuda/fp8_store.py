@@ -42,6 +42,16 @@ class Fp8Target(NamedTuple):
     across: int
 
 
+def allocate_fp8(
+    names: list[str], shapes: list[tuple[int, ...]], form: str
+) -> tuple[DeviceTensor, DeviceTensor]:
+    """Memory for the codes and scales of weights as one."""
+    n, k = sum(shape[0] for shape in shapes), shapes[0][1]
+    sizes = (n,) if form.startswith("fp8_r") else (k // GROUP, n)
+    what = "weights " + " ".join(names)
+    return DeviceTensor.empty((n, k), "f8_e4m3", what), DeviceTensor.empty(sizes, "f32", what)
+
+
 def fp8_targets(
     names: list[str], shapes: list[tuple[int, ...]], codes: DeviceTensor, scales: DeviceTensor, layout: str
 ) -> list[Fp8Target]:

@@ -94,7 +94,7 @@ def shares(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[
     if tuned is not None and tuned.numbers is not None:
         return Shares(**tuned.numbers), f"measured on {tuned.card} up to {tuned.most} rows"
     info = target.info
-    rows, splits = even_shares(n, k, info)
+    rows, splits = even_shares(n, k, info, BOX if op == "skinny" else FP8_BOX)
     depth_x = 8 if m <= 16 else 4
     if rows <= MAX_BLOCKS * 64:
         return Shares(rows, splits, depth_x=depth_x, early=m <= 32), NEVER_MEASURED
@@ -105,12 +105,15 @@ def shares(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[
     return Shares(rows, depth_x=depth_x), f"{tiles} tiles a block; {NEVER_MEASURED}"
 
 
-def even_shares(n: int, k: int, info: DeviceInfo) -> tuple[int, int]:
-    """(rows, splits of k) of the fewest splits whose even shares, one an SM, have enough rows."""
+def even_shares(n: int, k: int, info: DeviceInfo, box: int = BOX) -> tuple[int, int]:
+    """(rows, splits of k) of the fewest splits whose even shares, one an SM, have enough rows.
+
+    box: elements of k in a box of the weight, of which each split has one at least.
+    """
     rows, splits = 0, 1
     for splits, filled in FILLED.items():
         rows = _eights(n, int(info.num_sms * filled) // splits)
-        if rows >= LEAST_ROWS or k < 2 * splits * BOX:
+        if rows >= LEAST_ROWS or k < 2 * splits * box:
             break
     return rows, splits
 

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 from threading import Lock
-from typing import Any, NamedTuple
 from zlib import crc32
-
-import numpy as np
 
 from pegainfer.contract.errors import ModelFileError, OpError
 from pegainfer.lower.cuda.context import CudaContext
-from pegainfer.lower.cuda.fp8_store import GROUP, Fp8Loader, Fp8Target, fp8_targets
+from pegainfer.lower.cuda.fp8_store import Fp8Loader, Fp8Target, allocate_fp8, fp8_targets
 from pegainfer.lower.cuda.packing import PackedTarget, make_up, packed_items
+from pegainfer.lower.cuda.plain_store import FILL_BLOCKS, Conversion, Target, work_items
 from pegainfer.ops.tensor import Tensor
 from pegainfer.runtime.cuda.launch import Launch, f32, i64, ptr
-from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.packed import PackedForm
 from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor, item_bytes
-from pegainfer.runtime.cuda.upload import SLOT_BYTES, Progress, WorkItem, upload
+from pegainfer.runtime.cuda.upload import Progress, WorkItem, upload
 from pegainfer.runtime.weights.made_up import HEADS, PEAK
-from pegainfer.runtime.weights.weight import VALUES, Weight
-
-Array = np.ndarray[Any, Any]
-PLAIN = ("f32", "f16", "bf16")
-FILL_BLOCKS = 1024
+from pegainfer.runtime.weights.weight import Weight
 
 
 @dataclass(frozen=True)
@@ -43,25 +36,6 @@ class Dummy:
     seed: int = 0
     heads: tuple[str, ...] = HEADS
     peak: float = PEAK
-
-
-class Target(NamedTuple):
-    """Where one weight goes: row i of it (its leading axes flattened) to `address + i * pitch`."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    address: int
-    pitch: int
-
-    @property
-    def rows(self) -> int:
-        return prod(self.shape[:-1])
-
-    @property
-    def width(self) -> int:
-        """Bytes of a row."""
-        return self.shape[-1] * item_bytes(self.dtype)
 
 
 AnyTarget = Target | Fp8Target | PackedTarget
@@ -115,14 +89,12 @@ class WeightStore:
         if keys[0] in self._held:
             return self._held[keys[0]], self._held[keys[1]]
         self._check_stored(names)
-        n, k = sum(shape[0] for shape in shapes), shapes[0][1]
-        sizes = (n,) if tensors[0].dtype.startswith("fp8_r") else (k // GROUP, n)
-        what = "weights " + " ".join(names)
-        codes, scales = DeviceTensor.empty((n, k), "f8_e4m3", what), DeviceTensor.empty(sizes, "f32", what)
-        targets = fp8_targets(names, shapes, codes, scales, layout)
-        self._fill_or_wait(targets, f"{layout} of {' '.join(names)} in FP8")
-        self._held[keys[0]], self._held[keys[1]] = codes, scales
-        return codes, scales
+        parts = allocate_fp8(names, shapes, tensors[0].dtype)
+        self._fill_or_wait(
+            fp8_targets(names, shapes, *parts, layout), f"{layout} of {' '.join(names)} in FP8"
+        )
+        self._held |= zip(keys, parts, strict=True)
+        return parts
 
     def packed(self, tensors: tuple[Tensor, ...], form: PackedForm, layout: str) -> DeviceTensor:
         """Quantised matrices as one in a packed form. Raises OpError as `matrix` does."""
@@ -188,7 +160,7 @@ class WeightStore:
                 raise OpError("weight is missing", expected=name, got=f"{len(self._weights)} others")
 
     def _fill_or_wait(self, targets: Sequence[AnyTarget], what: str) -> None:
-        """`load` fills the targets, unless it has begun: then they are filled now."""
+        """`load` fills the targets; once it has begun they are filled now."""
         with self._lock:
             late = self._begun
             if not late:
@@ -217,26 +189,26 @@ class WeightStore:
     def _fill(self, targets: Sequence[AnyTarget], progress: Progress | None = None) -> None:
         """Raises ModelFileError where a file cannot be read."""
         self._ctx.device.make_current()
-        stream, convert, loader = Stream(), _Conversion(self._ctx), Fp8Loader(self._ctx)
-        work_items: list[WorkItem] = []
+        stream, convert, loader = Stream(), Conversion(self._ctx), Fp8Loader(self._ctx)
+        items: list[WorkItem] = []
         for target in targets:
             stored = self._is_stored(target.name)
             if isinstance(target, Fp8Target):
                 if stored:
-                    work_items += loader.work_items(self._weights[target.name], target)
+                    items += loader.work_items(self._weights[target.name], target)
                 else:
                     loader.make(target, partial(self._generate, target.name), stream)
             elif isinstance(target, PackedTarget):
                 if stored:
-                    work_items += packed_items(self._weights[target.name], target, self._ctx, convert.buffer)
+                    items += packed_items(self._weights[target.name], target, self._ctx, convert.buffer)
                 else:
                     seed, peak = self._made_up(target.name)
                     make_up(self._ctx, target, seed, peak, stream)
             elif stored:
-                work_items += _work_items(self._weights[target.name], target, convert)
+                items += work_items(self._weights[target.name], target, convert)
             else:
                 self._make(target, stream)
-        upload(work_items, stream, progress)
+        upload(items, stream, progress)
         stream.synchronize("weights")
 
     def _made_up(self, name: str) -> tuple[int, float]:
@@ -261,78 +233,6 @@ class WeightStore:
         self._generate(target.name, made, stream)
         stream.copy_rows(target.address, target.pitch, made.address, target.width, target.width, target.rows)
         stream.synchronize("weights")  # the memory of `made` is freed on return
-
-
-class _Conversion:
-    """Converts work items on the device. Work of one stream is in order, so one buffer serves all work items
-    of a stream."""
-
-    def __init__(self, ctx: CudaContext) -> None:
-        self._ctx = ctx
-
-    @cached_property
-    def buffer(self) -> DeviceBuffer:
-        return DeviceBuffer(3 * SLOT_BYTES, "weights conversion")
-
-    def __call__(
-        self, stream: Stream, host: int, source: str, target: Target, address: int, rows: int
-    ) -> None:
-        """Sends `rows` rows of dtype `source` from the host to `address`, in the target's dtype."""
-        raw, out = self.buffer.address, self.buffer.address + SLOT_BYTES
-        count = rows * target.shape[-1]
-        stream.upload(raw, host, count * item_bytes(source))
-        kernel = self._ctx.library.kernel(f"convert_{source}_{target.dtype}")
-        args = (ptr(out), ptr(raw), i64(count))
-        Launch(kernel, (FILL_BLOCKS, 1, 1), 256, args, label="convert")(stream)
-        stream.copy_rows(address, target.pitch, out, target.width, target.width, rows)
-
-
-def _work_items(weight: Weight, target: Target, convert: _Conversion) -> list[WorkItem]:
-    """The work items that bring a weight to the device: whole rows that fit a slot of the ring."""
-    source = weight.scheme.name if weight.scheme.name in PLAIN else "f32"  # as it lies in the slot
-    row_bytes = target.shape[-1] * item_bytes(source)
-    if row_bytes > SLOT_BYTES:
-        raise OpError(f"a row of weight {target.name} is too long", expected=SLOT_BYTES, got=row_bytes)
-    work_items, address = [], target.address
-    for matrix in weight.matrices():
-        for first in range(0, matrix.shape[0], SLOT_BYTES // row_bytes):
-            count = min(SLOT_BYTES // row_bytes, matrix.shape[0] - first)
-            read = _reader(matrix, first, count)
-            send = _sender(target, source, address, count, convert)
-            work_items.append(WorkItem(count * row_bytes, read, send, target.name))
-            address += count * target.pitch
-    return work_items
-
-
-def _sender(
-    target: Target, source: str, address: int, rows: int, convert: _Conversion
-) -> Callable[[int, Stream], None]:
-    def direct(host: int, stream: Stream) -> None:
-        if target.pitch == target.width:
-            stream.upload(address, host, rows * target.width)
-        else:
-            stream.copy_rows(address, target.pitch, host, target.width, target.width, rows, host=True)
-
-    def converted(host: int, stream: Stream) -> None:
-        convert(stream, host, source, target, address, rows)
-
-    return direct if source == target.dtype else converted
-
-
-def _reader(matrix: Weight, first: int, count: int) -> Callable[[Array], None]:
-    """Fills a slot with rows first … first + count; quantised ones as float32."""
-
-    def copied(into: Array) -> None:
-        matrix.take(0, [range(first, first + count)]).parts[VALUES].read(into)
-
-    def expanded(into: Array) -> None:
-        # A scheme may store several rows together: those around are decoded as well.
-        rows, multiple = matrix.shape[0], matrix.scheme.multiple("N")
-        start, stop = first // multiple * multiple, min(rows, -(-(first + count) // multiple) * multiple)
-        values = matrix.take(0, [range(start, stop)]).values()
-        into.view(np.float32).reshape(count, -1)[...] = values[first - start : first - start + count]
-
-    return copied if matrix.scheme.name in PLAIN else expanded
 
 
 def fill_normal(

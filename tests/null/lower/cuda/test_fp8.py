@@ -54,8 +54,9 @@ def test_choices_name_kernels_that_exist_and_fit() -> None:
     ):
         choice = choose_gemm(GemmProblem(m, n, k, "bf16", out, weights=weights), HOPPER)
         assert choice.kernel in KERNELS and choice.shared <= H100.max_shared  # type: ignore[union-attr]
+        if m <= 64 and (out != "residual" or n < 19_456):  # more than one tile a block adds to no residual
+            assert isinstance(choice, SkinnyChoice) and choice.box == 128
         if isinstance(choice, SkinnyChoice):
-            assert m <= 64 and choice.box == 128
             continue
         assert isinstance(choice, Fp8Choice) and choice.depth >= 3
         assert choice.tiles_m * TOKENS >= m and choice.tiles_n * choice.columns >= n

@@ -107,13 +107,17 @@ __device__ __forceinline__ void Fp8<GROUPS, NT>::multiply(const Args& a, const B
                 Wgmma<T, NT>::rs_rows(sums, codes[i % 2] + 4 * s, along(x, half * NT * 128 + s * 32),
                                       !GROUPS || half > 0 || s > 0);
             wgmma_commit();
-            if (GROUPS && half == 1) {
+            if (half == 1 && (GROUPS || MB > 1)) {
+                // Nothing is under way when the next block's codes are loaded: ptxas would serialise all
+                // wgmma.
                 wgmma_wait<0>();
                 wgmma_pin(sums);
-#pragma unroll
-                for (int e = 0; e < NT / 2; e++) acc[m][e] += scale[m][e / 2 % 2] * sums[e];
             } else {
                 wgmma_wait<1>();  // what was issued before this
+            }
+            if constexpr (GROUPS) {
+#pragma unroll
+                for (int e = 0; half == 1 && e < NT / 2; e++) acc[m][e] += scale[m][e / 2 % 2] * sums[e];
             }
             if (i == 0 && last_x >= 0) release(b.empty_x + 8 * last_x), last_x = -1;
         }
