@@ -176,6 +176,8 @@ def test_rows_arrive_in_order_and_whole(fake: FakeCuda, monkeypatch: pytest.Monk
     ctx, form = CudaContext(), OF_FORMAT["q4_0"]
     values = np.random.default_rng(0).standard_normal((50, 256)).astype(np.float32)
     weights = {name: quantized_weight("q4_0", values + i) for i, name in enumerate("ab")}
+    narrow = tensor("c", (50, 128), "q4_0")
+    weights["c"] = quantized_weight("q4_0", values[:, :128])
     store = WeightStore(ctx, weights)
     pair = tensor("a", (50, 256), "q4_0"), tensor("b", (50, 256), "q4_0")
     sent: list[tuple[int, int, int, int, bytes]] = []
@@ -197,7 +199,7 @@ def test_rows_arrive_in_order_and_whole(fake: FakeCuda, monkeypatch: pytest.Monk
             stored = weights[name].parts["values"].bytes().tobytes()
             assert b"".join(p[2] for p in pieces) == stored
     with pytest.raises(OpError, match="do not fit into one"):
-        store.packed((pair[0], tensor("b", (50, 128), "q4_0")), form, "rows")
+        store.packed((pair[0], narrow), form, "rows")
 
 
 def test_weights_without_data_are_made_up(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

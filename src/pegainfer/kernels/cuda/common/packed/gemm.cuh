@@ -148,39 +148,6 @@ struct Block {
                 word = load_shared8(at);
             }
             const uint32_t shift_g = shift_of<F>(word.x), shift_h = shift_of<F>(word.y);
-            float part[NT][4] = {};
-            if constexpr (F::GROUP == 16) {
-                if (group % 2 == 0) {
-                    levels = load_shared16(tile + group / 2 * 512 + lane * 16);
-                    spread<F>(levels.x, levels.y, 0, ag);
-                    spread<F>(levels.z, levels.w, 0, ah);
-                }
-                const int at = group % 2 * 2;
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++) {
-                    const uint2 b = load_shared8(stage + place(nt * 8 + g, group * 2 + t / 2) + t % 2 * 8);
-                    mma<bf16>(part[nt], ag[at], ah[at], ag[at + 1], ah[at + 1], b.x, b.y);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < F::GROUP / 32; j++) {
-                const int block = group * (F::GROUP / 32) + j;
-                if constexpr (F::BITS == 4) {
-                    if (block % 2 == 0) levels = load_shared16(tile + block / 2 * 512 + lane * 16);
-                    spread<F>(block % 2 ? levels.z : levels.x, 0, shift_g, ag);
-                    spread<F>(block % 2 ? levels.w : levels.y, 0, shift_h, ah);
-                } else {
-                    levels = load_shared16(tile + block * 512 + lane * 16);
-                    spread<F>(levels.x, levels.y, shift_g, ag);
-                    spread<F>(levels.z, levels.w, shift_h, ah);
-                }
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++) {
-                    const uint4 b = load_shared16(stage + place(nt * 8 + g, block * 4 + t));
-                    mma<bf16>(part[nt], ag[0], ah[0], ag[1], ah[1], b.x, b.y);
-                    mma<bf16>(part[nt], ag[2], ah[2], ag[3], ah[3], b.z, b.w);
-                }
-            }
             float2 scale, offset = {};
             if constexpr (F::SCALES == Scales::Plain) {
                 scale = make_float2(__uint_as_float(word.x), __uint_as_float(word.y));
@@ -198,16 +165,56 @@ struct Block {
                 offset.x = fmaf(centre<F>(), scale.x, offset.x);
                 offset.y = fmaf(centre<F>(), scale.y, offset.y);
             }
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++) {
+            // Adds a group's product with 8 tokens.
+            auto add = [&](int nt, const float (&part)[4]) {
                 if constexpr (OFFSET) {
                     const float2 of =
                         *reinterpret_cast<const float2*>(sums + group * TOKENS + nt * 8 + 2 * t);
                     acc[nt][0] += offset.x * of.x, acc[nt][1] += offset.x * of.y;
                     acc[nt][2] += offset.y * of.x, acc[nt][3] += offset.y * of.y;
                 }
-                acc[nt][0] += scale.x * part[nt][0], acc[nt][1] += scale.x * part[nt][1];
-                acc[nt][2] += scale.y * part[nt][2], acc[nt][3] += scale.y * part[nt][3];
+                acc[nt][0] += scale.x * part[0], acc[nt][1] += scale.x * part[1];
+                acc[nt][2] += scale.y * part[2], acc[nt][3] += scale.y * part[3];
+            };
+            if constexpr (F::GROUP == 16) {
+                if (group % 2 == 0) {
+                    levels = load_shared16(tile + group / 2 * 512 + lane * 16);
+                    spread<F>(levels.x, levels.y, 0, ag);
+                    spread<F>(levels.z, levels.w, 0, ah);
+                }
+                const int at = group % 2 * 2;
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++) {
+                    float part[4] = {};
+                    const uint2 b = load_shared8(stage + place(nt * 8 + g, group * 2 + t / 2) + t % 2 * 8);
+                    mma<bf16>(part, ag[at], ah[at], ag[at + 1], ah[at + 1], b.x, b.y);
+                    add(nt, part);
+                }
+            } else {
+                constexpr int BLOCKS = F::GROUP / 32;
+                float parts[BLOCKS == 1 ? 1 : NT][4] = {};
+#pragma unroll
+                for (int j = 0; j < BLOCKS; j++) {
+                    const int block = group * BLOCKS + j;
+                    if constexpr (F::BITS == 4) {
+                        if (block % 2 == 0) levels = load_shared16(tile + block / 2 * 512 + lane * 16);
+                        spread<F>(block % 2 ? levels.z : levels.x, 0, shift_g, ag);
+                        spread<F>(block % 2 ? levels.w : levels.y, 0, shift_h, ah);
+                    } else {
+                        levels = load_shared16(tile + block * 512 + lane * 16);
+                        spread<F>(levels.x, levels.y, shift_g, ag);
+                        spread<F>(levels.z, levels.w, shift_h, ah);
+                    }
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt++) {
+                        float first[4] = {};
+                        auto& part = BLOCKS == 1 ? first : parts[BLOCKS == 1 ? 0 : nt];
+                        const uint4 b = load_shared16(stage + place(nt * 8 + g, block * 4 + t));
+                        mma<bf16>(part, ag[0], ah[0], ag[1], ah[1], b.x, b.y);
+                        mma<bf16>(part, ag[2], ah[2], ag[3], ah[3], b.z, b.w);
+                        if (j == BLOCKS - 1) add(nt, part);
+                    }
+                }
             }
         }
     }
