@@ -89,48 +89,66 @@ def build_runner(
     Raises CudaError without a usable GPU or memory, KernelsError without kernels for it, ConfigError where
     the cache cannot hold one sequence.
     """
-    from pegainfer.kv.device.cuda_copies import PinnedMemory
-    from pegainfer.lower.cuda.backend import CudaBackend
     from pegainfer.lower.cuda.context import CudaContext
-    from pegainfer.lower.cuda.options import CudaOptions
-    from pegainfer.lower.cuda.row_pass import why_launches
-    from pegainfer.lower.cuda.store import Dummy
 
     clock = [time.perf_counter()]
     ctx = CudaContext(config.ordinal_of(at.rank), group=memory)
     clock.append(time.perf_counter())
     try:
-        max_logprobs = min(scheduler.max_logprobs, info.vocab_size)
         if at.rank == 0:
-            budget = plan_memory(model, groups, info, config, *_memory(ctx, config), max_logprobs)
+            most = min(scheduler.max_logprobs, info.vocab_size)
+            budget = plan_memory(model, groups, info, config, *_memory(ctx, config), most)
             info = fit(model, groups, budget, config, scheduler)
         if start is not None:
             start(info)
-        dummy = Dummy() if config.load_format == "dummy" else None
-        weights = model.tensors(info.max_model_len)
-        backend = CudaBackend(ctx, weights, CudaOptions(graphs=config.cuda_graph), dummy)
-        pinned = PinnedMemory(ctx.device)
-        with tiers_of_rank(config, scheduler, groups, path, at, pinned) as tiers:
-            info = with_tiers(info, tiers)
-            runner = model.build_cuda(info, groups, backend, steps=GPU_FORMATS, max_logprobs=max_logprobs)
-            if (reason := why_launches(runner.forward_program.calls, ctx.device.info)) is not None:
-                log.info("a step of one row takes many launches instead of one, which would need %s", reason)
-            clock.append(time.perf_counter())
-            # The one waits for the disk and the bus, the other for Python: graphs need addresses, no values.
-            with ThreadPoolExecutor(1, "weights") as pool:
-                loading = pool.submit(backend.load)
-                runner.start(CAPTURE_SECONDS)
-                clock.append(time.perf_counter())
-                loading.result()
-            ctx.connect()
-            tiers.give_to(runner)
+        runner = _load(ctx, model, path, groups, info, config, scheduler, at, clock)
     except BaseException:
         ctx.close()
         raise
     clock.append(time.perf_counter())
     phases = ("context", "plan", "graphs", "weights")  # the last: what is left of them then
     seconds = {name: clock[i + 1] - clock[i] for i, name in enumerate(phases)}
-    return Built(runner, backend.describe(), seconds)
+    return Built(runner, ctx.describe(), seconds)
+
+
+def _load(
+    ctx: CudaContext,
+    model: Model,
+    path: Path,
+    groups: tuple[GroupLayout, ...],
+    info: RunnerInfo,
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+    at: TensorRank,
+    clock: list[float],
+) -> CudaRunner:
+    """`build_runner` on an open GPU, with decided bounds; adds to `clock` the ends of planning and graphs."""
+    from pegainfer.kv.device.cuda_copies import PinnedMemory
+    from pegainfer.lower.cuda.backend import CudaBackend
+    from pegainfer.lower.cuda.options import CudaOptions
+    from pegainfer.lower.cuda.row_pass import why_launches
+    from pegainfer.lower.cuda.store import Dummy
+
+    dummy = Dummy() if config.load_format == "dummy" else None
+    weights = model.tensors(info.max_model_len)
+    backend = CudaBackend(ctx, weights, CudaOptions(graphs=config.cuda_graph), dummy)
+    max_logprobs = min(scheduler.max_logprobs, info.vocab_size)
+    pinned = PinnedMemory(ctx.device)
+    with tiers_of_rank(config, scheduler, groups, path, at, pinned) as tiers:
+        info = with_tiers(info, tiers)
+        runner = model.build_cuda(info, groups, backend, steps=GPU_FORMATS, max_logprobs=max_logprobs)
+        if (reason := why_launches(runner.forward_program.calls, ctx.device.info)) is not None:
+            log.info("a step of one row takes many launches instead of one, which would need %s", reason)
+        clock.append(time.perf_counter())
+        # The one waits for the disk and the bus, the other for Python: graphs need addresses, no values.
+        with ThreadPoolExecutor(1, "weights") as pool:
+            loading = pool.submit(backend.load)
+            runner.start(CAPTURE_SECONDS)
+            clock.append(time.perf_counter())
+            loading.result()
+        ctx.connect()
+        tiers.give_to(runner)
+    return runner
 
 
 def _memory(ctx: CudaContext, config: EngineConfig) -> tuple[int, int]:
