@@ -96,9 +96,10 @@ def find_nccl() -> ctypes.CDLL | None:
     return None
 
 
-def own_sums(ctx: CudaContext, shots: str) -> Callable[[int], list[Work]]:
-    """The launches of one sum, by rows."""
-    lowering.ONE_SHOT_BYTES = SIZES[-1] if shots == "one" else 0
+def own_sums(ctx: CudaContext, kind: str) -> Callable[[int], list[Work]]:
+    """The launches of one sum by a kind of kernel, by bytes."""
+    lowering.TAGGED_MOST = SIZES[-1] if kind == "tagged" else 0
+    lowering.ONE_SHOT_MOST = SIZES[-1] if kind == "one-shot" else 0
     b = Builder("sums")
     x, partial = b.input("x", "T", WIDTH, dtype="bf16"), b.input("partial", "T", WIDTH, dtype="f32")
     b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
@@ -112,7 +113,7 @@ def own_sums(ctx: CudaContext, shots: str) -> Callable[[int], list[Work]]:
 
 
 def measure(ctx: CudaContext, memory: RankMemory) -> Iterator[dict[str, object]]:
-    kinds = {f"{shots}-shot": own_sums(ctx, shots) for shots in ("one", "two")}
+    kinds = {kind: own_sums(ctx, kind) for kind in ("tagged", "one-shot", "two-shot")}
     library = find_nccl()
     if library is not None:
         nccl = Nccl(library, memory)

@@ -94,64 +94,86 @@ def build_runner(
     Raises CudaError without a usable GPU or memory, KernelsError without kernels for it, ConfigError where
     the cache cannot hold one sequence.
     """
-    from pegainfer.kv.device.cuda_copies import PinnedMemory
-    from pegainfer.lower.cuda.backend import CudaBackend
     from pegainfer.lower.cuda.context import CudaContext
     from pegainfer.lower.cuda.fp8 import keeps_fp8
-    from pegainfer.lower.cuda.options import CudaOptions
-    from pegainfer.lower.cuda.row_pass import why_launches
-    from pegainfer.lower.cuda.store import Dummy
 
     clock = [time.perf_counter()]
     ctx = CudaContext(config.ordinal_of(at.rank), group=memory)
     clock.append(time.perf_counter())
     try:
-        max_logprobs = min(scheduler.max_logprobs, info.vocab_size)
         if at.rank == 0:
-            memory_of = _memory(ctx, config)
-            budget = plan_memory(
-                model, groups, info, config, *memory_of, max_logprobs, fp8=keeps_fp8(ctx.target)
-            )
+            most = min(scheduler.max_logprobs, info.vocab_size)
+            fp8 = keeps_fp8(ctx.target)
+            budget = plan_memory(model, groups, info, config, *_memory(ctx, config), most, fp8=fp8)
             info = fit(model, groups, budget, config, scheduler)
         if start is not None:
             start(info)
-        dummy = Dummy() if config.load_format == "dummy" else None
-        weights = model.tensors(info.max_model_len)
-        log_expanded(weights)
-        backend = CudaBackend(ctx, weights, CudaOptions(graphs=config.cuda_graph), dummy)
-        pinned = PinnedMemory(ctx.device)
-        with tiers_of_rank(config, scheduler, groups, path, at, pinned) as tiers:
-            info = with_tiers(info, tiers)
-            steps = step_formats(config)
-            runner = model.build_cuda(info, groups, backend, steps=steps, max_logprobs=max_logprobs)
-            if (reason := why_launches(runner.forward_program.calls, ctx.target)) is not None:
-                log.info("a step of one row takes many launches instead of one, which would need %s", reason)
-            clock.append(time.perf_counter())
-            # The one waits for the disk and the bus, the other for Python: graphs need addresses, no values.
-            with ThreadPoolExecutor(1, "weights") as pool:
-                loading = pool.submit(backend.load)
-                runner.start(CAPTURE_SECONDS)
-                clock.append(time.perf_counter())
-                loading.result()
-            ctx.connect()
-            tiers.give_to(runner)
+        runner, peers = _load(ctx, model, path, groups, info, config, scheduler, at, clock)
     except BaseException:
         ctx.close()
         raise
     clock.append(time.perf_counter())
     phases = ("context", "plan", "graphs", "weights")  # the last: what is left of them then
     seconds = {name: clock[i + 1] - clock[i] for i, name in enumerate(phases)}
-    return Built(runner, backend.describe(), seconds, tiers.peers)
+    return Built(runner, ctx.describe(), seconds, peers)
 
 
-def log_expanded(weights: Mapping[str, Weight]) -> None:
-    """A line about quantised matrices whose format has no packed form, so that they take 16 bits a weight."""
-    found = sorted(
-        {w.dtype for w in weights.values() if len(w.shape) > 1 and w.dtype not in (*PLAIN, *OF_FORMAT)}
-    )
+def log_expanded(weights: Mapping[str, Weight], *, fp8: bool) -> None:
+    """A line about quantised matrices whose format has no packed form, so that they take 16 bits a weight.
+
+    fp8: whether the GPU keeps FP8 matrices.
+    """
+    kept = (*PLAIN, *OF_FORMAT, *(("fp8_r128", "fp8_g128") if fp8 else ()))
+    found = sorted({w.dtype for w in weights.values() if len(w.shape) > 1 and w.dtype not in kept})
     if found:
         count = sum(w.dtype in found for w in weights.values())
         log.info("%d matrices in %s are expanded to bf16: no packed form holds them", count, " ".join(found))
+
+
+def _load(
+    ctx: CudaContext,
+    model: Model,
+    path: Path,
+    groups: tuple[GroupLayout, ...],
+    info: RunnerInfo,
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+    at: TensorRank,
+    clock: list[float],
+) -> tuple[CudaRunner, PeerSide | None]:
+    """`build_runner` on an open GPU, with decided bounds: the runner, and connections to other engines.
+
+    Adds to `clock` the ends of planning and graphs.
+    """
+    from pegainfer.kv.device.cuda_copies import PinnedMemory
+    from pegainfer.lower.cuda.backend import CudaBackend
+    from pegainfer.lower.cuda.fp8 import keeps_fp8
+    from pegainfer.lower.cuda.options import CudaOptions
+    from pegainfer.lower.cuda.row_pass import why_launches
+    from pegainfer.lower.cuda.store import Dummy
+
+    dummy = Dummy() if config.load_format == "dummy" else None
+    weights = model.tensors(info.max_model_len)
+    log_expanded(weights, fp8=keeps_fp8(ctx.target))
+    backend = CudaBackend(ctx, weights, CudaOptions(graphs=config.cuda_graph), dummy)
+    max_logprobs = min(scheduler.max_logprobs, info.vocab_size)
+    pinned = PinnedMemory(ctx.device)
+    with tiers_of_rank(config, scheduler, groups, path, at, pinned) as tiers:
+        info = with_tiers(info, tiers)
+        steps = step_formats(config)
+        runner = model.build_cuda(info, groups, backend, steps=steps, max_logprobs=max_logprobs)
+        if (reason := why_launches(runner.forward_program.calls, ctx.target)) is not None:
+            log.info("a step of one row takes many launches instead of one, which would need %s", reason)
+        clock.append(time.perf_counter())
+        # The one waits for the disk and the bus, the other for Python: graphs need addresses, no values.
+        with ThreadPoolExecutor(1, "weights") as pool:
+            loading = pool.submit(backend.load)
+            runner.start(CAPTURE_SECONDS)
+            clock.append(time.perf_counter())
+            loading.result()
+        ctx.connect()
+        tiers.give_to(runner)
+    return runner, tiers.peers
 
 
 def _memory(ctx: CudaContext, config: EngineConfig) -> tuple[int, int]:

@@ -99,6 +99,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
         *LORA_FLAGS,
         *RANK_FLAGS,
         "--device-ordinal",
+        "--share-gpu",
         "--gpu-memory-utilization",
         "--cuda-graph",
         "--load-format",

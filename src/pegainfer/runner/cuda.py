@@ -11,7 +11,6 @@ the host's memory.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +75,6 @@ class CudaRunner(ServesAdapters):
         self._pools = Pools()
         self._spare_hidden: deque[HiddenBuffer] = deque()
         self._last_forward = 0
-        self._thread = self._reader = threading.get_ident()
 
     def use_tiers(self, stores: Sequence[BlockStore], free: Callable[[], None] | None = None) -> None:
         """Takes over the stores of `info.tiers`, before the first step. `free`: see Transfers."""
@@ -100,7 +98,7 @@ class CudaRunner(ServesAdapters):
         return self._make_next(at_once=False)
 
     def _make_next(self, at_once: bool) -> bool:
-        self._enter_thread()
+        self._parts.device.enter()
         self._end_repeats()  # a size that is made ready runs once, which overwrites the batch on the device
         return self._sizes.make_next(at_once)
 
@@ -114,7 +112,7 @@ class CudaRunner(ServesAdapters):
         return self._parts.forward.program
 
     def forward(self, plan: StepPlan) -> Step:
-        self._enter_thread()
+        self._parts.device.enter()
         started, self._cold_before = time.perf_counter(), self._stream.cold_seconds
         with errors_at("step", plan.step):
             others = plan.news or plan.frees or plan.copies or plan.transfers or plan.reset_tiers
@@ -191,7 +189,7 @@ class CudaRunner(ServesAdapters):
         return last.advanced(steps, saves)
 
     def sample(self, handle: Step, masks: dict[int, bytes] | None = None) -> PendingDraw:
-        self._enter_thread()
+        self._parts.device.enter()
         step = handle
         check_sampled_in_time(step.plan.step, self._last_forward)
         parts: list[Part] = []
@@ -209,28 +207,15 @@ class CudaRunner(ServesAdapters):
         self._last_end = step.results.ended
         pooled = partial(pools.read, self._pools, self._spare_hidden)
         cold = self._stream.cold_seconds - self._cold_before
-        return PendingDraw(
-            step, parts, pooled, self._drawn, self._spare, cold, self._transfers,
-            enter=self._enter_reader, check=self._parts.check,
-        )  # fmt: skip
+        wait = self._parts.wait
+        return PendingDraw(step, parts, pooled, self._drawn, self._spare, cold, wait, self._transfers)
 
     def close(self) -> None:
         """Returns when all work has ended."""
-        self._enter_thread()
+        self._parts.device.enter()
         if self._transfers is not None:
             self._transfers.close()
         self._parts.close()
-
-    def _enter_thread(self) -> None:
-        if self._thread != threading.get_ident():
-            self._parts.device.make_current()
-            self._thread = threading.get_ident()
-
-    def _enter_reader(self) -> None:
-        """Makes the device current on a thread that waits for steps, which may be another one."""
-        if threading.get_ident() not in (self._thread, self._reader):
-            self._parts.device.make_current()
-            self._reader = threading.get_ident()
 
     def _results(self) -> ResultBuffer:
         return ResultBuffer(self._info.max_slots, self._max_logprobs)

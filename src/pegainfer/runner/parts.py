@@ -17,7 +17,7 @@ from pegainfer.runner.program import largest_step
 from pegainfer.runner.resident import ResidentState
 from pegainfer.runtime.cuda.device import Device
 from pegainfer.runtime.cuda.module import Kernel
-from pegainfer.runtime.cuda.stream import Stream
+from pegainfer.runtime.cuda.stream import Event, Stream
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 Array = np.ndarray[Any, Any]
@@ -124,6 +124,12 @@ class Parts:
     graphs: bool
     check: Callable[[], None]
     close: Callable[[], None]
+
+    def wait(self, ended: Event, step: object) -> None:
+        """Returns on any thread when the step has ended. Raises what it raised, and what `check` does."""
+        self.device.enter()
+        ended.wait(step)
+        self.check()
 
 
 def make_parts(

@@ -61,8 +61,7 @@ class PendingDraw:
     """Implements contract.step.PendingStep."""
 
     __slots__ = (
-        "_check", "_cold_seconds", "_enter", "_parts", "_pooled", "_result", "_ring", "_spare", "_step",
-        "_transfers",
+        "_cold_seconds", "_parts", "_pooled", "_result", "_ring", "_spare", "_step", "_transfers", "_wait"
     )  # fmt: skip
 
     def __init__(
@@ -73,21 +72,18 @@ class PendingDraw:
         ring: DrawnRing,
         spare: deque[ResultBuffer],
         cold_seconds: float,
+        wait: Callable[[Event, object], None],
         transfers: Transfers | None = None,
-        *,
-        enter: Callable[[], None],
-        check: Callable[[], None],
     ) -> None:
         """
         Args:
             pooled: reads the vectors of prompts that are complete, once the step has ended.
             spare: takes each buffer when it has been read.
             cold_seconds: of the host, making graphs for the step.
+            wait: see Parts.
             transfers: the step's result names those that have ended.
-            enter: makes the device current on the thread that waits.
-            check: raises PeerFailedError where the step is not to be used; called when it has ended.
         """
-        self._enter, self._check = enter, check
+        self._wait = wait
         self._cold_seconds = cold_seconds
         self._transfers = transfers
         self._pooled = pooled
@@ -103,9 +99,7 @@ class PendingDraw:
     def wait(self) -> StepResult:
         if self._result is None:
             step = self._step
-            self._enter()
-            step.results.ended.wait(step)
-            self._check()
+            self._wait(step.results.ended, step)
             self._result = self._read()
             if self._cold_seconds:
                 self._result = msgspec.structs.replace(self._result, cold_seconds=self._cold_seconds)

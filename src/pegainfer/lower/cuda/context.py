@@ -72,9 +72,10 @@ class CudaContext:
         kernel = self.library.kernel("launch_nothing")
         return replace(info, clusters=active_clusters(kernel, CLUSTER, 32, info.max_shared))
 
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        """What is put on the stream in this context runs without the other ranks."""
-        return contextlib.nullcontext() if self.peers is None else self.peers.alone(self.stream)
+    def run_alone(self, work: Callable[[], None]) -> None:
+        """What `work` puts on the stream runs without the other ranks, so that none waits for it."""
+        with contextlib.nullcontext() if self.peers is None else self.peers.alone(self.stream):
+            work()
 
     def connect(self) -> None:
         """Returns when all ranks of the group have called it; from here on they sum over all of them."""

@@ -160,8 +160,7 @@ class CudaExecutor:
         what = f"{self.program.name} {sizes}{' decode' if decode_only else ''}"
         if graph and self.options.graphs:
             self._stage.send_padding(step.inputs, self._ctx.stream)
-            with self._ctx.alone():  # each rank makes sizes ready when it comes to it
-                step.run_once(self._ctx.stream, what)
+            self._ctx.run_alone(lambda: step.run_once(self._ctx.stream, what))
             if at_once:
                 step.make_graph(self._ctx.stream)
         self._captured.add(step, decode_only)

@@ -28,7 +28,7 @@ SUPPORT = frozenset(
         "launch_nothing", "read_bandwidth", "decode_inputs", "publish_drawn", "append_tokens", "take_rows_32",
         "quantize_weight_bf16",
         *(f"fill_normal_{dtype}" for dtype in ("bf16", "f16", "f32")), "convert_f32_bf16",
-        "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16", "gather_ranks",
+        "sum_ranks_tagged_bf16", "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16", "gather_ranks",
     }
 )  # fmt: skip
 

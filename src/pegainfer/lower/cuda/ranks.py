@@ -7,12 +7,14 @@ from pegainfer.lower.cuda.plan import CONTROL, Place, ptr, struct
 from pegainfer.lower.cuda.target import Target
 from pegainfer.runtime.cuda.arguments import GATHER_RANKS, SUM_RANKS
 from pegainfer.runtime.cuda.launch import i64
-from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES
+from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES, TAGGED_BYTES
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 THREADS, WIDTH, MAX_BLOCKS = 256, 4, 128  # of kernels/cuda/include/ranks.cuh
 TILE = 16  # columns
-ONE_SHOT_BYTES = 512 << 10  # of a rank's part, above which two exchanges of fewer bytes are made
+# Of a rank's part: up to which each value is sent with a tag beside it, and above which two exchanges of
+# fewer bytes are made.
+TAGGED_MOST, ONE_SHOT_MOST = TAGGED_BYTES // 2, 512 << 10
 
 
 @handles("reduce_residual")
@@ -26,8 +28,7 @@ def _reduce_residual(c: LoweringContext) -> None:
         return
     if s["N"] % WIDTH:
         raise c.refuse("N", f"a multiple of {WIDTH}", s["N"])
-    shots, why = ("one", "few bytes") if 4 * count <= ONE_SHOT_BYTES else ("two", "many bytes")
-    most = PART_VALUES * (1 if shots == "one" else c.target.ranks)  # in one launch
+    kind, why, most = _kind(4 * count, c.target.ranks)
     for first in range(0, count, most):
         values = min(most, count - first)
         sum_args = struct(
@@ -35,7 +36,16 @@ def _reduce_residual(c: LoweringContext) -> None:
             control=Place(CONTROL), count=values,
         )  # fmt: skip
         grid = min(blocks(values, THREADS * WIDTH), MAX_BLOCKS)
-        c.launch(f"sum_ranks_{shots}_shot_{dtype}", (grid, 1, 1), THREADS, [sum_args], why=why)
+        c.launch(f"sum_ranks_{kind}_{dtype}", (grid, 1, 1), THREADS, [sum_args], why=why)
+
+
+def _kind(nbytes: int, ranks: int) -> tuple[str, str, int]:
+    """The kernel for parts of so many bytes, why, and the most values of a launch."""
+    if nbytes <= TAGGED_MOST:
+        return "tagged", "few bytes", TAGGED_BYTES // 8
+    if nbytes <= ONE_SHOT_MOST:
+        return "one_shot", "some bytes", PART_VALUES
+    return "two_shot", "many bytes", PART_VALUES * ranks
 
 
 def shard_of(columns: int, target: Target) -> range | None:

@@ -111,6 +111,11 @@ class Device:
         call("cuCtxSetCurrent", self._context, where=self.info.name)
         _threads.device = self
 
+    def enter(self) -> None:
+        """Makes it current on this thread, unless it is."""
+        if getattr(_threads, "device", None) is not self:
+            self.make_current()
+
     @staticmethod
     def owns(memory: Freed) -> None:
         """It is freed when the device closes that this thread has made current, if not before."""

@@ -20,6 +20,7 @@ from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.rank_memory import PAGE, RankMemory
 
 HEAD_BYTES = 1 << 16  # of flags, before the slots
+TAGGED_BYTES = 1 << 18  # of a slot for values with a tag beside each
 PART_VALUES = 1 << 20  # float32 that a rank sends to each other one in a sum at most
 PART_BYTES = 4 * PART_VALUES
 SETS = 4  # of slots, one a rank in each: two phases of a sum, and of the one before
@@ -41,14 +42,15 @@ class Peers:
         if memory.ranks > MAX_RANKS:
             raise ConfigError("ranks on GPUs", expected=f"at most {MAX_RANKS}", got=memory.ranks)
         self._group = memory
-        nbytes = HEAD_BYTES + SETS * memory.ranks * PART_BYTES
+        head = HEAD_BYTES + 2 * memory.ranks * TAGGED_BYTES
+        nbytes = head + SETS * memory.ranks * PART_BYTES
         self._memory = DeviceBuffer(-(-nbytes // EXPORTED) * EXPORTED, "exchange with other ranks")
         self._control = DeviceBuffer(CONTROL.size, "control of the ranks")
         self._opened: list[int] = []
         self._host = memory.address  # its first page holds the word that says who failed
         call("cuMemHostRegister", self._host, PAGE, DEVICE_MAP, where="the group's memory")
         stream = Stream()
-        stream.fill(self._memory.address, 0, HEAD_BYTES)
+        stream.fill(self._memory.address, 0, head)  # neither flags nor tags of sums to come
         self._write([0] * memory.ranks, stream, alone=True)
 
     @property

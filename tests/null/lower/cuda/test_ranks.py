@@ -10,7 +10,7 @@ from pegainfer.kv.device.layout import kv_spec
 from pegainfer.lower.cuda.lowering import Step
 from pegainfer.lower.cuda.plan import CONTROL, Place, PlannedLaunch, StepPlan, Struct
 from pegainfer.lower.cuda.planning import plan_program, plan_step, rules
-from pegainfer.lower.cuda.ranks import MAX_BLOCKS, ONE_SHOT_BYTES, THREADS, WIDTH, shard_of
+from pegainfer.lower.cuda.ranks import MAX_BLOCKS, ONE_SHOT_MOST, TAGGED_MOST, THREADS, WIDTH, shard_of
 from pegainfer.lower.cuda.target import Target, card_of
 from pegainfer.models.qwen3 import engine as qwen3
 from pegainfer.ops.program import OpCall, Program
@@ -19,7 +19,7 @@ from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runner.program import Formats
 from pegainfer.runtime.cuda.arguments import GATHER_RANKS, SUM_RANKS
-from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES
+from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES, TAGGED_BYTES
 
 CONFIG = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 2,
@@ -68,20 +68,31 @@ def sums(rows: int, width: int, ranks: int) -> list[PlannedLaunch]:
     return [p for p in found if isinstance(p, PlannedLaunch)]
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 64, 1024])
+@pytest.mark.parametrize("tokens", [1, 8, 64, 128, 1024])
 def test_each_layer_has_two_sums_and_the_logits_are_gathered(tokens: int) -> None:
     rows = min(tokens, 64)
     alone, shared = (kernels(planned(TensorRank(0, n), tokens, rows)) for n in (1, 2))
     assert not any("ranks" in name for name in alone)
     found = [name for name in shared if "ranks" in name]
-    shots = "one" if 4 * tokens * 1024 <= ONE_SHOT_BYTES else "two"
-    assert found[:4] == [f"sum_ranks_{shots}_shot_bf16"] * 4  # two layers
+    nbytes = 4 * tokens * 1024
+    kind = "tagged" if nbytes <= TAGGED_MOST else "one_shot" if nbytes <= ONE_SHOT_MOST else "two_shot"
+    assert found[:4] == [f"sum_ranks_{kind}_bf16"] * 4  # two layers
     assert set(found[4:]) == {"gather_ranks"}
 
 
 @pytest.mark.parametrize(
     ("rows", "width", "ranks"),
-    [(1, 4, 2), (1, 2560, 2), (51, 2560, 2), (52, 2560, 2), (2304, 4096, 2), (2304, 4096, 8), (513, 8192, 3)],
+    [
+        (1, 4, 2),
+        (1, 2560, 2),
+        (12, 2560, 2),
+        (13, 2560, 2),
+        (51, 2560, 2),
+        (52, 2560, 2),
+        (2304, 4096, 2),
+        (2304, 4096, 8),
+        (513, 8192, 3),
+    ],
 )
 def test_the_launches_of_a_sum_cover_it_once(rows: int, width: int, ranks: int) -> None:
     at = 0
@@ -93,11 +104,13 @@ def test_the_launches_of_a_sum_cover_it_once(rows: int, width: int, ranks: int) 
         )
         assert (given["x"].offset, given["partial"].offset) == (2 * at, 4 * at)
         assert given["control"] == Place(CONTROL)
-        one_shot = "one_shot" in launch.kernel
-        assert one_shot == (4 * rows * width <= ONE_SHOT_BYTES)
+        assert ("tagged" in launch.kernel) == (4 * rows * width <= TAGGED_MOST)
+        assert ("two_shot" in launch.kernel) == (4 * rows * width > ONE_SHOT_MOST)
+        one_shot = "two_shot" not in launch.kernel
         # What a rank sends another one in a phase: everything, or its share in whole groups.
         sent = count if one_shot else (count + ranks * WIDTH - 1) // (ranks * WIDTH) * WIDTH
-        assert sent <= PART_VALUES and count % WIDTH == 0
+        assert sent <= (TAGGED_BYTES // 8 if "tagged" in launch.kernel else PART_VALUES)
+        assert count % WIDTH == 0
         blocks = launch.grid[0]
         assert 1 <= blocks <= MAX_BLOCKS and launch.block == THREADS
         at += count

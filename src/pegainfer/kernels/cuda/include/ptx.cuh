@@ -213,6 +213,20 @@ __device__ __forceinline__ int load_system(const int* p) {
 __device__ __forceinline__ void store_system(int* p, int v) {
     asm volatile("st.relaxed.sys.global.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+// Words that say themselves that they have arrived: each half of 8 bytes is written and read as one.
+__device__ __forceinline__ void store_words(uint4* p, uint4 v) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
+__device__ __forceinline__ uint4 load_words(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
 __device__ __forceinline__ uint64_t nanoseconds() {
     uint64_t v;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));

@@ -11,7 +11,8 @@
 namespace ranks {
 
 constexpr int MAX_RANKS = 8, MAX_BLOCKS = 128, PHASES = 2;
-constexpr int HEAD_BYTES = 1 << 16;  // flags; then the slots
+constexpr int HEAD_BYTES = 1 << 16;        // flags; then the slots of tagged values, then the others
+constexpr int64_t TAGGED_BYTES = 1 << 18;  // of a slot of tagged values
 static_assert(PHASES * MAX_RANKS * MAX_BLOCKS * sizeof(int64_t) <= HEAD_BYTES);
 constexpr int POLLS = 1024;  // between two looks at the clock and at the host's memory
 
@@ -24,41 +25,54 @@ __device__ __forceinline__ int64_t* flag(uint8_t* base, int phase, int from, int
 __device__ __forceinline__ uint8_t* slot(const Control& c, uint8_t* base, int phase, int64_t number,
                                          int from) {
     const int64_t set = (number & 1) * PHASES + phase;
-    return base + HEAD_BYTES + (set * c.count + from) * c.part_bytes;
+    return base + HEAD_BYTES + 2 * c.count * TAGGED_BYTES + (set * c.count + from) * c.part_bytes;
 }
 
-// Waits until rank `peer` has done a phase of sum `number`. Returns early where the group has failed: what
-// comes of the step is then not used (runner/pending.py). The first rank to wait too long ends the group; the
-// word that says so is that of kernels/cpu/csrc/ranks.h.
-__device__ __forceinline__ void wait(const Control& c, const int64_t* flag, int64_t number, int peer) {
+// Where rank `from` writes its values for sum `number`, each with the number beside it.
+__device__ __forceinline__ uint4* tagged_slot(const Control& c, uint8_t* base, int64_t number, int from) {
+    return reinterpret_cast<uint4*>(base + HEAD_BYTES + ((number & 1) * c.count + from) * TAGGED_BYTES);
+}
+
+// How long a rank has waited for another one. The first to wait too long ends the group; the word that says
+// so is that of kernels/cpu/csrc/ranks.h.
+struct Patience {
     uint64_t began = 0;
-    for (int polls = 1; load_acquire(flag) < number; polls++) {
-        if (polls % POLLS != 0) continue;
-        if (load_system(c.failed) != 0) return;
+    int polls = 0;
+
+    // Whether to stop waiting, because the group has failed: what comes of the step is then not used
+    // (runner/parts.py).
+    __device__ __forceinline__ bool ends(const Control& c, int peer) {
+        if (++polls % POLLS != 0) return false;
+        if (load_system(c.failed) != 0) return true;
         const uint64_t now = nanoseconds();
         if (began == 0) began = now;
-        if (now - began > static_cast<uint64_t>(c.limit)) return store_system(c.failed, -1 - peer);
+        if (now - began <= static_cast<uint64_t>(c.limit)) return false;
+        store_system(c.failed, -1 - peer);
+        return true;
     }
+};
+
+// The last block to have read the number of a sum counts it, while others wait for other ranks.
+__device__ __forceinline__ void count(Control* c, int64_t number) {
+    if (threadIdx.x != blockDim.x - 1 || atomicAdd(&c->arrived, 1u) != gridDim.x - 1) return;
+    c->arrived = 0;
+    c->joined = number;
 }
 
 // Says to all ranks that this block has done a phase of sum `number`, and returns when their blocks have.
-__device__ __forceinline__ void meet(const Control& c, int phase, int64_t number) {
+__device__ __forceinline__ void meet(Control* shared, const Control& c, int phase, int64_t number) {
     __syncthreads();  // the block's writes are done
     const int peer = threadIdx.x;
     const bool other = peer < c.count && peer != c.rank;
     if (other) store_release(flag(c.peers[peer].base, phase, c.rank, blockIdx.x), number);
-    if (other) wait(c, flag(c.peers[c.rank].base, phase, peer, blockIdx.x), number, peer);
+    if (phase == 0) count(shared, number);
+    if (other) {
+        const int64_t* const said = flag(c.peers[c.rank].base, phase, peer, blockIdx.x);
+        Patience patience;
+        while (load_acquire(said) < number && !patience.ends(c, peer)) {
+        }
+    }
     __syncthreads();
-}
-
-// The last block to leave a sum counts it.
-__device__ __forceinline__ void leave(Control* c, int64_t number) {
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    __threadfence();
-    if (atomicAdd(&c->arrived, 1u) != gridDim.x - 1) return;
-    c->arrived = 0;
-    c->joined = number;
 }
 
 constexpr int THREADS = 256, WIDTH = 4;  // WIDTH: values a thread and access

@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_ranks(const __grid_
         }
     }
     if (c.alone) return;
-    meet(c, 0, number);
+    meet(a.control, c, 0, number);
     for (int i = 1; i < c.count; i++) {
         const int peer = (c.rank + i) % c.count;
         const float* const from =
@@ -42,5 +42,4 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_ranks(const __grid_
             }
         }
     }
-    leave(a.control, number);
 }

@@ -39,6 +39,58 @@ __device__ __forceinline__ void add_own(T* x, const float* partial, int64_t coun
     }
 }
 
+// Four values of another rank, each pair with the number of the sum beside it.
+__device__ __forceinline__ Part arrived(const Control& c, const uint4* from, uint32_t tag, int peer) {
+    Patience patience;
+    uint4 low, high;
+    do {
+        low = load_words(from);
+        high = load_words(from + 1);
+    } while ((low.y != tag || low.w != tag || high.y != tag || high.w != tag) && !patience.ends(c, peer));
+    return {__uint_as_float(low.x), __uint_as_float(low.z), __uint_as_float(high.x), __uint_as_float(high.z)};
+}
+
+// As one_shot below, with the number of the sum beside each value: twice the bytes, and nothing to wait for
+// but the values. For the shortest sums.
+template <typename T>
+__device__ __forceinline__ void tagged(const SumArgs& a) {
+    pdl_wait();
+    const Control c = *a.control;
+    pdl_launch();
+    T* const x = static_cast<T*>(a.x);
+    if (c.alone) return add_own(x, a.partial, a.count);
+    const int64_t number = c.joined + 1;
+    const auto tag = static_cast<uint32_t>(number);
+    const Span span(a.count);
+    EACH(i, span) {
+        const auto v = load<float, WIDTH>(a.partial + i);
+        const uint4 low = {__float_as_uint(v.v[0]), tag, __float_as_uint(v.v[1]), tag};
+        const uint4 high = {__float_as_uint(v.v[2]), tag, __float_as_uint(v.v[3]), tag};
+        for (int j = 1; j < c.count; j++) {
+            const int peer = (c.rank + j) % c.count;
+            uint4* const to = tagged_slot(c, c.peers[peer].base, number, c.rank) + i / 2;
+            store_words(to, low);
+            store_words(to + 1, high);
+        }
+    }
+    __syncthreads();  // every thread has read the number
+    count(a.control, number);
+    EACH(i, span) {
+        Part sum = {};
+        for (int rank = 0; rank < c.count; rank++) {
+            const uint4* const from = tagged_slot(c, c.peers[c.rank].base, number, rank) + i / 2;
+            const Part part =
+                rank == c.rank ? load<float, WIDTH>(a.partial + i) : arrived(c, from, tag, rank);
+#pragma unroll
+            for (int j = 0; j < WIDTH; j++) sum.v[j] = rank == 0 ? part.v[j] : sum.v[j] + part.v[j];
+        }
+        auto v = load<T, WIDTH>(x + i);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) v.v[j] = from_f32<T>(to_f32(v.v[j]) + sum.v[j]);
+        store(x + i, v);
+    }
+}
+
 // Every rank sends its part to all others and adds up everything: one exchange. For short sums.
 template <typename T>
 __device__ __forceinline__ void one_shot(const SumArgs& a) {
@@ -54,9 +106,8 @@ __device__ __forceinline__ void one_shot(const SumArgs& a) {
         float* const to = reinterpret_cast<float*>(slot(c, c.peers[peer].base, 0, number, c.rank));
         EACH(j, span) store(to + j, load<float, WIDTH>(a.partial + j));
     }
-    meet(c, 0, number);
+    meet(a.control, c, 0, number);
     EACH(i, span) store(x + i, summed(c, number, x + i, a.partial + i, i));
-    leave(a.control, number);
 }
 
 // Every rank adds up its share of the values and sends the new x of it to the others: two exchanges, of
@@ -79,7 +130,7 @@ __device__ __forceinline__ void two_shot(const SumArgs& a) {
             if (at < a.count) store(to + j, load<float, WIDTH>(a.partial + at));
         }
     }
-    meet(c, 0, number);
+    meet(a.control, c, 0, number);
     EACH(j, span) {
         const int64_t at = c.rank * share + j;
         if (at >= a.count) break;
@@ -90,7 +141,7 @@ __device__ __forceinline__ void two_shot(const SumArgs& a) {
             store(reinterpret_cast<T*>(slot(c, c.peers[peer].base, 1, number, c.rank)) + j, v);
         }
     }
-    meet(c, 1, number);
+    meet(a.control, c, 1, number);
     for (int i = 1; i < c.count; i++) {
         const int peer = (c.rank + i) % c.count;
         const T* const from = reinterpret_cast<const T*>(slot(c, c.peers[c.rank].base, 1, number, peer));
@@ -99,7 +150,6 @@ __device__ __forceinline__ void two_shot(const SumArgs& a) {
             if (at < a.count) store(x + at, received<Vec<T, WIDTH>>(from + j));
         }
     }
-    leave(a.control, number);
 }
 
 }  // namespace
@@ -108,6 +158,12 @@ __device__ __forceinline__ void two_shot(const SumArgs& a) {
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ SumArgs a) { \
         SHOT<T>(a);                                                                                 \
     }
+// variant sum_ranks_tagged_bf16: dtype=bf16 multiple=4
+KERNELS(tagged, sum_ranks_tagged_bf16, bf16)
+// variant sum_ranks_tagged_f16: dtype=f16 multiple=4
+KERNELS(tagged, sum_ranks_tagged_f16, f16)
+// variant sum_ranks_tagged_f32: dtype=f32 multiple=4
+KERNELS(tagged, sum_ranks_tagged_f32, float)
 // variant sum_ranks_one_shot_bf16: dtype=bf16 multiple=4
 KERNELS(one_shot, sum_ranks_one_shot_bf16, bf16)
 // variant sum_ranks_one_shot_f16: dtype=f16 multiple=4
