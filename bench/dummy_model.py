@@ -3,7 +3,8 @@
 python bench/dummy_model.py 30B-A3B /dev/shm/30B-A3B [--layers 12]
 python bench/cuda_steps.py /dev/shm/30B-A3B --dummy --batch 1 8 32 128 --prefill 1024 16000
 
-All 48 layers of 30B-A3B take 61 GB in bf16, 12 of them 16 GB; those of V2-Lite 31 GB.
+All 48 layers of 30B-A3B take 61 GB in bf16, 12 of them 16 GB; those of V2-Lite 31 GB. `1B-active` is no
+published model: a token meets 8 of 32 experts, 1.04 billion of 3.5 billion weights.
 """
 
 from __future__ import annotations
@@ -53,6 +54,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_size": 4096, "intermediate_size": 12288, "max_position_embeddings": 40960,
         "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
         "rope_theta": 1000000, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151936,
+    },
+    # Hugging Face: Qwen/Qwen3.5-0.8B, the text model.
+    "Qwen3.5-0.8B": {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "attention_bias": False,
+        "attn_output_gate": True, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+        "hidden_size": 1024, "intermediate_size": 3584,
+        "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(24)],
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+        "num_attention_heads": 8, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000, "rope_type": "default",
+        },
+        "tie_word_embeddings": True, "vocab_size": 248320,
+    },
+    "1B-active": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+        "max_position_embeddings": 4096, "moe_intermediate_size": 1024, "norm_topk_prob": True,
+        "num_attention_heads": 16, "num_experts": 32, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+        "tie_word_embeddings": False, "vocab_size": 32768,
     },
 }  # fmt: skip
 
