@@ -159,8 +159,9 @@ struct KvView {
 // The cache of an op that has one.
 template <class Args>
 KvView kv_view(const Instr& in, const Args& a) {
-    return {a.kv, a.Y, static_cast<int64_t>(a.layer), a.G, a.S, a.D, kv_bytes(in.kv_format), 2,
-            static_cast<float>(1 / a.k_scale), static_cast<float>(1 / a.v_scale)};
+    KvView kv{a.kv, a.Y, static_cast<int64_t>(a.layer), a.G, a.S, a.D, kv_bytes(in.kv_format)};
+    kv.k_inverse = static_cast<float>(1 / a.k_scale), kv.v_inverse = static_cast<float>(1 / a.v_scale);
+    return kv;
 }
 
 // The same of latents.

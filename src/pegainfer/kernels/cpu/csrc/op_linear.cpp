@@ -176,8 +176,8 @@ void run_qkv(const void* context, const Phase& ph, int64_t chunk, int thread) {
             if (head_norm != nullptr) e.kernels->rms_norm(out, out, head_norm, d, p.eps);
             if (which != 2) e.kernels->rope(out, a.cos_sin + a.positions[token] * d, d);
             if (which != 0)
-                clipped += kv.append(a.slots[token], head, which == 1 ? row : nullptr,
-                                     which == 2 ? row : nullptr);
+                clipped +=
+                    kv.append(a.slots[token], head, which == 1 ? row : nullptr, which == 2 ? row : nullptr);
         }
     }
     e.count_clipped(clipped);
