@@ -40,12 +40,15 @@ ARCHS = ("90a", "120a")  # that must be there; others are looked at where they a
 # Bytes that a kernel may spill, stores and loads; none where it is not named. Tiles of heads of 256 want more
 # registers than a thread has, and no line that is served has such heads; sample_pick's blocks of 1,024
 # threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not); row_pass keeps two
-# numbers of a pass there, which it asks for once a layer.
+# numbers of a pass there, which it asks for once a layer; latent attention with three stages of 64 keys does
+# not fit a block of sm_120a, whose compiler overruns its registers.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
     "sample_pick": 112,
     "row_pass_bf16_d128": 20,
+    "latent_attention_bf16_r16_k64_s3": 24,
+    "latent_attention_f16_r16_k64_s3": 40,
 }
 REGISTERS, STATIC = 64 << 10, 48 << 10  # of a multiprocessor; bytes that a kernel may declare
 LINES: dict[str, dict[str, Any]] = {  # widths are the models' own, layers and vocabulary are not

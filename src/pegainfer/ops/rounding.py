@@ -27,7 +27,9 @@ MEAN, MOST = 2.0, 3.0
 UNITS = 1.5
 WRITTEN = (Role.OUT, Role.INOUT, Role.STATE)
 # Float32 in any arithmetic.
-PARAMETERS = ("norm", "weight", "q_norm", "k_norm", "cos_sin", "taps", "a_log", "dt_bias", "out_norm")
+PARAMETERS = (
+    "norm", "weight", "q_norm", "k_norm", "latent_norm", "cos_sin", "taps", "a_log", "dt_bias", "out_norm"
+)  # fmt: skip
 LEAST = 1e-37  # denormals have fewer bits
 
 
