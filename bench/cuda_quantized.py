@@ -26,6 +26,7 @@ from pegainfer.lower.cuda.bind import Matmul, Work
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.executor import CudaExecutor
 from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.lower.cuda.packed import TOKENS
 from pegainfer.lower.cuda.store import Dummy
 from pegainfer.lower.cuda.target import Tuned, Tuning
 from pegainfer.models.qwen3.forward import forward, groups
@@ -100,8 +101,9 @@ def sweep(ctx: CudaContext, format_name: str, counts: list[int], layers: int, ba
     target = ctx.target
     backend, prepare = prepared(ctx, format_name, max(counts), layers)
     times: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
-    for tokens, per_sm, depth in itertools.product((8, 16, 32, 64), (1, 2), (4, 6, 8)):
-        taken = [m for m in counts if tokens in (m, 64) or (m > 64 and tokens >= 32)]
+    for tokens, per_sm, depth in itertools.product(TOKENS, (1, 2), (4, 6, 8)):
+        enough = {m: next((t for t in TOKENS if m <= t), TOKENS[-1]) for m in counts}
+        taken = [m for m, most in enough.items() if tokens <= most <= 2 * tokens]
         if not taken:
             continue
         numbers = {"tokens": tokens, "per_sm": per_sm, "depth": depth}
