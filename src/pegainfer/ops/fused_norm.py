@@ -14,6 +14,7 @@ from pegainfer.ops.coarse import GATE_UP_SWIGLU, QKV_NORM_ROPE_APPEND
 from pegainfer.ops.fill import rotation
 from pegainfer.ops.fused_heads import GATE_WEIGHT, PROJECT_HEADS, QKV_WEIGHTS, finish, project, project_flops
 from pegainfer.ops.gemm import LINEAR_RESIDUAL
+from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.spec import INTS, In, InOut, OpSpec, Out, State, Weight, declare_fused, run_op
 from pegainfer.ops.tensor import CACHED
 
@@ -31,6 +32,17 @@ def _linear_residual_norm(
     part = column // tile * -(-tile // SQUARES_OF) + column % tile // SQUARES_OF
     for token, values in enumerate(x.astype(np.float64)):
         squares[:, token] = np.bincount(part, values**2, minlength=len(squares))
+
+
+def _reduce_residual_norm(
+    x: Array, normed: Array, squares: Array, partial: Array, norm: Array, *, part: int
+) -> None:
+    run_op(REDUCE_RESIDUAL, x, partial)
+    normed[...] = x.astype(np.float64) * norm.astype(np.float64)
+    squares[...] = 0
+    for token, values in enumerate(x.astype(np.float64)):
+        parts = np.arange(len(values)) // part
+        squares[:, token] = np.bincount(parts, values**2, minlength=len(squares))
 
 
 def scaled(x: Array, squares: Array, eps: float) -> Array:
@@ -64,6 +76,23 @@ LINEAR_RESIDUAL_NORM = declare_fused(
         attrs=("tile",),  # columns; parts are up to SQUARES_OF columns of one tile
         reference=_linear_residual_norm,
         flops=lambda s: LINEAR_RESIDUAL.flops(s) + 3 * s["T"] * s["N"],
+    )
+)
+
+REDUCE_RESIDUAL_NORM = declare_fused(
+    OpSpec(
+        name="reduce_residual_norm",
+        doc="x += the sum over ranks of partial; normed and squares as linear_residual_norm leaves them",
+        operands=(
+            InOut("x", "T N"),
+            Out("normed", "T N"),
+            Out("squares", "Z X", ("f32",)),  # X: room for tokens, at least T
+            In("partial", "T N", ("f32",)),
+            In("norm", "N"),
+        ),
+        attrs=("part",),  # columns whose squares are summed together
+        reference=_reduce_residual_norm,
+        flops=lambda s: 4 * s["T"] * s["N"],
     )
 )
 

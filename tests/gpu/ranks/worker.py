@@ -25,12 +25,13 @@ from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.lower.cuda.plan import Place, StepPlan
 from pegainfer.lower.cuda.ranks import gather, shard_of
 from pegainfer.lower.cuda.store import WeightStore
+from pegainfer.ops.fused_norm import REDUCE_RESIDUAL_NORM
 from pegainfer.ops.program import Builder, OpCall
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.tensor import DeviceTensor, encode
 from pegainfer.runtime.rank_memory import RankMemory
-from tests.gpu.harness import rounded, sized, write
+from tests.gpu.harness import raw, rounded, sized, write
 
 Array = np.ndarray[Any, Any]
 WIDTH = 1024
@@ -38,6 +39,7 @@ WIDTH = 1024
 ROWS = sized((1, 3, 17, 32, 33, 127, 130, 700, 2051, 4097), (1, 3, 33, 130))
 ROUNDS = sized(60, 9)
 REPLAYS = 50
+WIDE, PART, ROOM = 2560, 1024, 64  # of sums with a norm: columns, those of a part, and most rows
 MATRICES = ((1, 1000), (1, 36), (3, 4100), (40, 50_000))
 
 
@@ -130,6 +132,41 @@ def check_graphs(ctx: CudaContext, memory: RankMemory, seed: int) -> None:
         assert np.all(got == want), f"{rows} rows: {got.min()} to {got.max()} in place of {want}"
 
 
+def check_norm(ctx: CudaContext, memory: RankMemory, seed: int) -> None:
+    """The sum, and the beginning of the norm behind it."""
+    common, own = np.random.default_rng(seed), np.random.default_rng([seed, memory.rank])
+    norm = 1 + common.standard_normal(WIDE, np.float32) / 8
+    x, partial = DeviceTensor.empty((ROOM, WIDE), "bf16"), DeviceTensor.empty((ROOM, WIDE), "f32")
+    b = Builder("sums and norms")
+    tensors = {
+        "x": b.input("x", "T", WIDE, dtype="bf16"),
+        "partial": b.input("partial", "T", WIDE, dtype="f32"),
+        "norm": b.weight("norm", WIDE, dtype="f32"),
+        "normed": b.output("normed", "T", WIDE, dtype="bf16"),
+        "squares": b.output("squares", -(-WIDE // PART), ROOM, dtype="f32"),
+    }
+    b.emit(REDUCE_RESIDUAL_NORM, {"part": PART}, **tensors)
+    backend = CudaBackend(ctx, {"norm": raw(norm, "f32")}, CudaOptions(tune=False))
+    executor = backend.prepare(b.build(), {}, {"T": ROOM}, {"x": x, "partial": partial})
+    backend.load()
+    for rows in (1, 2, 12):
+        before = stored(common.standard_normal((rows, WIDE), np.float32), "bf16")
+        parts = [common.standard_normal((rows, WIDE), np.float32) for _ in range(memory.ranks)]
+        write(ctx, DeviceTensor.at(x.address, (rows, WIDE), "bf16"), before)
+        write(ctx, DeviceTensor.at(partial.address, (rows, WIDE), "f32"), parts[memory.rank])
+        delay(ctx, own)
+        outputs = executor.run({}, {"T": rows})
+        got = DeviceTensor.at(x.address, (rows, WIDE), "bf16").numpy(ctx.stream)
+        normed, squares = (outputs[name].numpy(ctx.stream) for name in ("normed", "squares"))
+        ctx.check()
+        want = expected(before, parts, "bf16")
+        assert np.array_equal(got, want), f"{rows} rows: {np.abs(got - want).max()} off"
+        assert np.array_equal(normed, stored(want * norm, "bf16")), f"norm of {rows} rows"
+        padded = np.pad(want, ((0, 0), (0, len(squares) * PART - WIDE))).reshape(rows, len(squares), PART)
+        sums = (padded.astype(np.float64) ** 2).sum(axis=2).T
+        assert np.allclose(squares[:, :rows], sums, rtol=1e-5), f"squares of {rows} rows"
+
+
 def check_gather(ctx: CudaContext, memory: RankMemory, seed: int) -> None:
     """Columns that do not divide, a last rank with few, rows of several launches."""
     common, own = np.random.default_rng(seed), np.random.default_rng([seed, memory.rank])
@@ -176,6 +213,7 @@ def main() -> None:
     check_sums(ctx, memory, seed, mode == "quits")
     check_graphs(ctx, memory, seed)
     check_gather(ctx, memory, seed)
+    check_norm(ctx, memory, seed)
     print("right")
     sys.stdout.flush()
 

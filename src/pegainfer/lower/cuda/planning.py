@@ -10,6 +10,7 @@ from pegainfer.lower.cuda.lowering import Step, choose, keeps_whole
 from pegainfer.lower.cuda.moe import ADD_EXPERTS
 from pegainfer.lower.cuda.plan import PlannedLaunch, StepPlan
 from pegainfer.lower.cuda.qkv import FINISH_AND_GATE, FINISH_IN_ATTENTION
+from pegainfer.lower.cuda.rank_norm import NORM_AFTER_SUM
 from pegainfer.lower.cuda.rewrite import Rule, rewrite
 from pegainfer.lower.cuda.row_pass import ONE_LAUNCH
 from pegainfer.lower.cuda.sampling import LEAVE_PLAIN_ROWS
@@ -18,7 +19,15 @@ from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.packed import OF_FORMAT
 
 # In this order: heads that attention finishes are projected by a GEMM that a norm can be folded into.
-RULES = (ONE_LAUNCH, FINISH_IN_ATTENTION, FINISH_AND_GATE, FOLD_NORM, ADD_EXPERTS, LEAVE_PLAIN_ROWS)
+RULES = (
+    ONE_LAUNCH,
+    FINISH_IN_ATTENTION,
+    FINISH_AND_GATE,
+    FOLD_NORM,
+    NORM_AFTER_SUM,
+    ADD_EXPERTS,
+    LEAVE_PLAIN_ROWS,
+)
 
 
 # Kernels that are in no plan of one rank: they generate and convert weights, measure the card, keep a
@@ -28,7 +37,8 @@ SUPPORT = frozenset(
         "launch_nothing", "read_bandwidth", "decode_inputs", "publish_drawn", "append_tokens", "take_rows_32",
         "quantize_weight_bf16",
         *(f"fill_normal_{dtype}" for dtype in ("bf16", "f16", "f32")), "convert_f32_bf16",
-        "sum_ranks_tagged_bf16", "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16", "gather_ranks",
+        "sum_ranks_tagged_bf16", "sum_ranks_norm_bf16", "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16",
+        "gather_ranks",
     }
 )  # fmt: skip
 

@@ -760,6 +760,19 @@ SUM_RANKS = Layout(
     int64_t count  // a multiple of 4
     """,
 )
+SUM_NORM = Layout(
+    "ranks::SumNormArgs",
+    "What a sum over ranks and the norm behind it read and write.",
+    """
+    void* x  // [T, n], to which the sum is added
+    const float* partial  // [T, n], this rank's part
+    Control* control
+    const float* norm  // [n]
+    void* normed  // [T, n]: the new x times the norm's weight
+    float* squares  // [parts, 64]: sums of the new x's squares, by part of a row and token
+    int n  // a multiple of 4
+    """,
+)
 GATHER_RANKS = Layout(
     "ranks::GatherArgs",
     "What gathers the columns of a matrix, of which each rank has made some.",
@@ -780,5 +793,5 @@ LAYOUTS = (
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
     ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS,
     ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
-    PEER, CONTROL, SUM_RANKS, GATHER_RANKS,
+    PEER, CONTROL, SUM_RANKS, SUM_NORM, GATHER_RANKS,
 )  # fmt: skip

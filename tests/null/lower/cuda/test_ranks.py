@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.kv.device.layout import kv_spec
-from pegainfer.lower.cuda.lowering import Step
+from pegainfer.lower.cuda.lowering import Step, keeps_whole
 from pegainfer.lower.cuda.plan import CONTROL, Place, PlannedLaunch, StepPlan, Struct
 from pegainfer.lower.cuda.planning import plan_program, plan_step, rules
 from pegainfer.lower.cuda.ranks import MAX_BLOCKS, ONE_SHOT_MOST, TAGGED_MOST, THREADS, WIDTH, shard_of
+from pegainfer.lower.cuda.rewrite import rewrite
 from pegainfer.lower.cuda.target import Target, card_of
 from pegainfer.models.qwen3 import engine as qwen3
+from pegainfer.models.qwen3.forward import forward, groups
+from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.ranks import TensorRank
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.tensor import Kind, Tensor
-from pegainfer.runner.program import Formats
+from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.arguments import GATHER_RANKS, SUM_RANKS
 from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES, TAGGED_BYTES
+from tests.null.lower.cuda import test_rewrite
 
 CONFIG = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 2,
@@ -68,6 +75,31 @@ def sums(rows: int, width: int, ranks: int) -> list[PlannedLaunch]:
     return [p for p in found if isinstance(p, PlannedLaunch)]
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_sum_takes_the_norm_behind_it_along(rows: int) -> None:
+    """By the references in float64, in which a rank's own part is the sum."""
+    formats, sixteen = (
+        dict.fromkeys(TABLE.shapes(test_rewrite.CONFIG), "bf16"),
+        Formats("bf16", "bf16", "bf16"),
+    )
+    sizes = Sizes(groups(test_rewrite.CONFIG, 16, sixteen), (test_rewrite.BLOCKS,), 64)
+    calls = forward(test_rewrite.CONFIG, formats, sizes, sixteen).lowered(keep=keeps_whole, ranks=2).calls
+    at = Step(Target(CARD, ranks=2), {"T": rows, "R": rows, "L": rows}, True)
+    found = rewrite(calls, at, rules())
+    names = [call.spec.name for call, _ in found.calls]
+    assert names.count("reduce_residual_norm") == 3 and names.count("reduce_residual") == 1
+    given = {**test_rewrite.constants(calls), **test_rewrite.inputs(rows)}
+    both = (calls, [call for call, _ in found.calls])
+    want, got = (test_rewrite.interpret(c, dict(at.env), given) for c in both)
+    for name in ("x", "logits", "kv"):
+        assert np.isfinite(want[name]).all()
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-9, atol=1e-11)
+    alone = rewrite(calls, replace(at, target=Target(CARD)), rules())
+    assert "several ranks" in alone.lacking["norm_after_sum"]
+    many = rewrite(calls, replace(at, env={"T": 65, "R": 65, "L": 65}), rules())
+    assert many.lacking["norm_after_sum"] == "few bytes"
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 64, 128, 1024])
 def test_each_layer_has_two_sums_and_the_logits_are_gathered(tokens: int) -> None:
     rows = min(tokens, 64)
@@ -76,7 +108,8 @@ def test_each_layer_has_two_sums_and_the_logits_are_gathered(tokens: int) -> Non
     found = [name for name in shared if "ranks" in name]
     nbytes = 4 * tokens * 1024
     kind = "tagged" if nbytes <= TAGGED_MOST else "one_shot" if nbytes <= ONE_SHOT_MOST else "two_shot"
-    assert found[:4] == [f"sum_ranks_{kind}_bf16"] * 4  # two layers
+    folded = 3 if kind == "tagged" else 0  # of the two layers' four sums: those with a norm behind them
+    assert found[:4] == folded * ["sum_ranks_norm_bf16"] + (4 - folded) * [f"sum_ranks_{kind}_bf16"]
     assert set(found[4:]) == {"gather_ranks"}
 
 

@@ -45,12 +45,12 @@ CONFIG = Qwen3Config(
 BLOCKS, WIDTH = 16, 4
 
 
-def program(dtype: str = "bf16") -> Program:
+def program(dtype: str = "bf16", ranks: int = 1) -> Program:
     """As an executor lowers it."""
     formats = dict.fromkeys(TABLE.shapes(CONFIG), dtype)
     steps = Formats(dtype, dtype, dtype)
     sizes = Sizes(groups(CONFIG, 16, steps), (BLOCKS,), 64)
-    return forward(CONFIG, formats, sizes, steps).lowered(keep=keeps_whole)
+    return forward(CONFIG, formats, sizes, steps).lowered(keep=keeps_whole, ranks=ranks)
 
 
 def step(rows: int, tokens: int | None = None, target: Target = HOPPER, decode_only: bool = True) -> Step:
@@ -326,6 +326,8 @@ def test_every_fused_form_has_a_rule_that_makes_it() -> None:
     made |= set(names(rewritten(layer, Step(HOPPER, {"T": 1}, False))))
     for calls, at in ((program().calls, step(2)), (program().calls, step(2, 6, decode_only=False))):
         made |= set(names(rewritten(calls, at)))
+    several = step(2, target=replace(HOPPER, ranks=2))
+    made |= set(names(rewritten(program(ranks=2).calls, several)))
     case = next(c for c in gated_delta_cases(np.random.default_rng(1)) if keeps_whole(delta_layer(c)[1]))
     env = {"T": case.sizes["T"], "R": case.sizes["R"]}
     made |= set(names(rewritten(delta_layer(case), Step(HOPPER, env, False))))

@@ -753,6 +753,21 @@ static_assert(sizeof(SumArgs) == 32);
 
 namespace ranks {
 struct Control;
+// What a sum over ranks and the norm behind it read and write.
+struct SumNormArgs {
+    void* x;  // [T, n], to which the sum is added
+    const float* partial;  // [T, n], this rank's part
+    Control* control;
+    const float* norm;  // [n]
+    void* normed;  // [T, n]: the new x times the norm's weight
+    float* squares;  // [parts, 64]: sums of the new x's squares, by part of a row and token
+    int n;  // a multiple of 4
+};
+static_assert(sizeof(SumNormArgs) == 56);
+}  // namespace ranks
+
+namespace ranks {
+struct Control;
 // What gathers the columns of a matrix, of which each rank has made some.
 struct GatherArgs {
     float* out;  // [rows, columns]

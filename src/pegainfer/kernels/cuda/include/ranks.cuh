@@ -54,7 +54,8 @@ struct Patience {
 
 // The last block to have read the number of a sum counts it, while others wait for other ranks.
 __device__ __forceinline__ void count(Control* c, int64_t number) {
-    if (threadIdx.x != blockDim.x - 1 || atomicAdd(&c->arrived, 1u) != gridDim.x - 1) return;
+    const unsigned last = gridDim.x * gridDim.y - 1;
+    if (threadIdx.x != blockDim.x - 1 || atomicAdd(&c->arrived, 1u) != last) return;
     c->arrived = 0;
     c->joined = number;
 }

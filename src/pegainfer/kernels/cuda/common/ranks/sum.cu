@@ -1,10 +1,13 @@
-// op reduce_residual: x += the sum over ranks of partial, added up in float32 in the order of the ranks, so
-// that every rank gets the same bits.
+// op reduce_residual, reduce_residual_norm: x += the sum over ranks of partial, added up in float32 in the
+// order of the ranks, so that every rank gets the same bits.
 #include "ranks.cuh"
+#include "reduce.cuh"
 
 using namespace ranks;
 
 namespace {
+
+constexpr int MOST_TOKENS = 64;  // MAX_TOKENS of sm90/gemm/skinny.cuh, which reads the sums of squares
 
 // x[i…] plus the sum of all ranks' parts, of which others lie at i in their slots and this rank's at `own`.
 template <typename T>
@@ -26,17 +29,19 @@ __device__ __forceinline__ Vec<T, WIDTH> summed(const Control& c, int64_t number
     return v;
 }
 
-// Without the other ranks.
+// x plus this rank's own values, without the other ranks.
+template <typename T>
+__device__ __forceinline__ Vec<T, WIDTH> with_own(const T* x, const float* own) {
+    const auto part = load<float, WIDTH>(own);
+    auto v = load<T, WIDTH>(x);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) v.v[j] = from_f32<T>(to_f32(v.v[j]) + part.v[j]);
+    return v;
+}
 template <typename T>
 __device__ __forceinline__ void add_own(T* x, const float* partial, int64_t count) {
     const Span span(count);
-    EACH(i, span) {
-        const auto part = load<float, WIDTH>(partial + i);
-        auto v = load<T, WIDTH>(x + i);
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) v.v[j] = from_f32<T>(to_f32(v.v[j]) + part.v[j]);
-        store(x + i, v);
-    }
+    EACH(i, span) store(x + i, with_own(x + i, partial + i));
 }
 
 // Four values of another rank, each pair with the number of the sum beside it.
@@ -50,6 +55,38 @@ __device__ __forceinline__ Part arrived(const Control& c, const uint4* from, uin
     return {__uint_as_float(low.x), __uint_as_float(low.z), __uint_as_float(high.x), __uint_as_float(high.z)};
 }
 
+// Four values of this rank to all others.
+__device__ __forceinline__ void send(const Control& c, const float* partial, int64_t number, int64_t i) {
+    const auto tag = static_cast<uint32_t>(number);
+    const auto v = load<float, WIDTH>(partial + i);
+    const uint4 low = {__float_as_uint(v.v[0]), tag, __float_as_uint(v.v[1]), tag};
+    const uint4 high = {__float_as_uint(v.v[2]), tag, __float_as_uint(v.v[3]), tag};
+    for (int j = 1; j < c.count; j++) {
+        const int peer = (c.rank + j) % c.count;
+        uint4* const to = tagged_slot(c, c.peers[peer].base, number, c.rank) + i / 2;
+        store_words(to, low);
+        store_words(to + 1, high);
+    }
+}
+
+// x plus the sum of all ranks' values at i, when they have arrived.
+template <typename T>
+__device__ __forceinline__ Vec<T, WIDTH> with_tagged(const Control& c, int64_t number, const T* x,
+                                                     const float* partial, int64_t i) {
+    Part sum = {};
+    for (int rank = 0; rank < c.count; rank++) {
+        const uint4* const from = tagged_slot(c, c.peers[c.rank].base, number, rank) + i / 2;
+        const Part part = rank == c.rank ? load<float, WIDTH>(partial + i)
+                                         : arrived(c, from, static_cast<uint32_t>(number), rank);
+#pragma unroll
+        for (int j = 0; j < WIDTH; j++) sum.v[j] = rank == 0 ? part.v[j] : sum.v[j] + part.v[j];
+    }
+    auto v = load<T, WIDTH>(x);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) v.v[j] = from_f32<T>(to_f32(v.v[j]) + sum.v[j]);
+    return v;
+}
+
 // As one_shot below, with the number of the sum beside each value: twice the bytes, and nothing to wait for
 // but the values. For the shortest sums.
 template <typename T>
@@ -60,35 +97,43 @@ __device__ __forceinline__ void tagged(const SumArgs& a) {
     T* const x = static_cast<T*>(a.x);
     if (c.alone) return add_own(x, a.partial, a.count);
     const int64_t number = c.joined + 1;
-    const auto tag = static_cast<uint32_t>(number);
     const Span span(a.count);
-    EACH(i, span) {
-        const auto v = load<float, WIDTH>(a.partial + i);
-        const uint4 low = {__float_as_uint(v.v[0]), tag, __float_as_uint(v.v[1]), tag};
-        const uint4 high = {__float_as_uint(v.v[2]), tag, __float_as_uint(v.v[3]), tag};
-        for (int j = 1; j < c.count; j++) {
-            const int peer = (c.rank + j) % c.count;
-            uint4* const to = tagged_slot(c, c.peers[peer].base, number, c.rank) + i / 2;
-            store_words(to, low);
-            store_words(to + 1, high);
-        }
-    }
+    EACH(i, span) send(c, a.partial, number, i);
     __syncthreads();  // every thread has read the number
     count(a.control, number);
-    EACH(i, span) {
-        Part sum = {};
-        for (int rank = 0; rank < c.count; rank++) {
-            const uint4* const from = tagged_slot(c, c.peers[c.rank].base, number, rank) + i / 2;
-            const Part part =
-                rank == c.rank ? load<float, WIDTH>(a.partial + i) : arrived(c, from, tag, rank);
+    EACH(i, span) store(x + i, with_tagged(c, number, x + i, a.partial, i));
+}
+
+// The same, and the beginning of the norm behind it, which the GEMM after it ends (ops/fused_norm.py). Grid:
+// (parts of a row, T); a thread has one group of a row's values.
+template <typename T>
+__device__ __forceinline__ void tagged_norm(const SumNormArgs& a) {
+    __shared__ float scratch[32];
+    const int column = (blockIdx.x * THREADS + threadIdx.x) * WIDTH;
+    const bool inside = column < a.n;
+    const auto weight = inside ? load<float, WIDTH>(a.norm + column) : Part{};
+    pdl_wait();
+    const Control c = *a.control;
+    pdl_launch();
+    const int64_t number = c.joined + 1, i = static_cast<int64_t>(blockIdx.y) * a.n + column;
+    if (inside && !c.alone) send(c, a.partial, number, i);
+    __syncthreads();  // every thread has read the number
+    if (!c.alone) count(a.control, number);
+    float squares = 0;
+    if (inside) {
+        T* const x = static_cast<T*>(a.x) + i;
+        const auto v = c.alone ? with_own(x, a.partial + i) : with_tagged(c, number, x, a.partial, i);
+        store(x, v);
+        Vec<T, WIDTH> normed;
 #pragma unroll
-            for (int j = 0; j < WIDTH; j++) sum.v[j] = rank == 0 ? part.v[j] : sum.v[j] + part.v[j];
+        for (int j = 0; j < WIDTH; j++) {
+            squares += to_f32(v.v[j]) * to_f32(v.v[j]);
+            normed.v[j] = from_f32<T>(to_f32(v.v[j]) * weight.v[j]);
         }
-        auto v = load<T, WIDTH>(x + i);
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) v.v[j] = from_f32<T>(to_f32(v.v[j]) + sum.v[j]);
-        store(x + i, v);
+        store(static_cast<T*>(a.normed) + i, normed);
     }
+    squares = block_sum(squares, scratch);
+    if (threadIdx.x == 0) a.squares[blockIdx.x * MOST_TOKENS + blockIdx.y] = squares;
 }
 
 // Every rank sends its part to all others and adds up everything: one exchange. For short sums.
@@ -176,3 +221,9 @@ KERNELS(two_shot, sum_ranks_two_shot_bf16, bf16)
 KERNELS(two_shot, sum_ranks_two_shot_f16, f16)
 // variant sum_ranks_two_shot_f32: dtype=f32 multiple=4
 KERNELS(two_shot, sum_ranks_two_shot_f32, float)
+
+// variant sum_ranks_norm_bf16: dtype=bf16 multiple=4
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sum_ranks_norm_bf16(const __grid_constant__ SumNormArgs a) {
+    tagged_norm<bf16>(a);
+}
