@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import tempfile
 
 from pegainfer.contract.errors import ConfigError, PeerFailedError
 
@@ -43,8 +44,6 @@ class RankMemory:
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("pegainfer-ranks")
         else:
-            import tempfile
-
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
         os.ftruncate(fd, _nbytes(ranks))
