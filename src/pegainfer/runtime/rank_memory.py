@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import os
 import struct
+import tempfile
 import time
 import zlib
 
@@ -49,8 +50,6 @@ class RankMemory:
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("pegainfer-ranks")
         else:
-            import tempfile
-
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
         os.ftruncate(fd, _nbytes(ranks))
