@@ -23,6 +23,7 @@ from pegainfer.lower.cuda.executor import CudaExecutor
 from pegainfer.lower.cuda.target import Target, card_of
 from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.launch import Launch
+from pegainfer.runtime.cuda.packed import FORMS
 from tests.support.cubin_files import architecture
 from tests.support.fake_cuda import FakeCuda, FakeLt, fake_cuda
 
@@ -40,12 +41,15 @@ ARCHS = ("90a", "120a")  # that must be there; others are looked at where they a
 # Bytes that a kernel may spill, stores and loads; none where it is not named. Tiles of heads of 256 want more
 # registers than a thread has, and no line that is served has such heads; sample_pick's blocks of 1,024
 # threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not); row_pass keeps two
-# numbers of a pass there, which it asks for once a layer.
+# numbers of a pass there, which it asks for once a layer. Packed GEMMs of 64 tokens hold 64 sums beside their
+# operands, and two blocks of an SM leave 128 registers.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
     "sample_pick": 112,
     "row_pass_bf16_d128": 20,
+    **{f"packed_{form}_64": 176 for form in FORMS},
+    "packed_int8_g32_32": 32,
 }
 REGISTERS, STATIC = 64 << 10, 48 << 10  # of a multiprocessor; bytes that a kernel may declare
 LINES: dict[str, dict[str, Any]] = {  # widths are the models' own, layers and vocabulary are not
