@@ -23,6 +23,7 @@ from pegainfer.lower.cuda.executor import CudaExecutor
 from pegainfer.lower.cuda.target import Target, card_of
 from pegainfer.runner.cuda import CudaRunner
 from pegainfer.runtime.cuda.launch import Launch
+from pegainfer.runtime.cuda.packed import FORMS
 from tests.support.cubin_files import architecture
 from tests.support.fake_cuda import FakeCuda, FakeLt, fake_cuda
 
@@ -41,7 +42,8 @@ ARCHS = ("90a", "120a")  # that must be there; others are looked at where they a
 # registers than a thread has, and no line that is served has such heads; sample_pick's blocks of 1,024
 # threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not); row_pass keeps two
 # numbers of a pass there, which it asks for once a layer; latent attention with three stages of 64 keys does
-# not fit a block of sm_120a, whose compiler overruns its registers.
+# not fit a block of sm_120a, whose compiler overruns its registers. Packed GEMMs of 64 tokens hold 64 sums
+# beside their operands, and two blocks of an SM leave 128 registers.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
@@ -49,6 +51,8 @@ SPILLS = {
     "row_pass_bf16_d128": 20,
     "latent_attention_bf16_r16_k64_s3": 24,
     "latent_attention_f16_r16_k64_s3": 40,
+    **{f"packed_{form}_64": 176 for form in FORMS},
+    "packed_int8_g32_32": 32,
 }
 REGISTERS, STATIC = 64 << 10, 48 << 10  # of a multiprocessor; bytes that a kernel may declare
 LINES: dict[str, dict[str, Any]] = {  # widths are the models' own, layers and vocabulary are not

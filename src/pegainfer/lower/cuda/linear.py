@@ -103,7 +103,7 @@ def _fold(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | 
     )
     fusing = (SkinnyChoice, PackedChoice)
     if not isinstance(choice, fusing) or not isinstance(other, fusing):
-        return f"GEMMs by Hopper's kernels or of packed weights on both sides of the norm, at {tokens} rows"
+        return f"GEMMs by Hopper's kernels on both sides of the norm, or of packed weights, at {tokens} rows"
     if choice.most_tokens != other.most_tokens:
         return "kernels that take as many rows on both sides of the norm"
     width = x.shape[1]
