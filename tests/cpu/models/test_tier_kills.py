@@ -82,6 +82,7 @@ def complete(tier: Path) -> set[bytes]:
         index.close()
 
 
+@pytest.mark.timeout(120 + 20 * KILLS)
 def test_every_restart_reuses_what_was_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RestoreCost, "is_worth", lambda self, nbytes, compute_seconds: True)
     model = write_checkpoint(Tiny("m", seed=5, config={"intermediate_size": 128}), tmp_path / "model")
