@@ -9,10 +9,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from pegainfer.contract.errors import ModelFileError, OpError, UnsupportedError
+from pegainfer.contract.errors import ModelFileError, UnsupportedError
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weight_checks import check_names, check_tied
-from pegainfer.ops.weight_values import moved_values, read_values
+from pegainfer.ops.weight_values import moved_values, read_values, take_rows
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.part import Part
 from pegainfer.runtime.weights.tensorfile import TensorFile, missing_tensor
@@ -238,17 +238,12 @@ class _Plan:
             found = [self._part(name, shape) for name in names]
             parts[p.name] = Part.stacked(found) if separate else found[0]
         weight = Weight(scheme, self.shape, parts)
-        if self.scheme is not None and self.stored.moves is not None:
-            raise self._unmovable()
-        if self.stored.rows is not None:
-            try:
-                weight = weight.take(len(self.shape) - 2, self.stored.rows(self.config))
-            except OpError:  # words hold several rows
-                raise self._unmovable() from None
+        source = next(iter(self.parts.values()))[0], self.file.path
+        weight = take_rows(weight, self.stored.rows and self.stored.rows(self.config), *source)
         if self.stored.convert is not None:
             weight = float32(self.stored.convert(self.config, read_values(weight)))
         if self.stored.moves is not None:
-            weight = moved_values(weight, partial(self.stored.moves, self.config))
+            weight = moved_values(weight, partial(self.stored.moves, self.config), *source)
         if self.stored.stacked:
             weight = weight.stacked(self.entry.sizes(self.config)[0])
         assert weight.shape == self.entry.sizes(self.config), f"{self.entry.name}: rows do not make its shape"
@@ -264,17 +259,6 @@ class _Plan:
                 where=self.file.path, remedy="use a file in one of the formats named",
             )  # fmt: skip
         return plain(form)
-
-    def _unmovable(self) -> UnsupportedError:
-        tensor = next(iter(self.parts.values()))[0]
-        return UnsupportedError(
-            f"tensor {tensor}: this line keeps its values in another order, which its quantised form does not"
-            " allow",
-            expected="f32, f16 or bf16",
-            got="no form" if self.scheme is None else self.scheme.name,
-            where=self.file.path,
-            remedy="use a checkpoint whose config leaves this module out of its quantisation",
-        )
 
     def _part(self, name: str, shape: tuple[int, ...]) -> Part:
         """A tensor under the shape that is wanted; axes of one entry do not matter."""
