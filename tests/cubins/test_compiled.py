@@ -48,7 +48,7 @@ SPILLS = {
     "sample_pick": 112,
     "row_pass_bf16_d128": 20,
     "latent_attention_bf16_r16_k64_s3": 24,
-    "latent_attention_f16_r16_k64_s3": 40,
+    "latent_attention_f16_r16_k64_s3": 24,
 }
 REGISTERS, STATIC = 64 << 10, 48 << 10  # of a multiprocessor; bytes that a kernel may declare
 LINES: dict[str, dict[str, Any]] = {  # widths are the models' own, layers and vocabulary are not
