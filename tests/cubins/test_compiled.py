@@ -50,7 +50,7 @@ SPILLS = {
     "sample_pick": 112,
     "row_pass_bf16_d128": 20,
     "latent_attention_bf16_r16_k64_s3": 24,
-    "latent_attention_f16_r16_k64_s3": 40,
+    "latent_attention_f16_r16_k64_s3": 24,
     **{f"packed_{form}_64": 176 for form in FORMS},
     "packed_int8_g32_32": 32,
 }
