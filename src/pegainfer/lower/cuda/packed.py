@@ -15,7 +15,7 @@ from pegainfer.runtime.cuda.packed import COLUMNS, OF_FORMAT, ROWS, PackedForm
 
 TOKENS = (8, 16, 32, 64)  # of a cell, that kernels are compiled for
 THREADS, CELL, MAX_DEPTH = 256, 128, 8  # CELL: rows of the weight
-MOST_ROWS = 256  # of x; above, the expanded weight and the bf16 GEMMs are quicker
+MOST_ROWS = 40  # of x; above, the expanded weight and the bf16 GEMMs are quicker
 MOST_EXPANDED = 256 << 20  # bytes of scratch
 STATIC = 6 << 10  # bytes of static shared memory, rounded up
 EXPAND_BLOCKS = 8  # of an SM
