@@ -62,8 +62,12 @@ def cache_faults(got: Array, want: Array) -> list[str]:
     row = np.abs(np.where(nan, 0, w)).max(axis=-1, keepdims=True)
     allowed = float8.STEP * np.maximum(np.abs(g), np.abs(w)) + float8.LEAST + row / 32
     wrong = (np.isnan(g) != nan) | ~nan & ~(np.abs(g - w) <= allowed)
-    where = np.argwhere(wrong)[:1].tolist()
-    return [f"{int(wrong.sum())} of {wrong.size} wrong, the first at {where}"] if wrong.any() else []
+    if not wrong.any():
+        return []
+    at = tuple(np.argwhere(wrong)[0].tolist())
+    return [
+        f"{int(wrong.sum())} of {wrong.size} wrong, the first at {at}: {g[at]} for {w[at]} ± {allowed[at]}"
+    ]
 
 
 def fits(spec: OpSpec, case: Case) -> bool:
