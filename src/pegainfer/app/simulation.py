@@ -9,7 +9,7 @@ import msgspec
 
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.gpu import fit, plan_memory
+from pegainfer.app.gpu_memory import fit, plan_memory
 from pegainfer.app.load import cpu_options, open_model
 from pegainfer.contract.step import RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig

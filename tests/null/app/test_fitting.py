@@ -7,7 +7,7 @@ import pytest
 from pegainfer.app.bounds import model_groups, runner_info
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.fitting import GIB, Need, check_fits, host_weights, need_of
-from pegainfer.app.gpu import Budget, check_weights
+from pegainfer.app.gpu_memory import Budget, check_weights
 from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.models.qwen3_5.engine import from_config

@@ -64,7 +64,7 @@ def random_device(r: random.Random, seed: int) -> NullConfig:
         faults=random_faults(r.getrandbits(32)) if r.random() < 0.2 else None,
         tiers=random_tiers(r, blocks) if r.random() < 0.5 else (),
         transfer_steps=r.choice([1, 3, 9]),
-        failed_transfers=r.choice([0.0, 0.0, 0.2]),
+        failed_transfers=r.choice([0.0, 0.2, 0.4]),
         max_adapters=r.choice([0, 0, 1, 3]),
     )
 

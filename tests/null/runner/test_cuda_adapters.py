@@ -13,7 +13,7 @@ import pytest
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.gpu import Budget
+from pegainfer.app.gpu_memory import Budget
 from pegainfer.app.load import open_model
 from pegainfer.contract.errors import InvariantError
 from pegainfer.contract.request import SamplingParams, pack_tokens

@@ -185,13 +185,12 @@ def project(
         x = rms_norm(c, c.scratch(p.m * p.k * item_bytes(p.dtype)), x, norm, p.m, p.k, p.dtype, eps)
     sizes = (p.m, p.n, p.k)
     if isinstance(choice, PackedChoice):
-        packed_gemm(
-            c, choice, p.out, sizes, out, x, w, ld_out=ld_out, scale=scale, eps=eps, next_norm=next_norm
-        )
+        packed_gemm(c, choice, p.out, sizes, out, x, w, ld_out=ld_out, scale=scale, eps=eps,
+                    next_norm=next_norm)  # fmt: skip
         return
     if isinstance(choice, ExpandChoice):
-        w = expand(c, w, p.n, p.k, choice.why)
-        project(c, replace(p, norm=False, form=""), out, x, w, ld_out=ld_out)
+        plain = replace(p, norm=False, form="")
+        project(c, plain, out, x, expand(c, w, p.n, p.k, choice.why), ld_out=ld_out)
         return
     if isinstance(choice, SkinnyChoice):
         w, scales = codes_and_scales(w) if p.weights else (w, None)

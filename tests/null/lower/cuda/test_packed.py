@@ -18,7 +18,7 @@ from pegainfer.kernels.build import find_sources
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.gemm import GemmProblem, choose_gemm
 from pegainfer.lower.cuda.lowering import Step, keeps_whole
-from pegainfer.lower.cuda.packed import CELL, STATIC, ExpandChoice, PackedChoice
+from pegainfer.lower.cuda.packed import CELL, MOST_ROWS, STATIC, ExpandChoice, PackedChoice
 from pegainfer.lower.cuda.plan import Matrix, Packed, Place, PlannedLaunch, StepPlan, Struct
 from pegainfer.lower.cuda.planning import chosen_kernels, plan_step, rules
 from pegainfer.lower.cuda.store import Dummy, WeightStore
@@ -85,7 +85,7 @@ def held(plan: StepPlan, kind: type) -> set[tuple[str, ...]]:
 def test_choices_name_kernels_that_exist_and_fit(arch: str) -> None:
     target = TARGETS[arch]
     shapes = ((6144, 2560), (2560, 9728), (151_936, 2560), (7, 32), (960, 576), (200, 25_600))
-    for (n, k), m, form in product(shapes, (1, 8, 9, 17, 64, 65, 128, 256), FORMS):
+    for (n, k), m, form in product(shapes, (1, 8, 9, 17, MOST_ROWS), FORMS):
         choice = choose_gemm(GemmProblem(m, n, k, "bf16", form=form), target)
         assert isinstance(choice, PackedChoice)
         assert choice.kernel in KERNELS and choice.depth >= 3
@@ -96,18 +96,18 @@ def test_choices_name_kernels_that_exist_and_fit(arch: str) -> None:
 
 
 def test_many_rows_expand_the_weight_but_the_largest() -> None:
-    problem = GemmProblem(257, 6144, 2560, "bf16", form="int8_g32")
+    problem = GemmProblem(MOST_ROWS + 1, 6144, 2560, "bf16", form="int8_g32")
     assert isinstance(choose_gemm(problem, TARGETS["90a"]), ExpandChoice)
     head = choose_gemm(replace(problem, n=151_936), TARGETS["90a"])
-    assert isinstance(head, PackedChoice) and head.token_blocks == 5
+    assert isinstance(head, PackedChoice) and head.token_blocks == 1
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 128, 300])
+@pytest.mark.parametrize("tokens", [1, 16, MOST_ROWS, 300])
 def test_no_weight_of_a_quantised_model_is_expanded_when_it_is_loaded(tokens: int) -> None:
     plan = planned(program(), tokens)
     assert not held(plan, Matrix)
     assert len(held(plan, Packed)) == 4 * CONFIG.num_layers + 1  # the table is embedding and head
-    assert plan.applied.get("fold_norm", 0) == (2 * CONFIG.num_layers - 1 if tokens <= 256 else 0)
+    assert plan.applied.get("fold_norm", 0) == (2 * CONFIG.num_layers - 1 if tokens <= MOST_ROWS else 0)
 
 
 def test_the_pass_in_one_launch_serves_no_packed_weight() -> None:
@@ -122,7 +122,7 @@ def test_pairs_that_differ_in_form_and_formats_without_one_are_expanded() -> Non
     assert expanded == {"w_gate", "w_up", "w_down"}
 
 
-@pytest.mark.parametrize("tokens", [1, 128, 300])
+@pytest.mark.parametrize("tokens", [1, MOST_ROWS, 300])
 def test_heads_of_several_forms_are_a_product_each(tokens: int) -> None:
     """What a Q4_K_M file has: it keeps the values' projection in more bits."""
     plan = planned(program(wv="q6_k"), tokens)
@@ -134,7 +134,7 @@ def test_heads_of_several_forms_are_a_product_each(tokens: int) -> None:
         kernels = [launch.kernel for launch in launches if isinstance(launch, PlannedLaunch)]
         products = [k for k in kernels if k.startswith(("packed_int4_pair", "packed_int8_g16"))]
         expanded = [k for k in kernels if k.startswith("expand")]
-        assert (len(products), len(expanded)) == ((2, 0) if tokens <= 256 else (0, 2)), call.spec.name
+        assert (len(products), len(expanded)) == ((2, 0) if tokens <= MOST_ROWS else (0, 2)), call.spec.name
 
 
 def test_activations_of_other_dtypes_have_no_packed_weights() -> None:

@@ -211,7 +211,7 @@ def test_rows_without_options_are_drawn_from_their_logits() -> None:
 def test_a_step_of_many_rows_folds_no_norm() -> None:
     found = rewritten(program().calls, step(300))
     assert names(found) == [c.spec.name for c in program().calls]
-    assert found.lacking["fold_norm"].startswith("GEMMs by Hopper's kernels or of packed weights on both")
+    assert found.lacking["fold_norm"].startswith("GEMMs by Hopper's kernels on both sides")
 
 
 def test_halves_fold_no_norm() -> None:

@@ -208,7 +208,7 @@ def test_each_op_of_a_step_is_charged_with_what_it_adds(
     assert few.cost == forward.on_one_rank().cost(shapes[0].env)
     gate = next(t for k, t in few.calls.items() if k[0] == "gate_up_swiglu")
     (kernel,) = gate.kernels  # the norm's sums come from the product before it
-    assert kernel.startswith("skinny_bf16_8_")
+    assert kernel.startswith("packed_int4_pair_8")
     (attend,) = (t for k, t in many.calls.items() if k[0] == "attention")
     assert attend.kernels == ("attention_prefill_tiles_bf16_d64", "attention_merge_prefill_bf16_d64")
     bench.close()

@@ -107,7 +107,7 @@ def test_wrong_fields_are_named(fields: dict[str, Any], message: str) -> None:
         ({"hidden_act": "gelu"}, "hidden_act is not supported; expected silu; got 'gelu'"),
         (
             {"quantization_config": {"quant_method": "bitsandbytes"}},
-            "quantization_config: quant_method is not supported; expected awq, gptq or compressed-tensors",
+            "quantization_config: quant_method is not supported; expected awq, gptq, fp8, fbgemm_fp8 or",
         ),
         ({"head_dim": 512}, "head_dim is not supported; expected an even head size ≤ 256; got 512"),
         ({"head_dim": 15}, "head_dim is not supported"),

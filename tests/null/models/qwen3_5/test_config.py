@@ -174,7 +174,7 @@ def test_wrong_fields_are_named(fields: dict[str, Any], message: str) -> None:
         ({"hidden_act": "gelu"}, "hidden_act is not supported"),
         (
             {"quantization_config": {"quant_method": "bitsandbytes"}},
-            "quantization_config: quant_method is not supported; expected awq, gptq or compressed-tensors",
+            "quantization_config: quant_method is not supported; expected awq, gptq, fp8, fbgemm_fp8 or",
         ),
         ({"layer_types": [FULL] * 5}, "layer_types is not supported"),
         ({"layer_types": [FULL, LINEAR, "sliding_attention", FULL, LINEAR]}, "layer_types is not supported"),

@@ -108,7 +108,7 @@ def test_bad_values(fields: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [{"attention_bias": True}, {"hidden_act": "gelu"}, {"use_sliding_window": True},
-     {"quantization_config": {"quant_method": "fp8"}}, {"layer_types": ["sliding_attention"]}],
+     {"quantization_config": {"quant_method": "bitsandbytes"}}, {"layer_types": ["sliding_attention"]}],
     ids=lambda f: next(iter(f)),
 )  # fmt: skip
 def test_what_the_line_lacks(fields: dict[str, Any]) -> None:

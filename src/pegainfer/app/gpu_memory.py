@@ -1,0 +1,108 @@
+"""A GPU's memory: what weights, steps and adapters take, and the KV cache that is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pegainfer.app.bounds import cache_wish, runner_bounds, step_formats
+from pegainfer.app.config import EngineConfig
+from pegainfer.app.memory import divide
+from pegainfer.app.registry import Model
+from pegainfer.contract.errors import ConfigError
+from pegainfer.contract.step import RunnerInfo
+from pegainfer.engine.config import SchedulerConfig
+from pegainfer.kv.device.layout import GroupLayout
+from pegainfer.runner.program import largest_step
+from pegainfer.runner.slots import table_widths
+
+RESERVE = 1 << 30  # bytes: scratch of kernels, cuBLASLt's workspace, graphs, staged inputs
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Where a GPU's memory goes, in bytes."""
+
+    total: int
+    used: int  # by others and by the CUDA context
+    weights: int
+    steps: int  # what steps compute in, RESERVE included
+    adapters: int  # slots of LoRA adapters
+    allowed: int  # utilization · total
+
+    @property
+    def cache(self) -> int:
+        return self.allowed - self.used - self.weights - self.steps - self.adapters
+
+    def __str__(self) -> str:
+        parts = {"allowed": self.allowed, "in use": self.used, "weights": self.weights, "steps": self.steps}
+        if self.adapters:
+            parts["adapters"] = self.adapters
+        return ", ".join(f"{name} {n / 2**30:.2f}" for name, n in parts.items()) + " GiB"
+
+
+def fit(
+    model: Model,
+    groups: tuple[GroupLayout, ...],
+    budget: Budget,
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+) -> RunnerInfo:
+    """The runner's bounds, with the cache divided among its groups. Raises ConfigError if it does not fit."""
+    room = max(0, budget.cache)
+    memory = (config.kv_cache_memory or 0) // config.tensor_parallel_size or room
+    check_weights(budget)
+    remedy = "lower --max-model-len, --max-num-seqs or --kv-cache-memory, or raise --gpu-memory-utilization"
+    if memory > room:
+        raise ConfigError(
+            "the GPU's memory cannot hold the KV cache",
+            expected=f"≥ {memory / 2**20:.0f} MiB",
+            got=f"{room / 2**20:.0f} MiB ({budget})",
+            remedy=remedy,
+        )
+    wish = cache_wish(model, config, scheduler)
+    d = divide(groups, memory, wish, where=f" ({budget})", remedy=remedy)
+    return runner_bounds(model, d.slots, d.length, d.num_blocks, config, scheduler)
+
+
+def check_weights(budget: Budget) -> None:
+    """Raises ConfigError where weights and steps alone take more than is allowed."""
+    if budget.cache > 0:
+        return
+    need = budget.used + budget.weights + budget.steps
+    remedy = f"use a GPU with more than {need / 2**30:.2f} GiB, or --device cpu with a quantised file"
+    if need < budget.total:
+        remedy = f"raise --gpu-memory-utilization above {need / budget.total:.2f}"
+    raise ConfigError(
+        "the model does not fit into the GPU's memory",
+        expected=f"< {budget.allowed / 2**30:.2f} GiB",
+        got=f"{need / 2**30:.2f} GiB, {-budget.cache / 2**30:.2f} GiB too much without a KV cache ({budget})",
+        remedy=f"{remedy}; lower --max-model-len and --max-num-seqs for smaller steps",
+    )
+
+
+def plan_memory(
+    model: Model,
+    groups: tuple[GroupLayout, ...],
+    info: RunnerInfo,
+    config: EngineConfig,
+    free: int,
+    total: int,
+    max_logprobs: int,
+    *,
+    fp8: bool = False,
+) -> Budget:
+    """Counts all but the cache: weights in their formats here, and the arenas of the recorded programs.
+
+    fp8: whether the GPU keeps FP8 weights in 8 bits.
+    """
+    one = msgspec.structs.replace(info, num_blocks=(1,) * len(groups))
+    programs = model.programs(one, groups, step_formats(config), max_logprobs)
+    arenas = sum(p.plan_arena(largest_step(info)).size for p in programs.values())
+    widths = sum(table_widths(info.kv, info.max_model_len))
+    tables = 4 * info.max_slots * (info.max_model_len + 2 * widths)  # histories, slots' and a step's tables
+    allowed = int(total * config.gpu_memory_utilization)
+    weights = model.weight_bytes(info.max_model_len, fp8=fp8)
+    adapters = model.adapter_bytes(info)
+    return Budget(total, total - free, weights, arenas + tables + RESERVE, adapters, allowed)
