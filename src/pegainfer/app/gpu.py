@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pegainfer.app.bounds import step_formats
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.gpu_memory import fit, plan_memory
+from pegainfer.app.gpu_memory import fit, plan_memory, quicker_form
 from pegainfer.app.registry import Model
 from pegainfer.app.tiers import tiers_of_rank, with_tiers
 from pegainfer.contract.peers import PeerSide
@@ -77,6 +77,7 @@ def build_runner(
             most = min(scheduler.max_logprobs, info.vocab_size)
             fp8 = keeps_fp8(ctx.target)
             budget = plan_memory(model, groups, info, config, *_memory(ctx, config), most, fp8=fp8)
+            model, budget = quicker_form(model, budget, info.max_model_len, config, fp8=fp8)
             info = fit(model, groups, budget, config, scheduler)
         if start is not None:
             start(info)

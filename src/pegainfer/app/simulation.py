@@ -9,7 +9,7 @@ import msgspec
 
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.gpu_memory import fit, plan_memory
+from pegainfer.app.gpu_memory import fit, plan_memory, quicker_form
 from pegainfer.app.load import cpu_options, open_model
 from pegainfer.contract.step import RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig
@@ -57,6 +57,7 @@ def simulated_engine(
         if device.cuda:
             free = device.memory - CONTEXT_BYTES
             budget = plan_memory(model, groups, info, config, free, device.memory, max_logprobs)
+            model, budget = quicker_form(model, budget, info.max_model_len, config, fp8=False)
             info = fit(model, groups, budget, config, scheduler)
         one = msgspec.structs.replace(info, num_blocks=(1,) * len(groups))
         programs = model.programs(one, groups, step_formats(config), max_logprobs)

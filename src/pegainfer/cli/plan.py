@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from pegainfer.contract.step import RunnerInfo
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Cost
 from pegainfer.runner.program import largest_step
+from pegainfer.runtime.cuda.packed import OF_FORMAT
 
 if TYPE_CHECKING:
     from pegainfer.lower.cuda.plan import StepPlan
@@ -27,10 +28,15 @@ NO_OPTIONS = dict.fromkeys("JEUO", 0)  # logit biases, masks and banned tokens o
 
 @dataclass(frozen=True)
 class StepPrograms:
-    """The programs of a model by name, and the sizes that they are planned for."""
+    """The programs of a model by name, and the sizes that they are planned for.
+
+    Args:
+        packed: those that a GPU runs where its memory asks for packed weights instead.
+    """
 
     info: RunnerInfo
     all: Mapping[str, Program]
+    packed: Mapping[str, Program] = field(default_factory=dict)
 
     @property
     def forward(self) -> Program:
@@ -73,7 +79,8 @@ class StepPrograms:
             "sampler": [Step(target, {"L": n, **NO_OPTIONS}, False) for n in buckets.batches],
         }
         over = [Step(target, {"T": self.info.max_tokens, "L": self.info.max_slots}, False)]
-        named = (chosen_kernels(p, steps.get(name, over)) for name, p in self.all.items())
+        programs = (*self.all.items(), *self.packed.items())
+        named = (chosen_kernels(p, steps.get(name, over)) for name, p in programs)
         return set(SUPPORT).union(*named)
 
 
@@ -98,5 +105,9 @@ def step_programs(spec: EngineSpec, num_blocks: int = 1) -> StepPrograms:
         if spec.engine.backend == "cuda":
             count = num_blocks or info.num_blocks[0] or 1
             info = msgspec.structs.replace(info, num_blocks=(count,) * len(groups))
-        programs = model.programs(info, groups, step_formats(spec.engine), spec.scheduler.max_logprobs)
-    return StepPrograms(info, programs)
+        formats, most = step_formats(spec.engine), spec.scheduler.max_logprobs
+        programs = model.programs(info, groups, formats, most)
+        packs = any(w.dtype in OF_FORMAT for w in model.weights.values())
+        if not packs or spec.engine.backend != "cuda" or spec.engine.quantization is not None:
+            return StepPrograms(info, programs)
+        return StepPrograms(info, model.expanded().programs(info, groups, formats, most), programs)

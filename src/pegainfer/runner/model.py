@@ -55,6 +55,7 @@ class LineModel:
             options (engine/config.py); None: the default scheduler.
         kv_scales: what an 8-bit KV cache divides keys and values by.
         ranks: tensor-parallel ranks; weights, groups and forward are those of one of them.
+        expands: whether quantised matrices become bf16 on a GPU, also where it has a packed form for them.
     """
 
     vocab_size: int
@@ -68,6 +69,7 @@ class LineModel:
     adapted: tuple[AdaptedWeight, ...] = ()
     kv_scales: Scales = field(default_factory=dict)
     ranks: int = 1
+    expands: bool = False
 
     def bounded(self, vocab_size: int) -> LineModel:
         """The same model where only ids below `vocab_size` name tokens; the head's other rows are padding."""
@@ -84,13 +86,18 @@ class LineModel:
         """The same model with these scales for an 8-bit KV cache; other caches need none."""
         return replace(self, kv_scales=kv_scales)
 
+    def expanded(self) -> LineModel:
+        """The same model, of which a GPU holds no matrix in a packed form."""
+        return replace(self, expands=True)
+
     def weight_bytes(self, num_positions: int, *, fp8: bool = False) -> int:
         """Bytes of all constants on a GPU, which holds quantised matrices in packed forms where there is one,
         other matrices as bf16, vectors and tables as float32.
 
         fp8: whether it keeps FP8 matrices in 8 bits.
         """
-        matrices = sum(_matrix_bytes(w, fp8) for w in self.weights.values() if len(w.shape) > 1)
+        many = (w for w in self.weights.values() if len(w.shape) > 1)
+        matrices = sum(_matrix_bytes(w, fp8=fp8, packed=not self.expands) for w in many)
         vectors = sum(prod(w.shape) for w in self.weights.values() if len(w.shape) == 1)
         row = sum(prod(make(1).shape) for make in self.tables.values())
         return matrices + 4 * (vectors + num_positions * row)
@@ -116,7 +123,10 @@ class LineModel:
         Raises UnsupportedError where adapters are asked for and the line serves none, ConfigError where
         experts are to be counted and there are none.
         """
-        formats = {name: w.dtype for name, w in self.weights.items()}
+        formats = {
+            name: "bf16" if self.expands and w.dtype in OF_FORMAT else w.dtype
+            for name, w in self.weights.items()
+        }
         head = self.head(formats, steps.residual)
         forward = self.forward(formats, Sizes.of(info, groups), steps)
         forward = forward if self.ranks > 1 else forward.on_one_rank()
@@ -183,10 +193,10 @@ class LineModel:
         return CudaRunner(info, parts, max_logprobs, adapters)
 
 
-def _matrix_bytes(w: Weight, fp8: bool) -> int:
+def _matrix_bytes(w: Weight, *, fp8: bool, packed: bool) -> int:
     if fp8 and len(w.shape) == 2 and w.dtype in ("fp8_r128", "fp8_g128"):
         return prod(w.shape) + prod(w.shape) // 32  # a scale takes 4 bytes for 128 columns at the most
-    form = OF_FORMAT.get(w.dtype) if len(w.shape) == 2 else None
+    form = OF_FORMAT.get(w.dtype) if packed and len(w.shape) == 2 else None
     return 2 * prod(w.shape) if form is None else form.nbytes(w.shape[0], w.shape[1])
 
 
