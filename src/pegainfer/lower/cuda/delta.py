@@ -163,7 +163,8 @@ def _decode(c: LoweringContext, projected: Place, stride: int) -> None:
     s, attrs = c.sizes, c.call.attrs
     conv, matrices = s["X"] * s["F"], s["H"] * s["K"] * s["V"]
     most, keys = DECODE_PER_SM * c.target.info.num_sms, _key_heads(c)
-    chain = s["H"] // keys if keys * s["R"] >= most else 1  # blocks that share no state need no atomics
+    # Blocks that share no state need no atomics, which is worth a few idle ones.
+    chain = s["H"] // keys if 4 * keys * s["R"] >= 3 * most else 1
     units = s["H"] * s["R"] // chain
     args = struct(
         DELTA_DECODE, out=c.address("out"), conv=_layer(c, "conv", conv), delta=_layer(c, "delta", matrices),
