@@ -43,7 +43,9 @@ ARCHS = ("90a", "120a")  # that must be there; others are looked at where they a
 # threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not); row_pass keeps two
 # numbers of a pass there, which it asks for once a layer; latent attention with three stages of 64 keys does
 # not fit a block of sm_120a, whose compiler overruns its registers. Packed GEMMs of 64 tokens hold 64 sums
-# beside their operands, and two blocks of an SM leave 128 registers.
+# beside their operands, and two blocks of an SM leave 128 registers. Decode attention that appends to pages of
+# 8 bits holds the new token beside its sums. The FP8 kernels with a scale a group keep sums of a group and of all; sums
+# and gathers over ranks wait for memory of other GPUs; sm_120a's delta rule in float32 is for checking.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
@@ -53,6 +55,12 @@ SPILLS = {
     "latent_attention_f16_r16_k64_s3": 24,
     **{f"packed_{form}_64": 176 for form in FORMS},
     "packed_int8_g32_32": 32,
+    "attention_decode_append_f8_e4m3_d128": 188,
+    "skinny_fp8_groups_32_3": 56,
+    "skinny_fp8_groups_64_3": 332,
+    "gather_ranks": 72,
+    **dict.fromkeys((f"sum_ranks_tagged_{dtype}" for dtype in ("bf16", "f16", "f32")), 20),
+    "delta_decode_f32": 16,
 }
 REGISTERS, STATIC = 64 << 10, 48 << 10  # of a multiprocessor; bytes that a kernel may declare
 LINES: dict[str, dict[str, Any]] = {  # widths are the models' own, layers and vocabulary are not
