@@ -43,9 +43,10 @@ ARCHS = ("90a", "120a")  # that must be there; others are looked at where they a
 # threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not); row_pass keeps two
 # numbers of a pass there, which it asks for once a layer; latent attention with three stages of 64 keys does
 # not fit a block of sm_120a, whose compiler overruns its registers. Packed GEMMs of 64 tokens hold 64 sums
-# beside their operands, and two blocks of an SM leave 128 registers. Decode attention that appends to pages of
-# 8 bits holds the new token beside its sums. The FP8 kernels with a scale a group keep sums of a group and of all; sums
-# and gathers over ranks wait for memory of other GPUs; sm_120a's delta rule in float32 is for checking.
+# beside their operands, and two blocks of an SM leave 128 registers. Decode attention that appends to pages
+# of 8 bits holds the new token beside its sums. FP8 kernels with a scale a group keep the sums of a group and
+# those of all. Sums and gathers over ranks wait for memory of other GPUs. The delta rule in float32 is for
+# checking.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
