@@ -14,9 +14,12 @@ from pegainfer.peers.transport import SharedMemory
 
 def check_role(config: EngineConfig, scheduler: SchedulerConfig) -> None:
     """Raises ConfigError where an engine cannot have the role that it is given."""
+    if config.role != "decode" and config.prefill_peers:
+        raise ConfigError(
+            "only a decode engine has prefill peers", expected="--role decode", got=f"--role {config.role}",
+            where="prefill_peers",
+        )  # fmt: skip
     if config.role == "both":
-        if config.prefill_peers:
-            raise ConfigError("only a decode engine has prefill peers", remedy="add --role decode")
         return
     if not scheduler.prefix_cache:
         raise ConfigError("engines share blocks of the prefix cache, which is off", where="role")

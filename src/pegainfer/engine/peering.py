@@ -74,7 +74,7 @@ class Peering:
             self._release(message.id)
             return
         _, wait = self._waits.get(message.id, (None, None))
-        if wait is None:
+        if wait is None or wait.ended:
             return
         if isinstance(message, Produced):
             groups = len(self._home.kv.groups)

@@ -71,6 +71,7 @@ class OwnedBlocks(OrderedDict[int, None]):
         self._owners = owners
         self._classes: dict[int, _Tenants] = {}  # by priority, those that have blocks
         self._worst: list[int] = []  # a heap of negated priorities; some have no blocks any more
+        self._in_heap: set[int] = set()  # priorities, so that each is in the heap once
         self._stale_after = STALE_TURNS * num_blocks
         self._evictions = 0
         self._added_at = [0] * num_blocks  # evictions before a block was added
@@ -102,6 +103,7 @@ class OwnedBlocks(OrderedDict[int, None]):
         super().clear()
         self._classes.clear()
         self._worst.clear()
+        self._in_heap.clear()
 
     def yields_to(self, owner: Owner) -> bool:
         """Whether a block of `owner` may take the place of the next to be evicted."""
@@ -111,7 +113,9 @@ class OwnedBlocks(OrderedDict[int, None]):
         priority, tenant = self._owners[block]
         if priority not in self._classes:
             self._classes[priority] = _Tenants()
-            heapq.heappush(self._worst, -priority)
+            if priority not in self._in_heap:
+                self._in_heap.add(priority)
+                heapq.heappush(self._worst, -priority)
         self._classes[priority].add(tenant, block, first=first)
 
     def _remove(self, block: int) -> None:
@@ -127,5 +131,5 @@ class OwnedBlocks(OrderedDict[int, None]):
     def _lowest(self) -> int:
         """The least important priority that has blocks."""
         while -self._worst[0] not in self._classes:
-            heapq.heappop(self._worst)
+            self._in_heap.remove(-heapq.heappop(self._worst))
         return -self._worst[0]

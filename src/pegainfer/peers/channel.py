@@ -24,7 +24,7 @@ from pegainfer.contract.errors import PegaError
 from pegainfer.contract.peers import Ended, Prefill, Produced, Release
 from pegainfer.peers.config import PeerOptions
 
-VERSION = 1  # raised with every change of what is said
+VERSION = 2  # raised with every change of the protocol
 NONCE_BYTES = 16
 MAX_FRAME = 64 << 20  # bytes
 MAX_GREETING = 4096  # bytes of a frame before the other side has proved itself
@@ -51,6 +51,7 @@ class Proof(msgspec.Struct, frozen=True, tag="proof"):
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     session: str  # of this connection; Fetch names the session whose requests it reads for
+    seconds: float  # without a word from the client until the server counts it as lost
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -109,6 +110,8 @@ class Channel:
         """`seconds`: longest time that a call waits for the other side."""
         self.socket = connection
         self.session = ""
+        # Seconds of silence after which one side counts the other as lost; `greet` lowers it to the server's.
+        self.patience = seconds
         self.limit = MAX_FRAME
         self._sending = threading.Lock()
         connection.settimeout(seconds)
@@ -189,7 +192,11 @@ def greet(channel: Channel, options: PeerOptions) -> None:
     if not hmac.compare_digest(welcome.proof, _proof(options, b"server", mine, welcome.nonce)):
         raise PeerError("a prefill peer does not know the secret")
     channel.send(Proof(_proof(options, b"client", mine, welcome.nonce), options.digest))
-    channel.session = channel.expect(Accepted).session
+    accepted = channel.expect(Accepted)
+    if not accepted.seconds > 0:
+        raise PeerError("a prefill peer waits for no message", expected="seconds > 0", got=accepted.seconds)
+    channel.session = accepted.session
+    channel.patience = min(options.seconds, accepted.seconds)
     channel.limit = MAX_FRAME
 
 
@@ -207,7 +214,7 @@ def admit(channel: Channel, options: PeerOptions) -> None:
     if proof.digest != options.digest:
         _refuse(channel, "the model, its formats, the device or the version of pegainfer differ")
     channel.session = secrets.token_hex(NONCE_BYTES)
-    channel.send(Accepted(channel.session))
+    channel.send(Accepted(channel.session, options.seconds))
     channel.limit = MAX_FRAME
 
 

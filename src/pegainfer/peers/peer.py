@@ -18,7 +18,7 @@ from pegainfer.peers.transport import transport_of
 log = logging.getLogger(__name__)
 
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0  # seconds between attempts to connect
-BEATS = 4  # a connection is looked after so many times within the patience
+BEATS = 4  # the control connection is checked so many times before either side gives the other one up
 
 
 class Peer:
@@ -100,13 +100,17 @@ class Peer:
     def _take(self) -> Channel:
         """A connection for blocks. Raises PeerError, OSError."""
         with self._lock:
-            channel = self._spare.pop() if self._spare else None
-        if channel is None:
-            channel = self._connect(self._options.seconds)
+            if self._spare:
+                channel = self._spare.pop()
+                self._busy.add(channel)
+                return channel
+        channel = self._connect()
         with self._lock:
             self._busy.add(channel)
-            if self._stop.is_set():
-                raise PeerError("the engine ends")
+            ends = self._stop.is_set()
+        if ends:  # `close` may have been too early to see this connection
+            self._drop(channel)
+            raise PeerError("the engine ends")
         return channel
 
     def _drop(self, channel: Channel) -> None:
@@ -115,13 +119,12 @@ class Peer:
         channel.close()
         self._transport.forget(channel.session)
 
-    def _connect(self, seconds: float) -> Channel:
+    def _connect(self) -> Channel:
         """Raises PeerError, OSError."""
-        channel = Channel(self._transport.connect(self._options.seconds), seconds)
+        seconds = self._options.seconds
+        channel = Channel(self._transport.connect(seconds), seconds)
         try:
-            channel.socket.settimeout(self._options.seconds)
             greet(channel, self._options)
-            channel.socket.settimeout(seconds)
         except BaseException:
             channel.close()
             raise
@@ -169,7 +172,7 @@ class Peer:
         retry = FIRST_RETRY
         while not self._stop.is_set():
             try:
-                channel = self._connect(self._options.seconds / BEATS)
+                channel = self._connect()
             except (PeerError, OSError) as error:
                 self._log_refusal(str(error))
                 self._stop.wait(retry)
@@ -198,6 +201,8 @@ class Peer:
 
     def _read(self, channel: Channel) -> None:
         """Until the connection ends. Raises PeerError."""
+        beat = channel.patience / BEATS
+        channel.socket.settimeout(beat)
         heard = pinged = time.monotonic()
         while not self._stop.is_set():
             message = None
@@ -210,7 +215,7 @@ class Peer:
                 heard = now
             elif now - heard > self._options.seconds:
                 raise PeerError("a prefill peer is silent", where=self._address.text)
-            if now - pinged > self._options.seconds / (2 * BEATS):
+            if now - pinged > beat / 2:
                 pinged = now
                 self._outbox.put(Ping())
             with self._lock:

@@ -30,6 +30,7 @@ from pegainfer.peers.transport import SharedMemory, transport_of
 log = logging.getLogger(__name__)
 
 Deliver = Callable[[ToPrefill | ToDecode], None]
+ACCEPT_RETRY = 1.0  # seconds after a connection that could not be taken
 
 
 @dataclass
@@ -72,7 +73,7 @@ class PrefillSide:
         self._channels: set[Channel] = set()
         self._spawning = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._closed = False
+        self._closed = threading.Event()
         self._deliver: Deliver = lambda message: None
 
     def start(self, deliver: Deliver) -> None:
@@ -98,7 +99,7 @@ class PrefillSide:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self._closed.set()
             channels = list(self._channels)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -121,8 +122,13 @@ class PrefillSide:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._closed.is_set():
+                    return
+                # For example, the process has no descriptors left for the moment.
+                log.warning("a connection of a decode engine could not be taken: %s", error)
+                self._closed.wait(ACCEPT_RETRY)
+                continue
             self._spawn(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
@@ -130,7 +136,7 @@ class PrefillSide:
         channel = Channel(connection, self._options.seconds)
         with self._lock:
             self._channels.add(channel)
-            closed = self._closed
+            closed = self._closed.is_set()
         try:
             if not closed:
                 admit(channel, self._options)

@@ -7,7 +7,6 @@ that it has, and says so in turn, so that a reader that was too late knows it.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import socket
@@ -116,17 +115,17 @@ class Shared:
         self._mapped: dict[tuple[str, int], Bytes] = {}  # by session and slab
 
     def listen(self) -> socket.socket:
-        path = self._address.path
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                self.connect(1.0).close()
-            except ConnectionRefusedError:
-                Path(path).unlink()  # left by an engine that was killed
+        path = Path(self._address.path)
         listener = socket.socket(socket.AF_UNIX)
         try:
+            if path.is_socket():  # a file of another kind refuses connections, too, and must stay
+                try:
+                    self.connect(1.0).close()
+                except ConnectionRefusedError:
+                    path.unlink()  # left by an engine that was killed
             old = os.umask(0o177)  # only this user may connect
             try:
-                listener.bind(path)
+                listener.bind(str(path))
             finally:
                 os.umask(old)
             listener.listen(BACKLOG)

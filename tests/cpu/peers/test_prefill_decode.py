@@ -215,6 +215,9 @@ def test_other_machines_need_a_secret(make: Make, model: Path, tmp_path: Path) -
         make(model, role="prefill")
     with pytest.raises(ConfigError, match="addresses of prefill engines"):
         make(model, role="decode")
+    for role in ("both", "prefill"):
+        with pytest.raises(ConfigError, match="only a decode engine"):
+            make(model, role=role, prefill_peers="127.0.0.1:7600", kv_offload=8 << 20)
 
 
 def test_a_reset_uses_nothing_that_was_offered_before(make: Make, model: Path) -> None:

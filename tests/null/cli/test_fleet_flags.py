@@ -50,6 +50,9 @@ def test_the_models_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_what_the_environment_sets_for_one_model_is_left_aside() -> None:
     http = of_several(HttpConfig(served_model_name=("a",), trace="/tmp", port=1))
     assert http == HttpConfig(port=1)
+    engine = EngineConfig(role="decode", prefill_peers="127.0.0.1:1")
+    parts = ModelFlags(device="null"), engine, SchedulerConfig(), FleetFlags(), Given()
+    assert [target.spec.engine for target in choose_all(["a", "b"], *parts)] == 2 * [EngineConfig()]
 
 
 def test_durations() -> None:
@@ -68,6 +71,8 @@ def test_durations() -> None:
             ("a", "b", *NULL, "--served-model-name", "c"),
             "--served-model-name does not apply to several models",
         ),
+        (("a", "b", *NULL, "--role", "prefill"), "--role does not apply to several models"),
+        (("a", "b", "--prefill-peers", "127.0.0.1:1"), "--prefill-peers does not apply to several models"),
         (("a", "b", "--device", "cuda"), "the memory of several models on a GPU must be planned"),
         (("a", "/nowhere/b.gguf"), "no such model"),
         ((*NULL, "--keep-alive", "5m"), "--keep-alive does not apply"),

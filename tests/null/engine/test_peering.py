@@ -229,6 +229,18 @@ def test_what_a_peer_says_of_unknown_requests_and_groups_changes_nothing() -> No
     pair.decode.judge()
 
 
+def test_nothing_that_comes_after_a_reset_is_offered() -> None:
+    pair = Pair(1)
+    scheduler = pair.decode.scheduler
+    pair.decode.add(request("a", prompt(0, 20), max_tokens=2))
+    (asked,) = scheduler.peering.take_peer_messages()
+    scheduler.reset_prefix_cache()
+    scheduler.peering.from_peer(Produced(asked.id, (PeerBlock(0, bytes(32), 0),)))
+    assert not scheduler.peering._offered
+    pair.decode.run()
+    pair.decode.judge()
+
+
 @pytest.mark.parametrize("seed", range(RUNS))
 def test_random_traffic_over_a_link_that_breaks(seed: int) -> None:
     """Prompts that share beginnings, cancels, resets, small pools: no token differs and nothing leaks."""

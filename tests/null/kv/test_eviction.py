@@ -94,6 +94,23 @@ def test_a_settled_block_is_the_next_of_its_owner() -> None:
     assert evictions(pool) == [2, 0, 1]
 
 
+def test_a_priority_that_comes_and_goes_is_noted_once() -> None:
+    """Otherwise each use of the only important block would cost memory for good."""
+    pool = pool_of(Owner(5), Owner(1))
+    for _ in range(100):
+        pool.acquire(1)
+        pool.release(1, after=0)
+    assert isinstance(pool._cached, OwnedBlocks)
+    assert sorted(pool._cached._worst) == [-5, -1]
+    assert evictions(pool) == [0, 1]
+    pool.release(0, 1, after=0)
+    for priority in (1, 5, 1):
+        block = pool.allocate()
+        pool.publish(block, key(10 + priority), Owner(priority))
+        pool.release(block, after=0)
+    assert sorted(pool._cached._worst) == [-5, -1]
+
+
 def test_random_operations_agree_with_a_plain_search() -> None:
     """Each victim is the oldest block of a tenant with the most blocks, of the least important priority."""
     r = random.Random(4)
