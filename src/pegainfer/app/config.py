@@ -51,9 +51,9 @@ class EngineConfig:
     quantization: str | None = field(
         default=None,
         metadata={
-            "help": "Quantise a plain model while it is loaded: fp8 (8.25 bits a weight; embedding and "
-            "head stay as they are), and on the CPU int8 (8.5) or int4 (5; embedding and head in 8). The "
-            "formats of a quantised file need no option."
+            "help": "Quantise a plain model while it is loaded: int8 (8.5 bits a weight), int4 (5; embedding "
+            "and head in 8) or fp8 (8.25; embedding and head stay as they are; of GPUs only Hopper keeps "
+            "it). The formats of a quantised file need no option."
         },
     )
     kv_dtype: str = field(

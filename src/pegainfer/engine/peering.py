@@ -32,7 +32,7 @@ class _Served:
 
     seq: Sequence
     export: Export
-    ended: bool = False  # the peer knows that nothing more comes
+    ended: bool = False  # the peer was told that no more blocks come
 
 
 class Peering:
@@ -49,7 +49,7 @@ class Peering:
     ) -> None:
         """
         Args:
-            min_tokens: prompts that lack fewer tokens are not worth a peer's trouble.
+            min_tokens: no peer is asked for a prompt of which fewer tokens are missing.
             add, cancel, live: of the scheduler.
         """
         self._residents = residents

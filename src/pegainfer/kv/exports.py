@@ -76,7 +76,7 @@ class Exports:
         return ready
 
     def _offer(self, export: Export, g: int, key: bytes, ready: list[PeerBlock], *, first: bool) -> None:
-        """Holds a block that is in host memory, or sees to it that it comes there; `first`: for once."""
+        """Holds a block that is in host memory, or has it copied there; `first`: at the first attempt."""
         pools = self._moves.levels[g].pools
         block = pools[HOST].lookup(key)
         if block is not None:

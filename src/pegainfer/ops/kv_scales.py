@@ -32,8 +32,8 @@ def read_kv_scales(config: Mapping[str, Any], file: TensorFile) -> dict[int, tup
     """The scales of an open checkpoint. A scale that is not there, or not above 0, is 1.
 
     Args:
-        config: the parsed config.json. Where it says that the cache is quantised to something else than 8-bit
-            floats, the scales are not for those.
+        config: the parsed config.json. Where it declares another format of the cache than 8-bit floats, the
+            scales belong to that format and are ignored.
     """
     quantization = config.get("quantization_config")
     scheme = quantization.get("kv_cache_scheme") if isinstance(quantization, Mapping) else None
@@ -45,7 +45,7 @@ def read_kv_scales(config: Mapping[str, Any], file: TensorFile) -> dict[int, tup
         if match is None:
             continue
         if math.prod(info.shape) != 1:
-            log.warning("%s: a scale of each head is not served; the layer's scale is 1", name)
+            log.warning("%s: scales per head are not supported; the layer's scale is 1", name)
             continue
         value = float(dequantize(info.format, file.part(name).bytes(), info.shape).reshape(-1)[0])
         for which in match["which"] or match["output"]:

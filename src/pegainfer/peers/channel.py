@@ -59,7 +59,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Either side, so that the other one knows that it lives."""
+    """Sent by either side, so that the other one does not count it as lost."""
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
@@ -137,7 +137,7 @@ class Channel:
         try:
             message: Message = _decoder.decode(self.receive_bytes(length))
         except msgspec.DecodeError as error:
-            raise PeerError("a peer's message makes no sense", got=str(error)) from None
+            raise PeerError("a peer's message cannot be decoded", got=str(error)) from None
         return message
 
     def expect(self, kind: type[M]) -> M:
@@ -177,7 +177,7 @@ class Channel:
             raise PeerError("the connection to a peer is lost", got=str(error)) from None
 
     def close(self) -> None:
-        """Wakes whoever waits on the connection, in this process and the other."""
+        """Ends all waits on the connection, in this process and the other."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
@@ -206,11 +206,11 @@ def admit(channel: Channel, options: PeerOptions) -> None:
     hello = channel.expect(Hello)
     mine = secrets.token_bytes(NONCE_BYTES)
     if hello.version != VERSION:
-        _refuse(channel, f"version {VERSION} is spoken here, not {hello.version}")
+        _refuse(channel, f"expected protocol version {VERSION}, got {hello.version}")
     channel.send(Welcome(mine, _proof(options, b"server", hello.nonce, mine)))
     proof = channel.expect(Proof)
     if not hmac.compare_digest(proof.proof, _proof(options, b"client", hello.nonce, mine)):
-        _refuse(channel, "the secret is another one")
+        _refuse(channel, "the secrets differ")
     if proof.digest != options.digest:
         _refuse(channel, "the model, its formats, the device or the version of pegainfer differ")
     channel.session = secrets.token_hex(NONCE_BYTES)

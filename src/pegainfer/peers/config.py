@@ -1,4 +1,4 @@
-"""What connections to peers need: addresses, the secret, the digest that both sides must have, patience."""
+"""What connections to peers need: addresses, the secret, the digest of both sides, time limits."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The decode engine's side: asks prefill engines for prompts, and reads the blocks that they produce.
+"""The decode engine's side: has prefill engines compute prompts, and reads the blocks that they produce.
 
     the engine ─► Prefill, Release ─► the peer that has least to do;  Produced, Ended ─► the engine
     transfers ─► PeerStore.read ─► a connection of their own to the peer that has the block
 
-A peer that is lost, or says nothing of a request for too long, ends the request: the engine then computes
-what it lacks.
+If a peer is lost, or says nothing of a request for too long, its part of the request has ended: the engine
+then computes the missing blocks itself.
 """
 
 from __future__ import annotations

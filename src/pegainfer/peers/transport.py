@@ -1,8 +1,8 @@
 """How a block's bytes get from one engine to another: through a TCP socket, or in memory that both map.
 
 Both kinds listen, connect, send a block and receive one. Over a Unix socket the reader gets the descriptor of
-the memory that the block lies in and copies it from there; the sender holds the block until the reader says
-that it has, and says so in turn, so that a reader that was too late knows it.
+the memory that the block lies in and copies it from there. The sender holds the block until the reader says
+that the copy is made, and confirms that; without the confirmation the reader discards its copy.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_a_scale_of_each_head_is_told(tmp_path: Path, caplog: pytest.LogCaptureF
         assert scales(tmp_path, {"0.self_attn.k_scale": [0.5, 0.5], "0.self_attn.v_scale": 4.0}) == {
             0: (1.0, 4.0)
         }
-    assert "layers.0.self_attn.k_scale: a scale of each head is not served" in caplog.text
+    assert "layers.0.self_attn.k_scale: scales per head are not supported" in caplog.text
 
 
 def test_a_program_takes_the_scales_of_its_layers() -> None:
