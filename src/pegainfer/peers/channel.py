@@ -136,7 +136,7 @@ class Channel:
             raise PeerError("a peer's message is too long", expected=f"≤ {self.limit} bytes", got=length)
         try:
             message: Message = _decoder.decode(self.receive_bytes(length))
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:  # msgspec's and Unicode's errors are ValueErrors
             raise PeerError("a peer's message cannot be decoded", got=str(error)) from None
         return message
 

@@ -15,6 +15,7 @@ import pytest
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.peers import PeerBlock, Prefill, Produced, Release
 from pegainfer.kv.device.store import HostStore
+from pegainfer.peers.channel import Channel, PeerError
 from pegainfer.peers.config import PeerOptions, parse_address
 from pegainfer.peers.decode import DecodeSide
 from pegainfer.peers.prefill import PrefillSide
@@ -108,6 +109,23 @@ def test_a_connection_that_could_not_be_taken_does_not_keep_later_ones_out(
     pair.start()
     pair.check_block()
     assert not failures
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x82\xa4type\xa7refused\xa6reason\xa2\xff\xfe",  # no UTF-8
+        b"\x82\xa4type\xa4ping\xa1x" + b"\x91" * 2000,  # nested too deeply
+        b"\xc1",
+        b"",
+    ],
+)
+def test_a_message_that_cannot_be_decoded_ends_the_connection_alone(body: bytes) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(len(body).to_bytes(4, "little") + body)
+        with pytest.raises(PeerError, match="cannot be decoded"):
+            Channel(near, 5.0).receive()
 
 
 def test_a_file_at_the_socket_s_path_is_kept(tmp_path: Path) -> None:
