@@ -170,7 +170,7 @@ class CudaExecutor:
         return str(self._plan(self._find(env, decode_only).env, decode_only))
 
     def work(self, env: Sizes, decode_only: bool = False) -> list[tuple[OpCall, list[Work]]]:
-        """Each call of a step of these sizes with its launches."""
+        """Each call of a step of these sizes with its launches; this executor holds the memory they use."""
         return self._calls(self._lowered({s: env[s] for s in self._symbols}, decode_only))
 
     def begin(self, env: Sizes, decode_only: bool = False) -> None:

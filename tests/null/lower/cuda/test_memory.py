@@ -18,11 +18,14 @@ from pegainfer.lower.cuda.store import Dummy
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
+from pegainfer.ops.tensor import Kind
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.launch import Block, Launch
 from pegainfer.runtime.cuda.tensor import DeviceTensor
 from pegainfer.runtime.cuda.tma import TensorMap
+from pegainfer.runtime.rank_memory import RankMemory
 from pegainfer.runtime.weights.weight import float32
+from tests.null.lower.cuda import test_ranks
 from tests.support.fake_cuda import FakeCuda, FakeLt, fake_cuda, fake_kernels
 
 # Hidden and intermediate size, heads, head size. Where matrices are small, each product is cut in its own
@@ -79,6 +82,28 @@ def test_no_launch_points_into_memory_that_was_freed(
         assert len(steps) == len(STEPS)
         passes = [work for step in steps for work in step.work if "row_pass" in str(work)]
         assert len(passes) == (row_pass and sizes[2] <= 8)  # query heads of the one KV head
+        for step in steps:
+            for work in step.work:
+                stale = [hex(w) for w in words(work) if fake.was_freed(w)]
+                assert not stale, f"{step.env}: {work} points to {stale}"
+
+
+def test_no_launch_of_one_of_two_ranks_points_into_memory_that_was_freed(tmp_path: Path) -> None:
+    with fake_cuda(FakeCuda(keep_freed=True)) as fake:
+        ctx = CudaContext(kernels=fake_kernels(tmp_path), group=RankMemory.create(2))
+        ctx.__dict__["lt"] = FakeLt()
+        program = test_ranks.program(2)
+        states = {t.name: DeviceTensor.empty(t.sizes({}), t.dtype) for t in program.tensors(Kind.STATE)}
+        backend = CudaBackend(ctx, {}, CudaOptions(), Dummy())
+        executor = backend.prepare(program, states, {"T": 2112, "R": 64, "L": 64})
+        backend.load()
+        for rows, decode in [*STEPS, (2112, False)]:
+            env = {"T": rows, "R": min(rows, 64), "L": min(rows, 64)}
+            executor.capture(env, decode, graph=False)
+        steps = [s for kind in executor._captured._steps.values() for s in kind]
+        kernels = {str(work).split(": ")[1].split()[0] for step in steps for work in step.work}
+        sums = {"sum_ranks_norm_bf16", "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16", "gather_ranks"}
+        assert sums <= kernels
         for step in steps:
             for work in step.work:
                 stale = [hex(w) for w in words(work) if fake.was_freed(w)]
