@@ -77,7 +77,7 @@ def build_runner(
             most = min(scheduler.max_logprobs, info.vocab_size)
             fp8 = keeps_fp8(ctx.target)
             budget = plan_memory(model, groups, info, config, *_memory(ctx, config), most, fp8=fp8)
-            model, budget = quicker_form(model, budget, info.max_model_len, config, fp8=fp8)
+            model, budget = quicker_form(model, groups, budget, info.max_model_len, config, fp8=fp8)
             info = fit(model, groups, budget, config, scheduler)
         if start is not None:
             start(info)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pegainfer.app.bounds import model_groups
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.gpu_memory import Budget, quicker_form
 from pegainfer.app.load import open_model
@@ -15,10 +16,14 @@ from tests.support.tinymodel import MODELS, write_gguf
 MODEL, LENGTH = MODELS["untied_bf16_shards"], 64
 
 
-def chosen(tmp_path: Path, room: float, formats: str = "q4_0", **config: Any) -> tuple[bool, int]:
+def chosen(
+    tmp_path: Path, room: float, formats: str = "q4_0", *, length: int = LENGTH, **config: Any
+) -> tuple[bool, int]:
     """Whether the matrices are expanded, and the bytes counted for weights.
 
-    room: the cache's beside packed weights, over what expanding them takes.
+    Args:
+        room: the cache's beside packed weights, over what expanding them takes.
+        length: tokens of a sequence.
     """
     path = write_gguf(MODEL, tmp_path / "model.gguf", lambda name: "f32" if "norm" in name else formats)
     with open_model(path) as (model, _):
@@ -26,7 +31,9 @@ def chosen(tmp_path: Path, room: float, formats: str = "q4_0", **config: Any) ->
         assert (packed < wide) == (formats == "q4_0")
         allowed = packed + int(room * (wide - packed))
         budget = Budget(allowed, 0, packed, 0, 0, allowed)
-        found, after = quicker_form(model, budget, LENGTH, EngineConfig(**config), fp8=False)
+        asked = EngineConfig(**config)
+        groups = model_groups(model, asked)
+        found, after = quicker_form(model, groups, budget, length, asked, fp8=False)
         assert after.weights == found.weight_bytes(LENGTH)
         return found.expands, after.weights  # type: ignore[attr-defined]
 
@@ -37,6 +44,15 @@ def test_matrices_are_expanded_where_the_cache_keeps_half_its_room(tmp_path: Pat
     assert large and not small and packed < wide
 
 
+def test_matrices_stay_packed_where_the_cache_would_lack_what_was_asked_for(tmp_path: Path) -> None:
+    assert chosen(tmp_path, 100, kv_cache_memory=1 << 20)[0]
+    assert not chosen(tmp_path, 100, kv_cache_memory=1 << 40)[0]
+
+
+def test_matrices_stay_packed_where_one_sequence_would_not_fit(tmp_path: Path) -> None:
+    assert not chosen(tmp_path, 100, length=1 << 30)[0]
+
+
 @pytest.mark.parametrize("config", [{"quantization": "int4"}, {"tensor_parallel_size": 2}], ids=str)
 def test_quantising_while_loading_and_ranks_keep_them_packed(tmp_path: Path, config: dict[str, Any]) -> None:
     assert not chosen(tmp_path, 100, backend="cuda", **config)[0]
@@ -44,7 +60,7 @@ def test_quantising_while_loading_and_ranks_keep_them_packed(tmp_path: Path, con
 
 def test_programs_follow(tmp_path: Path) -> None:
     """The same weights, asked for in bf16."""
-    from pegainfer.app.bounds import model_groups, runner_info, step_formats
+    from pegainfer.app.bounds import runner_info, step_formats
     from pegainfer.engine.config import SchedulerConfig
 
     path = write_gguf(MODEL, tmp_path / "model.gguf", lambda name: "f32" if "norm" in name else "q4_0")
