@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from pegainfer.app.bounds import model_groups
 from pegainfer.app.config import EngineConfig
+from pegainfer.app.gpu import log_expanded
 from pegainfer.app.gpu_memory import Budget, quicker_form
 from pegainfer.app.load import open_model
+from pegainfer.runtime.weights.weight import Weight, plain
 from tests.support.tinymodel import MODELS, write_gguf
 
 MODEL, LENGTH = MODELS["untied_bf16_shards"], 64
@@ -73,3 +76,29 @@ def test_programs_follow(tmp_path: Path) -> None:
             forward = m.programs(info, groups, step_formats(config), 0)["forward"]
             found.append({t.dtype for c in forward.calls for n, t in c.tensors.items() if n in ("w", "w_up")})
     assert found == [{"q4_0"}, {"bf16"}]
+
+
+def stored_as(form: str, *shape: int) -> Weight:
+    """A weight that nobody reads."""
+    return Weight(plain(form), shape, {})
+
+
+@pytest.mark.parametrize(
+    ("fp8", "message"),
+    [
+        (True, "2 weights in fp8_r64 q4_k are expanded to bf16: no kernel takes them packed"),
+        (False, "3 weights in fp8_r128 fp8_r64 q4_k are expanded to bf16: no kernel takes them packed"),
+    ],
+)
+def test_weights_that_no_kernel_takes_packed_are_logged(
+    fp8: bool, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stacks of experts have no packed form, whatever their format has."""
+    weights = {
+        "plain": stored_as("bf16", 64, 256), "packed": stored_as("q4_k", 64, 256),
+        "experts": stored_as("q4_k", 4, 64, 256), "kept": stored_as("fp8_r128", 64, 256),
+        "narrow": stored_as("fp8_r64", 64, 64), "norm": stored_as("f32", 256),
+    }  # fmt: skip
+    with caplog.at_level(logging.INFO):
+        log_expanded(weights, fp8=fp8)
+    assert [r.getMessage() for r in caplog.records] == [message]
