@@ -219,3 +219,10 @@ def test_import_pegainfer_loads_nothing_heavy() -> None:
     loaded = set(done.stdout.split())
     assert not loaded & heavy
     assert "pegainfer" in loaded
+
+
+def test_reading_weights_imports_nothing_for_annotations_alone() -> None:
+    """numpy.typing takes part of the time in which an engine starts."""
+    code = "import sys, pegainfer.app.assemble, pegainfer.app.load; print('numpy.typing' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -77,7 +77,7 @@ def build_runner(
             most = min(scheduler.max_logprobs, info.vocab_size)
             fp8 = keeps_fp8(ctx.target)
             budget = plan_memory(model, groups, info, config, *_memory(ctx, config), most, fp8=fp8)
-            model, budget = quicker_form(model, budget, info.max_model_len, config, fp8=fp8)
+            model, budget = quicker_form(model, groups, budget, info.max_model_len, config, fp8=fp8)
             info = fit(model, groups, budget, config, scheduler)
         if start is not None:
             start(info)
@@ -92,15 +92,18 @@ def build_runner(
 
 
 def log_expanded(weights: Mapping[str, Weight], *, fp8: bool) -> None:
-    """A line about quantised matrices whose format has no packed form, so that they take 16 bits a weight.
+    """Logs quantised matrices that take 16 bits a weight, because no kernel takes them in another form.
+
+    Those are matrices whose format has no packed form, and the stacks of experts in any format.
 
     fp8: whether the GPU keeps FP8 matrices.
     """
     kept = (*PLAIN, *OF_FORMAT, *(("fp8_r128", "fp8_g128") if fp8 else ()))
-    found = sorted({w.dtype for w in weights.values() if len(w.shape) > 1 and w.dtype not in kept})
+    many = [w for w in weights.values() if len(w.shape) > 1]
+    found = [w.dtype for w in many if w.dtype not in (kept if len(w.shape) == 2 else PLAIN)]
     if found:
-        count = sum(w.dtype in found for w in weights.values())
-        log.info("%d matrices in %s are expanded to bf16: no packed form holds them", count, " ".join(found))
+        names = " ".join(sorted(set(found)))
+        log.info("%d weights in %s are expanded to bf16: no kernel takes them packed", len(found), names)
 
 
 def _load(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from pegainfer.app.bounds import cache_wish, runner_bounds, step_formats
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.memory import divide
+from pegainfer.app.memory import divide, sequence_bytes
 from pegainfer.app.registry import Model
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.step import RunnerInfo
@@ -16,6 +17,8 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.runner.program import largest_step
 from pegainfer.runner.slots import table_widths
+
+log = logging.getLogger(__name__)
 
 RESERVE = 1 << 30  # bytes: scratch of kernels, cuBLASLt's workspace, graphs, staged inputs
 
@@ -43,21 +46,42 @@ class Budget:
 
 
 def quicker_form(
-    model: Model, budget: Budget, length: int, config: EngineConfig, *, fp8: bool
+    model: Model,
+    groups: tuple[GroupLayout, ...],
+    budget: Budget,
+    length: int,
+    config: EngineConfig,
+    *,
+    fp8: bool,
 ) -> tuple[Model, Budget]:
-    """Expands quantised matrices to bf16, whose steps are quicker, where that leaves the cache half its room.
+    """Expands quantised matrices to bf16, whose steps are quicker, where that leaves the cache enough room.
 
-    Those of `--quantization` stay packed, and those of several ranks, which do not see each other's memory.
+    That is half of the room that packed matrices leave, and at least `--kv-cache-memory` and one sequence of
+    `length` tokens. Matrices that `--quantization` quantised stay packed, and so do those of several ranks,
+    because a rank does not know how much memory the GPUs of the others have.
 
     Args:
+        groups: of the KV cache.
         budget: of the packed model.
         length: tokens of a sequence.
         fp8: as in `plan_memory`.
     """
     wide = model.expanded()
     expanded = replace(budget, weights=wide.weight_bytes(length, fp8=fp8))
-    asked = config.quantization is not None or config.tensor_parallel_size > 1
-    return (model, budget) if asked or 2 * expanded.cache < budget.cache else (wide, expanded)
+    if (
+        expanded.weights == budget.weights
+        or config.quantization is not None
+        or config.tensor_parallel_size > 1
+    ):
+        return model, budget
+    needed = max(config.kv_cache_memory or 0, sequence_bytes(groups, length))
+    if 2 * expanded.cache < budget.cache or expanded.cache < needed:
+        return model, budget
+    log.info(
+        "quantised matrices are expanded to bf16, because steps are quicker: %.2f GiB instead of %.2f",
+        expanded.weights / 2**30, budget.weights / 2**30,
+    )  # fmt: skip
+    return wide, expanded
 
 
 def fit(

@@ -57,7 +57,7 @@ def simulated_engine(
         if device.cuda:
             free = device.memory - CONTEXT_BYTES
             budget = plan_memory(model, groups, info, config, free, device.memory, max_logprobs)
-            model, budget = quicker_form(model, budget, info.max_model_len, config, fp8=False)
+            model, budget = quicker_form(model, groups, budget, info.max_model_len, config, fp8=False)
             info = fit(model, groups, budget, config, scheduler)
         one = msgspec.structs.replace(info, num_blocks=(1,) * len(groups))
         programs = model.programs(one, groups, step_formats(config), max_logprobs)

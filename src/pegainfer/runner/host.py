@@ -120,7 +120,7 @@ class HostRunner(ServesAdapters):
         self._adapters = adapters
         self._experts = experts
         self._sampler_calls = SamplerCalls(slots)
-        self._clipped = False  # whether keys or values were, which is told once
+        self._clipped = False  # whether the warning about clipped keys or values was logged
         self._last_forward = 0  # the step whose outputs the arrays hold; the worker's
         self._pools = Pools()
         self._transfers: Transfers | None = None

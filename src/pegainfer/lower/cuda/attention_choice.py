@@ -19,8 +19,6 @@ PREFILL_SLOTS = 128  # parts of prefilled tiles that may wait for each other in 
 # Up to this many rows are split by their own length, so a row's attention has the same bits whatever other
 # rows share its batch, as its GEMMs have. More rows are split into even shares (adr/0010).
 OWN_PARTS_ROWS = 16
-# On Hopper the only row of a step goes to one block on every SM (adr/0012) if it has at most this many units.
-# Up to this many keys, a cluster of eight blocks has one unit; longer rows are shared out to all blocks.
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,11 @@ def fit_sm(p: AttentionProblem, target: Target, kernel: str) -> int:
 
 
 def takes_row(p: AttentionProblem, target: Target) -> bool:
-    """Whether the step's only row is shared out to all SMs."""
+    """Whether one block on every SM of a Hopper GPU shares the step's only row (adr/0012).
+
+    cards.json bounds the row's units (`row_units`). Up to `row_cluster_keys` keys, a cluster of eight blocks
+    has one unit; longer rows are shared by all blocks.
+    """
     if target.info.arch != "90a" or p.rows != 1 or p.dtype not in SIXTEEN:
         return False
     return p.units <= int(target.tuning.numbers(target.info, "attention")["row_units"])

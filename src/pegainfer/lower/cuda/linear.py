@@ -49,7 +49,8 @@ WEIGHTS = {
     "gated_delta": ("w_qkv", "w_z", "w_a", "w_b"),
     "lm_head": ("w",),
 }
-UNPACKED = frozenset({"gated_delta"})  # packed weights have no narrow gates beside them
+# Their weights are expanded: one GEMM takes them with the gates' narrow weights, which have no packed form.
+UNPACKED = frozenset({"gated_delta"})
 # Ops that begin with a norm of every row of x, and their forms that take what linear_residual_norm leaves.
 SCALED = {
     "qkv_norm_rope_append": SCALED_QKV_ROPE_APPEND,
@@ -187,7 +188,7 @@ def _lm_head(c: LoweringContext) -> None:
     own = shard_of(s["V"], c.target)
     if own is None:
         w = linear_weight(c, "w")
-    else:  # rows of a packed matrix lie in tiles: the ranks take theirs from the expanded one
+    else:  # a packed matrix is in tiles of several rows, so the ranks' shares are rows of the expanded one
         problem = replace(problem, n=len(own), weights="", form="")
         out = c.scratch(4 * s["L"] * len(own))
         w = c.matrix("w", dtype=dtype) + own.start * s["M"] * item_bytes(dtype)

@@ -66,7 +66,7 @@ class ExpandChoice:
 def form_of(call: OpCall, names: tuple[str, ...]) -> PackedForm | None:
     """The form in which these weights stay, as one matrix; None where they are expanded when they are loaded.
 
-    They are one matrix of one form, and activations are bf16.
+    They stay packed where all have the same form and two axes, and activations are bf16.
     """
     tensors = [call.tensors[name] for name in names]
     forms = {OF_FORMAT.get(t.dtype) for t in tensors}

@@ -110,7 +110,7 @@ def why_launches(calls: Calls, target: Target) -> str | None:
     if any(stays_fp8(matrices(c), "bf16", target) for c in calls):
         return "weights of 16 bits, not FP8"
     if any(t.dtype in OF_FORMAT for call in calls for t in call.tensors.values() if t.kind is Kind.WEIGHT):
-        return "weights of 16 bits"
+        return "weights of 16 bits, not packed ones"
     row_pass, info = recognise(calls), target.info
     return "the pass of a llama or Qwen3 decoder" if row_pass is None else row_pass.lacks(info)
 

@@ -71,11 +71,7 @@ class WeightStore:
         Raises OpError for weights that are missing, do not fit each other, or are asked for when their files
         are closed.
         """
-        first, *others = (self._sizes(t) for t in tensors)
-        same = all(other == first for other in others)
-        fits = all(len(other) == 2 and other[-1] == first[-1] for other in (first, *others))
-        if others and not (same if layout == "pairs" else fits):
-            raise OpError(f"weights do not fit into one ({layout})", got=", ".join(str(t) for t in tensors))
+        first, *others = self._fitting(tensors, layout)
         rows = first[-2] + sum(other[-2] for other in others)
         return self._get(tensors, (*first[:-2], rows, first[-1]), dtype, layout)
 
@@ -84,7 +80,7 @@ class WeightStore:
 
         Raises OpError as `matrix` does.
         """
-        names, shapes = [t.name for t in tensors], [self._sizes(t) for t in tensors]
+        names, shapes = [t.name for t in tensors], self._fitting(tensors, layout)
         keys = [(tuple(names), part, layout) for part in ("codes", "scales")]
         if keys[0] in self._held:
             return self._held[keys[0]], self._held[keys[1]]
@@ -103,10 +99,7 @@ class WeightStore:
         if key in self._held:
             return self._held[key]
         self._check_stored(names)
-        shapes = [self._sizes(t) for t in tensors]
-        same = all(shape == shapes[0] for shape in shapes)
-        if not (same if layout == "pairs" else all(shape[1] == shapes[0][1] for shape in shapes)):
-            raise OpError(f"weights do not fit into one ({layout})", got=", ".join(str(t) for t in tensors))
+        shapes = self._fitting(tensors, layout)
         # A tile of pairs has eight rows of each.
         rows = 2 * (-(-shapes[0][0] // 8) * 8) if layout == "pairs" else sum(shape[0] for shape in shapes)
         nbytes = form.nbytes(rows, shapes[0][1])
@@ -185,6 +178,16 @@ class WeightStore:
         if weight is not None and weight.shape != shape:
             raise OpError(f"weight {t.name}", expected=shape, got=weight.shape)
         return shape
+
+    def _fitting(self, tensors: tuple[Tensor, ...], layout: str) -> list[tuple[int, ...]]:
+        """Shapes of matrices that become one. Raises OpError where they do not fit each other."""
+        shapes = [self._sizes(t) for t in tensors]
+        first = shapes[0]
+        same = all(shape == first for shape in shapes)
+        fits = all(len(shape) == 2 and shape[-1] == first[-1] for shape in shapes)
+        if len(shapes) > 1 and not (same if layout == "pairs" else fits):
+            raise OpError(f"weights do not fit into one ({layout})", got=", ".join(str(t) for t in tensors))
+        return shapes
 
     def _fill(self, targets: Sequence[AnyTarget], progress: Progress | None = None) -> None:
         """Raises ModelFileError where a file cannot be read."""

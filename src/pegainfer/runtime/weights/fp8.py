@@ -9,14 +9,15 @@ kernels may rely on: then they apply the scale once, to a row's sum.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import numpy.typing as npt
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.runtime.weights.grouped import group_size
 
-F32 = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
+F32 = np.ndarray[Any, np.dtype[np.float32]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 LARGEST = np.float32(448)  # the greatest finite value
 
 

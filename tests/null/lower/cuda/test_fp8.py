@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pegainfer.contract.errors import OpError
 from pegainfer.kernels.build import find_sources
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.fp8 import TOKENS, Fp8Choice, stays_fp8
@@ -104,6 +105,20 @@ def test_codes_and_scales_are_those_of_the_values(form: str, layout: str, ctx: C
     a, b = (w.values() for w, _ in found.values())
     want = np.concatenate([a, b]) if layout == "rows" else np.stack([a, b], 1).reshape(48, 256)
     np.testing.assert_array_equal(values, want)
+
+
+@pytest.mark.parametrize(
+    ("layout", "other"), [("rows", (24, 384)), ("pairs", (32, 256)), ("pairs", (24, 384))], ids=str
+)
+def test_matrices_that_do_not_fit_each_other_are_refused(
+    layout: str, other: tuple[int, int], ctx: CudaContext
+) -> None:
+    """The codes of the second would be written past the end of its rows, or of the memory of both."""
+    a, b = stored("a", "fp8_r128")["a"][0], stored("b", "fp8_r128", *other)["b"][0]
+    store = WeightStore(ctx, {"a": a, "b": b})
+    tensors = weight(24, 256, "fp8_r128", "a"), weight(*other, "fp8_r128", "b")
+    with pytest.raises(OpError, match=rf"do not fit into one \({layout}\)"):
+        store.fp8(tensors, layout)
 
 
 def test_order_names_each_column_once() -> None:
