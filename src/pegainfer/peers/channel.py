@@ -133,7 +133,7 @@ class Channel:
             raise PeerError("a peer's message is too long", expected=f"≤ {self.limit} bytes", got=length)
         try:
             message: Message = _decoder.decode(self.receive_bytes(length))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PeerError("a peer's message makes no sense", got=str(error)) from None
         return message
 

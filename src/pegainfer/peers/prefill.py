@@ -29,6 +29,7 @@ from pegainfer.peers.transport import SharedMemory, transport_of
 
 log = logging.getLogger(__name__)
 
+ACCEPT_RETRY = 0.5  # seconds, after a lack of descriptors, say
 Deliver = Callable[[ToPrefill | ToDecode], None]
 
 
@@ -72,7 +73,7 @@ class PrefillSide:
         self._channels: set[Channel] = set()
         self._spawning = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._closed = False
+        self._stop = threading.Event()
         self._deliver: Deliver = lambda message: None
 
     def start(self, deliver: Deliver) -> None:
@@ -98,7 +99,7 @@ class PrefillSide:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self._stop.set()
             channels = list(self._channels)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -121,8 +122,12 @@ class PrefillSide:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._stop.is_set():
+                    return
+                log.warning("cannot accept a decode engine: %s; trying again", error)
+                self._stop.wait(ACCEPT_RETRY)
+                continue
             self._spawn(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
@@ -130,7 +135,7 @@ class PrefillSide:
         channel = Channel(connection, self._options.seconds)
         with self._lock:
             self._channels.add(channel)
-            closed = self._closed
+            closed = self._stop.is_set()
         try:
             if not closed:
                 admit(channel, self._options)
