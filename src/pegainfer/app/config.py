@@ -259,6 +259,11 @@ class EngineConfig:
                 "backend reference has one rank", expected=1, got=self.tensor_parallel_size,
                 where="tensor_parallel_size", remedy="choose --device cpu or cuda",
             )  # fmt: skip
+        if self.share_gpu and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "there are no other ranks to share the GPU with", expected="2 or more", got=1,
+                where="tensor_parallel_size", remedy="leave share_gpu out",
+            )  # fmt: skip
         if self.tensor_parallel_size > 1 and self.enable_lora:
             raise ConfigError(
                 "adapters are not shared out to ranks so far", expected="one rank or no adapters",

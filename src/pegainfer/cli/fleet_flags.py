@@ -77,6 +77,8 @@ _OF_ONE = {
     "--engine-restarts": "leave it out: a model whose engine died is loaded again when it is asked for",
     "--ready-seconds": "leave it out: one model that stands still does not make the server unready",
     "--trace": "start a server for the one model",
+    "--role": "start a server for the one model",
+    "--kv-offload-disk": "leave it out: a folder is one engine's",
 }
 
 
@@ -110,7 +112,7 @@ def choose_all(
         )  # fmt: skip
     # What the environment sets for one model is left aside.
     flags = dataclasses.replace(flags, model_path=None, revision=None, tokenizer=None, chat_template=None)
-    engine = dataclasses.replace(engine, enable_lora=False)
+    engine = dataclasses.replace(engine, enable_lora=False, role="both", prefill_peers="", kv_offload_disk="")
     targets = [_target(reference, flags, engine, scheduler, given) for reference in references]
     for path in [] if fleet.models_dir is None else _models_in(Path(fleet.models_dir).expanduser()):
         try:

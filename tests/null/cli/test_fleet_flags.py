@@ -68,6 +68,7 @@ def test_durations() -> None:
             ("a", "b", *NULL, "--served-model-name", "c"),
             "--served-model-name does not apply to several models",
         ),
+        (("a", "b", *NULL, "--role", "decode"), "--role does not apply to several models"),
         (("a", "b", "--device", "cuda"), "the memory of several models on a GPU must be planned"),
         (("a", "/nowhere/b.gguf"), "no such model"),
         ((*NULL, "--keep-alive", "5m"), "--keep-alive does not apply"),
