@@ -5,7 +5,6 @@ The scheduler's own options are engine/config.py's.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from pegainfer.app.options import name_of
@@ -16,6 +15,7 @@ KV_DTYPES = ("auto", "f32", "f16", "bf16", "fp8")
 BACKENDS = ("cpu", "reference", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 ROLES = ("both", "prefill", "decode")
+MOST_PEER_TIMEOUT = 86_400.0  # seconds; sockets refuse much longer timeouts
 QUANTIZATIONS = ("int4", "int8", "fp8")  # ops/quantize_on_load.py
 
 
@@ -232,8 +232,10 @@ class EngineConfig:
             raise ConfigError("bad snapshot_share", expected="0 ≤ share < 1", got=self.snapshot_share)
         if type(self.kv_offload) is not int or self.kv_offload < 0:
             raise ConfigError("bad kv_offload", expected="bytes, 0 or more", got=repr(self.kv_offload))
-        if not 0.0 < self.peer_timeout < math.inf:
-            raise ConfigError("bad peer_timeout", expected="seconds > 0", got=self.peer_timeout)
+        if not 0.0 < self.peer_timeout <= MOST_PEER_TIMEOUT:
+            raise ConfigError(
+                "bad peer_timeout", expected=f"0 < seconds ≤ {MOST_PEER_TIMEOUT}", got=self.peer_timeout
+            )
         if self.device_ordinal < 0:
             raise ConfigError("bad device_ordinal", expected="0 or more", got=self.device_ordinal)
 
@@ -257,6 +259,11 @@ class EngineConfig:
                 "backend reference has one rank", expected=1, got=self.tensor_parallel_size,
                 where="tensor_parallel_size", remedy="choose --device cpu or cuda",
             )  # fmt: skip
+        if self.share_gpu and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "there are no other ranks to share the GPU with", expected="2 or more", got=1,
+                where="tensor_parallel_size", remedy="leave share_gpu out",
+            )  # fmt: skip
         if self.tensor_parallel_size > 1 and self.enable_lora:
             raise ConfigError(
                 "adapters are not shared out to ranks so far", expected="one rank or no adapters",
@@ -275,8 +282,9 @@ class EngineConfig:
             )
         if not cuda and self.kv_dtype == "bf16":
             raise ConfigError(
-                "only a GPU keeps keys and values as bf16", expected="f32, f16 or fp8", got="bf16"
-            )
+                "only a GPU keeps keys and values as bf16", expected="auto, f32, f16 or fp8", got="bf16",
+                where="kv_cache_dtype",
+            )  # fmt: skip
         if self.load_format == "dummy" and self.tensor_parallel_size > 1 and not cuda:
             raise ConfigError(
                 "dummy weights are made up for ranks on GPUs alone", expected=1,

@@ -81,12 +81,17 @@ LORA_FLAGS = ("--enable-lora", "--max-loras", "--max-cpu-loras", "--max-lora-ran
 KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory")
 # check_backend refuses more than one rank where a device has no more.
 RANK_FLAGS = ("--tensor-parallel-size", "--data-parallel-size")
+# Tiers and peers are built for every device with blocks, app/tiers.py.
+TIER_FLAGS = ("--kv-offload", "--kv-offload-disk", "--snapshot-share")
+PEER_FLAGS = ("--role", "--peer-listen", "--prefill-peers", "--peer-secret-file", "--peer-timeout")
 # Flags of EngineConfig that a device obeys.
 APPLIES: dict[str, tuple[str, ...]] = {
     "cpu": (
         *KV_FLAGS,
         *LORA_FLAGS,
         *RANK_FLAGS,
+        *TIER_FLAGS,
+        *PEER_FLAGS,
         "--threads",
         "--isa",
         "--load-format",
@@ -98,17 +103,22 @@ APPLIES: dict[str, tuple[str, ...]] = {
         *KV_FLAGS,
         *LORA_FLAGS,
         *RANK_FLAGS,
+        *TIER_FLAGS,
+        *PEER_FLAGS,
         "--device-ordinal",
         "--share-gpu",
         "--gpu-memory-utilization",
         "--cuda-graph",
         "--load-format",
         "--activation-dtype",
+        "--quantization",
     ),
     "reference": (
         *KV_FLAGS,
         *LORA_FLAGS,
         *RANK_FLAGS,
+        *TIER_FLAGS,
+        *PEER_FLAGS,
         "--load-format",
         "--expert-stats",
         "--quantization",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from pegainfer.contract.errors import ConfigError
 
 LEAST_SECRET = 16  # bytes
+MOST_PATH = 107  # bytes of a Unix socket's path, sockaddr_un(7)
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,39 @@ class PeerOptions:
 def parse_address(text: str, where: str) -> Address:
     """Raises ConfigError."""
     if text.startswith("unix:") and len(text) > 5:
-        return Address(text, path=str(Path(text[5:]).expanduser().absolute()))
+        return Address(text, path=_socket_path(text, where))
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    host = host.strip("[]")
+    # Five digits at most, because int() refuses very long numbers.
+    is_port = port.isdecimal() and len(port) <= 5 and int(port) <= 65535
+    if not host or not is_port or not _can_be_looked_up(host):
         raise ConfigError(
             "bad address of a peer", expected="HOST:PORT or unix:PATH", got=repr(text), where=where
         )
-    return Address(text, host=host.strip("[]"), port=int(port))
+    return Address(text, host=host, port=int(port))
+
+
+def _socket_path(text: str, where: str) -> str:
+    """The absolute path of unix:PATH. Raises ConfigError."""
+    try:
+        path = str(Path(text[5:]).expanduser().absolute())
+    except RuntimeError as error:  # no such user in ~user
+        raise ConfigError("bad address of a peer", got=f"{text!r}: {error}", where=where) from None
+    if "\0" in path or len(os.fsencode(path)) > MOST_PATH:
+        raise ConfigError(
+            "bad path of a Unix socket", expected=f"{MOST_PATH} bytes or fewer, none of them zero",
+            got=repr(path), where=where, remedy="choose a shorter path, as unix:/run/pegainfer/kv.sock",
+        )  # fmt: skip
+    return path
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """Whether the resolver takes a name: labels of 1 to 63 characters."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return "\0" not in host
 
 
 def read_secret(path: str, addresses: list[Address]) -> bytes:
@@ -70,7 +98,7 @@ def read_secret(path: str, addresses: list[Address]) -> bytes:
         return b""
     try:
         secret = Path(path).expanduser().read_bytes().strip()
-    except OSError as error:
+    except (OSError, ValueError, RuntimeError) as error:  # a zero byte in the path, no such user in ~user
         raise ConfigError("cannot read the peers' secret", got=str(error), where="peer_secret_file") from None
     if len(secret) < LEAST_SECRET:
         raise ConfigError(

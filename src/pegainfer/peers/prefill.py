@@ -29,6 +29,7 @@ from pegainfer.peers.transport import SharedMemory, transport_of
 
 log = logging.getLogger(__name__)
 
+ACCEPT_RETRY = 0.5  # seconds, after a lack of descriptors, say
 Deliver = Callable[[ToPrefill | ToDecode], None]
 ACCEPT_RETRY = 1.0  # seconds after a connection that could not be taken
 

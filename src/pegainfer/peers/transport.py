@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -115,17 +116,12 @@ class Shared:
         self._mapped: dict[tuple[str, int], Bytes] = {}  # by session and slab
 
     def listen(self) -> socket.socket:
-        path = Path(self._address.path)
+        self._remove_stale()
         listener = socket.socket(socket.AF_UNIX)
         try:
-            if path.is_socket():  # a file of another kind refuses connections, too, and must stay
-                try:
-                    self.connect(1.0).close()
-                except ConnectionRefusedError:
-                    path.unlink()  # left by an engine that was killed
             old = os.umask(0o177)  # only this user may connect
             try:
-                listener.bind(str(path))
+                listener.bind(self._address.path)
             finally:
                 os.umask(old)
             listener.listen(BACKLOG)
@@ -133,6 +129,24 @@ class Shared:
             listener.close()
             raise _cannot_listen(self._address, error) from None
         return listener
+
+    def _remove_stale(self) -> None:
+        """Removes the socket of an engine that was killed. Raises ConfigError; other files stay."""
+        path = Path(self._address.path)
+        try:
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise ConfigError(
+                    "cannot listen for peers", expected="a socket, or no file yet", got="another file",
+                    where=self._address.text, remedy="choose another path",
+                )  # fmt: skip
+            try:
+                self.connect(1.0).close()
+            except ConnectionRefusedError:  # no process listens
+                path.unlink()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _cannot_listen(self._address, error) from None
 
     def connect(self, seconds: float) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
@@ -212,4 +226,6 @@ def _check(follows: Follows, out: Bytes) -> None:
 
 
 def _cannot_listen(address: Address, error: OSError) -> ConfigError:
-    return ConfigError("cannot listen for peers", got=str(error), where=address.text)
+    return ConfigError(
+        "cannot listen for peers", got=str(error), where=address.text, remedy="choose another --peer-listen"
+    )

@@ -73,6 +73,7 @@ def test_durations() -> None:
         ),
         (("a", "b", *NULL, "--role", "prefill"), "--role does not apply to several models"),
         (("a", "b", "--prefill-peers", "127.0.0.1:1"), "--prefill-peers does not apply to several models"),
+        (("a", "b", *NULL, "--role", "decode"), "--role does not apply to several models"),
         (("a", "b", "--device", "cuda"), "the memory of several models on a GPU must be planned"),
         (("a", "/nowhere/b.gguf"), "no such model"),
         ((*NULL, "--keep-alive", "5m"), "--keep-alive does not apply"),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pegainfer.app.config import EngineConfig
-from pegainfer.cli.flags import Given
+from pegainfer.cli.flags import Given, flag_fields, flag_of
 from pegainfer.cli.spec import build
-from pegainfer.cli.target import ModelFlags, Target, choose
+from pegainfer.cli.target import APPLIES, ModelFlags, Target, choose
 from pegainfer.contract.errors import ConfigError
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.null.runner import NullRunner
@@ -134,3 +134,31 @@ def test_dummy_weights_need_no_files(model: str, tmp_path: Path) -> None:
         assert chosen(model, device, load_format="dummy").spec.engine.load_format == "dummy"
     with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
         chosen(model, "cuda")
+
+
+def test_every_flag_applies_to_a_device() -> None:
+    flags = {flag_of(field) for field in flag_fields(EngineConfig)}
+    assert flags == {flag for obeyed in APPLIES.values() for flag in obeyed}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "reference"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_offload": 2**30, "kv_offload_disk": "/kv:1GiB", "snapshot_share": 0.1},
+        {"kv_offload": 2**30, "role": "prefill", "peer_listen": "127.0.0.1:7600", "peer_timeout": 2.0},
+        {"role": "decode", "prefill_peers": "127.0.0.1:7600", "peer_secret_file": "secret"},
+        {"quantization": "fp8"},
+    ],
+)
+def test_tiers_peers_and_formats_are_for_every_device_with_a_model(
+    model: str, device: str, options: dict[str, Any]
+) -> None:
+    typed = ["--" + name.replace("_", "-") for name in options]
+    engine = chosen(model, device, *typed, **options).spec.engine
+    assert {name: getattr(engine, name) for name in options} == options
+
+
+def test_a_gpu_is_shared_by_several_ranks_alone(model: str) -> None:
+    with pytest.raises(ConfigError, match="no other ranks to share the GPU with"):
+        chosen(model, "cuda", "--share-gpu", share_gpu=True)
