@@ -29,10 +29,14 @@ MIXTURES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def gpu() -> None:
+@pytest.fixture(params=["packed", "expanded"], autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the GPU holds: these models are small, so that they would always be expanded."""
     if (reason := probe()) is not None:
         pytest.skip(reason)
+    if request.param == "packed":
+        keep = lambda model, groups, budget, *rest, **named: (model, budget)  # noqa: E731
+        monkeypatch.setattr("pegainfer.app.gpu.quicker_form", keep)
 
 
 def check(path: Path, ids: list[int], wanted: list[TokenLogprob], **engine: Any) -> None:
