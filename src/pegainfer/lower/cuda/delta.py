@@ -32,7 +32,7 @@ BLOCKS_PER_SM = 8  # of a chunk kernel, at most: each then takes several chunks 
 
 @handles("causal_conv_silu")
 def _causal_conv_silu(c: LoweringContext) -> None:
-    _one_dtype(c, "x", "out", "conv")
+    c.one_dtype("x", "out", "conv")
     _convolve(c, c.address("out"), c.address("x"), c.sizes["F"])
 
 
@@ -55,7 +55,7 @@ def _convolve(c: LoweringContext, out: Place, x: Place, x_stride: int) -> None:
 
 @handles("gated_delta_rule")
 def _gated_delta_rule(c: LoweringContext) -> None:
-    _one_dtype(c, "qkv", "out", "a", "b")
+    c.one_dtype("qkv", "out", "a", "b")
     out, qkv, a, b = (c.address(name) for name in ("out", "qkv", "a", "b"))
     _delta_rule(c, out, qkv, a, b, c.sizes["H"], c.call.attrs["eps"])
 
@@ -109,7 +109,7 @@ def _by_chunks(c: LoweringContext, args: Struct) -> None:
 @handles("gated_rms_norm")
 def _gated_rms_norm(c: LoweringContext) -> None:
     s = c.sizes
-    _one_dtype(c, "x", "out", "gate")
+    c.one_dtype("x", "out", "gate")
     out, x, gate = (c.address(name) for name in ("out", "x", "gate"))
     _gated_norm(c, out, x, gate, c.vector("weight"), s["H"], s["D"], s["H"] * s["D"])
 
@@ -186,14 +186,14 @@ def _key_heads(c: LoweringContext) -> int:
 
 @handles("sigmoid_gate")
 def _sigmoid_gate(c: LoweringContext) -> None:
-    _one_dtype(c, "x", "gate")
+    c.one_dtype("x", "gate")
     _gate(c, c.address("gate"), c.sizes["A"], c.sizes["A"])
 
 
 @handles("gate_heads")
 def _gate_heads(c: LoweringContext) -> None:
     """The gate's heads come last."""
-    s, dtype = c.sizes, _one_dtype(c, "x", "heads")
+    s, dtype = c.sizes, c.one_dtype("x", "heads")
     before = (s["E"] - s["H"]) * s["D"]
     _gate(c, c.address("heads") + before * item_bytes(dtype), s["H"] * s["D"], s["E"] * s["D"])
 
@@ -216,12 +216,3 @@ def _rows(c: LoweringContext) -> dict[str, Place]:
 def _layer(c: LoweringContext, state: str, elements: int) -> Place:
     """Address of the layer's part of state 0, where a layer has so many elements."""
     return c.address(state) + int(c.call.attrs["layer"]) * elements * item_bytes(c.dtype(state))
-
-
-def _one_dtype(c: LoweringContext, first: str, *others: str) -> str:
-    """The dtype that all of these operands have."""
-    dtype = c.dtype(first)
-    for name in others:
-        if c.dtype(name) != dtype:
-            raise c.refuse(f"dtype of {name}", dtype, c.dtype(name))
-    return dtype

@@ -80,6 +80,14 @@ class Operands:
         """One weight, or several as one (layouts: see WeightStore)."""
         return Place(Matrix(tuple(self.call.tensors[n].storage for n in names), dtype, layout))
 
+    def one_dtype(self, first: str, *others: str) -> str:
+        """The dtype that all of these operands have. Raises UnsupportedError where they differ."""
+        dtype = self.dtype(first)
+        for name in others:
+            if self.dtype(name) != dtype:
+                raise self.refuse(f"dtype of {name}", dtype, self.dtype(name))
+        return dtype
+
     def refuse(self, what: str, required: object, offered: object) -> UnsupportedError:
         """The error for an op that no kernel variant serves."""
         return UnsupportedError(

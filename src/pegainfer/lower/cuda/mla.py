@@ -41,7 +41,7 @@ PREFILL, EARLY = 1, 2
 
 @handles("head_linear")
 def _head_linear(c: LoweringContext) -> None:
-    s, dtype = c.sizes, _one_dtype(c, "a", "out")
+    s, dtype = c.sizes, c.one_dtype("a", "out")
     w = c.matrix("w", dtype=dtype)
     head_linear(c, c.address("out"), c.address("a"), w, dtype, s["N"], s["K"], s["B"] - s["K"])
 
@@ -89,7 +89,7 @@ def _rope_tail(c: LoweringContext) -> None:
 
 @handles("latent_append")
 def _latent_append(c: LoweringContext) -> None:
-    s, dtype = c.sizes, _one_dtype(c, "latent", "kv")
+    s, dtype = c.sizes, c.one_dtype("latent", "kv")
     args = _append_args(c, c.address("latent"), s["D"], "norm", None, 0)
     c.launch(f"latent_append_{dtype}", (blocks(s["T"], 8), 1, 1), 256, [args])
 
@@ -168,7 +168,7 @@ def choose_latent(p: AttentionProblem, target: Target) -> AttentionChoice:
 
 @handles("latent_attention")
 def _latent_attention(c: LoweringContext) -> None:
-    s, dtype = c.sizes, _one_dtype(c, "kv", "q", "out")
+    s, dtype = c.sizes, c.one_dtype("kv", "q", "out")
     p = _problem(c)
     if (wrong := latent_refusal(p, s["K"])) is not None:
         raise c.refuse("no kernel", *wrong)
@@ -286,12 +286,3 @@ def _layer(c: Operands) -> Place:
     """Address of the layer's part of block 0."""
     s = c.sizes
     return c.address("kv") + int(c.call.attrs["layer"]) * s["S"] * s["D"] * item_bytes(c.dtype("kv"))
-
-
-def _one_dtype(c: LoweringContext, first: str, *others: str) -> str:
-    """The dtype that all of these operands have."""
-    dtype = c.dtype(first)
-    for name in others:
-        if c.dtype(name) != dtype:
-            raise c.refuse(f"dtype of {name}", dtype, c.dtype(name))
-    return dtype
