@@ -124,3 +124,15 @@ def forced(
 
 def _run(runner: Runner, steps: Any, **parts: Any) -> StepResult:
     return runner.sample(runner.forward(StepPlan(step=next(steps), **parts))).wait()
+
+
+def score_errors(entries: list[TokenLogprob], ids: Array, logprobs: Array) -> Array:
+    """How far the log-probabilities of each text token's wanted ids [n, k] are from those wanted, absolute.
+
+    An id that is not among an entry's best counts as the last of them.
+    """
+    errors = []
+    for entry, wanted, exact in zip(entries, ids.tolist(), logprobs, strict=True):
+        top = dict(entry.top)
+        errors.append([top.get(i, entry.top[-1][1]) for i in wanted] - exact)
+    return np.abs(errors)

@@ -10,7 +10,7 @@ import pytest
 from pegainfer.runtime.cuda.driver import probe
 from tests.support.tinydeepseek import MODELS
 from tests.support.tinymodel import token_ids, write_checkpoint
-from tests.support.tinyrun import forced
+from tests.support.tinyrun import forced, score_errors
 
 GOLDEN = np.load(Path(__file__).parents[2] / "data" / "deepseek_v2" / "tiny.npz")
 MEAN, P99 = 0.06, 0.20  # nat, as in gate.py
@@ -40,11 +40,7 @@ def test_scores_of_a_text_are_those_of_transformers(
         folder, ids, name, 8, activation="auto", kv_dtype="auto", backend="cuda", cuda_graph=graphs
     )
     wanted, scores = GOLDEN[f"{name}.top_ids"][:first], GOLDEN[f"{name}.top_logprobs"][:first]
-    errors = []
-    for entry, best, logprobs in zip(entries, wanted.tolist(), scores, strict=True):
-        top = dict(entry.top)
-        errors.append([top.get(i, entry.top[-1][1]) for i in best] - logprobs)
-    found = np.abs(errors)
+    found = score_errors(entries, wanted, scores)
     print(f"mean {found.mean():.4f} p99 {np.quantile(found, 0.99):.4f} max {found.max():.4f} nat")
     assert found.mean() <= mean
     assert np.quantile(found, 0.99) <= p99

@@ -17,7 +17,7 @@ from tests.support.hybrid_traffic import check_coverage, memory_of, run
 from tests.support.tinymodel import token_ids, write_checkpoint
 from tests.support.tinyqwen3_5 import MODELS
 from tests.support.tinyqwen3_5moe import MODELS as MOE
-from tests.support.tinyrun import forced
+from tests.support.tinyrun import forced, score_errors
 
 FOLDER = Path(__file__).parents[2] / "data" / "qwen3_5"
 # Each model with the file of its golden values.
@@ -49,10 +49,7 @@ def test_scores_of_a_text_are_those_of_transformers(name: str, graphs: bool, tmp
     entries, _ = forced(
         folder, ids, name, 8, activation="auto", kv_dtype="auto", backend="cuda", cuda_graph=graphs
     )
-    best = zip(entries, golden[f"{name}.top_ids"].tolist(), golden[f"{name}.top_logprobs"], strict=True)
-    found = [(dict(entry.top), entry.top[-1][1], ids, logprobs) for entry, ids, logprobs in best]
-    scores = [[top.get(i, least) for i in ids] - logprobs for top, least, ids, logprobs in found]
-    errors = np.abs(scores)
+    errors = score_errors(entries, golden[f"{name}.top_ids"], golden[f"{name}.top_logprobs"])
     quantiles = ", ".join(f"p{q} {np.quantile(errors, q / 100):.4f}" for q in (90, 99, 100))
     print(f"mean {errors.mean():.4f} {quantiles} nat")
     assert errors.mean() <= MEAN

@@ -10,7 +10,7 @@ import pytest
 from pegainfer.runtime.cuda.driver import probe
 from tests.support.tinymodel import token_ids, write_checkpoint
 from tests.support.tinyqwen3moe import MODELS
-from tests.support.tinyrun import forced
+from tests.support.tinyrun import forced, score_errors
 
 NAME = "true_heads_bf16"
 GOLDEN = np.load(Path(__file__).parents[2] / "data" / "qwen3_moe" / "tiny.npz")
@@ -35,11 +35,7 @@ def test_scores_of_a_text_are_those_of_transformers(first: int, graphs: bool, tm
         folder, ids, NAME, 8, activation="auto", kv_dtype="auto", backend="cuda", cuda_graph=graphs
     )
     wanted, scores = GOLDEN[f"{NAME}.top_ids"][:first], GOLDEN[f"{NAME}.top_logprobs"][:first]
-    errors = []
-    for entry, best, logprobs in zip(entries, wanted.tolist(), scores, strict=False):
-        top = dict(entry.top)
-        errors.append([top.get(i, entry.top[-1][1]) for i in best] - logprobs)
-    found = np.abs(errors)
+    found = score_errors(entries, wanted, scores)
     assert len(found) == first
     quantiles = ", ".join(f"p{q} {np.quantile(found, q / 100):.4f}" for q in (95, 99, 100))
     print(f"mean {found.mean():.4f} {quantiles} nat")
