@@ -32,7 +32,7 @@ class _Served:
 
     seq: Sequence
     export: Export
-    ended: bool = False  # the peer was told that no more blocks come
+    ended: bool = False  # the message that no more blocks come has been sent
 
 
 class Peering:

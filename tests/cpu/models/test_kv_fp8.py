@@ -1,4 +1,5 @@
-"""A KV cache of 8-bit floats on the CPU: beside the references, with scales, and what is told of clipping."""
+"""A KV cache of 8-bit floats on the CPU: beside the references, with scales, and the warning about clipped
+values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a KV tier's records are told apart by."""
+"""Which differences between two engines give their KV tiers different digests."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class _Failure:
 
 @dataclass(slots=True)
 class _Notes(_Failure):
-    """Everything that observers are told about a request."""
+    """What is recorded about a request and passed to observers."""
 
     generations: list[Generation] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)  # seconds

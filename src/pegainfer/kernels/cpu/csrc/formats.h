@@ -32,8 +32,8 @@
 // clang-format on
 // Byte (j, row, i) of a q8_0 block is element 4j + i; of the others it holds element 4j + i in its low and
 // element 16 + 4j + i in its high nibble. Four consecutive columns of a row share a 32-bit lane, which is
-// what the 8-bit dot instructions sum over; fp8 meets float32 activations, so its columns stand apart. Rows
-// and blocks past the weight's last ones are zero.
+// what the 8-bit dot instructions sum over. Columns of fp8 are stored one after another, because they are
+// multiplied by float32 activations. Rows and blocks past the weight's last ones are zero.
 #pragma once
 
 #include <cstddef>
