@@ -98,7 +98,7 @@ async def until_idle(llm: AsyncLLM) -> None:
 
 def test_who_leaves_cancels_and_who_is_aborted_ends() -> None:
     async def main() -> None:
-        async with over_null() as llm:
+        async with over_null(step_seconds=0.001) as llm:
             long = greedy(ignore_eos=True, max_tokens=4000)
             async with contextlib.aclosing(llm.generate("abc", long)) as outputs:
                 async for _ in outputs:
