@@ -46,16 +46,23 @@ class Engine:
     Args:
         make_policy: the line's own scheduling policy; None: the default scheduler.
         peers: connections to other engines, which the engine's loop closes; None: there are none.
+        kv_events: EngineConfig's `kv_events_config`.
     """
 
     runner: Runner
     info: EngineInfo
     make_policy: MakePolicy | None = None
     peers: PeerSide | None = None
+    kv_events: str = ""
 
     def policy(self, config: SchedulerConfig) -> StepPolicy:
-        """The policy that schedules this engine's steps."""
-        return (self.make_policy or Scheduler)(self.runner.info, config)
+        """The policy that schedules this engine's steps. Raises ConfigError, UnsupportedError."""
+        policy = (self.make_policy or Scheduler)(self.runner.info, config)
+        if self.kv_events:
+            from pegainfer.app.kv_events import publish_to
+
+            publish_to(policy, self.kv_events)
+        return policy
 
 
 def build_engine(
@@ -94,7 +101,7 @@ def build_engine(
         )
     seconds = {"read": read - started, **phases}
     told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
-    return Engine(runner, told, model.make_policy, peers)
+    return Engine(runner, told, model.make_policy, peers, config.kv_events_config)
 
 
 def engine_info(

@@ -125,6 +125,13 @@ class EngineConfig:
             "prompt, which is then computed here."
         },
     )
+    kv_events_config: str = field(
+        default="",
+        metadata={
+            "help": "JSON object that lets routers follow the prefix cache over ZeroMQ, as vLLM's: "
+            '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.'
+        },
+    )
     tensor_parallel_size: int = field(
         default=1,
         metadata={

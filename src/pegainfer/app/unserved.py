@@ -64,7 +64,6 @@ UNSERVED: dict[str, Unserved] = {
     "hf_file": Unserved("name it in the model: owner/model/FILE.gguf"),
     "hf_token": Unserved("set HF_TOKEN in the environment"),
     "keep": Unserved("an answer ends where the context is full", ("0",)),
-    "kv_events_config": Unserved("KV events are not published yet"),
     "kv_sharing_fast_prefill": switch("models that share KV among layers are not served yet", OFF),
     "kv_transfer_config": Unserved("KV transfer between servers is not served yet"),
     "logits_processors": Unserved(f"{NO_CODE}; requests have logit_bias and structured_outputs"),

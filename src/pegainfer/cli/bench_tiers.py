@@ -80,7 +80,7 @@ def tiers(
         found: dict[str, dict[int, Rung]] = {}
         for kind, offload in (("host", (host, "")), ("disk", (0, disk))):
             config = dataclasses.replace(engine, kv_offload=offload[0], kv_offload_disk=offload[1])
-            target = choose(model, flags, config, scheduler, given)
+            target = choose(model, flags, config, scheduler, given, text=False)
             found[kind] = _ladder(target.spec, bench)
     where = provenance(engine.threads or num_cores())
     print(f"{'tokens':>8} {'cold':>9} {'hit':>9} {'host':>9} {'disk':>9}   (ms, medians of {bench.rounds})")

@@ -80,6 +80,7 @@ _OF_ONE = {
     "--role": "start a server for each model that has peers",
     "--prefill-peers": "start a server for each model that has peers",
     "--kv-offload-disk": "leave it out: a folder is one engine's",
+    "--kv-events-config": "start a server for each model whose events are wanted",
 }
 
 
@@ -113,7 +114,9 @@ def choose_all(
         )  # fmt: skip
     # What the environment sets for one model is left aside.
     flags = dataclasses.replace(flags, model_path=None, revision=None, tokenizer=None, chat_template=None)
-    engine = dataclasses.replace(engine, enable_lora=False, role="both", prefill_peers="", kv_offload_disk="")
+    engine = dataclasses.replace(
+        engine, enable_lora=False, role="both", prefill_peers="", kv_offload_disk="", kv_events_config=""
+    )
     targets = [_target(reference, flags, engine, scheduler, given) for reference in references]
     for path in [] if fleet.models_dir is None else _models_in(Path(fleet.models_dir).expanduser()):
         try:

@@ -120,4 +120,4 @@ def _build_null(spec: EngineSpec) -> Engine:
     )
     runner = null_ranks(config, spec.engine.tensor_parallel_size, data_ranks)
     info = engine_info(runner.info, spec.name, "NullModel", "null", spec.scheduler.max_logprobs)
-    return Engine(runner, info)
+    return Engine(runner, info, kv_events=spec.engine.kv_events_config)

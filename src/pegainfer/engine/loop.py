@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 
+from pegainfer.contract.closing import Closing
 from pegainfer.contract.codec import Call, Cancel, Trace
 from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
@@ -280,6 +281,8 @@ class EngineLoop:
         self._controls.close()
         if self._peers is not None:
             self._peers.close()
+        if isinstance(self._policy, Closing):
+            self._policy.close()
         try:
             self._runner.close()
         except Exception:

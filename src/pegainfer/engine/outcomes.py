@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from pegainfer.contract.errors import InvariantError, PegaError
@@ -12,6 +14,10 @@ from pegainfer.engine.fairness import DECODE_WEIGHT
 from pegainfer.engine.residents import Residents
 from pegainfer.engine.sequence import Sequence, Status
 from pegainfer.engine.stop import GrammarError, take_tokens
+
+if TYPE_CHECKING:
+    from pegainfer.contract.kv_events import KVEventSink
+    from pegainfer.engine.cache_events import CacheEvents
 
 
 class Outcomes:
@@ -25,6 +31,7 @@ class Outcomes:
         self._kvs = [home.kv for home in residents.homes]  # by data-parallel rank
         self._unit = residents.unit
         self._has_windows = self._kvs[0].has_windows
+        self._kv_events: CacheEvents | None = None
 
     def open(self, family: list[Sequence]) -> None:
         self.live[family[0].request.id] = family
@@ -81,8 +88,21 @@ class Outcomes:
             tiering = self._residents.tiering
             tiering.now = now
             tiering.end_transfers(result.landed, result.failed, result.traffic)
+        if self._kv_events is not None:
+            self._kv_events.flush()
         self.counters.generation_tokens += extended
         return events
+
+    def publish_kv_events(self, sink: KVEventSink) -> None:
+        """Tells `sink` of what prompts can find, now and after each commit."""
+        from pegainfer.engine.cache_events import CacheEvents
+
+        self._kv_events = CacheEvents(sink, self._kvs)
+
+    def close(self) -> None:
+        """Closes the sink of KV events, where there is one."""
+        if self._kv_events is not None:
+            self._kv_events.close()
 
     def _row(
         self, seq: Sequence, row: Row, i: int, result: StepResult, now: float, events: list[TokenEvent]

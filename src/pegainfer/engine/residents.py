@@ -62,6 +62,7 @@ class Residents:
         """
         kv, copies = batch.home.kv.begin(seq.root, seq.hashes, hit, positions, step=batch.step)
         kv.owner = seq.owner
+        kv.adapter, kv.cache_salt = seq.request.adapter, seq.request.cache_salt
         seq.kv = kv
         seq.computed = seq.planned = hit.num_tokens
         batch.copies += copies

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pegainfer.contract.adapter import AdapterInfo, AdapterLoad
 from pegainfer.contract.errors import InvariantError, PegaError
@@ -34,6 +34,9 @@ from pegainfer.engine.planner import Planner
 from pegainfer.engine.residents import Residents
 from pegainfer.engine.sequence import Sequence, Status
 from pegainfer.engine.stats import scheduler_stats
+
+if TYPE_CHECKING:
+    from pegainfer.contract.kv_events import KVEventSink
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
@@ -83,6 +86,14 @@ class Scheduler:
         self._decoding: list[Sequence] = []
         self._decoding_drafts: list[int] = []
         self._step = 0
+
+    def publish_kv_events(self, sink: KVEventSink) -> None:
+        """See contract.kv_events.KVEventPolicy."""
+        self._outcomes.publish_kv_events(sink)
+
+    def close(self) -> None:
+        """See contract.closing.Closing."""
+        self._outcomes.close()
 
     # The door
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pegainfer.contract.errors import InvariantError
 from pegainfer.kv.eviction import NOBODY, OwnedBlocks, Owner
@@ -28,6 +28,7 @@ class BlockPool:
         "_free",
         "_index",
         "_keys",
+        "_observer",
         "_owners",
         "_refs",
         "_retired",
@@ -58,6 +59,7 @@ class BlockPool:
         )
         self._index: dict[bytes, int] = {}
         self._deferred: dict[int, list[int]] = {}  # step -> one entry a reference
+        self._observer: tuple[Callable[[bytes], None], Callable[[bytes], None]] | None = None
         self._retired = 0  # the highest retired step; steps count from 1
 
     @property
@@ -98,6 +100,13 @@ class BlockPool:
     def cached_key(self, block: int) -> bytes | None:
         """The key of a cached block; None for a block in another state."""
         return self._keys[block] if block in self._cached else None
+
+    def observe(self, stored: Callable[[bytes], None], removed: Callable[[bytes], None]) -> None:
+        """Calls `stored` for each key that finds a block, now or later, and `removed` when it finds none.
+        `forget_all` calls nothing."""
+        self._observer = stored, removed
+        for key in self._index:
+            stored(key)
 
     def adopt(self, stored: Iterable[tuple[int, bytes]]) -> None:
         """Caches what free blocks hold since an earlier run: (block, key), the first to be evicted first.
@@ -200,6 +209,8 @@ class BlockPool:
         self._keys[block] = key
         self._index[key] = block
         self._owners[block] = owner
+        if self._observer is not None:
+            self._observer[0](key)
 
     def discard(self, block: int, key: bytes) -> None:
         """Forgets a cached block that still holds `key`, so that it is free; otherwise does nothing."""
@@ -249,6 +260,8 @@ class BlockPool:
         del self._index[key]
         self._keys[block] = None
         self._uses[block] = 0
+        if self._observer is not None:
+            self._observer[1](key)
 
     def check_integrity(self, holders: Counter[int] | None = None) -> None:
         """Raises InvariantError. `holders`: references by block that live tables should account for."""
@@ -260,15 +273,10 @@ class BlockPool:
         free, cached = set(self._free), set(self._cached)
         if len(free) != len(self._free):
             fail("a block stands twice in the free list")
-        if (
-            used & free
-            or used & cached
-            or free & cached
-            or len(used) + len(free) + len(cached) != self.num_blocks
-        ):
-            fail(
-                f"{len(used)} used, {len(free)} free, {len(cached)} cached do not partition {self.num_blocks}"
-            )
+        total = len(used) + len(free) + len(cached)
+        if used & free or used & cached or free & cached or total != self.num_blocks:
+            sizes = f"{len(used)} used, {len(free)} free, {len(cached)} cached"
+            fail(f"{sizes} do not partition {self.num_blocks}")
         if any(r < 0 for r in self._refs):
             fail("a reference count is negative")
         if any(self._keys[b] is not None for b in free) or any(self._keys[b] is None for b in cached):

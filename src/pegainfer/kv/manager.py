@@ -6,6 +6,7 @@ import itertools
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import hash_blocks, pack_tokens
@@ -18,6 +19,9 @@ from pegainfer.kv.prefix import PrefixHit, find_prefix, first_in_window
 from pegainfer.kv.states import StateKeeper
 from pegainfer.kv.tables import UNBOUNDED, Growth, SequenceBlocks, held
 from pegainfer.kv.tiers import Tiers
+
+if TYPE_CHECKING:
+    from pegainfer.kv.events import KVEvents
 
 
 class KVManager:
@@ -41,9 +45,7 @@ class KVManager:
             ids: of transfers; ranks share them.
         """
         if not spec.groups or len(spec.groups) != len(num_blocks):
-            raise ConfigError(
-                "KV groups and their block counts differ", expected=len(spec.groups), got=num_blocks
-            )
+            raise ConfigError("KV groups and block counts differ", expected=len(spec.groups), got=num_blocks)
         self.groups = spec.groups
         self._rank = rank
         self.prefix_cache = prefix_cache
@@ -67,6 +69,7 @@ class KVManager:
         self.has_windows = bool(self._windows)
         self._live: set[SequenceBlocks] = set()
         self._epoch = 0  # how often the prefix cache was reset
+        self.events: KVEvents | None = None  # told of what prompts can find
 
     # What fits
 
@@ -101,9 +104,8 @@ class KVManager:
 
     def cached_tokens(self, hashes: Sequence[bytes], num_tokens: int, hit: PrefixHit) -> int:
         """Tokens of the longest usable prefix in any tier; `hit` is what `find` found for the same tokens."""
-        return (
-            hit.num_tokens if self.tiers is None else max(hit.num_tokens, self.tiers.find(hashes, num_tokens))
-        )
+        below = 0 if self.tiers is None else self.tiers.find(hashes, num_tokens)
+        return max(hit.num_tokens, below)
 
     # The life of a sequence's tables
 
@@ -133,8 +135,7 @@ class KVManager:
 
     def _left_by(self, hit: PrefixHit, g: int) -> int:
         """Available blocks of a group once the hit's cached blocks are revived."""
-        pool = self.pools[g]
-        return pool.available - pool.num_idle(held(hit.blocks[g]))
+        return self.pools[g].available - self.pools[g].num_idle(held(hit.blocks[g]))
 
     def begin(
         self, root: bytes, hashes: Sequence[bytes], hit: PrefixHit, positions: int, *, step: int
@@ -190,10 +191,9 @@ class KVManager:
                 return None
         if any(pool.available < 1 for _, _, pool in self._states):
             return None
-        child = SequenceBlocks(
-            parent.root, parent.hashes[: computed // self.unit], len(self.groups), parent.epoch
-        )
-        child.owner = parent.owner
+        hashes = parent.hashes[: computed // self.unit]
+        child = SequenceBlocks(parent.root, hashes, len(self.groups), parent.epoch)
+        child.owner, child.adapter, child.cache_salt = parent.owner, parent.adapter, parent.cache_salt
         child.published = len(child.hashes)  # the parent publishes them
         copies: list[BlockCopy] = []
         for g, group in enumerate(self.groups):
@@ -252,6 +252,8 @@ class KVManager:
                 if end % group.block_size == 0:
                     block = seq.tables[g][end // group.block_size - 1]
                     if block != NO_BLOCK:
+                        if self.events is not None:
+                            self.events.describe(g, seq, tokens, i)
                         pool.publish(block, seq.hashes[i], seq.owner)
         seq.published = units
 
@@ -271,6 +273,8 @@ class KVManager:
             pool.forget_all()
         if self.tiers is not None:
             self.tiers.reset()
+        if self.events is not None:
+            self.events.reset()
 
     def retire(self, step: int) -> None:
         """Step `step` is committed; what was released after it becomes free."""

@@ -26,6 +26,8 @@ class SequenceBlocks:
     """One sequence's block tables. Owned by the sequence from `begin` or `fork` until `release`."""
 
     __slots__ = (
+        "adapter",
+        "cache_salt",
         "capacity",
         "epoch",
         "firsts",
@@ -42,6 +44,9 @@ class SequenceBlocks:
     def __init__(self, root: bytes, hashes: Sequence[bytes], num_groups: int, epoch: int = 0) -> None:
         self.owner = NOBODY  # of the blocks that it publishes
         self.root = root  # parent of the first hash
+        # What the root stands for, where KV events are published.
+        self.adapter: str | None = None
+        self.cache_salt = ""
         self.hashes = list(hashes)  # one a full unit, of prompt tokens and of what was computed since
         self.published = 0  # units that were offered to the prefix index
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]

@@ -77,6 +77,11 @@ class Tiers:
         self._hit_tokens = [0] * len(tiers)
         self._failures = [0] * len(tiers)
 
+    def kept_pools(self, g: int) -> list[tuple[str, BlockPool]]:
+        """Kind and pool of each tier that this engine keeps blocks of a group in; peers keep their own."""
+        pools = self._levels[g].pools[1:]
+        return [(t.kind, pool) for t, pool in zip(self._tiers, pools, strict=True) if t.kind != "peer"]
+
     @property
     def in_flight(self) -> int:
         """Transfers that have not ended."""

@@ -1,0 +1,180 @@
+"""Publishes KV events over ZeroMQ, as vLLM does: `--kv-events-config`.
+
+A message has three parts: the topic, a sequence number (8 bytes, big-endian), and a msgpack array of the time
+(seconds since 1970), the events of one step, and the data-parallel rank. A subscriber that lacks messages
+asks the replay endpoint for them by the first number that it lacks; numbers and batches follow, then the
+number -1 with nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from pegainfer.contract.errors import ConfigError, UnsupportedError
+from pegainfer.contract.kv_events import KVEvent, KVEventPolicy
+from pegainfer.contract.step import StepPolicy
+
+if TYPE_CHECKING:
+    import zmq
+
+log = logging.getLogger(__name__)
+
+WHERE = "kv_events_config"
+CLOSE_SECONDS = 1.0
+POLL_MILLISECONDS = 100
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields and defaults of vLLM's option of the same name."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] | None = None  # None: zmq where events are on
+    endpoint: str = "tcp://*:5557"  # bound where it has a *, or is no TCP address; else connected to
+    replay_endpoint: str | None = None  # bound; None: nothing can be asked for again
+    buffer_steps: int = 10_000  # batches that can be asked for again
+    hwm: int = 100_000  # messages that wait for a slow subscriber; more are dropped
+    max_queue_size: int = 100_000  # batches that wait for the publisher's thread; more are dropped
+    topic: str = ""
+
+
+def read_config(given: str | Mapping[str, Any]) -> KVEventsConfig | None:
+    """The option's value, None where nothing shall be published. Raises ConfigError."""
+    if not given:
+        return None
+    try:
+        if isinstance(given, str):
+            config = msgspec.json.decode(given, type=KVEventsConfig)
+        else:
+            config = msgspec.convert(given, KVEventsConfig)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise ConfigError(
+            "bad kv_events_config", expected='a JSON object, as {"enable_kv_cache_events": true}',
+            got=f"{error!s:.200}", where=WHERE,
+        ) from None  # fmt: skip
+    if min(config.buffer_steps, config.hwm, config.max_queue_size) < 1:
+        raise ConfigError(
+            "bad kv_events_config", expected="sizes of 1 or more", got=f"{given!s:.200}", where=WHERE
+        )
+    on = config.enable_kv_cache_events and config.publisher != "null"
+    return config if on else None
+
+
+class Publisher:
+    """Implements contract.kv_events.KVEventSink with a thread that owns the sockets."""
+
+    def __init__(self, config: KVEventsConfig) -> None:
+        """Raises ConfigError where ZeroMQ is not installed, or an endpoint cannot be used."""
+        try:
+            import zmq
+        except ImportError:
+            raise ConfigError(
+                "KV events need pyzmq", got="it is not installed", where=WHERE,
+                remedy="pip install 'pegainfer[kv-events]'",
+            ) from None  # fmt: skip
+        self._topic = config.topic.encode()
+        self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._number = 0  # of the next message
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(config.max_queue_size)
+        self._dropped = 0  # batches since the last message about it
+        self._encoder = msgspec.msgpack.Encoder()
+        self._ended = threading.Event()
+        self._replay: zmq.Socket[bytes] | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.linger = int(CLOSE_SECONDS * 1e3)
+        endpoint = config.endpoint
+        try:
+            self._events = self._context.socket(zmq.PUB)
+            self._events.set_hwm(config.hwm)
+            remote = endpoint.startswith("tcp://") and "*" not in endpoint and "::" not in endpoint
+            (self._events.connect if remote else self._events.bind)(endpoint)
+            if config.replay_endpoint is not None:
+                endpoint = config.replay_endpoint
+                self._replay = self._context.socket(zmq.ROUTER)
+                self._replay.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(
+                "KV events cannot be published", got=f"{endpoint}: {error}", where=WHERE,
+                remedy="name another endpoint, as tcp://*:5558",
+            ) from None  # fmt: skip
+        log.info("KV events, which hold the token ids of prompts, go to %s", config.endpoint)
+        self._thread = threading.Thread(target=self._work, name="kv events", daemon=True)
+        self._thread.start()
+
+    def publish(self, events: Sequence[KVEvent], data_rank: int) -> None:
+        # Encoded at once: the caller goes on to change its lists.
+        batch = self._encoder.encode((time.time(), events, data_rank))
+        try:
+            self._waiting.put_nowait(batch)
+        except queue.Full:
+            if not self._dropped:
+                log.warning("KV events are dropped: %d batches wait to be sent", self._waiting.maxsize)
+            self._dropped += 1
+
+    def close(self) -> None:
+        self._ended.set()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        self._thread.join(2 * CLOSE_SECONDS)
+
+    # On the thread
+
+    def _work(self) -> None:
+        try:
+            while not self._ended.is_set():
+                if self._replay is not None and self._replay.poll(0):
+                    self._answer(self._replay)
+                with contextlib.suppress(queue.Empty):
+                    self._send(self._waiting.get(timeout=POLL_MILLISECONDS / 1e3))
+            deadline = time.monotonic() + CLOSE_SECONDS
+            while not self._waiting.empty() and time.monotonic() < deadline:
+                self._send(self._waiting.get())
+        except Exception:
+            log.exception("KV events are not published any more")
+        finally:
+            self._context.destroy()
+
+    def _send(self, batch: bytes | None) -> None:
+        if batch is None:
+            return
+        if self._dropped:
+            # Their numbers are left out, so that subscribers notice.
+            self._number, self._dropped = self._number + self._dropped, 0
+        self._events.send_multipart((self._topic, self._number.to_bytes(8, "big"), batch))
+        self._sent.append((self._number, batch))
+        self._number += 1
+
+    def _answer(self, replay: Any) -> None:
+        """Sends what was asked for; a request that is no number is ignored."""
+        client, *rest = replay.recv_multipart()
+        if len(rest) != 2 or len(rest[1]) != 8:
+            log.warning("a request for KV events is ignored; expected 8 bytes, got %r", rest[-1:])
+            return
+        first = int.from_bytes(rest[1], "big")
+        for number, batch in list(self._sent):
+            if number >= first:
+                replay.send_multipart((client, b"", number.to_bytes(8, "big"), batch))
+        replay.send_multipart((client, b"", END, b""))
+
+
+def publish_to(policy: StepPolicy, given: str | Mapping[str, Any]) -> None:
+    """Publishes the prefix cache of a policy as the option says.
+
+    Raises ConfigError, and UnsupportedError where the policy has no events.
+    """
+    config = read_config(given)
+    if config is None:
+        return
+    if not isinstance(policy, KVEventPolicy):
+        raise UnsupportedError("this model's step policy has no KV events", got=type(policy).__name__)
+    policy.publish_kv_events(Publisher(config))

@@ -1,0 +1,67 @@
+"""What routers learn of an engine's prefix cache, in the form of vLLM 0.26's KV events.
+
+Source of names and fields: vLLM, `vllm/distributed/kv_events.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+# Where a block lies, by the kind of its pool.
+MEDIA = {"device": "GPU", "host": "CPU", "disk": "DISK"}
+
+
+class BlockStored(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
+    """Blocks that prompts can find in a medium from now on; each follows the one before."""
+
+    block_hashes: list[int]  # unsigned, 64 bits
+    parent_block_hash: int | None  # of the block before the first; None at the start of a prompt
+    token_ids: list[int]  # of all blocks; empty where an earlier run left them on a disk
+    block_size: int  # tokens
+    lora_id: None = msgspec.field(default_factory=lambda: None)  # vLLM's old name for lora_name, always sent
+    medium: str | None
+    lora_name: str | None
+    # One a block: what its hash depends on beside tokens, the adapter's name and the first block's salt.
+    extra_keys: list[tuple[str, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
+    """Blocks that a medium does not have any more."""
+
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
+    """No medium has a block any more."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KVEventSink(Protocol):
+    """Publishes events. Called on the engine's thread."""
+
+    def publish(self, events: Sequence[KVEvent], data_rank: int) -> None:
+        """Passes on what one step changed; never blocks and never raises."""
+
+    def close(self) -> None:
+        """Sends what was passed on, for a second at most, and ends."""
+
+
+@runtime_checkable
+class KVEventPolicy(Protocol):
+    """A policy that can tell of its prefix cache, beside contract.step.StepPolicy."""
+
+    def publish_kv_events(self, sink: KVEventSink) -> None:
+        """Tells `sink` of the blocks that prompts can find now, and of changes after each commit.
+
+        The policy's `close` closes it.
+        """
