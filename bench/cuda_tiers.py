@@ -27,7 +27,7 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.layout import group_bytes
 
 HOST = 1  # the pool's number
-A_PLAN = 32  # transfers that one plan begins in each direction
+A_PLAN = 128  # transfers that one plan begins in each direction
 PATIENCE = 60.0  # seconds for which transfers are waited for
 MOST_STEPS = 1000  # of decoding beside transfers
 
@@ -61,12 +61,10 @@ class Traffic(Bench):
         return i.to_bytes(32, "little")
 
     def move(self, *ways: Iterable[Transfer]) -> float:
-        """Seconds until all of these transfers have ended, without any other work."""
+        """Seconds until all of these transfers have ended, which one plan begins, without any other work."""
+        moved = tuple(itertools.chain(*ways))
         began = time.perf_counter()
-        left = 0
-        for batch in itertools.zip_longest(*ways):
-            moved = tuple(t for t in batch if t is not None)
-            left += len(moved) - self._ended(self.start(transfers=moved).wait())
+        left = len(moved) - self._ended(self.start(transfers=moved).wait())
         while left:
             left -= self._ended(self.start(wait_transfers=True).wait())
             if time.perf_counter() - began > PATIENCE:
