@@ -106,8 +106,8 @@ class EngineConfig:
     peer_listen: str = field(
         default="127.0.0.1:7600",
         metadata={
-            "help": "With --role prefill: where decode engines connect, HOST:PORT or unix:PATH; the latter "
-            "shares memory with engines on this host."
+            "help": "With --role prefill: where decode engines connect, HOST:PORT, unix:PATH, which shares "
+            "memory with engines on this host, or nixl:HOST:PORT, which moves blocks through NIXL."
         },
     )
     prefill_peers: str = field(

@@ -24,7 +24,7 @@ from pegainfer.contract.errors import PegaError
 from pegainfer.contract.peers import Ended, Prefill, Produced, Release
 from pegainfer.peers.config import PeerOptions
 
-VERSION = 2  # raised with every change of the protocol
+VERSION = 3  # raised with every change of the protocol
 NONCE_BYTES = 16
 MAX_FRAME = 64 << 20  # bytes
 MAX_GREETING = 4096  # bytes of a frame before the other side has proved itself
@@ -80,7 +80,15 @@ class Follows(msgspec.Struct, frozen=True, tag="follows"):
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied"):
-    """Client to server: the shared memory was read. Server to client: it was held until then."""
+    """Client to server: the memory was read. Server to client: it was held until then."""
+
+
+class Readable(msgspec.Struct, frozen=True, tag="readable"):
+    """Server to client: a block's content can be read from this address through NIXL."""
+
+    nbytes: int
+    address: int
+    metadata: bytes = b""  # of the server's NIXL agent, where it has changed for this connection
 
 
 Message = (
@@ -93,6 +101,7 @@ Message = (
     | Fetch
     | Follows
     | Copied
+    | Readable
     | Prefill
     | Release
     | Produced

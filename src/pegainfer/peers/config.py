@@ -15,12 +15,13 @@ MOST_PATH = 107  # bytes of a Unix socket's path, sockaddr_un(7)
 
 @dataclass(frozen=True)
 class Address:
-    """HOST:PORT for TCP, or the path of a Unix socket, over which memory is shared."""
+    """HOST:PORT for TCP, the path of a Unix socket, over which memory is shared, or nixl:HOST:PORT."""
 
     text: str
     host: str = ""
     port: int = 0
     path: str = ""
+    nixl: bool = False  # blocks are read through NIXL
 
     @property
     def is_local(self) -> bool:
@@ -51,15 +52,19 @@ def parse_address(text: str, where: str) -> Address:
     """Raises ConfigError."""
     if text.startswith("unix:") and len(text) > 5:
         return Address(text, path=_socket_path(text, where))
-    host, _, port = text.rpartition(":")
+    nixl = text.startswith("nixl:")
+    host, _, port = text.removeprefix("nixl:").rpartition(":")
     host = host.strip("[]")
     # Five digits at most, because int() refuses very long numbers.
     is_port = port.isdecimal() and len(port) <= 5 and int(port) <= 65535
     if not host or not is_port or not _can_be_looked_up(host):
         raise ConfigError(
-            "bad address of a peer", expected="HOST:PORT or unix:PATH", got=repr(text), where=where
+            "bad address of a peer",
+            expected="HOST:PORT, unix:PATH or nixl:HOST:PORT",
+            got=repr(text),
+            where=where,
         )
-    return Address(text, host=host, port=int(port))
+    return Address(text, host=host, port=int(port), nixl=nixl)
 
 
 def _socket_path(text: str, where: str) -> str:

@@ -1,8 +1,9 @@
 """How a block's bytes get from one engine to another: through a TCP socket, or in memory that both map.
 
-Both kinds listen, connect, send a block and receive one. Over a Unix socket the reader gets the descriptor of
-the memory that the block lies in and copies it from there. The sender holds the block until the reader says
-that the copy is made, and confirms that; without the confirmation the reader discards its copy.
+A third way is NIXL's (nixl.py). All kinds listen, connect, send a block and receive one. Over a Unix socket
+the reader gets the descriptor of the memory that the block lies in and copies it from there. The sender holds
+the block until the reader says that the copy is made, and confirms that; without the confirmation the reader
+discards its copy.
 """
 
 from __future__ import annotations
@@ -199,8 +200,16 @@ class Shared:
                 del self._mapped[place]
 
 
-def transport_of(address: Address, memory: SharedMemory | None = None) -> Tcp | Shared:
-    """The transport of an address; `memory`: of the blocks that it sends."""
+def transport_of(address: Address, memory: SharedMemory | None = None) -> Transport:
+    """The transport of an address. Raises ConfigError where it needs a library that is not there.
+
+    Args:
+        memory: of the blocks that it sends, where that can be shared.
+    """
+    if address.nixl:
+        from pegainfer.peers.nixl import Nixl
+
+        return Nixl(address)
     return Shared(address, memory) if address.path else Tcp(address)
 
 

@@ -80,7 +80,8 @@ def prefill_engine(
 ) -> tuple[InProcessEngine, str]:
     """A prefill engine, and the address at which it listens."""
     engine = make(model, role="prefill", peer_listen=listen, **{"kv_offload": 8 << 20, **more})
-    return engine, listen if listen.startswith("unix:") else f"127.0.0.1:{port_of(engine)}"
+    scheme = "nixl:" if listen.startswith("nixl:") else ""
+    return engine, listen if listen.startswith("unix:") else f"{scheme}127.0.0.1:{port_of(engine)}"
 
 
 def decode_engine(make: Make, model: Path, *addresses: str, **more: Any) -> InProcessEngine:
@@ -140,12 +141,21 @@ def wait_released(prefill: InProcessEngine) -> None:
     policy.check_integrity()
 
 
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_the_tokens_of_one_engine_come_from_two(kind: str, make: Make, model: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NIXL's connections stay on this machine."""
+    monkeypatch.setenv("UCX_TLS", "tcp,self,sysv,posix,cma")
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix", "nixl"])
+def test_the_tokens_of_one_engine_come_from_two(
+    kind: str, make: Make, model: Path, tmp_path: Path, loopback: None
+) -> None:
     batch = requests(8)
     want = tokens_of(answer(make(model), batch, {}))
-    listen = "127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path / 'peer.sock'}"
-    prefill, address = prefill_engine(make, model, listen)
+    listens = {"tcp": "127.0.0.1:0", "unix": f"unix:{tmp_path / 'peer.sock'}", "nixl": "nixl:127.0.0.1:0"}
+    prefill, address = prefill_engine(make, model, listens[kind])
     decode = decode_engine(make, model, address)
     assert tokens_of(answer(decode, batch, {})) == want
     (stats,) = peer_stats(decode)
@@ -234,17 +244,17 @@ def test_a_reset_uses_nothing_that_was_offered_before(make: Make, model: Path) -
     wait_released(prefill)
 
 
-# Deaths: the engine that dies is a fork, so that it can be killed, and needs no import.
+# Deaths: the engine that dies is a process of its own. A fork needs no import, but NIXL's threads do not
+# outlive one.
 
-FORK: Any = multiprocessing.get_context("fork")
 
-
-def prefill_child(model: Path, pipe: Connection) -> None:
+def prefill_child(model: Path, pipe: Connection, scheme: str = "") -> None:
     """A prefill engine, until it is killed."""
-    config = dataclasses.replace(CONFIG, role="prefill", peer_listen="127.0.0.1:0", kv_offload=8 << 20)
+    listen = f"{scheme}127.0.0.1:0"
+    config = dataclasses.replace(CONFIG, role="prefill", peer_listen=listen, kv_offload=8 << 20)
     built = build_engine(model, "m", config, SCHEDULER)
     engine = InProcessEngine(built.runner, built.info, SCHEDULER, peers=built.peers)
-    pipe.send(f"127.0.0.1:{port_of(engine)}")
+    pipe.send(f"{scheme}127.0.0.1:{port_of(engine)}")
     while True:
         time.sleep(60)
 
@@ -261,9 +271,10 @@ def decode_child(model: Path, pipe: Connection) -> None:
 
 
 @contextlib.contextmanager
-def child(work: Callable[[Path, Connection], None], model: Path) -> Iterator[tuple[Any, Connection]]:
-    here, there = FORK.Pipe()
-    process = FORK.Process(target=work, args=(model, there), daemon=True)
+def child(work: Callable[..., None], model: Path, *args: str) -> Iterator[tuple[Any, Connection]]:
+    context: Any = multiprocessing.get_context("spawn" if "nixl:" in args else "fork")
+    here, there = context.Pipe()
+    process = context.Process(target=work, args=(model, there, *args), daemon=True)
     process.start()
     there.close()
     try:
@@ -274,13 +285,14 @@ def child(work: Callable[[Path, Connection], None], model: Path) -> Iterator[tup
         here.close()
 
 
+@pytest.mark.parametrize("scheme", ["", "nixl:"], ids=["tcp", "nixl"])
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
 def test_requests_survive_a_prefill_engine_that_dies_or_hangs(
-    death: signal.Signals, make: Make, model: Path
+    death: signal.Signals, scheme: str, make: Make, model: Path, loopback: None
 ) -> None:
     """It ends in the middle of a load; the decode server computes what it lacks, then is on its own."""
     batch = requests(6, seed=3) + requests(6, seed=9)
-    with child(prefill_child, model) as (process, pipe):
+    with child(prefill_child, model, scheme) as (process, pipe):
         assert pipe.poll(120)
         address = pipe.recv()
         want = tokens_of(answer(make(model), batch, {}))
