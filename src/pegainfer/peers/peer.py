@@ -13,7 +13,7 @@ from pegainfer.contract.peers import Ended, PeerStats, Prefill, Produced, Releas
 from pegainfer.kv.device.store import Bytes, StoreError
 from pegainfer.peers.channel import Channel, Fetch, PeerError, Ping, greet
 from pegainfer.peers.config import Address, PeerOptions
-from pegainfer.peers.transport import transport_of
+from pegainfer.peers.transports import transport_of
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from pegainfer.contract.peers import Ended, PeerStats, Prefill, Produced, Releas
 from pegainfer.kv.device.store import BlockStore, StoreError
 from pegainfer.peers.channel import Channel, Fetch, PeerError, Ping, Refused, admit
 from pegainfer.peers.config import Address, PeerOptions
-from pegainfer.peers.transport import SharedMemory, transport_of
+from pegainfer.peers.transport import SharedMemory
+from pegainfer.peers.transports import transport_of
 
 log = logging.getLogger(__name__)
 

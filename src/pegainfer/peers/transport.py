@@ -200,19 +200,6 @@ class Shared:
                 del self._mapped[place]
 
 
-def transport_of(address: Address, memory: SharedMemory | None = None) -> Transport:
-    """The transport of an address. Raises ConfigError where it needs a library that is not there.
-
-    Args:
-        memory: of the blocks that it sends, where that can be shared.
-    """
-    if address.nixl:
-        from pegainfer.peers.nixl import Nixl
-
-        return Nixl(address)
-    return Shared(address, memory) if address.path else Tcp(address)
-
-
 def _map(channel: Channel) -> Bytes:
     """Maps the memory whose descriptor comes next, read-only."""
     try:

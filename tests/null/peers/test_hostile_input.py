@@ -18,7 +18,7 @@ from pegainfer.peers.channel import Channel, PeerError, greet
 from pegainfer.peers.config import PeerOptions, parse_address, read_secret
 from pegainfer.peers.peer import Peer
 from pegainfer.peers.prefill import PrefillSide
-from pegainfer.peers.transport import transport_of
+from pegainfer.peers.transports import transport_of
 
 OPTIONS = PeerOptions(digest=bytes(32), secret=b"", seconds=5.0)
 NO_UTF8 = b"\x81\xa4type\xa2\xff\xfe"  # {"type": "<no UTF-8>"} in msgpack

@@ -15,7 +15,7 @@ from pegainfer.kv.device.store import Bytes
 from pegainfer.peers.channel import Channel, PeerError, Readable
 from pegainfer.peers.config import parse_address
 from pegainfer.peers.nixl import Nixl
-from pegainfer.peers.transport import transport_of
+from pegainfer.peers.transports import transport_of
 
 SECONDS = 10.0
 
