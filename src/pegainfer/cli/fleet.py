@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from pegainfer import __version__
 from pegainfer.app.observers import observing
 from pegainfer.cli.fleet_flags import FleetFlags
@@ -93,7 +95,7 @@ class _Model:
     """One model that may be loaded."""
 
     def __init__(self, target: Target, http: HttpConfig, registry: Registry, store: ResponseStore) -> None:
-        self.target = dataclasses.replace(target, spec=dataclasses.replace(target.spec, gentle=True))
+        self.target = structs.replace(target, spec=structs.replace(target.spec, gentle=True))
         self._http = http
         self._registry = registry
         self._store = store
@@ -111,7 +113,7 @@ class _Model:
         facts = examine(self.target.model.path, spec.engine, spec.scheduler)
         if spec.engine.kv_cache_memory is None and facts.cache_bytes:
             engine = dataclasses.replace(spec.engine, kv_cache_memory=facts.cache_bytes)
-            self.target = dataclasses.replace(self.target, spec=dataclasses.replace(spec, engine=engine))
+            self.target = structs.replace(self.target, spec=structs.replace(spec, engine=engine))
         cache = facts.cache_bytes or spec.engine.kv_cache_memory or 0  # a GPU's is not divided yet
         return facts.weight_bytes + cache + PROCESS_BYTES
 

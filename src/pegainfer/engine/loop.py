@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from pegainfer.contract.closing import Closing
 from pegainfer.contract.codec import Call, Cancel, Trace
@@ -35,11 +36,13 @@ from pegainfer.engine.controls import Controls
 from pegainfer.engine.grammars import Grammars
 from pegainfer.engine.inbox import Inbox
 from pegainfer.engine.intake import Intake, Message
-from pegainfer.engine.peers import PeerFilter, Peers
 from pegainfer.engine.pipeline import Clock, Pipeline, describe
 from pegainfer.engine.sink import EngineSink
 from pegainfer.engine.snapshots import Snapshots
 from pegainfer.engine.watchdog import Progress
+
+if TYPE_CHECKING:
+    from pegainfer.engine.peers import Peers
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +74,13 @@ class EngineLoop:
         """
         self._runner = runner
         self._policy = policy
-        self._peers = Peers(peers, policy) if peers is not None else None
-        self._sink = sink = sink if self._peers is None else PeerFilter(sink)
+        self._peers: Peers | None = None
+        if peers is not None:
+            from pegainfer.engine.peers import PeerFilter, Peers
+
+            self._peers = Peers(peers, policy)
+            sink = PeerFilter(sink)
+        self._sink = sink
         self._clock = clock
         self._inbox: Inbox[Message | Trace | ToPrefill | ToDecode] = Inbox()
         self._grammars = Grammars(grammars, self._inbox.put, max_wait)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from pegainfer.frontend.grammar.compiler import json_options
 from pegainfer.frontend.grammar.schema import prepared
@@ -19,8 +20,7 @@ ANY_TEXT = "TEXT"  # a body that every text obeys
 MAX_CALLS = 32  # in one answer; without a bound a small model might call for ever
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """What stands around calls and around their arguments. {name} and {key} are filled in.
 
     No part may be the beginning of another that could stand in its place: a lexer takes the longest.
@@ -101,8 +101,7 @@ def split_markers(text: str) -> list[str]:
     return _MARKER.split(text)
 
 
-@dataclass
-class Lark:
+class Lark(msgspec.Struct):
     """A grammar under construction.
 
     special: the id of a special token by its name; such a token is no text to a grammar, so a marker that is
@@ -111,7 +110,7 @@ class Lark:
 
     special: Callable[[str], int | None]
     open_objects: bool = False
-    rules: list[str] = field(default_factory=list)
+    rules: list[str] = msgspec.field(default_factory=list)
     _count: int = 0
 
     def rule(self, body: str, *, attribute: str = "") -> str:
@@ -219,8 +218,7 @@ def _loose(tools: Sequence[Tool]) -> list[Tool]:
     return [tool if tool.strict else Tool(tool.name, {"type": "object"}) for tool in tools]
 
 
-@dataclass(frozen=True)
-class ThinkBudget:
+class ThinkBudget(msgspec.Struct, frozen=True):
     """tokens: that the model may think before `end` is the only token it may draw.
 
     start, end: ids of the markers; a text would not do, for thoughts themselves may spell one that is cut.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.reasoning.think import ThinkSyntax
@@ -21,8 +22,7 @@ _FURTHER = ("[ARGS]", "[CALL_ID]", "<|python_end|>")  # that models write and no
 AUTO, NONE = "auto", "none"
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(msgspec.Struct, frozen=True):
     """How a family writes calls, and the grammar's frame for the same."""
 
     name: str
