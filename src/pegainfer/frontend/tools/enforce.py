@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pegainfer.frontend.grammar.compiler import json_options
 from pegainfer.frontend.grammar.schema import prepared
@@ -176,9 +177,9 @@ def calls_or_text(lark: Lark, frame: Frame, tools: Sequence[Tool], *, single: bo
 def _without(lark: Lark, frame: Frame, tools: Sequence[Tool], marker: str, *, single: bool) -> str:
     """Calls whose first marker has been read."""
     if frame.open:
-        shorter = Frame(**{**frame.__dict__, "open": ""})
+        shorter = replace(frame, open="")
         return calls_only(lark, shorter, tools, single=single)
-    first = Frame(**{**frame.__dict__, "begin": frame.begin.removeprefix(marker)})
+    first = replace(frame, begin=frame.begin.removeprefix(marker))
     call = lark.rule(" | ".join(_call(lark, first, tool) for tool in tools))
     if single:
         return call
