@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ PROCESS_BYTES = 192 << 20  # of an engine's process beside weights and KV cache,
 
 def run_fleet(targets: Sequence[Target], http: HttpConfig, flags: FleetFlags, listener: socket.socket) -> int:
     """Serves the models until a signal ends it, and returns the exit code."""
+    logging.getLogger("pegainfer.models").setLevel(logging.INFO)  # what is loaded when is worth a line
     with observing(http.access_log, http.otlp_traces_endpoint) as observers, noted() as note:
         return run_loop(_run(targets, http, flags, listener, observers, note))
 
