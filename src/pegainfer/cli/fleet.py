@@ -42,7 +42,7 @@ PROCESS_BYTES = 192 << 20  # of an engine's process beside weights and KV cache,
 
 def run_fleet(targets: Sequence[Target], http: HttpConfig, flags: FleetFlags, listener: socket.socket) -> int:
     """Serves the models until a signal ends it, and returns the exit code."""
-    logging.getLogger("pegainfer.models").setLevel(logging.INFO)  # what is loaded when is worth a line
+    logging.getLogger("pegainfer.fleet").setLevel(logging.INFO)  # what is loaded when is worth a line
     with observing(http.access_log, http.otlp_traces_endpoint) as observers, noted() as note:
         return run_loop(_run(targets, http, flags, listener, observers, note))
 

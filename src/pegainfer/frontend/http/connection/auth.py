@@ -1,4 +1,4 @@
-"""Bearer keys. Every route but /health and /ready is closed, by the raw path, before routing looks at the request.
+"""Bearer keys. Every route but /health and /ready is closed, by the raw path, before any routing.
 
 An admin key opens all that other keys open, and besides what changes the server for everybody.
 A browser cannot show a bearer key when it opens a page, so the page's files may be opened besides.

@@ -22,7 +22,7 @@ from pegainfer.frontend.http.answer.registry import Registry
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fleet.fleet_member import FleetConfig, Loaded, Member, Place, State
 
-log = logging.getLogger("pegainfer.models")
+log = logging.getLogger("pegainfer.fleet")
 
 FAILED_SECONDS = 10.0  # after a load that failed, until the next request tries again
 RETRY_SECONDS = 2.0  # Retry-After of a request that does not wait for its model
