@@ -48,7 +48,7 @@ def test_files_for_servers_name_flags_and_variables_that_exist() -> None:
     # Of docker, apt, pip and useradd; and --arch and --folder of `pegainfer kernels build`.
     foreign = {"--arch", "--build-arg", "--create-home", "--folder", "--from", "--gpus", "--interval"}
     foreign |= {"--no-cache-dir", "--no-install-recommends", "--now", "--rm", "--start-period", "--time"}
-    foreign |= {"--uid", "--from-literal"}
+    foreign |= {"--uid", "--from-literal", "--no-deps"}
     text = "\n".join(p.read_text() for p in DEPLOY.iterdir() if p.is_file())
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     assert {"--host", "--port", "--access-log", "--drain-seconds", "--max-body-bytes"} <= named
