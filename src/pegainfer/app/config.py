@@ -246,11 +246,6 @@ class EngineConfig:
         if self.device_ordinal < 0:
             raise ConfigError("bad device_ordinal", expected="0 or more", got=self.device_ordinal)
 
-    @property
-    def has_tiers_or_peers(self) -> bool:
-        """Whether KV blocks may lie anywhere but on the device."""
-        return bool(self.kv_offload or self.kv_offload_disk or self.prefill_peers or self.role != "both")
-
     def check_backend(self) -> None:
         """Raises ConfigError where the backend does not do what is asked for. Called when it is decided."""
         cuda = self.backend == "cuda"

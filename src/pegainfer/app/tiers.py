@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from pegainfer.kv.device.cuda_copies import PinnedMemory
 
 
+def has_tiers_or_peers(config: EngineConfig) -> bool:
+    """Whether KV blocks may lie anywhere but on the device."""
+    return bool(config.kv_offload or config.kv_offload_disk or config.prefill_peers or config.role != "both")
+
+
 def check_role(config: EngineConfig, scheduler: SchedulerConfig) -> None:
     """Raises ConfigError where an engine cannot have the role that it is given."""
     if config.role != "decode" and config.prefill_peers:
@@ -61,7 +66,7 @@ def tiers_of_rank(
     """
     check_role(config, scheduler)
     tiers = OpenTiers()
-    if config.has_tiers_or_peers and scheduler.prefix_cache:
+    if has_tiers_or_peers(config) and scheduler.prefix_cache:
         from pegainfer.app.tier_stores import open_tiers
 
         tiers = open_tiers(config, groups, path, at, pinned)

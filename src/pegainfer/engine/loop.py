@@ -20,15 +20,7 @@ from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.experts import CountingRunner
 from pegainfer.contract.grammar import GrammarFactory
-from pegainfer.contract.peers import (
-    Ended,
-    PeerSide,
-    Prefill,
-    Produced,
-    Release,
-    ToDecode,
-    ToPrefill,
-)
+from pegainfer.contract.peers import Ended, PeerSide, Prefill, Produced, Release, ToDecode, ToPrefill
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Preparing, Runner, StepPolicy, Tracer
 from pegainfer.contract.trace import OpTimes

@@ -20,10 +20,8 @@ from pegainfer.kv.states import StateKeeper
 from pegainfer.kv.tables import UNBOUNDED, Growth, SequenceBlocks, held
 
 if TYPE_CHECKING:
-    from pegainfer.kv.tiers import Tiers
-
-if TYPE_CHECKING:
     from pegainfer.kv.events import KVEvents
+    from pegainfer.kv.tiers import Tiers
 
 
 class KVManager:
