@@ -14,9 +14,9 @@ from tests.support.server import CLI, LISTENING
 
 # Modules and packages of features that are off, and of other models and devices.
 OFF = (
-    "app.gpu", "app.peers", "app.ranks", "app.tier_stores", "bench", "cli.fleet", "engine.peers",
-    "frontend.grammar.cfg", "frontend.http.fleet", "frontend.tools.field_syntax",
-    "frontend.tools.python_syntax", "kernels.build", "kv.device.disk", "kv.device.transfers",
+    "app.gpu", "app.kv_events", "app.peers", "app.ranks", "app.tier_stores", "bench", "cli.fleet",
+    "engine.peers", "frontend.grammar.cfg", "frontend.http.fleet", "frontend.tools.field_syntax",
+    "frontend.tools.python_syntax", "kernels.build", "kv.device.disk", "kv.device.transfers", "kv.events",
     "kv.exports", "kv.moves", "kv.tiers", "lower.cuda", "measure", "models.deepseek_v2", "models.qwen3",
     "models.qwen3_5", "models.qwen3_moe", "null", "ops.adapters", "ops.fused", "ops.quantize_on_load",
     "parallel", "peers", "runner.adapters", "runner.cuda", "runtime.cuda.driver", "runtime.rank_memory",
