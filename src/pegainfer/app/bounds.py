@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.fitting import host_weights

@@ -112,10 +112,13 @@ _GROUPS: tuple[tuple[Unserved, str], ...] = (
         "ignore_patterns model_loader_extra_config pt_load_map_location safetensors_load_strategy",
     ),
     (
-        Unserved("one server generates and embeds; leave it out", ("auto", "generate", "none")),
+        Unserved(
+            "every model generates, embeds and scores; leave it out",
+            ("auto", "generate", "none", "pooling", "embed", "embedding", "score"),
+        ),
         "convert runner task",
     ),
-    (switch("one server generates and embeds; leave it out"), "is_embedding"),
+    (switch("every model generates, embeds and scores; leave it out", ON), "is_embedding"),
     (Unserved("use --pooling"), "override_pooler_config pooler_config"),
     (
         Unserved("requests run by priority, then fairly by key, then in their order", ("priority",)),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.resolve import ModelRef, find_tokenizer, resolve
@@ -127,8 +129,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     spec: EngineSpec
     model: ModelRef | None  # None on the null device
     text: TextOptions

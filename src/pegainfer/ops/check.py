@@ -8,10 +8,11 @@ written whole (they hold NaN, or the least int, beforehand).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pegainfer.ops import float8
 from pegainfer.ops.compose import dtype_name, one_call, run_reference, staged_inputs

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.runtime.weights.fields import Fields
@@ -94,7 +95,7 @@ def config_of_rank(config: D, ranks: int) -> D:
         "num_kv_heads": max(1, groups // ranks),
         "intermediate_size": units // ranks,
     }
-    return dataclasses.replace(config, **sizes)  # type: ignore[type-var]
+    return msgspec.structs.replace(config, **sizes)  # type: ignore[type-var]
 
 
 def rotary_size(f: Fields, head_dim: int, default: float) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import OpError
@@ -44,15 +44,14 @@ class Kind(StrEnum):
     OUTPUT = "output"  # a buffer that the host or the next program reads after the step
 
 
-@dataclass(frozen=True, eq=False)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True, eq=False):
     """A named, typed, symbolic array. Two tensors are the same only if they are the same object."""
 
     name: str
     shape: tuple[Dim, ...]
     dtype: str
     kind: Kind
-    base: Tensor | None = field(default=None, repr=False)  # the tensor whose storage this one views
+    base: Tensor | None = None  # the tensor whose storage this one views
 
     def sizes(self, env: Sizes) -> tuple[int, ...]:
         """The shape in numbers. Raises OpError for a size that `env` lacks."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.contract.errors import OpError
 from pegainfer.contract.step import RunnerInfo
@@ -22,8 +23,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Formats:
+class Formats(msgspec.Struct, frozen=True):
     """Storage formats of what a step computes and keeps. All float32 on the CPU; bf16 on a GPU.
 
     Args:
@@ -37,8 +37,7 @@ class Formats:
     kv: str = "f32"
 
 
-@dataclass(frozen=True)
-class PageTensors:
+class PageTensors(msgspec.Struct, frozen=True):
     """A group of pages in a program.
 
     Args:
@@ -52,8 +51,7 @@ class PageTensors:
     block_table: Tensor
 
 
-@dataclass(frozen=True)
-class StateTensors:
+class StateTensors(msgspec.Struct, frozen=True):
     """A group of states in a program.
 
     Args:
@@ -68,8 +66,7 @@ class StateTensors:
     state_saves: Tensor
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(msgspec.Struct, frozen=True):
     """What a recorded program is sized for beside the model's own widths.
 
     Args:

@@ -11,9 +11,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.models.deepseek_v2.config import LINE, SIGMOID, DeepseekV2Config
@@ -181,8 +181,7 @@ TABLE = TABLES[PREFIXES[0]]  # for names and shapes, which do not depend on how 
 SPLIT_TABLE = _table(PREFIXES[0], split=True)
 
 
-@dataclass(frozen=True)
-class DeepseekV2Weights:
+class DeepseekV2Weights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import ModelFileError
@@ -87,8 +87,7 @@ TABLE = WeightTable(
 ROPE_FREQS = "rope_freqs.weight"  # GGUF: divisors of the frequencies, [D/2]; how it stores llama3 scaling
 
 
-@dataclass(frozen=True)
-class LlamaWeights:
+class LlamaWeights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:

@@ -7,7 +7,8 @@ Qwen2Model, and the program rotates halves, LLAMA_ROPE_TYPE_NEOX); rows lie as i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.models.qwen3.config import LINE, Qwen3Config
 from pegainfer.ops.config import config_of_rank
@@ -54,8 +55,7 @@ TABLE = WeightTable(
 )
 
 
-@dataclass(frozen=True)
-class Qwen3Weights:
+class Qwen3Weights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:

@@ -12,10 +12,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from pegainfer.models.qwen3_5.config import FULL, LINE, LINEAR, Qwen3_5Config
 from pegainfer.ops.quantization import plan_checkpoint
@@ -105,8 +106,7 @@ def _has_experts(c: Qwen3_5Config, layer: int) -> bool:
     return c.num_experts > 0
 
 
-@dataclass(frozen=True)
-class _Names:
+class _Names(msgspec.Struct, frozen=True):
     """Makes entries. `prefix`: what the names of a checkpoint's tensors begin with, but for the head's."""
 
     prefix: str
@@ -227,8 +227,7 @@ TABLES = {prefix: _table(prefix) for prefix in PREFIXES}
 TABLE = TABLES[PREFIXES[0]]  # for names and shapes, which do not depend on the prefix
 
 
-@dataclass(frozen=True)
-class Qwen3_5Weights:
+class Qwen3_5Weights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:

@@ -7,7 +7,8 @@ llama.cpp's converter permutes no rows of this architecture.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.models.qwen3_moe.config import LINE, Qwen3MoeConfig
 from pegainfer.ops.quantization import plan_checkpoint
@@ -60,8 +61,7 @@ TABLE = WeightTable(
 )
 
 
-@dataclass(frozen=True)
-class Qwen3MoeWeights:
+class Qwen3MoeWeights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.ops.cases.common import (
@@ -31,8 +31,7 @@ PADDING = 0  # context of a row without a state
 _MIXED = ((1, 1), (30, 1), (5, 5), (PADDING, 2), (40, 7), (17, 1), (PADDING, 0), (9, 0), (19, 3), (2, 2))
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """Rows as (context length, query length)."""
 
     label: str
