@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from pegainfer.lower.cuda import mla_expanded
 from pegainfer.lower.cuda.attention import Plan, merge_args, plan_rows
 from pegainfer.lower.cuda.attention_choice import (
     OWN_PARTS_ROWS,
@@ -18,6 +19,7 @@ from pegainfer.lower.cuda.attention_choice import (
 from pegainfer.lower.cuda.gemm import SIXTEEN, project
 from pegainfer.lower.cuda.linear import gemm_problem
 from pegainfer.lower.cuda.lowering import LoweringContext, Operands, blocks, handles
+from pegainfer.lower.cuda.mla_expanded import attend_expanded, choose_expanded, plan_expanded, serves
 from pegainfer.lower.cuda.plan import Place, Struct, ptr, struct
 from pegainfer.lower.cuda.target import Target
 from pegainfer.ops.program import OpCall
@@ -47,15 +49,20 @@ def _head_linear(c: LoweringContext) -> None:
 
 
 def head_linear(
-    c: LoweringContext, out: Place, a: Place, w: Place, dtype: str, n: int, k: int, copied: int
-) -> None:
-    """out[t, h] = a[t, h, :k] · w[h]ᵀ, and `copied` channels behind it, of the call's tokens and heads."""
+    c: LoweringContext, out: Place, a: Place, w: Place, dtype: str, n: int, k: int, copied: int,
+    wanted: Place | None = None,
+) -> None:  # fmt: skip
+    """out[t, h] = a[t, h, :k] · w[h]ᵀ, and `copied` channels behind it, of the call's tokens and heads.
+
+    Args:
+        wanted: where the range of tokens lies that need it; all if None.
+    """
     tokens, heads = c.sizes["T"], c.sizes["H"]
     if not tokens:
         return
     args = struct(
         HEAD_LINEAR, out=out, a=a, w=w, tokens=tokens, h=heads, n=n, k=k, a_width=k + copied,
-        out_width=n + copied,
+        out_width=n + copied, range=wanted,
     )  # fmt: skip
     if dtype not in SIXTEEN or n % 8 or k % 8 or copied % 8:
         why = "float32, or sizes that are no multiples of 8"
@@ -203,11 +210,18 @@ def _mla_attention(c: LoweringContext) -> None:
         raise c.refuse("no kernel", *wrong)
     if p.tokens == 0 or p.rows == 0:
         return
+    served = serves(dtype, s["X"], s["A"], s["K"], s["D"])
+    bounds = mla_expanded.LEAST_TOKENS, mla_expanded.SCRATCH_BYTES
+    expanded = choose_expanded(p, c.target, *bounds) if served else None
+    rows = plan_expanded(c, p, expanded) if expanded else None
     absorbed, attended = (c.scratch(p.tokens * p.heads * n * item_bytes(dtype)) for n in (WIDTH, RANK))
     w_k, w_v = c.matrix("w_k", dtype=dtype), c.matrix("w_v", dtype=dtype)
-    head_linear(c, absorbed, c.address("q"), w_k, dtype, RANK, s["X"], WIDTH - RANK)
-    _attend(c, p, attended, absorbed, EARLY)
-    head_linear(c, c.address("out"), attended, w_v, dtype, s["A"], RANK, 0)
+    wanted, rest = (rows.absorbed, rows.rest) if rows else (None, None)
+    head_linear(c, absorbed, c.address("q"), w_k, dtype, RANK, s["X"], WIDTH - RANK, wanted)
+    _attend(c, p, attended, absorbed, EARLY, rest)
+    head_linear(c, c.address("out"), attended, w_v, dtype, s["A"], RANK, 0, wanted)
+    if expanded and rows:  # behind the others, whose last tiles of tokens may reach into these rows
+        attend_expanded(c, p, expanded, rows, _layer(c), _page_stride(c))
 
 
 def _problem(c: LoweringContext) -> AttentionProblem:
@@ -217,16 +231,19 @@ def _problem(c: LoweringContext) -> AttentionProblem:
     )  # fmt: skip
 
 
-def _attend(c: LoweringContext, p: AttentionProblem, out: Place, q: Place, flags: int) -> None:
+def _attend(
+    c: LoweringContext, p: AttentionProblem, out: Place, q: Place, flags: int, lens: Place | None = None
+) -> None:
     """Launches the tensor core kernels.
 
     Args:
         out: [T, H, 512].
         q: [T, H, 576].
         flags: EARLY or 0.
+        lens: each row's query tokens; those of the call if None.
     """
     choice = choose_latent(p, c.target)
-    plan = plan_rows(c, p, choice)
+    plan = plan_rows(c, p, choice, lens)
     parts = choice.decode_slots * p.heads
     sums = c.scratch(parts * 4 * RANK), c.scratch(8 * parts)
     args = _args(c, p, out, q, plan, plan.decode, plan.firsts if choice.shares else None, sums)

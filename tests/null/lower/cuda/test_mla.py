@@ -69,6 +69,32 @@ def test_decoded_rows_are_absorbed_attended_merged_and_expanded(tmp_path: Path) 
     ]
 
 
+EXPANDED = ["mla_expand_bf16", "mla_attend_expanded_bf16"]
+
+
+def test_rows_of_many_tokens_are_attended_over_expanded_latents(tmp_path: Path) -> None:
+    assert kernels(tmp_path, MLA_ATTENTION, ROWS, [1, 300]) == [
+        "mla_expand_plan", "attention_plan", "head_linear_bf16_t128", "latent_attention_bf16_r16_k64_s3",
+        "attention_merge_decode_bf16_d512", "latent_attention_bf16_r64_k64_s2",
+        "attention_merge_prefill_bf16_d512", "head_linear_bf16_t64", *EXPANDED,
+        "attention_merge_prefill_bf16_d128",
+    ]  # fmt: skip
+
+
+def test_keys_that_do_not_fit_the_scratch_take_several_rounds(tmp_path: Path) -> None:
+    long = ROWS | {"W": 70_000 // 16}  # 252 tiles of 128 keys fit
+    found = kernels(tmp_path, MLA_ATTENTION, long, [1, 300])
+    assert [name for name in found if name in EXPANDED] == EXPANDED * 3
+
+
+@pytest.mark.parametrize(("arch", "card"), [("80", A100), ("90a", {})])
+def test_cards_before_hopper_and_short_rows_absorb_all_tokens(
+    arch: str, card: dict[str, object], tmp_path: Path
+) -> None:
+    counts = [300] if card else [255]
+    assert not set(EXPANDED) & set(kernels(tmp_path, MLA_ATTENTION, ROWS, counts, arch=arch, **card))
+
+
 def test_many_rows_are_cut_into_a_share_for_each_block(tmp_path: Path) -> None:
     found = dict(launches(tmp_path / "16", LATENT_ATTENTION, ROWS, [1] * 64, num_sms=132))
     assert found["latent_attention_bf16_r16_k64_s3"] == (132, 1, 1)

@@ -47,8 +47,9 @@ struct alignas(16) Cut {
 };
 
 // The work list of a step: how many items of each kind. `merges`: prefilled tiles in several parts.
+// `expanded`: tiles of keys that sm90/mla expands first.
 struct Plan {
-    int decode, prefill, merges, pad;
+    int decode, prefill, merges, expanded;
 };
 
 // Depends on the row's own length only: whoever shares the batch, the row's bits are the same.

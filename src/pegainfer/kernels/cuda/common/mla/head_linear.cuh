@@ -28,6 +28,10 @@ __device__ __forceinline__ void head_linear(const HeadArgs& a) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int head = blockIdx.z, n0 = blockIdx.x * S::ROWS, t0 = blockIdx.y * S::TOKENS;
     const int m0 = warp / S::WN * S::MT * 16, r0 = warp % S::WN * S::NT * 8;
+    if (a.range && (t0 >= a.range->y || t0 + S::TOKENS <= a.range->x)) {
+        pdl_wait();  // a launch ends behind the one ahead of it
+        return;
+    }
     const uint32_t ring = shared_address(shared);
     const T* w = static_cast<const T*>(a.w) + static_cast<int64_t>(head) * a.n * a.k;
     const T* x = static_cast<const T*>(a.a) + static_cast<int64_t>(head) * a.a_width;
