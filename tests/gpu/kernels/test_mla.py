@@ -10,7 +10,7 @@ import pytest
 import pegainfer.ops.coarse  # noqa: F401
 from pegainfer.lower.cuda.attention_choice import OWN_PARTS_ROWS, AttentionProblem
 from pegainfer.lower.cuda.context import CudaContext
-from pegainfer.lower.cuda.mla import RANK, WIDTH, choose_latent
+from pegainfer.lower.cuda.latent import RANK, WIDTH, choose_latent
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.mla import HEAD_LINEAR, LATENT_ATTENTION
 from tests.gpu.harness import raw, rounded, run_once, sized

@@ -10,7 +10,7 @@ import pytest
 import pegainfer.ops.coarse  # noqa: F401
 from pegainfer.lower.cuda import mla_expanded
 from pegainfer.lower.cuda.context import CudaContext
-from pegainfer.lower.cuda.mla import RANK, WIDTH
+from pegainfer.lower.cuda.latent import RANK, WIDTH
 from pegainfer.lower.cuda.mla_expanded import CHANNELS, ROTATED, TILE, key_bytes
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.mla import MLA_ATTENTION

@@ -14,6 +14,7 @@ from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.lower.cuda.skinny import NextNorm, Scale, SkinnyChoice
 from pegainfer.lower.cuda.target import Target
 from pegainfer.ops.fused_delta import SCALED_GATED_DELTA
+from pegainfer.ops.fused_mla import SCALED_MLA_QKV_APPEND
 from pegainfer.ops.fused_norm import (
     LINEAR_RESIDUAL_NORM,
     SCALED_GATE_UP_SWIGLU,
@@ -57,6 +58,7 @@ SCALED = {
     "project_heads": SCALED_PROJECT_HEADS,
     "gate_up_swiglu": SCALED_GATE_UP_SWIGLU,
     "gated_delta": SCALED_GATED_DELTA,
+    "mla_qkv_append": SCALED_MLA_QKV_APPEND,
 }
 UNSCALED = {spec.name: name for name, spec in SCALED.items()} | {"linear_residual_norm": "linear_residual"}
 

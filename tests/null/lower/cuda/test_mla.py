@@ -59,13 +59,12 @@ def kernels(*args: object, **more: object) -> list[str]:
     return [name for name, _ in launches(*args, **more)]  # type: ignore[arg-type]
 
 
-def test_decoded_rows_are_absorbed_attended_merged_and_expanded(tmp_path: Path) -> None:
+def test_decoded_rows_are_absorbed_attended_and_expanded_as_they_are_added_up(tmp_path: Path) -> None:
     assert launches(tmp_path, MLA_ATTENTION, ROWS, [1] * 3) == [
         ("attention_plan", (1, 1, 1)),
         ("head_linear_bf16_t16", (16, 1, 16)),
         ("latent_attention_bf16_r16_k64_s3", (24, 1, 1)),  # at most eight parts of 128 keys a row
-        ("attention_merge_decode_bf16_d512", (16, 3, 1)),
-        ("head_linear_bf16_t16", (4, 1, 16)),
+        ("latent_values_bf16", (2, 1, 16)),
     ]
 
 
