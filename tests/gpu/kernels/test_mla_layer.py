@@ -1,4 +1,5 @@
-"""Rows of many query tokens over expanded latents: every edge of a tile, prefixes, rounds, room that ends."""
+"""Latent attention with the heads' matrices: rows of many query tokens over expanded latents at every edge of
+a tile, behind prefixes, in rounds and where room ends; decoded rows in any number."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from tests.gpu.harness import raw, rounded, run_once, sized
 from tests.gpu.kernels.test_mla import SCALE, Row, case, worst
 
 Array = np.ndarray[Any, Any]
+DECODED = (1, 2, 4, 5, 8, 9, 16, 17, 40, sized(130, 20))  # rows; few are cut by their own length
 HEAD = CHANNELS + ROTATED
 LIMIT = {"bf16": 1.5e-2, "f16": 3e-3}  # relative error of a head's output
 # Whole tiles of queries and keys and one more or less, prefixes, decoded rows and short chunks beside them.
@@ -86,6 +88,17 @@ def least(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("heads", "dtype"), [(16, "bf16"), (16, "f16"), (1, "bf16"), (5, "bf16")])
 def test_rows_of_every_length_together(heads: int, dtype: str, ctx: CudaContext) -> None:
     a = layer_case(ROWS, heads, dtype)
+    assert worst(run(ctx, a, dtype), expanded(a)) < LIMIT[dtype]
+
+
+@pytest.mark.parametrize("rows", DECODED)
+@pytest.mark.parametrize(("heads", "dtype"), [(16, "bf16"), (5, "f16")])
+def test_decoded_rows(rows: int, heads: int, dtype: str, ctx: CudaContext) -> None:
+    """Whole rows, rows in parts, and rows without tokens."""
+    lengths = np.random.default_rng(rows).integers(1, sized(3000, 400), rows)
+    lengths[rows // 2] = sized(9001, 700)
+    lengths[rows // 3] = 0 if rows > 3 else 33
+    a = layer_case(tuple((int(n), min(int(n), 1)) for n in lengths), heads, dtype)
     assert worst(run(ctx, a, dtype), expanded(a)) < LIMIT[dtype]
 
 
