@@ -34,8 +34,8 @@ def test_scores_of_a_text_are_those_of_transformers(
     least: int, name: str, first: int, mean: float, p99: float, graphs: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A prompt of `first` tokens and decoded tokens in bf16 beside transformers in float32. Prompts of `least`
-    tokens are attended over expanded latents."""
+    """A prompt of `first` tokens and decoded tokens in bf16 beside transformers in float32. Prompts of
+    at least `least` tokens are attended over expanded latents."""
     if (reason := probe()) is not None:
         pytest.skip(reason)
     monkeypatch.setattr(mla_expanded, "LEAST_TOKENS", least)
