@@ -66,7 +66,7 @@ def program(n: int, k: int, residual: bool, layers: int) -> Program:
     out = b.output("out", "T", n, dtype="bf16")
     for i in range(layers):
         w = b.weight(f"w{i}", n, k, dtype="bf16")
-        if residual:
+        if residual and i:
             b.emit(LINEAR_RESIDUAL, x=out, a=x, w=w)
         else:
             b.emit(LINEAR, out=out, a=x, w=w)

@@ -85,7 +85,7 @@ def least(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("least")
-@pytest.mark.parametrize(("heads", "dtype"), [(16, "bf16"), (16, "f16"), (1, "bf16"), (5, "bf16")])
+@pytest.mark.parametrize(("heads", "dtype"), [(16, "bf16"), (3, "f16"), (1, "bf16"), (5, "bf16")])
 def test_rows_of_every_length_together(heads: int, dtype: str, ctx: CudaContext) -> None:
     a = layer_case(ROWS, heads, dtype)
     assert worst(run(ctx, a, dtype), expanded(a)) < LIMIT[dtype]
