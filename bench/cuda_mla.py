@@ -1,14 +1,14 @@
 """One layer's latent attention (MLA) on this GPU: microseconds, share of read bandwidth or TFLOP/s.
 
     python bench/cuda_mla.py [--heads 16] [--layers 27] [--decode 64x4096] [--prefill 1x1024 1x1024/16384]
-        [--least 256 100000]
+        [--least 64 100000] [--chunk 128]
 
 ROWSxCONTEXT, for prefill ROWSxNEW/CONTEXT where tokens are cached. Rows of 512 + 64 numbers, query heads of
 128 + 64 channels and values of 128, bf16, rows with blocks of their own. `--layers`: how far apart the blocks
 of one layer lie: all layers of a block are contiguous. As in a step, a small launch that writes the queries
 goes before each layer's. Its own time is taken off, so a figure has all that mla_attention launches; `core`
 are the attention kernels alone. `--least`: prefilled rows of so many tokens are attended over expanded
-latents; several compare.
+latents; several compare. `--chunk`: keys of a decoded part of short rows.
 
 A decoded key is read once, 1,152 bytes for all heads. Prefill counts the FLOPs of attention over expanded
 heads, 2 · (192 + 128) a pair of tokens and head, whatever the kernels do; expanding is not counted.
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from cuda_decode import BLOCK, graph_ms, inputs, normal, read_bandwidth
 
-from pegainfer.lower.cuda import mla_expanded
+from pegainfer.lower.cuda import latent, mla_expanded
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.executor import CudaExecutor
@@ -46,19 +46,21 @@ def main() -> None:
     parser.add_argument("--decode", nargs="*", default=["1x1024", "8x1024", "64x4096", "128x1024"])
     parser.add_argument("--prefill", nargs="*", default=["1x1024", "1x4096", "1x16000", "1x512/8192"])
     parser.add_argument("--least", type=int, nargs="*", default=[mla_expanded.LEAST_TOKENS])
+    parser.add_argument("--chunk", type=int, nargs="*", default=[latent.CHUNK])
     args = parser.parse_args()
     ctx = CudaContext()
     bandwidth = read_bandwidth(ctx)
     print(f"{ctx.describe()}; read bandwidth {bandwidth / 1e12:.2f} TB/s; {args.heads} heads")
     for text in args.decode:
         rows, context = map(int, text.split("x"))
-        us, core = measure(ctx, args, rows, 1, context)
         nbytes = rows * context * WIDTH * 2
-        share = [nbytes / t * 1e6 / bandwidth for t in (us, core)]
-        print(
-            f"decode {text}: {us:.1f} us, {nbytes / us / 1e6:.2f} TB/s, {share[0]:.0%}; "
-            f"core {core:.1f} us, {share[1]:.0%}"
-        )
+        for latent.CHUNK in args.chunk:
+            us, core = measure(ctx, args, rows, 1, context)
+            share = [nbytes / t * 1e6 / bandwidth for t in (us, core)]
+            print(
+                f"decode {text}, parts of {latent.CHUNK}: {us:.1f} us, {nbytes / us / 1e6:.2f} TB/s, "
+                f"{share[0]:.0%}; core {core:.1f} us, {share[1]:.0%}"
+            )
     for text in args.prefill:
         rows, count, *cached = map(int, text.replace("/", "x").split("x"))
         context = cached[0] if cached else count

@@ -21,6 +21,7 @@ _KNOWN = {
 }  # fmt: skip
 _CUDA_HEAD = """\
 // Generated from runtime/cuda/arguments.py by `python -m pegainfer.kernels.headers`; do not edit.
+// Long because it has every struct that Python passes.
 // clang-format off
 #pragma once
 #include <cstdint>

@@ -29,7 +29,7 @@ CASES = [
 
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize(("name", "first", "mean", "p99"), CASES)
-@pytest.mark.parametrize("least", [16, 256])
+@pytest.mark.parametrize("least", [16, 1000])
 def test_scores_of_a_text_are_those_of_transformers(
     least: int, name: str, first: int, mean: float, p99: float, graphs: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

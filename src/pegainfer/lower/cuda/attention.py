@@ -137,7 +137,7 @@ def plan_rows(
     rows = [c.call.tensors[n].storage for n in ("query_starts", "query_lens", "context_lens")]
     key = (
         "attention plan", *(t.name for t in rows), p.kv_heads, p.group, choice.tile_rows, choice.shares,
-        *(["rest"] if lens else []),
+        choice.chunk, *(["rest"] if lens else []),
     )  # fmt: skip
     sizes = (
         PLAN_BYTES, CUT_BYTES * p.rows, 4 * (choice.shares + 1), ITEM_BYTES * choice.decode_items,
@@ -152,7 +152,7 @@ def plan_rows(
         decode=plan.decode, prefill=plan.prefill, query_starts=query_starts, query_lens=lens or query_lens,
         context_lens=context_lens, rows=p.rows, group=p.group, kv_heads=p.kv_heads,
         tile_rows=choice.tile_rows, decode_slots=choice.decode_slots, prefill_slots=choice.prefill_slots,
-        shares=choice.shares,
+        shares=choice.shares, chunk=choice.chunk,
     )  # fmt: skip
     c.launch_ahead("attention_plan", (1, 1, 1), 256, [args], "the work list of attention in all layers")
     return plan

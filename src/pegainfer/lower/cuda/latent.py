@@ -29,6 +29,7 @@ ANY_WIDTH = 1024  # most channels that latent_any.cu takes
 # Kernels of latent attention by the shared memory of a block: for decoded rows, and for prefilled ones.
 TILES = ((227 << 10, "r16_k64_s3", "r64_k64_s2"), (163 << 10, "r16_k64_s2", "r64_k32_s2"))
 SMALL_TILE = "r16_k32_s2"
+CHUNK = 64  # keys of a decoded part, of short rows
 HEAD_TOKENS = (16, 64, 128)  # that head_linear.cu is compiled for
 # Flags of latent.cuh. EARLY: keys were cached before the launch ahead of this one began.
 PREFILL, EARLY = 1, 2
@@ -95,18 +96,22 @@ def tiled(p: AttentionProblem, rank: int) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def choose_latent(p: AttentionProblem, target: Target) -> AttentionChoice:
-    """This GPU's tensor core kernels for rows of 512 + 64 numbers in 16 bits."""
+def choose_latent(p: AttentionProblem, target: Target, chunk: int) -> AttentionChoice:
+    """This GPU's tensor core kernels for rows of 512 + 64 numbers in 16 bits.
+
+    Args:
+        chunk: keys of a decoded part, of short rows.
+    """
     tiles = next((t[1:] for t in TILES if target.info.max_shared >= t[0]), (SMALL_TILE, SMALL_TILE))
     decode, prefill = (f"latent_attention_{p.dtype}_{tile}" for tile in tiles)
     units = blocks(p.heads, DECODE_HEADS)
     shares = target.info.num_sms // units if p.rows > OWN_PARTS_ROWS else 0
-    items, slots = decode_room(p, shares, p.table_width * p.block_size)
+    items, slots = decode_room(p, shares, p.table_width * p.block_size, chunk)
     tile_rows = target.feature(prefill, "rows") or 0
     most = 0 if p.decode_only else (blocks(p.tokens * p.heads, tile_rows) + p.rows) * PREFILL_PARTS
     return AttentionChoice(
         decode, "" if p.decode_only else prefill, tile_rows, items, most, slots,
-        0 if p.decode_only else PREFILL_SLOTS, shares, row=False, append=False,
+        0 if p.decode_only else PREFILL_SLOTS, shares, row=False, append=False, chunk=chunk,
     )  # fmt: skip
 
 
@@ -125,7 +130,7 @@ class LatentAttention:
         lens: Place | None = None,
     ) -> None:  # fmt: skip
         self.c, self.p, self.out, self.q, self.flags = c, p, out, q, flags
-        self.choice = choose_latent(p, c.target)
+        self.choice = choose_latent(p, c.target, CHUNK)
         self.plan = plan_rows(c, p, self.choice, lens)
         self.cuts = min(p.rows, self.choice.shares) if self.choice.shares else p.rows
 

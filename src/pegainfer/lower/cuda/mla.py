@@ -19,7 +19,7 @@ from pegainfer.lower.cuda.latent import (
 )
 from pegainfer.lower.cuda.linear import gemm_problem, scale_of
 from pegainfer.lower.cuda.lowering import LoweringContext, blocks, handles
-from pegainfer.lower.cuda.mla_expanded import attend_expanded, choose_expanded, plan_expanded, serves
+from pegainfer.lower.cuda.mla_expanded import HEAD, attend_expanded, choose_expanded, plan_expanded, serves
 from pegainfer.lower.cuda.plan import Place, Struct, ptr, struct
 from pegainfer.ops.program import OpCall
 from pegainfer.runtime.cuda.arguments import LATENT_APPEND
@@ -91,7 +91,9 @@ def _mla_qkv(c: LoweringContext) -> None:
     )  # fmt: skip
     latent = projected + s["A"] * item_bytes(dtype)
     args = _append_args(c, latent, problem.n, "latent_norm", c.address("q"), s["F"])
-    c.launch(f"mla_finish_{dtype}", (blocks(s["T"] * (s["H"] + 1), 8), 1, 1), 256, [args])
+    published = dtype in SIXTEEN and (s["K"], s["B"], s["F"]) == (RANK, WIDTH - RANK, HEAD)
+    kernel = f"mla_finish_{dtype}{'_r512' if published else ''}"
+    c.launch(kernel, (blocks(s["T"] * (s["H"] + 1), 8), 1, 1), 256, [args])
 
 
 # Attention

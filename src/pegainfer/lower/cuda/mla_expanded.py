@@ -26,8 +26,8 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 # and of keys; parts that fill the device; rounds; channels of a head of keys and of values; what a head's
 # keys share; tokens of a page.
 TILE, PREFILL_BLOCKS, MOST_ROUNDS, CHANNELS, ROTATED, PAGE = 128, 256, 8, 128, 64, 16
-RANK = 512
-LEAST_TOKENS = 256  # of a row that is expanded
+RANK, HEAD = 512, CHANNELS + ROTATED
+LEAST_TOKENS = 64  # of a row that is expanded
 SCRATCH_BYTES = 256 << 20  # of expanded keys and values, at most
 ROUNDS = 4  # launches for keys that a step may not have cost some microseconds a layer each
 
@@ -132,7 +132,7 @@ def attend_expanded(
     expanded = c.scratch(choice.tiles * TILE * width)
     sums = c.scratch(choice.slots * p.heads * TILE * CHANNELS * 4)
     heads = c.scratch(choice.slots * p.heads * TILE * 8)
-    q_width = p.heads * (CHANNELS + ROTATED)
+    q_width = p.heads * HEAD
     queries = Boxes(c.address("q"), (p.tokens, q_width), (q_width * item,), p.dtype, (TILE, 64))
     keys = Boxes(expanded, (choice.tiles * TILE, width // item), (width,), p.dtype, (TILE, 64))
     names = ("query_starts", "query_lens", "context_lens", "block_table")

@@ -59,6 +59,7 @@ ATTENTION_PLAN = Layout(
     int decode_slots  // room for the sums of decoded parts
     int prefill_slots  // room for the sums of prefilled parts
     int shares  // of decoded rows; 0: rows are cut by their own length
+    int chunk  // keys of a decoded part, of rows that are short
     """,
 )
 ATTENTION_MERGE = Layout(

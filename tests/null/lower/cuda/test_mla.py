@@ -63,7 +63,7 @@ def test_decoded_rows_are_absorbed_attended_and_expanded_as_they_are_added_up(tm
     assert launches(tmp_path, MLA_ATTENTION, ROWS, [1] * 3) == [
         ("attention_plan", (1, 1, 1)),
         ("head_linear_bf16_t16", (16, 1, 16)),
-        ("latent_attention_bf16_r16_k64_s3", (24, 1, 1)),  # at most eight parts of 128 keys a row
+        ("latent_attention_bf16_r16_k64_s3", (48, 1, 1)),  # at most sixteen parts of 64 keys a row
         ("latent_values_bf16", (2, 1, 16)),
     ]
 
@@ -90,7 +90,7 @@ def test_keys_that_do_not_fit_the_scratch_take_several_rounds(tmp_path: Path) ->
 def test_cards_before_hopper_and_short_rows_absorb_all_tokens(
     arch: str, card: dict[str, object], tmp_path: Path
 ) -> None:
-    counts = [300] if card else [255]
+    counts = [300] if card else [63]
     assert not set(EXPANDED) & set(kernels(tmp_path, MLA_ATTENTION, ROWS, counts, arch=arch, **card))
 
 

@@ -1,4 +1,5 @@
 // Generated from runtime/cuda/arguments.py by `python -m pegainfer.kernels.headers`; do not edit.
+// Long because it has every struct that Python passes.
 // clang-format off
 #pragma once
 #include <cstdint>
@@ -53,6 +54,7 @@ struct PlanArgs {
     int decode_slots;  // room for the sums of decoded parts
     int prefill_slots;  // room for the sums of prefilled parts
     int shares;  // of decoded rows; 0: rows are cut by their own length
+    int chunk;  // keys of a decoded part, of rows that are short
 };
 static_assert(sizeof(PlanArgs) == 104);
 }  // namespace attention

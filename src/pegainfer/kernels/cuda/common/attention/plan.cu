@@ -84,7 +84,7 @@ __device__ __forceinline__ int cut_rows(const PlanArgs& a, int* scratch) {
         const int row = r0 + threadIdx.x;
         const bool real = row < a.rows;
         const int len = real ? a.query_lens[row] : 0, context = real ? a.context_lens[row] : 0;
-        const int token = real ? a.query_starts[row] : 0, chunk = decode_chunk(context);
+        const int token = real ? a.query_starts[row] : 0, chunk = decode_chunk(context, a.chunk);
         const int parts = len == 1 && context > 0 ? (context + chunk - 1) / chunk : 0;
         int total;
         const int at = items + block_exclusive_scan(parts, scratch, total);
