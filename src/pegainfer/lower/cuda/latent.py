@@ -17,7 +17,7 @@ from pegainfer.lower.cuda.attention_choice import (
 )
 from pegainfer.lower.cuda.gemm import SIXTEEN
 from pegainfer.lower.cuda.lowering import LoweringContext, Operands, blocks
-from pegainfer.lower.cuda.plan import Place, Struct, struct
+from pegainfer.lower.cuda.plan import Place, PlannedArg, Struct, struct
 from pegainfer.lower.cuda.target import Target
 from pegainfer.runtime.cuda.arguments import ATTENTION, HEAD_LINEAR
 from pegainfer.runtime.cuda.launch import i32
@@ -31,8 +31,9 @@ TILES = ((227 << 10, "r16_k64_s3", "r64_k64_s2"), (163 << 10, "r16_k64_s2", "r64
 SMALL_TILE = "r16_k32_s2"
 CHUNK = 64  # keys of a decoded part, of short rows
 HEAD_TOKENS = (16, 64, 128)  # that head_linear.cu is compiled for
-# Flags of latent.cuh. EARLY: keys were cached before the launch ahead of this one began.
-PREFILL, EARLY = 1, 2
+# Flags of latent.cuh. EARLY: keys were cached before the launch ahead of this one began. OLDER: so were all
+# but the newest of each decoded row.
+PREFILL, EARLY, OLDER = 1, 2, 4
 
 
 # A matrix for each head
@@ -56,15 +57,35 @@ def head_linear(
         grid = (blocks(tokens * heads * (n + copied), 8), 1, 1)
         c.launch(f"head_linear_any_{dtype}", grid, 256, [args], why=why)
         return
+    _launch_tiles(c, f"head_linear_{dtype}", n, heads, [args])
+
+
+def absorb(c: LoweringContext, out: Place, projected: Place, append: Struct, dtype: str) -> None:
+    """Queries of decoded tokens, rotated and absorbed, and their latents, cached, of published sizes.
+
+    Args:
+        projected: queries and latents as their GEMM leaves them.
+    """
+    s = c.sizes
+    w = c.matrix("w_k", dtype=dtype)
+    args = _head_args(c, out, projected, w, s["K"], s["X"], s["B"], None)
+    _launch_tiles(c, f"mla_absorb_{dtype}", s["K"], s["H"], [args, append], more=1)
+
+
+def _launch_tiles(
+    c: LoweringContext, prefix: str, n: int, heads: int, args: list[PlannedArg], more: int = 0
+) -> None:
+    """`more`: blocks behind those of the heads."""
+    tokens = c.sizes["T"]
     most = sum(tokens > tile for tile in HEAD_TOKENS[:-1])  # of a larger tile, half would be empty
     for tile in reversed(HEAD_TOKENS[: most + 1]):
-        kernel = f"head_linear_{dtype}_t{tile}"
+        kernel = f"{prefix}_t{tile}"
         rows, threads, shared = (c.target.feature(kernel, name) or 0 for name in ("rows", "block", "shared"))
-        grid = (blocks(n, rows), blocks(tokens, tile), heads)
+        grid = (blocks(n, rows), blocks(tokens, tile), heads + more)
         # Smaller tiles read more, but too few blocks leave SMs without work.
         if grid[0] * grid[1] * heads > c.target.info.num_sms // 2:
             break
-    c.launch(kernel, grid, threads, [args], shared, why=f"tiles of {tile} tokens")
+    c.launch(kernel, grid, threads, args, shared, why=f"tiles of {tile} tokens")
 
 
 def _head_args(
@@ -121,7 +142,7 @@ class LatentAttention:
     Args:
         out: [T, H, 512].
         q: [T, H, 576].
-        flags: EARLY or 0.
+        flags: EARLY, OLDER or 0.
         lens: each row's query tokens; those of the call if None.
     """
 

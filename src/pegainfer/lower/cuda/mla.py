@@ -7,9 +7,11 @@ from pegainfer.lower.cuda.attention_choice import AttentionProblem
 from pegainfer.lower.cuda.gemm import SIXTEEN, project
 from pegainfer.lower.cuda.latent import (
     EARLY,
+    OLDER,
     RANK,
     WIDTH,
     LatentAttention,
+    absorb,
     head_linear,
     latent_args,
     latent_layer,
@@ -18,10 +20,20 @@ from pegainfer.lower.cuda.latent import (
     tiled,
 )
 from pegainfer.lower.cuda.linear import gemm_problem, scale_of
-from pegainfer.lower.cuda.lowering import LoweringContext, blocks, handles
-from pegainfer.lower.cuda.mla_expanded import HEAD, attend_expanded, choose_expanded, plan_expanded, serves
+from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
+from pegainfer.lower.cuda.mla_expanded import (
+    CHANNELS,
+    HEAD,
+    attend_expanded,
+    choose_expanded,
+    plan_expanded,
+    serves,
+)
 from pegainfer.lower.cuda.plan import Place, Struct, ptr, struct
-from pegainfer.ops.program import OpCall
+from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.ops.fused_mla import MLA_DECODE
+from pegainfer.ops.program import OpCall, is_read
+from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.arguments import LATENT_APPEND
 from pegainfer.runtime.cuda.launch import i32, i64
 from pegainfer.runtime.cuda.tensor import item_bytes
@@ -62,7 +74,7 @@ def _append_args(
 ) -> Struct:
     """`stride`: elements from a token of latent to the next. Without q only latents are cached."""
     s = c.sizes
-    eps = c.call.attrs["eps" if q is None else "latent_eps"]
+    eps = c.call.attrs.get("latent_eps", c.call.attrs["eps"])
     return struct(
         LATENT_APPEND, kv=latent_layer(c), q=q, latent=latent, norm=c.vector(norm),
         positions=c.address("positions"), slots=c.address("slots"), cos_sin=c.vector("cos_sin"),
@@ -102,7 +114,7 @@ def _mla_qkv(c: LoweringContext) -> None:
 @handles("latent_attention")
 def _latent_attention(c: LoweringContext) -> None:
     s, dtype = c.sizes, c.one_dtype("kv", "q", "out")
-    p = _problem(c)
+    p = _problem(c.call, c.step)
     if (wrong := latent_refusal(p, s["K"])) is not None:
         raise c.refuse("no kernel", *wrong)
     if p.tokens == 0 or p.rows == 0:
@@ -131,7 +143,7 @@ def _absorbs(call: OpCall) -> bool:
 def _mla_attention(c: LoweringContext) -> None:
     """Queries absorbed, attention, values. Attention copies keys while queries are being absorbed."""
     s, dtype = c.sizes, c.dtype("kv")
-    p = _problem(c)
+    p = _problem(c.call, c.step)
     if (wrong := latent_refusal(p, s["K"])) is not None:
         raise c.refuse("no kernel", *wrong)
     if p.tokens == 0 or p.rows == 0:
@@ -154,8 +166,49 @@ def _mla_attention(c: LoweringContext) -> None:
         attend_expanded(c, p, expanded, rows, latent_layer(c), latent_stride(c))
 
 
-def _problem(c: LoweringContext) -> AttentionProblem:
-    s = c.sizes
-    return AttentionProblem(
-        s["T"], s["R"], s["H"], 1, s["D"], s["S"], s["W"], c.dtype("kv"), c.step.decode_only
+def _problem(call: OpCall, step: Step) -> AttentionProblem:
+    s, dtype = call.sizes(step.env), call.tensors["kv"].dtype
+    return AttentionProblem(s["T"], s["R"], s["H"], 1, s["D"], s["S"], s["W"], dtype, step.decode_only)
+
+
+# Decoded tokens: queries go from their GEMM to absorption
+
+
+def _join(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
+    qkv, attention = (call.tensors for call in calls[:2])
+    q, kv = qkv["q"].storage, qkv["kv"]
+    same = q is attention["q"].storage and kv.storage is attention["kv"].storage
+    if not same or calls[0].attrs["layer"] != calls[1].attrs["layer"]:
+        return "attention over the same heads and the same layer's cache"
+    if q.kind is not Kind.BUFFER or is_read(calls[2:], q):
+        return "heads that only attention reads"
+    problem = _problem(calls[1], step)
+    if not step.decode_only or problem.tokens > problem.rows:
+        return "rows of one token each"
+    s = calls[1].sizes(step.env)
+    if not serves(problem.dtype, s["X"], s["A"], s["K"], s["D"]) or latent_refusal(problem, s["K"]):
+        return f"heads of {HEAD} and values of {CHANNELS} channels over rows of {WIDTH} numbers in 16 bits"
+    taken = {n: t for n, t in (attention | qkv).items() if n != "q"}
+    return [OpCall.of(MLA_DECODE, {**calls[0].attrs, **calls[1].attrs}, **taken)]
+
+
+JOIN_MLA = Rule("join_mla", (frozenset({"mla_qkv_append"}), frozenset({"mla_attention"})), _join)
+
+
+@handles("mla_decode", "scaled_mla_decode")
+def _mla_decode(c: LoweringContext) -> None:
+    """Attention copies older keys while the newest are cached and queries absorbed."""
+    s, dtype, p = c.sizes, c.dtype("kv"), _problem(c.call, c.step)
+    if p.tokens == 0:
+        return
+    problem = gemm_problem(c.call, s, c.target)
+    item = item_bytes(dtype)
+    projected = c.scratch(p.tokens * problem.n * item)
+    absorbed, attended = (c.scratch(p.tokens * p.heads * n * item) for n in (WIDTH, RANK))
+    project(
+        c, problem, projected, c.address("x"), c.matrix("wq", "w_latent", dtype=dtype),
+        norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
+    append = _append_args(c, projected + s["A"] * item, problem.n, "latent_norm", None, 0)
+    absorb(c, absorbed, projected, append, dtype)
+    LatentAttention(c, p, attended, absorbed, OLDER).launch_with_values(c.matrix("w_v", dtype=dtype), s["V"])

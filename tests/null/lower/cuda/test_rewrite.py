@@ -24,7 +24,7 @@ from pegainfer.ops.compose import one_call
 from pegainfer.ops.embed import GATHER_ROWS
 from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.gemm import LINEAR_RESIDUAL
-from pegainfer.ops.mla import MLA_QKV_APPEND
+from pegainfer.ops.mla import MLA_ATTENTION, MLA_QKV_APPEND
 from pegainfer.ops.moe import MOE
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
@@ -204,6 +204,64 @@ def test_a_layer_takes_a_folded_norm(
     assert seen >= 2
 
 
+MLA = {
+    "M": 64, "H": 2, "F": 192, "A": 384, "X": 64, "D": 576, "K": 512, "B": 64, "P": 64, "N": 9, "Y": 2,
+    "S": 16, "W": 3, "R": 3, "T": 3,
+}  # fmt: skip
+
+
+def latent_layer() -> tuple[list[OpCall], dict[str, Array]]:
+    """Latent attention of three rows of one token behind a GEMM, and what it is given."""
+    rng = np.random.default_rng(4)
+    made: dict[str, Tensor] = {}
+
+    def tensors(spec: OpSpec, sizes: dict[str, int]) -> dict[str, Tensor]:
+        for o in spec.operands:
+            kind = Kind.WEIGHT if o.role is Role.WEIGHT or o.name in VECTORS else Kind.INPUT
+            kind = {"kv": Kind.STATE, "q": Kind.BUFFER, "x": Kind.OUTPUT, "out": Kind.OUTPUT}.get(
+                o.name, kind
+            )
+            dtype = "i32" if o.dtypes == ("i32",) else "f32" if o.name in VECTORS else "bf16"
+            shape = tuple(a if a in "TR" else sizes[a] for a in o.axes)
+            if o.name not in ("wq_down", "q_norm"):
+                made.setdefault(o.name, Tensor(o.name, shape, dtype, kind))
+        return {o.name: made[o.name] for o in spec.operands if o.name in made}
+
+    qkv = tensors(MLA_QKV_APPEND, MLA)
+    attention = tensors(MLA_ATTENTION, MLA | {"A": 128, "X": 128})
+    a, w = Tensor("a", ("T", 64), "bf16", Kind.INPUT), Tensor("w", (64, 64), "bf16", Kind.WEIGHT)
+    contexts = np.array([5, 17, 40])
+    table = np.arange(9).reshape(3, 3)
+    given: dict[str, Array] = {
+        t.name: rng.standard_normal([MLA.get(d, d) for d in t.shape]) * 0.3
+        for t in (*made.values(), a, w)
+        if t.dtype != "i32" and t.kind is not Kind.BUFFER
+    }
+    given |= {
+        "positions": contexts - 1, "slots": table[range(3), (contexts - 1) // 16] * 16 + (contexts - 1) % 16,
+        "query_starts": np.arange(3), "query_lens": np.ones(3, int), "context_lens": contexts,
+        "block_table": table,
+    }  # fmt: skip
+    return [
+        OpCall.of(LINEAR_RESIDUAL, {}, x=made["x"], a=a, w=w),
+        OpCall.of(MLA_QKV_APPEND, {"eps": 1e-6, "latent_eps": 1e-5, "layer": 1}, **qkv),
+        OpCall.of(MLA_ATTENTION, {"layer": 1, "scale": 0.1}, **attention),
+    ], given
+
+
+def test_queries_of_decoded_tokens_go_from_their_gemm_to_absorption() -> None:
+    calls, given = latent_layer()
+    env = {"T": 3, "R": 3}
+    found = rewritten(calls, Step(HOPPER, env, True))
+    assert names(found) == ["linear_residual_norm", "scaled_mla_decode"]
+    want, got = (interpret(c, env, given) for c in (calls, [call for call, _ in found.calls]))
+    for name in ("x", "out", "kv"):
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-9, atol=1e-11)
+    chunks = rewritten(calls, Step(HOPPER, env, False))
+    assert names(chunks) == ["linear_residual_norm", "scaled_mla_qkv_append", "mla_attention"]
+    assert chunks.lacking["join_mla"] == "rows of one token each"
+
+
 def test_rows_without_options_are_drawn_from_their_logits() -> None:
     assert SAMPLE.cases is not None
     plain = 0
@@ -349,6 +407,10 @@ def test_every_fused_form_has_a_rule_that_makes_it() -> None:
         case = next(c for c in cases if keeps_whole(behind_a_gemm(spec, c)[1]))
         env = {"T": case.sizes["T"], "R": case.sizes.get("R", 1)}
         made |= set(names(rewritten(behind_a_gemm(spec, case), Step(HOPPER, env, False))))
+    decoded, _ = latent_layer()
+    env = {"T": 3, "R": 3}
+    made |= set(names(rewritten(decoded[1:], Step(HOPPER, env, True))))
+    made |= set(names(rewritten(decoded, Step(HOPPER, env, True))))
     gated = heads_program(Heads(gated=True)).lowered(keep=keeps_whole).calls
     made |= set(names(rewritten(gated, Step(HOPPER, {"T": 1, "R": 1}, True))))
     sizes = {"L": 1, "V": 64, "I": 2, "Z": 1, "X": 8, "K": 1, "J": 0, "E": 0, "U": 0, "O": 0}
