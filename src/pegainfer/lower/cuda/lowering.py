@@ -154,7 +154,7 @@ class LoweringContext(Operands):
         self, kernel: str, grid: tuple[int, int, int], block: int, args: Sequence[PlannedArg], why: str
     ) -> None:
         """Adds a kernel before the step's first call, unless an equal launch is there already."""
-        launch = PlannedLaunch(kernel, grid, block, tuple(args), "ahead of the step", why)
+        launch = PlannedLaunch(kernel, grid, block, tuple(args), self.label, why)
         if launch not in self._plan.ahead:
             self._plan.ahead.append(launch)
 
