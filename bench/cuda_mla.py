@@ -8,7 +8,8 @@ ROWSxCONTEXT, for prefill ROWSxNEW/CONTEXT where tokens are cached. Rows of 512 
 of one layer lie: all layers of a block are contiguous. As in a step, a small launch that writes the queries
 goes before each layer's. Its own time is taken off, so a figure has all that mla_attention launches; `core`
 are the attention kernels alone. `--least`: prefilled rows of so many tokens are attended over expanded
-latents; several compare. `--chunk`: keys of a decoded part of short rows.
+latents; several compare. `--chunk`: keys of a decoded part of short rows, instead of the
+chooser's.
 
 A decoded key is read once, 1,152 bytes for all heads. Prefill counts the FLOPs of attention over expanded
 heads, 2 · (192 + 128) a pair of tokens and head, whatever the kernels do; expanding is not counted.
@@ -46,19 +47,21 @@ def main() -> None:
     parser.add_argument("--decode", nargs="*", default=["1x1024", "8x1024", "64x4096", "128x1024"])
     parser.add_argument("--prefill", nargs="*", default=["1x1024", "1x4096", "1x16000", "1x512/8192"])
     parser.add_argument("--least", type=int, nargs="*", default=[mla_expanded.LEAST_TOKENS])
-    parser.add_argument("--chunk", type=int, nargs="*", default=[latent.CHUNK])
+    parser.add_argument("--chunk", type=int, nargs="*", default=[])
     args = parser.parse_args()
+    chosen = latent.CHUNK, latent.ALONE_CHUNK
     ctx = CudaContext()
     bandwidth = read_bandwidth(ctx)
     print(f"{ctx.describe()}; read bandwidth {bandwidth / 1e12:.2f} TB/s; {args.heads} heads")
     for text in args.decode:
         rows, context = map(int, text.split("x"))
         nbytes = rows * context * WIDTH * 2
-        for latent.CHUNK in args.chunk:
+        for chunk in args.chunk or [chosen[rows == 1]]:
+            latent.CHUNK = latent.ALONE_CHUNK = chunk
             us, core = measure(ctx, args, rows, 1, context)
             share = [nbytes / t * 1e6 / bandwidth for t in (us, core)]
             print(
-                f"decode {text}, parts of {latent.CHUNK}: {us:.1f} us, {nbytes / us / 1e6:.2f} TB/s, "
+                f"decode {text}, parts of {chunk}: {us:.1f} us, {nbytes / us / 1e6:.2f} TB/s, "
                 f"{share[0]:.0%}; core {core:.1f} us, {share[1]:.0%}"
             )
     for text in args.prefill:

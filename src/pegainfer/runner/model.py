@@ -55,6 +55,7 @@ class LineModel:
             options (engine/config.py); None: the default scheduler.
         kv_scales: what an 8-bit KV cache divides keys and values by.
         ranks: tensor-parallel ranks; weights, groups and forward are those of one of them.
+        gpu_prefill_tokens: of a step on a GPU, where the line has measured what pays; 0: the engine's choice.
         expands: whether quantised matrices become bf16 on a GPU, also where it has a packed form for them.
     """
 
@@ -69,6 +70,7 @@ class LineModel:
     adapted: tuple[AdaptedWeight, ...] = ()
     kv_scales: Scales = field(default_factory=dict)
     ranks: int = 1
+    gpu_prefill_tokens: int = 0
     expands: bool = False
 
     def bounded(self, vocab_size: int) -> LineModel:
@@ -230,6 +232,7 @@ def decoder_model(
     *,
     adapted: tuple[AdaptedWeight, ...] = (),
     ranks: int = 1,
+    gpu_prefill_tokens: int = 0,
 ) -> LineModel:
     """The record of a model whose only table is that of its rotation, from a line's functions of a config."""
     config = weights.config
@@ -243,4 +246,5 @@ def decoder_model(
         head=partial(head, config),
         adapted=adapted,
         ranks=ranks,
+        gpu_prefill_tokens=gpu_prefill_tokens,
     )

@@ -29,7 +29,9 @@ ANY_WIDTH = 1024  # most channels that latent_any.cu takes
 # Kernels of latent attention by the shared memory of a block: for decoded rows, and for prefilled ones.
 TILES = ((227 << 10, "r16_k64_s3", "r64_k64_s2"), (163 << 10, "r16_k64_s2", "r64_k32_s2"))
 SMALL_TILE = "r16_k32_s2"
-CHUNK = 64  # keys of a decoded part, of short rows
+# Keys of a decoded part, of short rows; of a row alone. With few rows beside it, parts of 64 keys cost more
+# than they save: a queue of blocks, and twice as many sums.
+CHUNK, ALONE_CHUNK = 128, 64
 HEAD_TOKENS = (16, 64, 128)  # that head_linear.cu is compiled for
 # Flags of latent.cuh. EARLY: keys were cached before the launch ahead of this one began. OLDER: so were all
 # but the newest of each decoded row.
@@ -117,16 +119,18 @@ def tiled(p: AttentionProblem, rank: int) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def choose_latent(p: AttentionProblem, target: Target, chunk: int) -> AttentionChoice:
+def choose_latent(p: AttentionProblem, target: Target, chunk: int, alone: int) -> AttentionChoice:
     """This GPU's tensor core kernels for rows of 512 + 64 numbers in 16 bits.
 
     Args:
         chunk: keys of a decoded part, of short rows.
+        alone: the same of a row alone.
     """
     tiles = next((t[1:] for t in TILES if target.info.max_shared >= t[0]), (SMALL_TILE, SMALL_TILE))
     decode, prefill = (f"latent_attention_{p.dtype}_{tile}" for tile in tiles)
     units = blocks(p.heads, DECODE_HEADS)
     shares = target.info.num_sms // units if p.rows > OWN_PARTS_ROWS else 0
+    chunk = alone if p.rows == 1 else chunk
     items, slots = decode_room(p, shares, p.table_width * p.block_size, chunk)
     tile_rows = target.feature(prefill, "rows") or 0
     most = 0 if p.decode_only else (blocks(p.tokens * p.heads, tile_rows) + p.rows) * PREFILL_PARTS
@@ -151,7 +155,7 @@ class LatentAttention:
         lens: Place | None = None,
     ) -> None:  # fmt: skip
         self.c, self.p, self.out, self.q, self.flags = c, p, out, q, flags
-        self.choice = choose_latent(p, c.target, CHUNK)
+        self.choice = choose_latent(p, c.target, CHUNK, ALONE_CHUNK)
         self.plan = plan_rows(c, p, self.choice, lens)
         self.cuts = min(p.rows, self.choice.shares) if self.choice.shares else p.rows
 

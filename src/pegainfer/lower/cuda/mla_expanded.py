@@ -78,9 +78,10 @@ def choose_expanded(
     rows = min(p.rows, p.tokens // least)
     tiles = min(most, rows * blocks(p.table_width * p.block_size, TILE))
     rounds = min(ROUNDS, blocks(longest, tiles * TILE))
-    queries = blocks(p.tokens, TILE) + rows
-    slots = max(2 * PREFILL_BLOCKS // p.heads, queries if rounds > 1 else 0)
-    return ExpandedChoice(least, tiles, rounds, slots, queries + slots)
+    # A row that takes several rounds fills one at least, so there are no more such rows than rounds.
+    resumed = blocks(p.tokens, TILE) + rounds if rounds > 1 else 0
+    slots = max(2 * PREFILL_BLOCKS // p.heads, resumed)
+    return ExpandedChoice(least, tiles, rounds, slots, blocks(p.tokens, TILE) + rows + slots)
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,14 @@ def test_decoded_rows_are_absorbed_attended_and_expanded_as_they_are_added_up(tm
     assert launches(tmp_path, MLA_ATTENTION, ROWS, [1] * 3) == [
         ("attention_plan", (1, 1, 1)),
         ("head_linear_bf16_t16", (16, 1, 16)),
-        ("latent_attention_bf16_r16_k64_s3", (48, 1, 1)),  # at most sixteen parts of 64 keys a row
+        ("latent_attention_bf16_r16_k64_s3", (24, 1, 1)),  # at most eight parts of 128 keys a row
         ("latent_values_bf16", (2, 1, 16)),
     ]
+
+
+def test_a_row_alone_is_cut_into_more_parts(tmp_path: Path) -> None:
+    found = dict(launches(tmp_path, LATENT_ATTENTION, ROWS, [1], num_sms=132))
+    assert found["latent_attention_bf16_r16_k64_s3"] == (16, 1, 1)
 
 
 EXPANDED = ["mla_expand_bf16", "mla_attend_expanded_bf16"]
