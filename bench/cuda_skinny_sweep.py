@@ -1,10 +1,10 @@
-"""Which shares of a bf16 weight are quickest for up to 64 rows on this GPU (Hopper).
+"""Which shares of a bf16 weight are quickest for up to 256 rows on this GPU (Hopper).
 
-    python bench/cuda_skinny_sweep.py --shapes 3648x2048 2048x2048+ 5632x2048 2048x2816+ [--rows 1 32]
+    python bench/cuda_skinny_sweep.py --shapes 3648x2048 2048x2048+ 5632x2048 2048x2816+ [--rows 1 32 128]
 
 NxK of a weight; `+`: the result is added to the residual stream. A graph launches that many GEMMs, each of a
 weight of its own, so that caches are cold. Prints the quickest launches beside the chooser's own, in the form
-in which cards.json has them (op skinny).
+in which cards.json has them (op skinny, above 64 rows op wide; None: cuBLASLt).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.lower.cuda.skinny import FILLED, MAX_BLOCKS, skinny_choice
 from pegainfer.lower.cuda.store import Dummy
 from pegainfer.lower.cuda.target import Tuned, Tuning
+from pegainfer.lower.cuda.wide import wide_choice
 from pegainfer.ops.gemm import LINEAR, LINEAR_RESIDUAL
 from pegainfer.ops.program import Builder, Program
 
@@ -31,7 +32,7 @@ SHOWN = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", required=True)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 128])
     parser.add_argument("--layers", type=int, default=24)
     args = parser.parse_args()
     ctx = CudaContext()
@@ -46,11 +47,14 @@ def main() -> None:
         backend.prepare(recorded, {}, {"T": max(args.rows)}).work({"T": 1})
         backend.load()
         for m in args.rows:
-            times: list[tuple[float, dict[str, Any]]] = []
-            for numbers in [{}, *candidates(ctx, m, n, k, residual)]:
-                tuned = (Tuned("", whole.info.arch, "skinny", {"n": n, "k": k}, 64, numbers),)
-                ctx.target = replace(whole, tuning=Tuning(tuned)) if numbers else whole
-                step = backend.prepare(recorded, {}, {"T": m}).work({"T": m})
+            times: list[tuple[float, dict[str, Any] | None]] = []
+            op, most = ("skinny", 64) if m <= 64 else ("wide", 256)
+            found = skinny(ctx, m, n, k, residual) if m <= 64 else wide(ctx, m, n, k, residual)
+            for numbers in [{}, *found]:
+                tuned = (Tuned("", whole.info.arch, op, {"n": n, "k": k}, most, numbers),)
+                ctx.target = whole if numbers == {} else replace(whole, tuning=Tuning(tuned))
+                executor = backend.prepare(recorded, {}, {"T": m})  # holds the operands while they are read
+                step = executor.work({"T": m})
                 us = graph_ms(ctx, [w for _, work in step for w in work]) / args.layers * 1e3
                 times.append((us, numbers))
             ctx.target = whole
@@ -73,7 +77,7 @@ def program(n: int, k: int, residual: bool, layers: int) -> Program:
     return b.build()
 
 
-def candidates(ctx: CudaContext, m: int, n: int, k: int, residual: bool) -> Iterator[dict[str, Any]]:
+def skinny(ctx: CudaContext, m: int, n: int, k: int, residual: bool) -> Iterator[dict[str, Any]]:
     """Shares that fit, as Shares takes them."""
     info = ctx.target.info
     for splits, filled in FILLED.items():
@@ -89,6 +93,21 @@ def candidates(ctx: CudaContext, m: int, n: int, k: int, residual: bool) -> Iter
                     yield {
                         "rows": rows, "splits": splits, "wide": wide, "depth_x": depth_x, "early": m <= 32
                     }  # fmt: skip
+
+
+def wide(ctx: CudaContext, m: int, n: int, k: int, residual: bool) -> Iterator[dict[str, Any] | None]:
+    """Likewise, as Cut takes them; and the library."""
+    info = ctx.target.info
+    yield None
+    for splits in (1, 2, 3, 4):
+        even = even_rows(n, info.num_sms // splits)
+        for rows in sorted({even, 40, 64, 88}):
+            if not 60 <= -(-n // rows) * splits <= 2 * info.num_sms:
+                continue
+            for depth_x in (2, 3, 4):
+                shares = {"rows": rows, "splits": splits, "depth_x": depth_x}
+                if wide_choice("bf16", m, n, k, info, residual=residual, **shares):
+                    yield shares
 
 
 def even_rows(n: int, parts: int) -> int:
