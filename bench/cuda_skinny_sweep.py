@@ -105,9 +105,11 @@ def wide(ctx: CudaContext, m: int, n: int, k: int, residual: bool) -> Iterator[d
             if not 60 <= -(-n // rows) * splits <= 2 * info.num_sms:
                 continue
             for depth_x in (2, 3, 4):
-                shares = {"rows": rows, "splits": splits, "depth_x": depth_x}
-                if wide_choice("bf16", m, n, k, info, residual=residual, **shares):
-                    yield shares
+                fits = wide_choice(
+                    "bf16", m, n, k, info, rows=rows, splits=splits, depth_x=depth_x, residual=residual
+                )
+                if fits:
+                    yield {"rows": rows, "splits": splits, "depth_x": depth_x}
 
 
 def even_rows(n: int, parts: int) -> int:
