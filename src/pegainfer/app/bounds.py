@@ -119,5 +119,7 @@ def _prefill_tokens(model: Model, config: EngineConfig, scheduler: SchedulerConf
         return scheduler.max_prefill_tokens
     if config.backend != "cuda":
         return DEFAULT_PREFILL_TOKENS
+    if model.gpu_prefill_tokens:
+        return model.gpu_prefill_tokens
     stacked = any(len(w.shape) == 3 for w in model.weights.values())
     return GPU_MOE_PREFILL_TOKENS if stacked else GPU_PREFILL_TOKENS

@@ -54,6 +54,7 @@ class LineModel(msgspec.Struct, frozen=True):
             options (engine/config.py); None: the default scheduler.
         kv_scales: what an 8-bit KV cache divides keys and values by.
         ranks: tensor-parallel ranks; weights, groups and forward are those of one of them.
+        gpu_prefill_tokens: of a step on a GPU, where the line has measured what pays; 0: the engine's choice.
         expands: whether quantised matrices become bf16 on a GPU, also where it has a packed form for them.
     """
 
@@ -68,6 +69,7 @@ class LineModel(msgspec.Struct, frozen=True):
     adapted: Callable[[], tuple[AdaptedWeight, ...]] = tuple
     kv_scales: Scales = msgspec.field(default_factory=dict)
     ranks: int = 1
+    gpu_prefill_tokens: int = 0
     expands: bool = False
 
     def bounded(self, vocab_size: int) -> LineModel:
@@ -241,6 +243,7 @@ def decoder_model(
     *,
     adapted: Callable[[C], tuple[AdaptedWeight, ...]] | None = None,
     ranks: int = 1,
+    gpu_prefill_tokens: int = 0,
 ) -> LineModel:
     """The record of a model whose only table is that of its rotation, from a line's functions of a config."""
     config = weights.config
@@ -254,4 +257,5 @@ def decoder_model(
         head=partial(head, config),
         adapted=tuple if adapted is None else partial(adapted, config),
         ranks=ranks,
+        gpu_prefill_tokens=gpu_prefill_tokens,
     )

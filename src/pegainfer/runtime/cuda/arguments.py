@@ -59,6 +59,7 @@ ATTENTION_PLAN = Layout(
     int decode_slots  // room for the sums of decoded parts
     int prefill_slots  // room for the sums of prefilled parts
     int shares  // of decoded rows; 0: rows are cut by their own length
+    int chunk  // keys of a decoded part, of rows that are short
     """,
 )
 ATTENTION_MERGE = Layout(
@@ -140,6 +141,45 @@ HEAD_LINEAR = Layout(
     int k
     int a_width  // K and the channels that are copied
     int out_width  // N and as many
+    const int2* range  // tokens outside the range (first, end) need no result; null: all are wanted
+    """,
+)
+MLA_EXPAND_PLAN = Layout(
+    "attention::ExpandPlanArgs",
+    "Which rows are attended over expanded latents, in which rounds.",
+    """
+    Plan* plans  // [rounds]
+    Item* items  // [rounds, item_room]
+    Item* merges  // tiles of queries in several parts
+    int2* sources  // [rounds, tiles]: a tile of keys' row, and its number in the row
+    int* rest  // [R]: query tokens that absorbed attention serves
+    int2* absorbed  // all of those tokens are in the range (first, end)
+    const int* query_starts
+    const int* query_lens
+    const int* context_lens
+    int rows
+    int heads
+    int rounds
+    int tiles  // of 128 keys, in a round
+    int slots  // room for the sums of tiles of queries
+    int item_room  // of a round
+    int least  // query tokens of a row that is expanded
+    """,
+)
+MLA_EXPAND = Layout(
+    "attention::ExpandArgs",
+    "Keys and values of a round's tiles of cached latents.",
+    """
+    void* out  // [tiles, 128, H * 256 + 64]
+    const void* kv  // the layer's part of the first page
+    const int* block_table  // [R, W]
+    const int* context_lens  // [R]
+    const Plan* plan  // of the round
+    const int2* sources  // [tiles]
+    int64_t page_stride  // elements
+    int h
+    int block_size
+    int table_width
     """,
 )
 LATENT_APPEND = Layout(
@@ -789,7 +829,7 @@ GATHER_RANKS = Layout(
 # In the order of the header: a struct stands behind those that it holds.
 LAYOUTS = (
     ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND,
-    HEAD_LINEAR, LATENT_APPEND, STREAM, SKINNY, FP8_GEMM, PACKED, PACK, EXPAND,
+    HEAD_LINEAR, MLA_EXPAND_PLAN, MLA_EXPAND, LATENT_APPEND, STREAM, SKINNY, FP8_GEMM, PACKED, PACK, EXPAND,
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
     ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS,
     ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
