@@ -12,7 +12,7 @@ from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
 from pegainfer.lower.cpu.executor import CpuExecutor
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.forward import forward, groups, shapes
-from pegainfer.ops.float8 import held
+from pegainfer.ops.stored import held
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies

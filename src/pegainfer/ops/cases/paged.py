@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.ops.cases.common import LEAST, Flavour, U, denormal, equal, huge, i32, normal, tiny, zeros
-from pegainfer.ops.float8 import plain
+from pegainfer.ops.stored import plain
 from pegainfer.ops.spec import Arrays, Case
 
 Array = np.ndarray[Any, Any]

@@ -73,6 +73,26 @@ def test_longer_rows_of_float32_go_token_by_token(tmp_path: Path) -> None:
     ]
 
 
+def test_states_of_bf16_have_kernels_of_their_own(tmp_path: Path) -> None:
+    narrow = {"delta": "bf16"}
+    assert [k for k, _ in launches(tmp_path / "rows", GATED_DELTA_RULE, HEADS, [1, 70], narrow)] == [
+        "delta_step_bf16_bf16",
+        "delta_chunk_prepare_bf16",
+        "delta_chunk_scan_bf16_bf16",
+    ]
+    assert kernels_of_layer(tmp_path / "decode", {}, [1, 1], **narrow)[-1] == "delta_decode_bf16_bf16"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtypes"),
+    [({"K": 64, "F": 2 * 2 * 64 + 4 * 128}, {}), ({}, dict.fromkeys(("qkv", "a", "b", "out"), "f32"))],
+    ids=["other heads", "float32"],
+)
+def test_states_of_bf16_are_refused(sizes: dict[str, int], dtypes: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="dtype of delta; expected f32; bf16 with .*; got bf16"):
+        launches(tmp_path, GATED_DELTA_RULE, HEADS | sizes, [3], dtypes | {"delta": "bf16"})
+
+
 def test_blocks_take_several_chunks_and_rows_where_there_are_many(tmp_path: Path) -> None:
     """A step of many decode rows starts no block for each of them: about 8 blocks an SM at most."""
     (_, (_, _, rows)), (_, (chunks, _, _)), (_, (_, _, at_once)) = launches(

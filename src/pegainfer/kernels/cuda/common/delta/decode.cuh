@@ -1,7 +1,7 @@
 // A layer of linear attention behind its projections for rows of one token: convolution, SiLU, l2norm, gates,
 // delta rule and gated norm of a value head in one block, with the formulas of conv.cu and delta.cuh.
 //
-// The state of a head is 64 KB that are read and written once, so the kernel is bound by memory. Blocks stay
+// The state of a head is 64 KB (32 KB where it is stored as bf16) that are read and written once, so the kernel is bound by memory. Blocks stay
 // and take every gridDim.x-th head of a row. While a block works on one matrix from registers, each thread's
 // part of the next one is on its way to shared memory: the threads read only what they fetched themselves, so
 // that the copies need no barrier.
@@ -55,32 +55,39 @@ __device__ __forceinline__ int64_t matrix_at(const HeadOfRow& item, int lane, in
 }
 
 // Begins to copy this thread's part of a head's matrix; zeros where the row has none yet.
-template <typename T>
+template <typename S, typename T>
 __device__ __forceinline__ void fetch_matrix(const DeltaDecodeArgs<T>& a, const Turn& turn, uint32_t to) {
     if (turn.unit < a.units) {
         const HeadOfRow item(a, turn);
         const bool valid = item.live && !item.row.fresh;
-        const float* from = a.delta;
+        const S* from = static_cast<const S*>(a.delta);
         if (valid) from += item.row.id * a.delta_entry + matrix_at(item, threadIdx.x & 31, threadIdx.x >> 5);
 #pragma unroll
-        for (int i = 0; i < kRowsOfWarp; i++)
-            cp_async16(to + i * kDecodeThreads * 16, valid ? from + i * kKeys : from, valid);
+        for (int i = 0; i < kRowsOfWarp; i++) {
+            constexpr int kBytes = 4 * sizeof(S);
+            const S* const source = valid ? from + i * kKeys : from;
+            if constexpr (kBytes == 16)
+                cp_async16(to + i * kDecodeThreads * kBytes, source, valid);
+            else
+                cp_async8(to + i * kDecodeThreads * kBytes, source, valid);
+        }
     }
     cp_async_commit();
 }
 
-template <typename T>
+// S: what states are stored as, float or bf16.
+template <typename T, typename S = float>
 __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
-    extern __shared__ __align__(16) float4 matrices[];  // [kRowsOfWarp, kDecodeThreads]
+    extern __shared__ __align__(16) char matrices[];  // [kRowsOfWarp, kDecodeThreads] of four S
     __shared__ float4 parts[3][32];  // q, k, v behind the convolution; a lane has four channels of each
     __shared__ float4 dots[2][kDecodeWarps][32];
     __shared__ bool last_reader;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = a.heads / a.key_heads;
     const int keys = a.key_heads * kKeys, channels = 2 * keys + a.heads * kKeys;
-    float4* const fetched = matrices + threadIdx.x;
+    S* const fetched = reinterpret_cast<S*>(matrices) + 4 * threadIdx.x;
     Turn turn(blockIdx.x);
     // Nobody writes states between the step's start and this kernel.
-    fetch_matrix(a, turn, shared_address(fetched));
+    fetch_matrix<S>(a, turn, shared_address(fetched));
 #pragma unroll 1
     for (bool first = true; turn.unit < a.units; first = false) {
         const HeadOfRow item(a, turn);
@@ -117,9 +124,9 @@ __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
         cp_async_wait<0>();
         float4 s[kRowsOfWarp];
 #pragma unroll
-        for (int i = 0; i < kRowsOfWarp; i++) s[i] = fetched[i * kDecodeThreads];
+        for (int i = 0; i < kRowsOfWarp; i++) s[i] = load4(fetched + 4 * i * kDecodeThreads);
         turn.advance(a.chain);
-        fetch_matrix(a, turn, shared_address(fetched));
+        fetch_matrix<S>(a, turn, shared_address(fetched));
         if (row.count != 1) continue;
         T* out = a.out + (static_cast<int64_t>(row.first) * a.heads + head) * kKeys + 4 * lane;
         if (!item.live) {
@@ -184,7 +191,7 @@ __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
                 if (save >= 0) store4(a.conv + save * a.conv_entry + w * channels + channel, inputs[w]);
             }
         }
-        float* const matrix = a.delta + matrix_at(item, lane, warp);
+        S* const matrix = static_cast<S*>(a.delta) + matrix_at(item, lane, warp);
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) {
             s[i] = fused(d, k_of[i] * k_norm, scaled(s[i], decay));

@@ -155,22 +155,36 @@ __device__ __forceinline__ void update(StateSums& s, float decay, uint32_t keys,
 struct StatePlace {
     int64_t at, row;  // of channel 16 warp + g and column 2 t, and elements from a channel to the next
 };
-__device__ __forceinline__ void load_state(StateSums& s, const float* entry, const StatePlace& place) {
+__device__ __forceinline__ float2 load_two(const float* p) {
+    return *reinterpret_cast<const float2*>(p);
+}
+__device__ __forceinline__ float2 load_two(const bf16* p) {
+    return unpack2<bf16>(*reinterpret_cast<const uint32_t*>(p));
+}
+__device__ __forceinline__ void store_two(float* p, float x, float y) {
+    *reinterpret_cast<float2*>(p) = make_float2(x, y);
+}
+__device__ __forceinline__ void store_two(bf16* p, float x, float y) {
+    *reinterpret_cast<uint32_t*>(p) = pack2<bf16>(x, y);
+}
+template <typename S>
+__device__ __forceinline__ void load_state(StateSums& s, const S* entry, const StatePlace& place) {
 #pragma unroll
     for (int n = 0; n < kSlice / 8; n++) {
-        const float2 top = *reinterpret_cast<const float2*>(entry + place.at + 8 * n);
-        const float2 bottom = *reinterpret_cast<const float2*>(entry + place.at + 8 * place.row + 8 * n);
+        const float2 top = load_two(entry + place.at + 8 * n);
+        const float2 bottom = load_two(entry + place.at + 8 * place.row + 8 * n);
         s[n][0] = top.x;
         s[n][1] = top.y;
         s[n][2] = bottom.x;
         s[n][3] = bottom.y;
     }
 }
-__device__ __forceinline__ void store_state(float* entry, const StatePlace& place, const StateSums& s) {
+template <typename S>
+__device__ __forceinline__ void store_state(S* entry, const StatePlace& place, const StateSums& s) {
 #pragma unroll
     for (int n = 0; n < kSlice / 8; n++) {
-        *reinterpret_cast<float2*>(entry + place.at + 8 * n) = make_float2(s[n][0], s[n][1]);
-        *reinterpret_cast<float2*>(entry + place.at + 8 * place.row + 8 * n) = make_float2(s[n][2], s[n][3]);
+        store_two(entry + place.at + 8 * n, s[n][0], s[n][1]);
+        store_two(entry + place.at + 8 * place.row + 8 * n, s[n][2], s[n][3]);
     }
 }
 // The state as the operand of products: rows are channels.
@@ -185,6 +199,7 @@ __device__ __forceinline__ void store_operand(char* tile, const StateSums& s, in
 }
 
 // One row of the step, by all warps of the block.
+template <typename S>
 __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkArgs<bf16>& chunks,
                                          const Row& row) {
     extern __shared__ __align__(128) char shared[];
@@ -204,8 +219,9 @@ __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkAr
     const StatePlace place = {
         (static_cast<int64_t>(head) * kKeys + 16 * warp + g) * a.value_dim + blockIdx.x * kSlice + 2 * t,
         a.value_dim};
+    S* const pool = states_of<S>(a);
     StateSums s = {};
-    if (!row.fresh) load_state(s, a.pool + row.id * a.entry, place);
+    if (!row.fresh) load_state(s, pool + row.id * a.entry, place);
 
     const int num_chunks = (row.count + kChunk - 1) / kChunk, ahead = chunks.stages - 1;
     const auto load_chunk = [&](int chunk) {
@@ -289,7 +305,7 @@ __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkAr
 #pragma unroll
                     for (int e = 0; e < 4; e++) kept[n][e] = s[n][e];
                 update(kept, decay, stage.keys, shared_address(weighted_tile), warp);
-                store_state(a.pool + __shfl_sync(~0u, mine, bit) * a.entry, place, kept);
+                store_state(pool + __shfl_sync(~0u, mine, bit) * a.entry, place, kept);
                 __syncthreads();  // the weighted tile is free
             }
         }
@@ -297,7 +313,7 @@ __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkAr
         update(s, decay, stage.keys, shared_address(weighted_tile), warp);
         store_operand(state_tile, s, warp);
         if (const int save = a.rows.saves[first + count - 1]; save >= 0)
-            store_state(a.pool + save * a.entry, place, s);
+            store_state(pool + save * a.entry, place, s);
 
 #pragma unroll
         for (int n = 0; n < 2; n++)
@@ -313,10 +329,11 @@ __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkAr
                         out + (chunk * kChunk + first_token + g + 8 * r) * out_stride + 16 * half + 8 * n +
                         2 * t) = pack2<bf16>(o[n][2 * r], o[n][2 * r + 1]);
     }
-    store_state(a.pool + row.id * a.entry, place, s);
+    store_state(pool + row.id * a.entry, place, s);
 }
 
 // Blocks of (slices of columns, value heads, some rows): rows of several tokens are dealt out in turn.
+template <typename S>
 __device__ __forceinline__ void delta_chunk_scan(const DeltaArgs<bf16>& a, const ChunkArgs<bf16>& chunks) {
     const int lane = threadIdx.x & 31;
     pdl_wait();
@@ -326,6 +343,6 @@ __device__ __forceinline__ void delta_chunk_scan(const DeltaArgs<bf16>& a, const
         const bool several = base + lane < chunks.num_rows && a.rows.lens[base + lane] >= 2;
         for (unsigned mask = __ballot_sync(~0u, several); mask != 0; mask &= mask - 1)
             if (number++ % gridDim.z == blockIdx.z)
-                scan_row(a, chunks, row_at(a.rows, base + __ffs(mask) - 1));
+                scan_row<S>(a, chunks, row_at(a.rows, base + __ffs(mask) - 1));
     }
 }

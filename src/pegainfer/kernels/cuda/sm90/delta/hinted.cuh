@@ -12,34 +12,41 @@ __device__ __forceinline__ void store4_hint(float* p, float4 v, uint64_t policy)
 }
 
 // Begins to copy this thread's part of a head's matrix; zeros where the row has none yet.
-template <typename T>
+template <typename S, typename T>
 __device__ __forceinline__ void fetch_hinted(const DeltaDecodeArgs<T>& a, const Turn& turn, uint32_t to, uint64_t in) {
     if (turn.unit < a.units) {
         const HeadOfRow item(a, turn);
         const bool valid = item.live && !item.row.fresh;
-        const float* from = a.delta;
+        const S* from = static_cast<const S*>(a.delta);
         if (valid) from += item.row.id * a.delta_entry + matrix_at(item, threadIdx.x & 31, threadIdx.x >> 5);
 #pragma unroll
-        for (int i = 0; i < kRowsOfWarp; i++)
-            cp_async16_hint(to + i * kDecodeThreads * 16, valid ? from + i * kKeys : from, valid, in);
+        for (int i = 0; i < kRowsOfWarp; i++) {
+            constexpr int kBytes = 4 * sizeof(S);
+            const S* const source = valid ? from + i * kKeys : from;
+            if constexpr (kBytes == 16)
+                cp_async16_hint(to + i * kDecodeThreads * kBytes, source, valid, in);
+            else
+                cp_async8(to + i * kDecodeThreads * kBytes, source, valid);
+        }
     }
     cp_async_commit();
 }
 
-template <typename T, bool FIRST_IN, bool FIRST_OUT>
+// S: what states are stored as, float or bf16.
+template <typename T, bool FIRST_IN, bool FIRST_OUT, typename S = float>
 __device__ __forceinline__ void delta_hinted(const DeltaDecodeArgs<T>& a) {
-    extern __shared__ __align__(16) float4 matrices[];  // [kRowsOfWarp, kDecodeThreads]
+    extern __shared__ __align__(16) char matrices[];  // [kRowsOfWarp, kDecodeThreads] of four S
     __shared__ float4 parts[3][32];  // q, k, v behind the convolution; a lane has four channels of each
     __shared__ float4 dots[2][kDecodeWarps][32];
     __shared__ bool last_reader;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = a.heads / a.key_heads;
     const int keys = a.key_heads * kKeys, channels = 2 * keys + a.heads * kKeys;
-    float4* const fetched = matrices + threadIdx.x;
+    S* const fetched = reinterpret_cast<S*>(matrices) + 4 * threadIdx.x;
     Turn turn(blockIdx.x);
     const uint64_t in = FIRST_IN ? l2_evict_first() : l2_evict_normal();
     const uint64_t outp = FIRST_OUT ? l2_evict_first() : l2_evict_normal();
     // Nobody writes states between the step's start and this kernel.
-    fetch_hinted(a, turn, shared_address(fetched), in);
+    fetch_hinted<S>(a, turn, shared_address(fetched), in);
 #pragma unroll 1
     for (bool first = true; turn.unit < a.units; first = false) {
         const HeadOfRow item(a, turn);
@@ -76,9 +83,9 @@ __device__ __forceinline__ void delta_hinted(const DeltaDecodeArgs<T>& a) {
         cp_async_wait<0>();
         float4 s[kRowsOfWarp];
 #pragma unroll
-        for (int i = 0; i < kRowsOfWarp; i++) s[i] = fetched[i * kDecodeThreads];
+        for (int i = 0; i < kRowsOfWarp; i++) s[i] = load4(fetched + 4 * i * kDecodeThreads);
         turn.advance(a.chain);
-        fetch_hinted(a, turn, shared_address(fetched), in);
+        fetch_hinted<S>(a, turn, shared_address(fetched), in);
         if (row.count != 1) continue;
         T* out = a.out + (static_cast<int64_t>(row.first) * a.heads + head) * kKeys + 4 * lane;
         if (!item.live) {
@@ -143,7 +150,7 @@ __device__ __forceinline__ void delta_hinted(const DeltaDecodeArgs<T>& a) {
                 if (save >= 0) store4(a.conv + save * a.conv_entry + w * channels + channel, inputs[w]);
             }
         }
-        float* const matrix = a.delta + matrix_at(item, lane, warp);
+        S* const matrix = static_cast<S*>(a.delta) + matrix_at(item, lane, warp);
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) {
             s[i] = fused(d, k_of[i] * k_norm, scaled(s[i], decay));

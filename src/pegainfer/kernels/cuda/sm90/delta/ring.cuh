@@ -44,13 +44,13 @@ struct Item {
     }
 };
 
-template <typename T, int STAGES, bool FIRST_IN, bool FIRST_OUT, bool PROBE, int PIECES>
+template <typename T, typename S, int STAGES, bool FIRST_IN, bool FIRST_OUT, bool PROBE, int PIECES>
 __device__ __forceinline__ void delta_ring(const DeltaDecodeArgs<T>& a) {
     extern __shared__ __align__(128) char ring[];
     __shared__ float4 parts[kTeams][3][32];
     __shared__ float4 dots[kTeams][2][kDecodeWarps][32];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES];
-    constexpr int kBytes = kKeys * kKeys * 4;
+    constexpr int kBytes = kKeys * kKeys * sizeof(S);
     const uint32_t full = shared_address(barriers), done = full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void delta_ring(const DeltaDecodeArgs<T>& a) {
             }
             mbarrier_arrive_expect(full + 8 * stage, kBytes);
             const char* from = reinterpret_cast<const char*>(
-                a.delta + item.row.id * a.delta_entry + static_cast<int64_t>(item.head) * kKeys * kKeys);
+                static_cast<const S*>(a.delta) + item.row.id * a.delta_entry + static_cast<int64_t>(item.head) * kKeys * kKeys);
             for (int p = 0; p < PIECES; p++)
                 bulk_load(shared_address(ring) + stage * kBytes + p * (kBytes / PIECES),
                           from + p * (kBytes / PIECES), kBytes / PIECES, full + 8 * stage, in);
@@ -97,12 +97,12 @@ __device__ __forceinline__ void delta_ring(const DeltaDecodeArgs<T>& a) {
             if (item.live) {
                 const int64_t at = static_cast<int64_t>(item.head) * kKeys * kKeys;
                 for (int p = 0; p < PIECES; p++)
-                    bulk_store(reinterpret_cast<char*>(a.delta + item.row.id * a.delta_entry + at) +
+                    bulk_store(reinterpret_cast<char*>(static_cast<S*>(a.delta) + item.row.id * a.delta_entry + at) +
                                    p * (kBytes / PIECES),
                                shared_address(ring) + stage * kBytes + p * (kBytes / PIECES),
                                kBytes / PIECES, out);
                 if (save >= 0)
-                    bulk_store(a.delta + save * a.delta_entry + at, shared_address(ring) + stage * kBytes,
+                    bulk_store(static_cast<S*>(a.delta) + save * a.delta_entry + at, shared_address(ring) + stage * kBytes,
                                kBytes, out);
                 bulk_commit();
             }
@@ -157,7 +157,7 @@ __device__ __forceinline__ void delta_ring(const DeltaDecodeArgs<T>& a) {
             if (lane == 0) mbarrier_arrive(done + 8 * stage);
             continue;
         }
-        float4* const own = reinterpret_cast<float4*>(ring + stage * kBytes) + warp * kRowsOfWarp * 32 + lane;
+        S* const own = reinterpret_cast<S*>(ring + stage * kBytes) + warp * kRowsOfWarp * kKeys + 4 * lane;
         if (!PROBE) {
             if (convolves) {
                 float4 y{};
@@ -176,7 +176,7 @@ __device__ __forceinline__ void delta_ring(const DeltaDecodeArgs<T>& a) {
             float4 by_q{}, by_k{};
 #pragma unroll
             for (int i = 0; i < kRowsOfWarp; i++) {
-                const float4 s = row.fresh ? float4{} : own[i * 32];
+                const float4 s = row.fresh ? float4{} : load4(own + i * kKeys);
                 by_q = fused(s, q_of[i], by_q);
                 by_k = fused(s, k_of[i], by_k);
             }
@@ -193,8 +193,8 @@ __device__ __forceinline__ void delta_ring(const DeltaDecodeArgs<T>& a) {
             const float4 d = scaled(fused(by_k, -decay * k_norm, parts[team][2][lane]), log.beta);
 #pragma unroll
             for (int i = 0; i < kRowsOfWarp; i++) {
-                const float4 s = row.fresh ? float4{} : own[i * 32];
-                own[i * 32] = fused(d, k_of[i] * k_norm, scaled(s, decay));
+                const float4 s = row.fresh ? float4{} : load4(own + i * kKeys);
+                store4(own + i * kKeys, fused(d, k_of[i] * k_norm, scaled(s, decay)));
             }
             async_proxy_fence();
             __syncwarp();
@@ -208,7 +208,7 @@ __device__ __forceinline__ void delta_ring(const DeltaDecodeArgs<T>& a) {
             }
         } else {
 #pragma unroll
-            for (int i = 0; i < kRowsOfWarp; i++) own[i * 32] = scaled(own[i * 32], 0.5f);
+            for (int i = 0; i < kRowsOfWarp; i++) store4(own + i * kKeys, scaled(load4(own + i * kKeys), 0.5f));
             async_proxy_fence();
             __syncwarp();
             if (lane == 0) mbarrier_arrive(done + 8 * stage);
