@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import runpy
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,13 @@ from typing import Any
 from pegainfer.lower.cuda.lowering import LoweringContext
 
 sys.path.insert(0, str(Path(__file__).parent))
-SETTINGS = {"ring3": (1, 544, 196608), "ring2": (1, 544, 131072), "ring6": (1, 544, 196608), "ring4": (1, 544, 131072), "hint": (2, 256, 65536)}
+SETTINGS = {
+    "ring3": (1, 544, 196608),
+    "ring2": (1, 544, 131072),
+    "ring6": (1, 544, 196608),
+    "ring4": (1, 544, 131072),
+    "hint": (2, 256, 65536),
+}
 plain = LoweringContext.launch
 
 
@@ -38,6 +43,7 @@ def patch(name: str) -> None:
 
 def table(names: list[str], rows: list[int], dtype: str = "f32") -> None:
     import cuda_delta
+
     from pegainfer.lower.cuda.context import CudaContext
 
     ctx = CudaContext()

@@ -17,7 +17,10 @@ from jinja2.utils import Namespace
 _OF_DICTS: Final = frozenset(dir(dict))  # attributes, which the sandbox prefers to keys
 # `format` would read attributes of its arguments; the sandbox has a form of it that does not.
 _OF_TEXTS: Final = frozenset(n for n in dir(str) if n[0] != "_" and n not in ("format", "format_map"))
-_IN_LOOPS: Final = ("_loop_vars", "_block_vars")  # arguments that compiled templates add for context functions
+_IN_LOOPS: Final = (
+    "_loop_vars",
+    "_block_vars",
+)  # arguments that compiled templates add for context functions
 
 
 class QuickSandbox(ImmutableSandboxedEnvironment):
@@ -43,7 +46,7 @@ class QuickSandbox(ImmutableSandboxedEnvironment):
                 return value
         return super().getattr(obj, attribute)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """The names of the first parameters are the sandbox's: a template's keywords must not meet them."""
         if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
             for name in _IN_LOOPS:

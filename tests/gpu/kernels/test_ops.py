@@ -135,8 +135,7 @@ def check_sixteen(
 ) -> list[str]:
     """`cache`: what keys and values are stored as; None: as `dtype`. `exact`: what is stored as float32."""
     stored = {
-        o.name: dtype if dtype in o.dtypes and o.name not in exact else o.dtypes[0]
-        for o in spec.operands
+        o.name: dtype if dtype in o.dtypes and o.name not in exact else o.dtypes[0] for o in spec.operands
     }
     if cache is not None:
         stored["kv"] = cache

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pegainfer.ops.cases.common import LEAST, Flavour, U, denormal, equal, huge, i32, normal, tiny, zeros
-from pegainfer.ops.stored import plain
 from pegainfer.ops.spec import Arrays, Case
+from pegainfer.ops.stored import plain
 
 Array = np.ndarray[Any, Any]
 BLOCK_SIZE = 16
