@@ -27,11 +27,11 @@ plain = LoweringContext.launch
 def patch(name: str) -> None:
     def launch(self: Any, kernel: str, grid: Any, threads: int, args: Any, shared: int = 0, **kw: Any) -> Any:
         if name != "base" and kernel.startswith("delta_decode_bf16"):
-            a, s = self.call.axes, self.sizes
+            s = self.sizes
             group = 2 * s["H"] * s["V"] // max(1, s["F"] - s["H"] * s["V"])
             keys = s["H"] // group
             if 4 * keys * s["R"] >= 3 * 2 * self.target.info.num_sms or name.startswith("hint"):
-                per_sm, threads, shared = next(v for k, v in SETTINGS.items() if name.startswith(k))
+                _, threads, shared = next(v for k, v in SETTINGS.items() if name.startswith(k))
                 units = keys * s["R"]
                 sms = self.target.info.num_sms
                 grid = (min(-(-units // 2), sms), 1, 1) if "ring" in name else grid

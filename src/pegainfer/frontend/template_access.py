@@ -1,8 +1,8 @@
-"""Jinja's sandbox with short ways for what chat templates do most: `message.role`, `loop.first`, `text.split()`.
+"""Jinja's sandbox with short ways for what chat templates do most: `message.role`, `text.split()`.
 
-The sandbox asks some twenty questions about each attribute and each call, which is two thirds of the time that
-a long conversation takes to render. Their answers are known for plain dicts, texts, loops, namespaces and
-macros. Everything else goes the sandbox's own way.
+The sandbox asks some twenty questions about each attribute and each call, which is two thirds of the time
+that a long conversation takes to render. Their answers are known for plain dicts, texts, loops, namespaces
+and macros. Everything else goes the sandbox's own way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OF_TEXTS: Final = frozenset(n for n in dir(str) if n[0] != "_" and n not in ("f
 _IN_LOOPS: Final = (
     "_loop_vars",
     "_block_vars",
-)  # arguments that compiled templates add for context functions
+)  # what compiled templates add for functions
 
 
 class QuickSandbox(ImmutableSandboxedEnvironment):

@@ -1,4 +1,4 @@
-"""How arrays hold values in a storage format: as NumPy's own dtype, or as the bits of one that NumPy lacks."""
+"""How arrays hold values in a storage format: in NumPy's own dtype, or as the bits of one that it lacks."""
 
 from __future__ import annotations
 

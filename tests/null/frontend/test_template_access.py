@@ -81,7 +81,8 @@ TEMPLATES = {
     "{{ loop.changed(x) }}{{ loop.nothing }}{{ loop._length }}{% endfor %}",
     "namespaces": "{% set n = namespace(a=1) %}{% for x in xs %}{% set n.a = n.a + x %}{% endfor %}{{ n.a }}"
     "{{ n.missing }}{{ n.__class__ }}",
-    "texts": "{{ t.split(' ')[0].upper() }}{{ t.startswith('a') }}{{ t.replace('a', 'b', 1) }}{{ t.nothing }}",
+    "texts": "{{ t.split(' ')[0].upper() }}{{ t.startswith('a') }}{{ t.replace('a', 'b', 1) }}"
+    "{{ t.nothing }}",
     "keywords": "{{ t.split(sep=' ', maxsplit=1) }}{{ t.encode(encoding='ascii') }}",
     "format": "{{ '{0.__class__}'.format(t) }}",
     "format_map": "{{ '{a.__class__}'.format_map({'a': t}) }}",
@@ -89,7 +90,8 @@ TEMPLATES = {
     "macros": "{% macro m(a, b=2) %}{{ a }}-{{ b }}-{{ varargs }}-{{ kwargs }}{% endmacro %}"
     "{% for x in xs %}{{ m(x) }}{{ m(x, 5, 6, c=7) }}{{ m(b=1, a=x) }}{% endfor %}",
     "macro of too many": "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(1, 2) }}",
-    "macro within a macro": "{% macro m(a) %}<{{ a|trim }}>{% endmacro %}{% macro o(a) %}{{ m(a) }}{% endmacro %}"
+    "macro within a macro": "{% macro m(a) %}<{{ a|trim }}>{% endmacro %}"
+    "{% macro o(a) %}{{ m(a) }}{% endmacro %}"
     "{{ o(' x ') }}{{ m(' y ')|length }}",
     "caller": "{% macro m() %}[{{ caller() }}]{% endmacro %}{% call m() %}inside{% endcall %}",
     "recursion": "{% for x in tree recursive %}{{ x.n }}{{ loop(x.c) if x.c }}{% endfor %}",

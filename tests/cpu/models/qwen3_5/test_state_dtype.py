@@ -69,5 +69,5 @@ def test_random_traffic_with_states_in_bf16(tmp_path: Path) -> None:
 
 def test_a_model_without_states_refuses_the_option(tmp_path: Path) -> None:
     folder = write_checkpoint(next(iter(LLAMAS.values())), tmp_path)
-    with pytest.raises(ConfigError, match="no recurrent states; expected f32; got bf16; .*state_dtype"):
+    with pytest.raises(ConfigError, match=r"no recurrent states; expected f32; got bf16; .*state_dtype"):
         forced(folder, [1, 2, 3], "llama", 1, backend="cpu", state_dtype="bf16")

@@ -89,7 +89,7 @@ def test_states_of_bf16_have_kernels_of_their_own(tmp_path: Path) -> None:
     ids=["other heads", "float32"],
 )
 def test_states_of_bf16_are_refused(sizes: dict[str, int], dtypes: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="dtype of delta; expected f32; bf16 with .*; got bf16"):
+    with pytest.raises(UnsupportedError, match=r"dtype of delta; expected f32; bf16 with .*; got bf16"):
         launches(tmp_path, GATED_DELTA_RULE, HEADS | sizes, [3], dtypes | {"delta": "bf16"})
 
 
