@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, missing
 
 _OF_DICTS: Final = frozenset(dir(dict))  # attributes, which the sandbox prefers to keys
 # `format` would read attributes of its arguments; the sandbox has a form of it that does not.
@@ -30,10 +30,8 @@ class QuickSandbox(ImmutableSandboxedEnvironment):
         kind = type(obj)
         if kind is dict:
             if attribute not in _OF_DICTS:
-                try:
-                    return obj[attribute]
-                except KeyError:
-                    return self.undefined(obj=obj, name=attribute)
+                value = obj.get(attribute, missing)
+                return self.undefined(obj=obj, name=attribute) if value is missing else value
         elif kind is str:
             if attribute in _OF_TEXTS:
                 return getattr(obj, attribute)
