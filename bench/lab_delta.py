@@ -11,30 +11,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pegainfer.lower.cuda.delta as lower
 from pegainfer.lower.cuda.lowering import LoweringContext
 
 sys.path.insert(0, str(Path(__file__).parent))
 SETTINGS = {
-    "ring3": (1, 544, 196608),
-    "ring2": (1, 544, 131072),
-    "ring6": (1, 544, 196608),
-    "ring4": (1, 544, 131072),
-    "hint": (2, 256, 65536),
-}
+    "ring3": (544, 196608), "ring2": (544, 131072), "ring6": (544, 196608), "ring4": (544, 131072),
+    "hint": (256, 65536), "dyn3t3": (800, 196608), "dyn3": (544, 196608), "sta3": (544, 196608),
+    "dyn2": (544, 131072), "dyn6t3": (800, 196608), "dyn6": (544, 196608),
+}  # fmt: skip
+PER_SM = lower.DECODE_PER_SM
 plain = LoweringContext.launch
 
 
 def patch(name: str) -> None:
+    single = name.startswith(("dyn", "sta"))
+    lower.DECODE_PER_SM = 1 << 20 if single else PER_SM  # a head a turn
+
     def launch(self: Any, kernel: str, grid: Any, threads: int, args: Any, shared: int = 0, **kw: Any) -> Any:
         if name != "base" and kernel.startswith("delta_decode_bf16"):
-            s = self.sizes
-            group = 2 * s["H"] * s["V"] // max(1, s["F"] - s["H"] * s["V"])
-            keys = s["H"] // group
-            if 4 * keys * s["R"] >= 3 * 2 * self.target.info.num_sms or name.startswith("hint"):
-                _, threads, shared = next(v for k, v in SETTINGS.items() if name.startswith(k))
-                units = keys * s["R"]
-                sms = self.target.info.num_sms
-                grid = (min(-(-units // 2), sms), 1, 1) if "ring" in name else grid
+            s, sms = self.sizes, self.target.info.num_sms
+            keys = (s["F"] - s["H"] * s["V"]) // (2 * s["K"])
+            if single or name.startswith("hint") or 4 * keys * s["R"] >= 3 * 2 * sms:
+                threads, shared = next(v for k, v in SETTINGS.items() if name.startswith(k))
+                if single:
+                    grid = (min(s["H"] * s["R"], sms), 1, 1)
+                elif "ring" in name:
+                    grid = (min(-(-keys * s["R"] // 2), sms), 1, 1)
                 kernel = f"delta_{name}_bf16"
         return plain(self, kernel, grid, threads, args, shared, **kw)
 
@@ -64,9 +67,9 @@ def table(names: list[str], rows: list[int], dtype: str = "f32") -> None:
 def main() -> None:
     what, *rest = sys.argv[1:]
     if what == "table":
-        table(rest, [16, 32, 64, 128, 256])
+        table(rest, [1, 8, 16, 32, 64, 128, 256])
     elif what == "table16":
-        table(rest, [16, 32, 64, 128, 256], "bf16")
+        table(rest, [1, 8, 16, 32, 64, 128, 256], "bf16")
     elif what == "test":
         import pytest
 
