@@ -16,9 +16,8 @@ from pegainfer.lower.cuda.lowering import LoweringContext
 
 sys.path.insert(0, str(Path(__file__).parent))
 SETTINGS = {
-    "ring3": (544, 196608), "ring2": (544, 131072), "ring6": (544, 196608), "ring4": (544, 131072),
-    "hint": (256, 65536), "dyn3t3": (800, 196608), "dyn3": (544, 196608), "sta3": (544, 196608),
-    "dyn2": (544, 131072), "dyn6t3": (800, 196608), "dyn6": (544, 196608),
+    "hintb": (256, 32768), "hint": (256, 65536), "dyn3t3": (800, 196608), "dyn3": (544, 196608),
+    "sta3": (544, 196608), "dyn2": (544, 131072), "dyn6t3": (800, 196608), "dyn6": (544, 196608),
 }  # fmt: skip
 PER_SM = lower.DECODE_PER_SM
 plain = LoweringContext.launch

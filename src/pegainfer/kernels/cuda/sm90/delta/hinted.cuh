@@ -1,8 +1,17 @@
 #pragma once
-#include "ring.cuh"
+#include "decode.cuh"
+template <int KIND>
+__device__ __forceinline__ uint64_t policy_of() {
+    return KIND == 1 ? l2_evict_first() : KIND == 2 ? l2_evict_last() : 0x1000000000000000ull;
+}
 __device__ __forceinline__ void cp_async16_hint(uint32_t dst, const void* src, bool valid, uint64_t policy) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src),
                  "r"(valid ? 16 : 0), "l"(policy)
+                 : "memory");
+}
+__device__ __forceinline__ void cp_async8_hint(uint32_t dst, const void* src, bool valid, uint64_t policy) {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], 8, %2, %3;" ::"r"(dst), "l"(src),
+                 "r"(valid ? 8 : 0), "l"(policy)
                  : "memory");
 }
 __device__ __forceinline__ void store4_hint(float* p, float4 v, uint64_t policy) {
@@ -10,31 +19,42 @@ __device__ __forceinline__ void store4_hint(float* p, float4 v, uint64_t policy)
                  "f"(v.z), "f"(v.w), "l"(policy)
                  : "memory");
 }
+__device__ __forceinline__ void store4_hint(bf16* p, float4 v, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(p), "r"(pack2<bf16>(v.x, v.y)), "r"(pack2<bf16>(v.z, v.w)),
+                 "l"(policy)
+                 : "memory");
+}
+
+template <bool INTER>
+__device__ __forceinline__ int64_t hinted_at(const HeadOfRow& item, int lane, int warp) {
+    return (static_cast<int64_t>(item.head) * kKeys + warp * (INTER ? 1 : kRowsOfWarp)) * kKeys + 4 * lane;
+}
 
 // Begins to copy this thread's part of a head's matrix; zeros where the row has none yet.
-template <typename S, typename T>
+template <typename S, bool INTER, typename T>
 __device__ __forceinline__ void fetch_hinted(const DeltaDecodeArgs<T>& a, const Turn& turn, uint32_t to, uint64_t in) {
     if (turn.unit < a.units) {
         const HeadOfRow item(a, turn);
         const bool valid = item.live && !item.row.fresh;
         const S* from = static_cast<const S*>(a.delta);
-        if (valid) from += item.row.id * a.delta_entry + matrix_at(item, threadIdx.x & 31, threadIdx.x >> 5);
+        if (valid) from += item.row.id * a.delta_entry + hinted_at<INTER>(item, threadIdx.x & 31, threadIdx.x >> 5);
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) {
             constexpr int kBytes = 4 * sizeof(S);
-            const S* const source = valid ? from + i * kKeys : from;
+            const S* const source = valid ? from + i * kKeys * (INTER ? kDecodeWarps : 1) : from;
             if constexpr (kBytes == 16)
                 cp_async16_hint(to + i * kDecodeThreads * kBytes, source, valid, in);
             else
-                cp_async8(to + i * kDecodeThreads * kBytes, source, valid);
+                cp_async8_hint(to + i * kDecodeThreads * kBytes, source, valid, in);
         }
     }
     cp_async_commit();
 }
 
 // S: what states are stored as, float or bf16.
-template <typename T, bool FIRST_IN, bool FIRST_OUT, typename S = float>
+template <typename T, int IN, int OUT, bool INTER, typename S = float>
 __device__ __forceinline__ void delta_hinted(const DeltaDecodeArgs<T>& a) {
+    constexpr int kStep = INTER ? kDecodeWarps : 1;
     extern __shared__ __align__(16) char matrices[];  // [kRowsOfWarp, kDecodeThreads] of four S
     __shared__ float4 parts[3][32];  // q, k, v behind the convolution; a lane has four channels of each
     __shared__ float4 dots[2][kDecodeWarps][32];
@@ -43,10 +63,10 @@ __device__ __forceinline__ void delta_hinted(const DeltaDecodeArgs<T>& a) {
     const int keys = a.key_heads * kKeys, channels = 2 * keys + a.heads * kKeys;
     S* const fetched = reinterpret_cast<S*>(matrices) + 4 * threadIdx.x;
     Turn turn(blockIdx.x);
-    const uint64_t in = FIRST_IN ? l2_evict_first() : l2_evict_normal();
-    const uint64_t outp = FIRST_OUT ? l2_evict_first() : l2_evict_normal();
+    const uint64_t in = policy_of<IN>();
+    const uint64_t outp = policy_of<OUT>();
     // Nobody writes states between the step's start and this kernel.
-    fetch_hinted<S>(a, turn, shared_address(fetched), in);
+    fetch_hinted<S, INTER>(a, turn, shared_address(fetched), in);
 #pragma unroll 1
     for (bool first = true; turn.unit < a.units; first = false) {
         const HeadOfRow item(a, turn);
@@ -85,7 +105,7 @@ __device__ __forceinline__ void delta_hinted(const DeltaDecodeArgs<T>& a) {
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) s[i] = load4(fetched + 4 * i * kDecodeThreads);
         turn.advance(a.chain);
-        fetch_hinted<S>(a, turn, shared_address(fetched), in);
+        fetch_hinted<S, INTER>(a, turn, shared_address(fetched), in);
         if (row.count != 1) continue;
         T* out = a.out + (static_cast<int64_t>(row.first) * a.heads + head) * kKeys + 4 * lane;
         if (!item.live) {
@@ -116,13 +136,13 @@ __device__ __forceinline__ void delta_hinted(const DeltaDecodeArgs<T>& a) {
         const float qq = warp_sum(dot(q, q)), kk = warp_sum(dot(k, k)), qk = warp_sum(dot(q, k));
         const float q_norm = rsqrtf(static_cast<float>(kKeys)) / sqrtf(qq + a.key_eps);
         const float k_norm = 1.f / sqrtf(kk + a.key_eps);
-        const float* q_of = reinterpret_cast<const float*>(parts[0]) + warp * kRowsOfWarp;
-        const float* k_of = reinterpret_cast<const float*>(parts[1]) + warp * kRowsOfWarp;
+        const float* q_of = reinterpret_cast<const float*>(parts[0]) + warp * (INTER ? 1 : kRowsOfWarp);
+        const float* k_of = reinterpret_cast<const float*>(parts[1]) + warp * (INTER ? 1 : kRowsOfWarp);
         float4 by_q{}, by_k{};
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) {
-            by_q = fused(s[i], q_of[i], by_q);
-            by_k = fused(s[i], k_of[i], by_k);
+            by_q = fused(s[i], q_of[i * kStep], by_q);
+            by_k = fused(s[i], k_of[i * kStep], by_k);
         }
         dots[0][warp][lane] = by_q;
         dots[1][warp][lane] = by_k;
@@ -150,12 +170,12 @@ __device__ __forceinline__ void delta_hinted(const DeltaDecodeArgs<T>& a) {
                 if (save >= 0) store4(a.conv + save * a.conv_entry + w * channels + channel, inputs[w]);
             }
         }
-        S* const matrix = static_cast<S*>(a.delta) + matrix_at(item, lane, warp);
+        S* const matrix = static_cast<S*>(a.delta) + hinted_at<INTER>(item, lane, warp);
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) {
-            s[i] = fused(d, k_of[i] * k_norm, scaled(s[i], decay));
-            store4_hint(matrix + row.id * a.delta_entry + i * kKeys, s[i], outp);
-            if (save >= 0) store4(matrix + save * a.delta_entry + i * kKeys, s[i]);
+            s[i] = fused(d, k_of[i * kStep] * k_norm, scaled(s[i], decay));
+            store4_hint(matrix + row.id * a.delta_entry + i * kStep * kKeys, s[i], outp);
+            if (save >= 0) store4(matrix + save * a.delta_entry + i * kStep * kKeys, s[i]);
         }
         __syncthreads();  // before the next head's values take the place of this one's in `parts`
     }
