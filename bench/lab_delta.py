@@ -28,7 +28,7 @@ def patch(name: str) -> None:
     lower.DECODE_PER_SM = 1 << 20 if single else PER_SM  # a head a turn
 
     def launch(self: Any, kernel: str, grid: Any, threads: int, args: Any, shared: int = 0, **kw: Any) -> Any:
-        if name != "base" and kernel.startswith("delta_decode_bf16"):
+        if not name.startswith(("base", "pre")) and kernel.startswith("delta_decode_bf16"):
             s, sms = self.sizes, self.target.info.num_sms
             keys = (s["F"] - s["H"] * s["V"]) // (2 * s["K"])
             if single or name.startswith("hint") or 4 * keys * s["R"] >= 3 * 2 * sms:
@@ -38,6 +38,8 @@ def patch(name: str) -> None:
                 elif "ring" in name:
                     grid = (min(-(-keys * s["R"] // 2), sms), 1, 1)
                 kernel = f"delta_{name}_bf16"
+        if name.startswith("pre") and kernel == "delta_chunk_prepare_bf16":
+            kernel = f"delta_{name}_bf16"
         return plain(self, kernel, grid, threads, args, shared, **kw)
 
     LoweringContext.launch = launch  # type: ignore[method-assign]
@@ -63,12 +65,30 @@ def table(names: list[str], rows: list[int], dtype: str = "f32") -> None:
         print(f"{name:10} " + "  ".join(found), flush=True)
 
 
+def prefill(names: list[str]) -> None:
+    import cuda_delta
+    from pegainfer.lower.cuda.context import CudaContext
+
+    ctx = CudaContext()
+    args = argparse.Namespace(key_heads=16, heads=32, repeats=20, state_dtype="f32")
+    for name in names:
+        patch(name)
+        found = []
+        for rows, tokens in ((1, 64), (1, 1024), (1, 16000), (8, 1024)):
+            us = cuda_delta.timed(ctx, args, [tokens] * rows, 1)
+            rate = cuda_delta.FLOPS * 32 * rows * tokens / us / 1e6
+            found.append(f"{rows}x{tokens}: {us:7.1f} {rate:4.0f}")
+        print(f"{name:10} " + "  ".join(found), flush=True)
+
+
 def main() -> None:
     what, *rest = sys.argv[1:]
     if what == "table":
         table(rest, [16, 32, 64, 128])
     elif what == "table16":
         table(rest, [8, 16, 32, 64, 128], "bf16")
+    elif what == "prefill":
+        prefill(rest)
     elif what == "test":
         import pytest
 

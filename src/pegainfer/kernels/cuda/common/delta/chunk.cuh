@@ -81,11 +81,38 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
         if (row.id < 0) continue;
         const int64_t first = row.first + at.tile * kChunk;
         const int count = min(kChunk, row.count - at.tile * kChunk);
+        // The gates of value heads from `begin` on, two tokens a lane, and their sums over the chunk.
+        const auto sum_gates = [&](int begin) {
+            if (warp >= min(kHeadsAtOnce, group - begin)) return;
+            const int head = (a.tiled ? key_head : key_head * group) + (begin + warp) * apart;
+            const int token = 2 * lane;
+            float step[2], beta[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const bool valid = token + i < count;
+                const LogGates gates = valid ? log_gates_of(a, first + token + i, head) : LogGates{};
+                step[i] = gates.log_decay;
+                beta[i] = gates.beta;
+            }
+            float sum = step[0] + step[1];
+#pragma unroll
+            for (int o = 1; o < 32; o <<= 1) {
+                const float below = __shfl_up_sync(~0u, sum, o);
+                if (lane >= o) sum += below;
+            }
+            float before = __shfl_up_sync(~0u, sum, 1);
+            if (lane == 0) before = 0.f;
+            sums[warp * kChunk + token] = before + step[0];
+            sums[warp * kChunk + token + 1] = sum;
+            betas[warp * kChunk + token] = beta[0];
+            betas[warp * kChunk + token + 1] = beta[1];
+        };
         __syncthreads();  // all have done with the chunk before
         const bf16* query = a.qkv + first * a.channels + key_head * kKeys;
         load_keys<kPrepareThreads>(queries, query, a.channels, count);
         load_keys<kPrepareThreads>(keys, query + a.key_heads * kKeys, a.channels, count);
         cp_async_commit();
+        sum_gates(0);  // while keys and queries come
         cp_async_wait<0>();
         __syncthreads();
 
@@ -138,30 +165,7 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
             __syncthreads();  // K and Q, or the matrices before, are read
             const int heads = min(kHeadsAtOnce, group - begin);
             const int head = (a.tiled ? key_head : key_head * group) + begin * apart;
-            if (warp < heads) {  // gates: two tokens a lane, and their sums over the chunk
-                const int token = 2 * lane;
-                float step[2], beta[2];
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const bool valid = token + i < count;
-                    const LogGates gates =
-                        valid ? log_gates_of(a, first + token + i, head + warp * apart) : LogGates{};
-                    step[i] = gates.log_decay;
-                    beta[i] = gates.beta;
-                }
-                float sum = step[0] + step[1];
-#pragma unroll
-                for (int o = 1; o < 32; o <<= 1) {
-                    const float below = __shfl_up_sync(~0u, sum, o);
-                    if (lane >= o) sum += below;
-                }
-                float before = __shfl_up_sync(~0u, sum, 1);
-                if (lane == 0) before = 0.f;
-                sums[warp * kChunk + token] = before + step[0];
-                sums[warp * kChunk + token + 1] = sum;
-                betas[warp * kChunk + token] = beta[0];
-                betas[warp * kChunk + token + 1] = beta[1];
-            }
+            if (begin > 0) sum_gates(begin);
             __syncthreads();
             for (int h = 0; h < heads; h++) {
                 float* matrix = matrices + h * kChunk * kPitch;

@@ -1,9 +1,9 @@
 // A layer of linear attention behind its projections for rows of one token, on Hopper: the formulas are those
 // of common/delta/decode.cuh.
 //
-// The matrix of a value head is read and written once, so the kernel is bound by memory. One block an SM holds
-// a ring of matrices. A warp copies them in and, where they were updated in place, out again by TMA, so that
-// both directions are always in flight; teams of eight warps take the matrices in turn.
+// The matrix of a value head is read and written once, so the kernel is bound by memory. One block an SM
+// holds a ring of matrices. A warp copies them in and, where they were updated in place, out again by TMA, so
+// that both directions are always in flight; teams of eight warps take the matrices in turn.
 //
 // Under load some SMs get more of the memory's bandwidth than others. So blocks claim heads one by one from a
 // counter; only the first of them, which are fetched before the launch ahead has ended, are fixed.
@@ -51,7 +51,8 @@ struct Item {
 
 template <int STAGES>
 struct Ring {
-    uint64_t known[STAGES], full[STAGES], done[STAGES];  // mbarriers: the head's number, its matrix, its update
+    uint64_t known[STAGES], full[STAGES],
+        done[STAGES];    // mbarriers: the head's number, its matrix, its update
     int number[STAGES];  // of a head in the step; its number of heads where there is none left
 };
 
@@ -100,7 +101,8 @@ __device__ __forceinline__ void copy_matrices(const DeltaDecodeArgs<T>& a, Ring<
         if (item.live) {
             const int64_t at = static_cast<int64_t>(item.head) * kMatrix;
             bulk_store(pool + item.row.id * a.delta_entry + at, matrices + stage * kBytes, kBytes, out);
-            if (save >= 0) bulk_store(pool + save * a.delta_entry + at, matrices + stage * kBytes, kBytes, out);
+            if (save >= 0)
+                bulk_store(pool + save * a.delta_entry + at, matrices + stage * kBytes, kBytes, out);
             bulk_commit();
         }
         if (k + STAGES < end + TEAMS) {  // each team must be told the end
@@ -212,7 +214,8 @@ __device__ __forceinline__ void delta_decode_ring(const DeltaDecodeArgs<T>& a) {
         const float* q_of = reinterpret_cast<const float*>(parts[0]) + warp * kRowsOfWarp;
         const float* k_of = reinterpret_cast<const float*>(parts[1]) + warp * kRowsOfWarp;
         mbarrier_wait(full + 8 * stage, k / STAGES & 1);
-        S* const own = reinterpret_cast<S*>(shared) + stage * kKeys * kKeys + warp * kRowsOfWarp * kKeys + 4 * lane;
+        S* const own =
+            reinterpret_cast<S*>(shared) + stage * kKeys * kKeys + warp * kRowsOfWarp * kKeys + 4 * lane;
         float4 by_q{}, by_k{};
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) {

@@ -20,8 +20,8 @@ __device__ __forceinline__ void store4_hint(float* p, float4 v, uint64_t policy)
                  : "memory");
 }
 __device__ __forceinline__ void store4_hint(bf16* p, float4 v, uint64_t policy) {
-    asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(p), "r"(pack2<bf16>(v.x, v.y)), "r"(pack2<bf16>(v.z, v.w)),
-                 "l"(policy)
+    asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(p), "r"(pack2<bf16>(v.x, v.y)),
+                 "r"(pack2<bf16>(v.z, v.w)), "l"(policy)
                  : "memory");
 }
 
@@ -32,12 +32,14 @@ __device__ __forceinline__ int64_t hinted_at(const HeadOfRow& item, int lane, in
 
 // Begins to copy this thread's part of a head's matrix; zeros where the row has none yet.
 template <typename S, bool INTER, typename T>
-__device__ __forceinline__ void fetch_hinted(const DeltaDecodeArgs<T>& a, const Turn& turn, uint32_t to, uint64_t in) {
+__device__ __forceinline__ void fetch_hinted(const DeltaDecodeArgs<T>& a, const Turn& turn, uint32_t to,
+                                             uint64_t in) {
     if (turn.unit < a.units) {
         const HeadOfRow item(a, turn);
         const bool valid = item.live && !item.row.fresh;
         const S* from = static_cast<const S*>(a.delta);
-        if (valid) from += item.row.id * a.delta_entry + hinted_at<INTER>(item, threadIdx.x & 31, threadIdx.x >> 5);
+        if (valid)
+            from += item.row.id * a.delta_entry + hinted_at<INTER>(item, threadIdx.x & 31, threadIdx.x >> 5);
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) {
             constexpr int kBytes = 4 * sizeof(S);
