@@ -67,6 +67,7 @@ def table(names: list[str], rows: list[int], dtype: str = "f32") -> None:
 
 def prefill(names: list[str]) -> None:
     import cuda_delta
+
     from pegainfer.lower.cuda.context import CudaContext
 
     ctx = CudaContext()
