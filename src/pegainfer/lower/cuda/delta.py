@@ -17,7 +17,7 @@ ROWS = {
     "ids": "state_ids", "saves": "state_saves", "starts": "query_starts", "lens": "query_lens",
     "contexts": "context_lens",
 }  # fmt: skip
-TILE = 16  # tokens of a row that one block of the convolution takes: kTile of conv.cu
+TILE = 8  # tokens of a row that one block of the convolution takes: kTile of conv.cu
 CONV_THREADS = 128
 CONV_TAPS = 4  # that the fast convolution is compiled for
 KEY_DIM, COLUMNS, DELTA_THREADS = 128, 32, 128  # kKeys, kColumns and kThreads of delta.cuh

@@ -113,7 +113,7 @@ def test_other_heads_take_the_kernel_of_any_size(
     ("counts", "sizes", "kernel", "grid"),
     [
         ([1, 1, 1], {}, "causal_conv4_bf16", (1, 3, 1)),
-        ([1, 64, 65], {}, "causal_conv4_bf16", (1, 11, 1)),  # ten tiles in use: 1, 4 and 5
+        ([1, 64, 65], {}, "causal_conv4_bf16", (1, 19, 1)),  # 18 tiles in use: 1, 8 and 9
         ([2], {"X": 2, "W": 3}, "causal_conv_bf16", (8, 1, 1)),
         ([2], {"F": 1028}, "causal_conv_bf16", (9, 1, 1)),
     ],

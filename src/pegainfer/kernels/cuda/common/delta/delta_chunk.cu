@@ -2,7 +2,7 @@
 #include "scan.cuh"
 
 // variant delta_chunk_prepare_bf16: dtype=bf16 key_dim=128
-extern "C" __global__ void __launch_bounds__(kPrepareThreads, 4)
+extern "C" __global__ void __launch_bounds__(kPrepareThreads, 3)
     delta_chunk_prepare_bf16(const DeltaArgs<bf16> args, const ChunkArgs<bf16> chunks) {
     delta_chunk_prepare(args, chunks);
 }
