@@ -22,6 +22,8 @@ CONV_THREADS = 128
 CONV_TAPS = 4  # that the fast convolution is compiled for
 KEY_DIM, COLUMNS, DELTA_THREADS = 128, 32, 128  # kKeys, kColumns and kThreads of delta.cuh
 DECODE_THREADS, DECODE_PER_SM = 256, 2  # kDecodeThreads of decode.cuh, and its blocks on an SM
+RING_THREADS, RING_STAGES = 544, 3  # kRingThreads and kRingStages of sm90/delta/decode.cuh
+RING_HEADS = 5  # value heads an SM from which the ring is the faster one
 CHUNK = 64  # tokens: kChunk of chunk.cuh
 PREPARE_THREADS, PREPARE_SHARED = 128, 36_352  # kPrepareThreads and kPrepareShared
 SCAN_THREADS, SCAN_STAGE, SCAN_TILES = 256, 48_128, 20_480  # kScanThreads, kStage and kWorkTiles of scan.cuh
@@ -174,11 +176,18 @@ def _gated_delta(c: LoweringContext) -> None:
 def _decode(c: LoweringContext, projected: Place, stride: int) -> None:
     s, attrs = c.sizes, c.call.attrs
     conv, matrices = s["X"] * s["F"], s["H"] * s["K"] * s["V"]
-    most, keys = DECODE_PER_SM * c.target.info.num_sms, _key_heads(c)
-    # Blocks that share no state need no atomics, which is worth a few idle ones.
-    chain = s["H"] // keys if 4 * keys * s["R"] >= 3 * most else 1
-    units = s["H"] * s["R"] // chain
+    sms, keys = c.target.info.num_sms, _key_heads(c)
+    most = DECODE_PER_SM * sms
+    kernel, threads = f"delta_decode_{_states(c, c.dtype('x'))}", DECODE_THREADS
     shared = s["K"] * s["V"] * item_bytes(c.dtype("delta"))  # a head's matrix
+    many = s["H"] * s["R"] > RING_HEADS * sms
+    ring = many and c.target.info.arch == "90a" and kernel == "delta_decode_bf16"
+    # Blocks that share no state need no atomics, which is worth a few idle ones.
+    chain = s["H"] // keys if 4 * keys * s["R"] >= 3 * most and not ring else 1
+    units, why = s["H"] * s["R"] // chain, f"{chain} value heads a block in turn"
+    if ring:
+        kernel, threads, shared = "delta_decode_ring_bf16", RING_THREADS, RING_STAGES * shared
+        most, why = sms, "value heads claimed one by one"
     args = struct(
         DELTA_DECODE, out=c.address("out"), conv=_layer(c, "conv", conv), delta=_layer(c, "delta", matrices),
         x=projected, taps=c.vector("taps"), a_log=c.vector("a_log"), dt_bias=c.vector("dt_bias"),
@@ -186,10 +195,7 @@ def _decode(c: LoweringContext, projected: Place, stride: int) -> None:
         delta_entry=s["Y"] * matrices, x_stride=stride, heads=s["H"], key_heads=keys,
         chain=chain, units=units, eps=attrs["eps"], key_eps=attrs["key_eps"], tiled=int(attrs["tiled"]),
     )  # fmt: skip
-    c.launch(
-        f"delta_decode_{_states(c, c.dtype('x'))}", (min(units, most), 1, 1), DECODE_THREADS, [args], shared,
-        why=f"rows of one token, {chain} value heads a block in turn",
-    )  # fmt: skip
+    c.launch(kernel, (min(units, most), 1, 1), threads, [args], shared, why=f"rows of one token, {why}")
 
 
 def _key_heads(c: LoweringContext) -> int:

@@ -141,6 +141,17 @@ def test_rows_of_one_token_take_one_launch_behind_the_projections(tmp_path: Path
     assert [k.split("_")[0] for k, _ in projection] == ["rms", "skinny"]
 
 
+def test_many_rows_on_hopper_claim_their_heads_from_a_ring(tmp_path: Path) -> None:
+    sms, heads = 132, 32
+    sizes = LAYER | {"H": heads, "A": heads * 128, "F": 2 * 2 * 128 + heads * 128}
+    rows = 5 * sms // heads + 1
+    *_, (kernel, grid) = launches(tmp_path / "ring", GATED_DELTA, sizes, [1] * rows)
+    assert (kernel, grid) == ("delta_decode_ring_bf16", (sms, 1, 1))
+    assert kernels_of_layer(tmp_path / "few", sizes, [1] * (rows - 1))[-1] == "delta_decode_bf16"
+    narrow = kernels_of_layer(tmp_path / "narrow", sizes, [1] * rows, delta="bf16")
+    assert narrow[-1] == "delta_decode_bf16_bf16"
+
+
 def test_longer_rows_take_the_parts_behind_one_projection(tmp_path: Path) -> None:
     assert kernels_of_layer(tmp_path, {}, [1, 70])[2:] == [
         "causal_conv4_bf16", "delta_step_bf16", "delta_chunk_prepare_bf16", "delta_chunk_scan_bf16",

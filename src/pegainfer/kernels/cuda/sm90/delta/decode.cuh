@@ -1,5 +1,5 @@
-// A layer of linear attention behind its projections for rows of one token, on Hopper: the formulas are those
-// of common/delta/decode.cuh.
+// A layer of linear attention behind its projections for many rows of one token, on Hopper: the formulas are
+// those of common/delta/decode.cuh.
 //
 // The matrix of a value head is read and written once, so the kernel is bound by memory. One block an SM
 // holds a ring of matrices. A warp copies them in and, where they were updated in place, out again by TMA, so
@@ -11,15 +11,17 @@
 #include "../../common/delta/decode.cuh"
 #include "hopper.cuh"
 
-constexpr int kTeamThreads = 256;
-constexpr int kRingBytes = 3 * kKeys * kKeys * 4;  // of matrices
-// Of a launch's counters: heads claimed beyond the fixed ones, blocks that have ended, and from here on the
-// blocks of each key head that have read its convolution's state.
+constexpr int kTeams = 2, kTeamThreads = 256;
+constexpr int kRingThreads = kTeams * kTeamThreads + 32;
+constexpr int kRingStages = 3;
+constexpr int kMatrix = kKeys * kKeys, kMatrixBytes = kMatrix * 4;
+// Of a launch's counters: heads claimed beyond the fixed ones, blocks that have ended, and from kReaders on
+// the teams that have read the convolution's state of each row's key heads.
 constexpr int kClaimed = 0, kEnded = 1, kReaders = 32;
 
-__device__ __forceinline__ void bulk_store(void* to, uint32_t from, int bytes, uint64_t policy) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to),
-                 "r"(from), "r"(bytes), "l"(policy)
+__device__ __forceinline__ void bulk_store(void* to, uint32_t from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
                  : "memory");
 }
 __device__ __forceinline__ void bulk_commit() {
@@ -49,29 +51,27 @@ struct Item {
     }
 };
 
-template <int STAGES>
+// The mbarriers say that a stage's head is known, that its matrix is there, and that it was updated.
 struct Ring {
-    uint64_t known[STAGES], full[STAGES],
-        done[STAGES];    // mbarriers: the head's number, its matrix, its update
-    int number[STAGES];  // of a head in the step; its number of heads where there is none left
+    uint64_t known[kRingStages], full[kRingStages], done[kRingStages];
+    int number[kRingStages];  // of the stage's head among those of all rows, a.units where none is left
 };
 
 // The warp that copies: one lane of it.
-template <typename S, int STAGES, int TEAMS, bool FIRST_IN, bool FIRST_OUT, bool DYNAMIC, typename T>
-__device__ __forceinline__ void copy_matrices(const DeltaDecodeArgs<T>& a, Ring<STAGES>& ring,
-                                              uint32_t matrices) {
-    constexpr int kMatrix = kKeys * kKeys, kBytes = kMatrix * sizeof(S);
-    const uint64_t in = FIRST_IN ? l2_evict_first() : 0x1000000000000000ull;
-    const uint64_t out = FIRST_OUT ? l2_evict_first() : 0x1000000000000000ull;
+template <typename T>
+__device__ __forceinline__ void copy_matrices(const DeltaDecodeArgs<T>& a, Ring& ring, uint32_t matrices) {
     const uint32_t known = shared_address(ring.known), full = shared_address(ring.full),
                    done = shared_address(ring.done);
-    S* const pool = static_cast<S*>(a.delta);
+    float* const pool = static_cast<float*>(a.delta);
     int end = 1 << 30;  // the first place in the sequence of heads that has none
     int claim = 0;
     const auto publish = [&](int k) {
-        const int stage = k % STAGES;
-        int number = k < STAGES || !DYNAMIC ? blockIdx.x + k * gridDim.x : claim + STAGES * gridDim.x;
-        if (DYNAMIC && k >= STAGES && number < a.units) claim = atomicAdd(a.arrivals + kClaimed, 1);
+        const int stage = k % kRingStages;
+        int number = blockIdx.x + k * gridDim.x;
+        if (k >= kRingStages) {
+            number = claim + kRingStages * gridDim.x;
+            if (number < a.units) claim = atomicAdd(a.arrivals + kClaimed, 1);  // used at the next call
+        }
         if (number >= a.units) {
             number = a.units;
             end = min(end, k);
@@ -84,50 +84,51 @@ __device__ __forceinline__ void copy_matrices(const DeltaDecodeArgs<T>& a, Ring<
             mbarrier_arrive(full + 8 * stage);
             return;
         }
-        mbarrier_arrive_expect(full + 8 * stage, kBytes);
-        bulk_load(matrices + stage * kBytes,
-                  pool + item.row.id * a.delta_entry + static_cast<int64_t>(item.head) * kMatrix, kBytes,
-                  full + 8 * stage, in);
+        mbarrier_arrive_expect(full + 8 * stage, kMatrixBytes);
+        bulk_load(matrices + stage * kMatrixBytes,
+                  pool + item.row.id * a.delta_entry + static_cast<int64_t>(item.head) * kMatrix,
+                  kMatrixBytes, full + 8 * stage, l2_normal());
     };
-    for (int k = 0; k < STAGES; k++) publish(k);
+    for (int k = 0; k < kRingStages; k++) publish(k);
     pdl_wait();
     pdl_launch();
-    if (DYNAMIC) claim = atomicAdd(a.arrivals + kClaimed, 1);
+    claim = atomicAdd(a.arrivals + kClaimed, 1);
     for (int k = 0; k < end; k++) {
-        const int stage = k % STAGES;
+        const int stage = k % kRingStages;
         const Item item(a, ring.number[stage]);
         const int save = item.live ? a.rows.saves[item.row.first] : -1;
-        mbarrier_wait(done + 8 * stage, k / STAGES & 1);
+        mbarrier_wait(done + 8 * stage, k / kRingStages & 1);
         if (item.live) {
             const int64_t at = static_cast<int64_t>(item.head) * kMatrix;
-            bulk_store(pool + item.row.id * a.delta_entry + at, matrices + stage * kBytes, kBytes, out);
+            bulk_store(pool + item.row.id * a.delta_entry + at, matrices + stage * kMatrixBytes,
+                       kMatrixBytes);
             if (save >= 0)
-                bulk_store(pool + save * a.delta_entry + at, matrices + stage * kBytes, kBytes, out);
+                bulk_store(pool + save * a.delta_entry + at, matrices + stage * kMatrixBytes, kMatrixBytes);
             bulk_commit();
         }
-        if (k + STAGES < end + TEAMS) {  // each team must be told the end
+        if (k + kRingStages < end + kTeams) {  // each team must be told the end
             bulk_wait_read();
-            publish(k + STAGES);
+            publish(k + kRingStages);
         }
     }
     bulk_wait();
-    if (DYNAMIC && atomicAdd(a.arrivals + kEnded, 1) == static_cast<int>(gridDim.x) - 1) {
+    if (atomicAdd(a.arrivals + kEnded, 1) == static_cast<int>(gridDim.x) - 1) {
         a.arrivals[kClaimed] = 0;
         a.arrivals[kEnded] = 0;
     }
 }
 
-template <typename T, typename S, int STAGES, int TEAMS, bool FIRST_IN, bool FIRST_OUT, bool DYNAMIC>
+template <typename T>
 __device__ __forceinline__ void delta_decode_ring(const DeltaDecodeArgs<T>& a) {
     extern __shared__ __align__(128) char shared[];
-    __shared__ Ring<STAGES> ring;
-    __shared__ float4 parts_of[TEAMS][3][32];  // as in delta_decode
-    __shared__ float4 dots_of[TEAMS][2][kDecodeWarps][32];
-    __shared__ bool last_reader_of[TEAMS];
+    __shared__ Ring ring;
+    __shared__ float4 parts_of[kTeams][3][32];  // as in delta_decode
+    __shared__ float4 dots_of[kTeams][2][kDecodeWarps][32];
+    __shared__ bool last_reader_of[kTeams];
     const uint32_t known = shared_address(ring.known), full = shared_address(ring.full),
                    done = shared_address(ring.done);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
+        for (int s = 0; s < kRingStages; s++) {
             mbarrier_init(known + 8 * s, 1);
             mbarrier_init(full + 8 * s, 1);
             mbarrier_init(done + 8 * s, kDecodeWarps);
@@ -136,18 +137,17 @@ __device__ __forceinline__ void delta_decode_ring(const DeltaDecodeArgs<T>& a) {
     }
     __syncthreads();
     const int team = threadIdx.x / kTeamThreads, thread = threadIdx.x % kTeamThreads;
-    if (team == TEAMS) {
-        if (thread == 0)
-            copy_matrices<S, STAGES, TEAMS, FIRST_IN, FIRST_OUT, DYNAMIC>(a, ring, shared_address(shared));
+    if (team == kTeams) {
+        if (thread == 0) copy_matrices(a, ring, shared_address(shared));
         return;
     }
     const int lane = threadIdx.x & 31, warp = thread >> 5, group = a.heads / a.key_heads;
     const int keys = a.key_heads * kKeys, channels = 2 * keys + a.heads * kKeys;
     float4(&parts)[3][32] = parts_of[team];
     float4(&dots)[2][kDecodeWarps][32] = dots_of[team];
-    for (int k = team;; k += TEAMS) {
-        const int stage = k % STAGES;
-        mbarrier_wait(known + 8 * stage, k / STAGES & 1);
+    for (int k = team;; k += kTeams) {
+        const int stage = k % kRingStages;
+        mbarrier_wait(known + 8 * stage, k / kRingStages & 1);
         const int number = ring.number[stage];
         if (number == a.units) break;
         const Item item(a, number);
@@ -181,7 +181,7 @@ __device__ __forceinline__ void delta_decode_ring(const DeltaDecodeArgs<T>& a) {
         T* out = a.out + (static_cast<int64_t>(row.first) * a.heads + head) * kKeys + 4 * lane;
         if (!item.live) {
             if (row.count == 1 && warp == 0) store4(out, float4{});
-            mbarrier_wait(full + 8 * stage, k / STAGES & 1);
+            mbarrier_wait(full + 8 * stage, k / kRingStages & 1);
             __syncwarp();
             if (lane == 0) mbarrier_arrive(done + 8 * stage);
             continue;
@@ -213,9 +213,9 @@ __device__ __forceinline__ void delta_decode_ring(const DeltaDecodeArgs<T>& a) {
         const float k_norm = 1.f / sqrtf(kk + a.key_eps);
         const float* q_of = reinterpret_cast<const float*>(parts[0]) + warp * kRowsOfWarp;
         const float* k_of = reinterpret_cast<const float*>(parts[1]) + warp * kRowsOfWarp;
-        mbarrier_wait(full + 8 * stage, k / STAGES & 1);
-        S* const own =
-            reinterpret_cast<S*>(shared) + stage * kKeys * kKeys + warp * kRowsOfWarp * kKeys + 4 * lane;
+        mbarrier_wait(full + 8 * stage, k / kRingStages & 1);
+        float* const own =
+            reinterpret_cast<float*>(shared) + stage * kKeys * kKeys + warp * kRowsOfWarp * kKeys + 4 * lane;
         float4 by_q{}, by_k{};
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) {
