@@ -1,7 +1,7 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
-    [--kernels] [--kv-cache-dtype fp8] [--quantization fp8] [--tensor-parallel-size N]
+    [--kernels] [--kv-cache-dtype fp8] [--state-dtype bf16] [--quantization fp8] [--tensor-parallel-size N]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 --kernels: prints the device time of each step by kernel.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pegainfer.app.assemble import build_engine
-from pegainfer.app.config import KV_DTYPES, EngineConfig
+from pegainfer.app.config import KV_DTYPES, STATE_DTYPES, EngineConfig
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import NewSlot, PageGroup, Row, Runner, SlotBlocks, StepPlan
 from pegainfer.engine.config import SchedulerConfig
@@ -128,6 +128,7 @@ def main() -> None:
     p.add_argument("--drawn", action="store_true")
     p.add_argument("--kernels", action="store_true")
     p.add_argument("--kv-cache-dtype", default="auto", choices=KV_DTYPES)
+    p.add_argument("--state-dtype", default="f32", choices=STATE_DTYPES)
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--tensor-parallel-size", type=int, default=1)
     p.add_argument("--share-gpu", action="store_true")
@@ -140,6 +141,7 @@ def main() -> None:
         quantization=a.quantization,
         max_model_len=length,
         kv_dtype=a.kv_cache_dtype,
+        state_dtype=a.state_dtype,
         cuda_graph=not a.no_graph,
         tensor_parallel_size=a.tensor_parallel_size,
         share_gpu=a.share_gpu,

@@ -138,7 +138,7 @@ _GROUPS: tuple[tuple[Unserved, str], ...] = (
     ),
     (Unserved("use --kv-offload", ("0",)), "kv_offloading_size swap_space"),
     (
-        Unserved("recurrent states are kept in float32", ("auto", "float32")),
+        Unserved("use --state-dtype", ("auto", "float32")),
         "mamba_cache_dtype mamba_ssm_cache_dtype",
     ),
     (Unserved("each streamed event holds what one step yielded", ("1",)), "stream_interval"),

@@ -80,7 +80,7 @@ class ModelFlags:
 
 
 LORA_FLAGS = ("--enable-lora", "--max-loras", "--max-cpu-loras", "--max-lora-rank")
-KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory", "--kv-events-config")
+KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--state-dtype", "--kv-cache-memory", "--kv-events-config")
 # check_backend refuses more than one rank where a device has no more.
 RANK_FLAGS = ("--tensor-parallel-size", "--data-parallel-size")
 # Tiers and peers are built for every device with blocks, app/tiers.py.

@@ -20,9 +20,10 @@ from pegainfer.runtime.weights.weight import SCHEMES
 Dim = int | str
 Sizes = Mapping[str, int]
 
-# How NumPy holds a plain dtype; 8-bit floats as their bits (ops/float8.py).
+# How NumPy holds a plain dtype; bf16 and 8-bit floats as their bits (ops/stored.py).
 NUMPY: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(text) for name, text in NUMPY_NAMES.items()},
+    "bf16": np.dtype(np.uint16),
     "f8_e4m3": np.dtype(np.uint8),
 }
 FLOATS = ("f32", "f16", "bf16")

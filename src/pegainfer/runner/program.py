@@ -30,11 +30,13 @@ class Formats(msgspec.Struct, frozen=True):
         activation: of what passes between the ops of a layer.
         residual: of the residual stream, which every layer adds to.
         kv: of cached keys and values.
+        state: of recurrent states' matrices.
     """
 
     activation: str = "f32"
     residual: str = "f32"
     kv: str = "f32"
+    state: str = "f32"
 
 
 class PageTensors(msgspec.Struct, frozen=True):

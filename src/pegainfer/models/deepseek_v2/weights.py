@@ -18,11 +18,12 @@ import numpy as np
 
 from pegainfer.models.deepseek_v2.config import LINE, SIGMOID, DeepseekV2Config
 from pegainfer.ops.quantization import plan_checkpoint
-from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
+from pegainfer.ops.rope import attention_factor, inverse_frequencies
+from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
-from pegainfer.runtime.weights.weight import Weight, float32
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 When = Callable[[DeepseekV2Config, int], bool]
@@ -195,7 +196,7 @@ class DeepseekV2Weights(msgspec.Struct, frozen=True):
         """The rotation's table with yarn's attention factor in it: [num_positions, B] f32."""
         c = self.config
         freqs = inverse_frequencies(c.rotary_dim, c.rope_theta, c.rope_scaling)
-        return float32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
+        return rotation_table(num_positions, freqs, attention_factor(c.rope_scaling))
 
 
 def load_gguf(file: GGUFFile) -> DeepseekV2Weights:

@@ -13,7 +13,8 @@ from pegainfer.models.llama.config import LINE, LlamaConfig
 from pegainfer.ops.config import config_of_rank
 from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
-from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
+from pegainfer.ops.rope import inverse_frequencies
+from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import (
     Rows,
     WeightTable,
@@ -25,7 +26,7 @@ from pegainfer.ops.weights import (
 )
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
-from pegainfer.runtime.weights.weight import Weight, float32
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -110,7 +111,7 @@ class LlamaWeights(msgspec.Struct, frozen=True):
         freqs = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
         if self.rope_divisors is not None:
             freqs = freqs / self.rope_divisors
-        return float32(cos_sin_table(num_positions, freqs))
+        return rotation_table(num_positions, freqs)
 
 
 def load_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LlamaWeights:

@@ -20,11 +20,12 @@ from msgspec.structs import replace
 
 from pegainfer.models.qwen3_5.config import FULL, LINE, LINEAR, Qwen3_5Config
 from pegainfer.ops.quantization import plan_checkpoint
-from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
+from pegainfer.ops.rope import attention_factor, inverse_frequencies
+from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import Entry, InFile, Rows, WeightTable, embedding_in_gguf, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
-from pegainfer.runtime.weights.weight import Weight, float32
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 Stored = Mapping[str, Any]  # fields of InFile beside the name
@@ -244,12 +245,7 @@ class Qwen3_5Weights(msgspec.Struct, frozen=True):
         """
         c = self.config
         freqs = inverse_frequencies(c.rotary_dim, c.rope_theta, c.rope_scaling)
-        rotated = cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling))
-        half, pairs = c.rotary_dim // 2, c.head_dim // 2
-        table = np.zeros((num_positions, c.head_dim), np.float32)
-        table[:, :half], table[:, half:pairs] = rotated[:, :half], 1
-        table[:, pairs : pairs + half] = rotated[:, half:]
-        return float32(table)
+        return rotation_table(num_positions, freqs, attention_factor(c.rope_scaling), c.head_dim)
 
 
 def load_gguf(file: GGUFFile) -> Qwen3_5Weights:

@@ -12,11 +12,12 @@ import msgspec
 
 from pegainfer.models.qwen3_moe.config import LINE, Qwen3MoeConfig
 from pegainfer.ops.quantization import plan_checkpoint
-from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
+from pegainfer.ops.rope import attention_factor, inverse_frequencies
+from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
-from pegainfer.runtime.weights.weight import Weight, float32
+from pegainfer.runtime.weights.weight import Weight
 
 WIDE, NARROW = ("intermediate_size", "hidden_size"), ("hidden_size", "intermediate_size")
 
@@ -76,7 +77,7 @@ class Qwen3MoeWeights(msgspec.Struct, frozen=True):
         """The rotation's table with yarn's attention factor in it: [num_positions, D] f32."""
         c = self.config
         freqs = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
-        return float32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
+        return rotation_table(num_positions, freqs, attention_factor(c.rope_scaling))
 
 
 def load_gguf(file: GGUFFile) -> Qwen3MoeWeights:

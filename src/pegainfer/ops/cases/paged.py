@@ -9,8 +9,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from pegainfer.ops.cases.common import LEAST, Flavour, U, denormal, equal, huge, i32, normal, tiny, zeros
-from pegainfer.ops.float8 import plain
 from pegainfer.ops.spec import Arrays, Case
+from pegainfer.ops.stored import plain
 
 Array = np.ndarray[Any, Any]
 BLOCK_SIZE = 16

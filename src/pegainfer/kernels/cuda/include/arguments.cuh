@@ -433,7 +433,7 @@ static_assert(sizeof(ConvArgs<float>) == 104);
 template <typename T>
 struct DeltaArgs {
     T* out;  // [T, H, V]
-    float* pool;  // the layer's part of state 0: [H, K, V]
+    void* pool;  // the layer's part of state 0: [H, K, V] of float or bf16
     const T* qkv;  // [T, F]: q of G key heads, k of as many, v of H value heads
     const T* a;  // [T, gate_stride], of which H are read
     const T* b;  // likewise
@@ -458,7 +458,7 @@ template <typename T>
 struct DeltaDecodeArgs {
     T* out;  // [T, H, 128]
     T* conv;  // the layer's part of convolution state 0: [3, F]
-    float* delta;  // the layer's part of matrix state 0: [H, 128, 128]
+    void* delta;  // the layer's part of matrix state 0: [H, 128, 128] of float or bf16
     const T* x;  // [T, x_stride]: F channels of q, k and v, then H of 128 gates, H of a, H of b
     const float* taps;  // [4, F]
     const float* a_log;  // [H]
