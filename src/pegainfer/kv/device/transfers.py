@@ -1,13 +1,12 @@
 """Carries out transfers beside the steps, on threads of its own.
 
-    start ─► to the device   ─► threads ──┐
-          ─► from the device ─► threads ──┼─► ended ─► collect
+    start ─► to the device   ─► a thread ─┐
+          ─► from the device ─► a thread ─┼─► ended ─► collect
           ─► to or from a disk ─► threads ┤
           ─► from a peer ───────► threads ┘
 
-Those of the first two take what waits in batches, whose copies overlap where the device copies
-asynchronously; while one thread reports a batch, the other's copies keep the link busy. Of what waits for a
-disk, loads go first. Copies and file access release the GIL.
+Each of the first two takes what waits in batches, whose copies overlap where the device copies
+asynchronously. Of what waits for a disk, loads go first. Copies and file access release the GIL.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ log = logging.getLogger(__name__)
 
 PEER_THREADS = 4  # reads from peers that may be under way at once
 DISK_THREADS = 4  # reads and writes of a disk that may be under way at once
-BATCH = 32  # copies between memories that one wait serves
-COPY_THREADS = 2  # in each direction
+# Copies between memories that one wait serves: between two batches the link rests.
+BATCH = 128
 
 
 class DeviceCopies(Protocol):
@@ -92,8 +91,7 @@ class Transfers:
         self._up, self._down, self._disk, self._peer = Entries(), Entries(), Entries(), Entries()
         self._ended: queue.SimpleQueue[_Done] = queue.SimpleQueue()
         self._in_flight = 0
-        # Of each thread, and what it takes at once.
-        self._queues = [(self._up, BATCH), (self._down, BATCH)] * COPY_THREADS
+        self._queues = [(self._up, BATCH), (self._down, BATCH)]  # of each thread, and what it takes at once
         self._queues += [(self._disk, 1)] * (DISK_THREADS if "disk" in self._kinds else 0)
         self._queues += [(self._peer, 1)] * (PEER_THREADS if "peer" in self._kinds else 0)
         self._threads = [
