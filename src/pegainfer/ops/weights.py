@@ -12,7 +12,7 @@ import numpy as np
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weight_checks import check_names, check_tied
-from pegainfer.ops.weight_values import moved_values, read_values, take_rows
+from pegainfer.ops.weight_values import moved_values, read_values, shares_of, take_rows
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.part import Part
 from pegainfer.runtime.weights.tensorfile import TensorFile, missing_tensor
@@ -21,6 +21,7 @@ from pegainfer.runtime.weights.weight import SCHEMES, Scheme, Weight, float32, p
 Array = np.ndarray[Any, Any]
 Spelling = Literal["hf", "gguf"]
 Rows = Callable[[Any], Sequence[range]]  # of a config: rows of a stored matrix
+Sections = Callable[[Any], Sequence[int]]  # of a config: sizes of the parts of an axis
 Convert = Callable[[Any, Array], Array]  # of a config and stored values: the weight's values
 SchemeOf = Callable[[str], Scheme | None]  # of a tensor's name; None: the format that the file says
 
@@ -85,6 +86,8 @@ class Entry:
         shard: the axis along which ranks divide it; None: each has all of it.
         most_shards: field of the config with the greatest number of shards; of more ranks, neighbours have
             the same one. None: as many as there are ranks.
+        sections: parts of that axis, such as queries and keys, of each of which a rank has its share; None:
+            the axis is one part.
         when: whether a layer has it; None: every layer.
     """
 
@@ -95,6 +98,7 @@ class Entry:
     shard: int | None = None
     when: Callable[[Any, int], bool] | None = None
     most_shards: str | None = None
+    sections: Sections | None = None
 
     def sizes(self, config: LayeredConfig) -> tuple[int, ...]:
         return tuple(getattr(config, field) for field in self.shape)
@@ -104,7 +108,10 @@ class Entry:
         if self.shard is None or at.ranks == 1:
             return weight
         shards = min(at.ranks, getattr(config, self.most_shards)) if self.most_shards else at.ranks
-        return weight.shard_of(self.shard, at.rank * shards // at.ranks, shards)
+        rank = at.rank * shards // at.ranks
+        if self.sections is None:
+            return weight.shard_of(self.shard, rank, shards)
+        return shares_of(weight, self.shard, self.sections(config), rank, shards)
 
 
 def entry(name: str, hf: str, gguf: str, shape: tuple[str, ...], shard: int | None = None) -> Entry:

@@ -11,8 +11,7 @@ import pytest
 from pegainfer.app.load import open_model
 from pegainfer.contract.errors import ConfigError
 from pegainfer.models.llama.config import LlamaConfig
-from pegainfer.ops.config import config_of_rank
-from pegainfer.ops.ranks import TensorRank
+from pegainfer.ops.ranks import TensorRank, config_of_rank
 from tests.support.tinymodel import MODELS, Tiny, by_role, write_checkpoint, write_gguf
 from tests.support.tinyqwen3 import MODELS as QWEN3_MODELS
 

@@ -12,9 +12,9 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 
 THREADS, WIDTH, MAX_BLOCKS = 256, 4, 128  # of kernels/cuda/include/ranks.cuh
 TILE = 16  # columns
-# Of a rank's part: up to which each value is sent with a tag beside it, and above which two exchanges of
-# fewer bytes are made.
-TAGGED_MOST, ONE_SHOT_MOST = TAGGED_BYTES // 2, 512 << 10
+# Bytes of a rank's part. Up to the first, for two ranks, each value is sent with a tag beside it, which
+# doubles what is sent; above the second, two exchanges of fewer bytes are made.
+TAGGED_MOST, ONE_SHOT_MOST = TAGGED_BYTES // 2, 1 << 20
 
 
 @handles("reduce_residual")
@@ -39,9 +39,14 @@ def _reduce_residual(c: LoweringContext) -> None:
         c.launch(f"sum_ranks_{kind}_{dtype}", (grid, 1, 1), THREADS, [sum_args], why=why)
 
 
+def tagged_most(ranks: int) -> int:
+    """Most bytes of a part whose values are sent with tags: a rank sends its part to each other rank."""
+    return TAGGED_MOST // max(1, ranks - 1)
+
+
 def _kind(nbytes: int, ranks: int) -> tuple[str, str, int]:
     """The kernel for parts of so many bytes, why, and the most values of a launch."""
-    if nbytes <= TAGGED_MOST:
+    if nbytes <= tagged_most(ranks):
         return "tagged", "few bytes", TAGGED_BYTES // 8
     if nbytes <= ONE_SHOT_MOST:
         return "one_shot", "some bytes", PART_VALUES

@@ -10,6 +10,7 @@ from typing import Any
 
 from pegainfer.ops.config import gguf_fields, gguf_rope, hf_rope, serve_only, served_length
 from pegainfer.ops.quantization import Quantization, read_quantization
+from pegainfer.ops.ranks import DENSE, HEADS, config_of_rank
 from pegainfer.ops.rope import score_factor
 from pegainfer.runtime.weights.fields import Fields
 
@@ -284,3 +285,13 @@ def _gguf_routing(f: Fields) -> dict[str, Any]:
 def _refuse_normalized(f: Fields, key: str, found: bool) -> None:
     """No published model has it, and implementations differ in whether such weights are scaled as well."""
     f.refuse(key, found, expected="false beside softmax")
+
+
+def of_rank(config: DeepseekV2Config, ranks: int) -> DeepseekV2Config:
+    """The sizes of a tensor-parallel rank: some heads, all of each latent, and a share of every expert.
+
+    Raises ConfigError where they do not divide.
+    """
+    dense = DENSE if config.dense_layers else HEADS
+    experts = {"expert_size": "units of an expert"} if config.dense_layers < config.num_layers else {}
+    return config_of_rank(config, ranks, {**dense, **experts})

@@ -10,9 +10,8 @@ import numpy as np
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.models.llama.config import LINE, LlamaConfig
-from pegainfer.ops.config import config_of_rank
 from pegainfer.ops.quantization import plan_checkpoint
-from pegainfer.ops.ranks import ONE_RANK, TensorRank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, config_of_rank
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import (
     Rows,

@@ -9,8 +9,7 @@ from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups, head
 from pegainfer.models.qwen3.weights import TABLE, Qwen3Weights, load_gguf, load_safetensors
 from pegainfer.ops.adapters import adapted_weights
-from pegainfer.ops.config import config_of_rank
-from pegainfer.ops.ranks import ONE_RANK, TensorRank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, config_of_rank
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUF

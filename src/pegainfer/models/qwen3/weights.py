@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pegainfer.models.qwen3.config import LINE, Qwen3Config
-from pegainfer.ops.config import config_of_rank
 from pegainfer.ops.quantization import plan_checkpoint
-from pegainfer.ops.ranks import ONE_RANK, TensorRank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, config_of_rank
 from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
 from pegainfer.ops.weights import WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
 from pegainfer.runtime.weights.gguf import GGUF

@@ -17,6 +17,7 @@ from pegainfer.ops.config import (
     served_length,
 )
 from pegainfer.ops.quantization import Quantization, read_quantization
+from pegainfer.ops.ranks import DENSE, HEADS, config_of_rank
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3_5"
@@ -276,3 +277,13 @@ def _layer_types(f: Fields) -> tuple[str, ...]:
     f.require("layer_types", len(found) == layers, f"one for each of {layers} layers")
     f.refuse("layer_types", set(found) != {FULL, LINEAR}, expected=f"{FULL} and {LINEAR}, both of them")
     return tuple(found)
+
+
+def of_rank(config: Qwen3_5Config, ranks: int) -> Qwen3_5Config:
+    """The sizes of a tensor-parallel rank: some heads of both kinds of attention, and feed-forward units, of
+    every expert in models with experts. Raises ConfigError where they do not divide."""
+    experts = {"expert_size": "units of an expert", "shared_expert_size": "units of the shared expert"}
+    linear = {
+        "delta_key_heads": "key heads of linear attention", "delta_heads": "value heads of linear attention"
+    }  # fmt: skip
+    return config_of_rank(config, ranks, {**(HEADS | experts if config.num_experts else DENSE), **linear})

@@ -18,6 +18,7 @@ from pegainfer.ops.config import (
     served_length,
 )
 from pegainfer.ops.quantization import Quantization, read_quantization
+from pegainfer.ops.ranks import DENSE, HEADS, config_of_rank
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3_moe"
@@ -139,6 +140,12 @@ class Qwen3MoeConfig:
             max_position_embeddings=served_length(trained, scaling),
             tie_word_embeddings=tied,
         )
+
+
+def of_rank(config: Qwen3MoeConfig, ranks: int) -> Qwen3MoeConfig:
+    """The sizes of a tensor-parallel rank, which has a share of every expert. Raises ConfigError."""
+    dense = DENSE if config.dense_layers else HEADS
+    return config_of_rank(config, ranks, {**dense, "expert_size": "units of an expert"})
 
 
 def _dense_layers(f: Fields, layers: int) -> frozenset[int]:

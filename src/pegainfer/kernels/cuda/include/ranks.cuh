@@ -12,7 +12,7 @@ namespace ranks {
 
 constexpr int MAX_RANKS = 8, MAX_BLOCKS = 128, PHASES = 2;
 constexpr int HEAD_BYTES = 1 << 16;        // flags; then the slots of tagged values, then the others
-constexpr int64_t TAGGED_BYTES = 1 << 18;  // of a slot of tagged values
+constexpr int64_t TAGGED_BYTES = 1 << 21;  // of a slot of tagged values
 static_assert(PHASES * MAX_RANKS * MAX_BLOCKS * sizeof(int64_t) <= HEAD_BYTES);
 constexpr int POLLS = 1024;  // between two looks at the clock and at the host's memory
 
