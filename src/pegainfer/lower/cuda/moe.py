@@ -76,7 +76,8 @@ def _moe(c: LoweringContext) -> None:
         norm = c.vector("norm")
         assert norm is not None
         rms_norm(c, h, c.address("x"), norm, tokens, m, dtype, float(c.call.attrs["eps"]))
-        problem = GemmProblem(tokens, s["N"], m, dtype, "storef32")
+        # Ranks that chose other experts for a token would add up parts of different sums.
+        problem = GemmProblem(tokens, s["N"], m, dtype, "storef32", alike=c.target.ranks > 1)
         project(c, problem, logits, h, c.matrix("w_router", dtype=dtype))
         _route(c, route, tokens, s["N"])
         made = sort(c, choice, slots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.kv.device.layout import kv_spec
 from pegainfer.lower.cuda.lowering import Step, keeps_whole
-from pegainfer.lower.cuda.plan import CONTROL, Place, PlannedLaunch, StepPlan, Struct
+from pegainfer.lower.cuda.plan import CONTROL, Place, PlannedLaunch, PlannedMatmul, StepPlan, Struct
 from pegainfer.lower.cuda.planning import plan_program, plan_step, rules
 from pegainfer.lower.cuda.ranks import MAX_BLOCKS, ONE_SHOT_MOST, THREADS, WIDTH, shard_of, tagged_most
 from pegainfer.lower.cuda.rewrite import rewrite
 from pegainfer.lower.cuda.target import Target, card_of
 from pegainfer.models.qwen3 import engine as qwen3
+from pegainfer.models.qwen3_moe import engine as qwen3_moe
 from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.program import OpCall, Program
@@ -36,8 +38,15 @@ CONFIG = {
 CARD = card_of("90a")
 
 
-def program(ranks: int, name: str = "forward") -> Program:
-    model = qwen3.from_config(CONFIG, "config.json", TensorRank(0, ranks))
+MOE_CONFIG = CONFIG | {
+    "model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}  # fmt: skip
+
+
+def program(ranks: int, name: str = "forward", config: dict[str, Any] = CONFIG) -> Program:
+    line = qwen3_moe if "num_experts" in config else qwen3
+    model = line.from_config(config, "config.json", TensorRank(0, ranks))
     formats = Formats("bf16", "bf16", "bf16")
     groups = model.groups(16, formats)
     info = RunnerInfo(
@@ -47,10 +56,12 @@ def program(ranks: int, name: str = "forward") -> Program:
     return model.programs(info, groups, formats, 5)[name]
 
 
-def planned(at: TensorRank, tokens: int, rows: int, name: str = "forward") -> StepPlan:
+def planned(
+    at: TensorRank, tokens: int, rows: int, name: str = "forward", config: dict[str, Any] = CONFIG
+) -> StepPlan:
     target = Target(CARD, ranks=at.ranks, rank=at.rank)
     env = {"T": tokens, "R": rows, "L": rows}
-    return plan_program(program(at.ranks, name), Step(target, env, tokens == rows))
+    return plan_program(program(at.ranks, name, config), Step(target, env, tokens == rows))
 
 
 def kernels(plan: StepPlan) -> list[str]:
@@ -151,6 +162,18 @@ def test_the_launches_of_a_sum_cover_it_once(rows: int, width: int, ranks: int) 
         assert 1 <= blocks <= MAX_BLOCKS and launch.block == THREADS
         at += count
     assert at == rows * width
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 64, 1024])
+def test_ranks_choose_the_same_experts(tokens: int) -> None:
+    """The library's algorithm for the router is not picked by timing, in which GPUs may differ."""
+    for ranks in (1, 2):
+        plan = planned(TensorRank(0, ranks), tokens, min(tokens, 64), config=MOE_CONFIG)
+        launches = [p for p in plan.launches if isinstance(p, PlannedMatmul)]
+        routers = [p.problem.alike for p in launches if p.problem.n == 64]
+        assert routers == [ranks > 1] * len(routers)
+        assert len(routers) == (2 if tokens > 64 else 0)
+        assert not any(p.problem.alike for p in launches if p.problem.n != 64)
 
 
 def test_a_width_of_no_whole_groups_is_refused() -> None:
