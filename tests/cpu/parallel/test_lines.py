@@ -25,6 +25,7 @@ from tests.support.tinyqwen3moe import TinyQwen3Moe, with_router
 from tests.support.tinyrun import compare, forced
 
 STEPS = int(os.environ.get("PEGAINFER_RANK_STEPS", "150"))
+FLOATS = Formats()
 TIE = 1e-3  # nat; the lines' bound of float32 against float32 is 1e-2
 # Models whose heads and units divide among so many ranks.
 GOLDEN = [
@@ -69,10 +70,10 @@ MODELS: dict[str, tuple[Tiny, int]] = {
 }
 
 
-def memory_of(folder: Path, ranks: int) -> dict[str, Any]:
+def memory_of(folder: Path, ranks: int, formats: Formats = FLOATS) -> dict[str, Any]:
     """Of all ranks together: pages for two and a half sequences, 8 states and 24 snapshots."""
     with open_model(folder, at=TensorRank(0, ranks)) as (model, _):
-        groups = model.groups(16, Formats())
+        groups = model.groups(16, formats)
     states = ranks * state_bytes(groups)
     pages = (ranks * sequence_bytes(groups, LENGTH) - states) * 5 // 2
     found: dict[str, Any] = {"kv_cache_memory": 33 * states + pages}

@@ -18,9 +18,9 @@ from pegainfer.lower.cuda.ranks import MAX_BLOCKS, ONE_SHOT_MOST, THREADS, WIDTH
 from pegainfer.lower.cuda.rewrite import rewrite
 from pegainfer.lower.cuda.target import Target, card_of
 from pegainfer.models.qwen3 import engine as qwen3
-from pegainfer.models.qwen3_moe import engine as qwen3_moe
 from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
+from pegainfer.models.qwen3_moe import engine as qwen3_moe
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.ranks import TensorRank
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
