@@ -1,7 +1,8 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
-    [--kernels] [--kv-cache-dtype fp8] [--quantization fp8] [--tensor-parallel-size N [--alone]]
+    [--kernels] [--kv-cache-dtype fp8] [--quantization fp8] [--tensor-parallel-size N [--alone]
+    [--enable-expert-parallel]]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 --kernels: prints the device time of each step by kernel; not with several ranks, but with --alone.
@@ -30,7 +31,6 @@ from pegainfer.contract.step import NewSlot, PageGroup, Row, Runner, SlotBlocks,
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.measure.cuda.shares import kernel_shares
-from pegainfer.ops.ranks import TensorRank
 from pegainfer.runtime.rank_memory import RankMemory
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20)
@@ -126,11 +126,11 @@ def show_kernels(runner: Any, title: str, tokens: int, rows: int, decode: bool) 
 def build_alone(folder: Path, config: EngineConfig, scheduler: SchedulerConfig) -> tuple[Any, str]:
     """The runner of the first rank, which is not connected to others, and its device."""
     ranks = config.tensor_parallel_size
-    with open_model(folder, config.load_format, TensorRank(0, ranks), config.quantization) as (model, _):
+    with open_model(folder, config.load_format, config.place_of(0), config.quantization) as (model, _):
         groups, info = model_groups(model, config), runner_info(model, config, scheduler)
         CudaContext.connect = lambda self: None  # type: ignore[method-assign]
         built = build_runner(
-            model, folder, groups, info, config, scheduler, TensorRank(0, ranks), RankMemory.create(ranks)
+            model, folder, groups, info, config, scheduler, config.place_of(0), RankMemory.create(ranks)
         )  # fmt: skip
     return built.runner, f"one of {ranks} ranks, alone, on {built.device}"
 
@@ -149,6 +149,7 @@ def main() -> None:
     p.add_argument("--kv-cache-dtype", default="auto", choices=KV_DTYPES)
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--tensor-parallel-size", type=int, default=1)
+    p.add_argument("--enable-expert-parallel", action="store_true")
     p.add_argument("--alone", action="store_true")
     p.add_argument("--share-gpu", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
@@ -163,6 +164,7 @@ def main() -> None:
         cuda_graph=not a.no_graph,
         tensor_parallel_size=a.tensor_parallel_size,
         share_gpu=a.share_gpu,
+        enable_expert_parallel=a.enable_expert_parallel,
     )
     scheduler = SchedulerConfig(max_slots=max(a.batch), max_prefill_tokens=a.chunk)
     began = time.perf_counter()

@@ -89,6 +89,7 @@ class Entry:
         sections: parts of that axis, such as queries and keys, of each of which a rank has its share; None:
             the axis is one part.
         when: whether a layer has it; None: every layer.
+        experts: a stack of routed experts, of which ranks may have some each.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Entry:
     when: Callable[[Any, int], bool] | None = None
     most_shards: str | None = None
     sections: Sections | None = None
+    experts: bool = False
 
     def sizes(self, config: LayeredConfig) -> tuple[int, ...]:
         return tuple(getattr(config, field) for field in self.shape)
@@ -107,6 +109,8 @@ class Entry:
         """What a rank has of this weight. Raises OpError where it does not divide."""
         if self.shard is None or at.ranks == 1:
             return weight
+        if self.experts and at.whole_experts:
+            return weight.shard_of(0, at.rank, at.ranks)
         shards = min(at.ranks, getattr(config, self.most_shards)) if self.most_shards else at.ranks
         rank = at.rank * shards // at.ranks
         if self.sections is None:

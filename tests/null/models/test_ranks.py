@@ -81,4 +81,4 @@ def test_sizes_that_do_not_divide_are_refused(change: dict[str, int], ranks: int
         Tiny("m", seed=1, config={"head_dim": 16, **change}).hf_config(), "config.json"
     )
     with pytest.raises(ConfigError, match=f"does not divide among so many ranks; .*; got {ranks}"):
-        config_of_rank(config, ranks)
+        config_of_rank(config, TensorRank(0, ranks))

@@ -27,7 +27,7 @@ def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorR
 
 def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK) -> LineModel:
     """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
-    read = of_rank(DeepseekV2Config.from_hf(config, where), at.ranks)
+    read = of_rank(DeepseekV2Config.from_hf(config, where), at)
     return model(DeepseekV2Weights(read, without_data(TABLE, read)), at.ranks)
 
 

@@ -108,7 +108,8 @@ def _table(prefix: str, *, split: bool) -> WeightTable:
     def experts(name: str, hf: str, gguf: str, *shape: str, shard: int) -> Entry:
         each = InFile(f"{model}layers.{{}}.mlp.experts.{{expert}}.{hf}.weight")
         stack = InFile(f"blk.{{}}.{gguf}.weight")
-        return Entry(f"layers.{{}}.{name}", ("num_experts", *shape), each, stack, shard, _has_experts)
+        names = f"layers.{{}}.{name}", ("local_experts", *shape), each, stack
+        return Entry(*names, shard, _has_experts, experts=True)
 
     def of_heads(name: str, part: str, *shape: str, **stored: Any) -> Entry:
         both = {"shape": ("keys_values_size", "latent_rank"), **stored}
@@ -215,7 +216,7 @@ def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> DeepseekV2Weights:
     rows, tied = embedding_in_gguf(TABLE, file)
     config = DeepseekV2Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
     table = SPLIT_TABLE if "blk.0.attn_k_b.weight" in file.tensors else TABLE
-    return DeepseekV2Weights(of_rank(config, at.ranks), plan_weights(table, config, file, "gguf", at=at))
+    return DeepseekV2Weights(of_rank(config, at), plan_weights(table, config, file, "gguf", at=at))
 
 
 def load_safetensors(
@@ -226,4 +227,4 @@ def load_safetensors(
     drafts = [f"{prefix}model.layers.{config.num_layers + i}.*" for i in range(config.draft_layers)]
     ignored = (*IGNORED, *drafts)
     planned = plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=ignored, at=at)
-    return DeepseekV2Weights(of_rank(config, at.ranks), planned)
+    return DeepseekV2Weights(of_rank(config, at), planned)

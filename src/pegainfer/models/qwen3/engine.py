@@ -28,7 +28,7 @@ def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorR
 
 def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK) -> LineModel:
     """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
-    read = config_of_rank(Qwen3Config.from_hf(config, where), at.ranks)
+    read = config_of_rank(Qwen3Config.from_hf(config, where), at)
     return model(Qwen3Weights(read, without_data(TABLE, read)), at.ranks)
 
 

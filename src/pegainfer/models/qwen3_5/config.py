@@ -17,7 +17,7 @@ from pegainfer.ops.config import (
     served_length,
 )
 from pegainfer.ops.quantization import Quantization, read_quantization
-from pegainfer.ops.ranks import DENSE, HEADS, config_of_rank
+from pegainfer.ops.ranks import DENSE, HEADS, TensorRank, config_of_rank
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3_5"
@@ -79,6 +79,8 @@ class Qwen3_5Config:
     experts_per_token: int = 0
     expert_size: int = 0  # feed-forward width of one expert
     shared_expert_size: int = 0  # of the one expert that every token meets
+    first_expert: int = 0
+    held_experts: int = 0  # of this rank, from first_expert on; 0: all
 
     @property
     def num_layers(self) -> int:
@@ -95,6 +97,11 @@ class Qwen3_5Config:
     @property
     def num_shared_experts(self) -> int:
         return 1
+
+    @property
+    def local_experts(self) -> int:
+        """Experts whose matrices this rank has."""
+        return self.held_experts or self.num_experts
 
     @property
     def gate_up_size(self) -> int:
@@ -279,11 +286,13 @@ def _layer_types(f: Fields) -> tuple[str, ...]:
     return tuple(found)
 
 
-def of_rank(config: Qwen3_5Config, ranks: int) -> Qwen3_5Config:
-    """The sizes of a tensor-parallel rank: some heads of both kinds of attention, and feed-forward units, of
-    every expert in models with experts. Raises ConfigError where they do not divide."""
-    experts = {"expert_size": "units of an expert", "shared_expert_size": "units of the shared expert"}
+def of_rank(config: Qwen3_5Config, at: TensorRank) -> Qwen3_5Config:
+    """The sizes of a rank: some heads of both kinds of attention, and some feed-forward units. In models with
+    experts units of every expert, or whole experts. Raises ConfigError where they do not divide."""
     linear = {
         "delta_key_heads": "key heads of linear attention", "delta_heads": "value heads of linear attention"
     }  # fmt: skip
-    return config_of_rank(config, ranks, {**(HEADS | experts if config.num_experts else DENSE), **linear})
+    if not config.num_experts:
+        return config_of_rank(config, at, DENSE | linear)
+    divided = HEADS | linear | {"shared_expert_size": "units of the shared expert"}
+    return config_of_rank(config, at, divided, {"expert_size": "units of an expert"})

@@ -28,7 +28,7 @@ def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorR
 
 def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK) -> LineModel:
     """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
-    read = of_rank(Qwen3_5Config.from_hf(config, where), at.ranks)
+    read = of_rank(Qwen3_5Config.from_hf(config, where), at)
     return model(Qwen3_5Weights(read, without_data(TABLE, read)), at.ranks)
 
 

@@ -172,7 +172,8 @@ class _Names:
             both = ("num_experts", "gate_up_size", "hidden_size")
             hf = InFile(f"{at}gate_up_proj", both, part, otherwise=each)
             gguf = replace(alone, otherwise=InFile(f"{stack}gate_up_exps.weight", both, part))
-        return Entry(f"layers.{{}}.{name}", ("num_experts", *shape), hf, gguf, shard, _has_experts)
+        names = f"layers.{{}}.{name}", ("local_experts", *shape), hf, gguf
+        return Entry(*names, shard, _has_experts, experts=True)
 
 
 def _both(**options: Any) -> dict[str, Stored]:
@@ -301,11 +302,11 @@ def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> Qwen3_5Weights:
     config = Qwen3_5Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
     ignored = [f"blk.{config.num_layers + i}.*" for i in range(config.draft_layers)]
     planned = plan_weights(TABLE, config, file, "gguf", ignored=ignored, at=at)
-    return Qwen3_5Weights(of_rank(config, at.ranks), planned)
+    return Qwen3_5Weights(of_rank(config, at), planned)
 
 
 def load_safetensors(config: Qwen3_5Config, file: TensorFile, at: TensorRank = ONE_RANK) -> Qwen3_5Weights:
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in file.tensors), PREFIXES[0])
     planned = plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=IGNORED, at=at)
-    return Qwen3_5Weights(of_rank(config, at.ranks), planned)
+    return Qwen3_5Weights(of_rank(config, at), planned)

@@ -35,7 +35,8 @@ def _experts(name: str, hf: str, gguf: str, shape: tuple[str, str], shard: int) 
     """A stack of all experts' matrices of one kind. `shard`: the axis of units, which ranks divide."""
     each = InFile(f"model.layers.{{}}.mlp.experts.{{expert}}.{hf}.weight")
     stack = InFile(f"blk.{{}}.{gguf}.weight")
-    return Entry(f"layers.{{}}.{name}", ("num_experts", *shape), each, stack, shard, when=_has_experts)
+    shape_of_all = ("local_experts", *shape)
+    return Entry(f"layers.{{}}.{name}", shape_of_all, each, stack, shard, _has_experts, experts=True)
 
 
 TABLE = WeightTable(
@@ -89,10 +90,10 @@ def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> Qwen3MoeWeights:
     """
     rows, tied = embedding_in_gguf(TABLE, file)
     config = Qwen3MoeConfig.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
-    return Qwen3MoeWeights(of_rank(config, at.ranks), plan_weights(TABLE, config, file, "gguf", at=at))
+    return Qwen3MoeWeights(of_rank(config, at), plan_weights(TABLE, config, file, "gguf", at=at))
 
 
 def load_safetensors(config: Qwen3MoeConfig, file: TensorFile, at: TensorRank = ONE_RANK) -> Qwen3MoeWeights:
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
     planned = plan_checkpoint(TABLE, config, file, config.quantization, at=at)
-    return Qwen3MoeWeights(of_rank(config, at.ranks), planned)
+    return Qwen3MoeWeights(of_rank(config, at), planned)
