@@ -26,6 +26,7 @@ from tests.support.tinyrun import compare, forced
 
 STEPS = int(os.environ.get("PEGAINFER_RANK_STEPS", "150"))
 FLOATS = Formats()
+ALONE = {"tensor_parallel_size": 1, "enable_expert_parallel": False}
 TIE = 1e-3  # nat; the lines' bound of float32 against float32 is 1e-2
 # Models whose heads and units divide among so many ranks.
 GOLDEN = [
@@ -45,28 +46,49 @@ GOLDEN = [
     for name, counts in names.items()
     for ranks in counts
 ]  # fmt: skip
+# Of models with experts: each rank has some whole ones, also of quantised files with few columns.
+WHOLE = [
+    ("qwen3_moe", "all_experts_bf16", 2),
+    ("qwen3_moe", "all_experts_bf16", 4),
+    ("qwen3_moe", "every_second_f16", 2),
+    ("qwen3_moe", "gguf_q4_1", 2),
+    ("deepseek_v2", "grouped_f32_shards", 4),
+    ("deepseek_v2", "v3_bf16", 2),
+    ("qwen3_5 with experts", "moe_gguf_q4_1_fused", 2),
+]
+CASES = [(*case, False) for case in GOLDEN] + [(*case, True) for case in WHOLE]
 
 
-@pytest.mark.parametrize(("line", "name", "ranks"), GOLDEN)
-def test_ranks_keep_the_bounds_of_their_line(line: str, name: str, ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("line", "name", "ranks", "whole"), CASES)
+def test_ranks_keep_the_bounds_of_their_line(
+    line: str, name: str, ranks: int, whole: bool, tmp_path: Path
+) -> None:
+    """`whole`: with whole experts."""
     tiny = LINES[line]
     path, ids = tiny.written(name, tmp_path)
     golden = np.load(DATA / tiny.golden)
-    found = compare(path, ids, golden, name, "cpu", None, tensor_parallel_size=ranks, threads=1)
+    found = compare(
+        path, ids, golden, name, "cpu", None, tensor_parallel_size=ranks, threads=1,
+        enable_expert_parallel=whole,
+    )  # fmt: skip
     assert found.greedy == found.wanted
     assert found.errors.mean() <= tiny.mean
     assert found.errors.max() <= tiny.most
 
 
 FOUR_HEADS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_key_value_heads": 4}
-MODELS: dict[str, tuple[Tiny, int]] = {
-    "qwen3_moe": (TinyQwen3Moe("m", seed=5, config={"max_position_embeddings": 512}), 2),
-    "qwen3_moe, four": (TinyQwen3Moe("m", seed=6, config={"max_position_embeddings": 512}), 4),
-    "deepseek_v2": (TinyDeepseek("m", seed=7, config=V2), 2),
-    "deepseek_v3, four": (TinyDeepseek("m", seed=8, config=V3), 4),
-    "qwen3_5": (TextOnly("m", seed=9), 2),
-    "qwen3_5, four": (TextOnly("m", seed=10, config=FOUR_HEADS), 4),
-    "qwen3_5 with experts": (TinyQwen3_5Moe("m", seed=11), 2),
+LONG = {"max_position_embeddings": 512}
+# By name a model, the number of ranks, and whether they have whole experts.
+MODELS: dict[str, tuple[Tiny, int, bool]] = {
+    "qwen3_moe": (TinyQwen3Moe("m", seed=5, config=LONG), 2, False),
+    "qwen3_moe, four": (TinyQwen3Moe("m", seed=6, config=LONG), 4, False),
+    "qwen3_moe, whole experts": (TinyQwen3Moe("m", seed=12, config=LONG), 4, True),
+    "deepseek_v2": (TinyDeepseek("m", seed=7, config=V2), 2, False),
+    "deepseek_v2, whole experts": (TinyDeepseek("m", seed=13, config=V2), 2, True),
+    "deepseek_v3, four": (TinyDeepseek("m", seed=8, config=V3), 4, False),
+    "qwen3_5": (TextOnly("m", seed=9), 2, False),
+    "qwen3_5, four": (TextOnly("m", seed=10, config=FOUR_HEADS), 4, False),
+    "qwen3_5 with experts": (TinyQwen3_5Moe("m", seed=11), 2, False),
 }
 
 
@@ -86,11 +108,11 @@ def memory_of(folder: Path, ranks: int, formats: Formats = FLOATS) -> dict[str, 
 @pytest.mark.parametrize("name", MODELS)
 def test_random_traffic_gives_the_tokens_of_one_rank(name: str, tmp_path: Path) -> None:
     """Preemption, prefix hits, chunks and cancels; tokens may part at near ties alone."""
-    model, ranks = MODELS[name]
+    model, ranks, whole = MODELS[name]
     folder = write_checkpoint(model, tmp_path)
     seen = run(
-        folder, STEPS, tie=TIE, alone={"tensor_parallel_size": 1}, backend="cpu", activation="f32",
-        threads=1, tensor_parallel_size=ranks, **memory_of(folder, ranks),
+        folder, STEPS, tie=TIE, alone=ALONE, backend="cpu", activation="f32",
+        threads=1, tensor_parallel_size=ranks, enable_expert_parallel=whole, **memory_of(folder, ranks),
     )  # fmt: skip
     assert seen["differences"] == 0
     hits = ("state hits", "snapshots restored") if "qwen3_5" in name else ("prefix tokens hit",)

@@ -18,7 +18,7 @@ from pegainfer.app.config import EngineConfig
 from pegainfer.contract.errors import EngineDeadError
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.parallel.group import RankGroup
-from tests.cpu.parallel.test_lines import memory_of
+from tests.cpu.parallel.test_lines import ALONE, memory_of
 from tests.cpu.parallel.test_ranks import others, steps
 from tests.gpu.harness import sized
 from tests.gpu.ranks.test_sums import gpus
@@ -46,6 +46,7 @@ LATENT = TRUE_HEADS | {
     "num_experts_per_tok": 3, "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 64,
     "max_position_embeddings": 512, "rope_scaling": None,
 }  # fmt: skip
+FOUR_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 4}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
 LINES = {
     "llama": MODELS[0],
@@ -70,12 +71,22 @@ WHERE = pytest.mark.parametrize("shared", [True, False], ids=["one GPU", "a GPU 
 
 @pytest.mark.timeout(600)
 @WHERE
-@pytest.mark.parametrize("line", LINES)
-def test_random_traffic_gives_the_tokens_of_one_rank(line: str, shared: bool, tmp_path: Path) -> None:
-    """Preemption, prefix hits, chunks, draws inside graphs. The ranks' results are compared in every step."""
-    folder = write_checkpoint(LINES[line], tmp_path)
+@pytest.mark.parametrize(
+    ("line", "whole"), [*((line, False) for line in LINES), ("qwen3_moe", True), ("deepseek_v2", True)]
+)
+def test_random_traffic_gives_the_tokens_of_one_rank(
+    line: str, whole: bool, shared: bool, tmp_path: Path
+) -> None:
+    """Preemption, prefix hits, chunks, draws inside graphs. The ranks' results are compared in every step.
+
+    `whole`: ranks have whole experts.
+    """
+    model = LINES[line]
+    if whole and line == "deepseek_v2":  # whose three experts do not divide
+        model = TinyDeepseek("m", seed=8, dtype="bf16", config=LATENT | FOUR_EXPERTS)
+    folder = write_checkpoint(model, tmp_path)
     seen = run(
-        folder, STEPS, tie=TIE, alone={"tensor_parallel_size": 1, "share_gpu": False},
+        folder, STEPS, tie=TIE, alone={**ALONE, "share_gpu": False}, enable_expert_parallel=whole,
         **memory_of(folder, 2, GPU_FORMATS), **engine(shared),
     )  # fmt: skip
     print(seen)
