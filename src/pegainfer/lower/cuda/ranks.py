@@ -12,9 +12,9 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 
 THREADS, WIDTH, MAX_BLOCKS = 256, 4, 128  # of kernels/cuda/include/ranks.cuh
 TILE = 16  # columns
-# Bytes of a rank's part. Up to the first, for two ranks, each value is sent with a tag beside it, which
-# doubles what is sent; above the second, two exchanges of fewer bytes are made.
-TAGGED_MOST, ONE_SHOT_MOST = TAGGED_BYTES // 2, 1 << 20
+# Bytes that a rank sends the others. Up to the first, each value is sent with a tag beside it, which doubles
+# what is sent; above the second, two exchanges of fewer bytes are made.
+TAGGED_MOST, ONE_SHOT_MOST = TAGGED_BYTES // 2, 2 << 20
 
 
 @handles("reduce_residual")
@@ -40,15 +40,20 @@ def _reduce_residual(c: LoweringContext) -> None:
 
 
 def tagged_most(ranks: int) -> int:
-    """Most bytes of a part whose values are sent with tags: a rank sends its part to each other rank."""
+    """Most bytes of a rank's part whose values are sent with tags to each other rank."""
     return TAGGED_MOST // max(1, ranks - 1)
+
+
+def one_shot_most(ranks: int) -> int:
+    """Most bytes of a rank's part that is sent to each other rank as a whole."""
+    return ONE_SHOT_MOST // max(1, ranks - 1)
 
 
 def _kind(nbytes: int, ranks: int) -> tuple[str, str, int]:
     """The kernel for parts of so many bytes, why, and the most values of a launch."""
     if nbytes <= tagged_most(ranks):
         return "tagged", "few bytes", TAGGED_BYTES // 8
-    if nbytes <= ONE_SHOT_MOST:
+    if nbytes <= one_shot_most(ranks):
         return "one_shot", "some bytes", PART_VALUES
     return "two_shot", "many bytes", PART_VALUES * ranks
 

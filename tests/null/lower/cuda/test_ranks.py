@@ -14,7 +14,7 @@ from pegainfer.kv.device.layout import kv_spec
 from pegainfer.lower.cuda.lowering import Step, keeps_whole
 from pegainfer.lower.cuda.plan import CONTROL, Place, PlannedLaunch, PlannedMatmul, StepPlan, Struct
 from pegainfer.lower.cuda.planning import plan_program, plan_step, rules
-from pegainfer.lower.cuda.ranks import MAX_BLOCKS, ONE_SHOT_MOST, THREADS, WIDTH, shard_of, tagged_most
+from pegainfer.lower.cuda.ranks import MAX_BLOCKS, THREADS, WIDTH, one_shot_most, shard_of, tagged_most
 from pegainfer.lower.cuda.rewrite import rewrite
 from pegainfer.lower.cuda.target import Target, card_of
 from pegainfer.models.qwen3 import engine as qwen3
@@ -118,7 +118,7 @@ def test_each_layer_has_two_sums_and_the_logits_are_gathered(tokens: int) -> Non
     assert not any("ranks" in name for name in alone)
     found = [name for name in shared if "ranks" in name]
     nbytes = 4 * tokens * 1024
-    kind = "tagged" if nbytes <= tagged_most(2) else "one_shot" if nbytes <= ONE_SHOT_MOST else "two_shot"
+    kind = "tagged" if nbytes <= tagged_most(2) else "one_shot" if nbytes <= one_shot_most(2) else "two_shot"
     folded = 3 if tokens <= 64 else 0  # of the two layers' four sums: those with a norm behind them
     assert found[:4] == folded * ["sum_ranks_norm_bf16"] + (4 - folded) * [f"sum_ranks_{kind}_bf16"]
     assert set(found[4:]) == {"gather_ranks"}
@@ -151,8 +151,7 @@ def test_the_launches_of_a_sum_cover_it_once(rows: int, width: int, ranks: int) 
         assert (given["x"].offset, given["partial"].offset) == (2 * at, 4 * at)
         assert given["control"] == Place(CONTROL)
         assert ("tagged" in launch.kernel) == (4 * rows * width <= tagged_most(ranks))
-        limit = max(ONE_SHOT_MOST, tagged_most(ranks))
-        assert ("two_shot" in launch.kernel) == (4 * rows * width > limit)
+        assert ("two_shot" in launch.kernel) == (4 * rows * width > one_shot_most(ranks))
         one_shot = "two_shot" not in launch.kernel
         # What a rank sends another one in a phase: everything, or its share in whole groups.
         sent = count if one_shot else (count + ranks * WIDTH - 1) // (ranks * WIDTH) * WIDTH
