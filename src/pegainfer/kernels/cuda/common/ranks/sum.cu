@@ -102,7 +102,7 @@ __device__ __forceinline__ void tagged(const SumArgs& a) {
     send(c, a.partial, number, span.first, span.last);
     __syncthreads();  // every thread has read the number
     count(a.control, number);
-    EACH(i, span) store(x + i, with_tagged(c, number, x + i, a.partial, i));
+    EACH(i, span) store(x + i, with_tagged(c, number, x + i, a.partial + i, i));
 }
 
 // The same, and the beginning of the norm behind it, which the GEMM after it ends (ops/fused_norm.py). Grid:
@@ -124,7 +124,7 @@ __device__ __forceinline__ void tagged_norm(const SumNormArgs& a) {
     float squares = 0;
     if (inside) {
         T* const x = static_cast<T*>(a.x) + i;
-        const auto v = c.alone ? with_own(x, a.partial + i) : with_tagged(c, number, x, a.partial, i);
+        const auto v = c.alone ? with_own(x, a.partial + i) : with_tagged(c, number, x, a.partial + i, i);
         store(x, v);
         Vec<T, WIDTH> normed;
 #pragma unroll
