@@ -26,12 +26,20 @@ from pegainfer.lower.cuda.store import Dummy
 from pegainfer.lower.cuda.target import Tuned, Tuning
 
 SHOWN = 4
+MODELS = {  # name, n, k; gate_up's n is that of each
+    "4b": (*SHAPES, ("head", 151_936, 2560)),
+    "8b": (
+        ("qkv", 6144, 4096), ("o", 4096, 4096), ("gate_up", 12288, 4096), ("down", 4096, 12288),
+        ("head", 151_936, 4096),
+    ),
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 64])
-    parser.add_argument("--only", nargs="+", default=[name for name, _, _ in SHAPES])
+    parser.add_argument("--only", nargs="+", default=[name for name, _, _ in MODELS["4b"]])
+    parser.add_argument("--model", default="4b", choices=MODELS)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--form", default="bf16", choices=["bf16", "fp8_r128"])
     parser.add_argument("--ranks", type=int, default=1)
@@ -41,12 +49,12 @@ def main() -> None:
     print(f"{ctx.describe()}; read bandwidth {bandwidth / 1e12:.2f} TB/s")
     whole = ctx.target
     op, weights = ("skinny", "") if args.form == "bf16" else ("skinny_fp8", "fp8_rows")
-    for name, n, k in SHAPES:
+    for name, n, k in MODELS[args.model]:
         if name not in args.only:
             continue
         shared = name in ("o", "down")  # whose columns ranks divide
         n, k = (n, k // args.ranks) if shared else (n // args.ranks, k)
-        out = "f32" if shared and args.ranks > 1 else "bf16"
+        out = "f32" if (shared and args.ranks > 1) or name == "head" else "bf16"
         recorded = program(name, n, k, args.form, args.layers, out)
         backend = CudaBackend(ctx, {}, CudaOptions(), Dummy())
         backend.prepare(recorded, {}, {"T": max(args.rows)}).work({"T": 1})
@@ -78,18 +86,21 @@ def candidates(ctx: CudaContext, m: int, n: int, k: int, weights: str) -> Iterat
         shares += [
             (-(-n // (8 * parts * rounds)) * 8, splits) for rounds in ((1, 2, 3) if splits == 1 else (1,))
         ]
-    for rows, splits in shares:
+    many = [(rows, 1) for rows in (64, 96, 128, 152, 192)]  # a head has many tiles a block
+    for rows, splits in many if n > 2 * 192 * info.num_sms else shares:
         for wide in (1, 2):
-            for depth_x, early in product((4, 8), (True, False) if splits > 1 else (True,)):
-                s = Shares(rows, splits, wide, depth_x, early)
+            for depth_x, early, per_sm in product(
+                (4, 8), (True, False) if splits > 1 else (True,), (1, 2) if splits == 1 else (2,)
+            ):
+                s = Shares(rows, splits, wide, depth_x, early, per_sm)
                 fits = rows <= 64 * MAX_BLOCKS and skinny_choice(
                     "bf16", m, n, k, info, rows=rows, splits=splits, wide=wide, depth_x=depth_x,
-                    early=early, weights=weights,
+                    early=early, per_sm=per_sm, weights=weights,
                 )  # fmt: skip
                 if fits:
                     yield {
                         "rows": s.rows, "splits": s.splits, "wide": s.wide, "depth_x": s.depth_x,
-                        "early": s.early,
+                        "early": s.early, "per_sm": s.per_sm,
                     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,16 @@ from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.lower.cuda.plan import Place, StepPlan
 from pegainfer.lower.cuda.ranks import gather, shard_of
 from pegainfer.lower.cuda.store import WeightStore
+from pegainfer.ops.check import Trial, check_case, suitable_cases
 from pegainfer.ops.fused_norm import REDUCE_RESIDUAL_NORM
 from pegainfer.ops.program import Builder, OpCall
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
+from pegainfer.ops.sample import SAMPLE, SAMPLE_TOKENS
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.tensor import DeviceTensor, encode
 from pegainfer.runtime.rank_memory import RankMemory
-from tests.gpu.harness import raw, rounded, sized, write
+from tests.gpu.harness import raw, rounded, runner, sized, write
+from tests.gpu.kernels.test_sampling import check_step, of_rank
 
 Array = np.ndarray[Any, Any]
 WIDTH = 1024
@@ -195,18 +199,42 @@ def check_gather(ctx: CudaContext, memory: RankMemory, seed: int) -> None:
         )
         out = DeviceTensor.empty((rows, columns), "f32")
         ctx.stream.fill(out.address, 0xFF, out.nbytes)
-        tensors = [Tensor(name, t.shape, "f32", Kind.BUFFER) for name, t in (("out", out), ("part", part))]
-        addresses = dict(zip(tensors, (out.address, part.address), strict=True))
+        lens = common.integers(-1, 2, rows).astype(np.int32)
+        wanted = DeviceTensor.from_numpy(lens, "i32", ctx.stream)
+        held = {"out": out, "part": part, "wanted": wanted}
+        tensors = [Tensor(name, t.shape, t.dtype, Kind.BUFFER) for name, t in held.items()]
+        addresses = dict(zip(tensors, (t.address for t in held.values()), strict=True))
         call = OpCall.of(REDUCE_RESIDUAL, {}, x=tensors[0], partial=tensors[0])  # for labels alone
         plan = StepPlan({}, False)
-        gather(LoweringContext(call, Step(ctx.target, {}, False), plan), *map(Place, tensors), rows, columns)
+        context = LoweringContext(call, Step(ctx.target, {}, False), plan)
+        *both, asked = map(Place, tensors)
+        gather(context, *both, rows, columns, asked)
         memory_of = Memory(addresses.__getitem__, 0, lambda name: 0)
         for work in Binder(ctx, WeightStore(ctx, {}), memory_of, tune=False).bind(list(plan.launches)):
             delay(ctx, own)
             work(ctx.stream)
         got = out.numpy(ctx.stream)
         ctx.check()
-        assert np.array_equal(got, whole), f"{rows} x {columns}: {(got != whole).sum()} values differ"
+        faults = (got != whole)[lens >= 0].sum()
+        assert not faults, f"{rows} x {columns}: {faults} values differ"
+
+
+def check_sampler(ctx: CudaContext, seed: int) -> None:
+    """Small cases of every kind, and a vocabulary of true size."""
+    run = runner(ctx)
+    for spec in (SAMPLE_TOKENS, SAMPLE):
+        name = "scores" if spec is SAMPLE_TOKENS else "logits"
+
+        def of_one_rank(trial: Trial, name: str = name) -> None:
+            run(replace(trial, arrays={**trial.arrays, name: of_rank(trial.arrays[name], ctx)}))
+
+        for case in suitable_cases(spec, seed):
+            report = check_case(spec, case, of_one_rank)
+            ctx.check()
+            assert not report.faults, f"{spec.name} {report.label}: {report.faults}"
+    for number in range(sized(3, 1)):
+        check_step(seed + number, ctx)
+        ctx.check()
 
 
 def main() -> None:
@@ -230,6 +258,7 @@ def main() -> None:
     check_graphs(ctx, memory, seed)
     check_gather(ctx, memory, seed)
     check_norm(ctx, memory, seed)
+    check_sampler(ctx, seed)
     print("right")
     sys.stdout.flush()
 

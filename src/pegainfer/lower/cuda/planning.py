@@ -46,7 +46,7 @@ SUPPORT = frozenset(
         "quantize_weight_bf16",
         *(f"fill_normal_{dtype}" for dtype in ("bf16", "f16", "f32")), "convert_f32_bf16",
         "sum_ranks_tagged_bf16", "sum_ranks_norm_bf16", "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16",
-        "gather_ranks", "local_experts",
+        "gather_ranks", "local_experts", "sample_meet", "sample_pick_ranks",
     }
 )  # fmt: skip
 

@@ -26,7 +26,13 @@ from pegainfer.ops.ranks import TensorRank
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runner.program import Formats, Sizes
-from pegainfer.runtime.cuda.arguments import GATHER_RANKS, SUM_RANKS
+from pegainfer.runtime.cuda.arguments import (
+    ADJUST_LOGITS,
+    GATHER_RANKS,
+    SAMPLE_TOKENS,
+    SUM_RANKS,
+    TOKEN_LOGPROBS,
+)
 from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES, TAGGED_BYTES
 from tests.null.lower.cuda import test_rewrite
 
@@ -36,6 +42,7 @@ CONFIG = {
     "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 4096, "tie_word_embeddings": True,
 }  # fmt: skip
 CARD = card_of("90a")
+NO_SIZES: dict[str, int] = {}
 
 
 MOE_CONFIG = CONFIG | {
@@ -57,10 +64,15 @@ def program(ranks: int, name: str = "forward", config: dict[str, Any] = CONFIG) 
 
 
 def planned(
-    at: TensorRank, tokens: int, rows: int, name: str = "forward", config: dict[str, Any] = CONFIG
+    at: TensorRank,
+    tokens: int,
+    rows: int,
+    name: str = "forward",
+    config: dict[str, Any] = CONFIG,
+    more: dict[str, int] = NO_SIZES,
 ) -> StepPlan:
     target = Target(CARD, ranks=at.ranks, rank=at.rank)
-    env = {"T": tokens, "R": rows, "L": rows}
+    env = {"T": tokens, "R": rows, "L": rows, **more}
     return plan_program(program(at.ranks, name, config), Step(target, env, tokens == rows))
 
 
@@ -112,7 +124,7 @@ def test_a_sum_takes_the_norm_behind_it_along(rows: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 64, 128, 1024])
-def test_each_layer_has_two_sums_and_the_logits_are_gathered(tokens: int) -> None:
+def test_each_layer_has_two_sums_and_no_logits_are_gathered(tokens: int) -> None:
     rows = min(tokens, 64)
     alone, shared = (kernels(planned(TensorRank(0, n), tokens, rows)) for n in (1, 2))
     assert not any("ranks" in name for name in alone)
@@ -121,7 +133,7 @@ def test_each_layer_has_two_sums_and_the_logits_are_gathered(tokens: int) -> Non
     kind = "tagged" if nbytes <= tagged_most(2) else "one_shot" if nbytes <= one_shot_most(2) else "two_shot"
     folded = 3 if tokens <= 64 else 0  # of the two layers' four sums: those with a norm behind them
     assert found[:4] == folded * ["sum_ranks_norm_bf16"] + (4 - folded) * [f"sum_ranks_{kind}_bf16"]
-    assert set(found[4:]) == {"gather_ranks"}
+    assert found[4:] == []
 
 
 @pytest.mark.parametrize(
@@ -197,16 +209,46 @@ def test_a_vocabulary_of_no_whole_groups_is_not_shared() -> None:
     assert shard_of(1001, Target(CARD, ranks=2)) is None
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("rows", [1, 64, 200])
+def test_the_sampler_looks_at_its_own_columns(ranks: int, rows: int) -> None:
+    """Ranks exchange words, 64 rows a launch, and whole logits for log-probabilities alone."""
+    sizes = dict.fromkeys("JEUO", 0)
+    for rank in range(ranks):
+        plan = planned(TensorRank(rank, ranks), rows, rows, "sampler", more=sizes)
+        names = kernels(plan)
+        parts = -(-rows // 64)
+        if ranks == 1:
+            assert names.count("sample_pick") == 1 and not any("ranks" in n or "meet" in n for n in names)
+            assert names[0] == "adjust_logits"
+            continue
+        own = shard_of(151936, Target(CARD, ranks=ranks, rank=rank))
+        assert own is not None
+        assert [names.count(n) for n in ("sample_meet", "sample_pick_ranks", "gather_ranks")] == [
+            parts, parts, 1,
+        ]  # fmt: skip
+        starts = []
+        for launch in plan.launches:
+            assert isinstance(launch, PlannedLaunch)
+            if not launch.kernel.startswith(("sample_", "adjust")):
+                continue
+            given = members(ADJUST_LOGITS if launch.kernel == "adjust_logits" else SAMPLE_TOKENS, launch)
+            assert (given["first"], given["columns"]) == (own.start, len(own))
+            assert given["vocab"] == 151936
+            if launch.kernel == "sample_pick_ranks":
+                starts += range(int(str(given["start"])), int(str(given["start"])) + launch.grid[0])
+                assert launch.grid[0] <= 64
+        assert starts == list(range(rows))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("name", ["forward", "prompt_logprobs"])
-def test_a_rank_multiplies_with_its_rows_of_the_head(name: str, rank: int) -> None:
-    plan = planned(TensorRank(rank, 2), 64, 64, name)
-    gathers = [p for p in plan.launches if isinstance(p, PlannedLaunch) and p.kernel == "gather_ranks"]
-    rows = 0
-    for launch in gathers:
-        given = members(GATHER_RANKS, launch)
-        assert (given["columns"], given["each"]) == (151936, 75968)
-        assert isinstance(given["rows"], int) and 4 * given["rows"] * 75968 <= PART_BYTES
-        assert isinstance(given["out"], Place) and given["out"].offset == 4 * rows * 151936
-        rows += given["rows"]
-    assert rows == 64
+def test_prompts_log_probabilities_come_of_whole_logits(rank: int) -> None:
+    plan = planned(TensorRank(rank, 2), 64, 64, "prompt_logprobs")
+    launches = [p for p in plan.launches if isinstance(p, PlannedLaunch)]
+    (gather,) = [p for p in launches if p.kernel == "gather_ranks"]
+    given = members(GATHER_RANKS, gather)
+    assert (given["columns"], given["each"], given["rows"]) == (151936, 75968, 64)
+    assert 4 * int(str(given["most"])) * 75968 <= PART_BYTES
+    assert [p.kernel for p in launches][-3:] == ["gather_ranks", "logprob_parts", "logprob_merge"]
+    parts = members(TOKEN_LOGPROBS, launches[-2])
+    assert parts["logits"] == given["out"] and parts["columns"] == 151936

@@ -1,5 +1,6 @@
-// Sums over ranks, and logits of which each rank makes some columns. Every rank copies its partial result to shared memory, waits until all have, and adds them
-// up in the order of the ranks, so that all ranks get the same bits whoever comes first. Columns go the same way.
+// Sums over ranks, and logits of which each rank makes some columns. Every rank copies its partial result to
+// shared memory, waits until all have, and adds them up in the order of the ranks, so that all ranks get the
+// same bits whoever comes first. Columns go the same way.
 #include <algorithm>
 #include <chrono>
 #include <thread>

@@ -188,7 +188,7 @@ __device__ __forceinline__ void two_shot(const SumArgs& a) {
             store(reinterpret_cast<T*>(slot(c, c.peers[peer].base, 1, number, c.rank)) + j, v);
         }
     }
-    meet(a.control, c, 1, number);
+    meet(nullptr, c, 1, number);
     for (int i = 1; i < c.count; i++) {
         const int peer = (c.rank + i) % c.count;
         const T* const from = reinterpret_cast<const T*>(slot(c, c.peers[c.rank].base, 1, number, peer));
