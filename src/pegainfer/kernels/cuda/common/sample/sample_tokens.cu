@@ -95,9 +95,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_weigh(SampleArgs a)
 // The other ranks, as a block sees them that samples a row: what words it sends them, and theirs.
 class Link {
   public:
-    // All threads of the block. The launch is counted as a sum is.
-    __device__ __forceinline__ explicit Link(ranks::Control* control) : c_(*control), number_(c_.joined + 1) {
-        __syncthreads();  // every thread has read the number
+    // All threads of the block, once a kernel. The launch is counted as a sum is.
+    __device__ __forceinline__ explicit Link(ranks::Control* control) : c_(*copied(control)) {
+        number_ = c_.joined + 1;
         if (!c_.alone) ranks::count(control, number_);
     }
     // Sends word i and visits those of the others. One thread a word; each word once before `next`.
@@ -134,8 +134,19 @@ class Link {
         return slot + (stage_ & 1) * ranks::WORDS;
     }
 
-    const ranks::Control c_;
-    const int64_t number_;
+    // In shared memory, since registers are short.
+    static __device__ __forceinline__ const ranks::Control* copied(const ranks::Control* control) {
+        __shared__ ranks::Control copy;
+        static_assert(sizeof(copy) % 4 == 0);
+        const auto* const from = reinterpret_cast<const uint32_t*>(control);
+        for (int i = threadIdx.x; i < static_cast<int>(sizeof(copy) / 4); i += blockDim.x)
+            reinterpret_cast<uint32_t*>(&copy)[i] = from[i];
+        __syncthreads();  // every thread has read
+        return &copy;
+    }
+
+    const ranks::Control& c_;
+    int64_t number_;
     int stage_ = 0;
 };
 
