@@ -53,6 +53,7 @@ def _moe_shard(
     *,
     eps: float,
     first: int,
+    count: int,
     **routing: Any,
 ) -> None:
     tokens, chosen = experts.shape
@@ -64,7 +65,7 @@ def _moe_shard(
     b.emit(RMS_NORM, {"eps": eps}, out=h, x=x, weight=norm)
     b.emit(LINEAR, out=logits, a=h, w=w_router)
     b.emit(ROUTE_EXPERTS, routing, experts=experts, gates=gates, logits=logits, bias=bias)
-    b.emit(LOCAL_EXPERTS, {"first": first, "count": w_gate.shape[0]}, local=local, experts=experts)
+    b.emit(LOCAL_EXPERTS, {"first": first, "count": count}, local=local, experts=experts)
     b.emit(EXPERT_GATE_UP, act=act, h=h, experts=local, w_gate=w_gate, w_up=w_up)
     b.emit(EXPERT_DOWN, out=out, act=act, experts=local, gates=gates, w_down=w_down)
 
@@ -72,7 +73,7 @@ def _moe_shard(
 MOE_SHARD = declare(
     OpSpec(
         name="moe_shard",
-        doc="the part of `moe` that experts first … first + E contribute, of N that the router chooses among",
+        doc="the part of `moe` that the `count` experts from `first` on contribute, of all N",
         operands=(
             *(o for o in MOE.operands if not o.name.startswith(("w_", "bias"))),
             Weight("w_router", "N M"),
@@ -81,7 +82,7 @@ MOE_SHARD = declare(
             Weight("w_down", "E M F"),
             In("bias", "N", ("f32",), optional=True),
         ),
-        attrs=("eps", "first", *ROUTING),
+        attrs=("eps", "first", "count", *ROUTING),
         lower=_moe_shard,
         cases=moe_shard_cases,
         tolerance={
@@ -110,4 +111,4 @@ def emit_experts(b: Builder, attrs: dict[str, Any], first: int, **tensors: Tenso
     if router.shape[0] == stack.shape[0]:
         b.emit(MOE, attrs, **tensors)
     else:
-        b.emit(MOE_SHARD, {**attrs, "first": first}, **tensors)
+        b.emit(MOE_SHARD, {**attrs, "first": first, "count": stack.shape[0]}, **tensors)

@@ -79,7 +79,7 @@ def local(a: dict[str, Array], first: int, count: int) -> None:
         places[:] = [e - first if 0 <= e - first < count else -1 for e in experts]
 
 
-def block(a: dict[str, Array], eps: float, first: int = 0, **routing: Any) -> None:
+def block(a: dict[str, Array], eps: float, first: int = 0, count: int | None = None, **routing: Any) -> None:
     x = a["x"]
     h = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True, dtype=F32) + F32(eps)) * a["norm"]
     chosen, width = a["experts"].shape[1], a["w_gate"].shape[1]
@@ -91,7 +91,7 @@ def block(a: dict[str, Array], eps: float, first: int = 0, **routing: Any) -> No
     }
     route(parts, **routing)
     held = {"local": np.empty_like(a["experts"]), "experts": a["experts"]}
-    local(held, first, len(a["w_gate"]))
+    local(held, first, len(a["w_gate"]) if count is None else count)
     parts["experts"] = held["local"]
     gate_up(parts)
     down(parts)
