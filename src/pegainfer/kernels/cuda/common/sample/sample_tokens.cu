@@ -305,11 +305,21 @@ __device__ __forceinline__ int find_bin(const SampleArgs& a, int index, bool by_
     return sh.found;
 }
 
-// The first place in the order (best first) at which the count or the weight of all up to it reaches `need`,
-// or what of it tells it from all others; the weight of all up to it goes to `weight`. `by_weight` says which
-// of the two; need ≥ 1 and is reached.
+// The last token that is kept: its bin, and as many of its place's upper bits as tell it from the bin's
+// others.
+struct Cut {
+    int bin = BINS;
+    u64 place = 0;
+
+    __device__ __forceinline__ bool keeps(int of, u64 at) const {
+        return of < bin || (of == bin && at >= place);
+    }
+};
+
+// The first token in the order (best first) at which the count or the weight of all up to it reaches `need`;
+// the weight of all up to it goes to `weight`. `by_weight` says which of the two; need ≥ 1 and is reached.
 template <typename L>
-__device__ u64 find_cut(const SampleArgs& a, const Row& row, int index, bool by_weight, u64 need, u64& weight,
+__device__ Cut find_cut(const SampleArgs& a, const Row& row, int index, bool by_weight, u64 need, u64& weight,
                         Shared& sh, L& link) {
     u64 reached;
     const int bin = find_bin(a, index, by_weight, need, reached, weight, sh, link);
@@ -358,7 +368,7 @@ __device__ u64 find_cut(const SampleArgs& a, const Row& row, int index, bool by_
     }
     weight += sh.weights[max(sh.found, 0)];  // of the one member that is left
     __syncthreads();
-    return prefix;
+    return {bin, prefix};
 }
 
 // Philox4x32-10: the low 64 bits of the first block for key (seed) and counter (draw, 0, 0, 0).
@@ -411,7 +421,7 @@ __device__ __forceinline__ void pick(const SampleArgs& a) {
     }
     const Row row = {scores_of(a, index), best, coldness(temperature), own_tokens(a), a.first};
     const u64 least = least_weight(a, index);
-    u64 cut = 0;  // the last place that is kept
+    Cut cut;
     if (is_cut(a, index)) {
         const int top_k = a.top_k[index];
         u64 total;
@@ -437,8 +447,9 @@ __device__ __forceinline__ void pick(const SampleArgs& a) {
         }
     }
     auto kept_weight = [&](float v, int id) -> u64 {
-        if (place(v, id) < cut) return 0;
-        const u64 w = weight_of(row.y(v));
+        const float y = row.y(v);
+        if (!cut.keeps(bin_of(y), place(v, id))) return 0;
+        const u64 w = weight_of(y);
         return w >= least ? w : 0;
     };
     for (int i = tid; i < a.chunks; i += PICK)
