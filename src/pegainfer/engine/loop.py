@@ -18,7 +18,6 @@ from pegainfer.contract.codec import Call, Cancel, Trace
 from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.experts import CountingRunner
-from pegainfer.contract.ranks import RankedRunner
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.peers import (
     Ended,
@@ -29,6 +28,7 @@ from pegainfer.contract.peers import (
     ToDecode,
     ToPrefill,
 )
+from pegainfer.contract.ranks import RankedRunner
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Preparing, Runner, StepPolicy, Tracer
 from pegainfer.contract.trace import OpTimes
