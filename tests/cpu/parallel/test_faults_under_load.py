@@ -39,6 +39,7 @@ def left_behind() -> tuple[int, list[str]]:
     return len(os.listdir("/proc/self/fd")), sorted(os.listdir("/dev/shm"))
 
 
+@pytest.mark.timeout(60 + 20 * (KILLS + HANGS))  # each starts up to four processes
 @pytest.mark.parametrize(
     ("number", "times", "within"),
     [(signal.SIGKILL, KILLS, 5.0), (signal.SIGSTOP, HANGS, WAIT + END_SECONDS + 5.0)],
