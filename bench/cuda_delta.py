@@ -1,9 +1,10 @@
 """Linear attention on a GPU: device time, rate and bandwidth of rows of one token and of whole prompts.
 
 python bench/cuda_delta.py [--key-heads 16] [--heads 32] [--decode 1 8 64 256] [--prefill 1x1024 8x1024]
+    [--state-dtype bf16]
 
 Decode is the launch behind the projections: convolution, delta rule and gated norm. It reads and writes each
-row's state (float32, from memory: rows have states of their own in every call). Prefill is the delta rule
+row's state (from memory: rows have states of their own in every call). Prefill is the delta rule
 alone; it counts 180,224 FLOP a token and value head, the GEMMs of a chunk of 64 tokens.
 """
 
@@ -23,13 +24,13 @@ from pegainfer.lower.cuda.store import Dummy
 from pegainfer.measure.cuda.roofline import measure_roofline
 from pegainfer.measure.cuda.timing import graph_times
 from pegainfer.ops.compose import one_call
-from pegainfer.ops.delta import GATED_DELTA_RULE
+from pegainfer.ops.delta import GATED_DELTA_RULE, STATES
 from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.launch import Launch
 from pegainfer.runtime.cuda.stream import Event
-from pegainfer.runtime.cuda.tensor import DeviceTensor
+from pegainfer.runtime.cuda.tensor import DeviceTensor, item_bytes
 
 DIM = 128
 FLOPS = 180_224  # a token and value head
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument(
         "--prefill", nargs="*", default=["1x1024", "1x16000", "8x1024"], help="ROWSxTOKENS of each row"
     )
+    parser.add_argument("--state-dtype", choices=STATES, default=STATES[0])
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
     ctx = CudaContext()
@@ -56,7 +58,7 @@ def main() -> None:
         f"{copying / 1e12:.2f} TB/s; {args.key_heads}/{args.heads} heads"
     )
     for rows in args.decode:
-        each = args.heads * DIM * DIM * 4
+        each = args.heads * DIM * DIM * item_bytes(args.state_dtype)
         layers = max(2, STATE_BYTES // (each * rows))
         us = timed(ctx, args, [1] * rows, layers)
         moved = 2 * each * rows
@@ -95,6 +97,7 @@ def timed(ctx: CudaContext, args: argparse.Namespace, counts: Sequence[int], lay
     sizes |= {"M": HIDDEN, "A": args.heads * DIM, "W": TAPS, "X": TAPS - 1}
     spec = GATED_DELTA if max(counts) == 1 else GATED_DELTA_RULE
     dtypes = {o.name: "bf16" if o.name in SIXTEEN else o.dtypes[0] for o in spec.operands}
+    dtypes["delta"] = args.state_dtype
     attrs = {"eps": 1e-6, "key_eps": 1e-6, "tiled": False}
     works: list[Any] = []
     kept: list[Any] = []  # memory that the launches use

@@ -1,12 +1,15 @@
 """One layer's latent attention (MLA) on this GPU: microseconds, share of read bandwidth or TFLOP/s.
 
     python bench/cuda_mla.py [--heads 16] [--layers 27] [--decode 64x4096] [--prefill 1x1024 1x1024/16384]
+        [--least 64 100000] [--chunk 128]
 
 ROWSxCONTEXT, for prefill ROWSxNEW/CONTEXT where tokens are cached. Rows of 512 + 64 numbers, query heads of
 128 + 64 channels and values of 128, bf16, rows with blocks of their own. `--layers`: how far apart the blocks
 of one layer lie: all layers of a block are contiguous. As in a step, a small launch that writes the queries
 goes before each layer's. Its own time is taken off, so a figure has all that mla_attention launches; `core`
-is the attention kernel alone.
+are the attention kernels alone. `--least`: prefilled rows of so many tokens are attended over expanded
+latents; several compare. `--chunk`: keys of a decoded part of short rows, instead of the
+chooser's.
 
 A decoded key is read once, 1,152 bytes for all heads. Prefill counts the FLOPs of attention over expanded
 heads, 2 · (192 + 128) a pair of tokens and head, whatever the kernels do; expanding is not counted.
@@ -20,6 +23,7 @@ from typing import Any
 import numpy as np
 from cuda_decode import BLOCK, graph_ms, inputs, normal, read_bandwidth
 
+from pegainfer.lower.cuda import latent, mla_expanded
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.executor import CudaExecutor
@@ -33,7 +37,7 @@ from pegainfer.runtime.cuda.tensor import DeviceTensor
 
 WIDTH, RANK, KEPT, ROTATED, VALUES = 576, 512, 128, 64, 128
 MEASURED = 8  # layers, at most
-CORE = "latent_attention_"
+CORE = ("latent_attention_", "mla_attend_expanded_")
 
 
 def main() -> None:
@@ -42,28 +46,35 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=27)
     parser.add_argument("--decode", nargs="*", default=["1x1024", "8x1024", "64x4096", "128x1024"])
     parser.add_argument("--prefill", nargs="*", default=["1x1024", "1x4096", "1x16000", "1x512/8192"])
+    parser.add_argument("--least", type=int, nargs="*", default=[mla_expanded.LEAST_TOKENS])
+    parser.add_argument("--chunk", type=int, nargs="*", default=[])
     args = parser.parse_args()
+    chosen = latent.CHUNK, latent.ALONE_CHUNK
     ctx = CudaContext()
     bandwidth = read_bandwidth(ctx)
     print(f"{ctx.describe()}; read bandwidth {bandwidth / 1e12:.2f} TB/s; {args.heads} heads")
     for text in args.decode:
         rows, context = map(int, text.split("x"))
-        us, core = measure(ctx, args, rows, 1, context)
         nbytes = rows * context * WIDTH * 2
-        share = [nbytes / t * 1e6 / bandwidth for t in (us, core)]
-        print(
-            f"decode {text}: {us:.1f} us, {nbytes / us / 1e6:.2f} TB/s, {share[0]:.0%}; "
-            f"core {core:.1f} us, {share[1]:.0%}"
-        )
+        for chunk in args.chunk or [chosen[rows == 1]]:
+            latent.CHUNK = latent.ALONE_CHUNK = chunk
+            us, core = measure(ctx, args, rows, 1, context)
+            share = [nbytes / t * 1e6 / bandwidth for t in (us, core)]
+            print(
+                f"decode {text}, parts of {chunk}: {us:.1f} us, {nbytes / us / 1e6:.2f} TB/s, "
+                f"{share[0]:.0%}; core {core:.1f} us, {share[1]:.0%}"
+            )
     for text in args.prefill:
         rows, count, *cached = map(int, text.replace("/", "x").split("x"))
         context = cached[0] if cached else count
-        us, core = measure(ctx, args, rows, count, context)
         flops = 2 * (KEPT + ROTATED + VALUES) * args.heads * rows * count * (context - count / 2)
-        print(
-            f"prefill {text}: {us:.1f} us, {flops / us / 1e6:.0f} TFLOP/s; "
-            f"core {core:.1f} us, {flops / core / 1e6:.0f} TFLOP/s"
-        )
+        for least in args.least:
+            mla_expanded.LEAST_TOKENS = least
+            us, core = measure(ctx, args, rows, count, context)
+            print(
+                f"prefill {text}, {'expanded' if count >= least else 'absorbed'}: {us:.1f} us, "
+                f"{flops / us / 1e6:.0f} TFLOP/s; core {core:.1f} us, {flops / core / 1e6:.0f} TFLOP/s"
+            )
 
 
 def measure(ctx: CudaContext, args: Any, rows: int, count: int, context: int) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
-    [--kernels] [--kv-cache-dtype fp8] [--quantization fp8] [--tensor-parallel-size N [--alone]
-    [--enable-expert-parallel]]
+    [--kernels] [--kv-cache-dtype fp8] [--state-dtype bf16] [--quantization fp8]
+    [--tensor-parallel-size N [--alone] [--enable-expert-parallel]]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 --kernels: prints the device time of each step by kernel; not with several ranks, but with --alone.
@@ -23,7 +23,7 @@ from typing import Any
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.bounds import model_groups, runner_info
-from pegainfer.app.config import KV_DTYPES, EngineConfig
+from pegainfer.app.config import KV_DTYPES, STATE_DTYPES, EngineConfig
 from pegainfer.app.gpu import build_runner
 from pegainfer.app.load import open_model
 from pegainfer.contract.request import SamplingParams, pack_tokens
@@ -147,6 +147,7 @@ def main() -> None:
     p.add_argument("--drawn", action="store_true")
     p.add_argument("--kernels", action="store_true")
     p.add_argument("--kv-cache-dtype", default="auto", choices=KV_DTYPES)
+    p.add_argument("--state-dtype", default="f32", choices=STATE_DTYPES)
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--tensor-parallel-size", type=int, default=1)
     p.add_argument("--enable-expert-parallel", action="store_true")
@@ -161,6 +162,7 @@ def main() -> None:
         quantization=a.quantization,
         max_model_len=length,
         kv_dtype=a.kv_cache_dtype,
+        state_dtype=a.state_dtype,
         cuda_graph=not a.no_graph,
         tensor_parallel_size=a.tensor_parallel_size,
         share_gpu=a.share_gpu,

@@ -18,7 +18,8 @@ from pegainfer.ops.program import Program
 from pegainfer.ops.rounding import rounded as rounded
 from pegainfer.ops.spec import Arrays
 from pegainfer.ops.tensor import Kind
-from pegainfer.runtime.cuda.tensor import DeviceTensor, encode, to_bf16
+from pegainfer.runtime.bf16 import to_bf16
+from pegainfer.runtime.cuda.tensor import DeviceTensor, encode
 from pegainfer.runtime.weights.weight import Weight, in_memory
 
 Array = np.ndarray[Any, Any]

@@ -23,7 +23,8 @@ from pegainfer.ops.program import Program
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.ops.tensor import Kind
 from pegainfer.runner.program import Formats, Sizes
-from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, to_bf16
+from pegainfer.runtime.bf16 import from_bf16, to_bf16
+from pegainfer.runtime.cuda.tensor import DeviceTensor
 from tests.gpu.harness import EAGER, POISON, raw, sized
 
 Array = np.ndarray[Any, Any]

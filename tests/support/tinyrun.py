@@ -82,11 +82,13 @@ def forced(
     activation: str = "f32",
     kv_dtype: str = "f32",
     adapter: Path | None = None,
+    chunk: int = 0,
     **engine: Any,
 ) -> tuple[list[TokenLogprob], list[int]]:
-    """A text in one step, then `follow` greedy tokens: what follows each of the text's tokens, and those ids.
+    """A text, then `follow` greedy tokens: what follows each of the text's tokens, and those ids.
 
     Args:
+        chunk: tokens of the text that a step takes; 0: all.
         adapter: folder of a LoRA adapter that the text is run with.
         engine: other fields of EngineConfig.
     """
@@ -111,8 +113,13 @@ def forced(
             SlotBlocks(1, g, (1,) if isinstance(group, StateGroup) else tuple(range(15, -1, -1)))
             for g, group in enumerate(runner.info.kv.groups)
         )
-        result = _run(runner, steps, news=(new,), blocks=blocks, rows=(Row(1, 0, len(ids), True),))
-        entries = [*result.prompt_logprobs[0], *result.logprobs[0]]
+        entries, parts = [], {"news": (new,), "blocks": blocks}
+        for at in range(0, len(ids), chunk or len(ids)):
+            count = min(chunk or len(ids), len(ids) - at)
+            result = _run(runner, steps, rows=(Row(1, at, count, at + count == len(ids)),), **parts)
+            entries += result.prompt_logprobs.get(0, ())
+            parts = {}
+        entries += result.logprobs[0]
         greedy = [result.tokens[0][0]]
         for i in range(follow - 1):
             result = _run(runner, steps, rows=(Row(1, len(ids) + i, 1, True),))

@@ -6,19 +6,20 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.fitting import check_fits, need_of
 from pegainfer.app.load import make_backend, open_model
-from pegainfer.app.peers import check_role
+from pegainfer.app.open_tiers import with_tiers
 from pegainfer.app.registry import Model
-from pegainfer.app.tiers import tiers_of_rank, with_tiers
+from pegainfer.app.tiers import check_role, tiers_of_rank
 from pegainfer.contract.handle import EngineInfo
 from pegainfer.contract.peers import PeerSide
 from pegainfer.contract.step import PageGroup, Runner, RunnerInfo, StepPolicy
@@ -38,8 +39,7 @@ log = logging.getLogger(__name__)
 MakePolicy = Callable[[RunnerInfo, SchedulerConfig], StepPolicy]
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(msgspec.Struct, frozen=True):
     """A model ready to be scheduled.
 
     Args:

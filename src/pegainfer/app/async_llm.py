@@ -108,6 +108,7 @@ class AsyncLLM:
             make_request, name, encoded, params, priority, self._text.tokenizer, self._grammars,
             engine.info.max_model_len - 1,
         )  # fmt: skip
+        kind = params.output_kind
         loop, events = asyncio.get_running_loop(), asyncio.Queue[TokenEvent]()
 
         def sink(event: TokenEvent) -> None:
@@ -121,8 +122,8 @@ class AsyncLLM:
                 done, cancel = request.take(event)
                 while not done and not events.empty():  # what came meanwhile goes into the same output
                     done, cancel = request.take(events.get_nowait())
-                if done or params.output_kind is not RequestOutputKind.FINAL_ONLY:
-                    yield request.output(delta=params.output_kind is RequestOutputKind.DELTA)
+                if done or kind is not RequestOutputKind.FINAL_ONLY:
+                    yield request.output(delta=kind is RequestOutputKind.DELTA)
         finally:
             if cancel or not done:
                 engine.cancel(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.fitting import host_weights
@@ -11,7 +11,7 @@ from pegainfer.app.registry import Model
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
-from pegainfer.kv.device.layout import GroupLayout, kv_spec
+from pegainfer.kv.device.layout import GroupLayout, StateLayout, kv_spec
 from pegainfer.runner.program import Formats
 from pegainfer.runtime.control_groups import available_memory
 
@@ -38,13 +38,22 @@ GPU_CACHE_TOKENS = 1 << 21  # of the default; the bookkeeping of a block costs t
 
 def step_formats(config: EngineConfig) -> Formats:
     """Storage formats of what a step computes and keeps on the device of this configuration."""
-    kv = config.kv_format
-    return replace(GPU_FORMATS, kv=kv) if config.backend == "cuda" else Formats(kv=kv)
+    formats = GPU_FORMATS if config.backend == "cuda" else Formats()
+    return replace(formats, kv=config.kv_format, state=config.state_dtype)
 
 
 def model_groups(model: Model, config: EngineConfig) -> tuple[GroupLayout, ...]:
-    """The model's KV groups on the device of this configuration."""
-    return model.groups(BLOCK_SIZE, step_formats(config))
+    """The model's KV groups on the device of this configuration.
+
+    Raises ConfigError where the configuration names a format for states that the model has not.
+    """
+    groups = model.groups(BLOCK_SIZE, step_formats(config))
+    if config.state_dtype != "f32" and not any(isinstance(g, StateLayout) for g in groups):
+        raise ConfigError(
+            "this model has no recurrent states", expected="f32", got=config.state_dtype,
+            where="state_dtype", remedy="leave the option out",
+        )  # fmt: skip
+    return groups
 
 
 def runner_info(model: Model, config: EngineConfig, scheduler: SchedulerConfig) -> RunnerInfo:
@@ -119,5 +128,7 @@ def _prefill_tokens(model: Model, config: EngineConfig, scheduler: SchedulerConf
         return scheduler.max_prefill_tokens
     if config.backend != "cuda":
         return DEFAULT_PREFILL_TOKENS
+    if model.gpu_prefill_tokens:
+        return model.gpu_prefill_tokens
     stacked = any(len(w.shape) == 3 for w in model.weights.values())
     return GPU_MOE_PREFILL_TOKENS if stacked else GPU_PREFILL_TOKENS

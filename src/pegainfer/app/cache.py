@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 from pegainfer.runtime.user_cache import cache_folder
 
@@ -19,8 +20,7 @@ CHUNK_BYTES = 1 << 20
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackagedModel:
+class PackagedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A weights file that a Python package carries."""
 
     name: str  # as a model reference, lower case

@@ -13,6 +13,7 @@ from pegainfer.ops.ranks import TensorRank
 
 ACTIVATIONS = ("auto", "int8", "bf16", "f32")
 KV_DTYPES = ("auto", "f32", "f16", "bf16", "fp8")
+STATE_DTYPES = ("f32", "bf16")
 BACKENDS = ("cpu", "reference", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 ROLES = ("both", "prefill", "decode")
@@ -63,6 +64,14 @@ class EngineConfig:
             "help": "Storage of keys and values: f32 (exact), f16 (half the memory, quicker from some 1,000 "
             "tokens on), fp8 (e4m3, a quarter, and half of a GPU's bf16; scales as the checkpoint has them, "
             "else 1); auto: f32, bf16 on a GPU.",
+            "parse": "dtype",
+        },
+    )
+    state_dtype: str = field(
+        default="f32",
+        metadata={
+            "help": "Storage of recurrent states (the delta rule's matrices), which are computed in float32: "
+            "f32, or bf16 (half the memory, and less of it moved for each token; each step rounds).",
             "parse": "dtype",
         },
     )
@@ -226,6 +235,7 @@ class EngineConfig:
         choices = {
             "activation": ACTIVATIONS,
             "kv_dtype": KV_DTYPES,
+            "state_dtype": STATE_DTYPES,
             "backend": BACKENDS,
             "load_format": LOAD_FORMATS,
             "role": ROLES,

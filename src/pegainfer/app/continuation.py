@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from pegainfer.app.outputs import CompletionOutput, Logprob, RequestOutput, candidates
@@ -202,6 +203,7 @@ def make_request(
     """
     grammar = None
     if isinstance(params, SamplingParams):  # Request refuses anything else
+        params = replace(params)  # checked again, and the caller may change its own meanwhile
         prompt = truncated(prompt, params.truncate_prompt_tokens, longest)
         wanted = params.structured_outputs
         grammar = None if wanted is None else grammars.make(wanted)

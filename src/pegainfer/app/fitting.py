@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+
+import msgspec
 
 from pegainfer.app.memory import sequence_bytes
 from pegainfer.app.registry import Model
@@ -18,8 +19,7 @@ GIB = 1 << 30
 FILE_BITS = {"Q8_0": 8.5, "Q4_K_M": 4.9}
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(msgspec.Struct, frozen=True):
     """Bytes that a model takes on the CPU.
 
     Args:

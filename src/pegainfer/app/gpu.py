@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from pegainfer.app.bounds import step_formats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.gpu_memory import fit, plan_memory, quicker_form
+from pegainfer.app.open_tiers import with_tiers
 from pegainfer.app.registry import Model
-from pegainfer.app.tiers import tiers_of_rank, with_tiers
+from pegainfer.app.tiers import tiers_of_rank
 from pegainfer.contract.peers import PeerSide
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig

@@ -6,7 +6,6 @@ configuration, tokenizer and weights are fetched, and nothing in them is ever ru
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import re
@@ -14,8 +13,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from pegainfer.app.quants import Choice, choose_file
 from pegainfer.contract.errors import ConfigError
@@ -38,8 +38,7 @@ SLOW_SECONDS = 3.0  # the library asks again for some 20 seconds, in silence, wh
 NETWORK = "check the network; HTTPS_PROXY and HF_ENDPOINT are obeyed"
 
 
-@dataclass(frozen=True)
-class HubName:
+class HubName(msgspec.Struct, frozen=True):
     """What a reference names: a repository, and one of its GGUF files by quantisation or by path."""
 
     repository: str
@@ -55,8 +54,7 @@ class HubName:
         return HubName(match[1], match[2], match[3])
 
 
-@dataclass(frozen=True, kw_only=True)
-class FetchOptions:
+class FetchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is fetched.
 
     revision: branch, tag or commit; None: the main branch.
@@ -73,8 +71,7 @@ class FetchOptions:
     tell: Callable[[str], None] | None = None
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """A repository's files with their bytes; the architecture of its GGUF files where the hub knows it."""
 
     files: Mapping[str, int]
@@ -96,7 +93,7 @@ def fetch(name: HubName, options: FetchOptions) -> Path:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import constants, errors
 
-    options = dataclasses.replace(options, offline=options.offline or constants.HF_HUB_OFFLINE)
+    options = msgspec.structs.replace(options, offline=options.offline or constants.HF_HUB_OFFLINE)
     with _told(name, options.revision, options.offline):
         try:
             return _fetch(name, options)
@@ -104,7 +101,7 @@ def fetch(name: HubName, options: FetchOptions) -> Path:
             if options.offline or not _unreachable(e):
                 raise
             try:
-                found = _fetch(name, dataclasses.replace(options, offline=True))
+                found = _fetch(name, msgspec.structs.replace(options, offline=True))
             except errors.LocalEntryNotFoundError:
                 raise e from None
             log.warning("the hub cannot be reached: %s as it was fetched before", name.repository)

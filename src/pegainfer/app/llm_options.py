@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from pegainfer.app import options as table
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.resolve import ModelRef, find_tokenizer, resolve
@@ -28,6 +30,8 @@ _TEXT = (
     "tokenizer", "chat_template", "default_chat_template_kwargs", "generation_config",
     "override_generation_config",
 )  # fmt: skip
+# Switches of vLLM for what these classes always have, `sleep` and `get_metrics`.
+_ALWAYS_HERE = ("disable_log_stats", "enable_sleep_mode")
 _TEXT_ALIASES = {alias: name for name in _TEXT for alias in table.ALIASES.get(name, ())}
 
 
@@ -49,7 +53,7 @@ class LLMOptions:
         """
         side = load_text(self.model, self.text_options)
         own = side.generation if self.own_sampling else {}
-        return dataclasses.replace(side, generation={**own, **self.override_sampling})
+        return msgspec.structs.replace(side, generation={**own, **self.override_sampling})
 
 
 def read_options(
@@ -124,8 +128,13 @@ def split(
 
 
 def _refuse(given: str, value: Any, known: Mapping[str, Any]) -> None:
-    """Returns for an option that states what holds here anyway. Raises ConfigError for any other."""
+    """Returns for an option that states what holds here anyway, or that asks for nothing, as None and {} do.
+
+    Raises ConfigError for any other.
+    """
     if given in UNSERVED:
+        if given in _ALWAYS_HERE or value is None or value in ("", {}, [], ()):
+            return
         check_unserved(given, value, shown=given)
         return
     renamed = table.name_of(given)

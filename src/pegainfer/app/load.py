@@ -14,7 +14,6 @@ from pegainfer.contract.errors import ConfigError
 from pegainfer.ops.backend import Backend, ReferenceBackend
 from pegainfer.ops.kv_scales import read_kv_scales
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
-from pegainfer.runtime.rank_memory import RankMemory
 from pegainfer.runtime.weights.gguf_split import open_gguf
 from pegainfer.runtime.weights.jsonfile import parse_object, read_small_file
 from pegainfer.runtime.weights.safetensors import open_safetensors
@@ -22,6 +21,7 @@ from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
     from pegainfer.lower.cpu.backend import CpuOptions
+    from pegainfer.runtime.rank_memory import RankMemory
 
 MAX_CONFIG_BYTES = 16 << 20
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.kv.device.layout import GroupLayout, PageLayout, StateLayout, block_bytes
@@ -14,8 +15,7 @@ log = logging.getLogger(__name__)
 STATES_SHARE = 0.5  # most of the memory that the states of the default number of sequences may take
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What a cache is divided for.
 
     Args:
@@ -37,8 +37,7 @@ class Wish:
     most_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Division:
+class Division(msgspec.Struct, frozen=True):
     """What the memory holds: sequences at once, tokens of one sequence, blocks or states of each group."""
 
     slots: int

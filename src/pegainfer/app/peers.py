@@ -4,37 +4,11 @@ from __future__ import annotations
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.contract.errors import ConfigError
-from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.device.store import BlockStore
 from pegainfer.peers.config import PeerOptions, parse_address, read_secret
 from pegainfer.peers.decode import DecodeSide
 from pegainfer.peers.prefill import PrefillSide
 from pegainfer.peers.transport import SharedMemory
-
-
-def check_role(config: EngineConfig, scheduler: SchedulerConfig) -> None:
-    """Raises ConfigError where an engine cannot have the role that it is given."""
-    if config.role != "decode" and config.prefill_peers:
-        raise ConfigError(
-            "only a decode engine has prefill peers", expected="--role decode", got=f"--role {config.role}",
-            where="prefill_peers",
-        )  # fmt: skip
-    if config.role == "both":
-        return
-    if not scheduler.prefix_cache:
-        raise ConfigError("engines share blocks of the prefix cache, which is off", where="role")
-    if config.tensor_parallel_size > 1:
-        raise ConfigError(
-            "engines with several ranks share no blocks so far", expected=1, got=config.tensor_parallel_size,
-            where="tensor_parallel_size", remedy="leave out --role",
-        )  # fmt: skip
-    if config.role == "prefill" and not config.kv_offload:
-        raise ConfigError(
-            "a prefill engine offers its blocks from host memory", expected="--kv-offload", got="none",
-            remedy="give it room for the prompts that are computed together, as --kv-offload 4GiB",
-        )  # fmt: skip
-    if config.role == "decode" and not config.prefill_peers:
-        raise ConfigError("a decode engine needs the addresses of prefill engines", where="prefill_peers")
 
 
 def shared_memory(config: EngineConfig) -> SharedMemory | None:

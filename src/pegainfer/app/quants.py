@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.contract.errors import ConfigError, UnsupportedError
 from pegainfer.runtime.weights.gguf_split import group_parts, number_of_parts
@@ -40,8 +41,7 @@ _QUANT = re.compile(
 _EXTRA_SHARE, _EXTRA_BYTES = 0.10, 256 << 20
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The files of a model, the parts of a split one in order, and why it was taken."""
 
     files: tuple[str, ...]

@@ -48,7 +48,8 @@ def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
     """Loads a rank's part of the model. Raises ConfigError, ModelFileError, OpError, UnsupportedError."""
     from pegainfer.app.bounds import model_groups, runner_bounds, step_formats
     from pegainfer.app.load import make_backend, open_model
-    from pegainfer.app.tiers import tiers_of_rank, with_tiers
+    from pegainfer.app.open_tiers import with_tiers
+    from pegainfer.app.tiers import tiers_of_rank
 
     config, scheduler = order.engine, order.scheduler
     path, at = Path(order.path), config.place_of(order.rank)

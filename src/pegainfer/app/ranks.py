@@ -11,7 +11,7 @@ import msgspec
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.rank_process import RankOrder
-from pegainfer.app.tiers import planned_tiers
+from pegainfer.app.tiers import has_tiers_or_peers
 from pegainfer.contract.errors import PeerFailedError
 from pegainfer.contract.step import Runner, RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
@@ -66,7 +66,9 @@ def rank_processes(
     others: list[RankProcess] = []
 
     def start(info: RunnerInfo) -> None:
-        if scheduler.prefix_cache:
+        if scheduler.prefix_cache and has_tiers_or_peers(config):
+            from pegainfer.app.tier_stores import planned_tiers
+
             info = msgspec.structs.replace(info, tiers=planned_tiers(config, groups, memory.ranks))
         order = RankOrder(
             path=str(files[0]),

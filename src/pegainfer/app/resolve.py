@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from pegainfer.app import hub
 from pegainfer.app.cache import DEFAULT_MODEL, Progress, cached_model
@@ -21,8 +22,7 @@ FORMS = (
 )
 
 
-@dataclass(frozen=True)
-class ModelRef:
+class ModelRef(msgspec.Struct, frozen=True):
     """Where a model lies on this machine."""
 
     kind: Literal["gguf", "folder"]

@@ -20,9 +20,12 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2  # there is one output, the whole answer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SamplingParams:
-    """How one prompt is continued. Ranges are checked by the engine when the prompt is submitted."""
+    """How one prompt is continued. Fields may be assigned until the prompt is submitted.
+
+    Ranges are checked by the engine when the prompt is submitted.
+    """
 
     n: int = 1  # continuations of the prompt
     temperature: float = 1.0  # 0 means greedy

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.pooling_files import folder_pooling, gguf_pooling
@@ -20,12 +21,11 @@ from pegainfer.frontend.tokenizer_gguf import tokenizer_from_gguf
 from pegainfer.runtime.weights.gguf_split import open_gguf
 
 
-@dataclass(frozen=True)
-class TextSide:
+class TextSide(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model has none, and only completes text
-    generation: Mapping[str, Any] = field(default_factory=dict)  # what the model says of sampling, as it is
-    pooling: OwnPooling = field(default_factory=OwnPooling)  # what it says of embeddings and scores
+    generation: Mapping[str, Any] = {}  # what the model says of sampling, as it is
+    pooling: OwnPooling = msgspec.field(default_factory=OwnPooling)  # what it says of embeddings and scores
 
 
 def load_text(model: ModelRef, options: TextOptions | None = None) -> TextSide:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from pegainfer.contract.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextOptions:
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What takes the place of a part of a model's text side.
 
     Args:
@@ -23,7 +23,7 @@ class TextOptions:
 
     tokenizer: Path | None = None
     chat_template: str | None = None
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 def read_variables(given: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -111,10 +111,13 @@ _GROUPS: tuple[tuple[Unserved, str], ...] = (
         "ignore_patterns model_loader_extra_config pt_load_map_location safetensors_load_strategy",
     ),
     (
-        Unserved("one server generates and embeds; leave it out", ("auto", "generate", "none")),
+        Unserved(
+            "every model generates, embeds and scores; leave it out",
+            ("auto", "generate", "none", "pooling", "embed", "embedding", "score"),
+        ),
         "convert runner task",
     ),
-    (switch("one server generates and embeds; leave it out"), "is_embedding"),
+    (switch("every model generates, embeds and scores; leave it out", ON), "is_embedding"),
     (Unserved("use --pooling"), "override_pooler_config pooler_config"),
     (
         Unserved("requests run by priority, then fairly by key, then in their order", ("priority",)),
@@ -134,7 +137,7 @@ _GROUPS: tuple[tuple[Unserved, str], ...] = (
     ),
     (Unserved("use --kv-offload", ("0",)), "kv_offloading_size swap_space"),
     (
-        Unserved("recurrent states are kept in float32", ("auto", "float32")),
+        Unserved("use --state-dtype", ("auto", "float32")),
         "mamba_cache_dtype mamba_ssm_cache_dtype",
     ),
     (Unserved("each streamed event holds what one step yielded", ("1",)), "stream_interval"),

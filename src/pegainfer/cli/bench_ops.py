@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.cli.flags import Given

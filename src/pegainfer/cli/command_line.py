@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from typer.core import TyperCommand
 
 from pegainfer.app import options
@@ -25,8 +25,7 @@ _ON, _OFF = ("true", "1", "on", "yes"), ("false", "0", "off", "no")
 _SWITCH = {**dict.fromkeys(_ON, True), **dict.fromkeys(_OFF, False)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flag:
+class Flag(msgspec.Struct, frozen=True, kw_only=True):
     """One name of an option on the command line.
 
     option: the option's name, with underscores.
@@ -42,8 +41,7 @@ class Flag:
     switches_on: bool = True
 
 
-@dataclass
-class Word:
+class Word(msgspec.Struct):
     """One option with its values, or one argument.
 
     option: '' for an argument and for what is not known, which the parser refuses.
@@ -52,7 +50,7 @@ class Word:
 
     tokens: list[str]
     option: str = ""
-    more: list[str] = field(default_factory=list)
+    more: list[str] = msgspec.field(default_factory=list)
 
 
 class ModelCommand(TyperCommand):

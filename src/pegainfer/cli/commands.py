@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
 from pegainfer import __version__
 from pegainfer.cli.command_line import ModelCommand
 from pegainfer.cli.flags import expand
+from pegainfer.contract.errors import ConfigError
 
 ABOUT = """Serves language models: Python on the host, C++ and CUDA kernels, no model framework.
 
@@ -65,6 +67,35 @@ _COMMANDS: dict[str, _Command | _Group] = {
     "trace": _Group("What requests waited for.", _TRACE),
     "kernels": _Group("The CUDA kernels, compiled ahead of time.", {"build": _Command("kernels", "build")}),
 }
+# Commands of Ollama, vLLM and SGLang that have other names here, and those that have no equivalent.
+_ELSEWHERE = {
+    "run": "use `pegainfer chat MODEL`, or `pegainfer generate PROMPT --model MODEL` for one answer",
+    "complete": "use `pegainfer generate PROMPT --model MODEL`",
+    "stop": "end the server with Ctrl-C; a server of several models unloads one by POST /admin/models/unload",
+    "create": "use --chat-template and --override-generation-config, in a --config file if you like",
+    "cp": "use --served-model-name",
+    "push": "models are only fetched; upload yours with `hf upload`",
+    "ls": "use `pegainfer list`",
+    "remove": "use `pegainfer rm`",
+    "delete": "use `pegainfer rm`",
+    "launch_server": "use `pegainfer serve`",
+    "collect-env": "use `pegainfer doctor`",
+    "version": "use `pegainfer --version`",
+    "help": "use `pegainfer --help`",
+    "latency": "use `pegainfer bench engine`",
+    "throughput": "use `pegainfer bench engine`, or `pegainfer run-batch` for a file of requests",
+}
+
+
+class _Commands(TyperGroup):
+    """A group of commands that says what takes the place of another engine's command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and args[0] in _ELSEWHERE:
+            raise ConfigError(
+                f"there is no command {args[0]}", where=ctx.command_path, remedy=_ELSEWHERE[args[0]]
+            )
+        return super().resolve_command(ctx, args)
 
 
 def build_app(first: str = "") -> typer.Typer:
@@ -100,6 +131,7 @@ def _group(about: str, callback: object, *, completion: bool = False) -> typer.T
         completion: whether it has --install-completion and --show-completion.
     """
     group = typer.Typer(
+        cls=_Commands,
         help=about,
         no_args_is_help=True,
         rich_markup_mode=None,

@@ -145,7 +145,7 @@ def _gpu_link(engine: EngineConfig) -> str:
 
 def _disk(text: str) -> tuple[str, bool]:
     """Bandwidths of a disk tier's folder, and whether it can be used."""
-    from pegainfer.app.tiers import parse_disk
+    from pegainfer.app.tier_stores import parse_disk
     from pegainfer.cli.links import disk_bandwidth
 
     try:

@@ -9,7 +9,6 @@ cure it; why is told through the socket.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import gc
 import importlib
@@ -136,7 +135,7 @@ def _build(spec: EngineSpec, profiler: Profiler | None) -> Engine:
     phases = dict(engine.info.startup_seconds)
     imports = time.perf_counter() - started - sum(phases.values())
     info = msgspec.structs.replace(engine.info, startup_seconds={"import": imports, **phases})
-    return dataclasses.replace(engine, info=info)
+    return msgspec.structs.replace(engine, info=info)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from pegainfer import __version__
 from pegainfer.app.observers import observing
@@ -39,6 +42,7 @@ PROCESS_BYTES = 192 << 20  # of an engine's process beside weights and KV cache,
 
 def run_fleet(targets: Sequence[Target], http: HttpConfig, flags: FleetFlags, listener: socket.socket) -> int:
     """Serves the models until a signal ends it, and returns the exit code."""
+    logging.getLogger("pegainfer.fleet").setLevel(logging.INFO)  # what is loaded when is worth a line
     with observing(http.access_log, http.otlp_traces_endpoint) as observers, noted() as note:
         return run_loop(_run(targets, http, flags, listener, observers, note))
 
@@ -93,7 +97,7 @@ class _Model:
     """One model that may be loaded."""
 
     def __init__(self, target: Target, http: HttpConfig, registry: Registry, store: ResponseStore) -> None:
-        self.target = dataclasses.replace(target, spec=dataclasses.replace(target.spec, gentle=True))
+        self.target = structs.replace(target, spec=structs.replace(target.spec, gentle=True))
         self._http = http
         self._registry = registry
         self._store = store
@@ -111,7 +115,7 @@ class _Model:
         facts = examine(self.target.model.path, spec.engine, spec.scheduler)
         if spec.engine.kv_cache_memory is None and facts.cache_bytes:
             engine = dataclasses.replace(spec.engine, kv_cache_memory=facts.cache_bytes)
-            self.target = dataclasses.replace(self.target, spec=dataclasses.replace(spec, engine=engine))
+            self.target = structs.replace(self.target, spec=structs.replace(spec, engine=engine))
         cache = facts.cache_bytes or spec.engine.kv_cache_memory or 0  # a GPU's is not divided yet
         return facts.weight_bytes + cache + PROCESS_BYTES
 

@@ -7,14 +7,14 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import msgspec
 
 from pegainfer.runtime.user_cache import cache_folder
 
 
-@dataclass(frozen=True, kw_only=True)
-class Running:
+class Running(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself.
 
     pid: of the process that listens.
@@ -65,7 +65,7 @@ class Note:
             folder = notes_folder()
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / f"{pid}.json"
-            path.write_text(json.dumps(asdict(note)))
+            path.write_text(json.dumps(msgspec.structs.asdict(note)))
             self._path = path
 
     def remove(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from typing import Annotated
 
+import msgspec
 import typer
 
 from pegainfer.app.config import EngineConfig
@@ -50,8 +50,8 @@ def serve(
         given.refuse(FleetFlags, "a server with one model")
         target = choose(model[0] if model else None, flags, engine, scheduler, given)
         if http.trace:
-            spec = dataclasses.replace(target.spec, time_ops=True)
-            target = dataclasses.replace(target, spec=spec)
+            spec = msgspec.structs.replace(target.spec, time_ops=True)
+            target = msgspec.structs.replace(target, spec=spec)
         from pegainfer.cli.serving import run_server_processes
 
         return run_server_processes(target, http, listener)

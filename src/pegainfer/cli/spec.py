@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.contract.errors import ConfigError
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"  # of every process
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineSpec:
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine process must know; crosses to it as JSON.
 
     name: what the model is called in answers.

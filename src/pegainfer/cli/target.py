@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from pegainfer.app.cache import DEFAULT_MODEL
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.resolve import ModelRef, find_tokenizer, resolve
@@ -78,7 +80,7 @@ class ModelFlags:
 
 
 LORA_FLAGS = ("--enable-lora", "--max-loras", "--max-cpu-loras", "--max-lora-rank")
-KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--kv-cache-memory", "--kv-events-config")
+KV_FLAGS = ("--max-model-len", "--kv-cache-dtype", "--state-dtype", "--kv-cache-memory", "--kv-events-config")
 # check_backend refuses more than one rank where a device has no more.
 RANK_FLAGS = ("--tensor-parallel-size", "--data-parallel-size")
 # Tiers and peers are built for every device with blocks, app/tiers.py.
@@ -129,8 +131,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     spec: EngineSpec
     model: ModelRef | None  # None on the null device
     text: TextOptions

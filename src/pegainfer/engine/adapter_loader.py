@@ -9,8 +9,9 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pegainfer.contract.adapter import AdapterInfo, AdapterLoad, AdapterRunner
 from pegainfer.contract.errors import EngineDeadError, ModelFileError, PegaError, UnsupportedError
@@ -19,16 +20,14 @@ from pegainfer.contract.step import Runner
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class AdapterRead:
+class AdapterRead(msgspec.Struct, frozen=True):
     """An adapter's files were read for a call, or could not be."""
 
     call: int
     result: AdapterInfo | PegaError
 
 
-@dataclass(frozen=True)
-class AdapterLoaded:
+class AdapterLoaded(msgspec.Struct, frozen=True):
     """A load has ended; the slot holds the adapter, or with an error none."""
 
     index: int

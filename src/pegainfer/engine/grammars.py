@@ -14,7 +14,8 @@ import math
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from pegainfer.contract.codec import Cancel
 from pegainfer.contract.errors import DeadlineError, EngineDeadError, PegaError, RequestError
@@ -30,21 +31,19 @@ STACK_BYTES = 64 << 20
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(msgspec.Struct, frozen=True):
     """A request whose grammar was compiled, or is at fault."""
 
     request: GenerateRequest
     matcher: Matcher | PegaError
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """A request whose grammar is being compiled."""
 
     request: GenerateRequest
     since: float  # seconds
-    cancels: list[Cancel] = field(default_factory=list)  # of single indices
+    cancels: list[Cancel] = msgspec.field(default_factory=list)  # of single indices
 
 
 class Grammars:

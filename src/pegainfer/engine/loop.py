@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from pegainfer.contract.closing import Closing
 from pegainfer.contract.codec import Call, Cancel, Trace
@@ -19,15 +20,7 @@ from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.experts import CountingRunner
 from pegainfer.contract.grammar import GrammarFactory
-from pegainfer.contract.peers import (
-    Ended,
-    PeerSide,
-    Prefill,
-    Produced,
-    Release,
-    ToDecode,
-    ToPrefill,
-)
+from pegainfer.contract.peers import Ended, PeerSide, Prefill, Produced, Release, ToDecode, ToPrefill
 from pegainfer.contract.ranks import RankedRunner
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Preparing, Runner, StepPolicy, Tracer
@@ -36,11 +29,13 @@ from pegainfer.engine.controls import Controls
 from pegainfer.engine.grammars import Grammars
 from pegainfer.engine.inbox import Inbox
 from pegainfer.engine.intake import Intake, Message
-from pegainfer.engine.peers import PeerFilter, Peers
 from pegainfer.engine.pipeline import Clock, Pipeline, describe
 from pegainfer.engine.sink import EngineSink
 from pegainfer.engine.snapshots import Snapshots
 from pegainfer.engine.watchdog import Progress
+
+if TYPE_CHECKING:
+    from pegainfer.engine.peers import Peers
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +67,13 @@ class EngineLoop:
         """
         self._runner = runner
         self._policy = policy
-        self._peers = Peers(peers, policy) if peers is not None else None
-        self._sink = sink = sink if self._peers is None else PeerFilter(sink)
+        self._peers: Peers | None = None
+        if peers is not None:
+            from pegainfer.engine.peers import PeerFilter, Peers
+
+            self._peers = Peers(peers, policy)
+            sink = PeerFilter(sink)
+        self._sink = sink
         self._clock = clock
         self._inbox: Inbox[Message | Trace | ToPrefill | ToDecode] = Inbox()
         self._grammars = Grammars(grammars, self._inbox.put, max_wait)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from pegainfer.contract.errors import RequestError
 from pegainfer.contract.peers import Ended, PeerBlock, Prefill, Produced, Release, ToDecode, ToPrefill
@@ -21,13 +22,14 @@ from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.batch import Batch
 from pegainfer.engine.residents import Residents
 from pegainfer.engine.sequence import PeerWait, Sequence, Status
-from pegainfer.kv.exports import Export
+
+if TYPE_CHECKING:
+    from pegainfer.kv.exports import Export
 
 REQUEST_PREFIX = "peer/"  # of the ids of requests that prefill for peers
 
 
-@dataclass(slots=True, eq=False)
-class _Served:
+class _Served(msgspec.Struct, eq=False):
     """A peer's prompt."""
 
     seq: Sequence

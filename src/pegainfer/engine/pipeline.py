@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.contract.errors import EngineDeadError, InvariantError, PegaError
 from pegainfer.contract.event import TokenEvent
@@ -25,8 +26,7 @@ MAX_FAILURES = 3  # steps in a row that may fail before the runner counts as unu
 Clock = Callable[[], float]  # seconds
 
 
-@dataclass(frozen=True)
-class _Failed:
+class _Failed(msgspec.Struct, frozen=True):
     """A plan that could not be launched; it stands in line so that plans are committed in order."""
 
     error: Exception

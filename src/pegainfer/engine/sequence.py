@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
@@ -29,11 +28,10 @@ class Status(Enum):
     FINISHED = "finished"  # its finish event is out; rows in flight are wasted
 
 
-@dataclass(slots=True, eq=False)
-class PeerWait:
+class PeerWait(msgspec.Struct, eq=False):
     """What a sequence knows of the peer that prefills its prompt."""
 
-    blocks: list[PeerBlock] = field(default_factory=list)  # that the peer has offered
+    blocks: list[PeerBlock] = msgspec.field(default_factory=list)  # that the peer has offered
     fresh: bool = False  # the peer has said something that no load has looked at
     loading: bool = False  # a load is under way
     ended: bool = False  # the peer offers no more

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,8 +22,10 @@ from pegainfer.engine.data_rank import DataRankState
 from pegainfer.engine.queues import Ranked, Waiting
 from pegainfer.engine.restore_cost import RestoreCost
 from pegainfer.engine.sequence import Sequence, Status
-from pegainfer.kv.moves import Load
 from pegainfer.kv.prefix import PrefixHit
+
+if TYPE_CHECKING:
+    from pegainfer.kv.moves import Load
 
 HOST = 1  # pool number of the fastest tier
 

@@ -17,9 +17,9 @@ import jinja2
 from jinja2 import ext, meta, nodes
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pegainfer.contract.errors import ConfigError, RequestError
+from pegainfer.frontend.template_access import QuickSandbox
 from pegainfer.frontend.template_messages import cut_at_mark, with_end_mark, with_parts
 
 MAX_TEMPLATE_CHARS = 1 << 20
@@ -223,7 +223,7 @@ class _Deadline:
             )
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _Environment(QuickSandbox):
     """Every iteration of a loop and every call of a macro checks the deadline; no product is huge."""
 
     intercepted_binops = frozenset({"*", "**"})

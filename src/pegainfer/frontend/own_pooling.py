@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from pegainfer.contract.errors import UnsupportedError
 
@@ -11,8 +12,7 @@ Pooling = Literal["mean", "last"]
 ScoreMethod = Literal["yes-no", "cosine"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnPooling:
+class OwnPooling(msgspec.Struct, frozen=True, kw_only=True):
     """How one vector is made of a text's hidden states, as the model was trained for it.
 
     Args:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+import msgspec
 import tokenizers
 
 _GPT2 = tokenizers.pre_tokenizers.ByteLevel
@@ -53,8 +53,7 @@ _WORDS_KIMI = "|".join(
 _WORDS_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 
 
-@dataclass(frozen=True)
-class PreTokenizer:
+class PreTokenizer(msgspec.Struct, frozen=True):
     """How a text is cut into words before BPE. The cuts' source is the models' own tokenizer.json."""
 
     split: Callable[[], tokenizers.pre_tokenizers.PreTokenizer]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from pegainfer.contract.errors import RequestError, UnsupportedError
@@ -24,15 +24,14 @@ from pegainfer.frontend.token_bound import TokenBound
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextConfig:
+class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's files say of its text beside the vocabulary."""
 
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # any of them ends a sequence
-    special_tokens: Mapping[str, str] = field(default_factory=dict)  # 'bos_token' -> '<s>', for templates
+    special_tokens: Mapping[str, str] = {}  # 'bos_token' -> '<s>', for templates
     chat_template: str | None = None
-    named_templates: Mapping[str, str] = field(default_factory=dict)  # e.g. 'tool_use', 'rag'
+    named_templates: Mapping[str, str] = msgspec.field(default_factory=dict)  # e.g. 'tool_use', 'rag'
 
 
 class Tokenizer:

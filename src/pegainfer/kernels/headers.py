@@ -17,10 +17,11 @@ ROOT = Path(__file__).parent
 # Words of a pointer's type that are no struct of ours.
 _KNOWN = {
     "const", "void", "int", "float", "unsigned", "long", "uint32_t", "uint8_t", "float2", "float4", "int4",
-    "uint2",
+    "uint2", "int2",
 }  # fmt: skip
 _CUDA_HEAD = """\
 // Generated from runtime/cuda/arguments.py by `python -m pegainfer.kernels.headers`; do not edit.
+// Long because it has every struct that Python passes.
 // clang-format off
 #pragma once
 #include <cstdint>

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from pegainfer.contract.peers import PeerBlock
 from pegainfer.contract.step import PageGroup
@@ -16,15 +17,15 @@ from pegainfer.kv.saving import Saver
 HOST = 1  # number of the pool that other engines read
 
 
-@dataclass(slots=True, eq=False)
-class Export:
+class Export(msgspec.Struct, eq=False):
     """One prompt whose blocks are offered."""
 
     hashes: Sequence[bytes]  # of the prompt's full units
     last: int  # tokens of the longest prefix that a prompt of this length can reuse
     position: int = 0  # units that were looked at
-    copying: deque[tuple[int, bytes]] = field(default_factory=deque)  # (group, key) on their way to the host
-    held: list[tuple[int, int]] = field(default_factory=list)  # (group, block of the host pool)
+    # (group, key) on their way to the host
+    copying: deque[tuple[int, bytes]] = msgspec.field(default_factory=deque)
+    held: list[tuple[int, int]] = msgspec.field(default_factory=list)  # (group, block of the host pool)
 
 
 class Exports:

@@ -18,10 +18,10 @@ from pegainfer.kv.layout import layout_of
 from pegainfer.kv.prefix import PrefixHit, find_prefix, first_in_window
 from pegainfer.kv.states import StateKeeper
 from pegainfer.kv.tables import UNBOUNDED, Growth, SequenceBlocks, held
-from pegainfer.kv.tiers import Tiers
 
 if TYPE_CHECKING:
     from pegainfer.kv.events import KVEvents
+    from pegainfer.kv.tiers import Tiers
 
 
 class KVManager:
@@ -60,11 +60,11 @@ class KVManager:
         self.states = (
             StateKeeper(self._states, self.unit, self.stride, every) if prefix_cache and every else None
         )
-        self.tiers = (
-            Tiers(spec.groups, self.pools, self.unit, tiers, rank, ids or itertools.count(1))
-            if prefix_cache and tiers
-            else None
-        )
+        self.tiers: Tiers | None = None
+        if prefix_cache and tiers:
+            from pegainfer.kv.tiers import Tiers
+
+            self.tiers = Tiers(spec.groups, self.pools, self.unit, tiers, rank, ids or itertools.count(1))
         self._windows = [entry for entry in self._pages if entry[1].window > 0]
         self.has_windows = bool(self._windows)
         self._live: set[SequenceBlocks] = set()

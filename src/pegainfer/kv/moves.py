@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from pegainfer.contract.step import PageGroup, StateGroup
 from pegainfer.contract.tiers import Transfer
@@ -13,22 +14,20 @@ from pegainfer.kv.blocks import BlockPool
 from pegainfer.kv.levels import Levels
 
 
-@dataclass(slots=True, eq=False)
-class Load:
+class Load(msgspec.Struct, eq=False):
     """Transfers that bring a prefix to the device, for one sequence or several.
 
     It holds blocks until the last has ended.
     """
 
     owners: list[Any]  # the sequences that wait for it; they may have ended meanwhile
-    transfers: list[Transfer] = field(default_factory=list)
+    transfers: list[Transfer] = msgspec.field(default_factory=list)
     left: int = 0  # transfers that have not ended
     failed: bool = False  # one of the transfers did
-    held: list[tuple[BlockPool, int]] = field(default_factory=list)  # device blocks, one reference each
+    held: list[tuple[BlockPool, int]] = msgspec.field(default_factory=list)  # on the device, referenced once
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """A transfer in flight; it holds one reference to its source and one to its target."""
 
     transfer: Transfer

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from pegainfer.contract.step import NO_BLOCK, PageGroup, StateGroup
 
@@ -18,8 +19,7 @@ class Index(Protocol):
     def lookup_run(self, keys: Sequence[bytes]) -> list[int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
+class PrefixHit(msgspec.Struct, frozen=True):
     """What a new sequence may reuse. No references are held yet."""
 
     num_tokens: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.contract.step import NO_BLOCK
 from pegainfer.kv.blocks import BlockPool
@@ -12,8 +13,7 @@ from pegainfer.kv.eviction import NOBODY
 UNBOUNDED = 1 << 62  # positions; the reach of a sequence that has no page group
 
 
-@dataclass(slots=True)
-class PendingState:
+class PendingState(msgspec.Struct):
     """A snapshot whose position no committed row has passed yet. It owns its states."""
 
     position: int  # tokens

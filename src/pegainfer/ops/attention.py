@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from pegainfer.ops.cases.paged import attention_bound, attention_cases, kv_append_cases
-from pegainfer.ops.float8 import plain, to_e4m3
+from pegainfer.ops.float8 import to_e4m3
 from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, Tolerance, declare
+from pegainfer.ops.stored import plain
 from pegainfer.ops.tensor import CACHED
 
 Array = np.ndarray[Any, Any]

@@ -8,12 +8,13 @@ written whole (they hold NaN, or the least int, beforehand).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
-from pegainfer.ops import float8
+from pegainfer.ops import float8, stored
 from pegainfer.ops.compose import dtype_name, one_call, run_reference, staged_inputs
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import quantized_weight
@@ -26,7 +27,7 @@ Array = np.ndarray[Any, Any]
 GUARD_BYTES = 256  # on each side of an array: more than any kernel's widest store
 GUARD = 0xFF  # as floats of any width: NaN
 # An output stored in fewer bits may fall on the other side of a rounding border: one unit in its last place.
-_STORAGE = {"<f2": (2.0**-10, 2.0**-24), "|u1": (float8.STEP, float8.LEAST)}
+_STORAGE = {"<f2": (2.0**-10, 2.0**-24), "|u1": (float8.STEP, float8.LEAST), "<u2": (2.0**-7, 2.0**-133)}
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def through_program(execute: Execute) -> Callable[[Trial], None]:
 
 def _stored(a: Array, dtype: str | None) -> Array:
     with np.errstate(over="ignore"):
-        return a if dtype is None else float8.held(a, dtype)
+        return a if dtype is None else stored.held(a, dtype)
 
 
 def _unwritten(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -203,7 +204,7 @@ def compare_output(
     if want.size == 0:
         return "", Deviation(0.0, 0.0)
     stored_as = want.dtype.str
-    got, want = float8.plain(got), float8.plain(want)
+    got, want = stored.plain(got), stored.plain(want)
     if want.dtype.kind != "f":
         wrong = got != want
         error = np.abs(got.astype(np.float64) - want.astype(np.float64))

@@ -105,5 +105,9 @@ def run_reference(spec: OpSpec, sizes: Mapping[str, int], arrays: Arrays, attrs:
 
 
 def dtype_name(a: Array) -> str:
-    """'f32' for float32, 'i32' for int32, and so on; bytes are 8-bit floats, for no op has other bytes."""
-    return "f8_e4m3" if a.dtype == np.uint8 else f"{a.dtype.kind}{8 * a.dtype.itemsize}"
+    """'f32' for float32, 'i32' for int32, and so on.
+
+    Bytes are 8-bit floats and uint16 is bf16: no op has other arrays of these.
+    """
+    bits = {np.dtype(np.uint8): "f8_e4m3", np.dtype(np.uint16): "bf16"}
+    return bits.get(a.dtype, f"{a.dtype.kind}{8 * a.dtype.itemsize}")

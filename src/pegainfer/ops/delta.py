@@ -3,7 +3,8 @@
 Both keep a state for each sequence in a pool, one part a kind of state:
 
 - conv[N, Y, X, F]: the last X = W - 1 inputs of the convolution, oldest first;
-- delta[N, Y, H, K, V]: each value head's matrix from key channels to value channels, float32.
+- delta[N, Y, H, K, V]: each value head's matrix from key channels to value channels, float32 or bf16. Within
+  a call a row's matrix is float32: it is rounded where it is stored, at the row's end and where it is saved.
 
 Row r reads and writes entry state_ids[r] of the pool in place. It starts from zeros where its first token is
 at position 0 (context_lens == query_lens), whatever the entry holds. A row of id -1 (padding) has no state:
@@ -21,9 +22,11 @@ from pegainfer.ops.cases.recurrent import conv_bound, conv_cases, delta_bound, d
 from pegainfer.ops.fill import constant
 from pegainfer.ops.recurrence import key_heads, log_decay, sigmoid, split_heads, unit_keys
 from pegainfer.ops.spec import INTS, In, OpSpec, Out, State, Tolerance, declare
+from pegainfer.ops.stored import held_like, plain
 
 Array = np.ndarray[Any, Any]
 
+STATES = ("f32", "bf16")  # what the matrices of the delta rule may be stored as
 # Of the step's rows, in the order in which kernels take them.
 ROWS = (
     In("state_ids", "R", INTS, into="N"),
@@ -92,7 +95,7 @@ def _gated_delta_rule(
         s = (
             np.zeros(delta.shape[2:])
             if context_lens[row] == count
-            else delta[state, layer].astype(np.float64)
+            else plain(delta[state, layer]).astype(np.float64)
         )
         for t in range(first, first + count):
             s = s * decay[t][:, None, None]
@@ -100,8 +103,8 @@ def _gated_delta_rule(
             s = s + k[t][:, :, None] * d[:, None]
             out[t] = np.einsum("hkv,hk->hv", s, q[t])
             if state_saves[t] >= 0:
-                delta[state_saves[t], layer] = s
-        delta[state, layer] = s
+                delta[state_saves[t], layer] = held_like(s, delta)
+        delta[state, layer] = held_like(s, delta)
 
 
 CAUSAL_CONV_SILU = declare(
@@ -142,7 +145,7 @@ GATED_DELTA_RULE = declare(
         doc="S ← e^g S; S ← S + k (β (v - Sᵀ k))ᵀ; out = Sᵀ q; g = -e^a_log · softplus(a + dt_bias)",
         operands=(
             Out("out", "T H V"),
-            State("delta", "N Y H K V", ("f32",)),
+            State("delta", "N Y H K V", STATES),
             In(
                 "qkv", "T F"
             ),  # q of G key heads, k of as many, v of H value heads; neither normalised nor scaled

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.ops.moe import MOE
@@ -13,8 +14,7 @@ from pegainfer.ops.tensor import Kind
 PREFIX = "experts."  # of the outputs; the layer's number follows
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(msgspec.Struct, frozen=True):
     """The output of a counting program that holds a layer's choices: [T, K] int32."""
 
     output: str

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pegainfer.ops.tensor import NUMPY
-
 Array = np.ndarray[Any, Any]
 
 E4M3 = "f8_e4m3"
@@ -47,13 +45,3 @@ def to_e4m3(values: Array) -> Array:
     tie = (found < 126) & (size == middle[np.minimum(found, 125)]) & (found % 2 == 1)
     bits: Array = np.where(np.isnan(given), 127, found + tie) | np.signbit(given).astype(np.int64) << 7
     return bits.astype(np.uint8)
-
-
-def held(values: Array, dtype: str) -> Array:
-    """The values in a plain dtype or e4m3, as arrays hold it."""
-    return to_e4m3(values) if dtype == E4M3 else values.astype(NUMPY[dtype])
-
-
-def plain(array: Array) -> Array:
-    """The values of a cache's array: of uint8 those that its bits stand for, else the array itself."""
-    return from_e4m3(array) if array.dtype == np.uint8 else array

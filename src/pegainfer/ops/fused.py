@@ -12,10 +12,10 @@ Rows that sampling does not adjust: `adjust_some_logits` writes the scores of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pegainfer.ops.program import Builder, OpCall
 from pegainfer.ops.sample import ADJUST_LOGITS, SAMPLE_TOKENS

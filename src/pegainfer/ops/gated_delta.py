@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pegainfer.ops.cases.gated_delta import gated_delta_bound, gated_delta_cases
-from pegainfer.ops.delta import CAUSAL_CONV_SILU, GATED_DELTA_RULE, ROWS
+from pegainfer.ops.delta import CAUSAL_CONV_SILU, GATED_DELTA_RULE, ROWS, STATES
 from pegainfer.ops.gemm import LINEAR, product_tolerance
 from pegainfer.ops.norm import GATED_RMS_NORM, RMS_NORM
 from pegainfer.ops.program import Builder
@@ -63,7 +63,7 @@ def layer_bytes(s: Sizes, held: Mapping[str, int]) -> int:
     return sum(held[name] for name in once) + 2 * states
 
 
-OUTPUTS = (Out("out", "T H V"), State("conv", "N Y X F"), State("delta", "N Y H K V", ("f32",)))
+OUTPUTS = (Out("out", "T H V"), State("conv", "N Y X F"), State("delta", "N Y H K V", STATES))
 WEIGHTS = (Weight("w_qkv", "F M"), Weight("w_z", "A M"), Weight("w_a", "H M"), Weight("w_b", "H M"))
 VECTORS = (In("taps", "W F"), In("a_log", "H"), In("dt_bias", "H"), In("out_norm", "V"))
 ATTRS = ("layer", "eps", "key_eps", "tiled")  # eps: of both norms; key_eps and tiled: GATED_DELTA_RULE's

@@ -10,8 +10,9 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.runtime.weights.dequant import dequantize

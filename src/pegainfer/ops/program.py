@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from pegainfer.contract.errors import OpError
 from pegainfer.ops.spec import Cost, OpSpec, Role
@@ -14,8 +15,7 @@ from pegainfer.ops.tensor import Dim, Kind, Sizes, Tensor
 ARENA_ALIGN = 64  # bytes: a cache line, and the widest vector
 
 
-@dataclass(frozen=True)
-class OpCall:
+class OpCall(msgspec.Struct, frozen=True, dict=True):
     """One op on its operands. `axes` maps the op's letters to this call's dimensions."""
 
     spec: OpSpec
@@ -78,16 +78,14 @@ def is_read(calls: Sequence[OpCall], t: Tensor) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class ArenaPlan:
+class ArenaPlan(msgspec.Struct, frozen=True):
     """Where each buffer lies (bytes from the arena's start) when all step sizes are at their greatest."""
 
     offsets: dict[Tensor, int]
     size: int
 
 
-@dataclass(frozen=True)
-class PlanRow:
+class PlanRow(msgspec.Struct, frozen=True):
     """A call in numbers, as `pegainfer doctor --plan` shows it."""
 
     index: int
@@ -96,8 +94,7 @@ class PlanRow:
     cost: Cost
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(msgspec.Struct, frozen=True):
     """Calls in execution order. Immutable once built."""
 
     name: str

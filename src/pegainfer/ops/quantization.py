@@ -9,17 +9,15 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weights import LayeredConfig, WeightTable, plan_weights
-from pegainfer.runtime.weights.checkpoints import awq, fp4, gptq, packed_ints, plain_ints
 from pegainfer.runtime.weights.fields import Fields
-from pegainfer.runtime.weights.fp8_checkpoints import fp8_scheme
 from pegainfer.runtime.weights.tensorfile import TensorFile
 from pegainfer.runtime.weights.weight import Scheme, Weight
 
@@ -35,16 +33,14 @@ _IGNORED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """The scheme of the modules that it matches; scheme None: they are stored plainly."""
 
     matches: Callable[[str], bool]
     scheme: Scheme | None
 
 
-@dataclass(frozen=True)
-class Quantization:
+class Quantization(msgspec.Struct, frozen=True):
     """How a checkpoint's matrices are stored.
 
     Args:
@@ -56,7 +52,7 @@ class Quantization:
 
     method: str
     rules: tuple[Rule, ...]
-    ignored: tuple[str, ...] = field(default=_IGNORED)
+    ignored: tuple[str, ...] = msgspec.field(default=_IGNORED)
     zero_biases: bool = False
 
     def scheme_for(self, module: str) -> Scheme | None:
@@ -144,16 +140,20 @@ def _group(q: Fields, key: str, default: int) -> int | None:
 
 
 def _awq(q: Fields) -> Quantization:
+    from pegainfer.runtime.weights import checkpoints
+
     q.refuse("bits", q.integer("bits", 4) != 4, expected=4)
     q.refuse("version", q.text("version", "gemm").lower() != "gemm", expected="gemm")
     q.refuse("zero_point", not q.boolean("zero_point", True), expected="true")
     skipped = q.texts("modules_to_not_convert")
-    scheme = awq(_group(q, "group_size", 128))
+    scheme = checkpoints.awq(_group(q, "group_size", 128))
     rules = (Rule(lambda m: any(s in m for s in skipped), None), Rule(_linear, scheme))
     return Quantization("awq", rules, zero_biases=True)
 
 
 def _gptq(q: Fields, source: Mapping[str, Any]) -> Quantization:
+    from pegainfer.runtime.weights import checkpoints
+
     form = q.text("checkpoint_format", "gptq")
     offsets = {"gptq": 1, "gptq_v2": 0}
     q.refuse("is_marlin_format", q.boolean("is_marlin_format", False), expected="false")
@@ -164,7 +164,9 @@ def _gptq(q: Fields, source: Mapping[str, Any]) -> Quantization:
         bits = values.integer("bits")
         values.refuse("bits", bits not in (4, 8), expected="4 or 8")
         order = values.boolean("desc_act", False)
-        return gptq(bits, _group(values, "group_size", 128), act_order=order, offset=offsets[form])
+        return checkpoints.gptq(
+            bits, _group(values, "group_size", 128), act_order=order, offset=offsets[form]
+        )
 
     rules = []
     for pattern, changes in (q.mapping("dynamic") or {}).items():
@@ -186,6 +188,8 @@ def _gptq(q: Fields, source: Mapping[str, Any]) -> Quantization:
 def _fp8(q: Fields, method: str) -> Quantization:
     """Checkpoints of DeepSeek, Qwen and transformers. Activations are quantised as kernels do it, not as the
     file says."""
+    from pegainfer.runtime.weights.fp8_checkpoints import fp8_scheme
+
     q.refuse("fmt", q.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"), expected="e4m3")
     scheme = q.text("activation_scheme", "dynamic")
     q.refuse("activation_scheme", scheme not in ("dynamic", "static"), expected="dynamic or static")
@@ -234,11 +238,13 @@ def _compressed_tensors(q: Fields) -> Quantization:
 
 def _ct_scheme(w: Fields, form: str) -> Scheme:
     """The scheme of one group's weights in a format of compressed-tensors."""
+    from pegainfer.runtime.weights import checkpoints
+
     bits, kind = w.integer("num_bits"), w.text("type", "int")
     strategy, symmetric = w.text("strategy", "tensor"), w.boolean("symmetric", True)
     if form in ("nvfp4-pack-quantized", "mxfp4-pack-quantized"):
         w.refuse("type", (kind, bits) != ("float", 4), expected="float of 4 bits", got=f"{kind} of {bits}")
-        return fp4(form.partition("-")[0])
+        return checkpoints.fp4(form.partition("-")[0])
     if form in ("float-quantized", "naive-quantized") and kind == "float":
         return _ct_fp8(w, bits, strategy)
     if form not in ("pack-quantized", "int-quantized"):
@@ -256,12 +262,14 @@ def _ct_scheme(w: Fields, form: str) -> Scheme:
     if form == "int-quantized":
         w.refuse("num_bits", bits != 8, expected=8)
         w.refuse("actorder", ordered, expected="null or weight")
-        return plain_ints(group, symmetric=symmetric, per_tensor=strategy == "tensor")
+        return checkpoints.plain_ints(group, symmetric=symmetric, per_tensor=strategy == "tensor")
     w.refuse("num_bits", bits not in (4, 8), expected="4 or 8")
-    return packed_ints(bits, group, symmetric=symmetric, act_order=ordered)
+    return checkpoints.packed_ints(bits, group, symmetric=symmetric, act_order=ordered)
 
 
 def _ct_fp8(w: Fields, bits: int, strategy: str) -> Scheme:
+    from pegainfer.runtime.weights.fp8_checkpoints import fp8_scheme
+
     w.refuse("num_bits", bits != 8, expected=8)
     w.refuse("symmetric", not w.boolean("symmetric", True), expected="true")
     if strategy == "block":

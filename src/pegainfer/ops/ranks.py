@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from pegainfer.contract.errors import ConfigError
 
-C = TypeVar("C")
+C = TypeVar("C", bound=msgspec.Struct)
 NO_EXPERTS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -38,7 +39,7 @@ def config_of_rank(
     Beyond the number of KV heads, ranks have one each, and neighbours the same one.
 
     Args:
-        config: a dataclass; `num_kv_heads` is divided as well where it has such a field.
+        config: of a line; `num_kv_heads` is divided as well where it has such a field.
         shared_out: fields that ranks divide evenly, with what they count, for the error.
         experts: those of routed experts, which ranks with whole experts do not divide: these set
             `first_expert` and `held_experts`.
@@ -69,4 +70,4 @@ def config_of_rank(
     if at.whole_experts:
         held = own.pop("num_experts")  # the router chooses among all
         own |= {"first_expert": at.rank * held, "held_experts": held}
-    return dataclasses.replace(config, **own)  # type: ignore[type-var]
+    return msgspec.structs.replace(config, **own)

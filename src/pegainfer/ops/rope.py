@@ -102,7 +102,12 @@ def cos_sin_table(num_positions: int, freqs: Array, factor: float = 1.0) -> Arra
     Args:
         factor: `attention_factor` of the scaling.
     """
-    angles = np.arange(num_positions, dtype=np.float32)[:, None] * freqs.astype(np.float32)[None, :]
+    return cos_sin_rows(np.arange(num_positions), freqs, factor)
+
+
+def cos_sin_rows(positions: Array, freqs: Array, factor: float = 1.0) -> Array:
+    """The rows of `cos_sin_table` for these positions."""
+    angles = positions.astype(np.float32)[:, None] * freqs.astype(np.float32)[None, :]
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) * np.float32(factor)
 
 

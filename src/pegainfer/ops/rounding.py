@@ -4,7 +4,7 @@ kernel's error compares with that of the rounding alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,10 @@ MEAN, MOST = 2.0, 3.0
 # where the reference's roundings happened to cancel.
 UNITS = 1.5
 WRITTEN = (Role.OUT, Role.INOUT, Role.STATE)
-# Float32 in any arithmetic.
+# Float32 in any arithmetic; the delta rule's states unless they are asked for in bf16.
 PARAMETERS = (
-    "norm", "weight", "q_norm", "k_norm", "latent_norm", "cos_sin", "taps", "a_log", "dt_bias", "out_norm"
+    "norm", "weight", "q_norm", "k_norm", "latent_norm", "cos_sin", "taps", "a_log", "dt_bias", "out_norm",
+    "delta",
 )  # fmt: skip
 LEAST = 1e-37  # denormals have fewer bits
 
@@ -43,16 +44,25 @@ def rounded(a: Array, dtype: str) -> Array:
 
 
 def run_rounding(
-    spec: OpSpec, sizes: Mapping[str, int], arrays: Arrays, attrs: Mapping[str, Any], dtype: str
+    spec: OpSpec,
+    sizes: Mapping[str, int],
+    arrays: Arrays,
+    attrs: Mapping[str, Any],
+    dtype: str,
+    exact: Collection[str] = PARAMETERS,
 ) -> None:
     """The reference with every intermediate result rounded to `dtype`, as a framework stores it.
 
     Writes outputs and states into `arrays`, which hold float32.
+
+    Args:
+        exact: operands that are not rounded.
     """
 
     def round_results(call: OpCall, bound: Mapping[str, Array]) -> None:
         for o in call.spec.operands:
-            if o.role in WRITTEN and dtype in o.dtypes and call.tensors[o.name].name != "logits":
+            rounds = o.role in WRITTEN and dtype in o.dtypes and o.name not in exact
+            if rounds and call.tensors[o.name].name != "logits":
                 bound[o.name][...] = rounded(bound[o.name], dtype)
 
     program = one_call(spec, sizes, {k: dtype_name(a) for k, a in arrays.items()}, attrs)

@@ -6,8 +6,9 @@ They are the same for all lines.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from pegainfer.ops.coarse import LM_HEAD
 from pegainfer.ops.embed import GATHER_ROWS
@@ -45,8 +46,7 @@ def sampler(columns: int, vocab_size: int, max_slots: int, history_width: int, m
     return b.build()
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """The end of a forward: from the residual stream to logits by one norm and one matrix.
 
     Args:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import OpError
@@ -28,8 +28,7 @@ class Role(StrEnum):
     STATE = "state"  # read and written at places that other operands name
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(msgspec.Struct, frozen=True):
     """One tensor of an op.
 
     Args:
@@ -78,8 +77,7 @@ Weight = _operand(Role.WEIGHT, WEIGHTS)
 State = _operand(Role.STATE, FLOATS)
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(msgspec.Struct, frozen=True):
     """|got - want| ≤ atol + rtol · |want| + bound, element by element, and why so much is allowed.
 
     Whole numbers must be equal, NaN must meet NaN, infinity its like.
@@ -95,16 +93,14 @@ class Tolerance:
     bound: Callable[[Case], Arrays] | None = None
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """What a call must move and compute at the least; the roofline's two axes."""
 
     bytes: int
     flops: int
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """One input for a test or bench: axis sizes, attributes, and arrays that suit the op.
 
     Weights are float32 [N, K] before quantisation; states are in the reference's layout.
@@ -116,8 +112,7 @@ class Case:
     arrays: Arrays
 
 
-@dataclass(frozen=True)
-class OpSpec:
+class OpSpec(msgspec.Struct, frozen=True):
     """An op, declared once.
 
     Args:
@@ -150,17 +145,17 @@ class OpSpec:
     operands: tuple[Operand, ...]
     reference: Callable[..., None] | None = None
     attrs: tuple[str, ...] = ()
-    defaults: Mapping[str, float] = field(default_factory=dict)
+    defaults: Mapping[str, float] = msgspec.field(default_factory=dict)
     flops: Callable[[Sizes], int] = lambda s: 0
     bytes: Callable[[Sizes, Mapping[str, int]], int] | None = None
     requires: tuple[tuple[str, Callable[[Sizes], bool]], ...] = ()
     lower: Callable[..., None] | None = None
     fold: Callable[[Any, Any], Any] | None = None
     cases: Callable[[np.random.Generator], list[Case]] | None = None
-    tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
+    tolerance: Mapping[str, Tolerance] = msgspec.field(default_factory=dict)
     idle: str = ""
     cost_axes: str = ""
-    settings: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
+    settings: Mapping[str, Settings] = msgspec.field(default_factory=lambda: {"": {}})
     sequential: bool = False
 
     @property

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import OpError
@@ -20,9 +20,10 @@ from pegainfer.runtime.weights.weight import SCHEMES
 Dim = int | str
 Sizes = Mapping[str, int]
 
-# How NumPy holds a plain dtype; 8-bit floats as their bits (ops/float8.py).
+# How NumPy holds a plain dtype; bf16 and 8-bit floats as their bits (ops/stored.py).
 NUMPY: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(text) for name, text in NUMPY_NAMES.items()},
+    "bf16": np.dtype(np.uint16),
     "f8_e4m3": np.dtype(np.uint8),
 }
 FLOATS = ("f32", "f16", "bf16")
@@ -44,15 +45,14 @@ class Kind(StrEnum):
     OUTPUT = "output"  # a buffer that the host or the next program reads after the step
 
 
-@dataclass(frozen=True, eq=False)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True, eq=False):
     """A named, typed, symbolic array. Two tensors are the same only if they are the same object."""
 
     name: str
     shape: tuple[Dim, ...]
     dtype: str
     kind: Kind
-    base: Tensor | None = field(default=None, repr=False)  # the tensor whose storage this one views
+    base: Tensor | None = None  # the tensor whose storage this one views
 
     def sizes(self, env: Sizes) -> tuple[int, ...]:
         """The shape in numbers. Raises OpError for a size that `env` lacks."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
@@ -36,8 +36,7 @@ class LayeredConfig(Protocol):
     def tie_word_embeddings(self) -> bool: ...
 
 
-@dataclass(frozen=True)
-class InFile:
+class InFile(msgspec.Struct, frozen=True):
     """How one kind of file stores a weight.
 
     Args:
@@ -75,8 +74,7 @@ class InFile:
         return other if other.names(layer, 1)[0] in file.tensors else self
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One weight.
 
     Args:
@@ -140,8 +138,7 @@ def in_layer(
     return Entry(f"layers.{{}}.{name}", shape, *stored, shard, when, most_shards)
 
 
-@dataclass(frozen=True)
-class WeightTable:
+class WeightTable(msgspec.Struct, frozen=True):
     """Every weight of a line, declared.
 
     Args:

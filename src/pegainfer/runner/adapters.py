@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,36 +52,6 @@ class AdapterReader:
             down = factors.down.T if w.base.embedding else factors.down
             laid[w.key] = Laid(np.ascontiguousarray(down), np.ascontiguousarray(up))
         return AdapterInfo(name=name, path=path, digest=adapter.digest, rank=adapter.rank), laid
-
-
-class Slots(Protocol):
-    """Adapters of a device by index; see AdapterRunner."""
-
-    def read(self, name: str, path: str) -> tuple[AdapterInfo, dict[str, Laid]]: ...
-
-    def install(self, index: int, laid: Mapping[str, Laid]) -> None: ...
-
-    def remove(self, index: int) -> None: ...
-
-
-class ServesAdapters:
-    """Implements contract.adapter.AdapterRunner for runners with `_adapters`; None: built without."""
-
-    _adapters: Slots | None
-
-    def read_adapter(self, name: str, path: str) -> tuple[AdapterInfo, Mapping[str, Laid]]:
-        return self._slots_of_adapters().read(name, path)
-
-    def install_adapter(self, index: int, adapter: Mapping[str, Laid]) -> None:
-        self._slots_of_adapters().install(index, adapter)
-
-    def remove_adapter(self, index: int) -> None:
-        self._slots_of_adapters().remove(index)
-
-    def _slots_of_adapters(self) -> Slots:
-        if self._adapters is None:
-            raise InvariantError("adapters are used in a runner that was built without")
-        return self._adapters
 
 
 class HostAdapters:

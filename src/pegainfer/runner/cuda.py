@@ -25,8 +25,6 @@ from pegainfer.kv.device.cuda_copies import cuda_transfers
 from pegainfer.kv.device.store import BlockStore
 from pegainfer.kv.device.transfers import Transfers
 from pegainfer.ops.program import Program
-from pegainfer.runner.adapters import ServesAdapters
-from pegainfer.runner.adapters import Slots as AdapterSlots
 from pegainfer.runner.buckets import Buckets
 from pegainfer.runner.parts import Executor, Parts
 from pegainfer.runner.pending import Part, PendingDraw, PendingPools, Step
@@ -34,6 +32,8 @@ from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.ready import PLAIN, ReadySizes
 from pegainfer.runner.results import ASKED, DRAWN, DrawnRing, HiddenBuffer, ResultBuffer
 from pegainfer.runner.sampling import Call, PromptPart, check_sampled_in_time, prompt_parts, sampler_call
+from pegainfer.runner.serves_adapters import ServesAdapters
+from pegainfer.runner.serves_adapters import Slots as AdapterSlots
 from pegainfer.runner.slots import Slots
 from pegainfer.runner.staging import StagedRows, Staging
 from pegainfer.runtime.cuda.driver import errors_at

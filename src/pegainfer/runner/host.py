@@ -19,10 +19,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import InvariantError
@@ -31,14 +31,11 @@ from pegainfer.contract.experts import ExpertTokens
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.kv.device.pool import HostPools
-from pegainfer.kv.device.store import BlockStore
-from pegainfer.kv.device.transfers import Transfers
 from pegainfer.kv.layout import group_bytes
 from pegainfer.ops.backend import Backend, Executor
 from pegainfer.ops.expert_counts import choices_of
 from pegainfer.ops.program import Program
 from pegainfer.ops.tensor import Kind
-from pegainfer.runner.adapters import HostAdapters, ServesAdapters
 from pegainfer.runner.expert_counts import ExpertCounts
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
 from pegainfer.runner.program import largest_step
@@ -49,9 +46,15 @@ from pegainfer.runner.sampling import (
     prompt_parts,
     step_result,
 )
+from pegainfer.runner.serves_adapters import ServesAdapters
 from pegainfer.runner.slots import Slots
 from pegainfer.runner.staging import StagedRows, Staging
 from pegainfer.runtime.worker import Task, Worker
+
+if TYPE_CHECKING:
+    from pegainfer.kv.device.store import BlockStore
+    from pegainfer.kv.device.transfers import Transfers
+    from pegainfer.runner.adapters import HostAdapters
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
@@ -65,8 +68,7 @@ class CountsClipped(Protocol):
     def clipped(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class Programs:
+class Programs(msgspec.Struct, frozen=True):
     """What a step runs.
 
     Args:
@@ -80,8 +82,7 @@ class Programs:
     hidden_states: Executor
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True):
     """A forward pass that has run and waits for its sampling."""
 
     plan: StepPlan
@@ -163,6 +164,8 @@ class HostRunner(ServesAdapters):
 
     def use_tiers(self, stores: Sequence[BlockStore], free: Callable[[], None] | None = None) -> None:
         """Takes over the stores of `info.tiers`, before the first step. `free`: see Transfers."""
+        from pegainfer.kv.device.transfers import Transfers
+
         self._transfers = Transfers(self._kv, self._info.tiers, stores, group_bytes(self._info.kv), free)
 
     def forward(self, plan: StepPlan) -> Task[_Step]:

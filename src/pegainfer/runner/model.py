@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import msgspec
+from msgspec.structs import replace
+
 from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
 from pegainfer.kv.device.layout import GroupLayout
-from pegainfer.ops.adapters import AdaptedWeight, AdapterBounds, adapted
 from pegainfer.ops.backend import Backend
 from pegainfer.ops.expert_counts import counting
 from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.kv_scales import Scales, with_kv_scales
 from pegainfer.ops.program import Program
-from pegainfer.ops.quantize_on_load import quantized_on_load
 from pegainfer.ops.sampler import Head, hidden_states, prompt_logprobs, sampler
-from pegainfer.runner.adapters import HostAdapters
 from pegainfer.runner.host import HostRunner
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.cuda.packed import OF_FORMAT
 from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
+    from pegainfer.ops.adapters import AdaptedWeight
     from pegainfer.runner.cuda import CudaRunner
     from pegainfer.runner.parts import CudaBackend
 
@@ -35,8 +35,7 @@ C_co = TypeVar("C_co", bound="ServedConfig", covariant=True)
 Formatted = Mapping[str, str]  # storage format of each weight by name
 
 
-@dataclass(frozen=True)
-class LineModel:
+class LineModel(msgspec.Struct, frozen=True):
     """A model whose weights are mapped but not yet packed. Serves app/registry.py's Model.
 
     It is a record without hooks. A line that needs another runner, other programs around its forward or
@@ -46,7 +45,7 @@ class LineModel:
         vocab_size: ids that may be read and drawn: at most the rows of the head.
         max_position_embeddings: tokens that can be served.
         weights: every weight by the forward's name.
-        adapted: the weights that LoRA adapters may add to; empty: the line serves none.
+        adapted: lists the weights that LoRA adapters may add to; none: the line serves no adapters.
         tables: makes each constant that depends on the served length, by name, from the number of positions.
         groups: makes the line's KV groups from the tokens of a page block and the formats of a step.
         forward: records the line's forward pass.
@@ -55,6 +54,7 @@ class LineModel:
             options (engine/config.py); None: the default scheduler.
         kv_scales: what an 8-bit KV cache divides keys and values by.
         ranks: tensor-parallel ranks; weights, groups and forward are those of one of them.
+        gpu_prefill_tokens: of a step on a GPU, where the line has measured what pays; 0: the engine's choice.
         expands: whether quantised matrices become bf16 on a GPU, also where it has a packed form for them.
     """
 
@@ -64,11 +64,12 @@ class LineModel:
     groups: Callable[[int, Formats], tuple[GroupLayout, ...]]
     forward: Callable[[Formatted, Sizes, Formats], Program]
     head: Callable[[Formatted, str], Head]
-    tables: Mapping[str, Callable[[int], Weight]] = field(default_factory=dict)
+    tables: Mapping[str, Callable[[int], Weight]] = msgspec.field(default_factory=dict)
     make_policy: Callable[[RunnerInfo, Any], StepPolicy] | None = None
-    adapted: tuple[AdaptedWeight, ...] = ()
-    kv_scales: Scales = field(default_factory=dict)
+    adapted: Callable[[], tuple[AdaptedWeight, ...]] = tuple
+    kv_scales: Scales = msgspec.field(default_factory=dict)
     ranks: int = 1
+    gpu_prefill_tokens: int = 0
     expands: bool = False
 
     def bounded(self, vocab_size: int) -> LineModel:
@@ -80,6 +81,8 @@ class LineModel:
 
         kind: a key of ops.quantize_on_load.KINDS.
         """
+        from pegainfer.ops.quantize_on_load import quantized_on_load
+
         return replace(self, weights=quantized_on_load(self.weights, kind))
 
     def scaled(self, kv_scales: Scales) -> LineModel:
@@ -108,8 +111,11 @@ class LineModel:
 
     def adapter_bytes(self, info: RunnerInfo) -> int:
         """Bytes of all adapter slots on a GPU, which holds factors as bf16."""
-        widths = sum(w.base.rows + w.base.columns for w in self.adapted)
-        return info.max_adapters * (2 * info.max_adapter_rank * widths + 4 * len(self.adapted))
+        if not info.max_adapters:
+            return 0
+        adapted = self.adapted()
+        widths = sum(w.base.rows + w.base.columns for w in adapted)
+        return info.max_adapters * (2 * info.max_adapter_rank * widths + 4 * len(adapted))
 
     def programs(
         self, info: RunnerInfo, groups: tuple[GroupLayout, ...], steps: Formats, max_logprobs: int
@@ -135,12 +141,15 @@ class LineModel:
         forward = counting(forward) if info.counts_experts else forward
         scores = prompt_logprobs(head, info.vocab_size, max_logprobs)
         if info.max_adapters:
-            if not self.adapted:
+            from pegainfer.ops.adapters import AdapterBounds, adapted
+
+            weights = self.adapted()
+            if not weights:
                 raise UnsupportedError(
                     "this model line serves no LoRA adapters", remedy="leave out --enable-lora"
                 )
             bounds = AdapterBounds(info.max_adapters, info.max_adapter_rank, steps.activation)
-            forward, scores = (adapted(p, self.adapted, bounds) for p in (forward, scores))
+            forward, scores = (adapted(p, weights, bounds) for p in (forward, scores))
         return {
             "forward": forward,
             "sampler": sampler(
@@ -165,7 +174,11 @@ class LineModel:
         """
         max_logprobs = min(max_logprobs, info.vocab_size)
         programs = self.programs(info, groups, steps, max_logprobs)
-        adapters = HostAdapters(programs["forward"], self.adapted, info) if info.max_adapters else None
+        adapters = None
+        if info.max_adapters:
+            from pegainfer.runner.adapters import HostAdapters
+
+            adapters = HostAdapters(programs["forward"], self.adapted(), info)
         return HostRunner.build(programs, info, groups, backend, max_logprobs=max_logprobs, adapters=adapters)
 
     def build_cuda(
@@ -188,7 +201,7 @@ class LineModel:
         programs = self.programs(info, groups, steps, max_logprobs)
         adapters = None
         if info.max_adapters:
-            adapters = CudaAdapters(programs["forward"], self.adapted, info, backend.ctx.device)
+            adapters = CudaAdapters(programs["forward"], self.adapted(), info, backend.ctx.device)
         parts = make_parts(programs, info, groups, backend, {} if adapters is None else adapters.states)
         return CudaRunner(info, parts, max_logprobs, adapters)
 
@@ -228,8 +241,9 @@ def decoder_model(
     forward: Callable[[C, Formatted, Sizes, Formats], Program],
     head: Callable[[C, Formatted, str], Head],
     *,
-    adapted: tuple[AdaptedWeight, ...] = (),
+    adapted: Callable[[C], tuple[AdaptedWeight, ...]] | None = None,
     ranks: int = 1,
+    gpu_prefill_tokens: int = 0,
 ) -> LineModel:
     """The record of a model whose only table is that of its rotation, from a line's functions of a config."""
     config = weights.config
@@ -241,6 +255,7 @@ def decoder_model(
         groups=partial(groups, config),
         forward=partial(forward, config),
         head=partial(head, config),
-        adapted=adapted,
+        adapted=tuple if adapted is None else partial(adapted, config),
         ranks=ranks,
+        gpu_prefill_tokens=gpu_prefill_tokens,
     )

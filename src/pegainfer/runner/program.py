@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.contract.errors import OpError
 from pegainfer.contract.step import RunnerInfo
@@ -22,23 +23,23 @@ INPUTS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Formats:
+class Formats(msgspec.Struct, frozen=True):
     """Storage formats of what a step computes and keeps. All float32 on the CPU; bf16 on a GPU.
 
     Args:
         activation: of what passes between the ops of a layer.
         residual: of the residual stream, which every layer adds to.
         kv: of cached keys and values.
+        state: of recurrent states' matrices.
     """
 
     activation: str = "f32"
     residual: str = "f32"
     kv: str = "f32"
+    state: str = "f32"
 
 
-@dataclass(frozen=True)
-class PageTensors:
+class PageTensors(msgspec.Struct, frozen=True):
     """A group of pages in a program.
 
     Args:
@@ -52,8 +53,7 @@ class PageTensors:
     block_table: Tensor
 
 
-@dataclass(frozen=True)
-class StateTensors:
+class StateTensors(msgspec.Struct, frozen=True):
     """A group of states in a program.
 
     Args:
@@ -68,8 +68,7 @@ class StateTensors:
     state_saves: Tensor
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(msgspec.Struct, frozen=True):
     """What a recorded program is sized for beside the model's own widths.
 
     Args:

@@ -6,9 +6,9 @@ Names of staged arrays are those of the op `sample` (ops/sample.py), which docum
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.request import NUMBERS, SamplingParams
@@ -25,8 +25,7 @@ _POOLING = {None: POOL_NONE, "mean": POOL_MEAN, "last": POOL_LAST}
 _NO_INTS = np.zeros(0, np.int32)
 
 
-@dataclass(frozen=True)
-class _Sequences:
+class _Sequences(msgspec.Struct, frozen=True):
     """Token sequences, end to end. tokens: [U] int32; lens: [O] int32, of each."""
 
     tokens: Array
@@ -38,8 +37,7 @@ class _Sequences:
         return _Sequences(np.array(tokens, np.int32), np.array([len(s) for s in sequences], np.int32))
 
 
-@dataclass(frozen=True)
-class _Extras:
+class _Extras(msgspec.Struct, frozen=True):
     """Parameters that few requests have: lists of any length."""
 
     bias_ids: Array  # int32, distinct

@@ -6,10 +6,10 @@ Arrays are allocated once at their largest and handed out as views, so one step 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import InvariantError
@@ -30,8 +30,7 @@ class StateSave(NamedTuple):
     state: int
 
 
-@dataclass(frozen=True)
-class StagedRows:
+class StagedRows(msgspec.Struct, frozen=True):
     """A step's rows in numbers; R rows, L of them sample.
 
     Args:

@@ -12,10 +12,10 @@ from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
 from pegainfer.lower.cpu.executor import CpuExecutor
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.forward import forward, groups, shapes
-from pegainfer.ops.float8 import held
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
+from pegainfer.ops.stored import held
 from pegainfer.runner.program import Formats, Sizes
 from pegainfer.runtime.weights.weight import Weight, float32
 from tests.support.awkward import CONFIG as CONFIG

@@ -13,6 +13,7 @@ from pegainfer.kernels.cpu.library import has_bf16
 from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
 from pegainfer.lower.cpu.kv import to_reference
 from pegainfer.ops.attention import KV_APPEND
+from pegainfer.ops.delta import GATED_DELTA_RULE
 from pegainfer.ops.float8 import E4M3, from_e4m3
 from pegainfer.ops.program import Builder
 from pegainfer.ops.spec import REGISTRY, OpSpec, Role
@@ -71,6 +72,11 @@ def test_half_precision_cache(spec: OpSpec, isa: str) -> None:
 @pytest.mark.parametrize("spec", WITH_KEYS, ids=lambda s: s.name)
 def test_eight_bit_cache(spec: OpSpec, isa: str) -> None:
     check(spec, runner(CpuOptions(threads=2, isa=isa)), "f32", {"kv": E4M3})
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_bf16_states(isa: str) -> None:
+    check(GATED_DELTA_RULE, runner(CpuOptions(threads=2, isa=isa)), "f32", {"delta": "bf16"})
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -13,6 +13,7 @@ from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.ops import float8
 from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.compose import one_call
+from pegainfer.ops.stored import held
 from tests.gpu.harness import rounded, run_once, sized
 
 Array = np.ndarray[Any, Any]
@@ -98,7 +99,7 @@ def run(ctx: CudaContext, a: dict[str, Array], dtype: str) -> Array:
     dtypes = {k: "i32" for k in a} | {"q": outside, "kv": dtype, "out": outside}
     program = one_call(ATTENTION, sizes, dtypes, {"layer": 0, "scale": d**-0.5})
     inputs = {k: v for k, v in a.items() if k != "kv"}
-    cache = float8.held(kv, dtype) if dtype == float8.E4M3 else kv
+    cache = held(kv, dtype) if dtype == float8.E4M3 else kv
     return run_once(ctx, program, {}, {"kv": cache}, inputs, sizes)["out"]
 
 

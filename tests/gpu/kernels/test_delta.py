@@ -9,6 +9,7 @@ import pytest
 
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.ops.compose import one_call
+from pegainfer.ops.delta import STATES
 from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.rounding import row_errors
 from pegainfer.ops.tensor import Kind
@@ -20,8 +21,9 @@ ERROR = 0.01  # of a row's norm; a rounding of the projection to bf16 is 0.004
 SIXTEEN = ("out", "x", "conv", "w_qkv", "w_z", "w_a", "w_b")  # operands of bf16
 
 
+@pytest.mark.parametrize("states_as", STATES)
 @pytest.mark.parametrize("tiled", [False, True])
-def test_rows_of_a_large_batch_are_as_each_alone(tiled: bool, ctx: CudaContext) -> None:
+def test_rows_of_a_large_batch_are_as_each_alone(tiled: bool, states_as: str, ctx: CudaContext) -> None:
     """In the batch a block takes all value heads of a key head in turn, alone blocks share the state.
 
     Not bit by bit: the projection ahead takes another kernel for many rows.
@@ -34,6 +36,7 @@ def test_rows_of_a_large_batch_are_as_each_alone(tiled: bool, ctx: CudaContext) 
         "N": rows, "Y": 1,
     }  # fmt: skip
     dtypes = {o.name: "bf16" if o.name in SIXTEEN else o.dtypes[0] for o in GATED_DELTA.operands}
+    dtypes["delta"] = states_as
     given: dict[str, Any] = {"layer": 0, "eps": 1e-6, "key_eps": 1e-6, "tiled": tiled}
     attrs = {name: given[name] for name in GATED_DELTA.attrs}
     program = one_call(GATED_DELTA, {**sizes, "T": rows, "R": rows}, dtypes, attrs)

@@ -10,7 +10,7 @@ import pytest
 import pegainfer.ops.coarse  # noqa: F401
 from pegainfer.lower.cuda.attention_choice import OWN_PARTS_ROWS, AttentionProblem
 from pegainfer.lower.cuda.context import CudaContext
-from pegainfer.lower.cuda.mla import RANK, WIDTH, choose_latent
+from pegainfer.lower.cuda.latent import ALONE_CHUNK, CHUNK, RANK, WIDTH, choose_latent
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.mla import HEAD_LINEAR, LATENT_ATTENTION
 from tests.gpu.harness import raw, rounded, run_once, sized
@@ -174,6 +174,6 @@ def test_a_matrix_for_each_head(n: int, k: int, more: int, tokens: int, dtype: s
 
 def test_the_choice_can_be_read(ctx: CudaContext) -> None:
     p = AttentionProblem(8, 8, 16, 1, WIDTH, 16, 64, "bf16", True)
-    choice = choose_latent(p, ctx.target)
-    assert str(choice).startswith(f"{choice.decode} in parts of 128 keys or more")
+    choice = choose_latent(p, ctx.target, CHUNK, ALONE_CHUNK)
+    assert str(choice).startswith(f"{choice.decode} in parts of {CHUNK} keys or more")
     assert ctx.library.variant(choice.decode) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from zlib import crc32
 
@@ -19,7 +20,9 @@ from pegainfer.lower.cuda.moe import MOST_CHOSEN
 from pegainfer.ops import float8
 from pegainfer.ops.check import check_case, suitable_cases
 from pegainfer.ops.compose import one_call, run_reference, staged_inputs
+from pegainfer.ops.delta import GATED_DELTA_RULE
 from pegainfer.ops.float8 import E4M3
+from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.rounding import PARAMETERS, rounded, run_rounding, share_of_rounding
 from pegainfer.ops.spec import REGISTRY, Case, OpSpec, Role
 from pegainfer.runtime.weights.weight import Weight
@@ -109,13 +112,30 @@ def test_a_cache_of_eight_bits_beside_bf16(spec: OpSpec, ctx: CudaContext) -> No
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.parametrize("spec", [GATED_DELTA_RULE, GATED_DELTA], ids=lambda s: s.name)
+def test_states_of_bf16(spec: OpSpec, ctx: CudaContext) -> None:
+    """In heads of other sizes they are refused: tests/null/lower/cuda/test_delta.py."""
+    count, faults = 0, []
+    parameters = [name for name in PARAMETERS if name != "delta"]
+    for case in suitable_cases(spec, crc32(spec.name.encode())):
+        if case.sizes["K"] == 128 and case.sizes["V"] % 32 == 0:
+            faults += check_sixteen(spec, case, "bf16", ctx, exact=parameters)
+            count += 1
+    assert count > 3, f"{spec.name} has few cases"
+    assert not faults, "\n".join(faults)
+
+
 def check_sixteen(
-    spec: OpSpec, case: Case, dtype: str, ctx: CudaContext, cache: str | None = None
+    spec: OpSpec,
+    case: Case,
+    dtype: str,
+    ctx: CudaContext,
+    cache: str | None = None,
+    exact: Collection[str] = PARAMETERS,
 ) -> list[str]:
-    """`cache`: what keys and values are stored as; None: as `dtype`."""
+    """`cache`: what keys and values are stored as; None: as `dtype`. `exact`: what is stored as float32."""
     stored = {
-        o.name: dtype if dtype in o.dtypes and o.name not in PARAMETERS else o.dtypes[0]
-        for o in spec.operands
+        o.name: dtype if dtype in o.dtypes and o.name not in exact else o.dtypes[0] for o in spec.operands
     }
     if cache is not None:
         stored["kv"] = cache
@@ -132,11 +152,11 @@ def check_sixteen(
                 arrays[o.name] = float8.to_e4m3(a)
             if o.role is Role.WEIGHT:
                 weights[o.name] = raw(arrays[o.name], dtype)
-    exact, stepwise = ({k: a.copy() for k, a in arrays.items()} for _ in range(2))
-    run_reference(spec, case.sizes, exact, case.attrs)
-    run_rounding(spec, case.sizes, stepwise, case.attrs, dtype)
+    want, stepwise = ({k: a.copy() for k, a in arrays.items()} for _ in range(2))
+    run_reference(spec, case.sizes, want, case.attrs)
+    run_rounding(spec, case.sizes, stepwise, case.attrs, dtype, exact)
     if any(
-        not np.isfinite(stepwise[k][np.isfinite(a)]).all() for k, a in exact.items() if a.dtype.kind == "f"
+        not np.isfinite(stepwise[k][np.isfinite(a)]).all() for k, a in want.items() if a.dtype.kind == "f"
     ):
         return []  # an intermediate result leaves the dtype's range
     given = {k: a.copy() for k, a in arrays.items()}
@@ -146,10 +166,10 @@ def check_sixteen(
     faults = []
     for name, got in {**outputs, **states}.items():
         if stored[name] == E4M3:
-            found = cache_faults(got, exact[name], stepwise[name])
+            found = cache_faults(got, want[name], stepwise[name])
             faults += [f"{spec.name}, {case.label}: {name}: {f}" for f in found]
             continue
-        share = share_of_rounding(got, exact[name], stepwise[name], dtype)
+        share = share_of_rounding(got, want[name], stepwise[name], dtype)
         if not share <= 1:
             faults.append(f"{spec.name}, {case.label}: {name} errs by {share:.2f} of what rounding explains")
     return faults

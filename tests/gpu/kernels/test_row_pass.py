@@ -16,7 +16,8 @@ from pegainfer.lower.cuda.executor import CudaExecutor
 from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.lower.cuda.row_pass import recognise
 from pegainfer.ops.reference import ReferenceExecutor
-from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16
+from pegainfer.runtime.bf16 import from_bf16
+from pegainfer.runtime.cuda.tensor import DeviceTensor
 from tests.gpu.harness import EAGER, sized
 from tests.gpu.onerow import ONE, Model, Shape, taken
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pegainfer.lower.cuda import mla_expanded
 from pegainfer.runtime.cuda.driver import probe
 from tests.support.tinydeepseek import MODELS
 from tests.support.tinymodel import token_ids, write_checkpoint
@@ -28,12 +29,16 @@ CASES = [
 
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize(("name", "first", "mean", "p99"), CASES)
+@pytest.mark.parametrize("least", [16, 1000])
 def test_scores_of_a_text_are_those_of_transformers(
-    name: str, first: int, mean: float, p99: float, graphs: bool, tmp_path: Path
-) -> None:
-    """A prompt of `first` tokens and decoded tokens in bf16 beside transformers in float32."""
+    least: int, name: str, first: int, mean: float, p99: float, graphs: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A prompt of `first` tokens and decoded tokens in bf16 beside transformers in float32. Prompts of
+    at least `least` tokens are attended over expanded latents."""
     if (reason := probe()) is not None:
         pytest.skip(reason)
+    monkeypatch.setattr(mla_expanded, "LEAST_TOKENS", least)
     model = MODELS[name]
     folder, ids = write_checkpoint(model, tmp_path), token_ids(model)[:first]
     entries, _ = forced(

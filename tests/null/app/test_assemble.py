@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.bounds import BLOCK_SIZE, DEFAULT_PREFILL_TOKENS, DEFAULT_SLOTS, runner_info

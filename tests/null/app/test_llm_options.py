@@ -27,7 +27,10 @@ from tests.support.qwentext import small_json
         ({"max_num_seqs": 3}, "max_slots", 3),
         ({"enable_prefix_caching": False}, "prefix_cache", False),
         ({"max_num_batched_tokens": 99}, "max_prefill_tokens", 99),
-        ({"tensor_parallel_size": 1, "trust_remote_code": False, "seed": 5}, "seed", 5),
+        ({"tensor_parallel_size": 1, "trust_remote_code": True, "seed": 5}, "seed", 5),
+        ({"runner": "pooling", "task": "embed", "convert": "embed", "seed": 5}, "seed", 5),
+        ({"enable_sleep_mode": True, "disable_log_stats": False, "seed": 5}, "seed", 5),
+        ({"hf_overrides": {}, "pooler_config": None, "speculative_config": None, "seed": 5}, "seed", 5),
     ],
 )
 def test_names(options: dict[str, Any], field: str, value: Any) -> None:
@@ -42,7 +45,8 @@ def test_names(options: dict[str, Any], field: str, value: Any) -> None:
         ({"kv_dtype": "f32"}, "expected kv_cache_dtype; got kv_dtype"),
         ({"backend": "cuda"}, "expected device; got backend"),
         ({"max_model_lenght": 5}, "expected activation_dtype aging_seconds .* got max_model_lenght"),
-        ({"trust_remote_code": True}, "^trust_remote_code is not served here; remedy: code of a repository"),
+        ({"runner": "draft"}, "^runner draft is not served here; remedy: every model generates, embeds"),
+        ({"hf_overrides": {"a": 1}}, "^hf_overrides .* is not served here; remedy: config.json is obeyed"),
         (
             {"quantization": "awq"},
             "^bad quantization; expected int4 or int8 or fp8; got 'awq'; remedy: leave it out",

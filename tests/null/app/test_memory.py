@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from pegainfer.app.memory import Division, Wish, divide, sequence_bytes, state_bytes
 from pegainfer.contract.errors import ConfigError

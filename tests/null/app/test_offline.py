@@ -201,6 +201,16 @@ def test_ends(params: dict[str, Any], text: str, reason: str, stop: Any, count: 
     assert (c.text, c.finish_reason, c.stop_reason, len(c.token_ids)) == (text, reason, stop, count)
 
 
+def test_sampling_parameters_may_be_assigned_until_they_are_used(llm: LLM) -> None:
+    params = llm.get_default_sampling_params()
+    params.temperature, params.max_tokens = 0.0, 3
+    (output,) = llm.generate("abc", params)
+    assert output.outputs[0].token_ids == wanted("abc", 3)
+    params.max_tokens = "many"  # type: ignore[assignment]
+    with pytest.raises(RequestError, match=r"prompt 0: bad max_tokens; expected int .* got 'many'"):
+        llm.generate("abc", params)
+
+
 @pytest.mark.parametrize("ignore_eos", [False, True])
 @pytest.mark.parametrize(("shown", "text"), [(False, "hi"), (True, "hi<|im_end|>")])
 def test_a_stop_string_that_is_a_special_token_stops_by_its_id(

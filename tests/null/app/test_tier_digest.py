@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.tiers import content_digest
+from pegainfer.app.tier_stores import content_digest
 from pegainfer.kv.device.layout import PageLayout, Part
 from pegainfer.ops.ranks import TensorRank
 

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from pegainfer.app.config import EngineConfig
 from pegainfer.cli.bisect_cuda import compare
@@ -43,6 +44,6 @@ def test_an_op_that_computes_nothing_is_found_in_every_layer_and_step(spec: Engi
 
 
 def test_dummy_weights_have_nothing_to_be_compared_with(spec: EngineSpec) -> None:
-    dummy = dataclasses.replace(spec, engine=dataclasses.replace(spec.engine, load_format="dummy"))
+    dummy = structs.replace(spec, engine=dataclasses.replace(spec.engine, load_format="dummy"))
     with pytest.raises(UnsupportedError, match="weights from a file"):
         compare(dummy, PROMPT, 1)

@@ -117,7 +117,8 @@ def test_names_of_other_engines(argv: str, option: str, value: Any) -> None:
     [
         "--pipeline-parallel-size 1", "--pipeline-parallel-size=1", "-pp 1", "--enable-chunked-prefill",
         "--no-trust-remote-code", "--block-size 16", "--task generate", "--swap-space 0", "-fa on", "-ngl -1",
-        "--disable-log-requests", "--enable-auto-tool-choice", "--jinja",
+        "--disable-log-requests", "--enable-auto-tool-choice", "--jinja", "--trust-remote-code",
+        "--runner pooling", "--task embed", "--is-embedding", "--reranking",
     ],
 )  # fmt: skip
 def test_flags_that_state_what_holds_here_are_taken(argv: str) -> None:
@@ -134,10 +135,6 @@ def test_flags_that_state_what_holds_here_are_taken(argv: str) -> None:
         ),
         ("-pp 2", "-pp 2 is not served here"),
         ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill false is not served here"),
-        (
-            "--trust-remote-code",
-            "--trust-remote-code is not served here; remedy: code of a repository",
-        ),
         ("-c 4096", "-c 4096 is not served here; remedy: use --max-model-len"),
         ("-ngl 99", "-ngl 99 is not served here; remedy: --device cuda"),
         ("--top-k 5", "remedy: requests say this, each for itself; --override-generation-config"),

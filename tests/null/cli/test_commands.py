@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import typer
 
 from pegainfer.cli.commands import build_app
+from pegainfer.cli.main import main
+from pegainfer.contract.errors import EXIT_USER
 
 LISTING = """
 import sys
@@ -28,6 +31,27 @@ def test_the_first_word_of_a_line_selects_its_command() -> None:
     assert commands("serve") == {"serve"}
     assert commands("bench") == {"bench"}
     assert commands("--version") == commands("serv") == everything
+
+
+@pytest.mark.parametrize(
+    ("line", "equivalent"),
+    [
+        (["run", "owner/model", "hello"], "pegainfer chat MODEL"),
+        (["ls"], "pegainfer list"),
+        (["complete", "--url", "x"], "pegainfer generate"),
+        (["bench", "throughput"], "pegainfer bench engine"),
+        (["stop", "model"], "/admin/models/unload"),
+    ],
+)
+def test_commands_of_other_engines_are_answered_with_their_equivalent(
+    line: list[str], equivalent: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line) == EXIT_USER
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"pegainfer: error: there is no command {line[-1] if 'bench' in line else line[0]};"
+    )
+    assert equivalent in said.partition("remedy: ")[2]
 
 
 def test_a_server_imports_no_other_commands() -> None:

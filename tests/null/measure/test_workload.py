@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import pegainfer.ops.reduce  # noqa: F401  (declares)
 from pegainfer.measure.step_shapes import CPU_STEP_SIZES, StepShape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pegainfer.ops.float8 import from_e4m3, held, plain, to_e4m3
+from pegainfer.ops.float8 import from_e4m3, to_e4m3
 
 BITS = np.arange(256).astype(np.uint8)
 VALUES = from_e4m3(BITS)
@@ -38,9 +38,3 @@ def test_rounding_is_to_the_nearest_and_ties_to_even() -> None:
 def test_what_is_too_large_is_the_largest_and_nan_stays() -> None:
     given = np.array([448.01, 464, 480, 1e30, np.inf, -np.inf, np.nan, -1e4], np.float32)
     assert to_e4m3(given).tolist() == [0x7E] * 5 + [0xFE, 0x7F, 0xFE]
-
-
-def test_held_and_plain_undo_each_other() -> None:
-    assert plain(held(VALUES, "f8_e4m3")).tobytes() == VALUES.tobytes()
-    halves = held(VALUES, "f16")
-    assert halves.dtype == np.float16 and plain(halves) is halves

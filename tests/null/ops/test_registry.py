@@ -12,6 +12,7 @@ import pytest
 import pegainfer.ops.coarse
 import pegainfer.ops.fused
 import pegainfer.ops.fused_delta
+import pegainfer.ops.fused_mla
 import pegainfer.ops.fused_norm
 import pegainfer.ops.lora
 import pegainfer.ops.reduce

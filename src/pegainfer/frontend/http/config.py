@@ -155,11 +155,11 @@ class HttpConfig:
             )  # fmt: skip
         # Imported here: it loads the tokenizer's library, which `--help` should not wait for.
         from pegainfer.frontend.adapter_calls import parse_module
-        from pegainfer.frontend.tools.styles import choose_reasoning, choose_style
+        from pegainfer.frontend.tools.styles import check_style, choose_reasoning
 
         for text in self.lora_modules:
             parse_module(text)
-        choose_style(self.tool_call_parser, None)
+        check_style(self.tool_call_parser)
         choose_reasoning(self.reasoning_parser, None)
         self._check_limits()
         if self.ssl_keyfile and not self.ssl_certfile:

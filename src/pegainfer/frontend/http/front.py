@@ -9,8 +9,10 @@ import functools
 import itertools
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
+
+import msgspec
 
 from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import RequestError
@@ -70,7 +72,7 @@ class Front:
         self.completion_defaults = OPENAI_COMPLETION_DEFAULTS if openai else COMPLETION_DEFAULTS
         cuts = {name: getattr(self.chat_defaults, name) for name in CUTS}
         # Completions are greedy by default; a request with a temperature draws as the model says.
-        self.drawn_completion_defaults = replace(self.completion_defaults, **cuts)
+        self.drawn_completion_defaults = msgspec.structs.replace(self.completion_defaults, **cuts)
         source = None if self.template is None else self.template.all_source
         self.style = choose_style(self.config.tool_call_parser, source)
         self.reasoning = choose_reasoning(self.config.reasoning_parser, source)

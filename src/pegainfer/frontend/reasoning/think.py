@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 
 class ThinkState(Enum):
@@ -14,8 +15,7 @@ class ThinkState(Enum):
     UNKNOWN = "unknown"  # the model may begin with <think>
 
 
-@dataclass(frozen=True)
-class ThinkSyntax:
+class ThinkSyntax(msgspec.Struct, frozen=True):
     start: str = "<think>"
     end: str = "</think>"
     calls: str | None = None  # begins tool calls; models that write it before `end` think no more

@@ -7,8 +7,9 @@ import math
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from pegainfer.frontend.json_object import JsonObject
 
@@ -17,12 +18,11 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-@dataclass(frozen=True)
-class Tool:
+class Tool(msgspec.Struct, frozen=True):
     """parameters: the JSON schema of the arguments, an object."""
 
     name: str
-    parameters: JsonObject = field(default_factory=lambda: NO_PARAMETERS)
+    parameters: JsonObject = msgspec.field(default_factory=lambda: NO_PARAMETERS)
     strict: bool = False  # its arguments are enforced by grammar even where the model may choose
 
     def property_schema(self, name: str) -> JsonObject:
@@ -32,8 +32,7 @@ class Tool:
         return found if isinstance(found, dict) else {}
 
 
-@dataclass(frozen=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True):
     """arguments: a JSON object as text; only what came before the end of a truncated answer may be less."""
 
     name: str

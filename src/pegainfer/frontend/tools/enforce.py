@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from pegainfer.frontend.grammar.compiler import json_options
 from pegainfer.frontend.grammar.schema import prepared
@@ -19,8 +21,7 @@ ANY_TEXT = "TEXT"  # a body that every text obeys
 MAX_CALLS = 32  # in one answer; without a bound a small model might call for ever
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """What stands around calls and around their arguments. {name} and {key} are filled in.
 
     No part may be the beginning of another that could stand in its place: a lexer takes the longest.
@@ -101,8 +102,7 @@ def split_markers(text: str) -> list[str]:
     return _MARKER.split(text)
 
 
-@dataclass
-class Lark:
+class Lark(msgspec.Struct):
     """A grammar under construction.
 
     special: the id of a special token by its name; such a token is no text to a grammar, so a marker that is
@@ -111,7 +111,7 @@ class Lark:
 
     special: Callable[[str], int | None]
     open_objects: bool = False
-    rules: list[str] = field(default_factory=list)
+    rules: list[str] = msgspec.field(default_factory=list)
     _count: int = 0
 
     def rule(self, body: str, *, attribute: str = "") -> str:
@@ -177,9 +177,9 @@ def calls_or_text(lark: Lark, frame: Frame, tools: Sequence[Tool], *, single: bo
 def _without(lark: Lark, frame: Frame, tools: Sequence[Tool], marker: str, *, single: bool) -> str:
     """Calls whose first marker has been read."""
     if frame.open:
-        shorter = Frame(**{**frame.__dict__, "open": ""})
+        shorter = replace(frame, open="")
         return calls_only(lark, shorter, tools, single=single)
-    first = Frame(**{**frame.__dict__, "begin": frame.begin.removeprefix(marker)})
+    first = replace(frame, begin=frame.begin.removeprefix(marker))
     call = lark.rule(" | ".join(_call(lark, first, tool) for tool in tools))
     if single:
         return call
@@ -219,8 +219,7 @@ def _loose(tools: Sequence[Tool]) -> list[Tool]:
     return [tool if tool.strict else Tool(tool.name, {"type": "object"}) for tool in tools]
 
 
-@dataclass(frozen=True)
-class ThinkBudget:
+class ThinkBudget(msgspec.Struct, frozen=True):
     """tokens: that the model may think before `end` is the only token it may draw.
 
     start, end: ids of the markers; a text would not do, for thoughts themselves may spell one that is cut.

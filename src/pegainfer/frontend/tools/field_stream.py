@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.tools.call import Tool
 from pegainfer.frontend.tools.values import member
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """An opening tag that was read. text: the value is a string, written as it is."""
 
     key: str
     text: bool
 
 
-@dataclass(frozen=True)
-class Tags:
+class Tags(msgspec.Struct, frozen=True):
     """A family's tags.
 
     Args:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.frontend.json_object import JsonObject
 from pegainfer.frontend.tools.call import Tool, ToolCall
@@ -14,8 +15,7 @@ from pegainfer.frontend.tools.syntax import Head, Tail
 from pegainfer.frontend.tools.values import is_text, typed
 
 
-@dataclass(frozen=True)
-class QwenCoder:
+class QwenCoder(msgspec.Struct, frozen=True):
     """<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>"""
 
     starts: tuple[str, ...] = ("<function=",)
@@ -72,8 +72,7 @@ def _unframed(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-@dataclass(frozen=True)
-class Dsml:
+class Dsml(msgspec.Struct, frozen=True):
     """<｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>…
 
     DeepSeek V3.2 puts function_calls around the invocations, V4 tool_calls.

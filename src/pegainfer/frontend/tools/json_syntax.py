@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.frontend.tools.call import Tool, ToolCall, call_of, read_object, write_object
 from pegainfer.frontend.tools.json_heads import (
@@ -22,8 +23,7 @@ from pegainfer.frontend.tools.json_heads import (
 from pegainfer.frontend.tools.syntax import BLANKS, Head, Tail
 
 
-@dataclass(frozen=True)
-class Hermes:
+class Hermes(msgspec.Struct, frozen=True):
     """<tool_call>{"name": …, "arguments": {…}}</tool_call>"""
 
     starts: tuple[str, ...] = ("<tool_call>",)
@@ -50,8 +50,7 @@ class Hermes:
         return cut_off(body)
 
 
-@dataclass(frozen=True)
-class LlamaJson:
+class LlamaJson(msgspec.Struct, frozen=True):
     """{"name": …, "parameters": {…}}, several with semicolons between, as the whole answer."""
 
     starts: tuple[str, ...] = ("<|python_tag|>", "{")
@@ -84,8 +83,7 @@ class LlamaJson:
         return calls + [call for call in cut_off(rest) if any(tool.name == call.name for tool in tools)]
 
 
-@dataclass(frozen=True)
-class DeepSeek:
+class DeepSeek(msgspec.Struct, frozen=True):
     """<｜tool▁call▁begin｜>…<｜tool▁call▁end｜>
 
     Between them: in V3 `function<｜tool▁sep｜>NAME` and a JSON code block, in V3.1 `NAME<｜tool▁sep｜>{…}`.
@@ -124,8 +122,7 @@ class DeepSeek:
         return head.strip(), tail
 
 
-@dataclass(frozen=True)
-class Kimi:
+class Kimi(msgspec.Struct, frozen=True):
     """<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>"""
 
     starts: tuple[str, ...] = ("<|tool_call_begin|>",)
@@ -155,8 +152,7 @@ class Kimi:
         return id.strip().rpartition(":")[0].removeprefix("functions.") or id.strip()
 
 
-@dataclass(frozen=True)
-class Mistral:
+class Mistral(msgspec.Struct, frozen=True):
     """[TOOL_CALLS][{"name": …, "arguments": {…}}, …], since version 11 [TOOL_CALLS]NAME[ARGS]{…} a call."""
 
     starts: tuple[str, ...] = ("[TOOL_CALLS]",)

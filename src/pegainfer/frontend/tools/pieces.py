@@ -8,28 +8,26 @@ Texts of a call, joined, are its arguments: a JSON object, unless the model or t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.frontend.tools.call import ToolCall
 
 
-@dataclass(frozen=True, slots=True)
-class CallBegun:
+class CallBegun(msgspec.Struct, frozen=True):
     """id: where the model's format has one."""
 
     name: str
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CallText:
+class CallText(msgspec.Struct, frozen=True):
     """A piece of the arguments, never empty."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnded:
+class CallEnded(msgspec.Struct, frozen=True):
     """whole: the arguments are a JSON object."""
 
     whole: bool = True

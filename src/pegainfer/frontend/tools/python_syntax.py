@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.frontend.tools.call import Tool, ToolCall
 from pegainfer.frontend.tools.json_syntax import one
@@ -14,8 +15,7 @@ from pegainfer.frontend.tools.python_values import function, keywords
 from pegainfer.frontend.tools.syntax import BLANKS, Head, Tail
 
 
-@dataclass(frozen=True)
-class Pythonic:
+class Pythonic(msgspec.Struct, frozen=True):
     """[f(a=1, b="x"), g()], as the whole answer; literals of Python, and JSON's true, false and null."""
 
     starts: tuple[str, ...] = ("<|python_start|>", "[")

@@ -7,7 +7,8 @@ outside ──marker──► section ──head──► arguments ──end─
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from pegainfer.frontend.tools.call import Tool, ToolCall
 from pegainfer.frontend.tools.pieces import CallBegun, CallEnded, CallText, Piece, joined, pieces_of

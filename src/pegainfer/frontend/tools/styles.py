@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import string
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+
+import msgspec
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.frontend.reasoning.think import ThinkSyntax
 from pegainfer.frontend.tools.call import new_call_id
 from pegainfer.frontend.tools.enforce import FRAMES, Frame
-from pegainfer.frontend.tools.field_syntax import Dsml, QwenCoder
-from pegainfer.frontend.tools.json_syntax import DeepSeek, Hermes, Kimi, LlamaJson, Mistral
 from pegainfer.frontend.tools.prompt import knows_tools
-from pegainfer.frontend.tools.python_syntax import Pythonic
 from pegainfer.frontend.tools.syntax import Syntax
 
 _FURTHER = ("[ARGS]", "[CALL_ID]", "<|python_end|>")  # that models write and no grammar of ours asks for
 AUTO, NONE = "auto", "none"
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(msgspec.Struct, frozen=True):
     """How a family writes calls, and the grammar's frame for the same."""
 
     name: str
@@ -48,22 +46,44 @@ class Style:
         return f"functions.{name}:{index}" if self.name == "kimi_k2" else new_call_id()
 
 
-STYLES: Mapping[str, Style] = {
-    style.name: style
-    for style in (
-        Style("hermes", Hermes()),
-        Style("qwen3_coder", QwenCoder()),
-        Style("llama3_json", LlamaJson()),
-        Style("pythonic", Pythonic()),
-        Style("deepseek_v3", DeepSeek()),
-        Style("deepseek_v31", DeepSeek()),
-        Style("deepseek_v32", Dsml()),
-        Style("deepseek_v4", Dsml()),
-        Style("kimi_k2", Kimi()),
-        Style("mistral", Mistral(), short_ids=True),
-        Style("mistral_v11", Mistral(), short_ids=True),
-    )
+# Style -> module and class of its syntax.
+_SYNTAXES = {
+    "hermes": ("json_syntax", "Hermes"),
+    "qwen3_coder": ("field_syntax", "QwenCoder"),
+    "llama3_json": ("json_syntax", "LlamaJson"),
+    "pythonic": ("python_syntax", "Pythonic"),
+    "deepseek_v3": ("json_syntax", "DeepSeek"),
+    "deepseek_v31": ("json_syntax", "DeepSeek"),
+    "deepseek_v32": ("field_syntax", "Dsml"),
+    "deepseek_v4": ("field_syntax", "Dsml"),
+    "kimi_k2": ("json_syntax", "Kimi"),
+    "mistral": ("json_syntax", "Mistral"),
+    "mistral_v11": ("json_syntax", "Mistral"),
 }
+_SHORT_IDS = ("mistral", "mistral_v11")
+
+
+class _Styles(Mapping[str, Style]):
+    """Makes a style when it is first looked up: a server has one, and syntaxes compile many expressions."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Style] = {}
+
+    def __getitem__(self, name: str) -> Style:
+        if name not in self._made:
+            module, syntax = _SYNTAXES[name]
+            found = getattr(importlib.import_module(f"pegainfer.frontend.tools.{module}"), syntax)
+            self._made[name] = Style(name, found(), short_ids=name in _SHORT_IDS)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_SYNTAXES)
+
+    def __len__(self) -> int:
+        return len(_SYNTAXES)
+
+
+STYLES: Mapping[str, Style] = _Styles()
 # What a template that speaks a style must contain; the first line that fits holds.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v4", ("｜DSML｜", "tool_calls>")),
@@ -86,18 +106,22 @@ _STYLE_ALIASES = {"qwen3_xml": "qwen3_coder", "llama4_pythonic": "pythonic", "ll
 _REASONING_ALIASES = ("qwen3", "deepseek_r1", "deepseek_v3")  # vLLM's names for the same
 
 
+def check_style(wanted: str) -> None:
+    """Raises ConfigError for an unknown name."""
+    if wanted not in (AUTO, *_SYNTAXES, *_STYLE_ALIASES):
+        raise ConfigError(
+            "no such tool call parser",
+            expected=", ".join((AUTO, *_SYNTAXES, *_STYLE_ALIASES)),
+            got=wanted,
+            where="--tool-call-parser",
+        )
+
+
 def choose_style(wanted: str, template: str | None) -> Style:
     """The style of this name, or by the template. Raises ConfigError for an unknown name."""
+    check_style(wanted)
     if wanted != AUTO:
-        wanted = _STYLE_ALIASES.get(wanted, wanted)
-        if wanted not in STYLES:
-            raise ConfigError(
-                "no such tool call parser",
-                expected=", ".join((AUTO, *STYLES, *_STYLE_ALIASES)),
-                got=wanted,
-                where="--tool-call-parser",
-            )
-        return STYLES[wanted]
+        return STYLES[_STYLE_ALIASES.get(wanted, wanted)]
     if template is None or not knows_tools(template):
         return STYLES["hermes"]  # in which the prompt tells of them
     for name, signs in _SIGNS:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from pegainfer.frontend.tools.call import Tool, ToolCall
 
@@ -37,8 +38,7 @@ class ArgumentStream(Protocol):
         """The end of the text: what is still to be shown of it."""
 
 
-@dataclass(frozen=True)
-class Tail:
+class Tail(msgspec.Struct, frozen=True):
     """What follows a call's arguments.
 
     closers: characters that are dropped.
@@ -58,8 +58,7 @@ class Tail:
         return text.removesuffix("}") if "}" in self.closers else text
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """The beginning of a call, from which on it is one whatever follows.
 
     length: characters of the section's body before the arguments.

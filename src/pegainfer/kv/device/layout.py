@@ -7,16 +7,16 @@ step are made from one tuple of layouts. The order of the tuple is the order of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+
+import msgspec
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.step import KVSpec, PageGroup, StateGroup
 from pegainfer.runtime.weights.formats import FORMATS
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One tensor of a group: [num_blocks, *shape] in storage format `dtype`.
 
     Args:
@@ -34,8 +34,7 @@ class Part:
         return FORMATS[self.dtype].nbytes(prod(self.shape))
 
 
-@dataclass(frozen=True)
-class PageLayout:
+class PageLayout(msgspec.Struct, frozen=True):
     """A group of pages: a block holds what `block_size` tokens leave behind.
 
     Args:
@@ -50,8 +49,7 @@ class PageLayout:
     window: int = 0
 
 
-@dataclass(frozen=True)
-class StateLayout:
+class StateLayout(msgspec.Struct, frozen=True):
     """A group of recurrent states, one a sequence, which each step overwrites.
 
     Args:

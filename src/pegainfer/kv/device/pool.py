@@ -19,6 +19,7 @@ Array = np.ndarray[Any, Any]
 DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
+    "bf16": np.dtype(np.uint16),
     "f8_e4m3": np.dtype(np.uint8),
 }
 

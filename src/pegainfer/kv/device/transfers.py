@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 PEER_THREADS = 4  # reads from peers that may be under way at once
 DISK_THREADS = 4  # reads and writes of a disk that may be under way at once
-BATCH = 32  # copies between memories that one wait serves
+# Copies between memories that one wait serves: between two batches the link rests.
+BATCH = 128
 
 
 class DeviceCopies(Protocol):
@@ -167,7 +168,7 @@ class Transfers:
         while True:
             taken = [entries.get()[2]]
             with contextlib.suppress(queue.Empty):
-                while len(taken) < most:
+                while taken[-1] is not None and len(taken) < most:  # each thread takes one None
                     taken.append(entries.get_nowait()[2])
             self._run([t for t in taken if t is not None])
             if None in taken:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import ConfigError, OpError
@@ -19,16 +19,17 @@ from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
 from pegainfer.runtime.priority import at_low_priority
-from pegainfer.runtime.rank_memory import RankMemory
 from pegainfer.runtime.weights.weight import Weight
+
+if TYPE_CHECKING:
+    from pegainfer.runtime.rank_memory import RankMemory
 
 Array = np.ndarray[Any, Any]
 Activation = Literal["int8", "bf16", "f32"]
 ACTIVATIONS = get_args(Activation)
 
 
-@dataclass(frozen=True)
-class CpuOptions:
+class CpuOptions(msgspec.Struct, frozen=True):
     """How programs run on the CPU.
 
     Args:

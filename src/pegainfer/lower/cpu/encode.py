@@ -9,11 +9,11 @@ from pegainfer.contract.errors import UnsupportedError
 from pegainfer.kernels.cpu.instructions import OPCODES, axis_letters
 from pegainfer.lower.cpu.packed import FORMAT_CODES
 from pegainfer.ops.program import OpCall, Program
-from pegainfer.ops.spec import Role
+from pegainfer.ops.spec import Operand, Role
 from pegainfer.ops.tensor import Dim, Kind, Tensor
 
 RECURRENT = ("causal_conv_silu", "gated_delta_rule")
-KV_FORMATS = {"f32": 0, "f16": 1, "f8_e4m3": 2}  # as csrc/formats.h numbers them
+KV_FORMATS = {"f32": 0, "f16": 1, "f8_e4m3": 2, "bf16": 3}  # as csrc/formats.h numbers them
 TILE = 16  # output rows of a packed weight's tile
 
 
@@ -74,7 +74,7 @@ def _check(call: OpCall) -> None:
         if o.role is Role.WEIGHT:
             allowed: tuple[str, ...] = tuple(FORMAT_CODES)
         elif o.role is Role.STATE:
-            allowed = ("f32", "f16", "i32", *(("f8_e4m3",) if o.paged else ()))
+            allowed = _state_formats(call, o)
         elif tensor.kind is Kind.WEIGHT:
             continue  # converted to float32 when it is loaded
         else:
@@ -86,14 +86,15 @@ def _check(call: OpCall) -> None:
     _check_state(call)
 
 
+def _state_formats(call: OpCall, o: Operand) -> tuple[str, ...]:
+    if call.spec.name in RECURRENT:
+        return ("f32", "bf16") if o.name == "delta" else ("f32",)
+    return ("f32", "f16", "i32", *(("f8_e4m3",) if o.paged else ()))
+
+
 def _check_state(call: OpCall) -> None:
     """Raises UnsupportedError for a KV cache or a recurrent state that the kernels cannot walk."""
     if call.spec.name in RECURRENT:
-        for o in call.spec.operands:
-            if o.role is Role.STATE and call.tensors[o.name].dtype != "f32":
-                raise UnsupportedError(
-                    f"dtype of {o.name} in {call} on the CPU", expected="f32", got=str(call.tensors[o.name])
-                )
         width = call.axes.get("V", TILE)
         if not isinstance(width, int) or width % TILE:
             raise UnsupportedError(

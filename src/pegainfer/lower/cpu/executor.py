@@ -7,7 +7,7 @@ import mmap
 import weakref
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from pegainfer.lower.cpu.packed import PackedWeight
 from pegainfer.lower.cpu.threads import ThreadPool
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.tensor import NUMPY, Kind, Sizes, Tensor
-from pegainfer.runtime.rank_memory import RankMemory
+
+if TYPE_CHECKING:
+    from pegainfer.runtime.rank_memory import RankMemory
 
 Array = np.ndarray[Any, Any]
 Watch = Callable[[OpCall, Mapping[str, Array]], None]

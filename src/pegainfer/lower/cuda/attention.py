@@ -126,10 +126,19 @@ class Plan:
     merges: Place
 
 
-def plan_rows(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice) -> Plan:
-    """The step's work list, made ahead of everything else; layers that need the same list share it."""
+def plan_rows(
+    c: LoweringContext, p: AttentionProblem, choice: AttentionChoice, lens: Place | None = None
+) -> Plan:
+    """The step's work list, made ahead of everything else; layers that need the same list share it.
+
+    Args:
+        lens: each row's query tokens, made ahead of the step; the call's input if None.
+    """
     rows = [c.call.tensors[n].storage for n in ("query_starts", "query_lens", "context_lens")]
-    key = ("attention plan", *(t.name for t in rows), p.kv_heads, p.group, choice.tile_rows, choice.shares)
+    key = (
+        "attention plan", *(t.name for t in rows), p.kv_heads, p.group, choice.tile_rows, choice.shares,
+        choice.chunk, *(["rest"] if lens else []),
+    )  # fmt: skip
     sizes = (
         PLAN_BYTES, CUT_BYTES * p.rows, 4 * (choice.shares + 1), ITEM_BYTES * choice.decode_items,
         ITEM_BYTES * choice.prefill_items, ITEM_BYTES * choice.prefill_slots,
@@ -140,10 +149,10 @@ def plan_rows(c: LoweringContext, p: AttentionProblem, choice: AttentionChoice) 
     query_starts, query_lens, context_lens = map(Place, rows)
     args = struct(
         ATTENTION_PLAN, plan=plan.counts, cuts=plan.cuts, firsts=plan.firsts, merges=plan.merges,
-        decode=plan.decode, prefill=plan.prefill, query_starts=query_starts, query_lens=query_lens,
+        decode=plan.decode, prefill=plan.prefill, query_starts=query_starts, query_lens=lens or query_lens,
         context_lens=context_lens, rows=p.rows, group=p.group, kv_heads=p.kv_heads,
         tile_rows=choice.tile_rows, decode_slots=choice.decode_slots, prefill_slots=choice.prefill_slots,
-        shares=choice.shares,
+        shares=choice.shares, chunk=choice.chunk,
     )  # fmt: skip
     c.launch_ahead("attention_plan", (1, 1, 1), 256, [args], "the work list of attention in all layers")
     return plan

@@ -64,6 +64,7 @@ class AttentionChoice:
     shares: int  # groups of blocks that decode even shares of all keys; 0: rows are cut by their own length
     row: bool  # whether the only row is shared out to all SMs; else a launch of its own adds up the parts
     append: bool  # whether decoding finishes the projected heads and appends the token
+    chunk: int = DECODE_CHUNK  # keys of a part of short rows that are cut by their own length
 
     @property
     def boxes(self) -> bool:
@@ -73,7 +74,7 @@ class AttentionChoice:
     @property
     def cut(self) -> str:
         """How decoded rows are cut."""
-        parts = f"{self.shares} even shares" if self.shares else f"parts of {DECODE_CHUNK} keys or more"
+        parts = f"{self.shares} even shares" if self.shares else f"parts of {self.chunk} keys or more"
         parts = "one block an SM" if self.row else parts
         return parts + (", norm, rotation and append inside" if self.append else "")
 
@@ -154,11 +155,11 @@ def lacks_append(p: AttentionProblem, target: Target) -> str | None:
     return None
 
 
-def decode_room(p: AttentionProblem, shares: int, longest: int) -> tuple[int, int]:
+def decode_room(p: AttentionProblem, shares: int, longest: int, chunk: int = DECODE_CHUNK) -> tuple[int, int]:
     """(items, parts whose sums are kept) of rows of up to `longest` keys."""
     if shares:
         return p.rows + shares, 2 * shares  # each end of a share cuts one row in two at the most
-    parts = min(DECODE_PARTS, max(1, blocks(longest, DECODE_CHUNK)))
+    parts = min(DECODE_PARTS, max(1, blocks(longest, chunk)))
     return p.rows * parts, p.rows * parts if parts > 1 else 0
 
 

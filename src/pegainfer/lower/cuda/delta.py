@@ -17,12 +17,13 @@ ROWS = {
     "ids": "state_ids", "saves": "state_saves", "starts": "query_starts", "lens": "query_lens",
     "contexts": "context_lens",
 }  # fmt: skip
-TILE = 16  # tokens of a row that one block of the convolution takes: kTile of conv.cu
+TILE = 8  # tokens of a row that one block of the convolution takes: kTile of conv.cu
 CONV_THREADS = 128
 CONV_TAPS = 4  # that the fast convolution is compiled for
 KEY_DIM, COLUMNS, DELTA_THREADS = 128, 32, 128  # kKeys, kColumns and kThreads of delta.cuh
 DECODE_THREADS, DECODE_PER_SM = 256, 2  # kDecodeThreads of decode.cuh, and its blocks on an SM
-DECODE_SHARED = 65_536  # a head's matrix in float32
+RING_THREADS, RING_STAGES = 544, 3  # kRingThreads and kRingStages of sm90/delta/decode.cuh
+RING_HEADS = 5  # value heads an SM from which the ring is the faster one
 CHUNK = 64  # tokens: kChunk of chunk.cuh
 PREPARE_THREADS, PREPARE_SHARED = 128, 36_352  # kPrepareThreads and kPrepareShared
 SCAN_THREADS, SCAN_STAGE, SCAN_TILES = 256, 48_128, 20_480  # kScanThreads, kStage and kWorkTiles of scan.cuh
@@ -73,21 +74,34 @@ def _delta_rule(
         channels=s["F"], heads=heads, key_heads=_key_heads(c), key_dim=key_dim, value_dim=value_dim, eps=eps,
         scale=key_dim**-0.5, tiled=int(c.call.attrs["tiled"]),
     )  # fmt: skip
-    if key_dim != KEY_DIM or value_dim % COLUMNS:
+    any_size = key_dim != KEY_DIM or value_dim % COLUMNS != 0
+    suffix = _states(c, dtype, any_size)
+    if any_size:
         shared = 2 * key_dim * 4
         c.launch(f"delta_any_{dtype}", (blocks(value_dim, 32), heads, s["R"]), 32, [args], shared)
         return
     grid = (value_dim // COLUMNS, heads, s["R"])
-    c.launch(f"delta_step_{dtype}", grid, DELTA_THREADS, [args])
+    c.launch(f"delta_step_{suffix}", grid, DELTA_THREADS, [args])
     if c.step.decode_only:
         return
     if dtype == "bf16":
-        _by_chunks(c, args)
+        _by_chunks(c, args, suffix)
     else:
         c.launch(f"delta_sequence_{dtype}", grid, DELTA_THREADS, [args])
 
 
-def _by_chunks(c: LoweringContext, args: Struct) -> None:
+def _states(c: LoweringContext, dtype: str, any_size: bool = False) -> str:
+    """The end of a kernel's name: activations' dtype and, where it is another than float32, the states'."""
+    stored = c.dtype("delta")
+    if stored == "f32":
+        return dtype
+    if dtype != "bf16" or any_size:
+        wanted = f"f32; bf16 with activations of bf16, keys of {KEY_DIM} and values of multiples of {COLUMNS}"
+        raise c.refuse("dtype of delta", wanted, stored)
+    return f"{dtype}_{stored}"
+
+
+def _by_chunks(c: LoweringContext, args: Struct, suffix: str) -> None:
     """Rows of several tokens in two launches: all chunks side by side, then each row's chunks in order."""
     tokens, rows, heads = c.sizes["T"], c.sizes["R"], c.sizes["H"]
     square = tokens * heads * CHUNK * item_bytes("bf16")
@@ -103,7 +117,7 @@ def _by_chunks(c: LoweringContext, args: Struct) -> None:
     both = [args, chunk_args]
     c.launch("delta_chunk_prepare_bf16", (chunks, _key_heads(c), 1), PREPARE_THREADS, both, PREPARE_SHARED)
     shared = stages * SCAN_STAGE + SCAN_TILES
-    c.launch("delta_chunk_scan_bf16", (slices, heads, at_once), SCAN_THREADS, both, shared)
+    c.launch(f"delta_chunk_scan_{suffix}", (slices, heads, at_once), SCAN_THREADS, both, shared)
 
 
 @handles("gated_rms_norm")
@@ -162,10 +176,18 @@ def _gated_delta(c: LoweringContext) -> None:
 def _decode(c: LoweringContext, projected: Place, stride: int) -> None:
     s, attrs = c.sizes, c.call.attrs
     conv, matrices = s["X"] * s["F"], s["H"] * s["K"] * s["V"]
-    most, keys = DECODE_PER_SM * c.target.info.num_sms, _key_heads(c)
+    sms, keys = c.target.info.num_sms, _key_heads(c)
+    most = DECODE_PER_SM * sms
+    kernel, threads = f"delta_decode_{_states(c, c.dtype('x'))}", DECODE_THREADS
+    shared = s["K"] * s["V"] * item_bytes(c.dtype("delta"))  # a head's matrix
+    many = s["H"] * s["R"] > RING_HEADS * sms
+    ring = many and c.target.info.arch == "90a" and kernel == "delta_decode_bf16"
     # Blocks that share no state need no atomics, which is worth a few idle ones.
-    chain = s["H"] // keys if 4 * keys * s["R"] >= 3 * most else 1
-    units = s["H"] * s["R"] // chain
+    chain = s["H"] // keys if 4 * keys * s["R"] >= 3 * most and not ring else 1
+    units, why = s["H"] * s["R"] // chain, f"{chain} value heads a block in turn"
+    if ring:
+        kernel, threads, shared = "delta_decode_ring_bf16", RING_THREADS, RING_STAGES * shared
+        most, why = sms, "value heads claimed one by one"
     args = struct(
         DELTA_DECODE, out=c.address("out"), conv=_layer(c, "conv", conv), delta=_layer(c, "delta", matrices),
         x=projected, taps=c.vector("taps"), a_log=c.vector("a_log"), dt_bias=c.vector("dt_bias"),
@@ -173,10 +195,7 @@ def _decode(c: LoweringContext, projected: Place, stride: int) -> None:
         delta_entry=s["Y"] * matrices, x_stride=stride, heads=s["H"], key_heads=keys,
         chain=chain, units=units, eps=attrs["eps"], key_eps=attrs["key_eps"], tiled=int(attrs["tiled"]),
     )  # fmt: skip
-    c.launch(
-        f"delta_decode_{c.dtype('x')}", (min(units, most), 1, 1), DECODE_THREADS, [args], DECODE_SHARED,
-        why=f"rows of one token, {chain} value heads a block in turn",
-    )  # fmt: skip
+    c.launch(kernel, (min(units, most), 1, 1), threads, [args], shared, why=f"rows of one token, {why}")
 
 
 def _key_heads(c: LoweringContext) -> int:

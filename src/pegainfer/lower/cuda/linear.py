@@ -14,6 +14,7 @@ from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.lower.cuda.skinny import NextNorm, Scale, SkinnyChoice
 from pegainfer.lower.cuda.target import Target
 from pegainfer.ops.fused_delta import SCALED_GATED_DELTA
+from pegainfer.ops.fused_mla import SCALED_MLA_DECODE, SCALED_MLA_QKV_APPEND
 from pegainfer.ops.fused_norm import (
     LINEAR_RESIDUAL_NORM,
     SCALED_GATE_UP_SWIGLU,
@@ -34,6 +35,7 @@ PROBLEMS: dict[str, Callable[[Sizes], Fields]] = {
     "gated_qkv_norm_rope_append": lambda s: (s["T"], 2 * s["A"] + 2 * s["B"], s["M"], "store", True),
     "project_heads": lambda s: (s["T"], s["E"] * s["D"], s["M"], "store", True),
     "mla_qkv_append": lambda s: (s["T"], s["A"] + s["D"], s["M"], "store", True),
+    "mla_decode": lambda s: (s["T"], s["A"] + s["D"], s["M"], "store", True),
     "gated_delta": lambda s: (s["T"], s["F"] + s["A"] + 2 * s["H"], s["M"], "store", True),
     "lm_head": lambda s: (s["L"], s["V"], s["M"], "storef32", True),
 }
@@ -46,6 +48,7 @@ WEIGHTS = {
     "gated_qkv_norm_rope_append": ("wq", "wk", "wv", "wg"),
     "project_heads": ("wq", "wk", "wv", "wg"),
     "mla_qkv_append": (),
+    "mla_decode": (),
     "gated_delta": ("w_qkv", "w_z", "w_a", "w_b"),
     "lm_head": ("w",),
 }
@@ -57,6 +60,8 @@ SCALED = {
     "project_heads": SCALED_PROJECT_HEADS,
     "gate_up_swiglu": SCALED_GATE_UP_SWIGLU,
     "gated_delta": SCALED_GATED_DELTA,
+    "mla_qkv_append": SCALED_MLA_QKV_APPEND,
+    "mla_decode": SCALED_MLA_DECODE,
 }
 UNSCALED = {spec.name: name for name, spec in SCALED.items()} | {"linear_residual_norm": "linear_residual"}
 

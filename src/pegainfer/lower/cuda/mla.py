@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
-
-from pegainfer.lower.cuda.attention import Plan, merge_args, plan_rows
-from pegainfer.lower.cuda.attention_choice import (
-    OWN_PARTS_ROWS,
-    PAGE,
-    PREFILL_PARTS,
-    PREFILL_SLOTS,
-    AttentionChoice,
-    AttentionProblem,
-    decode_room,
-)
+from pegainfer.lower.cuda import mla_expanded
+from pegainfer.lower.cuda.attention_choice import AttentionProblem
 from pegainfer.lower.cuda.gemm import SIXTEEN, project
-from pegainfer.lower.cuda.linear import gemm_problem
-from pegainfer.lower.cuda.lowering import LoweringContext, Operands, blocks, handles
+from pegainfer.lower.cuda.latent import (
+    EARLY,
+    OLDER,
+    RANK,
+    WIDTH,
+    LatentAttention,
+    absorb,
+    head_linear,
+    latent_args,
+    latent_layer,
+    latent_refusal,
+    latent_stride,
+    tiled,
+)
+from pegainfer.lower.cuda.linear import gemm_problem, scale_of
+from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
+from pegainfer.lower.cuda.mla_expanded import (
+    CHANNELS,
+    HEAD,
+    attend_expanded,
+    choose_expanded,
+    plan_expanded,
+    serves,
+)
 from pegainfer.lower.cuda.plan import Place, Struct, ptr, struct
-from pegainfer.lower.cuda.target import Target
-from pegainfer.ops.program import OpCall
-from pegainfer.runtime.cuda.arguments import ATTENTION, HEAD_LINEAR, LATENT_APPEND
+from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.ops.fused_mla import MLA_DECODE
+from pegainfer.ops.program import OpCall, is_read
+from pegainfer.ops.tensor import Kind
+from pegainfer.runtime.cuda.arguments import LATENT_APPEND
 from pegainfer.runtime.cuda.launch import i32, i64
 from pegainfer.runtime.cuda.tensor import item_bytes
-
-# As in common/mla/latent.cuh: channels of a cached row and of its values; heads of a decoding block.
-WIDTH, RANK, DECODE_HEADS = 576, 512, 16
-ANY_WIDTH = 1024  # most channels that latent_any.cu takes
-# Kernels of latent attention by the shared memory of a block: for decoded rows, and for prefilled ones.
-TILES = ((227 << 10, "r16_k64_s3", "r64_k64_s2"), (163 << 10, "r16_k64_s2", "r64_k32_s2"))
-SMALL_TILE = "r16_k32_s2"
-HEAD_TOKENS = (16, 64, 128)  # that head_linear.cu is compiled for
-# Flags of latent.cuh. EARLY: keys were cached before the launch ahead of this one began.
-PREFILL, EARLY = 1, 2
-
 
 # A matrix for each head
 
@@ -44,33 +46,6 @@ def _head_linear(c: LoweringContext) -> None:
     s, dtype = c.sizes, c.one_dtype("a", "out")
     w = c.matrix("w", dtype=dtype)
     head_linear(c, c.address("out"), c.address("a"), w, dtype, s["N"], s["K"], s["B"] - s["K"])
-
-
-def head_linear(
-    c: LoweringContext, out: Place, a: Place, w: Place, dtype: str, n: int, k: int, copied: int
-) -> None:
-    """out[t, h] = a[t, h, :k] · w[h]ᵀ, and `copied` channels behind it, of the call's tokens and heads."""
-    tokens, heads = c.sizes["T"], c.sizes["H"]
-    if not tokens:
-        return
-    args = struct(
-        HEAD_LINEAR, out=out, a=a, w=w, tokens=tokens, h=heads, n=n, k=k, a_width=k + copied,
-        out_width=n + copied,
-    )  # fmt: skip
-    if dtype not in SIXTEEN or n % 8 or k % 8 or copied % 8:
-        why = "float32, or sizes that are no multiples of 8"
-        grid = (blocks(tokens * heads * (n + copied), 8), 1, 1)
-        c.launch(f"head_linear_any_{dtype}", grid, 256, [args], why=why)
-        return
-    most = sum(tokens > tile for tile in HEAD_TOKENS[:-1])  # of a larger tile, half would be empty
-    for tile in reversed(HEAD_TOKENS[: most + 1]):
-        kernel = f"head_linear_{dtype}_t{tile}"
-        rows, threads, shared = (c.target.feature(kernel, name) or 0 for name in ("rows", "block", "shared"))
-        grid = (blocks(n, rows), blocks(tokens, tile), heads)
-        # Smaller tiles read more, but too few blocks leave SMs without work.
-        if grid[0] * grid[1] * heads > c.target.info.num_sms // 2:
-            break
-    c.launch(kernel, grid, threads, [args], shared, why=f"tiles of {tile} tokens")
 
 
 # Rotation and append
@@ -99,11 +74,11 @@ def _append_args(
 ) -> Struct:
     """`stride`: elements from a token of latent to the next. Without q only latents are cached."""
     s = c.sizes
-    eps = c.call.attrs["eps" if q is None else "latent_eps"]
+    eps = c.call.attrs.get("latent_eps", c.call.attrs["eps"])
     return struct(
-        LATENT_APPEND, kv=_layer(c), q=q, latent=latent, norm=c.vector(norm),
+        LATENT_APPEND, kv=latent_layer(c), q=q, latent=latent, norm=c.vector(norm),
         positions=c.address("positions"), slots=c.address("slots"), cos_sin=c.vector("cos_sin"),
-        stride=stride, page_stride=_page_stride(c), tokens=s["T"], h=s["H"] if q else 0, head_dim=head_dim,
+        stride=stride, page_stride=latent_stride(c), tokens=s["T"], h=s["H"] if q else 0, head_dim=head_dim,
         rank=s["K"], rotated=s["B"], block_size=s["S"], eps=eps,
     )  # fmt: skip
 
@@ -116,7 +91,7 @@ def _one_projection(call: OpCall) -> bool:
     return "wq_down" not in call.tensors and x.dtype in SIXTEEN and q.dtype == kv.dtype == x.dtype and aligned
 
 
-@handles("mla_qkv_append", whole=_one_projection)
+@handles("mla_qkv_append", "scaled_mla_qkv_append", whole=_one_projection)
 def _mla_qkv(c: LoweringContext) -> None:
     """One GEMM, and one launch that rotates the queries and caches the latents."""
     s, dtype = c.sizes, c.dtype("x")
@@ -124,60 +99,30 @@ def _mla_qkv(c: LoweringContext) -> None:
     projected = c.scratch(s["T"] * problem.n * item_bytes(dtype))
     project(
         c, problem, projected, c.address("x"), c.matrix("wq", "w_latent", dtype=dtype),
-        norm=c.vector("norm"), eps=c.call.attrs["eps"],
+        norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
     latent = projected + s["A"] * item_bytes(dtype)
     args = _append_args(c, latent, problem.n, "latent_norm", c.address("q"), s["F"])
-    c.launch(f"mla_finish_{dtype}", (blocks(s["T"] * (s["H"] + 1), 8), 1, 1), 256, [args])
+    published = dtype in SIXTEEN and (s["K"], s["B"], s["F"]) == (RANK, WIDTH - RANK, HEAD)
+    kernel = f"mla_finish_{dtype}{'_r512' if published else ''}"
+    c.launch(kernel, (blocks(s["T"] * (s["H"] + 1), 8), 1, 1), 256, [args])
 
 
 # Attention
 
 
-def latent_refusal(p: AttentionProblem, rank: int) -> tuple[str, str] | None:
-    """(required, offered) where no kernel serves the problem."""
-    if p.dtype not in (*SIXTEEN, "f32"):
-        return "a cache of bf16, f16 or f32", p.dtype
-    if p.head_dim > ANY_WIDTH:
-        return f"cached rows of at most {ANY_WIDTH} numbers", str(p.head_dim)
-    if _tiled(p, rank) and p.block_size % PAGE:
-        return f"blocks of a multiple of {PAGE} tokens", str(p.block_size)
-    return None
-
-
-def _tiled(p: AttentionProblem, rank: int) -> bool:
-    """Whether the tensor core kernels are compiled for these sizes."""
-    return p.dtype in SIXTEEN and (p.head_dim, rank) == (WIDTH, RANK)
-
-
-@lru_cache(maxsize=1024)
-def choose_latent(p: AttentionProblem, target: Target) -> AttentionChoice:
-    """This GPU's tensor core kernels for rows of 512 + 64 numbers in 16 bits."""
-    tiles = next((t[1:] for t in TILES if target.info.max_shared >= t[0]), (SMALL_TILE, SMALL_TILE))
-    decode, prefill = (f"latent_attention_{p.dtype}_{tile}" for tile in tiles)
-    units = blocks(p.heads, DECODE_HEADS)
-    shares = target.info.num_sms // units if p.rows > OWN_PARTS_ROWS else 0
-    items, slots = decode_room(p, shares, p.table_width * p.block_size)
-    tile_rows = target.feature(prefill, "rows") or 0
-    most = 0 if p.decode_only else (blocks(p.tokens * p.heads, tile_rows) + p.rows) * PREFILL_PARTS
-    return AttentionChoice(
-        decode, "" if p.decode_only else prefill, tile_rows, items, most, slots,
-        0 if p.decode_only else PREFILL_SLOTS, shares, row=False, append=False,
-    )  # fmt: skip
-
-
 @handles("latent_attention")
 def _latent_attention(c: LoweringContext) -> None:
     s, dtype = c.sizes, c.one_dtype("kv", "q", "out")
-    p = _problem(c)
+    p = _problem(c.call, c.step)
     if (wrong := latent_refusal(p, s["K"])) is not None:
         raise c.refuse("no kernel", *wrong)
     if p.tokens == 0 or p.rows == 0:
         return
-    if _tiled(p, s["K"]):
-        _attend(c, p, c.address("out"), c.address("q"), 0)
+    if tiled(p, s["K"]):
+        LatentAttention(c, p, c.address("out"), c.address("q"), 0).launch()
         return
-    args = _args(c, p, c.address("out"), c.address("q"))
+    args = latent_args(c, p, c.address("out"), c.address("q"))
     c.launch(
         f"latent_attention_any_{dtype}", (p.heads, p.tokens, 1), 32,
         [args, i32(p.rows), i32(s["D"]), i32(s["K"])],
@@ -198,91 +143,72 @@ def _absorbs(call: OpCall) -> bool:
 def _mla_attention(c: LoweringContext) -> None:
     """Queries absorbed, attention, values. Attention copies keys while queries are being absorbed."""
     s, dtype = c.sizes, c.dtype("kv")
-    p = _problem(c)
+    p = _problem(c.call, c.step)
     if (wrong := latent_refusal(p, s["K"])) is not None:
         raise c.refuse("no kernel", *wrong)
     if p.tokens == 0 or p.rows == 0:
         return
+    served = serves(dtype, s["X"], s["A"], s["K"], s["D"])
+    bounds = mla_expanded.LEAST_TOKENS, mla_expanded.SCRATCH_BYTES
+    expanded = choose_expanded(p, c.target, *bounds) if served else None
+    rows = plan_expanded(c, p, expanded) if expanded else None
     absorbed, attended = (c.scratch(p.tokens * p.heads * n * item_bytes(dtype)) for n in (WIDTH, RANK))
     w_k, w_v = c.matrix("w_k", dtype=dtype), c.matrix("w_v", dtype=dtype)
-    head_linear(c, absorbed, c.address("q"), w_k, dtype, RANK, s["X"], WIDTH - RANK)
-    _attend(c, p, attended, absorbed, EARLY)
-    head_linear(c, c.address("out"), attended, w_v, dtype, s["A"], RANK, 0)
-
-
-def _problem(c: LoweringContext) -> AttentionProblem:
-    s = c.sizes
-    return AttentionProblem(
-        s["T"], s["R"], s["H"], 1, s["D"], s["S"], s["W"], c.dtype("kv"), c.step.decode_only
-    )  # fmt: skip
-
-
-def _attend(c: LoweringContext, p: AttentionProblem, out: Place, q: Place, flags: int) -> None:
-    """Launches the tensor core kernels.
-
-    Args:
-        out: [T, H, 512].
-        q: [T, H, 576].
-        flags: EARLY or 0.
-    """
-    choice = choose_latent(p, c.target)
-    plan = plan_rows(c, p, choice)
-    parts = choice.decode_slots * p.heads
-    sums = c.scratch(parts * 4 * RANK), c.scratch(8 * parts)
-    args = _args(c, p, out, q, plan, plan.decode, plan.firsts if choice.shares else None, sums)
-    items = (choice.shares or choice.decode_items) * blocks(p.heads, DECODE_HEADS)
-    _persistent(c, choice.decode, args, items, flags, choice.cut)
-    if choice.decode_slots:
-        cuts = min(p.rows, choice.shares) if choice.shares else p.rows
-        merge = f"attention_merge_decode_{p.dtype}_d{RANK}"
-        args = merge_args(c, p, choice, plan, sums, out)
-        c.launch(merge, (p.heads, cuts, 1), RANK, [args], why="adds up parts of decoded rows")
-    if not choice.prefill:
+    wanted, rest = (rows.absorbed, rows.rest) if rows else (None, None)
+    head_linear(c, absorbed, c.address("q"), w_k, dtype, RANK, s["X"], WIDTH - RANK, wanted)
+    attention = LatentAttention(c, p, attended, absorbed, EARLY, rest)
+    if p.decode_only:
+        attention.launch_with_values(w_v, s["A"])
         return
-    parts = choice.prefill_slots * choice.tile_rows
-    sums = c.scratch(parts * 4 * RANK), c.scratch(8 * parts)
-    args = _args(c, p, out, q, plan, plan.prefill, None, sums)
-    _persistent(
-        c, choice.prefill, args, choice.prefill_items, flags | PREFILL, f"tiles of {choice.tile_rows}"
-    )
-    merge, grid = f"attention_merge_prefill_{p.dtype}_d{RANK}", (2 * c.target.info.num_sms, 1, 1)
-    args = merge_args(c, p, choice, plan, sums, out)
-    c.launch(merge, grid, RANK, [args], why="adds up parts of prefilled tiles")
+    attention.launch()
+    head_linear(c, c.address("out"), attended, w_v, dtype, s["A"], RANK, 0, wanted)
+    if expanded and rows:  # behind the others, whose last tiles of tokens may reach into these rows
+        attend_expanded(c, p, expanded, rows, latent_layer(c), latent_stride(c))
 
 
-def _persistent(c: LoweringContext, kernel: str, args: Struct, most: int, flags: int, why: str) -> None:
-    """One block on each SM, or as many as there can be items."""
-    threads, shared = (c.target.feature(kernel, name) or 0 for name in ("block", "shared"))
-    grid = (min(most, c.target.info.num_sms), 1, 1)
-    c.launch(kernel, grid, threads, [args, i32(flags)], shared, why=why)
+def _problem(call: OpCall, step: Step) -> AttentionProblem:
+    s, dtype = call.sizes(step.env), call.tensors["kv"].dtype
+    return AttentionProblem(s["T"], s["R"], s["H"], 1, s["D"], s["S"], s["W"], dtype, step.decode_only)
 
 
-def _args(
-    c: LoweringContext,
-    p: AttentionProblem,
-    out: Place,
-    q: Place,
-    plan: Plan | None = None,
-    items: Place | None = None,
-    firsts: Place | None = None,
-    sums: tuple[Place | None, Place | None] = (None, None),
-) -> Struct:
-    names = ("query_starts", "query_lens", "context_lens", "block_table")
-    return struct(
-        ATTENTION, out=out, q=q, kv=_layer(c), **{n: c.address(n) for n in names},
-        plan=plan.counts if plan else None, items=items, firsts=firsts, sums=sums[0], heads=sums[1],
-        page_stride=_page_stride(c), h=p.heads, g=1, block_size=p.block_size, table_width=p.table_width,
-        scale_log2=c.call.attrs["scale"] * math.log2(math.e), v_scale=1.0,
+# Decoded tokens: queries go from their GEMM to absorption
+
+
+def _join(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
+    qkv, attention = (call.tensors for call in calls[:2])
+    q, kv = qkv["q"].storage, qkv["kv"]
+    same = q is attention["q"].storage and kv.storage is attention["kv"].storage
+    if not same or calls[0].attrs["layer"] != calls[1].attrs["layer"]:
+        return "attention over the same heads and the same layer's cache"
+    if q.kind is not Kind.BUFFER or is_read(calls[2:], q):
+        return "heads that only attention reads"
+    problem = _problem(calls[1], step)
+    if not step.decode_only or problem.tokens > problem.rows:
+        return "rows of one token each"
+    s = calls[1].sizes(step.env)
+    if not serves(problem.dtype, s["X"], s["A"], s["K"], s["D"]) or latent_refusal(problem, s["K"]):
+        return f"heads of {HEAD} and values of {CHANNELS} channels over rows of {WIDTH} numbers in 16 bits"
+    taken = {n: t for n, t in (attention | qkv).items() if n != "q"}
+    return [OpCall.of(MLA_DECODE, {**calls[0].attrs, **calls[1].attrs}, **taken)]
+
+
+JOIN_MLA = Rule("join_mla", (frozenset({"mla_qkv_append"}), frozenset({"mla_attention"})), _join)
+
+
+@handles("mla_decode", "scaled_mla_decode")
+def _mla_decode(c: LoweringContext) -> None:
+    """Attention copies older keys while the newest are cached and queries absorbed."""
+    s, dtype, p = c.sizes, c.dtype("kv"), _problem(c.call, c.step)
+    if p.tokens == 0:
+        return
+    problem = gemm_problem(c.call, s, c.target)
+    item = item_bytes(dtype)
+    projected = c.scratch(p.tokens * problem.n * item)
+    absorbed, attended = (c.scratch(p.tokens * p.heads * n * item) for n in (WIDTH, RANK))
+    project(
+        c, problem, projected, c.address("x"), c.matrix("wq", "w_latent", dtype=dtype),
+        norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
     )  # fmt: skip
-
-
-def _page_stride(c: Operands) -> int:
-    """Elements from a block of latents to the next: all its layers lie together."""
-    s = c.sizes
-    return s["Y"] * s["S"] * s["D"]
-
-
-def _layer(c: Operands) -> Place:
-    """Address of the layer's part of block 0."""
-    s = c.sizes
-    return c.address("kv") + int(c.call.attrs["layer"]) * s["S"] * s["D"] * item_bytes(c.dtype("kv"))
+    append = _append_args(c, projected + s["A"] * item, problem.n, "latent_norm", None, 0)
+    absorb(c, absorbed, projected, append, dtype)
+    LatentAttention(c, p, attended, absorbed, OLDER).launch_with_values(c.matrix("w_v", dtype=dtype), s["V"])

@@ -148,7 +148,7 @@ class PlannedLaunch:
     """A kernel, its grid and its arguments.
 
     Args:
-        label: op and axis sizes.
+        label: op and axis sizes; launches that differ in it alone are equal.
         why: the reason of this choice.
         pdl: may start before the launch ahead of it has ended.
         cluster: blocks along x that share memory; 0 for none.
@@ -159,7 +159,7 @@ class PlannedLaunch:
     grid: tuple[int, int, int]
     block: int
     args: tuple[PlannedArg, ...]
-    label: str
+    label: str = field(compare=False)
     why: str
     shared: int = 0
     pdl: bool = False

@@ -15,6 +15,7 @@ from pegainfer.lower.cuda import (  # noqa: F401  (they register)
 )
 from pegainfer.lower.cuda.linear import FOLD_NORM
 from pegainfer.lower.cuda.lowering import Step, choose, keeps_whole
+from pegainfer.lower.cuda.mla import JOIN_MLA
 from pegainfer.lower.cuda.moe import ADD_EXPERTS
 from pegainfer.lower.cuda.plan import PlannedLaunch, StepPlan
 from pegainfer.lower.cuda.qkv import FINISH_AND_GATE, FINISH_IN_ATTENTION
@@ -31,6 +32,7 @@ RULES = (
     ONE_LAUNCH,
     FINISH_IN_ATTENTION,
     FINISH_AND_GATE,
+    JOIN_MLA,
     FOLD_NORM,
     NORM_AFTER_SUM,
     ADD_EXPERTS,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pegainfer.kernels.cpu.library import isa_name, source_hash
 from pegainfer.lower.cpu import kv
@@ -21,10 +21,10 @@ from pegainfer.measure.step_shapes import CPU_STEP_SIZES, StepShape
 from pegainfer.measure.workload import Family, FamilyKey, case, families
 from pegainfer.ops.cases.common import i32, normal
 from pegainfer.ops.check import Report, check_case, through_program
-from pegainfer.ops.float8 import held
 from pegainfer.ops.program import Program
 from pegainfer.ops.quantize import quantized_weight
 from pegainfer.ops.spec import Arrays, Settings
+from pegainfer.ops.stored import held
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
 from pegainfer.runtime.weights.weight import Weight
 

@@ -11,9 +11,10 @@ import numpy as np
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.executor import CudaExecutor
 from pegainfer.ops.compose import run_reference
-from pegainfer.ops.float8 import LEAST, STEP, plain
+from pegainfer.ops.float8 import LEAST, STEP
 from pegainfer.ops.program import OpCall
 from pegainfer.ops.spec import Role
+from pegainfer.ops.stored import plain
 from pegainfer.ops.tensor import Kind, Sizes
 
 Array = np.ndarray[Any, Any]

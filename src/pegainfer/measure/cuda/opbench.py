@@ -28,8 +28,9 @@ from pegainfer.ops.check import Report
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.spec import Arrays, Role, Settings
 from pegainfer.ops.tensor import Kind, Tensor
+from pegainfer.runtime.bf16 import from_bf16, to_bf16
 from pegainfer.runtime.cuda.launch import Launch
-from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, to_bf16
+from pegainfer.runtime.cuda.tensor import DeviceTensor
 from pegainfer.runtime.weights.weight import in_memory
 
 Array = np.ndarray[Any, Any]

@@ -5,8 +5,9 @@ config.json or from GGUF metadata.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pegainfer.ops.config import gguf_fields, gguf_rope, hf_rope, serve_only, served_length
 from pegainfer.ops.quantization import Quantization, read_quantization
@@ -44,8 +45,7 @@ SOFTMAX, SIGMOID = "softmax", "sigmoid"
 TOPK_METHODS = {SOFTMAX: ("greedy", "group_limited_greedy"), SIGMOID: ("noaux_tc",)}
 
 
-@dataclass(frozen=True)
-class DeepseekV2Config:
+class DeepseekV2Config(msgspec.Struct, frozen=True):
     """Sizes and constants of one model; every field was checked for type, range and mutual fit."""
 
     vocab_size: int

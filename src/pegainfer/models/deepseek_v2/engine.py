@@ -31,5 +31,10 @@ def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK
     return model(DeepseekV2Weights(read, without_data(TABLE, read)), at.ranks)
 
 
+# Each step expands the latents of a row's whole prefix. V2-Lite's prompt of 16,000 tokens takes 203 ms on an
+# H200 in steps of 8,192, and 190 in one.
+GPU_PREFILL_TOKENS = 16_384
+
+
 def model(weights: DeepseekV2Weights, ranks: int = 1) -> LineModel:
-    return decoder_model(weights, groups, forward, head, ranks=ranks)
+    return decoder_model(weights, groups, forward, head, ranks=ranks, gpu_prefill_tokens=GPU_PREFILL_TOKENS)

@@ -11,19 +11,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.models.deepseek_v2.config import LINE, SIGMOID, DeepseekV2Config, of_rank
 from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
-from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
+from pegainfer.ops.rope import attention_factor, inverse_frequencies
+from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
-from pegainfer.runtime.weights.weight import Weight, float32
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 When = Callable[[DeepseekV2Config, int], bool]
@@ -189,8 +190,7 @@ TABLE = TABLES[PREFIXES[0]]  # for names and shapes, which do not depend on how 
 SPLIT_TABLE = _table(PREFIXES[0], split=True)
 
 
-@dataclass(frozen=True)
-class DeepseekV2Weights:
+class DeepseekV2Weights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:
@@ -205,7 +205,7 @@ class DeepseekV2Weights:
         """The rotation's table with yarn's attention factor in it: [num_positions, B] f32."""
         c = self.config
         freqs = inverse_frequencies(c.rotary_dim, c.rope_theta, c.rope_scaling)
-        return float32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
+        return rotation_table(num_positions, freqs, attention_factor(c.rope_scaling))
 
 
 def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> DeepseekV2Weights:

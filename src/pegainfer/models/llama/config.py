@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pegainfer.ops.config import (
     gguf_fields,
@@ -23,8 +24,7 @@ ROPE_KINDS = ("default", "linear", "llama3")
 GGUF_ROPE_KINDS = ("default", "linear")  # llama3's numbers come as a tensor of divisors
 
 
-@dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(msgspec.Struct, frozen=True):
     """Sizes and constants of one model; every field was checked for type, range and mutual fit."""
 
     vocab_size: int

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.models.llama.config import LINE, LlamaConfig
 from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, config_of_rank
-from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
+from pegainfer.ops.rope import inverse_frequencies
+from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import (
     Rows,
     WeightTable,
@@ -24,7 +25,7 @@ from pegainfer.ops.weights import (
 )
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
-from pegainfer.runtime.weights.weight import Weight, float32
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 
@@ -86,8 +87,7 @@ TABLE = WeightTable(
 ROPE_FREQS = "rope_freqs.weight"  # GGUF: divisors of the frequencies, [D/2]; how it stores llama3 scaling
 
 
-@dataclass(frozen=True)
-class LlamaWeights:
+class LlamaWeights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:
@@ -110,7 +110,7 @@ class LlamaWeights:
         freqs = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
         if self.rope_divisors is not None:
             freqs = freqs / self.rope_divisors
-        return float32(cos_sin_table(num_positions, freqs))
+        return rotation_table(num_positions, freqs)
 
 
 def load_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LlamaWeights:

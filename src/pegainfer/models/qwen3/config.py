@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pegainfer.ops.config import (
     gguf_fields,
@@ -24,8 +25,7 @@ LINE = "qwen3"
 ROPE_KINDS = ("default", "yarn")
 
 
-@dataclass(frozen=True)
-class Qwen3Config:
+class Qwen3Config(msgspec.Struct, frozen=True):
     """Sizes and constants of one dense model; every field was checked for type, range and mutual fit."""
 
     vocab_size: int

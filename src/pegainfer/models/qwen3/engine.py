@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups, head
 from pegainfer.models.qwen3.weights import TABLE, Qwen3Weights, load_gguf, load_safetensors
-from pegainfer.ops.adapters import adapted_weights
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, config_of_rank
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
+
+if TYPE_CHECKING:
+    from pegainfer.ops.adapters import AdaptedWeight
 
 
 def from_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LineModel:
@@ -33,5 +35,10 @@ def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK
 
 
 def model(weights: Qwen3Weights, ranks: int = 1) -> LineModel:
-    adapted = adapted_weights(TABLE, weights.config)
-    return decoder_model(weights, groups, forward, head, adapted=adapted, ranks=ranks)
+    return decoder_model(weights, groups, forward, head, adapted=_adapted, ranks=ranks)
+
+
+def _adapted(config: Qwen3Config) -> tuple[AdaptedWeight, ...]:
+    from pegainfer.ops.adapters import adapted_weights
+
+    return adapted_weights(TABLE, config)

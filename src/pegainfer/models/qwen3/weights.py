@@ -7,16 +7,18 @@ Qwen2Model, and the program rotates halves, LLAMA_ROPE_TYPE_NEOX); rows lie as i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.models.qwen3.config import LINE, Qwen3Config
 from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.ranks import ONE_RANK, TensorRank, config_of_rank
-from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
+from pegainfer.ops.rope import attention_factor, inverse_frequencies
+from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
-from pegainfer.runtime.weights.weight import Weight, float32
+from pegainfer.runtime.weights.weight import Weight
 
 TABLE = WeightTable(
     line=LINE,
@@ -53,8 +55,7 @@ TABLE = WeightTable(
 )
 
 
-@dataclass(frozen=True)
-class Qwen3Weights:
+class Qwen3Weights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:
@@ -69,7 +70,7 @@ class Qwen3Weights:
         """The rotation's table with yarn's attention factor in it: [num_positions, D] f32."""
         c = self.config
         freqs = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
-        return float32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
+        return rotation_table(num_positions, freqs, attention_factor(c.rope_scaling))
 
 
 def load_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> Qwen3Weights:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pegainfer.ops.config import (
     gguf_fields,
@@ -49,8 +50,7 @@ GGUF_EXPERTS = frozenset(
 MOST_EXPERTS = 1 << 14
 
 
-@dataclass(frozen=True)
-class Qwen3_5Config:
+class Qwen3_5Config(msgspec.Struct, frozen=True):
     """Sizes and constants of one model; every field was checked for type, range and mutual fit."""
 
     vocab_size: int

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegainfer.models.qwen3_5.config import Qwen3_5Config, of_rank
 from pegainfer.models.qwen3_5.forward import forward, groups, head
 from pegainfer.models.qwen3_5.weights import TABLE, Qwen3_5Weights, load_gguf, load_safetensors
-from pegainfer.ops.adapters import adapted_weights
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
+
+if TYPE_CHECKING:
+    from pegainfer.ops.adapters import AdaptedWeight
 
 
 def from_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> LineModel:
@@ -33,10 +35,14 @@ def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK
 
 
 def model(weights: Qwen3_5Weights, ranks: int = 1) -> LineModel:
+    return decoder_model(weights, groups, forward, head, adapted=_adapted, ranks=ranks)
+
+
+def _adapted(config: Qwen3_5Config) -> tuple[AdaptedWeight, ...]:
+    from pegainfer.ops.adapters import adapted_weights
+
     # Not routers, whose products are a part of `moe`, as those of experts are.
-    adapted = tuple(w for w in adapted_weights(TABLE, weights.config) if not w.name.endswith("_router"))
-    if (
-        weights.config.tiled_heads
-    ):  # rows of linear attention lie in another order than in the adapted checkpoint
-        adapted = tuple(w for w in adapted if ".linear_attn." not in w.module)
-    return decoder_model(weights, groups, forward, head, adapted=adapted, ranks=ranks)
+    found = tuple(w for w in adapted_weights(TABLE, config) if not w.name.endswith("_router"))
+    if config.tiled_heads:  # rows of linear attention lie in another order than in the adapted checkpoint
+        return tuple(w for w in found if ".linear_attn." not in w.module)
+    return found

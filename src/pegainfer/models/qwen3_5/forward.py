@@ -56,12 +56,12 @@ def groups(config: Qwen3_5Config, block_size: int, formats: Formats) -> tuple[Gr
     """Pages of the full layers' keys and values; states of the linear layers.
 
     A state holds the convolution's last inputs [layers, W - 1, C] and the delta rule's matrices
-    [layers, B, K, E] in float32. All layers of a state lie together, so that it is one copy.
+    [layers, B, K, E]. All layers of a state lie together, so that it is one copy.
     """
     c = config
     conv = (c.num_linear_layers, c.conv_width - 1, c.conv_size)
     delta = (c.num_linear_layers, c.delta_heads, c.delta_key_dim, c.delta_dim)
-    states = (Part("conv", conv, formats.activation), Part("delta", delta, "f32"))
+    states = (Part("conv", conv, formats.activation), Part("delta", delta, formats.state))
     return (
         kv_pages(c.num_full_layers, c.num_kv_heads, c.head_dim, block_size, formats),
         StateLayout("states", states, MOE_SNAPSHOT_EVERY if c.num_experts else SNAPSHOT_EVERY),

@@ -12,19 +12,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from pegainfer.models.qwen3_5.config import FULL, LINE, LINEAR, Qwen3_5Config, of_rank
 from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
-from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
+from pegainfer.ops.rope import attention_factor, inverse_frequencies
+from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import Entry, InFile, Rows, WeightTable, embedding_in_gguf, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
-from pegainfer.runtime.weights.weight import Weight, float32
+from pegainfer.runtime.weights.weight import Weight
 
 Array = np.ndarray[Any, Any]
 Stored = Mapping[str, Any]  # fields of InFile beside the name
@@ -123,8 +125,7 @@ def _has_experts(c: Qwen3_5Config, layer: int) -> bool:
     return c.num_experts > 0
 
 
-@dataclass(frozen=True)
-class _Names:
+class _Names(msgspec.Struct, frozen=True):
     """Makes entries. `prefix`: what the names of a checkpoint's tensors begin with, but for the head's."""
 
     prefix: str
@@ -266,8 +267,7 @@ TABLES = {prefix: _table(prefix) for prefix in PREFIXES}
 TABLE = TABLES[PREFIXES[0]]  # for names and shapes, which do not depend on the prefix
 
 
-@dataclass(frozen=True)
-class Qwen3_5Weights:
+class Qwen3_5Weights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:
@@ -285,12 +285,7 @@ class Qwen3_5Weights:
         """
         c = self.config
         freqs = inverse_frequencies(c.rotary_dim, c.rope_theta, c.rope_scaling)
-        rotated = cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling))
-        half, pairs = c.rotary_dim // 2, c.head_dim // 2
-        table = np.zeros((num_positions, c.head_dim), np.float32)
-        table[:, :half], table[:, half:pairs] = rotated[:, :half], 1
-        table[:, pairs : pairs + half] = rotated[:, half:]
-        return float32(table)
+        return rotation_table(num_positions, freqs, attention_factor(c.rope_scaling), c.head_dim)
 
 
 def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> Qwen3_5Weights:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pegainfer.ops.config import (
     gguf_fields,
@@ -29,8 +30,7 @@ MOST_EXPERTS = 1 << 14
 ROPE_KINDS = ("default", "yarn")
 
 
-@dataclass(frozen=True)
-class Qwen3MoeConfig:
+class Qwen3MoeConfig(msgspec.Struct, frozen=True):
     """Sizes and constants of one model; every field was checked for type, range and mutual fit."""
 
     vocab_size: int

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pegainfer.models.qwen3_moe.config import Qwen3MoeConfig, of_rank
 from pegainfer.models.qwen3_moe.forward import forward, groups, head
 from pegainfer.models.qwen3_moe.weights import TABLE, Qwen3MoeWeights, load_gguf, load_safetensors
-from pegainfer.ops.adapters import adapted_weights
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
+
+if TYPE_CHECKING:
+    from pegainfer.ops.adapters import AdaptedWeight
 
 
 def from_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> LineModel:
@@ -33,6 +35,11 @@ def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK
 
 
 def model(weights: Qwen3MoeWeights, ranks: int = 1) -> LineModel:
+    return decoder_model(weights, groups, forward, head, adapted=_adapted, ranks=ranks)
+
+
+def _adapted(config: Qwen3MoeConfig) -> tuple[AdaptedWeight, ...]:
+    from pegainfer.ops.adapters import adapted_weights
+
     # Not the router, whose product is a part of `moe`, as those of experts are.
-    adapted = tuple(w for w in adapted_weights(TABLE, weights.config) if not w.name.endswith(".w_router"))
-    return decoder_model(weights, groups, forward, head, adapted=adapted, ranks=ranks)
+    return tuple(w for w in adapted_weights(TABLE, config) if not w.name.endswith(".w_router"))

@@ -7,17 +7,19 @@ llama.cpp's converter permutes no rows of this architecture.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pegainfer.models.qwen3_moe.config import LINE, Qwen3MoeConfig, of_rank
 from pegainfer.ops.quantization import plan_checkpoint
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
-from pegainfer.ops.rope import attention_factor, cos_sin_table, inverse_frequencies
+from pegainfer.ops.rope import attention_factor, inverse_frequencies
+from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
 from pegainfer.runtime.weights.gguf import GGUFFile
 from pegainfer.runtime.weights.tensorfile import TensorFile
-from pegainfer.runtime.weights.weight import Weight, float32
+from pegainfer.runtime.weights.weight import Weight
 
 OF_KV_HEADS: Any = {"shard": 0, "most_shards": "num_kv_heads"}
 WIDE, NARROW = ("intermediate_size", "hidden_size"), ("hidden_size", "intermediate_size")
@@ -64,8 +66,7 @@ TABLE = WeightTable(
 )
 
 
-@dataclass(frozen=True)
-class Qwen3MoeWeights:
+class Qwen3MoeWeights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:
@@ -80,7 +81,7 @@ class Qwen3MoeWeights:
         """The rotation's table with yarn's attention factor in it: [num_positions, D] f32."""
         c = self.config
         freqs = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
-        return float32(cos_sin_table(num_positions, freqs, attention_factor(c.rope_scaling)))
+        return rotation_table(num_positions, freqs, attention_factor(c.rope_scaling))
 
 
 def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> Qwen3MoeWeights:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pegainfer.ops.cases.common import (
     Flavour,
@@ -31,6 +31,7 @@ from pegainfer.ops.cases.recurrent import (
 from pegainfer.ops.delta import CAUSAL_CONV_SILU, GATED_DELTA_RULE
 from pegainfer.ops.norm import GATED_RMS_NORM
 from pegainfer.ops.spec import Arrays, Case, OpSpec, run_op
+from pegainfer.ops.stored import plain
 
 Array = np.ndarray[Any, Any]
 DRAWS = 4  # of errors of random signs
@@ -146,7 +147,7 @@ class _Trial:
         conv = {"conv": a["conv"].astype(np.float64), "x": parts["qkv"], "taps": a["taps"]}
         key = {"layer": attrs["layer"]}
         convolved = self._run(CAUSAL_CONV_SILU, convolved, conv, key, conv_bound, rng)
-        rule = {"delta": a["delta"].astype(np.float64), "qkv": convolved, **gates}
+        rule = {"delta": plain(a["delta"]).astype(np.float64), "qkv": convolved, **gates}
         key |= {"eps": attrs["key_eps"], "tiled": attrs["tiled"]}
         mixed = self._run(GATED_DELTA_RULE, mixed, rule, key, delta_bound, rng)
         run_op(GATED_RMS_NORM, out, mixed, parts["z"].reshape(out.shape), a["out_norm"], eps=attrs["eps"])

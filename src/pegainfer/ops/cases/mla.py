@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.ops.cases.common import (
@@ -175,8 +175,7 @@ def latent_append_bound(case: Case) -> Arrays:
     return {"kv": in_cache(case, row_error(a["latent"], a["norm"], case.attrs["eps"]))}
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """Rows as (context length, query length), the heads that look at them, and what they look at."""
 
     label: str

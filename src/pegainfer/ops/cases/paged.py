@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from pegainfer.ops.cases.common import LEAST, Flavour, U, denormal, equal, huge, i32, normal, tiny, zeros
-from pegainfer.ops.float8 import plain
 from pegainfer.ops.spec import Arrays, Case
+from pegainfer.ops.stored import plain
 
 Array = np.ndarray[Any, Any]
 BLOCK_SIZE = 16
@@ -50,8 +51,7 @@ def kv_append_cases(rng: np.random.Generator) -> list[Case]:
     return [*cases, replace(cases[3], label=f"{cases[3].label}, with scales", attrs=attrs)]
 
 
-@dataclass(frozen=True)
-class _Batch:
+class _Batch(msgspec.Struct, frozen=True):
     """Rows as (context length, query length), and the heads that look at them."""
 
     label: str

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.ops.cases.common import (
@@ -22,6 +22,7 @@ from pegainfer.ops.cases.common import (
 )
 from pegainfer.ops.recurrence import log_decay, sigmoid, split_heads, unit_keys
 from pegainfer.ops.spec import Arrays, Case
+from pegainfer.ops.stored import plain
 
 Array = np.ndarray[Any, Any]
 LAYERS = 3
@@ -31,8 +32,7 @@ PADDING = 0  # context of a row without a state
 _MIXED = ((1, 1), (30, 1), (5, 5), (PADDING, 2), (40, 7), (17, 1), (PADDING, 0), (9, 0), (19, 3), (2, 2))
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """Rows as (context length, query length)."""
 
     label: str
@@ -219,7 +219,7 @@ def delta_bound(case: Case) -> Arrays:
         first, count = a["query_starts"][row], a["query_lens"][row]
         if state < 0 or count == 0:
             continue
-        held = a["delta"][state, layer].astype(np.float64)
+        held = plain(a["delta"][state, layer]).astype(np.float64)
         held = np.zeros_like(held) if a["context_lens"][row] == count else held
         e = np.zeros(held.shape[::2])  # [H, V]
         for t in range(first, first + count):

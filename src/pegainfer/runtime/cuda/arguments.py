@@ -59,6 +59,7 @@ ATTENTION_PLAN = Layout(
     int decode_slots  // room for the sums of decoded parts
     int prefill_slots  // room for the sums of prefilled parts
     int shares  // of decoded rows; 0: rows are cut by their own length
+    int chunk  // keys of a decoded part, of rows that are short
     """,
 )
 ATTENTION_MERGE = Layout(
@@ -140,6 +141,45 @@ HEAD_LINEAR = Layout(
     int k
     int a_width  // K and the channels that are copied
     int out_width  // N and as many
+    const int2* range  // tokens outside the range (first, end) need no result; null: all are wanted
+    """,
+)
+MLA_EXPAND_PLAN = Layout(
+    "attention::ExpandPlanArgs",
+    "Which rows are attended over expanded latents, in which rounds.",
+    """
+    Plan* plans  // [rounds]
+    Item* items  // [rounds, item_room]
+    Item* merges  // tiles of queries in several parts
+    int2* sources  // [rounds, tiles]: a tile of keys' row, and its number in the row
+    int* rest  // [R]: query tokens that absorbed attention serves
+    int2* absorbed  // all of those tokens are in the range (first, end)
+    const int* query_starts
+    const int* query_lens
+    const int* context_lens
+    int rows
+    int heads
+    int rounds
+    int tiles  // of 128 keys, in a round
+    int slots  // room for the sums of tiles of queries
+    int item_room  // of a round
+    int least  // query tokens of a row that is expanded
+    """,
+)
+MLA_EXPAND = Layout(
+    "attention::ExpandArgs",
+    "Keys and values of a round's tiles of cached latents.",
+    """
+    void* out  // [tiles, 128, H * 256 + 64]
+    const void* kv  // the layer's part of the first page
+    const int* block_table  // [R, W]
+    const int* context_lens  // [R]
+    const Plan* plan  // of the round
+    const int2* sources  // [tiles]
+    int64_t page_stride  // elements
+    int h
+    int block_size
+    int table_width
     """,
 )
 LATENT_APPEND = Layout(
@@ -387,7 +427,7 @@ DELTA = Layout(
     "The gated delta rule.",
     """
     T* out  // [T, H, V]
-    float* pool  // the layer's part of state 0: [H, K, V]
+    void* pool  // the layer's part of state 0: [H, K, V] of float or bf16
     const T* qkv  // [T, F]: q of G key heads, k of as many, v of H value heads
     const T* a  // [T, gate_stride], of which H are read
     const T* b  // likewise
@@ -414,7 +454,7 @@ DELTA_DECODE = Layout(
     """
     T* out  // [T, H, 128]
     T* conv  // the layer's part of convolution state 0: [3, F]
-    float* delta  // the layer's part of matrix state 0: [H, 128, 128]
+    void* delta  // the layer's part of matrix state 0: [H, 128, 128] of float or bf16
     const T* x  // [T, x_stride]: F channels of q, k and v, then H of 128 gates, H of a, H of b
     const float* taps  // [4, F]
     const float* a_log  // [H]
@@ -797,7 +837,7 @@ GATHER_RANKS = Layout(
 # In the order of the header: a struct stands behind those that it holds.
 LAYOUTS = (
     ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND,
-    HEAD_LINEAR, LATENT_APPEND, STREAM, SKINNY, FP8_GEMM, PACKED, PACK, EXPAND,
+    HEAD_LINEAR, MLA_EXPAND_PLAN, MLA_EXPAND, LATENT_APPEND, STREAM, SKINNY, FP8_GEMM, PACKED, PACK, EXPAND,
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
     ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS,
     PEER, CONTROL, SUM_RANKS, SUM_NORM, GATHER_RANKS,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from pegainfer.runtime.weights.formats import FORMATS
 
 ROWS, COLUMNS = 16, 128  # of a tile
 
 
-@dataclass(frozen=True)
-class PackedForm:
+class PackedForm(msgspec.Struct, frozen=True):
     """Levels of 4 or 8 bits in groups of columns.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import OpError
+from pegainfer.runtime.bf16 import from_bf16, to_bf16
 from pegainfer.runtime.cuda.memory import DeviceBuffer
 from pegainfer.runtime.cuda.stream import Stream
 
@@ -93,14 +94,3 @@ def encode(array: Array, dtype: str) -> Array:
 
 def decode(array: Array, dtype: str) -> Array:
     return from_bf16(array) if dtype == "bf16" else array
-
-
-def to_bf16(values: Array) -> Array:
-    """float32 to bf16 bits (uint16), round to nearest even; NaN stays NaN."""
-    bits = values.view(np.uint32)
-    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
-
-
-def from_bf16(bits: Array) -> Array:
-    return (bits.astype(np.uint32) << 16).view(np.float32)

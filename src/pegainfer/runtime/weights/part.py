@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
 
 from pegainfer.contract.errors import ModelFileError, OpError
 from pegainfer.runtime.weights.formats import FORMATS
@@ -73,8 +74,7 @@ class Extent(NamedTuple):
         return np.lib.stride_tricks.as_strided(first, shape, strides, writeable=False)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, dict=True):
     """A stored array of one format, such as a weight's values or its scales.
 
     Args:
@@ -211,8 +211,7 @@ class Part:
         return tuple(e._replace(offset=e.offset + first, width=width) for e in self.extents)
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """Bytes of this process as a Source: [size] uint8, C-contiguous."""
 
     data: Bytes

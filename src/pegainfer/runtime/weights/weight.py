@@ -7,12 +7,13 @@ A table of weights is a plan of what to read. Backends read from it what they ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from math import lcm, prod
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from pegainfer.contract.errors import ModelFileError, OpError
 from pegainfer.runtime.weights.dequant import DECODERS, F32, dequantize
@@ -23,8 +24,7 @@ Array = np.ndarray[Any, Any]
 VALUES = "values"
 
 
-@dataclass(frozen=True)
-class StoredPart:
+class StoredPart(msgspec.Struct, frozen=True):
     """One of the arrays that a scheme stores for a matrix [N, K].
 
     Args:
@@ -59,8 +59,7 @@ def _steps(axes: str) -> tuple[tuple[str, int], ...]:
     return tuple((letter, int(per or 1)) for letter, _, per in split)
 
 
-@dataclass(frozen=True)
-class Scheme:
+class Scheme(msgspec.Struct, frozen=True):
     """How a weight is stored.
 
     Args:
@@ -111,8 +110,7 @@ class Shard(NamedTuple):
     ranks: int
 
 
-@dataclass(frozen=True)
-class Weight:
+class Weight(msgspec.Struct, frozen=True):
     """A vector [K], a matrix [N, K], or a stack of E matrices (experts) [E, N, K].
 
     Args:

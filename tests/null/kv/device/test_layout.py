@@ -58,8 +58,10 @@ def test_host_pools_copy_every_part_of_a_block_in_order() -> None:
 
 
 def test_host_pools_of_another_format() -> None:
-    with pytest.raises(ConfigError, match="no such KV format; expected f32 or f16 or f8_e4m3; got bf16"):
-        HostPools((PageLayout("kv", (Part("kv", (1,), "bf16"),), 16),), (1,))
+    with pytest.raises(
+        ConfigError, match="no such KV format; expected f32 or f16 or bf16 or f8_e4m3; got q8_0"
+    ):
+        HostPools((PageLayout("kv", (Part("kv", (1,), "q8_0"),), 16),), (1,))
 
 
 def test_memory_that_cannot_be_reserved() -> None:

@@ -73,6 +73,26 @@ def test_longer_rows_of_float32_go_token_by_token(tmp_path: Path) -> None:
     ]
 
 
+def test_states_of_bf16_have_kernels_of_their_own(tmp_path: Path) -> None:
+    narrow = {"delta": "bf16"}
+    assert [k for k, _ in launches(tmp_path / "rows", GATED_DELTA_RULE, HEADS, [1, 70], narrow)] == [
+        "delta_step_bf16_bf16",
+        "delta_chunk_prepare_bf16",
+        "delta_chunk_scan_bf16_bf16",
+    ]
+    assert kernels_of_layer(tmp_path / "decode", {}, [1, 1], **narrow)[-1] == "delta_decode_bf16_bf16"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtypes"),
+    [({"K": 64, "F": 2 * 2 * 64 + 4 * 128}, {}), ({}, dict.fromkeys(("qkv", "a", "b", "out"), "f32"))],
+    ids=["other heads", "float32"],
+)
+def test_states_of_bf16_are_refused(sizes: dict[str, int], dtypes: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"dtype of delta; expected f32; bf16 with .*; got bf16"):
+        launches(tmp_path, GATED_DELTA_RULE, HEADS | sizes, [3], dtypes | {"delta": "bf16"})
+
+
 def test_blocks_take_several_chunks_and_rows_where_there_are_many(tmp_path: Path) -> None:
     """A step of many decode rows starts no block for each of them: about 8 blocks an SM at most."""
     (_, (_, _, rows)), (_, (chunks, _, _)), (_, (_, _, at_once)) = launches(
@@ -93,7 +113,7 @@ def test_other_heads_take_the_kernel_of_any_size(
     ("counts", "sizes", "kernel", "grid"),
     [
         ([1, 1, 1], {}, "causal_conv4_bf16", (1, 3, 1)),
-        ([1, 64, 65], {}, "causal_conv4_bf16", (1, 11, 1)),  # ten tiles in use: 1, 4 and 5
+        ([1, 64, 65], {}, "causal_conv4_bf16", (1, 19, 1)),  # 18 tiles in use: 1, 8 and 9
         ([2], {"X": 2, "W": 3}, "causal_conv_bf16", (8, 1, 1)),
         ([2], {"F": 1028}, "causal_conv_bf16", (9, 1, 1)),
     ],
@@ -119,6 +139,17 @@ def test_rows_of_one_token_take_one_launch_behind_the_projections(tmp_path: Path
     *projection, (kernel, grid) = launches(tmp_path, GATED_DELTA, LAYER, [1, 1, 1])
     assert (kernel, grid) == ("delta_decode_bf16", (12, 1, 1))  # value heads of all rows
     assert [k.split("_")[0] for k, _ in projection] == ["rms", "skinny"]
+
+
+def test_many_rows_on_hopper_claim_their_heads_from_a_ring(tmp_path: Path) -> None:
+    sms, heads = 132, 32
+    sizes = LAYER | {"H": heads, "A": heads * 128, "F": 2 * 2 * 128 + heads * 128}
+    rows = 5 * sms // heads + 1
+    *_, (kernel, grid) = launches(tmp_path / "ring", GATED_DELTA, sizes, [1] * rows)
+    assert (kernel, grid) == ("delta_decode_ring_bf16", (sms, 1, 1))
+    assert kernels_of_layer(tmp_path / "few", sizes, [1] * (rows - 1))[-1] == "delta_decode_bf16"
+    narrow = kernels_of_layer(tmp_path / "narrow", sizes, [1] * rows, delta="bf16")
+    assert narrow[-1] == "delta_decode_bf16_bf16"
 
 
 def test_longer_rows_take_the_parts_behind_one_projection(tmp_path: Path) -> None:

@@ -59,14 +59,44 @@ def kernels(*args: object, **more: object) -> list[str]:
     return [name for name, _ in launches(*args, **more)]  # type: ignore[arg-type]
 
 
-def test_decoded_rows_are_absorbed_attended_merged_and_expanded(tmp_path: Path) -> None:
+def test_decoded_rows_are_absorbed_attended_and_expanded_as_they_are_added_up(tmp_path: Path) -> None:
     assert launches(tmp_path, MLA_ATTENTION, ROWS, [1] * 3) == [
         ("attention_plan", (1, 1, 1)),
         ("head_linear_bf16_t16", (16, 1, 16)),
         ("latent_attention_bf16_r16_k64_s3", (24, 1, 1)),  # at most eight parts of 128 keys a row
-        ("attention_merge_decode_bf16_d512", (16, 3, 1)),
-        ("head_linear_bf16_t16", (4, 1, 16)),
+        ("latent_values_bf16", (2, 1, 16)),
     ]
+
+
+def test_a_row_alone_is_cut_into_more_parts(tmp_path: Path) -> None:
+    found = dict(launches(tmp_path, LATENT_ATTENTION, ROWS, [1], num_sms=132))
+    assert found["latent_attention_bf16_r16_k64_s3"] == (16, 1, 1)
+
+
+EXPANDED = ["mla_expand_bf16", "mla_attend_expanded_bf16"]
+
+
+def test_rows_of_many_tokens_are_attended_over_expanded_latents(tmp_path: Path) -> None:
+    assert kernels(tmp_path, MLA_ATTENTION, ROWS, [1, 300]) == [
+        "mla_expand_plan", "attention_plan", "head_linear_bf16_t128", "latent_attention_bf16_r16_k64_s3",
+        "attention_merge_decode_bf16_d512", "latent_attention_bf16_r64_k64_s2",
+        "attention_merge_prefill_bf16_d512", "head_linear_bf16_t64", *EXPANDED,
+        "attention_merge_prefill_bf16_d128",
+    ]  # fmt: skip
+
+
+def test_keys_that_do_not_fit_the_scratch_take_several_rounds(tmp_path: Path) -> None:
+    long = ROWS | {"W": 70_000 // 16}  # 252 tiles of 128 keys fit
+    found = kernels(tmp_path, MLA_ATTENTION, long, [1, 300])
+    assert [name for name in found if name in EXPANDED] == EXPANDED * 3
+
+
+@pytest.mark.parametrize(("arch", "card"), [("80", A100), ("90a", {})])
+def test_cards_before_hopper_and_short_rows_absorb_all_tokens(
+    arch: str, card: dict[str, object], tmp_path: Path
+) -> None:
+    counts = [300] if card else [63]
+    assert not set(EXPANDED) & set(kernels(tmp_path, MLA_ATTENTION, ROWS, counts, arch=arch, **card))
 
 
 def test_many_rows_are_cut_into_a_share_for_each_block(tmp_path: Path) -> None:

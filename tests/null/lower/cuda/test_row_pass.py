@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from pegainfer.kernels.build import ROOT
 from pegainfer.lower.cuda import row_pass as module
@@ -105,7 +106,8 @@ def test_programs_in_float32_are_not_recognised(activation: str, residual: str) 
 
 def with_attrs(number: int, **attrs: Any) -> Callable[[Calls], Calls]:
     return lambda calls: [
-        replace(c, attrs=c.attrs | attrs) if i == number % len(calls) else c for i, c in enumerate(calls)
+        structs.replace(c, attrs=c.attrs | attrs) if i == number % len(calls) else c
+        for i, c in enumerate(calls)
     ]
 
 
@@ -114,7 +116,7 @@ def with_axis(number: int, letter: str) -> Callable[[Calls], Calls]:
 
     def changed(calls: Calls) -> Calls:
         call = calls[number]
-        call = replace(call, axes=call.axes | {letter: int(call.axes[letter]) + 8})
+        call = structs.replace(call, axes=call.axes | {letter: int(call.axes[letter]) + 8})
         return [*calls[:number], call, *calls[number:][1:]]
 
     return changed
@@ -125,8 +127,8 @@ def with_tensor(number: int, operand: str, **change: Any) -> Callable[[Calls], C
 
     def changed(calls: Calls) -> Calls:
         call = calls[number]
-        other = replace(call.tensors[operand], name="other", base=None, **change)
-        call = replace(call, tensors=call.tensors | {operand: other})
+        other = structs.replace(call.tensors[operand], name="other", base=None, **change)
+        call = structs.replace(call, tensors=call.tensors | {operand: other})
         return [*calls[:number], call, *calls[number:][1:]]
 
     return changed
@@ -137,7 +139,7 @@ def lasting(calls: Calls) -> Calls:
     act = calls[4].tensors["out"]
     output = Tensor(act.name, act.shape, act.dtype, Kind.OUTPUT)
     swapped = {n: {k: output if t is act else t for k, t in calls[n].tensors.items()} for n in (4, 5)}
-    return [replace(c, tensors=swapped.get(n, c.tensors)) for n, c in enumerate(calls)]
+    return [structs.replace(c, tensors=swapped.get(n, c.tensors)) for n, c in enumerate(calls)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.store import Dummy, WeightStore
 from pegainfer.ops.quantize import quantize, quantized_weight
 from pegainfer.ops.tensor import Kind, Tensor
-from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16
+from pegainfer.runtime.bf16 import from_bf16
+from pegainfer.runtime.cuda.tensor import DeviceTensor
 from pegainfer.runtime.weights.safetensors import SafetensorsFile
 from pegainfer.runtime.weights.weight import VALUES, Weight, float32, plain
 from tests.support.fake_cuda import fake_cuda

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pegainfer.contract.errors import ConfigError, UnsupportedError
 from pegainfer.models.qwen3_5.config import FULL, LINEAR, Qwen3_5Config

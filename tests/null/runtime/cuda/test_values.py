@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegainfer.contract.errors import OpError
+from pegainfer.runtime.bf16 import from_bf16, to_bf16
 from pegainfer.runtime.cuda.launch import f32, i32, i64, pack, ptr, struct
 from pegainfer.runtime.cuda.layout import Layout
 from pegainfer.runtime.cuda.memory import StagingRing
 from pegainfer.runtime.cuda.stream import Stream
-from pegainfer.runtime.cuda.tensor import DeviceTensor, from_bf16, row_major, to_bf16
+from pegainfer.runtime.cuda.tensor import DeviceTensor, row_major
 from pegainfer.runtime.cuda.tma import TensorMap
 from pegainfer.runtime.cuda.upload import WorkItem, upload
 from tests.support.fake_cuda import fake_cuda

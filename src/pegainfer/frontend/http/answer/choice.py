@@ -8,16 +8,16 @@ piece of its text, so that logprobs and text of the chunks always add up to the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+import msgspec
 
 from pegainfer.contract.event import FinishReason, TokenEvent, TokenLogprob
 from pegainfer.frontend.detokenize import Detokenizer, StopStrings
 from pegainfer.frontend.http.errors import ApiError, event_error
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(msgspec.Struct):
     """A generated token with its logprob; [start, end) is its text's place in the continuation."""
 
     logprob: TokenLogprob
@@ -25,14 +25,13 @@ class Entry:
     end: int | None = None  # None while its text is not known yet
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """What one event adds to one choice."""
 
     choice: int
     text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    tokens: list[int] = msgspec.field(default_factory=list)
+    entries: list[Entry] = msgspec.field(default_factory=list)
     finish: str | None = None
     stop_reason: int | str | None = None  # the user's stop token or string, where that ended it
     error: ApiError | None = None

@@ -10,7 +10,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.contract.event import FinishReason, Timings, TokenEvent, TokenLogprob
 from pegainfer.contract.handle import EngineHandle
@@ -26,16 +27,14 @@ from pegainfer.frontend.http.request.limits import Gate
 LOGPROB_BYTES, ALTERNATIVE_BYTES = 400, 150
 
 
-@dataclass(slots=True)
-class Echo:
+class Echo(msgspec.Struct):
     """A prompt's text, and where each of its tokens begins in it, in characters."""
 
     text: str
     starts: list[int]
 
 
-@dataclass(slots=True)
-class Prompt:
+class Prompt(msgspec.Struct):
     """One engine request and what is known of it so far."""
 
     request: GenerateRequest

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from pegainfer.contract.errors import RequestError
 
@@ -30,12 +31,11 @@ def _set_event() -> asyncio.Event:
     return event
 
 
-@dataclass(slots=True)
-class Registry:
+class Registry(msgspec.Struct):
     """Every generation that is not closed, by its tenant and public id."""
 
-    live: dict[tuple[str, str], Live] = field(default_factory=dict)
-    idle: asyncio.Event = field(default_factory=_set_event)  # set while there is none
+    live: dict[tuple[str, str], Live] = msgspec.field(default_factory=dict)
+    idle: asyncio.Event = msgspec.field(default_factory=_set_event)  # set while there is none
     busy_since: float = 0.0  # CLOCK_MONOTONIC seconds when it last became non-empty
 
     def add(self, generation: Live) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from pegainfer.frontend.reasoning.think import ThinkScanner, ThinkState, ThinkSyntax
 from pegainfer.frontend.tools.call import Tool
@@ -11,8 +11,7 @@ from pegainfer.frontend.tools.scanner import ToolScanner
 from pegainfer.frontend.tools.styles import Style
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplySyntax:
+class ReplySyntax(msgspec.Struct, frozen=True, kw_only=True):
     """How the answers of one request are read.
 
     tools: those that the model may call; none: calls are not looked for.
@@ -25,8 +24,7 @@ class ReplySyntax:
     state: ThinkState = ThinkState.CLOSED
 
 
-@dataclass(frozen=True, slots=True)
-class NewCall:
+class NewCall(msgspec.Struct, frozen=True):
     """A call that begins, and its place among the calls of the continuation."""
 
     index: int
@@ -34,8 +32,7 @@ class NewCall:
     name: str
 
 
-@dataclass(slots=True)
-class CallPart:
+class CallPart(msgspec.Struct):
     """What a piece of text adds to one call. new: None where the call began before."""
 
     index: int
@@ -43,8 +40,7 @@ class CallPart:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Thought:
+class Thought(msgspec.Struct, frozen=True):
     """A piece of the reasoning."""
 
     text: str
@@ -54,13 +50,12 @@ class Thought:
 ReplyPiece = Thought | str | NewCall | CallText | CallEnded
 
 
-@dataclass(slots=True)
-class Parts:
+class Parts(msgspec.Struct):
     """What a piece of text adds, each kind for itself."""
 
     reasoning: str = ""
     content: str = ""
-    calls: list[CallPart] = field(default_factory=list)
+    calls: list[CallPart] = msgspec.field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)

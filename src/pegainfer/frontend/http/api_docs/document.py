@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
@@ -157,5 +156,5 @@ def _defaults(kind: type[msgspec.Struct], front: Front) -> dict[str, Any]:
         found = front.chat_defaults
     if found is None:
         return {}
-    values = {name: value for name, value in dataclasses.asdict(found).items() if value is not None}
+    values = {name: value for name, value in msgspec.structs.asdict(found).items() if value is not None}
     return {**values, "max_output_tokens": values["max_tokens"]} if "max_tokens" in values else values

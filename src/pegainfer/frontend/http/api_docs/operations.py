@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import msgspec
 
@@ -45,8 +44,7 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 EVENTS: Schema = {"type": "array", "items": {"type": "object"}}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One method of one path.
 
     Args:

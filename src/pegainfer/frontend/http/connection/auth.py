@@ -1,4 +1,4 @@
-"""Bearer keys. Every route but /health is closed, by the raw path, before routing looks at the request.
+"""Bearer keys. Every route but /health and /ready is closed, by the raw path, before any routing.
 
 An admin key opens all that other keys open, and besides what changes the server for everybody.
 A browser cannot show a bearer key when it opens a page, so the page's files may be opened besides.
@@ -17,7 +17,7 @@ from pegainfer.frontend.http.connection.keys import digests
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.request.body import header
 
-OPEN_PATHS = frozenset({b"/health"})
+OPEN_PATHS = frozenset({b"/health", b"/ready"})  # for probes, which have no key
 TENANT_BYTES = 8  # enough to tell keys apart
 _KEY, _ADMIN = "pegainfer.key", "pegainfer.admin"  # in the scope
 ADMIN_PATHS = frozenset(

@@ -22,7 +22,7 @@ from pegainfer.frontend.http.answer.registry import Registry
 from pegainfer.frontend.http.errors import ApiError
 from pegainfer.frontend.http.fleet.fleet_member import FleetConfig, Loaded, Member, Place, State
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pegainfer.fleet")
 
 FAILED_SECONDS = 10.0  # after a load that failed, until the next request tries again
 RETRY_SECONDS = 2.0  # Retry-After of a request that does not wait for its model
@@ -178,7 +178,7 @@ class Fleet:
                 member.loads += 1
                 member.load_seconds += time.monotonic() - started
                 member.watch = asyncio.create_task(self._watch(member, member.loaded))
-                log.warning("model %s loaded in %.1f s", member.name, time.monotonic() - started)
+                log.info("model %s loaded in %.1f s", member.name, time.monotonic() - started)
         except Exception as error:  # of whatever kind: it must harm no other model
             member.state = State.UNLOADED
             member.failure, member.failed_at = f"{error}" or type(error).__name__, time.monotonic()
@@ -222,7 +222,7 @@ class Fleet:
         if member.watch is not None:
             member.watch.cancel()
         await self._close(member, loaded)
-        log.warning("model %s unloaded: it %s", member.name, why)
+        log.info("model %s unloaded: it %s", member.name, why)
 
     async def _close(self, member: Member, loaded: Loaded) -> None:
         """A fault of it must neither end the reaper nor hold up the next load."""

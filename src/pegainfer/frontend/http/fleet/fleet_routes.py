@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 from starlette.types import Receive, Scope, Send
 
 from pegainfer.frontend.http.answer.responses import send_bytes, send_json
@@ -157,7 +157,7 @@ def _model(member: Member) -> FleetModel:
         loaded=member.state is State.LOADED,
         memory_bytes=member.nbytes or msgspec.UNSET,
         max_model_len=msgspec.UNSET if front is None else front.engine.info.max_model_len,
-        default_sampling_params=msgspec.UNSET if front is None else dataclasses.asdict(front.chat_defaults),
+        default_sampling_params=msgspec.UNSET if front is None else structs.asdict(front.chat_defaults),
         display_name=member.name,
         created_at=at.isoformat().replace("+00:00", "Z"),
     )

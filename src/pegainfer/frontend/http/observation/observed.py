@@ -13,9 +13,9 @@ import logging
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pegainfer.contract.observation import FailureObserver, Observer, RequestRecord
@@ -29,20 +29,18 @@ log = logging.getLogger(__name__)
 MAX_PATH_CHARS = 256
 
 
-@dataclass(slots=True)
-class _Failure:
+class _Failure(msgspec.Struct):
     """Why a request was refused or has failed."""
 
     status: int = 0
     error: str = ""
 
 
-@dataclass(slots=True)
 class _Notes(_Failure):
     """What is recorded about a request and passed to observers."""
 
-    generations: list[Generation] = field(default_factory=list)
-    stages: dict[str, float] = field(default_factory=dict)  # seconds
+    generations: list[Generation] = []
+    stages: dict[str, float] = {}  # seconds
 
     def add(self, stage: str, seconds: float) -> None:
         """Counts time as part of a stage."""

@@ -8,8 +8,9 @@ Streamed and whole answers are made of the same steps, so that they hold the sam
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from pegainfer.frontend.http.answer.choice import Delta
 from pegainfer.frontend.http.answer.reply import NewCall, Reply, ReplyPiece, ReplySyntax, Thought
@@ -18,8 +19,7 @@ from pegainfer.frontend.tools.pieces import CallEnded, CallText
 BlockKind = Literal["thinking", "text", "call"]
 
 
-@dataclass(slots=True)
-class Block:
+class Block(msgspec.Struct):
     """text: of thoughts or content; of a call its arguments, as JSON."""
 
     index: int

@@ -5,9 +5,9 @@ ChatRequest ──► rendered by the template ──► grammar of tools or for
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pegainfer.frontend.http.answer.generation import Generation, Prompt
 from pegainfer.frontend.http.answer.reply import ReplySyntax
@@ -52,8 +52,7 @@ class ChatRequest(GenerateFields, kw_only=True):
     separate_reasoning: Any = None
 
 
-@dataclass(frozen=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """A chat ready to be answered."""
 
     generation: Generation
@@ -76,7 +75,7 @@ async def prepare(
     schemas = [tool.function.parameters for tool in request.tools or ()]
     budget = budget_of(front, request, options.max_tokens)
     job = output_job(front, request, plan, syntax.state, budget)
-    shared = dataclasses.replace(
+    shared = msgspec.structs.replace(
         shared,
         grammar=None if job is None else await output_grammar(front, *job, schemas),
         shown_ids=front.marker_ids(tools=bool(plan.tools)),

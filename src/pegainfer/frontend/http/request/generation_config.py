@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.request import INT32_MAX, NUMBERS, Number
@@ -17,17 +18,14 @@ _NAMES = {"max_tokens": "max_new_tokens"}
 _GGUF_NAMES = {"temperature": "temp", "repetition_penalty": "penalty_repeat", "max_tokens": "max_new_tokens"}
 # Field → its keys there.
 _KEYS = {
-    field.name: (
-        _NAMES.get(field.name, field.name),
-        f"general.sampling.{_GGUF_NAMES.get(field.name, field.name)}",
-    )
-    for field in dataclasses.fields(SamplingDefaults)
+    name: (_NAMES.get(name, name), f"general.sampling.{_GGUF_NAMES.get(name, name)}")
+    for name in SamplingDefaults.__struct_fields__
 }
 
 
 def generation_defaults(given: Mapping[str, Any]) -> SamplingDefaults:
     """Chat's defaults with what the model says of them. Raises as `stated`."""
-    return dataclasses.replace(CHAT_DEFAULTS, **stated(given))
+    return msgspec.structs.replace(CHAT_DEFAULTS, **stated(given))
 
 
 def stated(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 import msgspec
 
@@ -41,8 +40,7 @@ _MAX_CHARS = {"cache_salt": 256, "user": 512, "safety_identifier": 512, "prompt_
 _USERS = ("user", "safety_identifier")  # who asked: for the log alone
 
 
-@dataclass(frozen=True, kw_only=True)
-class Common:
+class Common(msgspec.Struct, frozen=True, kw_only=True):
     """What all prompts of a request share. Built first, so that bad fields cost no tokenisation."""
 
     id: str

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from pegainfer.frontend.http.front import Front
 from pegainfer.frontend.http.request.fields import GenerateFields, StreamOptions, count
 from pegainfer.frontend.http.request.limits import bad_value
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnswerOptions:
+class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
     max_tokens: as the request has it; None takes the route's default.
     logprobs: alternatives a token; None: no logprobs.

@@ -6,13 +6,13 @@ The offline API reads them, too, so nothing of the web stack is imported here.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+
+import msgspec
 
 from pegainfer.contract.request import NUMBERS, SamplingParams
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingDefaults:
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What holds where a request says nothing. `max_tokens` None: up to the context's end."""
 
     max_tokens: int | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -59,8 +58,7 @@ class WithTools(Formatted, Protocol):
     def parallel_tool_calls(self) -> bool | None: ...
 
 
-@dataclass(frozen=True)
-class ToolPlan:
+class ToolPlan(msgspec.Struct, frozen=True):
     """What a request offers and how free the model is to use it."""
 
     shown: tuple[JsonObject, ...] = ()  # what the template sees, as the request has them

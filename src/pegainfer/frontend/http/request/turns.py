@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from pegainfer.frontend.http.request.messages import HistoryCall, HistoryFunction, Message
 
 SYSTEMS = ("system", "developer")
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(msgspec.Struct):
     """One message. Empty texts and thoughts are left out of what is joined.
 
     between: what stands between two texts.
     """
 
     role: str
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[HistoryCall] = field(default_factory=list)
+    texts: list[str] = msgspec.field(default_factory=list)
+    thoughts: list[str] = msgspec.field(default_factory=list)
+    calls: list[HistoryCall] = msgspec.field(default_factory=list)
     tool_call_id: str | None = None
     between: str = "\n"
 

@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from pegainfer.contract.errors import RequestError
 from pegainfer.frontend.http.answer.generation import Generation
@@ -17,8 +18,7 @@ from pegainfer.frontend.http.responses_api.response import Response
 from pegainfer.frontend.json_object import JsonObject
 
 
-@dataclass(eq=False, slots=True)
-class Stored:
+class Stored(msgspec.Struct, eq=False):
     """A response and the conversation that led to it.
 
     before: bytes of the history and the input, about as they came; what responses share is counted for each.
@@ -39,11 +39,10 @@ class Stored:
         return [*self.history, *self.input, *self.response.output]
 
 
-@dataclass(slots=True)
-class _Shelf:
+class _Shelf(msgspec.Struct):
     """What one key has: its entries, used last goes last, and their bytes."""
 
-    entries: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
+    entries: OrderedDict[str, Stored] = msgspec.field(default_factory=OrderedDict)
     num_bytes: int = 0
 
 

@@ -7,9 +7,9 @@ draws it alone; its prompt is in the prefix cache by then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from starlette.types import Receive
 
 from pegainfer.contract.event import TokenLogprob
@@ -35,8 +35,7 @@ from pegainfer.frontend.yes_no import MOST_LOGPROBS, cosine, probability
 Pairs = list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(msgspec.Struct, frozen=True):
     """The scores of a request, in the pairs' order."""
 
     id: str
@@ -108,8 +107,7 @@ def _plain(r: ScoreFields) -> GenerateFields:
     return GenerateFields(**{name: getattr(r, name) for name in names})
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(msgspec.Struct, frozen=True):
     """One request on its way through the engine."""
 
     front: Front

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import time
 from typing import Any
@@ -127,7 +126,7 @@ def _model(front: Front, name: str) -> Model:
         display_name=name,
         created_at=at.isoformat().replace("+00:00", "Z"),
         max_input_tokens=info.max_model_len - 1,
-        default_sampling_params=dataclasses.asdict(front.chat_defaults),
+        default_sampling_params=msgspec.structs.asdict(front.chat_defaults),
     )
 
 

@@ -127,6 +127,7 @@ void widen(Limits& l, const Instr& in, int threads) {
         case kGatedDeltaRule: {
             const auto a = in.args<GatedDeltaRuleArgs>();
             grow(l.states, a.N);
+            if (in.kv_format == kStateBF16) grow(l.state, a.K * a.V);
             return grow(l.width, 2 * a.K);  // q and k of a token
         }
         case kRouteExperts:
@@ -181,6 +182,7 @@ void allocate_scratch(Exec& e) {
     for (Scratch& s : e.scratch) {
         s = {};
         s.f32 = floats(e, l.thread);
+        s.state = floats(e, l.state);
         s.q = quant_rows(e, l.thread);
         s.bf16 = halves(e, 2 * l.thread);  // rows of one value take two
         s.acc = floats(e, l.acc);

@@ -24,6 +24,7 @@ struct Scratch {
     uint64_t prepared;  // stamp of the phase that `rows` was prepared for
     Rows rows;
     float* f32;      // [Limits::thread]
+    float* state;    // [Limits::state]: a head's matrix whose stored form is narrower
     QuantRows q;     // the same many values
     uint16_t* bf16;  // likewise
     float* acc;      // [Limits::acc]
@@ -42,7 +43,7 @@ struct Limits {
     int64_t tokens = 1, rows = 1, width = 32, acc = 0, head_dim = 16, segments = 0, vocab = 0;
     int64_t small = 0;   // floats that a thread may prepare for itself
     int64_t thread = 0;  // floats that a thread has room for: at least as many
-    int64_t states = 0;
+    int64_t states = 0, state = 0;
     // Mixture of experts. A slot is one of a token's places for an expert: T · K of them.
     int64_t slots = 0, slot_width = 0, experts = 0, expert_blocks = 0, slot_results = 0;
 };

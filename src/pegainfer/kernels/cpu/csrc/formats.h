@@ -198,6 +198,13 @@ static inline float bf16_to_float(uint16_t h) {
     return bits_to_float(static_cast<uint32_t>(h) << 16);
 }
 
+// To the nearest, ties to even; NaN stays NaN.
+static inline uint16_t float_to_bf16(float f) {
+    const uint32_t bits = float_to_bits(f), magnitude = bits & 0x7fffffffu;
+    const uint32_t nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return static_cast<uint16_t>(magnitude > 0x7f800000u ? 0x7fc0u : nearest);
+}
+
 static inline float f16_to_float(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
     const uint32_t magnitude = h & 0x7fffu;
@@ -206,8 +213,8 @@ static inline float f16_to_float(uint16_t h) {
     return bits_to_float(sign | float_to_bits(bits_to_float(magnitude << 13) * bits_to_float(0x77800000u)));
 }
 
-// What a KV cache holds.
-enum KvFormat : int32_t { kKvF32 = 0, kKvF16 = 1, kKvE4M3 = 2 };
+// What a KV cache or a recurrent state holds.
+enum KvFormat : int32_t { kKvF32 = 0, kKvF16 = 1, kKvE4M3 = 2, kStateBF16 = 3 };
 
 constexpr int kv_bytes(int32_t format) {
     return format == kKvF32 ? 4 : format == kKvF16 ? 2 : 1;

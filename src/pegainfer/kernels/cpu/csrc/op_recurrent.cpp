@@ -136,17 +136,36 @@ bool plan_conv(Exec& e, const Instr& in) {
     return true;
 }
 
+// A state of float32 or bf16. Computation is in float32; bf16 is rounded to the nearest, ties to even.
+struct StoredState {
+    float* f32;      // null for bf16
+    uint16_t* bf16;  // null for float32
+    int64_t count;
+
+    void read(float* to) const {
+        for (int64_t i = 0; i < count; i++) to[i] = bf16_to_float(bf16[i]);
+    }
+    void write(const float* from) const {
+        if (f32 != nullptr) {
+            std::memcpy(f32, from, static_cast<size_t>(count) * 4);
+            return;
+        }
+        for (int64_t i = 0; i < count; i++) bf16[i] = float_to_bf16(from[i]);
+    }
+};
+
 struct Delta {
     float* out;
-    float* pool;
+    float* pool;  // of float32 or bf16
     const float *qkv, *a, *b, *a_log, *dt_bias;
     StepRows rows;
-    int64_t channels, heads, key_dim, value_dim, entry, keys;
+    int64_t channels, heads, key_dim, value_dim, entry, keys, layer;  // layer: elements before its own
     float eps;
-    bool tiled;
+    bool tiled, narrow;  // narrow: states are bf16
 
-    explicit Delta(const GatedDeltaRuleArgs& args)
+    Delta(const GatedDeltaRuleArgs& args, int32_t format)
         : out(args.out),
+          pool(args.delta),
           qkv(args.qkv),
           a(args.a),
           b(args.b),
@@ -160,13 +179,17 @@ struct Delta {
           entry(args.Y * heads * key_dim * value_dim),
           keys((channels - heads * value_dim) / (2 * key_dim)),
           eps(static_cast<float>(args.eps)),
-          tiled(args.tiled != 0) {
-        pool = args.delta + static_cast<int64_t>(args.layer) * (entry / args.Y);
-    }
+          tiled(args.tiled != 0),
+          narrow(format == kStateBF16),
+          layer(static_cast<int64_t>(args.layer) * (entry / args.Y)) {}
 
     int64_t key_head(int64_t head) const { return tiled ? head % keys : head / (heads / keys); }
 
-    float* state(int64_t id, int64_t head) const { return pool + id * entry + head * key_dim * value_dim; }
+    StoredState state(int64_t id, int64_t head) const {
+        const int64_t count = key_dim * value_dim, at = layer + id * entry + head * count;
+        if (narrow) return {nullptr, reinterpret_cast<uint16_t*>(pool) + at, count};
+        return {pool + at, nullptr, count};
+    }
 
     // e^-(e^a_log · softplus(a + dt_bias)). From 20 on softplus is its argument to the last bit.
     float decay(int64_t t, int64_t head) const {
@@ -180,12 +203,13 @@ struct Delta {
 const float* next_state(const Delta& d, const Phase& p, int64_t chunk) {
     const int64_t row = chunk / d.heads;
     const bool reads = chunk < p.chunks && d.rows.ids[row] >= 0 && !d.rows.fresh(row);
-    return reads ? d.state(d.rows.ids[row], chunk % d.heads) : nullptr;
+    return reads ? d.state(d.rows.ids[row], chunk % d.heads).f32 : nullptr;
 }
 
 void run_delta(const void* context, const Phase& p, int64_t chunk, int thread) {
     const Exec& e = *static_cast<const Exec*>(context);
-    const Delta d(e.instr(p).args<GatedDeltaRuleArgs>());
+    const Instr& in = e.instr(p);
+    const Delta d(in.args<GatedDeltaRuleArgs>(), in.kv_format);
     const int64_t row = chunk / d.heads, head = chunk % d.heads, id = d.rows.ids[row];
     const int64_t first = d.rows.starts[row], last = first + d.rows.lens[row], ldo = d.heads * d.value_dim;
     if (id < 0 || first == last) {
@@ -193,12 +217,16 @@ void run_delta(const void* context, const Phase& p, int64_t chunk, int thread) {
             std::fill_n(d.out + t * ldo + head * d.value_dim, d.value_dim, 0.0f);
         return;
     }
-    const size_t bytes = static_cast<size_t>(d.key_dim * d.value_dim) * 4;
-    float* const state = d.state(id, head);
-    if (d.rows.fresh(row)) std::memset(state, 0, bytes);
+    const StoredState stored = d.state(id, head);
+    const Scratch& scratch = e.scratch[static_cast<size_t>(thread)];
+    float* const state = d.narrow ? scratch.state : stored.f32;
+    if (d.rows.fresh(row))
+        std::fill_n(state, stored.count, 0.0f);
+    else if (d.narrow)
+        stored.read(state);
     const int64_t together =
         std::min(kTokensTogether, e.limits.small / (2 * d.key_dim));  // whose q and k fit the scratch
-    float* const q = e.scratch[static_cast<size_t>(thread)].f32;
+    float* const q = scratch.f32;
     float* const k = q + together * d.key_dim;
     const float scale = 1 / std::sqrt(static_cast<float>(d.key_dim));
     float decay[kTokensTogether], beta[kTokensTogether];
@@ -218,9 +246,10 @@ void run_delta(const void* context, const Phase& p, int64_t chunk, int thread) {
         e.kernels->delta({state, q, k, decay, beta, v, d.out + t * ldo + head * d.value_dim,
                           t + n == last ? next_state(d, p, chunk + 1) : nullptr, n, d.key_dim, d.value_dim,
                           d.channels, ldo});
-        if (save >= 0) std::memcpy(d.state(save, head), state, bytes);
+        if (save >= 0) d.state(save, head).write(state);
         t += n;
     }
+    if (d.narrow) stored.write(state);
 }
 
 }  // namespace

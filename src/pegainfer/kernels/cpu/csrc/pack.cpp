@@ -78,13 +78,16 @@ void pack_fifths(uint8_t* high, Set set) {
     for (int i = 0; i < kBlock; i++) high[i % 4] |= static_cast<uint8_t>(set(i) << i / 4);
 }
 
-void pack_blocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile, const Layout& f) {
-    const int data = f.bytes - f.scales - f.mins - f.fifths;
+// Of a format that is known to the compiler, so that copies of a few bytes are moves.
+template <int32_t kFormat>
+void pack_blocks_of(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile) {
+    constexpr Layout f = kLayouts[kFormat];
+    constexpr int data = f.bytes - f.scales - f.mins - f.fifths;
     for (int r = 0; r < kTile; r++) {
         if (rows[r] == nullptr) continue;
         for (int64_t b = 0; b < w.k / kBlock; b++) {
             const uint8_t* in = rows[r] + b * f.bytes;
-            const Block to = block_at(w.format, tile, b);
+            const Block to = block_at(kFormat, tile, b);
             // The block is within the tile that is being written.
             std::memcpy(const_cast<uint16_t*>(to.scale) + r, in, 2);
             if (f.mins != 0) std::memcpy(const_cast<uint16_t*>(to.min) + r, in + 2, 2);
@@ -95,6 +98,25 @@ void pack_blocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* til
             pack_fifths(const_cast<uint8_t*>(to.high) + 4 * r,
                         [fifth](int i) { return fifth[i / 8] >> i % 8 & 1; });
         }
+    }
+}
+
+void pack_blocks(const Packed& w, const uint8_t* const rows[kTile], uint8_t* tile) {
+    switch (w.format) {
+        case kQ8_0:
+            return pack_blocks_of<kQ8_0>(w, rows, tile);
+        case kQ4_1:
+            return pack_blocks_of<kQ4_1>(w, rows, tile);
+        case kQ4_0:
+            return pack_blocks_of<kQ4_0>(w, rows, tile);
+        case kQ5_0:
+            return pack_blocks_of<kQ5_0>(w, rows, tile);
+        case kQ5_1:
+            return pack_blocks_of<kQ5_1>(w, rows, tile);
+        case kIQ4_NL:
+            return pack_blocks_of<kIQ4_NL>(w, rows, tile);
+        default:
+            break;
     }
 }
 
@@ -333,7 +355,7 @@ void pack(const Packed& w, const uint8_t* const* all, int threads) {
             } else if (has_words(w.format)) {
                 pack_words(w, rows, tile, f.bytes);
             } else if (is_quantised(w.format)) {
-                pack_blocks(w, rows, tile, f);
+                pack_blocks(w, rows, tile);
             } else if (w.format == kBF16) {
                 pack_pairs(w, rows, tile);
             } else {

@@ -1,6 +1,6 @@
 // Programs as Python encodes them (lower/cpu/encode.py). An instruction is a sequence of 64-bit words:
 //   op
-//   kv_format   what the KV cache holds: 0 float32, 1 float16, 2 e4m3
+//   kv_format   what the KV cache or recurrent state holds: 0 float32, 1 float16, 2 e4m3, 3 bf16
 //   operands    index into the table of addresses; negative where an optional operand is absent
 //   axes        ≥ 0: the size; below: ~index into the step's sizes
 //   attributes  doubles

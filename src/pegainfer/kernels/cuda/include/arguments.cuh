@@ -1,4 +1,5 @@
 // Generated from runtime/cuda/arguments.py by `python -m pegainfer.kernels.headers`; do not edit.
+// Long because it has every struct that Python passes.
 // clang-format off
 #pragma once
 #include <cstdint>
@@ -53,6 +54,7 @@ struct PlanArgs {
     int decode_slots;  // room for the sums of decoded parts
     int prefill_slots;  // room for the sums of prefilled parts
     int shares;  // of decoded rows; 0: rows are cut by their own length
+    int chunk;  // keys of a decoded part, of rows that are short
 };
 static_assert(sizeof(PlanArgs) == 104);
 }  // namespace attention
@@ -137,9 +139,53 @@ struct HeadArgs {
     int k;
     int a_width;  // K and the channels that are copied
     int out_width;  // N and as many
+    const int2* range;  // tokens outside the range (first, end) need no result; null: all are wanted
 };
-static_assert(sizeof(HeadArgs) == 48);
+static_assert(sizeof(HeadArgs) == 56);
 }  // namespace mla
+
+namespace attention {
+struct Item;
+struct Plan;
+// Which rows are attended over expanded latents, in which rounds.
+struct ExpandPlanArgs {
+    Plan* plans;  // [rounds]
+    Item* items;  // [rounds, item_room]
+    Item* merges;  // tiles of queries in several parts
+    int2* sources;  // [rounds, tiles]: a tile of keys' row, and its number in the row
+    int* rest;  // [R]: query tokens that absorbed attention serves
+    int2* absorbed;  // all of those tokens are in the range (first, end)
+    const int* query_starts;
+    const int* query_lens;
+    const int* context_lens;
+    int rows;
+    int heads;
+    int rounds;
+    int tiles;  // of 128 keys, in a round
+    int slots;  // room for the sums of tiles of queries
+    int item_room;  // of a round
+    int least;  // query tokens of a row that is expanded
+};
+static_assert(sizeof(ExpandPlanArgs) == 104);
+}  // namespace attention
+
+namespace attention {
+struct Plan;
+// Keys and values of a round's tiles of cached latents.
+struct ExpandArgs {
+    void* out;  // [tiles, 128, H * 256 + 64]
+    const void* kv;  // the layer's part of the first page
+    const int* block_table;  // [R, W]
+    const int* context_lens;  // [R]
+    const Plan* plan;  // of the round
+    const int2* sources;  // [tiles]
+    int64_t page_stride;  // elements
+    int h;
+    int block_size;
+    int table_width;
+};
+static_assert(sizeof(ExpandArgs) == 72);
+}  // namespace attention
 
 namespace mla {
 // Latents, their norm, and where they are cached; and heads of queries beside them.
@@ -387,7 +433,7 @@ static_assert(sizeof(ConvArgs<float>) == 104);
 template <typename T>
 struct DeltaArgs {
     T* out;  // [T, H, V]
-    float* pool;  // the layer's part of state 0: [H, K, V]
+    void* pool;  // the layer's part of state 0: [H, K, V] of float or bf16
     const T* qkv;  // [T, F]: q of G key heads, k of as many, v of H value heads
     const T* a;  // [T, gate_stride], of which H are read
     const T* b;  // likewise
@@ -412,7 +458,7 @@ template <typename T>
 struct DeltaDecodeArgs {
     T* out;  // [T, H, 128]
     T* conv;  // the layer's part of convolution state 0: [3, F]
-    float* delta;  // the layer's part of matrix state 0: [H, 128, 128]
+    void* delta;  // the layer's part of matrix state 0: [H, 128, 128] of float or bf16
     const T* x;  // [T, x_stride]: F channels of q, k and v, then H of 128 gates, H of a, H of b
     const float* taps;  // [4, F]
     const float* a_log;  // [H]

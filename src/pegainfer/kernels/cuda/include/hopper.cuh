@@ -132,8 +132,9 @@ __device__ __forceinline__ void wgmma_pin(float (&d)[N]) {
 
 // d[64 x N] (+)= a[64 x 16] · b[16 x N], float32 sums, by a warpgroup; lane l of warp w holds rows 16w + l /
 // 4 and 8 more of every column pair 8j + 2(l % 4), as mma does. `ss`: a [64 rows of K] and b [N rows of K] in
-// shared memory. `rs`: a in registers, laid out as mma's, and b in shared memory as [K rows of N]; `rs_rows`:
-// b as [N rows of K]. E4M3 (type e4m3) has 32 columns of K, and `ss` alone.
+// shared memory; `ss_k_rows`: b as [K rows of N]. `rs`: a in registers, laid out as mma's, and b in shared
+// memory as [K rows of N]; `rs_rows`: b as [N rows of K]. E4M3 (type e4m3) has 32 columns of K, and `ss`
+// alone.
 template <typename T, int N>
 struct Wgmma;
 
@@ -178,6 +179,15 @@ struct Wgmma;
                          ", 0;\n"                                                                           \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" PEGA_R##HALF  \
                          "}, %" #A ", %" #B ", p, 1, 1, 0, 0;\n}"                                           \
+                         : PEGA_D##HALF                                                                     \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                     \
+        }                                                                                                   \
+        static __device__ __forceinline__ void ss_k_rows(float (&d)[HALF], uint64_t a, uint64_t b,          \
+                                                         bool add) {                                        \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #C                                            \
+                         ", 0;\n"                                                                           \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" PEGA_R##HALF  \
+                         "}, %" #A ", %" #B ", p, 1, 1, 0, 1;\n}"                                           \
                          : PEGA_D##HALF                                                                     \
                          : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                     \
         }                                                                                                   \

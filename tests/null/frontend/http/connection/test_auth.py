@@ -22,7 +22,7 @@ KEYS = ("first-key", "second-key")
     [
         ("/v1/models", "GET"),
         ("/metrics", "GET"),
-        ("/ready", "GET"),
+        ("/ready/", "GET"),
         ("/load", "GET"),
         ("/v1/completions", "POST"),
         ("/no/such/route", "GET"),
@@ -34,7 +34,7 @@ KEYS = ("first-key", "second-key")
         ("/", "GET"),
     ],
 )
-def test_everything_but_health_is_closed(path: str, method: str) -> None:
+def test_everything_but_probes_is_closed(path: str, method: str) -> None:
     async def main() -> None:
         async with client(make_app(FakeEngine(), api_key=KEYS)) as http:
             response = await http.request(method, path)
@@ -45,11 +45,14 @@ def test_everything_but_health_is_closed(path: str, method: str) -> None:
     run(main)
 
 
-def test_health_is_open() -> None:
+def test_probes_need_no_key() -> None:
+    """Kubernetes and load balancers have none; all that they are told is whether to send requests."""
+
     async def main() -> None:
         async with client(make_app(FakeEngine(), api_key=KEYS)) as http:
             assert (await http.get("/health")).status_code == 200
             assert (await http.get("/health?x=1")).status_code == 200
+            assert (await http.get("/ready")).json() == {"status": "ready"}
 
     run(main)
 

@@ -15,9 +15,8 @@
 
 namespace attention {
 
-// Keys of a decoded part: few for short rows, so that one row alone fills the GPU, more for long ones.
-constexpr int DECODE_CHUNK = 128, DECODE_LONG_CHUNK = 256, DECODE_LONG = 1024;
-constexpr int DECODE_PARTS = 32;
+// Decoded parts: few keys for short rows, so that one row alone fills the GPU, twice as many for long ones.
+constexpr int DECODE_LONG = 1024, DECODE_PARTS = 32;
 constexpr int SHARE_KEYS = 64;  // what shares are made of: a page for each of a block's warps
 constexpr int PREFILL_PARTS = 16;
 constexpr int PREFILL_KEYS = 512;    // no part of a prefill is made for fewer
@@ -47,14 +46,15 @@ struct alignas(16) Cut {
 };
 
 // The work list of a step: how many items of each kind. `merges`: prefilled tiles in several parts.
+// `expanded`: tiles of keys that sm90/mla expands first.
 struct Plan {
-    int decode, prefill, merges, pad;
+    int decode, prefill, merges, expanded;
 };
 
 // Depends on the row's own length only: whoever shares the batch, the row's bits are the same.
-__device__ __forceinline__ int decode_chunk(int context) {
+__device__ __forceinline__ int decode_chunk(int context, int least) {
     const int even = (context + DECODE_PARTS - 1) / DECODE_PARTS;
-    return max(context <= DECODE_LONG ? DECODE_CHUNK : DECODE_LONG_CHUNK, (even + 15) / 16 * 16);
+    return max(context <= DECODE_LONG ? least : 2 * least, (even + 15) / 16 * 16);
 }
 
 // Swizzled place of 16-byte piece c of row r in a tile of ROW bytes a row: eight rows, eight banks.

@@ -1,16 +1,7 @@
 // op attention: the step's work list, made once a step on the device (lengths may be known only there).
-#include "attention.cuh"
+#include "sort.cuh"
 
 using namespace attention;
-
-// Prefilled tiles go out by how many keys they see, the longest first, so that short ones fill the gaps at
-// the end: classes of a sixteenth of a power of two, from 16 keys on. Within a class the order may differ
-// from run to run: it says who computes what when, not what comes out.
-constexpr int CLASSES = 256;
-__device__ __forceinline__ int class_of(int keys) {
-    const int k = max(keys, 16), power = 31 - __clz(k);
-    return CLASSES - 1 - min(CLASSES - 1, (power - 4) * 16 + (k >> (power - 4) & 15));
-}
 
 // Cuts rows of several query tokens into tiles and parts and gives each to `emit(item, keys of a part)`.
 // Every thread takes part; `merges` receives the number of tiles in several parts.
@@ -93,7 +84,7 @@ __device__ __forceinline__ int cut_rows(const PlanArgs& a, int* scratch) {
         const int row = r0 + threadIdx.x;
         const bool real = row < a.rows;
         const int len = real ? a.query_lens[row] : 0, context = real ? a.context_lens[row] : 0;
-        const int token = real ? a.query_starts[row] : 0, chunk = decode_chunk(context);
+        const int token = real ? a.query_starts[row] : 0, chunk = decode_chunk(context, a.chunk);
         const int parts = len == 1 && context > 0 ? (context + chunk - 1) / chunk : 0;
         int total;
         const int at = items + block_exclusive_scan(parts, scratch, total);
@@ -116,22 +107,8 @@ extern "C" __global__ void __launch_bounds__(256) attention_plan(PlanArgs a) {
     pdl_launch();
     const int decode = a.shares ? share_rows(a, scratch) : cut_rows(a, scratch);
     int prefill = 0, merges = 0;
-    if (a.prefill_slots > 0) {  // none: the step decodes only
-        for (int i = threadIdx.x; i < CLASSES; i += blockDim.x) places[i] = 0;
-        __syncthreads();
-        cut_tiles(a, scratch, merges,
-                  [&](const Item&, int keys, int) { atomicAdd(places + class_of(keys), 1); });
-        __syncthreads();
-        const int count = places[threadIdx.x];
-        const int first = block_exclusive_scan(count, scratch, prefill);
-        __syncthreads();
-        places[threadIdx.x] = first;
-        __syncthreads();
-        cut_tiles(a, scratch, merges, [&](const Item& item, int keys, int merge) {
-            a.prefill[atomicAdd(places + class_of(keys), 1)] = item;
-            if (item.parts() > 1 && item.part() == 0) a.merges[merge] = item;
-        });
-    }
+    if (a.prefill_slots > 0)  // none: the step decodes only
+        prefill = sort_items(a.prefill, a.merges, places, scratch,
+                             [&](auto emit) { cut_tiles(a, scratch, merges, emit); });
     if (threadIdx.x == 0) *a.plan = {decode, prefill, merges, 0};
 }
-static_assert(CLASSES == 256);  // one a thread

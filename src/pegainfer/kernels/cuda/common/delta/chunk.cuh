@@ -41,22 +41,36 @@ constexpr int kPrepareTiles = kHeadsAtOnce * kChunk * kPitch * 4;
 constexpr int kPrepareShared = kPrepareTiles + (2 * kHeadsAtOnce + 2) * kChunk * 4;
 static_assert(kPrepareTiles >= 2 * kChunk * kKeys * 2);
 
-// (I + A)^-1 by columns: thread j solves (I + A) x = e_j by forward substitution in float32.
-__device__ __forceinline__ void invert_column(float (&x)[kChunk], const float* matrix, int column) {
+// (I + A)^-1 in place, by columns: 64 threads each solve (I + A) x = e_column by forward substitution in
+// float32, 16 rows at a time. The x of rows that are done stand where A's rows were. All indices of
+// registers fall within 16 rows, so the code is short: a launch fetches it anew.
+__device__ __forceinline__ void invert_column(float* matrix, int column, int barrier) {
+#pragma unroll 1
+    for (int first = 0; first < kChunk; first += 16) {
+        const float* const rows = matrix + first * kPitch;
+        float x[16];
 #pragma unroll
-    for (int i = 0; i < kChunk; i++) x[i] = 0.f;
+        for (int r = 0; r < 16; r++) x[r] = first + r == column ? 1.f : 0.f;
+#pragma unroll 1
+        for (int j = 0; j < first; j += 4) {
+            float known[4];
 #pragma unroll
-    for (int i = 0; i < kChunk; i++) {
-        float4 sum{};
+            for (int c = 0; c < 4; c++) known[c] = matrix[(j + c) * kPitch + column];
 #pragma unroll
-        for (int j = 0; j < i; j += 4) {  // x[i] and what follows are still zero
-            const float4 a = *reinterpret_cast<const float4*>(matrix + i * kPitch + j);
-            sum.x = fmaf(a.x, x[j], sum.x);
-            sum.y = fmaf(a.y, x[j + 1], sum.y);
-            sum.z = fmaf(a.z, x[j + 2], sum.z);
-            sum.w = fmaf(a.w, x[j + 3], sum.w);
+            for (int r = 0; r < 16; r++) {
+                const float4 a = *reinterpret_cast<const float4*>(rows + r * kPitch + j);
+                x[r] = fmaf(-a.x, known[0], fmaf(-a.y, known[1], x[r]));
+                x[r] = fmaf(-a.z, known[2], fmaf(-a.w, known[3], x[r]));
+            }
         }
-        x[i] = (i == column ? 1.f : 0.f) - ((sum.x + sum.y) + (sum.z + sum.w));
+#pragma unroll
+        for (int r = 1; r < 16; r++)
+#pragma unroll
+            for (int c = 0; c < r; c++) x[r] = fmaf(-rows[r * kPitch + first + c], x[c], x[r]);
+        named_wait<kChunk>(barrier);  // all have read these rows of A
+#pragma unroll
+        for (int r = 0; r < 16; r++) matrix[(first + r) * kPitch + column] = x[r];
+        named_wait<kChunk>(barrier);
     }
 }
 
@@ -81,11 +95,38 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
         if (row.id < 0) continue;
         const int64_t first = row.first + at.tile * kChunk;
         const int count = min(kChunk, row.count - at.tile * kChunk);
+        // The gates of value heads from `begin` on, two tokens a lane, and their sums over the chunk.
+        const auto sum_gates = [&](int begin) {
+            if (warp >= min(kHeadsAtOnce, group - begin)) return;
+            const int head = (a.tiled ? key_head : key_head * group) + (begin + warp) * apart;
+            const int token = 2 * lane;
+            float step[2], beta[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const bool valid = token + i < count;
+                const LogGates gates = valid ? log_gates_of(a, first + token + i, head) : LogGates{};
+                step[i] = gates.log_decay;
+                beta[i] = gates.beta;
+            }
+            float sum = step[0] + step[1];
+#pragma unroll
+            for (int o = 1; o < 32; o <<= 1) {
+                const float below = __shfl_up_sync(~0u, sum, o);
+                if (lane >= o) sum += below;
+            }
+            float before = __shfl_up_sync(~0u, sum, 1);
+            if (lane == 0) before = 0.f;
+            sums[warp * kChunk + token] = before + step[0];
+            sums[warp * kChunk + token + 1] = sum;
+            betas[warp * kChunk + token] = beta[0];
+            betas[warp * kChunk + token + 1] = beta[1];
+        };
         __syncthreads();  // all have done with the chunk before
         const bf16* query = a.qkv + first * a.channels + key_head * kKeys;
         load_keys<kPrepareThreads>(queries, query, a.channels, count);
         load_keys<kPrepareThreads>(keys, query + a.key_heads * kKeys, a.channels, count);
         cp_async_commit();
+        sum_gates(0);  // while keys and queries come
         cp_async_wait<0>();
         __syncthreads();
 
@@ -138,30 +179,7 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
             __syncthreads();  // K and Q, or the matrices before, are read
             const int heads = min(kHeadsAtOnce, group - begin);
             const int head = (a.tiled ? key_head : key_head * group) + begin * apart;
-            if (warp < heads) {  // gates: two tokens a lane, and their sums over the chunk
-                const int token = 2 * lane;
-                float step[2], beta[2];
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const bool valid = token + i < count;
-                    const LogGates gates =
-                        valid ? log_gates_of(a, first + token + i, head + warp * apart) : LogGates{};
-                    step[i] = gates.log_decay;
-                    beta[i] = gates.beta;
-                }
-                float sum = step[0] + step[1];
-#pragma unroll
-                for (int o = 1; o < 32; o <<= 1) {
-                    const float below = __shfl_up_sync(~0u, sum, o);
-                    if (lane >= o) sum += below;
-                }
-                float before = __shfl_up_sync(~0u, sum, 1);
-                if (lane == 0) before = 0.f;
-                sums[warp * kChunk + token] = before + step[0];
-                sums[warp * kChunk + token + 1] = sum;
-                betas[warp * kChunk + token] = beta[0];
-                betas[warp * kChunk + token + 1] = beta[1];
-            }
+            if (begin > 0) sum_gates(begin);
             __syncthreads();
             for (int h = 0; h < heads; h++) {
                 float* matrix = matrices + h * kChunk * kPitch;
@@ -201,22 +219,20 @@ __device__ __forceinline__ void delta_chunk_prepare(const DeltaArgs<bf16>& a, co
             }
             __syncthreads();
             const int h = threadIdx.x / kChunk, column = threadIdx.x % kChunk;
-            float x[kChunk];
-            if (h < heads) invert_column(x, matrices + h * kChunk * kPitch, column);
-            __syncthreads();  // the inverse takes the matrix's room
-            bf16* inverse = reinterpret_cast<bf16*>(matrices + h * kChunk * kPitch);
-            if (h < heads)
-#pragma unroll
-                for (int i = 0; i < kChunk; i++) inverse[i * kChunk + column] = from_f32<bf16>(x[i]);
-            __syncthreads();
-            if (h < heads)
-                for (int i = column; i < count * 8; i += kChunk) {
-                    const int token = i / 8, unit = i % 8;
-                    if (unit / 2 <= token / 16)
-                        store(chunks.inverse + ((first + token) * a.heads + head + h * apart) * kChunk +
-                                  unit * 8,
-                              load<bf16, 8>(inverse + token * kChunk + unit * 8));
-                }
+            if (h >= heads) continue;
+            const float* const inverse = matrices + h * kChunk * kPitch;
+            invert_column(matrices + h * kChunk * kPitch, column, 1 + h);
+            for (int i = column; i < count * 8; i += kChunk) {
+                const int token = i / 8, unit = i % 8;
+                if (unit / 2 > token / 16) continue;
+                const float4* const row =
+                    reinterpret_cast<const float4*>(inverse + token * kPitch + unit * 8);
+                const float4 low = row[0], high = row[1];
+                const uint4 packed = {pack2<bf16>(low.x, low.y), pack2<bf16>(low.z, low.w),
+                                      pack2<bf16>(high.x, high.y), pack2<bf16>(high.z, high.w)};
+                const int64_t at = ((first + token) * a.heads + head + h * apart) * kChunk + unit * 8;
+                *reinterpret_cast<uint4*>(chunks.inverse + at) = packed;
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 // first tile reads the row's state, and it alone writes the new one.
 #include "rows.cuh"
 
-constexpr int kTile = 16;  // at least the number of kept inputs, so that later tiles need no state
+constexpr int kTile = 8;  // at least the number of kept inputs, so that later tiles need no state
 constexpr int kAhead = 4;  // tokens whose inputs are loaded together
 
 template <typename T, int N>
@@ -17,6 +17,15 @@ __device__ __forceinline__ Vec<T, N> rounded(const float (&from)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) v.v[i] = from_f32<T>(from[i]);
     return v;
+}
+
+// silu as exactly as T holds it.
+template <typename T>
+__device__ __forceinline__ float silu_as(float v) {
+    if constexpr (sizeof(T) == 2)
+        return v * __fdividef(1.f, 1.f + __expf(-v));
+    else
+        return silu(v);
 }
 
 // Four taps; the last three inputs stay in registers.
@@ -67,7 +76,7 @@ __device__ __forceinline__ void conv4(const ConvArgs<T>& a) {
             unpack(now, inputs[i]);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                y[j] = silu(kept[0][j] * taps[0][j] + kept[1][j] * taps[1][j] + kept[2][j] * taps[2][j] +
+                y[j] = silu_as<T>(kept[0][j] * taps[0][j] + kept[1][j] * taps[1][j] + kept[2][j] * taps[2][j] +
                             now[j] * taps[3][j]);
                 kept[0][j] = kept[1][j];
                 kept[1][j] = kept[2][j];

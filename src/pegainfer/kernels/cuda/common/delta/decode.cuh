@@ -1,10 +1,10 @@
 // A layer of linear attention behind its projections for rows of one token: convolution, SiLU, l2norm, gates,
 // delta rule and gated norm of a value head in one block, with the formulas of conv.cu and delta.cuh.
 //
-// The state of a head is 64 KB that are read and written once, so the kernel is bound by memory. Blocks stay
-// and take every gridDim.x-th head of a row. While a block works on one matrix from registers, each thread's
-// part of the next one is on its way to shared memory: the threads read only what they fetched themselves, so
-// that the copies need no barrier.
+// The state of a head is 64 KB (32 KB where it is stored as bf16) that are read and written once, so the
+// kernel is bound by memory. Blocks stay and take every gridDim.x-th head of a row. While a block works on
+// one matrix from registers, each thread's part of the next one is on its way to shared memory: the threads
+// read only what they fetched themselves, so that the copies need no barrier.
 //
 // The value heads of a key head share its q and k, and with them that part of the convolution's state. Where
 // there are heads enough for all blocks, one block takes all value heads of a key head in turn. Otherwise
@@ -54,33 +54,77 @@ __device__ __forceinline__ int64_t matrix_at(const HeadOfRow& item, int lane, in
     return (static_cast<int64_t>(item.head) * kKeys + warp * kRowsOfWarp) * kKeys + 4 * lane;
 }
 
+// L2's treatment of matrices. Where each block takes one, nothing else comes through L2 meanwhile: they leave
+// it first, and what the next kernels read stays (H200, 16 rows of 32 heads: 21.4 us instead of 23.8). With
+// more of them that is slower (128 rows: 159 us instead of 155).
+__device__ __forceinline__ uint64_t l2_first() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ uint64_t l2_normal() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void cp_async16_by(uint32_t dst, const void* src, bool valid, uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src),
+                 "r"(valid ? 16 : 0), "l"(policy)
+                 : "memory");
+}
+// The same of eight bytes, which go through L1: past it there are only copies of 16.
+__device__ __forceinline__ void cp_async8_by(uint32_t dst, const void* src, bool valid, uint64_t policy) {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], 8, %2, %3;" ::"r"(dst), "l"(src),
+                 "r"(valid ? 8 : 0), "l"(policy)
+                 : "memory");
+}
+__device__ __forceinline__ void store4_by(float* p, float4 v, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(p), "f"(v.x), "f"(v.y),
+                 "f"(v.z), "f"(v.w), "l"(policy)
+                 : "memory");
+}
+__device__ __forceinline__ void store4_by(bf16* p, float4 v, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(p), "r"(pack2<bf16>(v.x, v.y)),
+                 "r"(pack2<bf16>(v.z, v.w)), "l"(policy)
+                 : "memory");
+}
+
 // Begins to copy this thread's part of a head's matrix; zeros where the row has none yet.
-template <typename T>
-__device__ __forceinline__ void fetch_matrix(const DeltaDecodeArgs<T>& a, const Turn& turn, uint32_t to) {
+template <typename S, typename T>
+__device__ __forceinline__ void fetch_matrix(const DeltaDecodeArgs<T>& a, const Turn& turn, uint32_t to,
+                                             uint64_t policy) {
     if (turn.unit < a.units) {
         const HeadOfRow item(a, turn);
         const bool valid = item.live && !item.row.fresh;
-        const float* from = a.delta;
+        const S* from = static_cast<const S*>(a.delta);
         if (valid) from += item.row.id * a.delta_entry + matrix_at(item, threadIdx.x & 31, threadIdx.x >> 5);
 #pragma unroll
-        for (int i = 0; i < kRowsOfWarp; i++)
-            cp_async16(to + i * kDecodeThreads * 16, valid ? from + i * kKeys : from, valid);
+        for (int i = 0; i < kRowsOfWarp; i++) {
+            constexpr int kBytes = 4 * sizeof(S);
+            const S* const source = valid ? from + i * kKeys : from;
+            if constexpr (kBytes == 16)
+                cp_async16_by(to + i * kDecodeThreads * kBytes, source, valid, policy);
+            else
+                cp_async8_by(to + i * kDecodeThreads * kBytes, source, valid, policy);
+        }
     }
     cp_async_commit();
 }
 
-template <typename T>
+// S: what states are stored as, float or bf16.
+template <typename T, typename S = float>
 __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
-    extern __shared__ __align__(16) float4 matrices[];  // [kRowsOfWarp, kDecodeThreads]
+    extern __shared__ __align__(16) char matrices[];  // [kRowsOfWarp, kDecodeThreads] of four S
     __shared__ float4 parts[3][32];  // q, k, v behind the convolution; a lane has four channels of each
     __shared__ float4 dots[2][kDecodeWarps][32];
     __shared__ bool last_reader;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = a.heads / a.key_heads;
     const int keys = a.key_heads * kKeys, channels = 2 * keys + a.heads * kKeys;
-    float4* const fetched = matrices + threadIdx.x;
+    S* const fetched = reinterpret_cast<S*>(matrices) + 4 * threadIdx.x;
+    const uint64_t policy = a.units <= static_cast<int>(gridDim.x) ? l2_first() : l2_normal();
     Turn turn(blockIdx.x);
     // Nobody writes states between the step's start and this kernel.
-    fetch_matrix(a, turn, shared_address(fetched));
+    fetch_matrix<S>(a, turn, shared_address(fetched), policy);
 #pragma unroll 1
     for (bool first = true; turn.unit < a.units; first = false) {
         const HeadOfRow item(a, turn);
@@ -117,9 +161,9 @@ __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
         cp_async_wait<0>();
         float4 s[kRowsOfWarp];
 #pragma unroll
-        for (int i = 0; i < kRowsOfWarp; i++) s[i] = fetched[i * kDecodeThreads];
+        for (int i = 0; i < kRowsOfWarp; i++) s[i] = load4(fetched + 4 * i * kDecodeThreads);
         turn.advance(a.chain);
-        fetch_matrix(a, turn, shared_address(fetched));
+        fetch_matrix<S>(a, turn, shared_address(fetched), policy);
         if (row.count != 1) continue;
         T* out = a.out + (static_cast<int64_t>(row.first) * a.heads + head) * kKeys + 4 * lane;
         if (!item.live) {
@@ -184,11 +228,11 @@ __device__ __forceinline__ void delta_decode(const DeltaDecodeArgs<T>& a) {
                 if (save >= 0) store4(a.conv + save * a.conv_entry + w * channels + channel, inputs[w]);
             }
         }
-        float* const matrix = a.delta + matrix_at(item, lane, warp);
+        S* const matrix = static_cast<S*>(a.delta) + matrix_at(item, lane, warp);
 #pragma unroll
         for (int i = 0; i < kRowsOfWarp; i++) {
             s[i] = fused(d, k_of[i] * k_norm, scaled(s[i], decay));
-            store4(matrix + row.id * a.delta_entry + i * kKeys, s[i]);
+            store4_by(matrix + row.id * a.delta_entry + i * kKeys, s[i], policy);
             if (save >= 0) store4(matrix + save * a.delta_entry + i * kKeys, s[i]);
         }
         __syncthreads();  // before the next head's values take the place of this one's in `parts`

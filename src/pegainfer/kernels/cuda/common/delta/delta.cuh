@@ -40,6 +40,12 @@ __device__ __forceinline__ const T* value_at(const DeltaArgs<T>& a, int64_t toke
     return a.qkv + token * a.channels + 2 * a.key_heads * a.key_dim + head * a.value_dim;
 }
 
+// The layer's states, stored as S: float or bf16.
+template <typename S, typename T>
+__device__ __forceinline__ S* states_of(const DeltaArgs<T>& a) {
+    return static_cast<S*>(a.pool);
+}
+
 constexpr int kKeys = 128;     // channels of a key head in the kernels for one size
 constexpr int kColumns = 32;   // of the state, that a block of them has
 constexpr int kThreads = 128;  // of a block
@@ -67,7 +73,7 @@ __device__ __forceinline__ void store4(T* p, float4 v) {
 
 // Rows of one token: a block has kColumns columns of a head's state in registers, reads and writes them once.
 // A warp has 32 of the 128 rows; lane l four columns from 4 (l % 8) on, of every fourth row from l / 8 on.
-template <typename T>
+template <typename T, typename S = float>
 __device__ __forceinline__ void delta_step(const DeltaArgs<T>& a) {
     __shared__ float q[kKeys], k[kKeys], sums[kThreads / 32][3];
     __shared__ float4 dots[2][kThreads / 32][kColumns / 4];
@@ -76,11 +82,12 @@ __device__ __forceinline__ void delta_step(const DeltaArgs<T>& a) {
     const Row row = row_at(a.rows, blockIdx.z);
     const bool live = row.count == 1 && row.id >= 0;
     const int64_t at = (static_cast<int64_t>(head) * kKeys + first) * a.value_dim + column;
+    S* const pool = states_of<S>(a);
     float4 s[8] = {};
     if (live && !row.fresh)  // nobody writes the state between the step's start and this kernel
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            s[i] = load4(a.pool + row.id * a.entry + at + static_cast<int64_t>(4 * i) * a.value_dim);
+            s[i] = load4(pool + row.id * a.entry + at + static_cast<int64_t>(4 * i) * a.value_dim);
     pdl_wait();
     pdl_launch();
     if (row.count != 1) return;
@@ -136,8 +143,8 @@ __device__ __forceinline__ void delta_step(const DeltaArgs<T>& a) {
     for (int i = 0; i < 8; i++) {
         s[i] = fused(d, k[first + 4 * i] * k_norm, scaled(s[i], g.decay));
         const int64_t place = at + static_cast<int64_t>(4 * i) * a.value_dim;
-        store4(a.pool + row.id * a.entry + place, s[i]);
-        if (save >= 0) store4(a.pool + save * a.entry + place, s[i]);
+        store4(pool + row.id * a.entry + place, s[i]);
+        if (save >= 0) store4(pool + save * a.entry + place, s[i]);
     }
 }
 
@@ -165,10 +172,11 @@ __device__ __forceinline__ void delta_sequence(const DeltaArgs<T>& a) {
     }
     const int64_t at = (static_cast<int64_t>(head) * kKeys + first) * a.value_dim + column;
     const int64_t step = 16 * static_cast<int64_t>(a.value_dim);
+    float* const pool = states_of<float>(a);
     float4 s[8] = {};
     if (!row.fresh)
 #pragma unroll
-        for (int i = 0; i < 8; i++) s[i] = load4(a.pool + row.id * a.entry + at + i * step);
+        for (int i = 0; i < 8; i++) s[i] = load4(pool + row.id * a.entry + at + i * step);
     for (int begin = 0; begin < row.count; begin += kGroup) {
         const int count = min(kGroup, row.count - begin);
         __syncthreads();  // all have done with the group before
@@ -210,11 +218,11 @@ __device__ __forceinline__ void delta_sequence(const DeltaArgs<T>& a) {
             for (int i = 0; i < 8; i++) s[i] = fused(d, k[t][first + 16 * i], scaled(s[i], g.decay));
             if (save >= 0)
 #pragma unroll
-                for (int i = 0; i < 8; i++) store4(a.pool + save * a.entry + at + i * step, s[i]);
+                for (int i = 0; i < 8; i++) store4(pool + save * a.entry + at + i * step, s[i]);
         }
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++) store4(a.pool + row.id * a.entry + at + i * step, s[i]);
+    for (int i = 0; i < 8; i++) store4(pool + row.id * a.entry + at + i * step, s[i]);
 }
 
 // Heads of any size and rows of any length, a column of the state a thread, in memory: the slow form. Dynamic
@@ -229,7 +237,7 @@ __device__ __forceinline__ void delta_any(const DeltaArgs<T>& a) {
     const Row row = row_at(a.rows, blockIdx.z);
     const bool mine = column < a.value_dim;
     const int64_t at = static_cast<int64_t>(head) * a.key_dim * a.value_dim + column;
-    float* s = a.pool + row.id * a.entry + at;
+    float *const pool = states_of<float>(a), *const s = pool + row.id * a.entry + at;
     for (int t = 0; t < row.count; t++) {
         const int64_t token = row.first + t;
         T* out = a.out + (token * a.heads + head) * a.value_dim + column;
@@ -270,7 +278,7 @@ __device__ __forceinline__ void delta_any(const DeltaArgs<T>& a) {
             const int64_t place = static_cast<int64_t>(i) * a.value_dim;
             const float si = fmaf(k[i], d, zeros ? 0.f : g.decay * s[place]);
             s[place] = si;
-            if (save >= 0) a.pool[save * a.entry + at + place] = si;
+            if (save >= 0) pool[save * a.entry + at + place] = si;
         }
     }
 }

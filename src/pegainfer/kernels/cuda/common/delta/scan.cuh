@@ -39,35 +39,81 @@ __device__ __forceinline__ uint32_t block_at(uint32_t square, int i, int j) {
     return square + (i * (i + 1) / 2 + j) * kBlock;
 }
 
-__device__ __forceinline__ void load_stage(const Stage& s, const DeltaArgs<bf16>& a,
-                                           const ChunkArgs<bf16>& chunks, int64_t first, int count,
-                                           int head) {
-    const bf16* query = query_at(a, first, head);
-    load_keys<kScanThreads>(s.keys, query + a.key_heads * kKeys, a.channels, count);
-    load_keys<kScanThreads>(s.queries, query, a.channels, count);
-    {
-        const int token = threadIdx.x / 4, unit = threadIdx.x % 4;
-        const bool valid = token < count;
-        const bf16* value = value_at(a, first + (valid ? token : 0), head) + blockIdx.x * kSlice;
-        cp_async16(tile_at<4>(s.values, token, unit), value + unit * 8, valid);
-    }
-    const int64_t square = (first * a.heads + head) * kChunk, stride = static_cast<int64_t>(a.heads) * kChunk;
+// Where a thread's part of a row's first chunk lies, and how it is copied. Chunks follow each other at even
+// distances, so a copy takes an addition and an instruction.
+struct ChunkLoader {
+    const bf16 *keys, *values, *inverse, *products;
+    const float4* factors;
+    int64_t token_stride, square_stride, factor_stride;  // elements from a token to the next
+    int64_t to_queries;                                  // from a key head's keys to its queries
+    uint32_t key_at, value_at, square_at[2];             // in a stage's tiles
+    bool takes_square[2];
+
+    __device__ __forceinline__ ChunkLoader(const DeltaArgs<bf16>& a, const ChunkArgs<bf16>& chunks,
+                                           int64_t first, int head) {
+        const int thread = threadIdx.x;
+        token_stride = a.channels, factor_stride = a.heads, square_stride = factor_stride * kChunk;
+        to_queries = -static_cast<int64_t>(a.key_heads) * kKeys;
+        keys = ::query_at(a, first + thread / 16, head) - to_queries + thread % 16 * 8;
+        values = ::value_at(a, first + thread / 4, head) + blockIdx.x * kSlice + thread % 4 * 8;
+        const int64_t square = ((first + thread / 8) * a.heads + head) * kChunk + thread % 8 * 8;
+        inverse = chunks.inverse + square;
+        products = chunks.products + square;
+        factors = chunks.factors + (first + thread) * a.heads + head;
+        key_at = tile_at<16>(0, thread / 16, thread % 16);
+        value_at = tile_at<4>(0, thread / 4, thread % 4);
 #pragma unroll
-    for (int i = threadIdx.x; i < kChunk * 8; i += kScanThreads) {
-        const int token = i / 8, unit = i % 8;
-        if (unit / 2 > token / 16) continue;
-        const bool valid = token < count;
-        const int64_t at = square + (valid ? token * stride : 0) + unit * 8;
-        const uint32_t to = tile_at<2>(block_at(0, token / 16, unit / 2), token % 16, unit % 2);
-        cp_async16(s.inverse + to, chunks.inverse + at, valid);
-        cp_async16(s.products + to, chunks.products + at, valid);
+        for (int i = 0; i < 2; i++) {
+            const int token = thread / 8 + 32 * i, unit = thread % 8;
+            takes_square[i] = unit / 2 <= token / 16;
+            square_at[i] = tile_at<2>(block_at(0, token / 16, unit / 2), token % 16, unit % 2);
+        }
     }
-    if (threadIdx.x < kChunk) {
-        const bool valid = threadIdx.x < count;
-        cp_async16(shared_address(s.factors + threadIdx.x),
-                   chunks.factors + (first + (valid ? threadIdx.x : 0)) * a.heads + head, valid);
+
+    // Issues the copies of the chunk that the pointers are at, of `count` tokens, and goes on to the next.
+    __device__ __forceinline__ void load(const Stage& s, int count) {
+        if (count == kChunk)
+            load_tokens<true>(s, count);
+        else
+            load_tokens<false>(s, count);
+        keys += kChunk * token_stride;
+        values += kChunk * token_stride;
+        inverse += kChunk * square_stride;
+        products += kChunk * square_stride;
+        factors += kChunk * factor_stride;
     }
-}
+
+    // WHOLE: there are 64. Else tokens from `count` on become zeros.
+    template <bool WHOLE>
+    __device__ __forceinline__ void load_tokens(const Stage& s, int count) const {
+        const int thread = threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const bool valid = WHOLE || thread / 16 + 16 * i < count;
+            const bf16* const key = keys + (valid ? 16 * i * token_stride : -(thread / 16) * token_stride);
+            const uint32_t to = key_at + 16 * 16 * 16 * i;  // 16 tokens further, whose order is the same
+            cp_async16(s.keys + to, key, valid);
+            cp_async16(s.queries + to, key + to_queries, valid);
+        }
+        {
+            const bool valid = WHOLE || thread / 4 < count;
+            cp_async16(s.values + value_at, valid ? values : values - thread / 4 * token_stride, valid);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (!takes_square[i]) continue;
+            const bool valid = WHOLE || thread / 8 + 32 * i < count;
+            const int64_t at = valid ? 32 * i * square_stride : -(thread / 8) * square_stride;
+            cp_async16(s.inverse + square_at[i], inverse + at, valid);
+            cp_async16(s.products + square_at[i], products + at, valid);
+        }
+        if (thread < kChunk) {
+            const bool valid = WHOLE || thread < count;
+            const float4* const factor = valid ? factors : factors - thread * factor_stride;
+            cp_async16(shared_address(s.factors + thread), factor, valid);
+        }
+    }
+};
 
 using Fragment = uint32_t[4];  // a 16x16 operand of mma, or two operands of 16x8
 
@@ -155,22 +201,36 @@ __device__ __forceinline__ void update(StateSums& s, float decay, uint32_t keys,
 struct StatePlace {
     int64_t at, row;  // of channel 16 warp + g and column 2 t, and elements from a channel to the next
 };
-__device__ __forceinline__ void load_state(StateSums& s, const float* entry, const StatePlace& place) {
+__device__ __forceinline__ float2 load_two(const float* p) {
+    return *reinterpret_cast<const float2*>(p);
+}
+__device__ __forceinline__ float2 load_two(const bf16* p) {
+    return unpack2<bf16>(*reinterpret_cast<const uint32_t*>(p));
+}
+__device__ __forceinline__ void store_two(float* p, float x, float y) {
+    *reinterpret_cast<float2*>(p) = make_float2(x, y);
+}
+__device__ __forceinline__ void store_two(bf16* p, float x, float y) {
+    *reinterpret_cast<uint32_t*>(p) = pack2<bf16>(x, y);
+}
+template <typename S>
+__device__ __forceinline__ void load_state(StateSums& s, const S* entry, const StatePlace& place) {
 #pragma unroll
     for (int n = 0; n < kSlice / 8; n++) {
-        const float2 top = *reinterpret_cast<const float2*>(entry + place.at + 8 * n);
-        const float2 bottom = *reinterpret_cast<const float2*>(entry + place.at + 8 * place.row + 8 * n);
+        const float2 top = load_two(entry + place.at + 8 * n);
+        const float2 bottom = load_two(entry + place.at + 8 * place.row + 8 * n);
         s[n][0] = top.x;
         s[n][1] = top.y;
         s[n][2] = bottom.x;
         s[n][3] = bottom.y;
     }
 }
-__device__ __forceinline__ void store_state(float* entry, const StatePlace& place, const StateSums& s) {
+template <typename S>
+__device__ __forceinline__ void store_state(S* entry, const StatePlace& place, const StateSums& s) {
 #pragma unroll
     for (int n = 0; n < kSlice / 8; n++) {
-        *reinterpret_cast<float2*>(entry + place.at + 8 * n) = make_float2(s[n][0], s[n][1]);
-        *reinterpret_cast<float2*>(entry + place.at + 8 * place.row + 8 * n) = make_float2(s[n][2], s[n][3]);
+        store_two(entry + place.at + 8 * n, s[n][0], s[n][1]);
+        store_two(entry + place.at + 8 * place.row + 8 * n, s[n][2], s[n][3]);
     }
 }
 // The state as the operand of products: rows are channels.
@@ -185,6 +245,7 @@ __device__ __forceinline__ void store_operand(char* tile, const StateSums& s, in
 }
 
 // One row of the step, by all warps of the block.
+template <typename S>
 __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkArgs<bf16>& chunks,
                                          const Row& row) {
     extern __shared__ __align__(128) char shared[];
@@ -204,35 +265,45 @@ __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkAr
     const StatePlace place = {
         (static_cast<int64_t>(head) * kKeys + 16 * warp + g) * a.value_dim + blockIdx.x * kSlice + 2 * t,
         a.value_dim};
+    S* const pool = states_of<S>(a);
     StateSums s = {};
-    if (!row.fresh) load_state(s, a.pool + row.id * a.entry, place);
+    if (!row.fresh) load_state(s, pool + row.id * a.entry, place);
 
     const int num_chunks = (row.count + kChunk - 1) / kChunk, ahead = chunks.stages - 1;
-    const auto load_chunk = [&](int chunk) {
-        if (chunk < num_chunks)
-            load_stage(stage_at(shared + chunk % chunks.stages * kStage), a, chunks,
-                       row.first + chunk * kChunk, min(kChunk, row.count - chunk * kChunk), head);
+    ChunkLoader loader(a, chunks, row.first, head);
+    int loaded = 0, free_stage = 0,
+        used_stage = 0;  // chunks; the stages of the next chunk to load and to use
+    const auto load_chunk = [&] {
+        if (loaded < num_chunks)
+            loader.load(stage_at(shared + free_stage * kStage), min(kChunk, row.count - loaded * kChunk));
         cp_async_commit();
+        loaded++;
+        free_stage = free_stage + 1 == chunks.stages ? 0 : free_stage + 1;
     };
     __syncthreads();  // all have done with the row before
-    for (int chunk = 0; chunk < ahead; chunk++) load_chunk(chunk);
+    for (int chunk = 0; chunk < ahead; chunk++) load_chunk();
     store_operand(state_tile, s, warp);
 
 #pragma unroll 1
     for (int chunk = 0; chunk < num_chunks; chunk++) {
-        const Stage stage = stage_at(shared + chunk % chunks.stages * kStage);
+        const Stage stage = stage_at(shared + used_stage * kStage);
+        used_stage = used_stage + 1 == chunks.stages ? 0 : used_stage + 1;
         const int64_t first = row.first + chunk * kChunk;
         const int count = min(kChunk, row.count - chunk * kChunk);
         if (ahead == 0) {
             __syncthreads();  // the only stage is free
-            load_chunk(chunk);
+            load_chunk();
         }
         if (ahead == 2)
             cp_async_wait<1>();
         else
             cp_async_wait<0>();
         __syncthreads();  // the chunk and the state are there, and the chunk before is done with
-        if (ahead > 0) load_chunk(chunk + ahead);
+        // Requested before it is wanted: for each token, where the state after it is to be saved.
+        int saves[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            saves[i] = 32 * i + lane < count ? a.rows.saves[first + 32 * i + lane] : -1;
 
         // Phase 1. This thread's tokens are first_token + g and first_token + g + 8.
         Fragment state[8];
@@ -265,6 +336,7 @@ __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkAr
         times_square(d, stage.inverse, quarter, shared_address(rest_tile), half);
         store_tokens(d_tile, d, first_token, half, 1.f, 1.f);
         times_state(o, stage.queries, first_token, state);
+        if (ahead > 0) load_chunk();  // here nothing waits for it
 
         // Phase 3, up to each token whose state is kept and then up to the last one.
         const auto weigh = [&](int token) {
@@ -277,27 +349,28 @@ __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkAr
             __syncthreads();
             return expf(sum);
         };
+        const int last_save = __shfl_sync(~0u, count > 32 ? saves[1] : saves[0], (count - 1) % 32);
+        const int before_last[2] = {lane < count - 1 ? saves[0] : -1, 32 + lane < count - 1 ? saves[1] : -1};
 #pragma unroll 1
-        for (int part = 0; part < kChunk; part += 32) {
-            const int mine = part + lane < count - 1 ? a.rows.saves[first + part + lane] : -1;
+        for (int part = 0; part < 2; part++) {
+            const int mine = part == 0 ? before_last[0] : before_last[1];
             for (unsigned wanted = __ballot_sync(~0u, mine >= 0); wanted != 0; wanted &= wanted - 1) {
                 const int bit = __ffs(wanted) - 1;
-                const float decay = weigh(part + bit);
+                const float decay = weigh(32 * part + bit);
                 StateSums kept;
 #pragma unroll
                 for (int n = 0; n < kSlice / 8; n++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) kept[n][e] = s[n][e];
                 update(kept, decay, stage.keys, shared_address(weighted_tile), warp);
-                store_state(a.pool + __shfl_sync(~0u, mine, bit) * a.entry, place, kept);
+                store_state(pool + __shfl_sync(~0u, mine, bit) * a.entry, place, kept);
                 __syncthreads();  // the weighted tile is free
             }
         }
         const float decay = weigh(count - 1);
         update(s, decay, stage.keys, shared_address(weighted_tile), warp);
         store_operand(state_tile, s, warp);
-        if (const int save = a.rows.saves[first + count - 1]; save >= 0)
-            store_state(a.pool + save * a.entry, place, s);
+        if (last_save >= 0) store_state(pool + last_save * a.entry, place, s);
 
 #pragma unroll
         for (int n = 0; n < 2; n++)
@@ -313,10 +386,11 @@ __device__ __forceinline__ void scan_row(const DeltaArgs<bf16>& a, const ChunkAr
                         out + (chunk * kChunk + first_token + g + 8 * r) * out_stride + 16 * half + 8 * n +
                         2 * t) = pack2<bf16>(o[n][2 * r], o[n][2 * r + 1]);
     }
-    store_state(a.pool + row.id * a.entry, place, s);
+    store_state(pool + row.id * a.entry, place, s);
 }
 
 // Blocks of (slices of columns, value heads, some rows): rows of several tokens are dealt out in turn.
+template <typename S>
 __device__ __forceinline__ void delta_chunk_scan(const DeltaArgs<bf16>& a, const ChunkArgs<bf16>& chunks) {
     const int lane = threadIdx.x & 31;
     pdl_wait();
@@ -326,6 +400,6 @@ __device__ __forceinline__ void delta_chunk_scan(const DeltaArgs<bf16>& a, const
         const bool several = base + lane < chunks.num_rows && a.rows.lens[base + lane] >= 2;
         for (unsigned mask = __ballot_sync(~0u, several); mask != 0; mask &= mask - 1)
             if (number++ % gridDim.z == blockIdx.z)
-                scan_row(a, chunks, row_at(a.rows, base + __ffs(mask) - 1));
+                scan_row<S>(a, chunks, row_at(a.rows, base + __ffs(mask) - 1));
     }
 }

@@ -4,10 +4,11 @@
 // A block takes WM · MT · 16 tokens and WN · NT · 8 rows of one head's matrix. Both pass through a ring of
 // cp.async stages of 64 elements of K, swizzled in lines of 128 bytes. The matrix is constant, so the first
 // stages of it are copied before griddepcontrol.wait.
+//
+// FINISH: a is what the projection left of decoded tokens. The copied channels are rotated, and the latents
+// behind a token's heads are cached.
 #pragma once
-#include "arguments.cuh"
-#include "ptx.cuh"
-#include "reduce.cuh"
+#include "append_row.cuh"
 
 namespace mla {
 
@@ -22,16 +23,30 @@ __device__ __forceinline__ uint32_t line_piece(int r, int c) {
     return r * 128 + ((c ^ (r & 7)) << 4);
 }
 
-template <typename T, typename S>
-__device__ __forceinline__ void head_linear(const HeadArgs& a) {
+template <typename T, typename S, bool FINISH>
+__device__ __forceinline__ void head_linear(const HeadArgs& a, const AppendArgs& b) {
     extern __shared__ __align__(128) uint8_t shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int head = blockIdx.z, n0 = blockIdx.x * S::ROWS, t0 = blockIdx.y * S::TOKENS;
     const int m0 = warp / S::WN * S::MT * 16, r0 = warp % S::WN * S::NT * 8;
+    if (a.range && (t0 >= a.range->y || t0 + S::TOKENS <= a.range->x)) {
+        pdl_wait();  // a launch ends behind the one ahead of it
+        return;
+    }
+    // Tokens of the tile are shared out to the warps of the blocks of a head, and of those behind the heads.
+    constexpr int WARPS = S::THREADS / 32;
+    const int mine = blockIdx.x * WARPS + warp, step = gridDim.x * WARPS,
+              some = min(S::TOKENS, a.tokens - t0);
+    if (FINISH && head == a.h) {
+        for (int i = mine; i < some; i += step)
+            append_row<T>(b, static_cast<const T*>(b.latent) + (t0 + i) * b.stride, t0 + i, lane);
+        pdl_wait();
+        return;
+    }
     const uint32_t ring = shared_address(shared);
     const T* w = static_cast<const T*>(a.w) + static_cast<int64_t>(head) * a.n * a.k;
     const T* x = static_cast<const T*>(a.a) + static_cast<int64_t>(head) * a.a_width;
-    const int64_t x_stride = static_cast<int64_t>(a.h) * a.a_width;
+    const int64_t x_stride = FINISH ? b.stride : static_cast<int64_t>(a.h) * a.a_width;
     const int chunks = (a.k + S::DEPTH - 1) / S::DEPTH;
 
     auto copy = [&](uint32_t to, const T* from, int64_t stride, int rows, int valid, int chunk) {
@@ -54,7 +69,19 @@ __device__ __forceinline__ void head_linear(const HeadArgs& a) {
     };
 #pragma unroll
     for (int i = 0; i < S::STAGES - 1; i++) copy_w(i);
-    pdl_wait();
+    T* out = static_cast<T*>(a.out) + static_cast<int64_t>(head) * a.out_width;
+    const int64_t out_stride = static_cast<int64_t>(a.h) * a.out_width;
+    if constexpr (!FINISH) pdl_wait();
+    if constexpr (FINISH) {
+        const Rotation first(b, t0 + min(mine, some - 1), lane);
+        pdl_wait();
+        for (int i = mine; i < some; i += step) {
+            const T* from = x + (t0 + i) * x_stride + a.k;
+            const T low = from[lane], high = from[PAIRS + lane];
+            (i == mine ? first : Rotation(b, t0 + i, lane))
+                .apply(out + (t0 + i) * out_stride + a.n, low, high, lane);
+        }
+    }
     pdl_launch();
 #pragma unroll
     for (int i = 0; i < S::STAGES - 1; i++) copy_x(i);
@@ -85,8 +112,6 @@ __device__ __forceinline__ void head_linear(const HeadArgs& a) {
             }
         }
     }
-    T* out = static_cast<T*>(a.out) + static_cast<int64_t>(head) * a.out_width;
-    const int64_t out_stride = static_cast<int64_t>(a.h) * a.out_width;
 #pragma unroll
     for (int i = 0; i < S::MT; i++)
 #pragma unroll
@@ -101,7 +126,7 @@ __device__ __forceinline__ void head_linear(const HeadArgs& a) {
                         pack2<T>(o[i][j][2 * half], o[i][j][2 * half + 1]);
             }
         }
-    if (blockIdx.x) return;
+    if (FINISH || blockIdx.x) return;
     const int rest = (a.a_width - a.k) / 8, tokens = min(S::TOKENS, a.tokens - t0);
     for (int i = threadIdx.x; i < tokens * rest; i += S::THREADS) {
         const int64_t token = t0 + i / rest;
@@ -140,9 +165,15 @@ __device__ __forceinline__ void head_linear_any(const HeadArgs& a) {
         head_linear_##TYPE##_t##TOKENS_(mla::HeadArgs a) {                             \
         static_assert(mla::HeadShape<__VA_ARGS__>::TOKENS == TOKENS_);                 \
         static_assert(mla::HeadShape<__VA_ARGS__>::SHARED == SHARED_);                 \
-        mla::head_linear<T, mla::HeadShape<__VA_ARGS__>>(a);                           \
+        mla::head_linear<T, mla::HeadShape<__VA_ARGS__>, false>(a, {});                \
     }
 #define HEAD_ANY(TYPE, T)                                                                       \
     extern "C" __global__ void __launch_bounds__(256) head_linear_any_##TYPE(mla::HeadArgs a) { \
         mla::head_linear_any<T>(a);                                                             \
+    }
+#define ABSORB_KERNEL(TYPE, T, TOKENS_, ...)                                           \
+    extern "C" __global__ void __launch_bounds__(mla::HeadShape<__VA_ARGS__>::THREADS) \
+        mla_absorb_##TYPE##_t##TOKENS_(mla::HeadArgs a, mla::AppendArgs b) {           \
+        static_assert(mla::HeadShape<__VA_ARGS__>::TOKENS == TOKENS_);                 \
+        mla::head_linear<T, mla::HeadShape<__VA_ARGS__>, true>(a, b);                  \
     }

@@ -153,12 +153,21 @@ struct Ring {
         const int* table = a.block_table + static_cast<int64_t>(work.row) * a.table_width;
         entry = warp < KEYS / 8 && key() < work.end ? table[key() / a.block_size] : 0;
     }
-    // Requests the next stage of keys, or nothing behind the last tile.
-    __device__ __forceinline__ void issue() {
+    // To the next tile that has keys.
+    __device__ __forceinline__ void advance() {
         while (tile >= work.tiles<KEYS>() && schedule.more()) {
             work = schedule.next(), tile = 0;
             find_entry();
         }
+    }
+    // Whether the next stage has no key that the launch ahead caches: no row's newest.
+    __device__ __forceinline__ bool older() {
+        advance();
+        return work.first + (tile + 1) * KEYS <= work.before;
+    }
+    // Requests the next stage of keys, or nothing behind the last tile.
+    __device__ __forceinline__ void issue() {
+        advance();
         if (tile < work.tiles<KEYS>()) {
             if (warp < KEYS / 8) {
                 const int valid = min(8, work.end - key());
@@ -348,17 +357,20 @@ __device__ __forceinline__ void attend(const Args& a, const Work& w, Ring<T, S>&
     __syncthreads();  // the next tile's copies go to the same memory
 }
 
-// EARLY: keys and values were written before the kernel ahead of this one began.
-constexpr int PREFILL = 1, EARLY = 2;
+// EARLY: keys were cached before the kernel ahead of this one began; OLDER: so were those of decoded rows but
+// for each row's newest.
+constexpr int PREFILL = 1, EARLY = 2, OLDER = 4;
 
 template <typename T, typename S>
 __device__ __forceinline__ void run(const Args& a, int flags) {
     extern __shared__ __align__(128) uint8_t shared[];
-    if (!(flags & EARLY)) pdl_wait();
+    if (!(flags & (EARLY | OLDER))) pdl_wait();
     Schedule<S> schedule(a, flags & PREFILL);
     Ring<T, S> ring{a, schedule, shared_address(shared) + S::QUERY};
-    for (int i = 0; i < S::STAGES - 1; i++) ring.issue();
-    if (flags & EARLY) pdl_wait();
+    int ahead = 0;
+    for (; ahead < S::STAGES - 1 && (!(flags & OLDER) || ring.older()); ahead++) ring.issue();
+    if (flags & (EARLY | OLDER)) pdl_wait();
+    for (; ahead < S::STAGES - 1; ahead++) ring.issue();
     pdl_launch();
     while (schedule.more()) attend<T, S>(a, schedule.next(), ring, shared);
     cp_async_wait<0>();
