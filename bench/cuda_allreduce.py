@@ -108,8 +108,8 @@ class OwnSums:
     """Sums by one kind of kernel. The executor holds the memory that the launches point into."""
 
     def __init__(self, ctx: CudaContext, kind: str) -> None:
-        lowering.TAGGED_MOST = SIZES[-1] if kind == "tagged" else 0
-        lowering.ONE_SHOT_MOST = SIZES[-1] if kind == "one-shot" else 0
+        lowering.TAGGED_MOST = SIZES[-1] * ctx.target.ranks if kind == "tagged" else 0
+        lowering.ONE_SHOT_MOST = SIZES[-1] * ctx.target.ranks if kind == "one-shot" else 0
         b = Builder("sums")
         x, partial = b.input("x", "T", WIDTH, dtype="bf16"), b.input("partial", "T", WIDTH, dtype="f32")
         b.emit(REDUCE_RESIDUAL, x=x, partial=partial)

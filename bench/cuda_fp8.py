@@ -65,10 +65,10 @@ def make(ctx: CudaContext, name: str, n: int, k: int, form: str, layers: int, ro
     return executor
 
 
-def program(name: str, n: int, k: int, form: str, layers: int) -> Program:
+def program(name: str, n: int, k: int, form: str, layers: int, out_dtype: str = "bf16") -> Program:
     b = Builder(name)
     x = b.input("x", "T", k, dtype="bf16")
-    out = b.output("out", "T", n, dtype="bf16")
+    out = b.output("out", "T", n, dtype=out_dtype)
     for i in range(layers):
         if name == "gate_up":
             b.emit(

@@ -1,10 +1,12 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
-    [--kernels] [--kv-cache-dtype fp8] [--state-dtype bf16] [--quantization fp8] [--tensor-parallel-size N]
+    [--kernels] [--kv-cache-dtype fp8] [--state-dtype bf16] [--quantization fp8]
+    [--tensor-parallel-size N [--alone] [--enable-expert-parallel]]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
---kernels: prints the device time of each step by kernel.
+--kernels: prints the device time of each step by kernel; not with several ranks, but with --alone.
+--alone: only the first of N ranks, whose sums wait for nobody: what a step takes without the exchange.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from pegainfer.app.assemble import build_engine
+from pegainfer.app.bounds import model_groups, runner_info
 from pegainfer.app.config import KV_DTYPES, STATE_DTYPES, EngineConfig
+from pegainfer.app.gpu import build_runner
+from pegainfer.app.load import open_model
 from pegainfer.contract.request import SamplingParams, pack_tokens
 from pegainfer.contract.step import NewSlot, PageGroup, Row, Runner, SlotBlocks, StepPlan
 from pegainfer.engine.config import SchedulerConfig
+from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.measure.cuda.shares import kernel_shares
+from pegainfer.runtime.rank_memory import RankMemory
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20)
 DRAWN = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, max_tokens=1 << 20)
@@ -116,6 +123,18 @@ def show_kernels(runner: Any, title: str, tokens: int, rows: int, decode: bool) 
         print(f"  {share}")
 
 
+def build_alone(folder: Path, config: EngineConfig, scheduler: SchedulerConfig) -> tuple[Any, str]:
+    """The runner of the first rank, which is not connected to others, and its device."""
+    ranks = config.tensor_parallel_size
+    with open_model(folder, config.load_format, config.place_of(0), config.quantization) as (model, _):
+        groups, info = model_groups(model, config), runner_info(model, config, scheduler)
+        CudaContext.connect = lambda self: None  # type: ignore[method-assign]
+        built = build_runner(
+            model, folder, groups, info, config, scheduler, config.place_of(0), RankMemory.create(ranks)
+        )  # fmt: skip
+    return built.runner, f"one of {ranks} ranks, alone, on {built.device}"
+
+
 def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("folder", type=Path)
@@ -131,6 +150,8 @@ def main() -> None:
     p.add_argument("--state-dtype", default="f32", choices=STATE_DTYPES)
     p.add_argument("--no-graph", action="store_true")
     p.add_argument("--tensor-parallel-size", type=int, default=1)
+    p.add_argument("--enable-expert-parallel", action="store_true")
+    p.add_argument("--alone", action="store_true")
     p.add_argument("--share-gpu", action="store_true")
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
     a = p.parse_args()
@@ -145,15 +166,21 @@ def main() -> None:
         cuda_graph=not a.no_graph,
         tensor_parallel_size=a.tensor_parallel_size,
         share_gpu=a.share_gpu,
+        enable_expert_parallel=a.enable_expert_parallel,
     )
     scheduler = SchedulerConfig(max_slots=max(a.batch), max_prefill_tokens=a.chunk)
     began = time.perf_counter()
-    engine = build_engine(a.folder, a.folder.name, config, scheduler)
-    phases = {k: round(v, 3) for k, v in engine.info.startup_seconds.items()}
+    phases: dict[str, float] = {}
+    if a.alone:
+        runner, device = build_alone(a.folder, config, scheduler)
+    else:
+        engine = build_engine(a.folder, a.folder.name, config, scheduler)
+        runner, device = engine.runner, engine.info.device
+        phases = {k: round(v, 3) for k, v in engine.info.startup_seconds.items()}
     weights = a.quantization or "as in the file"
-    print(f"{engine.info.model} on {engine.info.device}; {engine.info.num_blocks} blocks; weights {weights}")
+    print(f"{a.folder.name} on {device}; {runner.info.num_blocks} blocks; weights {weights}")
     print(f"built in {time.perf_counter() - began:.2f} s: {phases}")
-    bench = Bench(engine.runner, a.context + STEPS + 16)
+    bench = Bench(runner, a.context + STEPS + 16)
     commit = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True).stdout.strip()
     rows = []
     for tokens in a.prefill:
@@ -163,7 +190,7 @@ def main() -> None:
             bench.start(frees=(0,)).wait()
         rows.append({"case": "prefill", "tokens": tokens, "device_ms": statistics.median(times[1:])})
         if a.kernels:
-            show_kernels(engine.runner, f"prefill {tokens}, last chunk", bench.last_chunk(tokens), 1, False)
+            show_kernels(runner, f"prefill {tokens}, last chunk", bench.last_chunk(tokens), 1, False)
     kinds = {"greedy": GREEDY, "top_k 40, top_p 0.9": DRAWN} if a.drawn else {"greedy": GREEDY}
     for batch, (name, sampling) in itertools.product(a.batch, kinds.items()):
         for slot in range(batch):
@@ -171,17 +198,17 @@ def main() -> None:
         row = {"case": "decode", "batch": batch, "context": a.context, "sampling": name}
         rows.append(row | bench.decode(batch, a.context))
         if a.kernels:
-            show_kernels(engine.runner, f"decode {batch}", batch, batch, True)
+            show_kernels(runner, f"decode {batch}", batch, batch, True)
         bench.start(frees=tuple(range(batch))).wait()
-    engine.runner.close()
+    runner.close()
     a.output.parent.mkdir(parents=True, exist_ok=True)
     with a.output.open("a") as f:
         for row in rows:
             print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})
             head = {
                 "commit": commit,
-                "device": engine.info.device,
-                "model": engine.info.model,
+                "device": device,
+                "model": a.folder.name,
                 "weights": weights,
                 "startup": phases,
                 "kv": config.kv_format,

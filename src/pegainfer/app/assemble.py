@@ -26,7 +26,6 @@ from pegainfer.contract.step import PageGroup, Runner, RunnerInfo, StepPolicy
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
-from pegainfer.ops.ranks import TensorRank
 from pegainfer.runtime.control_groups import available_memory
 from pegainfer.runtime.priority import at_low_priority
 from pegainfer.runtime.weights.made_up import made_up
@@ -88,7 +87,7 @@ def build_engine(
     """
     config.check_backend()
     started = time.perf_counter()
-    at = TensorRank(0, config.tensor_parallel_size)
+    at = config.place_of(0)
     with contextlib.ExitStack() as opened:
         reading = open_model(path, config.load_format, at, config.quantization, tokenizer=tokenizer)
         opening = partial(opened.enter_context, reading)
@@ -162,7 +161,7 @@ def _build_runner(
         backend, device = make_backend(tensors, config, timing=timing, memory=memory, gentle=gentle)
         backend = backend if profiler is None else profiler.around(backend)
         formats, max_logprobs = step_formats(config), scheduler.max_logprobs
-        at = TensorRank(0, config.tensor_parallel_size)
+        at = config.place_of(0)
         with tiers_of_rank(config, scheduler, groups, files[0], at) as tiers:
             bounds = with_tiers(info, tiers)
             runner = model.build(bounds, groups, backend, steps=formats, max_logprobs=max_logprobs)
@@ -197,7 +196,7 @@ def _build_on_gpus(
     from pegainfer.app.gpu import Built, build_runner
     from pegainfer.app.ranks import rank_processes
 
-    at = TensorRank(0, config.tensor_parallel_size)
+    at = config.place_of(0)
     build = partial(build_runner, model, files[0], groups, info, config, scheduler, at)
     if at.ranks == 1:
         built = build()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pegainfer.app.options import name_of
 from pegainfer.contract.errors import ConfigError
+from pegainfer.ops.ranks import TensorRank
 
 ACTIVATIONS = ("auto", "int8", "bf16", "f32")
 KV_DTYPES = ("auto", "f32", "f16", "bf16", "fp8")
@@ -148,6 +149,10 @@ class EngineConfig:
             "CPU, on a GPU each, or the null device."
         },
     )
+    enable_expert_parallel: bool = field(
+        default=False,
+        metadata={"help": "Give each of these ranks some whole experts, not a share of every one."},
+    )
     data_parallel_size: int = field(
         default=1,
         metadata={
@@ -191,6 +196,9 @@ class EngineConfig:
         default="cpu",
         metadata={"help": "cpu, cuda, or reference: NumPy, slow, what the others are compared with."},
     )
+
+    def place_of(self, rank: int) -> TensorRank:
+        return TensorRank(rank, self.tensor_parallel_size, self.enable_expert_parallel)
 
     def ordinal_of(self, rank: int) -> int:
         """The GPU of a tensor-parallel rank."""

@@ -50,10 +50,9 @@ def build_rank(order: RankOrder, memory: RankMemory) -> Runner:
     from pegainfer.app.load import make_backend, open_model
     from pegainfer.app.open_tiers import with_tiers
     from pegainfer.app.tiers import tiers_of_rank
-    from pegainfer.ops.ranks import TensorRank
 
     config, scheduler = order.engine, order.scheduler
-    path, at = Path(order.path), TensorRank(order.rank, order.ranks)
+    path, at = Path(order.path), config.place_of(order.rank)
     tokenizer = Path(order.tokenizer) if order.tokenizer else None
     with open_model(path, config.load_format, at, config.quantization, tokenizer=tokenizer) as (model, _):
         groups = model_groups(model, config)

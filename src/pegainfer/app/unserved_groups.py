@@ -56,8 +56,7 @@ _GROUPS: tuple[tuple[Unserved, str], ...] = (
     (Unserved(ONE_GPU, ("none",)), "split_mode"),
     (
         switch(ONE_GPU, OFF),
-        "data_parallel_hybrid_lb enable_dp_attention enable_expert_parallel enable_dbo enable_eplb headless "
-        "ray_workers_use_nsight",
+        "data_parallel_hybrid_lb enable_dp_attention enable_dbo enable_eplb headless ray_workers_use_nsight",
     ),
     (switch(ONE_GPU, ON), "disable_custom_all_reduce"),
     (

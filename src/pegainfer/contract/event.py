@@ -140,3 +140,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     # Summed by stage: schedule, launch, mask, wait, commit, emit; and stage, which a GPU's launch contains.
     host_seconds: dict[str, float] = {}
     experts: ExpertTokens | None = None  # where the runner counts them
+    rank_seconds: tuple[float, ...] = ()  # of each of several ranks, in steps

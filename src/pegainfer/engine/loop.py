@@ -21,6 +21,7 @@ from pegainfer.contract.event import EngineStats, TokenEvent, error_events
 from pegainfer.contract.experts import CountingRunner
 from pegainfer.contract.grammar import GrammarFactory
 from pegainfer.contract.peers import Ended, PeerSide, Prefill, Produced, Release, ToDecode, ToPrefill
+from pegainfer.contract.ranks import RankedRunner
 from pegainfer.contract.request import GenerateRequest
 from pegainfer.contract.step import Preparing, Runner, StepPolicy, Tracer
 from pegainfer.contract.trace import OpTimes
@@ -80,7 +81,8 @@ class EngineLoop:
         self._recorder = self._pipeline.recorder
         experts = runner.expert_tokens if isinstance(runner, CountingRunner) else lambda: None
         peer_stats = tuple if peers is None else peers.stats
-        self._snapshots = Snapshots(policy, self._pipeline.seconds, experts, peer_stats)
+        ranks = runner.rank_seconds if isinstance(runner, RankedRunner) else tuple
+        self._snapshots = Snapshots(policy, self._pipeline.seconds, experts, peer_stats, ranks)
         self._controls = Controls(runner, policy, sink, self._inbox.put, clock)
         self._intake = Intake(policy, sink, self._grammars, self._snapshots, self._controls, clock)
         self._closing = False

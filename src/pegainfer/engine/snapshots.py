@@ -23,16 +23,18 @@ class Snapshots:
         host_seconds: Mapping[str, float],
         expert_tokens: Callable[[], ExpertTokens | None] = lambda: None,
         peers: Callable[[], tuple[PeerStats, ...]] = tuple,
+        rank_seconds: Callable[[], tuple[float, ...]] = tuple,
     ) -> None:
         """
         Args:
             host_seconds: as EngineStats has them; read at each snapshot.
-            expert_tokens, peers: likewise; called at each snapshot.
+            expert_tokens, peers, rank_seconds: likewise; called at each snapshot.
         """
         self._policy = policy
         self._host_seconds = host_seconds
         self._expert_tokens = expert_tokens
         self._peers = peers
+        self._rank_seconds = rank_seconds
         self._at = 0.0
         self._quiet = False  # the last one says that the engine is idle
         self._refusals = 0
@@ -47,6 +49,7 @@ class Snapshots:
             host_seconds=dict(self._host_seconds),
             experts=self._expert_tokens(),
             peers=self._peers(),
+            rank_seconds=self._rank_seconds(),
         )
         self._at = now
         return self.latest

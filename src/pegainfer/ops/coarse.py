@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pegainfer.ops.gated_delta
 import pegainfer.ops.mla
-import pegainfer.ops.moe  # noqa: F401  (they declare their ops)
+import pegainfer.ops.moe_shard  # noqa: F401  (they declare their ops)
 from pegainfer.ops.activation import SILU_MUL
 from pegainfer.ops.attention import KV_APPEND, SCALES
 from pegainfer.ops.cases.fused import (

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-import msgspec
-
-from pegainfer.contract.errors import ConfigError
 from pegainfer.runtime.weights.fields import Fields
-
-D = TypeVar("D", bound="Decoder")
 
 MAX_HEAD_DIM = 256  # what the attention kernels are built for
 # rope_type -> its numbers: those that must be there, those that may.
@@ -58,44 +53,6 @@ def hf_kv_heads(f: Fields, config: Mapping[str, Any], heads: int) -> int:
     """Of a config.json, which `f` reads: null means one for each query head, but the key must be there."""
     key = "num_key_value_heads"
     return kv_heads(f, key, heads, heads if key in config else None)
-
-
-class Decoder(Protocol):
-    """What ranks divide of a decoder's config."""
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def intermediate_size(self) -> int: ...
-
-
-def config_of_rank(config: D, ranks: int) -> D:
-    """The sizes of one of `ranks` tensor-parallel ranks: its query heads, KV heads and feed-forward units.
-
-    Beyond the number of KV heads, ranks have one each, and neighbours the same one.
-
-    Raises ConfigError where heads or units do not divide.
-    """
-    heads, groups, units = config.num_heads, config.num_kv_heads, config.intermediate_size
-    fits = heads % ranks == 0 and (groups % ranks == 0 or ranks % groups == 0) and units % ranks == 0
-    if not fits:
-        raise ConfigError(
-            "this model does not divide among so many ranks",
-            expected=f"a divisor of {heads} query heads and of {units} feed-forward units, and a divisor or "
-            f"a multiple of {groups} KV heads",
-            got=ranks,
-            where="tensor_parallel_size",
-        )
-    sizes = {
-        "num_heads": heads // ranks,
-        "num_kv_heads": max(1, groups // ranks),
-        "intermediate_size": units // ranks,
-    }
-    return msgspec.structs.replace(config, **sizes)  # type: ignore[type-var]
 
 
 def rotary_size(f: Fields, head_dim: int, default: float) -> int:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from pegainfer.contract.errors import ConfigError
 from pegainfer.ops.moe import MOE
+from pegainfer.ops.moe_shard import MOE_SHARD
 from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.tensor import Kind
 
@@ -26,7 +27,9 @@ def counting(program: Program) -> Program:
 
     A mixture of one expert has no choice and stays as it is. Raises ConfigError where there is no other.
     """
-    calls = tuple(_with_output(c) if c.spec is MOE and c.axes["N"] != 1 else c for c in program.calls)
+    calls = tuple(
+        _with_output(c) if c.spec in (MOE, MOE_SHARD) and c.axes["N"] != 1 else c for c in program.calls
+    )
     if calls == program.calls:
         raise ConfigError(
             "the model has no experts to count", expected="a mixture of experts", where="expert_stats"

@@ -12,7 +12,7 @@ import numpy as np
 from pegainfer.contract.errors import ModelFileError, UnsupportedError
 from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weight_checks import check_names, check_tied
-from pegainfer.ops.weight_values import moved_values, read_values, take_rows
+from pegainfer.ops.weight_values import moved_values, read_values, shares_of, take_rows
 from pegainfer.runtime.weights.dequant import dequantize
 from pegainfer.runtime.weights.part import Part
 from pegainfer.runtime.weights.tensorfile import TensorFile, missing_tensor
@@ -21,6 +21,7 @@ from pegainfer.runtime.weights.weight import SCHEMES, Scheme, Weight, float32, p
 Array = np.ndarray[Any, Any]
 Spelling = Literal["hf", "gguf"]
 Rows = Callable[[Any], Sequence[range]]  # of a config: rows of a stored matrix
+Sections = Callable[[Any], Sequence[int]]  # of a config: sizes of the parts of an axis
 Convert = Callable[[Any, Array], Array]  # of a config and stored values: the weight's values
 SchemeOf = Callable[[str], Scheme | None]  # of a tensor's name; None: the format that the file says
 
@@ -83,7 +84,10 @@ class Entry(msgspec.Struct, frozen=True):
         shard: the axis along which ranks divide it; None: each has all of it.
         most_shards: field of the config with the greatest number of shards; of more ranks, neighbours have
             the same one. None: as many as there are ranks.
+        sections: parts of that axis, such as queries and keys, of each of which a rank has its share; None:
+            the axis is one part.
         when: whether a layer has it; None: every layer.
+        experts: a stack of routed experts, of which ranks may have some each.
     """
 
     name: str
@@ -93,6 +97,8 @@ class Entry(msgspec.Struct, frozen=True):
     shard: int | None = None
     when: Callable[[Any, int], bool] | None = None
     most_shards: str | None = None
+    sections: Sections | None = None
+    experts: bool = False
 
     def sizes(self, config: LayeredConfig) -> tuple[int, ...]:
         return tuple(getattr(config, field) for field in self.shape)
@@ -101,8 +107,13 @@ class Entry(msgspec.Struct, frozen=True):
         """What a rank has of this weight. Raises OpError where it does not divide."""
         if self.shard is None or at.ranks == 1:
             return weight
+        if self.experts and at.whole_experts:
+            return weight.shard_of(0, at.rank, at.ranks)
         shards = min(at.ranks, getattr(config, self.most_shards)) if self.most_shards else at.ranks
-        return weight.shard_of(self.shard, at.rank * shards // at.ranks, shards)
+        rank = at.rank * shards // at.ranks
+        if self.sections is None:
+            return weight.shard_of(self.shard, rank, shards)
+        return shares_of(weight, self.shard, self.sections(config), rank, shards)
 
 
 def entry(name: str, hf: str, gguf: str, shape: tuple[str, ...], shard: int | None = None) -> Entry:

@@ -31,7 +31,7 @@ class _Flight(NamedTuple):
 
 
 class RankGroup:
-    """Implements contract.step.Runner, Preparing and AdapterRunner over runners of one rank each."""
+    """Implements contract.step.Runner, Preparing, AdapterRunner and RankedRunner over runners of one rank."""
 
     def __init__(
         self, ranks: Sequence[Runner], on_failure: Callable[[int], object] = lambda rank: None
@@ -49,10 +49,15 @@ class RankGroup:
         self._info = common_info([rank.info for rank in ranks])
         self._share = len(self.ranks) // self._info.data_ranks  # tensor-parallel ranks
         self._transfers = GroupTransfers(len(self.ranks), self._info.data_ranks)
+        self._seconds = (0.0,) * len(self.ranks)  # of each rank in steps
 
     @property
     def info(self) -> RunnerInfo:
         return self._info
+
+    def rank_seconds(self) -> tuple[float, ...]:
+        """See RankedRunner."""
+        return self._seconds
 
     def forward(self, plan: StepPlan) -> _Flight:
         """Broadcasts the plan; every rank starts its forward pass."""
@@ -103,6 +108,7 @@ class RankGroup:
     def _result(self, plan: StepPlan, pending: Sequence[PendingStep]) -> StepResult:
         """Waits for all ranks and makes one result of theirs. Raises EngineDeadError where they disagree."""
         results = self._on_all(plan, [step.wait for step in pending])
+        self._seconds = tuple(s + r.seconds for s, r in zip(self._seconds, results, strict=True))
         share = self._share
         for first in range(0, len(results), share):
             check_agreement(results[first : first + share], first)

@@ -15,9 +15,11 @@ import pytest
 from pegainfer.contract.errors import ConfigError, PeerFailedError
 from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
 from pegainfer.lower.cpu.executor import CpuExecutor
+from pegainfer.ops.coarse import LM_HEAD
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.runtime.rank_memory import MAX_RANKS, SLOT_BYTES, RankMemory
+from pegainfer.runtime.weights.weight import float32
 
 Array = np.ndarray[Any, Any]
 WIDTH = 1000  # not a multiple of a chunk or a block
@@ -90,6 +92,42 @@ def test_every_rank_gets_the_sum_in_the_order_of_the_ranks(ranks: int) -> None:
             np.testing.assert_array_equal(mine, start + total + total)
     for backend, _ in made:
         backend.close()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_ranks_share_out_the_head_and_have_the_logits_of_one(ranks: int) -> None:
+    """Bit by bit; more rows than a slot holds, and columns that do not divide."""
+    rng = np.random.default_rng(ranks)
+    vocab, hidden, most = 40_007, 32, 300
+    weights = {
+        "w": float32(rng.standard_normal((vocab, hidden)).astype(np.float32)),
+        "norm": float32(np.ones(hidden, np.float32)),
+    }
+    b = Builder("head")
+    x, rows = b.input("x", "T", hidden, dtype="f32"), b.input("rows", "L")
+    norm, w = b.weight("norm", hidden, dtype="f32"), b.weight("w", vocab, hidden, dtype="f32")
+    b.emit(LM_HEAD, {"eps": 1e-6}, logits=b.output("logits", "L", vocab), x=x, rows=rows, norm=norm, w=w)
+    largest = {"T": most, "L": most}
+    alone = CpuBackend(weights, CpuOptions(threads=1)).prepare(b.build(), {}, largest)
+    made = [
+        CpuBackend(weights, CpuOptions(threads=1 + m.rank % 2), m).prepare(b.build(), {}, largest)
+        for m in memories(ranks)
+    ]
+    for count in (1, 3, most):
+        inputs = {
+            "x": rng.standard_normal((count, hidden)).astype(np.float32),
+            "rows": rng.integers(0, count, count).astype(np.int32),
+        }
+        env = {"T": count, "L": count}
+        want = alone.run(inputs, env)["logits"].copy()
+        found: list[Array] = []
+
+        def run(executor: CpuExecutor, inputs: Any = inputs, env: Any = env, found: Any = found) -> None:
+            found.append(executor.run(inputs, env)["logits"])
+
+        assert on_threads([partial(run, executor) for executor in made]) == [None] * ranks
+        for logits in found:
+            np.testing.assert_array_equal(logits, want)
 
 
 def test_one_that_does_not_come_is_named() -> None:

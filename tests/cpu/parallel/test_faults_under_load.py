@@ -25,8 +25,9 @@ from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.parallel.group import RankGroup
 from pegainfer.parallel.process import END_SECONDS, RankProcess
 from tests.support.tinymodel import MODELS, write_checkpoint
+from tests.support.tinyqwen3moe import TinyQwen3Moe
 
-KILLS = int(os.environ.get("PEGAINFER_RANK_KILLS", "2"))
+KILLS = int(os.environ.get("PEGAINFER_RANK_KILLS", "3"))
 HANGS = int(os.environ.get("PEGAINFER_RANK_HANGS", "1"))
 WAIT = 1.0  # seconds that ranks wait for each other
 REQUESTS = 12
@@ -38,6 +39,7 @@ def left_behind() -> tuple[int, list[str]]:
     return len(os.listdir("/proc/self/fd")), sorted(os.listdir("/dev/shm"))
 
 
+@pytest.mark.timeout(60 + 20 * (KILLS + HANGS))  # each starts up to four processes
 @pytest.mark.parametrize(
     ("number", "times", "within"),
     [(signal.SIGKILL, KILLS, 5.0), (signal.SIGSTOP, HANGS, WAIT + END_SECONDS + 5.0)],
@@ -47,22 +49,25 @@ def test_every_request_ends(
     number: int, times: int, within: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_ranks, "WAIT_SECONDS", WAIT)
-    folder = write_checkpoint(MODELS["tied_f32"], tmp_path)
+    dense = write_checkpoint(MODELS["tied_f32"], tmp_path / "dense")
+    experts = write_checkpoint(TinyQwen3Moe("m", seed=4), tmp_path / "experts")
+    kinds = [(dense, 2, False), (dense, 4, False), (experts, 2, True)]
     rng = random.Random(5)
     took = []
     before = left_behind()
     for i in range(times):
-        took.append(_engine(folder, (2, 4)[i % 2], number, rng))
+        took.append(_engine(*kinds[i % len(kinds)], number, rng))
         descriptors, shared = left_behind()
         assert descriptors <= before[0] and set(shared) <= set(before[1])
     print(f"{times} faults; the last request ended after {max(took):.2f} s at most")
     assert max(took) < within
 
 
-def _engine(folder: Path, size: int, number: int, rng: random.Random) -> float:
-    """An engine with a fault; seconds until the last request has ended."""
+def _engine(folder: Path, size: int, whole: bool, number: int, rng: random.Random) -> float:
+    """An engine with a fault; seconds until the last request has ended. `whole`: ranks have whole experts."""
     scheduler = SchedulerConfig(max_slots=8)
-    built = build_engine(folder, "m", EngineConfig(tensor_parallel_size=size, threads=1), scheduler)
+    config = EngineConfig(tensor_parallel_size=size, threads=1, enable_expert_parallel=whole)
+    built = build_engine(folder, "m", config, scheduler)
     assert isinstance(built.runner, RankGroup)
     ranks = [rank for rank in built.runner.ranks if isinstance(rank, RankProcess)]
     engine = InProcessEngine(built.runner, built.info, scheduler)

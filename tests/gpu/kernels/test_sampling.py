@@ -9,6 +9,7 @@ import pytest
 
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.ranks import shard_of
 from pegainfer.ops.compose import run_reference
 from pegainfer.ops.sample import SAMPLE
 from pegainfer.ops.sampler import sampler
@@ -79,6 +80,22 @@ def step(rng: np.random.Generator) -> dict[str, Array]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tokens_are_those_of_the_reference(seed: int, ctx: CudaContext) -> None:
+    check_step(seed, ctx)
+
+
+def of_rank(logits: Array, ctx: CudaContext) -> Array:
+    """Logits as the sampler of one of several ranks takes them: its columns of each row, side by side."""
+    own = shard_of(logits.shape[1], ctx.target)
+    if own is None:
+        return logits
+    found = np.full(logits.shape, np.nan, np.float32)
+    part = logits[:, own.start : own.stop]
+    found.reshape(-1)[: part.size] = part.reshape(-1)
+    return found
+
+
+def check_step(seed: int, ctx: CudaContext) -> None:
+    """On a rank of several, each of them calls it with the same seed."""
     rng = np.random.default_rng(seed)
     inputs = step(rng)
     history = rng.integers(0, IDS, (SLOTS, WIDTH)).astype(np.int32)
@@ -87,7 +104,8 @@ def test_tokens_are_those_of_the_reference(seed: int, ctx: CudaContext) -> None:
     backend = CudaBackend(ctx, {}, EAGER)
     held = DeviceTensor.from_numpy(history, "i32", ctx.stream)
     executor = backend.prepare(program, {"history": held}, env)
-    outputs = {k: t.numpy(ctx.stream) for k, t in executor.run(inputs, env).items()}
+    given = {**inputs, "logits": of_rank(inputs["logits"], ctx)}
+    outputs = {k: t.numpy(ctx.stream) for k, t in executor.run(given, env).items()}
 
     want = {**inputs, "history": history.copy()}
     for o in SAMPLE.operands:

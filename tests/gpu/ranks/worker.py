@@ -12,10 +12,12 @@ import itertools
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from pegainfer.lower.cuda import ranks as lowering
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.bind import Binder, Memory
 from pegainfer.lower.cuda.context import CudaContext
@@ -25,29 +27,39 @@ from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.lower.cuda.plan import Place, StepPlan
 from pegainfer.lower.cuda.ranks import gather, shard_of
 from pegainfer.lower.cuda.store import WeightStore
+from pegainfer.ops.check import Trial, check_case, suitable_cases
 from pegainfer.ops.fused_norm import REDUCE_RESIDUAL_NORM
 from pegainfer.ops.program import Builder, OpCall
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
+from pegainfer.ops.sample import SAMPLE, SAMPLE_TOKENS
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.tensor import DeviceTensor, encode
 from pegainfer.runtime.rank_memory import RankMemory
-from tests.gpu.harness import raw, rounded, sized, write
+from tests.gpu.harness import raw, rounded, runner, sized, write
+from tests.gpu.kernels.test_sampling import check_step, of_rank
 
 Array = np.ndarray[Any, Any]
 WIDTH = 1024
-# Rows of sums of tagged values, of sums in one exchange, in two, and of those that take two launches.
-ROWS = sized((1, 3, 17, 32, 33, 127, 130, 700, 2051, 4097), (1, 3, 33, 130))
-ROUNDS = sized(60, 9)
+# Rows whose sums take one launch and several, by each kind of kernel.
+ROWS = sized((1, 3, 17, 32, 33, 127, 130, 256, 700, 2051, 4097), (1, 3, 33, 130))
+# TAGGED_MOST and ONE_SHOT_MOST, with which all sums are of one kind; None: as they are.
+LIMITS: dict[str, tuple[int, int] | None] = {
+    "chosen": None, "tagged": (1 << 40, 0), "one_shot": (0, 1 << 40), "two_shot": (0, 0),
+}  # fmt: skip
+ROUNDS = sized(120, 12)
 REPLAYS = 50
 WIDE, PART, ROOM = 2560, 1024, 64  # of sums with a norm: columns, those of a part, and most rows
 MATRICES = ((1, 1000), (1, 36), (3, 4100), (40, 50_000))
 
 
 class Sums:
-    """x += the sum over ranks of partial, by the program that a model's layers run."""
+    """x += the sum over ranks of partial, by the program that a model's layers run.
 
-    def __init__(self, ctx: CudaContext, dtype: str) -> None:
-        self._ctx, self._dtype = ctx, dtype
+    `kind`: a key of LIMITS.
+    """
+
+    def __init__(self, ctx: CudaContext, dtype: str, kind: str = "chosen") -> None:
+        self._ctx, self._dtype, self._limits = ctx, dtype, LIMITS[kind]
         self._x = DeviceTensor.empty((max(ROWS), WIDTH), dtype)
         self._partial = DeviceTensor.empty((max(ROWS), WIDTH), "f32")
         b = Builder("sums")
@@ -56,6 +68,13 @@ class Sums:
         bound = {"x": self._x, "partial": self._partial}
         backend = CudaBackend(ctx, {}, CudaOptions(tune=False))
         self.executor: CudaExecutor = backend.prepare(b.build(), {}, {"T": max(ROWS)}, bound)
+
+    def run(self, rows: int) -> None:
+        """A sum whose kernel is planned with the limits of its kind."""
+        before = lowering.TAGGED_MOST, lowering.ONE_SHOT_MOST
+        lowering.TAGGED_MOST, lowering.ONE_SHOT_MOST = self._limits or before
+        self.executor.run({}, {"T": rows})
+        lowering.TAGGED_MOST, lowering.ONE_SHOT_MOST = before
 
     def fill(self, x: Array, partial: Array) -> None:
         rows = len(x)
@@ -91,26 +110,27 @@ def stored(values: Array, dtype: str) -> Array:
 
 def check_sums(ctx: CudaContext, memory: RankMemory, seed: int, quits: bool) -> None:
     common, own = np.random.default_rng(seed), np.random.default_rng([seed, memory.rank])
-    sums = {dtype: Sums(ctx, dtype) for dtype in ("bf16", "f16", "f32")}
+    sums = {(dtype, kind): Sums(ctx, dtype, kind) for dtype in ("bf16", "f16", "f32") for kind in LIMITS}
     for number in range(ROUNDS):
         if quits and memory.rank == memory.ranks - 1 and number == ROUNDS // 2:
             os._exit(0)
-        rows, dtype = int(common.choice(ROWS)), str(common.choice(list(sums)))
+        rows, chosen = int(common.choice(ROWS)), list(sums)[common.integers(len(sums))]
+        dtype, kind = chosen
         x = stored(common.standard_normal((rows, WIDTH), np.float32), dtype)
         parts = [
             common.standard_normal((rows, WIDTH), np.float32) * np.float32(10.0 ** common.integers(-3, 3))
             for _ in range(memory.ranks)
         ]
-        s = sums[dtype]
+        s = sums[chosen]
         s.fill(x, parts[memory.rank])
         delay(ctx, own)
-        s.executor.run({}, {"T": rows})
+        s.run(rows)
         got = s.x(rows)
         ctx.check()
         want = expected(x, parts, dtype)
         if not np.array_equal(encode(got, dtype), encode(want, dtype)):
             raise AssertionError(
-                f"round {number}, {rows} rows of {dtype}: {np.abs(got - want).max()} off, "
+                f"round {number}, {rows} rows of {dtype}, {kind}: {np.abs(got - want).max()} off, "
                 f"{(got != want).sum()} values"
             )
 
@@ -149,7 +169,7 @@ def check_norm(ctx: CudaContext, memory: RankMemory, seed: int) -> None:
     backend = CudaBackend(ctx, {"norm": raw(norm, "f32")}, CudaOptions(tune=False))
     executor = backend.prepare(b.build(), {}, {"T": ROOM}, {"x": x, "partial": partial})
     backend.load()
-    for rows in (1, 2, 12):
+    for rows in (1, 2, 12, 63, ROOM):
         before = stored(common.standard_normal((rows, WIDE), np.float32), "bf16")
         parts = [common.standard_normal((rows, WIDE), np.float32) for _ in range(memory.ranks)]
         write(ctx, DeviceTensor.at(x.address, (rows, WIDE), "bf16"), before)
@@ -179,18 +199,42 @@ def check_gather(ctx: CudaContext, memory: RankMemory, seed: int) -> None:
         )
         out = DeviceTensor.empty((rows, columns), "f32")
         ctx.stream.fill(out.address, 0xFF, out.nbytes)
-        tensors = [Tensor(name, t.shape, "f32", Kind.BUFFER) for name, t in (("out", out), ("part", part))]
-        addresses = dict(zip(tensors, (out.address, part.address), strict=True))
+        lens = common.integers(-1, 2, rows).astype(np.int32)
+        wanted = DeviceTensor.from_numpy(lens, "i32", ctx.stream)
+        held = {"out": out, "part": part, "wanted": wanted}
+        tensors = [Tensor(name, t.shape, t.dtype, Kind.BUFFER) for name, t in held.items()]
+        addresses = dict(zip(tensors, (t.address for t in held.values()), strict=True))
         call = OpCall.of(REDUCE_RESIDUAL, {}, x=tensors[0], partial=tensors[0])  # for labels alone
         plan = StepPlan({}, False)
-        gather(LoweringContext(call, Step(ctx.target, {}, False), plan), *map(Place, tensors), rows, columns)
+        context = LoweringContext(call, Step(ctx.target, {}, False), plan)
+        *both, asked = map(Place, tensors)
+        gather(context, *both, rows, columns, asked)
         memory_of = Memory(addresses.__getitem__, 0, lambda name: 0)
         for work in Binder(ctx, WeightStore(ctx, {}), memory_of, tune=False).bind(list(plan.launches)):
             delay(ctx, own)
             work(ctx.stream)
         got = out.numpy(ctx.stream)
         ctx.check()
-        assert np.array_equal(got, whole), f"{rows} x {columns}: {(got != whole).sum()} values differ"
+        faults = (got != whole)[lens >= 0].sum()
+        assert not faults, f"{rows} x {columns}: {faults} values differ"
+
+
+def check_sampler(ctx: CudaContext, seed: int) -> None:
+    """Small cases of every kind, and a vocabulary of true size."""
+    run = runner(ctx)
+    for spec in (SAMPLE_TOKENS, SAMPLE):
+        name = "scores" if spec is SAMPLE_TOKENS else "logits"
+
+        def of_one_rank(trial: Trial, name: str = name) -> None:
+            run(replace(trial, arrays={**trial.arrays, name: of_rank(trial.arrays[name], ctx)}))
+
+        for case in suitable_cases(spec, seed):
+            report = check_case(spec, case, of_one_rank)
+            ctx.check()
+            assert not report.faults, f"{spec.name} {report.label}: {report.faults}"
+    for number in range(sized(3, 1)):
+        check_step(seed + number, ctx)
+        ctx.check()
 
 
 def main() -> None:
@@ -214,6 +258,7 @@ def main() -> None:
     check_graphs(ctx, memory, seed)
     check_gather(ctx, memory, seed)
     check_norm(ctx, memory, seed)
+    check_sampler(ctx, seed)
     print("right")
     sys.stdout.flush()
 

@@ -11,8 +11,7 @@ import pytest
 from pegainfer.app.load import open_model
 from pegainfer.contract.errors import ConfigError
 from pegainfer.models.llama.config import LlamaConfig
-from pegainfer.ops.config import config_of_rank
-from pegainfer.ops.ranks import TensorRank
+from pegainfer.ops.ranks import TensorRank, config_of_rank
 from tests.support.tinymodel import MODELS, Tiny, by_role, write_checkpoint, write_gguf
 from tests.support.tinyqwen3 import MODELS as QWEN3_MODELS
 
@@ -82,4 +81,4 @@ def test_sizes_that_do_not_divide_are_refused(change: dict[str, int], ranks: int
         Tiny("m", seed=1, config={"head_dim": 16, **change}).hf_config(), "config.json"
     )
     with pytest.raises(ConfigError, match=f"does not divide among so many ranks; .*; got {ranks}"):
-        config_of_rank(config, ranks)
+        config_of_rank(config, TensorRank(0, ranks))

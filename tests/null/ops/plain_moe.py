@@ -74,7 +74,12 @@ def down(a: dict[str, Array]) -> None:
         a["out"][t] = total
 
 
-def block(a: dict[str, Array], eps: float, **routing: Any) -> None:
+def local(a: dict[str, Array], first: int, count: int) -> None:
+    for places, experts in zip(a["local"], a["experts"], strict=True):
+        places[:] = [e - first if 0 <= e - first < count else -1 for e in experts]
+
+
+def block(a: dict[str, Array], eps: float, first: int = 0, count: int | None = None, **routing: Any) -> None:
     x = a["x"]
     h = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True, dtype=F32) + F32(eps)) * a["norm"]
     chosen, width = a["experts"].shape[1], a["w_gate"].shape[1]
@@ -85,5 +90,8 @@ def block(a: dict[str, Array], eps: float, **routing: Any) -> None:
         "act": np.empty((len(x), chosen, width), F32),
     }
     route(parts, **routing)
+    held = {"local": np.empty_like(a["experts"]), "experts": a["experts"]}
+    local(held, first, len(a["w_gate"]) if count is None else count)
+    parts["experts"] = held["local"]
     gate_up(parts)
     down(parts)

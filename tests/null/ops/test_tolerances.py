@@ -131,6 +131,8 @@ PLAIN: dict[str, Callable[..., None]] = {
     "expert_gate_up": plain_moe.gate_up,
     "expert_down": plain_moe.down,
     "moe": plain_moe.block,
+    "local_experts": plain_moe.local,
+    "moe_shard": plain_moe.block,
     "head_linear": plain_mla.head_linear,
     "rope_tail": lambda a: plain_mla.rope_tail(a["x"], a["positions"], a["cos_sin"]),
     "latent_append": plain_mla.append,
@@ -146,8 +148,8 @@ SAMPLING = {"sample", "adjust_logits", "sample_tokens", "append_tokens", "token_
 
 def test_every_other_op_is_here() -> None:
     assert set(PLAIN) == set(REGISTRY) - SAMPLING
-    # One copies, and one chooses by order: test_moe.py spoils it in ways of its own.
-    assert set(PLAIN) - set(SPOILT) == {"gather_rows", "route_experts"}
+    # One copies, one compares, and one chooses by order: test_moe.py spoils it in ways of its own.
+    assert set(PLAIN) - set(SPOILT) == {"gather_rows", "local_experts", "route_experts"}
 
 
 def plainly(spec: OpSpec, spoil: str | None = None) -> Callable[[Trial], None]:
@@ -190,7 +192,7 @@ SPOILT = {
     "gate_up_swiglu": "w_up", "lm_head": "w", "gated_rms_norm": "weight", "sigmoid_gate": "gate",
     "causal_conv_silu": "taps", "gated_delta_rule": "qkv", "gated_delta": "out_norm",
     "reduce_residual": "partial",
-    "expert_gate_up": "w_up", "expert_down": "w_down", "moe": "w_up",
+    "expert_gate_up": "w_up", "expert_down": "w_down", "moe": "w_up", "moe_shard": "w_up",
     "head_linear": "w", "rope_tail": "cos_sin", "latent_append": "norm", "latent_attention": "q",
     "mla_qkv_append": "w_latent", "mla_attention": "w_v",
     "lora_shrink": "down", "lora_lookup": "table", "lora_expand": "up",

@@ -118,6 +118,15 @@ def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
     assert (got.seconds, got.stage_seconds) == (0.3, 0.02)
 
 
+def test_the_time_of_each_rank_adds_up() -> None:
+    first = Scripted(result(7, seconds=2.0), result(7, seconds=1.0))
+    group = RankGroup([first, Scripted(result(7, seconds=0.5), result(7, seconds=4.0))])
+    assert group.rank_seconds() == (0.0, 0.0)
+    for _ in range(2):
+        run(group, plan(0))
+    assert group.rank_seconds() == (3.0, 4.5)
+
+
 def test_a_step_is_done_when_every_rank_has_done_it() -> None:
     ranks = [Scripted(result(7)), Scripted(ValueError())]
     group = RankGroup(ranks)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pegainfer.contract.errors import UnsupportedError
-from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUF
@@ -22,7 +22,7 @@ def from_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LineModel:
 
 def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises ConfigError, ModelFileError."""
-    refuse_ranks("toyhybrid", at)
+    assert at == ONE_RANK, "its weights are not divided"
     return model(load_safetensors(ToyConfig.from_hf(config, where), file))
 
 

@@ -47,6 +47,7 @@ OPCODES = (
     "rope_tail",
     "latent_append",
     "latent_attention",
+    "local_experts",
 )
 C_TYPES = {"i32": "int32_t", "u32": "uint32_t", "u64": "uint64_t"}
 

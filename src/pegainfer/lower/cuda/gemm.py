@@ -39,6 +39,7 @@ class GemmProblem:
         norm: x is normalised first.
         weights: as fp8.stays_fp8 says it; '': the weight has x's dtype.
         form: of a packed weight, a key of runtime.cuda.packed.FORMS; '': w is of `dtype`.
+        alike: all ranks must get the same bits.
     """
 
     m: int
@@ -49,6 +50,7 @@ class GemmProblem:
     norm: bool = False
     weights: str = ""
     form: str = ""
+    alike: bool = False
 
     def __str__(self) -> str:
         norm = "rms_norm(x)" if self.norm else "x"
@@ -201,7 +203,7 @@ def project(
         return
     out_dtype = "f32" if p.out == "storef32" else p.dtype
     target = c.scratch(p.m * p.n * item_bytes(p.dtype)) if p.out == "swiglu" else out
-    problem = MatmulProblem(p.m, p.n, p.k, p.dtype, out_dtype, p.out == "residual")
+    problem = MatmulProblem(p.m, p.n, p.k, p.dtype, out_dtype, p.out == "residual", p.alike)
     c.matmul(problem, x, w, target, choice.why)
     if p.out == "swiglu":
         silu(c, "silu_mul_pairs", [out, target], p.m * p.n // 2, p.dtype)

@@ -9,7 +9,7 @@ from pegainfer.lower.cuda.fp8 import stays_fp8
 from pegainfer.lower.cuda.gemm import SIXTEEN, GemmProblem, choose_gemm, project
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, handles
 from pegainfer.lower.cuda.packed import PackedChoice, form_of, linear_weight
-from pegainfer.lower.cuda.ranks import gather, shard_of
+from pegainfer.lower.cuda.ranks import shard_of
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.lower.cuda.skinny import NextNorm, Scale, SkinnyChoice
 from pegainfer.lower.cuda.target import Target
@@ -186,20 +186,17 @@ def _gate_up(c: LoweringContext) -> None:
 
 @handles("lm_head", whole=sixteen_bits)
 def _lm_head(c: LoweringContext) -> None:
-    """Of several ranks, each multiplies with its rows of the matrix, so that all have the same logits bit by
-    bit, and draw the same tokens."""
+    """Of several ranks, each multiplies with its rows of the matrix. Its columns of the logits, [L, own], are
+    what the sampler of several ranks takes."""
     s, dtype = c.sizes, c.dtype("x")
-    out, problem = c.address("logits"), gemm_problem(c.call, s, c.target)
+    problem = gemm_problem(c.call, s, c.target)
     own = shard_of(s["V"], c.target)
     if own is None:
         w = linear_weight(c, "w")
     else:  # a packed matrix is in tiles of several rows, so the ranks' shares are rows of the expanded one
         problem = replace(problem, n=len(own), weights="", form="")
-        out = c.scratch(4 * s["L"] * len(own))
         w = c.matrix("w", dtype=dtype) + own.start * s["M"] * item_bytes(dtype)
     project(
-        c, problem, out, c.address("x"), w,
+        c, problem, c.address("logits"), c.address("x"), w,
         norm=c.vector("norm"), rows=c.address("rows"), eps=c.call.attrs["eps"],
     )  # fmt: skip
-    if own is not None:
-        gather(c, c.address("logits"), out, s["L"], s["V"])

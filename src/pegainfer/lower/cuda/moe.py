@@ -68,7 +68,7 @@ def _moe(c: LoweringContext) -> None:
     slots = Slots(tokens, s["K"], s["N"], c.address("experts"), c.scratch(4 * tokens * s["K"]))
     choice = choose_experts_kernel(tokens, s["K"], s["N"], m, f, dtype, c.target.info)
     h, logits = c.scratch(2 * tokens * m), c.scratch(4 * tokens * s["N"])
-    route = _route_args(c, slots, logits)
+    route = route_args(c, slots, logits)
     streamed = choice.kind == "stream"
     if streamed or (choice.kind == "groups" and tokens <= FEW_TOKENS):
         made = _route_few(c, slots, lists(c, choice, slots, early=streamed), choice, route, h, logits)
@@ -76,9 +76,10 @@ def _moe(c: LoweringContext) -> None:
         norm = c.vector("norm")
         assert norm is not None
         rms_norm(c, h, c.address("x"), norm, tokens, m, dtype, float(c.call.attrs["eps"]))
-        problem = GemmProblem(tokens, s["N"], m, dtype, "storef32")
+        # Ranks that chose other experts for a token would add up parts of different sums.
+        problem = GemmProblem(tokens, s["N"], m, dtype, "storef32", alike=c.target.ranks > 1)
         project(c, problem, logits, h, c.matrix("w_router", dtype=dtype))
-        _route(c, route, tokens, s["N"])
+        route_tokens(c, route, tokens, s["N"])
         made = sort(c, choice, slots)
     w_up, w_down = c.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"), c.matrix("w_down", dtype=dtype)
     act = c.scratch(2 * slots.count * f)
@@ -101,7 +102,7 @@ def _moe(c: LoweringContext) -> None:
     add_up(c, slots, results, None, m, dtype, out, residual)
 
 
-def _route_args(c: LoweringContext, slots: Slots, logits: Place) -> Struct:
+def route_args(c: LoweringContext, slots: Slots, logits: Place) -> Struct:
     """route::Args. Raises UnsupportedError for a routing that the kernels do not serve."""
     s, attrs = c.sizes, c.call.attrs
     if s["K"] > MOST_CHOSEN:
@@ -119,7 +120,7 @@ def _route_args(c: LoweringContext, slots: Slots, logits: Place) -> Struct:
     )  # fmt: skip
 
 
-def _route(c: LoweringContext, args: Struct, tokens: int, num_experts: int) -> None:
+def route_tokens(c: LoweringContext, args: Struct, tokens: int, num_experts: int) -> None:
     grid = (blocks(tokens, ROUTE_WARPS), 1, 1)
     c.launch("route_experts", grid, 32 * ROUTE_WARPS, [args], 12 * ROUTE_WARPS * num_experts)
 
@@ -152,7 +153,7 @@ def _route_few(
 def _route_experts(c: LoweringContext) -> None:
     s = c.sizes
     slots = Slots(s["T"], s["K"], s["N"], c.address("experts"), c.address("gates"))
-    _route(c, _route_args(c, slots, c.address("logits")), s["T"], s["N"])
+    route_tokens(c, route_args(c, slots, c.address("logits")), s["T"], s["N"])
 
 
 @handles("expert_gate_up")

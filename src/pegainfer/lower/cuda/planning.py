@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pegainfer.lower.cuda import attention, delta, lora, mla, pointwise, ranks  # noqa: F401  (they register)
+from pegainfer.lower.cuda import (  # noqa: F401  (they register)
+    attention,
+    delta,
+    lora,
+    mla,
+    moe_shard,
+    pointwise,
+    ranks,
+)
 from pegainfer.lower.cuda.linear import FOLD_NORM
 from pegainfer.lower.cuda.lowering import Step, choose, keeps_whole
 from pegainfer.lower.cuda.mla import JOIN_MLA
@@ -40,7 +48,7 @@ SUPPORT = frozenset(
         "quantize_weight_bf16",
         *(f"fill_normal_{dtype}" for dtype in ("bf16", "f16", "f32")), "convert_f32_bf16",
         "sum_ranks_tagged_bf16", "sum_ranks_norm_bf16", "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16",
-        "gather_ranks",
+        "gather_ranks", "local_experts", "sample_meet", "sample_pick_ranks",
     }
 )  # fmt: skip
 

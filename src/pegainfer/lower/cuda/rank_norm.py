@@ -6,7 +6,7 @@ from pegainfer.lower.cuda.gemm import choose_gemm
 from pegainfer.lower.cuda.linear import SCALED, gemm_problem
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
 from pegainfer.lower.cuda.plan import CONTROL, Place, struct
-from pegainfer.lower.cuda.ranks import TAGGED_MOST, THREADS, WIDTH
+from pegainfer.lower.cuda.ranks import THREADS, WIDTH, tagged_norm_most
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, with_op
 from pegainfer.lower.cuda.skinny import MAX_TOKENS, SkinnyChoice
 from pegainfer.ops.fused_norm import REDUCE_RESIDUAL_NORM
@@ -23,7 +23,7 @@ def _fold(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | 
         return "several ranks, and a norm of the same x"
     if x.dtype != "bf16" or norm.kind is not Kind.WEIGHT or sizes["N"] % WIDTH:
         return f"activations of bf16, whole groups of {WIDTH} and a norm whose weight is constant"
-    if not 0 < sizes["T"] <= MAX_TOKENS or 4 * sizes["T"] * sizes["N"] > TAGGED_MOST:
+    if not 0 < sizes["T"] <= MAX_TOKENS or 4 * sizes["T"] * sizes["N"] > tagged_norm_most(step.target.ranks):
         return "few bytes"
     problem = gemm_problem(after, after.sizes(step.env), step.target)
     if not isinstance(choose_gemm(problem, step.target), SkinnyChoice):

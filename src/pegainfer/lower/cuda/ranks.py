@@ -7,14 +7,16 @@ from pegainfer.lower.cuda.plan import CONTROL, Place, ptr, struct
 from pegainfer.lower.cuda.target import Target
 from pegainfer.runtime.cuda.arguments import GATHER_RANKS, SUM_RANKS
 from pegainfer.runtime.cuda.launch import i64
-from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES, TAGGED_BYTES
+from pegainfer.runtime.cuda.peers import PART_BYTES, PART_VALUES, SAMPLED_BYTES, TAGGED_BYTES
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 THREADS, WIDTH, MAX_BLOCKS = 256, 4, 128  # of kernels/cuda/include/ranks.cuh
 TILE = 16  # columns
-# Of a rank's part: up to which each value is sent with a tag beside it, and above which two exchanges of
-# fewer bytes are made.
-TAGGED_MOST, ONE_SHOT_MOST = TAGGED_BYTES // 2, 512 << 10
+SAMPLED_ROWS = SAMPLED_BYTES // (2 * 512 * 16)  # of a launch of the sampler
+# Bytes that a rank sends the others, by bench/cuda_allreduce.py on two H200 (docs/lab/h200.md). Up to the
+# first, each value is sent with a tag beside it, which doubles what is sent; above the second, two exchanges
+# of fewer bytes are made. With the norm behind it, which is a launch otherwise, a tagged sum pays further.
+TAGGED_MOST, ONE_SHOT_MOST, TAGGED_NORM_MOST = 384 << 10, 2 << 20, TAGGED_BYTES // 2
 
 
 @handles("reduce_residual")
@@ -39,42 +41,53 @@ def _reduce_residual(c: LoweringContext) -> None:
         c.launch(f"sum_ranks_{kind}_{dtype}", (grid, 1, 1), THREADS, [sum_args], why=why)
 
 
+def tagged_most(ranks: int) -> int:
+    """Most bytes of a rank's part whose values are sent with tags to each other rank."""
+    return TAGGED_MOST // max(1, ranks - 1)
+
+
+def tagged_norm_most(ranks: int) -> int:
+    """The same of a sum that begins the norm behind it."""
+    return TAGGED_NORM_MOST // max(1, ranks - 1)
+
+
+def one_shot_most(ranks: int) -> int:
+    """Most bytes of a rank's part that is sent to each other rank as a whole."""
+    return ONE_SHOT_MOST // max(1, ranks - 1)
+
+
 def _kind(nbytes: int, ranks: int) -> tuple[str, str, int]:
     """The kernel for parts of so many bytes, why, and the most values of a launch."""
-    if nbytes <= TAGGED_MOST:
+    if nbytes <= tagged_most(ranks):
         return "tagged", "few bytes", TAGGED_BYTES // 8
-    if nbytes <= ONE_SHOT_MOST:
+    if nbytes <= one_shot_most(ranks):
         return "one_shot", "some bytes", PART_VALUES
     return "two_shot", "many bytes", PART_VALUES * ranks
 
 
 def shard_of(columns: int, target: Target) -> range | None:
-    """The columns of a matrix that this rank makes, for `gather`; None where each rank makes all of them."""
+    """The columns of the logits that this rank makes; None where each rank makes all of them."""
     each = _each(columns, target)
     first = target.rank * each
     shared = target.ranks > 1 and columns % WIDTH == 0 and (target.ranks - 1) * each < columns
     return range(first, min(first + each, columns)) if shared and 4 * each <= PART_BYTES else None
 
 
-def gather(c: LoweringContext, out: Place, part: Place, rows: int, columns: int) -> None:
-    """Every rank gets the same float32 matrix, bit by bit: each column was made by one rank alone.
+def gather(c: LoweringContext, out: Place, part: Place, rows: int, columns: int, wanted: Place) -> None:
+    """Every rank gets the same float32 rows, bit by bit: each column was made by one rank alone.
 
     Args:
         out: [rows, columns].
         part: [rows, this rank's columns], see `shard_of`.
+        wanted: [rows] int32; rows of negative numbers are left out.
     """
     each = _each(columns, c.target)
-    own = shard_of(columns, c.target)
-    assert own is not None
-    most = PART_BYTES // (4 * each)  # in one launch
-    for first in range(0, rows, most):
-        count = min(most, rows - first)
-        args = struct(
-            GATHER_RANKS, out=out + 4 * first * columns, part=part + 4 * first * len(own),
-            control=Place(CONTROL), rows=count, columns=columns, each=each,
-        )  # fmt: skip
-        grid = min(blocks(each, THREADS * WIDTH), MAX_BLOCKS)
-        c.launch("gather_ranks", (grid, 1, 1), THREADS, [args], why="each rank made some of the columns")
+    args = struct(
+        GATHER_RANKS, out=out, part=part, wanted=wanted, control=Place(CONTROL), rows=rows, columns=columns,
+        each=each, most=PART_BYTES // (4 * each),
+    )  # fmt: skip
+    grid = min(blocks(each, THREADS * WIDTH), MAX_BLOCKS)
+    c.launch("gather_ranks", (grid, 1, 1), THREADS, [args], why="each rank made some of the columns")
 
 
 def _each(columns: int, target: Target) -> int:

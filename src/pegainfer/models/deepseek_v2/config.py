@@ -11,6 +11,7 @@ import msgspec
 
 from pegainfer.ops.config import gguf_fields, gguf_rope, hf_rope, serve_only, served_length
 from pegainfer.ops.quantization import Quantization, read_quantization
+from pegainfer.ops.ranks import DENSE, HEADS, TensorRank, config_of_rank
 from pegainfer.ops.rope import score_factor
 from pegainfer.runtime.weights.fields import Fields
 
@@ -62,6 +63,7 @@ class DeepseekV2Config(msgspec.Struct, frozen=True):
     experts_per_token: int
     expert_size: int  # of one expert: moe_intermediate_size
     num_shared_experts: int  # every token meets these, as one block
+    shared_size: int  # feed-forward width of that block
     scoring: str  # SOFTMAX over the experts, or SIGMOID of each with a correction bias
     norm_topk_prob: bool  # whether the weights of a token's experts are made to sum to 1
     routed_scaling_factor: float  # multiplies those weights
@@ -74,6 +76,8 @@ class DeepseekV2Config(msgspec.Struct, frozen=True):
     tie_word_embeddings: bool  # lm_head is the embedding's table
     draft_layers: int = 0  # that a file has behind the others; not served
     quantization: Quantization | None = None  # of a checkpoint; GGUF says it tensor by tensor
+    first_expert: int = 0
+    held_experts: int = 0  # of this rank, from first_expert on; 0: all
 
     @property
     def head_dim(self) -> int:
@@ -108,8 +112,9 @@ class DeepseekV2Config(msgspec.Struct, frozen=True):
         return self.keys_size + self.values_size
 
     @property
-    def shared_size(self) -> int:
-        return self.num_shared_experts * self.expert_size
+    def local_experts(self) -> int:
+        """Experts whose matrices this rank has."""
+        return self.held_experts or self.num_experts
 
     @property
     def softmax_scale(self) -> float:
@@ -137,6 +142,8 @@ class DeepseekV2Config(msgspec.Struct, frozen=True):
         trained = f.integer("max_position_embeddings", 2048, most=1 << 30)
         theta, scaling = hf_rope(f, ROPE_KINDS, trained)
         layers = f.integer("num_hidden_layers", most=1024)
+        units = f.integer("moe_intermediate_size")
+        shared = f.integer("n_shared_experts", 0, least=0, most=64)
         return cls(
             vocab_size=f.integer("vocab_size", most=1 << 24),
             hidden_size=f.integer("hidden_size"),
@@ -149,8 +156,9 @@ class DeepseekV2Config(msgspec.Struct, frozen=True):
             plain_dim=f.integer("qk_nope_head_dim", most=1024),
             rotary_dim=rotary_size(f, "qk_rope_head_dim"),
             value_dim=f.integer("v_head_dim", most=1024),
-            expert_size=f.integer("moe_intermediate_size"),
-            num_shared_experts=f.integer("n_shared_experts", 0, least=0, most=64),
+            expert_size=units,
+            num_shared_experts=shared,
+            shared_size=shared * units,
             **_routing(f),
             norm_eps=f.number("rms_norm_eps", 1e-6, most=1.0),
             rope_theta=theta,
@@ -186,6 +194,8 @@ class DeepseekV2Config(msgspec.Struct, frozen=True):
         trained = f.integer("context_length", most=1 << 30)
         theta, scaling = gguf_rope(f, ROPE_KINDS, mscale=True)
         layers = f.integer("block_count", most=1024)
+        units = f.integer("expert_feed_forward_length")
+        shared = f.integer("expert_shared_count", 0, least=0, most=64)
         return cls(
             vocab_size=f.integer("vocab_size", vocab_size, most=1 << 24),
             hidden_size=f.integer("embedding_length"),
@@ -198,8 +208,9 @@ class DeepseekV2Config(msgspec.Struct, frozen=True):
             plain_dim=head_dim - rotary,
             rotary_dim=rotary,
             value_dim=f.integer(f"attention.value_length{ending}", most=1024),
-            expert_size=f.integer("expert_feed_forward_length"),
-            num_shared_experts=f.integer("expert_shared_count", 0, least=0, most=64),
+            expert_size=units,
+            num_shared_experts=shared,
+            shared_size=shared * units,
             **_gguf_routing(f),
             norm_eps=f.number("attention.layer_norm_rms_epsilon", most=1.0),
             rope_theta=theta,
@@ -284,3 +295,15 @@ def _gguf_routing(f: Fields) -> dict[str, Any]:
 def _refuse_normalized(f: Fields, key: str, found: bool) -> None:
     """No published model has it, and implementations differ in whether such weights are scaled as well."""
     f.refuse(key, found, expected="false beside softmax")
+
+
+def of_rank(config: DeepseekV2Config, at: TensorRank) -> DeepseekV2Config:
+    """The sizes of a rank: some heads, all of each latent, and a share of every expert or some experts.
+
+    Raises ConfigError where they do not divide.
+    """
+    dense = DENSE if config.dense_layers else HEADS
+    if config.num_shared_experts:
+        dense = {**dense, "shared_size": "units of the shared experts"}
+    experts = {"expert_size": "units of an expert"} if config.dense_layers < config.num_layers else {}
+    return config_of_rank(config, at, dense, experts)

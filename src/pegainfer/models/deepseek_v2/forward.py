@@ -24,7 +24,7 @@ from pegainfer.ops.embed import EMBEDDING
 from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.mla import MLA_ATTENTION, MLA_QKV_APPEND
-from pegainfer.ops.moe import MOE
+from pegainfer.ops.moe_shard import emit_experts
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.sampler import head_of
@@ -116,8 +116,8 @@ def forward(
                 GATE_UP_SWIGLU, {"eps": eps},
                 out=shared_act, x=x, norm=v["mlp_norm"], w_gate=v["shared_gate"], w_up=v["shared_up"],
             )  # fmt: skip
-        b.emit(
-            MOE, {"eps": eps, **routing(c)},
+        emit_experts(
+            b, {"eps": eps, **routing(c)}, c.first_expert,
             out=partial, experts=experts, x=x, norm=v["mlp_norm"], w_router=v["w_router"],
             w_gate=v["w_gate"], w_up=v["w_up"], w_down=v["w_down"], bias=v.get("router_bias"),
         )  # fmt: skip

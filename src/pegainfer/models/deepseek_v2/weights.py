@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pegainfer.models.deepseek_v2.config import LINE, SIGMOID, DeepseekV2Config
+from pegainfer.models.deepseek_v2.config import LINE, SIGMOID, DeepseekV2Config, of_rank
 from pegainfer.ops.quantization import plan_checkpoint
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.rope import attention_factor, inverse_frequencies
 from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import Entry, InFile, WeightTable, embedding_in_gguf, plan_weights
@@ -97,21 +98,25 @@ def _table(prefix: str, *, split: bool) -> WeightTable:
     def outer(name: str, hf: str, gguf: str, *shape: str) -> Entry:
         return Entry(name, shape, InFile(f"{prefix}{hf}.weight"), InFile(f"{gguf}.weight"))
 
-    def layer(name: str, hf: str, gguf: str, *shape: str, when: When | None = None, **stored: Any) -> Entry:
+    def layer(
+        name: str, hf: str, gguf: str, *shape: str, when: When | None = None, shard: int | None = None,
+        **stored: Any,
+    ) -> Entry:  # fmt: skip
         """`stored`: fields of InFile."""
         files = InFile(f"{model}layers.{{}}.{hf}", **stored), InFile(f"blk.{{}}.{gguf}", **stored)
-        return Entry(f"layers.{{}}.{name}", shape, *files, when=when)
+        return Entry(f"layers.{{}}.{name}", shape, *files, shard, when)
 
-    def experts(name: str, hf: str, gguf: str, *shape: str) -> Entry:
+    def experts(name: str, hf: str, gguf: str, *shape: str, shard: int) -> Entry:
         each = InFile(f"{model}layers.{{}}.mlp.experts.{{expert}}.{hf}.weight")
         stack = InFile(f"blk.{{}}.{gguf}.weight")
-        return Entry(f"layers.{{}}.{name}", ("num_experts", *shape), each, stack, when=_has_experts)
+        names = f"layers.{{}}.{name}", ("local_experts", *shape), each, stack
+        return Entry(*names, shard, _has_experts, experts=True)
 
     def of_heads(name: str, part: str, *shape: str, **stored: Any) -> Entry:
         both = {"shape": ("keys_values_size", "latent_rank"), **stored}
         hf = InFile(f"{model}layers.{{}}.self_attn.kv_b_proj.weight", **both)
         gguf = InFile(f"blk.{{}}.{part}.weight") if split else InFile("blk.{}.attn_kv_b.weight", **both)
-        return Entry(f"layers.{{}}.{name}", ("num_heads", *shape), hf, gguf)
+        return Entry(f"layers.{{}}.{name}", ("num_heads", *shape), hf, gguf, shard=0)
 
     q_shape = ("q_size", "query_inputs")
     return WeightTable(
@@ -122,7 +127,8 @@ def _table(prefix: str, *, split: bool) -> WeightTable:
         layer=(
             layer("attn_norm", "input_layernorm.weight", "attn_norm.weight", "hidden_size"),
             layer(
-                "wq", "self_attn.q_proj.weight", "attn_q.weight", *q_shape, rows=_query_rows, when=_is_direct
+                "wq", "self_attn.q_proj.weight", "attn_q.weight", *q_shape, rows=_query_rows, shard=0,
+                when=_is_direct,
             ),
             layer(
                 "wq_down", "self_attn.q_a_proj.weight", "attn_q_a.weight", "query_rank", "hidden_size",
@@ -133,7 +139,7 @@ def _table(prefix: str, *, split: bool) -> WeightTable:
                 when=_is_narrow,
             ),
             layer(
-                "wq", "self_attn.q_b_proj.weight", "attn_q_b.weight", *q_shape, rows=_query_rows,
+                "wq", "self_attn.q_b_proj.weight", "attn_q_b.weight", *q_shape, rows=_query_rows, shard=0,
                 when=_is_narrow,
             ),
             layer(
@@ -145,7 +151,9 @@ def _table(prefix: str, *, split: bool) -> WeightTable:
             ),
             of_heads("w_k", "attn_k_b", "latent_rank", "plain_dim", rows=_key_rows, moves=_keys),
             of_heads("w_v", "attn_v_b", "value_dim", "latent_rank", rows=_value_rows, stacked=True),
-            layer("wo", "self_attn.o_proj.weight", "attn_output.weight", "hidden_size", "values_size"),
+            layer(
+                "wo", "self_attn.o_proj.weight", "attn_output.weight", "hidden_size", "values_size", shard=1
+            ),
             layer("mlp_norm", "post_attention_layernorm.weight", "ffn_norm.weight", "hidden_size"),
             layer(
                 "w_router", "mlp.gate.weight", "ffn_gate_inp.weight", "num_experts", "hidden_size",
@@ -155,24 +163,24 @@ def _table(prefix: str, *, split: bool) -> WeightTable:
                 "router_bias", "mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "num_experts",
                 when=_has_bias,
             ),
-            experts("w_gate", "gate_proj", "ffn_gate_exps", "expert_size", "hidden_size"),
-            experts("w_up", "up_proj", "ffn_up_exps", "expert_size", "hidden_size"),
-            experts("w_down", "down_proj", "ffn_down_exps", "hidden_size", "expert_size"),
+            experts("w_gate", "gate_proj", "ffn_gate_exps", "expert_size", "hidden_size", shard=1),
+            experts("w_up", "up_proj", "ffn_up_exps", "expert_size", "hidden_size", shard=1),
+            experts("w_down", "down_proj", "ffn_down_exps", "hidden_size", "expert_size", shard=2),
             layer(
                 "shared_gate", "mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight",
-                "shared_size", "hidden_size", when=_has_shared,
+                "shared_size", "hidden_size", shard=0, when=_has_shared,
             ),
             layer(
                 "shared_up", "mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight",
-                "shared_size", "hidden_size", when=_has_shared,
+                "shared_size", "hidden_size", shard=0, when=_has_shared,
             ),
             layer(
                 "shared_down", "mlp.shared_experts.down_proj.weight", "ffn_down_shexp.weight",
-                "hidden_size", "shared_size", when=_has_shared,
+                "hidden_size", "shared_size", shard=1, when=_has_shared,
             ),
-            layer("w_gate", "mlp.gate_proj.weight", "ffn_gate.weight", *WIDE, when=_is_dense),
-            layer("w_up", "mlp.up_proj.weight", "ffn_up.weight", *WIDE, when=_is_dense),
-            layer("w_down", "mlp.down_proj.weight", "ffn_down.weight", *NARROW, when=_is_dense),
+            layer("w_gate", "mlp.gate_proj.weight", "ffn_gate.weight", *WIDE, shard=0, when=_is_dense),
+            layer("w_up", "mlp.up_proj.weight", "ffn_up.weight", *WIDE, shard=0, when=_is_dense),
+            layer("w_down", "mlp.down_proj.weight", "ffn_down.weight", *NARROW, shard=1, when=_is_dense),
         ),
     )  # fmt: skip
 
@@ -186,6 +194,7 @@ class DeepseekV2Weights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:
+        config: with the sizes that one rank has.
         tensors: by the forward's name; valid while the file is open.
     """
 
@@ -199,19 +208,23 @@ class DeepseekV2Weights(msgspec.Struct, frozen=True):
         return rotation_table(num_positions, freqs, attention_factor(c.rope_scaling))
 
 
-def load_gguf(file: GGUFFile) -> DeepseekV2Weights:
-    """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
+def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> DeepseekV2Weights:
+    """Reads config and weights of an open GGUF file.
+
+    Raises ConfigError, ModelFileError, UnsupportedError, and OpError where a weight does not divide.
+    """
     rows, tied = embedding_in_gguf(TABLE, file)
     config = DeepseekV2Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
     table = SPLIT_TABLE if "blk.0.attn_k_b.weight" in file.tensors else TABLE
-    return DeepseekV2Weights(config, plan_weights(table, config, file, "gguf"))
+    return DeepseekV2Weights(of_rank(config, at), plan_weights(table, config, file, "gguf", at=at))
 
 
-def load_safetensors(config: DeepseekV2Config, file: TensorFile) -> DeepseekV2Weights:
-    """Finds the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
+def load_safetensors(
+    config: DeepseekV2Config, file: TensorFile, at: TensorRank = ONE_RANK
+) -> DeepseekV2Weights:
+    """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
     prefix = next((p for p in PREFIXES if f"{p}model.embed_tokens.weight" in file.tensors), PREFIXES[0])
     drafts = [f"{prefix}model.layers.{config.num_layers + i}.*" for i in range(config.draft_layers)]
     ignored = (*IGNORED, *drafts)
-    return DeepseekV2Weights(
-        config, plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=ignored)
-    )
+    planned = plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=ignored, at=at)
+    return DeepseekV2Weights(of_rank(config, at), planned)

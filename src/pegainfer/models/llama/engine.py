@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.forward import forward, groups, head
 from pegainfer.models.llama.weights import TABLE, LlamaWeights, load_gguf, load_safetensors
-from pegainfer.ops.config import config_of_rank
-from pegainfer.ops.ranks import ONE_RANK, TensorRank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, config_of_rank
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUF
@@ -31,7 +30,7 @@ def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorR
 
 def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK) -> LineModel:
     """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
-    read = config_of_rank(LlamaConfig.from_hf(config, where), at.ranks)
+    read = config_of_rank(LlamaConfig.from_hf(config, where), at)
     return model(LlamaWeights(read, without_data(TABLE, read)), at.ranks)
 
 

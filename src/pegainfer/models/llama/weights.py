@@ -10,9 +10,8 @@ import numpy as np
 
 from pegainfer.contract.errors import ModelFileError
 from pegainfer.models.llama.config import LINE, LlamaConfig
-from pegainfer.ops.config import config_of_rank
 from pegainfer.ops.quantization import plan_checkpoint
-from pegainfer.ops.ranks import ONE_RANK, TensorRank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, config_of_rank
 from pegainfer.ops.rope import inverse_frequencies
 from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import (
@@ -121,7 +120,7 @@ def load_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> LlamaWeights:
     """
     rows, tied = embedding_in_gguf(TABLE, file)
     config = LlamaConfig.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
-    own = config_of_rank(config, at.ranks)
+    own = config_of_rank(config, at)
     tensors = plan_weights(TABLE, config, file, "gguf", ignored=[ROPE_FREQS], at=at)
     divisors = None
     if ROPE_FREQS in file.tensors:
@@ -135,7 +134,7 @@ def load_safetensors(config: LlamaConfig, file: TensorFile, at: TensorRank = ONE
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
     # Old Llama 2 files carry the rotation's frequencies, which follow from the config.
     ignored = ["model.layers.*.self_attn.rotary_emb.inv_freq"]
-    own = config_of_rank(config, at.ranks)
+    own = config_of_rank(config, at)
     return LlamaWeights(
         own, plan_checkpoint(TABLE, config, file, config.quantization, ignored=ignored, at=at)
     )

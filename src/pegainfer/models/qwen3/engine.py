@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups, head
 from pegainfer.models.qwen3.weights import TABLE, Qwen3Weights, load_gguf, load_safetensors
-from pegainfer.ops.config import config_of_rank
-from pegainfer.ops.ranks import ONE_RANK, TensorRank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, config_of_rank
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUF
@@ -31,7 +30,7 @@ def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorR
 
 def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK) -> LineModel:
     """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
-    read = config_of_rank(Qwen3Config.from_hf(config, where), at.ranks)
+    read = config_of_rank(Qwen3Config.from_hf(config, where), at)
     return model(Qwen3Weights(read, without_data(TABLE, read)), at.ranks)
 
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from pegainfer.models.qwen3.config import LINE, Qwen3Config
-from pegainfer.ops.config import config_of_rank
 from pegainfer.ops.quantization import plan_checkpoint
-from pegainfer.ops.ranks import ONE_RANK, TensorRank
+from pegainfer.ops.ranks import ONE_RANK, TensorRank, config_of_rank
 from pegainfer.ops.rope import attention_factor, inverse_frequencies
 from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import WeightTable, embedding_in_gguf, entry, in_layer, plan_weights
@@ -81,11 +80,11 @@ def load_gguf(file: GGUF, at: TensorRank = ONE_RANK) -> Qwen3Weights:
     """
     rows, tied = embedding_in_gguf(TABLE, file)
     config = Qwen3Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
-    return Qwen3Weights(config_of_rank(config, at.ranks), plan_weights(TABLE, config, file, "gguf", at=at))
+    return Qwen3Weights(config_of_rank(config, at), plan_weights(TABLE, config, file, "gguf", at=at))
 
 
 def load_safetensors(config: Qwen3Config, file: TensorFile, at: TensorRank = ONE_RANK) -> Qwen3Weights:
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
     return Qwen3Weights(
-        config_of_rank(config, at.ranks), plan_checkpoint(TABLE, config, file, config.quantization, at=at)
+        config_of_rank(config, at), plan_checkpoint(TABLE, config, file, config.quantization, at=at)
     )

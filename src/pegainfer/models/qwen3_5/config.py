@@ -18,6 +18,7 @@ from pegainfer.ops.config import (
     served_length,
 )
 from pegainfer.ops.quantization import Quantization, read_quantization
+from pegainfer.ops.ranks import DENSE, HEADS, TensorRank, config_of_rank
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3_5"
@@ -78,6 +79,8 @@ class Qwen3_5Config(msgspec.Struct, frozen=True):
     experts_per_token: int = 0
     expert_size: int = 0  # feed-forward width of one expert
     shared_expert_size: int = 0  # of the one expert that every token meets
+    first_expert: int = 0
+    held_experts: int = 0  # of this rank, from first_expert on; 0: all
 
     @property
     def num_layers(self) -> int:
@@ -94,6 +97,11 @@ class Qwen3_5Config(msgspec.Struct, frozen=True):
     @property
     def num_shared_experts(self) -> int:
         return 1
+
+    @property
+    def local_experts(self) -> int:
+        """Experts whose matrices this rank has."""
+        return self.held_experts or self.num_experts
 
     @property
     def gate_up_size(self) -> int:
@@ -276,3 +284,15 @@ def _layer_types(f: Fields) -> tuple[str, ...]:
     f.require("layer_types", len(found) == layers, f"one for each of {layers} layers")
     f.refuse("layer_types", set(found) != {FULL, LINEAR}, expected=f"{FULL} and {LINEAR}, both of them")
     return tuple(found)
+
+
+def of_rank(config: Qwen3_5Config, at: TensorRank) -> Qwen3_5Config:
+    """The sizes of a rank: some heads of both kinds of attention, and some feed-forward units. In models with
+    experts units of every expert, or whole experts. Raises ConfigError where they do not divide."""
+    linear = {
+        "delta_key_heads": "key heads of linear attention", "delta_heads": "value heads of linear attention"
+    }  # fmt: skip
+    if not config.num_experts:
+        return config_of_rank(config, at, DENSE | linear)
+    divided = HEADS | linear | {"shared_expert_size": "units of the shared expert"}
+    return config_of_rank(config, at, divided, {"expert_size": "units of an expert"})

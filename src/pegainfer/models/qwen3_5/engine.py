@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pegainfer.models.qwen3_5.config import LINE, Qwen3_5Config
+from pegainfer.models.qwen3_5.config import Qwen3_5Config, of_rank
 from pegainfer.models.qwen3_5.forward import forward, groups, head
 from pegainfer.models.qwen3_5.weights import TABLE, Qwen3_5Weights, load_gguf, load_safetensors
-from pegainfer.ops.ranks import ONE_RANK, TensorRank, refuse_ranks
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUFFile
@@ -19,26 +19,23 @@ if TYPE_CHECKING:
 
 
 def from_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> LineModel:
-    """Raises ConfigError, ModelFileError, UnsupportedError."""
-    refuse_ranks(LINE, at)
-    return model(load_gguf(file))
+    """The part of a rank. Raises ConfigError, ModelFileError, OpError, UnsupportedError."""
+    return model(load_gguf(file, at), at.ranks)
 
 
 def from_hf(config: Mapping[str, Any], where: str, file: TensorFile, at: TensorRank = ONE_RANK) -> LineModel:
     """`config`: the parsed config.json, which `where` names. Raises as `from_gguf`."""
-    refuse_ranks(LINE, at)
-    return model(load_safetensors(Qwen3_5Config.from_hf(config, where), file))
+    return model(load_safetensors(Qwen3_5Config.from_hf(config, where), file, at), at.ranks)
 
 
 def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK) -> LineModel:
     """A model of this shape whose weights a device makes up. Raises ConfigError, UnsupportedError."""
-    refuse_ranks(LINE, at)
-    read = Qwen3_5Config.from_hf(config, where)
-    return model(Qwen3_5Weights(read, without_data(TABLE, read)))
+    read = of_rank(Qwen3_5Config.from_hf(config, where), at)
+    return model(Qwen3_5Weights(read, without_data(TABLE, read)), at.ranks)
 
 
-def model(weights: Qwen3_5Weights) -> LineModel:
-    return decoder_model(weights, groups, forward, head, adapted=_adapted)
+def model(weights: Qwen3_5Weights, ranks: int = 1) -> LineModel:
+    return decoder_model(weights, groups, forward, head, adapted=_adapted, ranks=ranks)
 
 
 def _adapted(config: Qwen3_5Config) -> tuple[AdaptedWeight, ...]:

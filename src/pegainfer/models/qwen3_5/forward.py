@@ -28,6 +28,7 @@ from pegainfer.ops.embed import EMBEDDING
 from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.moe import MOE
+from pegainfer.ops.moe_shard import emit_experts
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.sampler import head_of
@@ -130,8 +131,8 @@ def forward(
             linear += 1
         b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
         if c.num_experts:
-            b.emit(
-                MOE, {"eps": eps, **ROUTING},
+            emit_experts(
+                b, {"eps": eps, **ROUTING}, c.first_expert,
                 out=partial, experts=experts, x=x, norm=lw["mlp_norm"], w_router=lw["w_router"],
                 w_gate=lw["w_gate"], w_up=lw["w_up"], w_down=lw["w_down"],
             )  # fmt: skip

@@ -18,8 +18,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from pegainfer.models.qwen3_5.config import FULL, LINE, LINEAR, Qwen3_5Config
+from pegainfer.models.qwen3_5.config import FULL, LINE, LINEAR, Qwen3_5Config, of_rank
 from pegainfer.ops.quantization import plan_checkpoint
+from pegainfer.ops.ranks import ONE_RANK, TensorRank
 from pegainfer.ops.rope import attention_factor, inverse_frequencies
 from pegainfer.ops.rotation_table import rotation_table
 from pegainfer.ops.weights import Entry, InFile, Rows, WeightTable, embedding_in_gguf, plan_weights
@@ -95,6 +96,23 @@ def _up_part(c: Qwen3_5Config) -> list[range]:
     return [range(c.expert_size, 2 * c.expert_size)]
 
 
+# Sections of axes of linear attention, of each of which a rank has its share. Value heads whose order is
+# `tiled_heads` go with the key heads of the same rank if each row of them is divided.
+
+
+def _value_heads(c: Qwen3_5Config) -> list[int]:
+    return [c.delta_key_heads] * (c.delta_heads // c.delta_key_heads) if c.tiled_heads else [c.delta_heads]
+
+
+def _value_channels(c: Qwen3_5Config) -> list[int]:
+    return [heads * c.delta_dim for heads in _value_heads(c)]
+
+
+def _conv_channels(c: Qwen3_5Config) -> list[int]:
+    """Queries, keys and values."""
+    return [c.delta_key_heads * c.delta_key_dim] * 2 + _value_channels(c)
+
+
 def _of(kind: str) -> When:
     return lambda c, layer: c.layer_types[layer] == kind
 
@@ -114,10 +132,10 @@ class _Names(msgspec.Struct, frozen=True):
 
     def weight(
         self, name: str, hf: str, gguf: str, *shape: str,
-        in_hf: Stored = NO_CHANGE, in_gguf: Stored = NO_CHANGE, when: When | None = None,
+        in_hf: Stored = NO_CHANGE, in_gguf: Stored = NO_CHANGE, **divided: Any,
     ) -> Entry:  # fmt: skip
-        """`in_hf`, `in_gguf`: fields of InFile. `when`: which layers have the weight; None: all."""
-        return Entry(name, shape, InFile(hf, **in_hf), InFile(gguf, **in_gguf), when=when)
+        """`in_hf`, `in_gguf`: fields of InFile. `divided`: other fields of Entry."""
+        return Entry(name, shape, InFile(hf, **in_hf), InFile(gguf, **in_gguf), **divided)
 
     def layer(self, name: str, hf: str, gguf: str, *shape: str, **options: Any) -> Entry:
         names = f"layers.{{}}.{name}", f"{self.prefix}layers.{{}}.{hf}", f"blk.{{}}.{gguf}"
@@ -130,15 +148,16 @@ class _Names(msgspec.Struct, frozen=True):
     def linear(self, name: str, hf: str, gguf: str, *shape: str, **options: Any) -> Entry:
         return self.layer(name, f"linear_attn.{hf}", gguf, *shape, when=_of(LINEAR), **options)
 
-    def dense(self, name: str, hf: str, gguf: str, *shape: str) -> Entry:
+    def dense(self, name: str, hf: str, gguf: str, *shape: str, shard: int) -> Entry:
         names = name, f"mlp.{hf}.weight", f"{gguf}.weight"
-        return self.layer(*names, *shape, when=_is_dense)
+        return self.layer(*names, *shape, when=_is_dense, shard=shard)
 
-    def moe(self, name: str, hf: str, gguf: str, *shape: str) -> Entry:
+    def moe(self, name: str, hf: str, gguf: str, *shape: str, shard: int | None = None) -> Entry:
         """A router, or a matrix of the shared expert, which is a stack of one."""
-        return self.layer(name, f"mlp.{hf}.weight", f"{gguf}.weight", *shape, when=_has_experts)
+        names = name, f"mlp.{hf}.weight", f"{gguf}.weight"
+        return self.layer(*names, *shape, when=_has_experts, shard=shard)
 
-    def experts(self, name: str, kind: str, *shape: str, part: Rows | None = None) -> Entry:
+    def experts(self, name: str, kind: str, *shape: str, shard: int, part: Rows | None = None) -> Entry:
         """A stack of one matrix of each expert.
 
         Args:
@@ -154,7 +173,8 @@ class _Names(msgspec.Struct, frozen=True):
             both = ("num_experts", "gate_up_size", "hidden_size")
             hf = InFile(f"{at}gate_up_proj", both, part, otherwise=each)
             gguf = replace(alone, otherwise=InFile(f"{stack}gate_up_exps.weight", both, part))
-        return Entry(f"layers.{{}}.{name}", ("num_experts", *shape), hf, gguf, when=_has_experts)
+        names = f"layers.{{}}.{name}", ("local_experts", *shape), hf, gguf
+        return Entry(*names, shard, _has_experts, experts=True)
 
 
 def _both(**options: Any) -> dict[str, Stored]:
@@ -167,6 +187,8 @@ def _table(prefix: str) -> WeightTable:
     one: Stored = {"convert": _add_one}  # GGUF's norms have the 1 already
     table, hidden = ("vocab_size", "hidden_size"), ("hidden_size",)
     gated = ("gated_q_size", "hidden_size")
+    of_kv_heads: Any = {"shard": 0, "most_shards": "num_kv_heads"}
+    of_heads: Any = {"shard": 0, "sections": _value_heads}  # value heads of linear attention
     head_norm = {"in_hf": {"convert": _head_factor}, "in_gguf": {"convert": _gguf_head_factor}}
     return WeightTable(
         line=LINE,
@@ -175,25 +197,42 @@ def _table(prefix: str) -> WeightTable:
         head=names.weight("lm_head", "lm_head.weight", "output.weight", *table),
         layer=(
             layer("mix_norm", "input_layernorm.weight", "attn_norm.weight", *hidden, in_hf=one),
-            full("wq", "q_proj", "attn_q", "q_size", "hidden_size", **_both(shape=gated, rows=_query_rows)),
-            full("wg", "q_proj", "attn_q", "q_size", "hidden_size", **_both(shape=gated, rows=_gate_rows)),
-            full("wk", "k_proj", "attn_k", "kv_size", "hidden_size", **_both(rows=_key_rows)),
-            full("wv", "v_proj", "attn_v", "kv_size", "hidden_size"),
+            full(
+                "wq", "q_proj", "attn_q", "q_size", "hidden_size", shard=0,
+                **_both(shape=gated, rows=_query_rows),
+            ),
+            full(
+                "wg", "q_proj", "attn_q", "q_size", "hidden_size", shard=0,
+                **_both(shape=gated, rows=_gate_rows),
+            ),
+            full(
+                "wk", "k_proj", "attn_k", "kv_size", "hidden_size", **of_kv_heads, **_both(rows=_key_rows)
+            ),
+            full("wv", "v_proj", "attn_v", "kv_size", "hidden_size", **of_kv_heads),
             full("q_norm", "q_norm", "attn_q_norm", "head_dim", **head_norm),
             full("k_norm", "k_norm", "attn_k_norm", "head_dim", **head_norm),
-            full("wo", "o_proj", "attn_output", "hidden_size", "q_size"),
-            linear("w_qkv", "in_proj_qkv.weight", "attn_qkv.weight", "conv_size", "hidden_size"),
-            linear("w_z", "in_proj_z.weight", "attn_gate.weight", "delta_size", "hidden_size"),
-            linear("w_a", "in_proj_a.weight", "ssm_alpha.weight", "delta_heads", "hidden_size"),
-            linear("w_b", "in_proj_b.weight", "ssm_beta.weight", "delta_heads", "hidden_size"),
+            full("wo", "o_proj", "attn_output", "hidden_size", "q_size", shard=1),
             linear(
-                "taps", "conv1d.weight", "ssm_conv1d.weight", "conv_width", "conv_size",
-                **_both(shape=("conv_size", "conv_width"), convert=_transposed),
+                "w_qkv", "in_proj_qkv.weight", "attn_qkv.weight", "conv_size", "hidden_size", shard=0,
+                sections=_conv_channels,
             ),
-            linear("a_log", "A_log", "ssm_a", "delta_heads", in_gguf={"convert": _decay_log}),
-            linear("dt_bias", "dt_bias", "ssm_dt.bias", "delta_heads"),
+            linear(
+                "w_z", "in_proj_z.weight", "attn_gate.weight", "delta_size", "hidden_size", shard=0,
+                sections=_value_channels,
+            ),
+            linear("w_a", "in_proj_a.weight", "ssm_alpha.weight", "delta_heads", "hidden_size", **of_heads),
+            linear("w_b", "in_proj_b.weight", "ssm_beta.weight", "delta_heads", "hidden_size", **of_heads),
+            linear(
+                "taps", "conv1d.weight", "ssm_conv1d.weight", "conv_width", "conv_size", shard=1,
+                sections=_conv_channels, **_both(shape=("conv_size", "conv_width"), convert=_transposed),
+            ),
+            linear("a_log", "A_log", "ssm_a", "delta_heads", in_gguf={"convert": _decay_log}, **of_heads),
+            linear("dt_bias", "dt_bias", "ssm_dt.bias", "delta_heads", **of_heads),
             linear("out_norm", "norm.weight", "ssm_norm.weight", "delta_dim"),
-            linear("w_out", "out_proj.weight", "ssm_out.weight", "hidden_size", "delta_size"),
+            linear(
+                "w_out", "out_proj.weight", "ssm_out.weight", "hidden_size", "delta_size", shard=1,
+                sections=_value_channels,
+            ),
             layer(
                 "mlp_norm", "post_attention_layernorm.weight", "post_attention_norm.weight", *hidden,
                 in_hf=one,
@@ -210,17 +249,17 @@ def _feed_forward(names: _Names) -> tuple[Entry, ...]:
     shared_down = ("num_shared_experts", "hidden_size", "shared_expert_size")
     router, one_router = ("num_experts", "hidden_size"), ("num_shared_experts", "hidden_size")
     return (
-        dense("w_gate", "gate_proj", "ffn_gate", *wide),
-        dense("w_up", "up_proj", "ffn_up", *wide),
-        dense("w_down", "down_proj", "ffn_down", *narrow),
+        dense("w_gate", "gate_proj", "ffn_gate", *wide, shard=0),
+        dense("w_up", "up_proj", "ffn_up", *wide, shard=0),
+        dense("w_down", "down_proj", "ffn_down", *narrow, shard=1),
         moe("w_router", "gate", "ffn_gate_inp", *router),
-        experts("w_gate", "gate", "expert_size", "hidden_size", part=_gate_part),
-        experts("w_up", "up", "expert_size", "hidden_size", part=_up_part),
-        experts("w_down", "down", "hidden_size", "expert_size"),
+        experts("w_gate", "gate", "expert_size", "hidden_size", part=_gate_part, shard=1),
+        experts("w_up", "up", "expert_size", "hidden_size", part=_up_part, shard=1),
+        experts("w_down", "down", "hidden_size", "expert_size", shard=2),
         moe("shared_router", "shared_expert_gate", "ffn_gate_inp_shexp", *one_router),
-        moe("shared_gate", "shared_expert.gate_proj", "ffn_gate_shexp", *shared),
-        moe("shared_up", "shared_expert.up_proj", "ffn_up_shexp", *shared),
-        moe("shared_down", "shared_expert.down_proj", "ffn_down_shexp", *shared_down),
+        moe("shared_gate", "shared_expert.gate_proj", "ffn_gate_shexp", *shared, shard=1),
+        moe("shared_up", "shared_expert.up_proj", "ffn_up_shexp", *shared, shard=1),
+        moe("shared_down", "shared_expert.down_proj", "ffn_down_shexp", *shared_down, shard=2),
     )
 
 
@@ -232,6 +271,7 @@ class Qwen3_5Weights(msgspec.Struct, frozen=True):
     """Where a model's weights lie in its file.
 
     Args:
+        config: with the sizes that one rank has.
         tensors: by the forward's name; valid while the file is open.
     """
 
@@ -248,17 +288,20 @@ class Qwen3_5Weights(msgspec.Struct, frozen=True):
         return rotation_table(num_positions, freqs, attention_factor(c.rope_scaling), c.head_dim)
 
 
-def load_gguf(file: GGUFFile) -> Qwen3_5Weights:
-    """Reads config and weights of an open GGUF file. Raises ConfigError, ModelFileError, UnsupportedError."""
+def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> Qwen3_5Weights:
+    """Reads config and weights of an open GGUF file.
+
+    Raises ConfigError, ModelFileError, UnsupportedError, and OpError where a weight does not divide.
+    """
     rows, tied = embedding_in_gguf(TABLE, file)
     config = Qwen3_5Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
     ignored = [f"blk.{config.num_layers + i}.*" for i in range(config.draft_layers)]
-    return Qwen3_5Weights(config, plan_weights(TABLE, config, file, "gguf", ignored=ignored))
+    planned = plan_weights(TABLE, config, file, "gguf", ignored=ignored, at=at)
+    return Qwen3_5Weights(of_rank(config, at), planned)
 
 
-def load_safetensors(config: Qwen3_5Config, file: TensorFile) -> Qwen3_5Weights:
-    """Finds the tensors of a checkpoint in Hugging Face's naming. Raises ModelFileError, UnsupportedError."""
+def load_safetensors(config: Qwen3_5Config, file: TensorFile, at: TensorRank = ONE_RANK) -> Qwen3_5Weights:
+    """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in file.tensors), PREFIXES[0])
-    return Qwen3_5Weights(
-        config, plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=IGNORED)
-    )
+    planned = plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=IGNORED, at=at)
+    return Qwen3_5Weights(of_rank(config, at), planned)

@@ -19,6 +19,7 @@ from pegainfer.ops.config import (
     served_length,
 )
 from pegainfer.ops.quantization import Quantization, read_quantization
+from pegainfer.ops.ranks import DENSE, HEADS, TensorRank, config_of_rank
 from pegainfer.runtime.weights.fields import Fields
 
 LINE = "qwen3_moe"
@@ -50,10 +51,17 @@ class Qwen3MoeConfig(msgspec.Struct, frozen=True):
     max_position_embeddings: int  # tokens that the model was trained for, or that yarn stretches it to
     tie_word_embeddings: bool  # lm_head is the embedding's table
     quantization: Quantization | None = None  # of a checkpoint; GGUF says it tensor by tensor
+    first_expert: int = 0
+    held_experts: int = 0  # of this rank, from first_expert on; 0: all
 
     @property
     def q_size(self) -> int:
         return self.num_heads * self.head_dim
+
+    @property
+    def local_experts(self) -> int:
+        """Experts whose matrices this rank has."""
+        return self.held_experts or self.num_experts
 
     @property
     def kv_size(self) -> int:
@@ -139,6 +147,12 @@ class Qwen3MoeConfig(msgspec.Struct, frozen=True):
             max_position_embeddings=served_length(trained, scaling),
             tie_word_embeddings=tied,
         )
+
+
+def of_rank(config: Qwen3MoeConfig, at: TensorRank) -> Qwen3MoeConfig:
+    """The sizes of a rank, which has a share of every expert or some experts. Raises ConfigError."""
+    dense = DENSE if config.dense_layers else HEADS
+    return config_of_rank(config, at, dense, {"expert_size": "units of an expert"})
 
 
 def _dense_layers(f: Fields, layers: int) -> frozenset[int]:

@@ -20,7 +20,7 @@ from pegainfer.ops.attention import ATTENTION
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD, QKV_NORM_ROPE_APPEND
 from pegainfer.ops.embed import EMBEDDING
 from pegainfer.ops.gemm import LINEAR
-from pegainfer.ops.moe import MOE
+from pegainfer.ops.moe_shard import emit_experts
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.sampler import head_of
@@ -89,8 +89,8 @@ def forward(
             )  # fmt: skip
             b.emit(LINEAR, out=partial, a=act, w=v["w_down"])
         else:
-            b.emit(
-                MOE, {"eps": eps, **routing(c)},
+            emit_experts(
+                b, {"eps": eps, **routing(c)}, c.first_expert,
                 out=partial, experts=experts, x=x, norm=v["mlp_norm"], w_router=v["w_router"],
                 w_gate=v["w_gate"], w_up=v["w_up"], w_down=v["w_down"],
             )  # fmt: skip

@@ -198,6 +198,15 @@ def _chosen(logits: Array, scores: Array, arrays: Arrays, attrs: dict[str, Any],
     return choose_experts(logits, scores, arrays.get("bias"), count, attrs["groups"], attrs["kept_groups"])
 
 
+def choices_of(case: Case) -> Array:
+    """The experts that tokens of a case of `moe` go to: [T, K], ascending."""
+    a, attrs = case.arrays, case.attrs
+    h, _ = norm_error(a["x"], a["norm"], attrs["eps"])
+    logits = h @ a["w_router"].T.astype(np.float64)
+    scores = expert_scores(logits, use_sigmoid=attrs["sigmoid"])
+    return _chosen(logits, scores, a, attrs, case.sizes["K"])
+
+
 def _gates_error(logits: Array, logits_error: Array, gates: Array, attrs: dict[str, Any]) -> Array:
     """|error| of gates [T, K]: exponentials of float32 differences, sums, divisions, and the logits' own.
 
@@ -267,8 +276,14 @@ def expert_down_bound(dot: Dot) -> Callable[[Case], Arrays]:
     return bound
 
 
+def held_ids(experts: Array, first: int, count: int) -> Array:
+    """Places of experts among those held, first … first + count; -1 where one is not held."""
+    held: Array = np.where((experts >= first) & (experts < first + count), experts - first, -1)
+    return held
+
+
 def moe_bound(case: Case) -> Arrays:
-    """The errors of the parts, each carried through what follows it."""
+    """The errors of the parts, each carried through what follows it; also of `moe_shard`."""
     a, attrs = case.arrays, case.attrs
     h, h_error = norm_error(a["x"], a["norm"], attrs["eps"])
     logits, logits_error = product_error(h, h_error, a["w_router"], dot_f32)
@@ -276,5 +291,6 @@ def moe_bound(case: Case) -> Arrays:
     chosen = _chosen(logits, scores, a, attrs, case.sizes["K"])
     gates = expert_gates(scores, chosen, attrs["scale"], renormalize=attrs["renormalize"])
     gates_error = _gates_error(logits, logits_error, gates, attrs)
-    act, act_error = _gate_up_of(h, h_error, chosen, a["w_gate"], a["w_up"], dot_f32)
-    return {"out": _down_error(act, act_error, chosen, gates, gates_error, a["w_down"], dot_f32)}
+    held = held_ids(chosen, attrs.get("first", 0), len(a["w_gate"]))
+    act, act_error = _gate_up_of(h, h_error, held, a["w_gate"], a["w_up"], dot_f32)
+    return {"out": _down_error(act, act_error, held, gates, gates_error, a["w_down"], dot_f32)}

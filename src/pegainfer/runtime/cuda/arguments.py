@@ -650,9 +650,11 @@ ADJUST_LOGITS = Layout(
     const float* presence_penalty
     int* plain  // [L]: 1 where nothing is to be done, and `scores` is left alone; null: it never is
     int vocab  // ids that name tokens: the scores behind them are -inf
-    int columns  // V
+    int columns  // V, or those of this rank
+    int first  // id of the first column
     int mask_words
     int width
+    int unused  // pads to a multiple of a pointer
     """,
 )
 SAMPLE_TOKENS = Layout(
@@ -674,9 +676,13 @@ SAMPLE_TOKENS = Layout(
     unsigned long long* sums  // [L, chunks]: weights
     unsigned long long* bin_weights  // [L, BINS]
     uint32_t* bin_counts  // [L, BINS]
+    void* control  // ranks::Control, of those that have the other columns; null: there are none
     int vocab  // ids that name tokens: the columns behind them are not read
-    int columns  // V
+    int columns  // V, or those of this rank
+    int first  // id of the first column
     int chunks
+    int start  // row of the first block, in launches whose blocks are rows
+    int unused  // pads to a multiple of a pointer
     """,
 )
 TOKEN_LOGPROBS = Layout(
@@ -819,10 +825,12 @@ GATHER_RANKS = Layout(
     """
     float* out  // [rows, columns]
     const float* part  // [rows, this rank's columns]
+    const int* wanted  // [rows]: rows of negative numbers are left out
     Control* control
     int rows
     int columns  // a multiple of 4
     int each  // columns of a rank, a multiple of 4; the last one's are fewer where they do not divide
+    int most  // rows that a slot holds
     """,
 )
 
@@ -832,6 +840,6 @@ LAYOUTS = (
     HEAD_LINEAR, MLA_EXPAND_PLAN, MLA_EXPAND, LATENT_APPEND, STREAM, SKINNY, FP8_GEMM, PACKED, PACK, EXPAND,
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
     ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS,
-    ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
     PEER, CONTROL, SUM_RANKS, SUM_NORM, GATHER_RANKS,
+    ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
 )  # fmt: skip

@@ -65,7 +65,10 @@ def _call(name: str, *args: Any, where: object = None) -> None:
 
 @dataclass(frozen=True)
 class MatmulProblem:
-    """out[m, n] = x[m, k] · w[n, k]ᵀ, all row-major; with `accumulate`, added to what out holds."""
+    """out[m, n] = x[m, k] · w[n, k]ᵀ, all row-major; with `accumulate`, added to what out holds.
+
+    `alike`: GPUs of one type must get the same bits, so the algorithm is not picked by timing.
+    """
 
     m: int
     n: int
@@ -73,6 +76,7 @@ class MatmulProblem:
     dtype: str  # of x and w
     out_dtype: str
     accumulate: bool = False
+    alike: bool = False
 
     def __str__(self) -> str:
         into = "+=" if self.accumulate else "="
@@ -151,7 +155,7 @@ class MatmulPlan:
         Args:
             flush: written before each run; at least as large as the L2 cache.
         """
-        if self.tuned:
+        if self.tuned or self.problem.alike:
             return
         best = float("inf")
         for i in range(self.candidates):

@@ -20,7 +20,8 @@ from pegainfer.runtime.cuda.stream import Stream
 from pegainfer.runtime.rank_memory import PAGE, RankMemory
 
 HEAD_BYTES = 1 << 16  # of flags, before the slots
-TAGGED_BYTES = 1 << 18  # of a slot for values with a tag beside each
+TAGGED_BYTES = 1 << 21  # of a slot for values with a tag beside each
+SAMPLED_BYTES = 1 << 20  # of a slot for what the sampler's rows pass on
 PART_VALUES = 1 << 20  # float32 that a rank sends to each other one in a sum at most
 PART_BYTES = 4 * PART_VALUES
 SETS = 4  # of slots, one a rank in each: two phases of a sum, and of the one before
@@ -42,7 +43,7 @@ class Peers:
         if memory.ranks > MAX_RANKS:
             raise ConfigError("ranks on GPUs", expected=f"at most {MAX_RANKS}", got=memory.ranks)
         self._group = memory
-        head = HEAD_BYTES + 2 * memory.ranks * TAGGED_BYTES
+        head = HEAD_BYTES + 2 * memory.ranks * (TAGGED_BYTES + SAMPLED_BYTES)
         nbytes = head + SETS * memory.ranks * PART_BYTES
         self._memory = DeviceBuffer(-(-nbytes // EXPORTED) * EXPORTED, "exchange with other ranks")
         self._control = DeviceBuffer(CONTROL.size, "control of the ranks")

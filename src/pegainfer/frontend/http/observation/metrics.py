@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pegainfer.contract.event import PRICE_RATIOS, SLOW_RATIO, EngineStats, FinishReason, Timings
 from pegainfer.contract.handle import EngineHandle
 from pegainfer.frontend.http.observation.expert_metrics import expert_metrics
+from pegainfer.frontend.http.observation.rank_metrics import rank_metrics
 from pegainfer.frontend.http.observation.tier_metrics import tier_families
 from pegainfer.frontend.pieces import PieceCache
 from pegainfer.frontend.processes import process_family, resident_bytes
@@ -191,6 +192,8 @@ class MetricsPage:
         yield self._price_ratios(stats)
         if stats.experts is not None:
             yield from expert_metrics(stats.experts, self._model, self._prefix)
+        if stats.rank_seconds:
+            yield from rank_metrics(stats.rank_seconds, self._model, self._prefix)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
         from prometheus_client.metrics_core import GaugeMetricFamily

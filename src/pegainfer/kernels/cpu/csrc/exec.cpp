@@ -41,6 +41,7 @@ bool plan(Exec& e, const Instr& in) {
         case kRouteExperts:
         case kExpertGateUp:
         case kExpertDown:
+        case kLocalExperts:
             return plan_moe(e, in);
         case kLoraShrink:
         case kLoraLookup:

@@ -129,6 +129,8 @@ bool exec_run(Exec* e, const int64_t* sizes, int64_t num_sizes, int64_t first, i
 
 // One function an op family: checks the instruction's inputs and adds its phases.
 bool plan_rows(Exec& e, const Instr& in);
+// Of lm_head: every rank gets the columns of the logits that the others have made.
+bool plan_gather(Exec& e, const Instr& in);
 bool plan_linear(Exec& e, const Instr& in);
 bool plan_attention(Exec& e, const Instr& in);
 bool plan_sample(Exec& e, const Instr& in);

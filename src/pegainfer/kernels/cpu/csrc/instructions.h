@@ -41,6 +41,7 @@ enum Op : int32_t {
     kRopeTail = 29,
     kLatentAppend = 30,
     kLatentAttention = 31,
+    kLocalExperts = 32,
     kNumOps
 };
 
@@ -81,6 +82,7 @@ constexpr Arity kArity[kNumOps] = {
     {3, 5, 0},  // rope_tail
     {6, 8, 2},  // latent_append
     {7, 9, 2},  // latent_attention
+    {2, 2, 2},  // local_experts
 };
 
 // The arguments of an op in a step: operands, axis sizes, attributes. Each takes eight bytes.
@@ -434,7 +436,15 @@ struct LatentAttentionArgs {
     double layer, scale;
 };
 
+// places of experts among those held, first … first + count; -1 where one is not held
+struct LocalExpertsArgs {
+    int32_t* local;  // [T, K]
+    const int32_t* experts;  // [T, K]
+    int64_t T, K;
+    double first, count;
+};
+
 constexpr const char* kDeclarationHash =
-    "ed7b99e6ad334a369e548b7412075202a6fab002eaf8f5b94dd58bd121bcb307";
+    "b39348dc3549ccd139579f76224dbb44849036783ab3c3a676c4e28f07fbc74c";
 
 }  // namespace pega

@@ -106,6 +106,11 @@ struct Share {
           last_unit(std::min(units, unit + ph.a)) {}
 };
 
+// Tiles of the weight that this rank multiplies by: some of the head's, all of others.
+RankShare tiles_of(const Exec& e, const Instr& in, const Packed& w) {
+    return in.op == kLmHead ? e.ranks.share(w.tiles, e.ranks.rank) : RankShare{0, w.tiles};
+}
+
 void run_linear(const void* context, const Phase& ph, int64_t chunk, int thread) {
     const Exec& e = *static_cast<const Exec*>(context);
     const Instr& in = e.instr(ph);
@@ -114,8 +119,10 @@ void run_linear(const void* context, const Phase& ph, int64_t chunk, int thread)
     float* const output = output_of(in);
     auto& s = const_cast<Scratch&>(e.scratch[static_cast<size_t>(thread)]);
     const Rows r = rows_for(e, ph, p, s);
-    const Share share(ph, chunk, p.t, w.tiles);
-    for (int64_t tile = share.unit; tile < share.last_unit; tile++) {
+    const RankShare tiles = tiles_of(e, in, w);
+    const Share share(ph, chunk, p.t, tiles.count);
+    for (int64_t unit = share.unit; unit < share.last_unit; unit++) {
+        const int64_t tile = tiles.first + unit;
         multiply(e, w, tile, r, share.first, share.tokens, s, s.acc);
         const int64_t wide = std::min<int64_t>(kTile, w.n - tile * kTile);
         for (int64_t t = 0; t < share.tokens; t++) {
@@ -218,9 +225,9 @@ bool plan_linear(Exec& e, const Instr& in) {
     if (in.op == kGateUpSwiglu) {
         add_product(e, in, p, run_gate_up, p.w[0]->tiles, 2 * p.w[0]->tile_bytes);
     } else {
-        add_product(e, in, p, run_linear, p.w[0]->tiles, p.w[0]->tile_bytes);
+        add_product(e, in, p, run_linear, tiles_of(e, in, *p.w[0]).count, p.w[0]->tile_bytes);
     }
-    return true;
+    return in.op != kLmHead || e.ranks.count == 1 || plan_gather(e, in);
 }
 
 }  // namespace pega

@@ -126,6 +126,15 @@ bool plan_route(Exec& e, const Instr& in) {
     return true;
 }
 
+void run_local(const void* context, const Phase& p, int64_t, int) {
+    const auto a = static_cast<const Exec*>(context)->instr(p).args<LocalExpertsArgs>();
+    const auto first = static_cast<int32_t>(a.first), count = static_cast<int32_t>(a.count);
+    for (int64_t i = 0; i < a.T * a.K; i++) {
+        const int32_t at = a.experts[i] - first;
+        a.local[i] = at >= 0 && at < count ? at : -1;
+    }
+}
+
 // expert_gate_up and expert_down: [slots] inputs of width k, weights [experts, n, k].
 struct Grouped {
     float* out;
@@ -268,6 +277,10 @@ bool plan_experts(Exec& e, const Instr& in) {
 }  // namespace
 
 bool plan_moe(Exec& e, const Instr& in) {
+    if (in.op == kLocalExperts) {
+        e.add_phase(in, run_local, 1);
+        return true;
+    }
     return in.op == kRouteExperts ? plan_route(e, in) : plan_experts(e, in);
 }
 

@@ -1,5 +1,6 @@
-// Sums over ranks. Every rank copies its partial result to shared memory, waits until all have, and adds them
-// up in the order of the ranks, so that all ranks get the same bits whoever comes first.
+// Sums over ranks, and logits of which each rank makes some columns. Every rank copies its partial result to
+// shared memory, waits until all have, and adds them up in the order of the ranks, so that all ranks get the
+// same bits whoever comes first. Columns go the same way.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -60,6 +61,34 @@ void add_up(const void* context, const Phase& p, int64_t chunk, int) {
     }
 }
 
+// Columns of the logits that rank `of` makes: whole tiles.
+RankShare columns_of(const Exec& e, const LmHeadArgs& a, int32_t of) {
+    const RankShare tiles = e.ranks.share((a.V + kTile - 1) / kTile, of);
+    return {tiles.first * kTile, std::min(tiles.count * kTile, a.V - tiles.first * kTile)};
+}
+
+// Row `chunk` of a round of rows, of which phase.a is the first.
+void publish_columns(const void* context, const Phase& p, int64_t chunk, int) {
+    const Exec& e = exec_of(context);
+    const auto a = e.instr(p).args<LmHeadArgs>();
+    const RankShare own = columns_of(e, a, e.ranks.rank);
+    if (own.count <= 0) return;
+    float* to = e.ranks.slot(static_cast<uint64_t>(p.c), e.ranks.rank) + chunk * own.count;
+    std::memcpy(to, a.logits + (p.a + chunk) * a.V + own.first, static_cast<size_t>(own.count) * 4);
+}
+
+void take_columns(const void* context, const Phase& p, int64_t chunk, int) {
+    const Exec& e = exec_of(context);
+    const auto a = e.instr(p).args<LmHeadArgs>();
+    for (int32_t of = 0; of < e.ranks.count; of++) {
+        const RankShare theirs = columns_of(e, a, of);
+        if (of == e.ranks.rank || theirs.count <= 0) continue;
+        const float* from = e.ranks.slot(static_cast<uint64_t>(p.c), of) + chunk * theirs.count;
+        std::memcpy(a.logits + (p.a + chunk) * a.V + theirs.first, from,
+                    static_cast<size_t>(theirs.count) * 4);
+    }
+}
+
 }  // namespace
 
 void Ranks::meet(uint64_t sum) const {
@@ -93,6 +122,22 @@ bool plan_reduce(Exec& e, const Instr& in) {
             e.sums++;
         }
         e.add_phase(in, add_up, chunks, first, count, sum);
+    }
+    return true;
+}
+
+bool plan_gather(Exec& e, const Instr& in) {
+    const auto a = in.args<LmHeadArgs>();
+    const int64_t rows = kRankValues / columns_of(e, a, 0).count;  // the first rank has the most columns
+    if (rows == 0)
+        return e.fail("lm_head: expected at most %lld columns for each of %d ranks, got %lld in all",
+                      static_cast<long long>(kRankValues), e.ranks.count, static_cast<long long>(a.V));
+    for (int64_t first = 0; first < a.L; first += rows) {
+        const int64_t count = std::min(rows, a.L - first);
+        const auto number = static_cast<int64_t>(e.sums++);
+        e.add_phase(in, publish_columns, count, first, count, number);
+        e.add_phase(in, meet, 1, first, count, number);
+        e.add_phase(in, take_columns, count, first, count, number);
     }
     return true;
 }

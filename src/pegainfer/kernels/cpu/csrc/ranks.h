@@ -1,6 +1,7 @@
 // Memory that the ranks of a group share (runtime/rank_memory.py makes it), and how they wait for each other.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -9,6 +10,11 @@ namespace pega {
 constexpr int64_t kRankLine = 64;           // bytes: a cache line for each word that a rank writes alone
 constexpr int64_t kRankPage = 4096;         // bytes: where the slots begin is a multiple of it
 constexpr int64_t kRankValues = 1ll << 20;  // float32 that a rank passes to the others at once
+
+// Consecutive units of something that ranks share out, such as tiles of a matrix.
+struct RankShare {
+    int64_t first, count;
+};
 
 // This rank's view of the memory: a word that says who failed, a line a rank with the number of sums that it
 // has joined, and two slots a rank. Sums alternate between the slots: when all ranks have joined a sum, all
@@ -28,6 +34,11 @@ struct Ranks {
         return reinterpret_cast<float*>(base + head) + number * kRankValues;
     }
 
+    // What rank `of` has of so many units: the last ranks have fewer where they do not divide.
+    RankShare share(int64_t units, int32_t of) const {
+        const int64_t each = (units + count - 1) / count, first = std::min(units, of * each);
+        return {first, std::min(each, units - first)};
+    }
     // Ends the group: 1 + rank of the first that failed, negative where it only did not come in time.
     void fail(int32_t why) const {
         int32_t none = 0;

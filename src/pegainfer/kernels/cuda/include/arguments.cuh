@@ -627,6 +627,73 @@ struct SumArgs {
 static_assert(sizeof(SumArgs) == 64);
 }  // namespace slots
 
+namespace ranks {
+// One rank's exchange memory.
+struct Peer {
+    uint8_t* base;  // as this rank has it mapped
+};
+static_assert(sizeof(Peer) == 8);
+}  // namespace ranks
+
+namespace ranks {
+// A rank's view of its group, in device memory.
+struct Control {
+    int64_t joined;  // sums that this rank has joined
+    int64_t limit;  // ns: how long to wait for another rank
+    int64_t part_bytes;  // of a slot of exchange memory
+    int* failed;  // the group's word in the host's memory: 1 + rank of the first that failed, see ranks.cuh
+    uint32_t arrived;  // blocks of the sum under way that have ended
+    int alone;  // not 0: nothing is exchanged, and each rank's own part is the sum
+    int rank;
+    int count;  // of ranks
+    Peer peers[8];
+};
+static_assert(sizeof(Control) == 112);
+}  // namespace ranks
+
+namespace ranks {
+struct Control;
+// What a sum over ranks reads and writes.
+struct SumArgs {
+    void* x;  // [count], to which the sum is added
+    const float* partial;  // [count], this rank's part
+    Control* control;
+    int64_t count;  // a multiple of 4
+};
+static_assert(sizeof(SumArgs) == 32);
+}  // namespace ranks
+
+namespace ranks {
+struct Control;
+// What a sum over ranks and the norm behind it read and write.
+struct SumNormArgs {
+    void* x;  // [T, n], to which the sum is added
+    const float* partial;  // [T, n], this rank's part
+    Control* control;
+    const float* norm;  // [n]
+    void* normed;  // [T, n]: the new x times the norm's weight
+    float* squares;  // [parts, 64]: sums of the new x's squares, by part of a row and token
+    int n;  // a multiple of 4
+};
+static_assert(sizeof(SumNormArgs) == 56);
+}  // namespace ranks
+
+namespace ranks {
+struct Control;
+// What gathers the columns of a matrix, of which each rank has made some.
+struct GatherArgs {
+    float* out;  // [rows, columns]
+    const float* part;  // [rows, this rank's columns]
+    const int* wanted;  // [rows]: rows of negative numbers are left out
+    Control* control;
+    int rows;
+    int columns;  // a multiple of 4
+    int each;  // columns of a rank, a multiple of 4; the last one's are fewer where they do not divide
+    int most;  // rows that a slot holds
+};
+static_assert(sizeof(GatherArgs) == 48);
+}  // namespace ranks
+
 // Logits and what adjusts them; operands of the op adjust_logits have their names.
 struct AdjustArgs {
     float* scores;  // [L, V]
@@ -651,11 +718,13 @@ struct AdjustArgs {
     const float* presence_penalty;
     int* plain;  // [L]: 1 where nothing is to be done, and `scores` is left alone; null: it never is
     int vocab;  // ids that name tokens: the scores behind them are -inf
-    int columns;  // V
+    int columns;  // V, or those of this rank
+    int first;  // id of the first column
     int mask_words;
     int width;
+    int unused;  // pads to a multiple of a pointer
 };
-static_assert(sizeof(AdjustArgs) == 184);
+static_assert(sizeof(AdjustArgs) == 192);
 
 // Scores, how tokens are drawn from them, and memory for what the three launches pass on.
 struct SampleArgs {
@@ -674,11 +743,15 @@ struct SampleArgs {
     unsigned long long* sums;  // [L, chunks]: weights
     unsigned long long* bin_weights;  // [L, BINS]
     uint32_t* bin_counts;  // [L, BINS]
+    void* control;  // ranks::Control, of those that have the other columns; null: there are none
     int vocab;  // ids that name tokens: the columns behind them are not read
-    int columns;  // V
+    int columns;  // V, or those of this rank
+    int first;  // id of the first column
     int chunks;
+    int start;  // row of the first block, in launches whose blocks are rows
+    int unused;  // pads to a multiple of a pointer
 };
-static_assert(sizeof(SampleArgs) == 136);
+static_assert(sizeof(SampleArgs) == 152);
 
 // Logits, the tokens whose log-probabilities are wanted, and memory for what the launches pass on.
 struct LogprobArgs {
@@ -760,68 +833,3 @@ struct Publish {
     int slots;
 };
 static_assert(sizeof(Publish) == 48);
-
-namespace ranks {
-// One rank's exchange memory.
-struct Peer {
-    uint8_t* base;  // as this rank has it mapped
-};
-static_assert(sizeof(Peer) == 8);
-}  // namespace ranks
-
-namespace ranks {
-// A rank's view of its group, in device memory.
-struct Control {
-    int64_t joined;  // sums that this rank has joined
-    int64_t limit;  // ns: how long to wait for another rank
-    int64_t part_bytes;  // of a slot of exchange memory
-    int* failed;  // the group's word in the host's memory: 1 + rank of the first that failed, see ranks.cuh
-    uint32_t arrived;  // blocks of the sum under way that have ended
-    int alone;  // not 0: nothing is exchanged, and each rank's own part is the sum
-    int rank;
-    int count;  // of ranks
-    Peer peers[8];
-};
-static_assert(sizeof(Control) == 112);
-}  // namespace ranks
-
-namespace ranks {
-struct Control;
-// What a sum over ranks reads and writes.
-struct SumArgs {
-    void* x;  // [count], to which the sum is added
-    const float* partial;  // [count], this rank's part
-    Control* control;
-    int64_t count;  // a multiple of 4
-};
-static_assert(sizeof(SumArgs) == 32);
-}  // namespace ranks
-
-namespace ranks {
-struct Control;
-// What a sum over ranks and the norm behind it read and write.
-struct SumNormArgs {
-    void* x;  // [T, n], to which the sum is added
-    const float* partial;  // [T, n], this rank's part
-    Control* control;
-    const float* norm;  // [n]
-    void* normed;  // [T, n]: the new x times the norm's weight
-    float* squares;  // [parts, 64]: sums of the new x's squares, by part of a row and token
-    int n;  // a multiple of 4
-};
-static_assert(sizeof(SumNormArgs) == 56);
-}  // namespace ranks
-
-namespace ranks {
-struct Control;
-// What gathers the columns of a matrix, of which each rank has made some.
-struct GatherArgs {
-    float* out;  // [rows, columns]
-    const float* part;  // [rows, this rank's columns]
-    Control* control;
-    int rows;
-    int columns;  // a multiple of 4
-    int each;  // columns of a rank, a multiple of 4; the last one's are fewer where they do not divide
-};
-static_assert(sizeof(GatherArgs) == 40);
-}  // namespace ranks

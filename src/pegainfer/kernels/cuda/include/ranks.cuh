@@ -12,7 +12,10 @@ namespace ranks {
 
 constexpr int MAX_RANKS = 8, MAX_BLOCKS = 128, PHASES = 2;
 constexpr int HEAD_BYTES = 1 << 16;        // flags; then the slots of tagged values, then the others
-constexpr int64_t TAGGED_BYTES = 1 << 18;  // of a slot of tagged values
+constexpr int64_t TAGGED_BYTES = 1 << 21;  // of a slot of tagged values
+// What a row of the sampler sends: numbers at a time, which alternate between two places; rows of a launch.
+constexpr int WORDS = 512, SAMPLED_ROWS = 64;
+constexpr int64_t SAMPLED_BYTES = 2 * WORDS * SAMPLED_ROWS * 16;
 static_assert(PHASES * MAX_RANKS * MAX_BLOCKS * sizeof(int64_t) <= HEAD_BYTES);
 constexpr int POLLS = 1024;  // between two looks at the clock and at the host's memory
 
@@ -25,12 +28,21 @@ __device__ __forceinline__ int64_t* flag(uint8_t* base, int phase, int from, int
 __device__ __forceinline__ uint8_t* slot(const Control& c, uint8_t* base, int phase, int64_t number,
                                          int from) {
     const int64_t set = (number & 1) * PHASES + phase;
-    return base + HEAD_BYTES + 2 * c.count * TAGGED_BYTES + (set * c.count + from) * c.part_bytes;
+    return base + HEAD_BYTES + 2 * c.count * (TAGGED_BYTES + SAMPLED_BYTES) +
+           (set * c.count + from) * c.part_bytes;
 }
 
 // Where rank `from` writes its values for sum `number`, each with the number beside it.
 __device__ __forceinline__ uint4* tagged_slot(const Control& c, uint8_t* base, int64_t number, int from) {
     return reinterpret_cast<uint4*>(base + HEAD_BYTES + ((number & 1) * c.count + from) * TAGGED_BYTES);
+}
+
+// Where rank `from` writes words for row `row` of launch `number` of the sampler.
+__device__ __forceinline__ uint4* sampled_slot(const Control& c, uint8_t* base, int64_t number, int from,
+                                               int row) {
+    const int64_t before = HEAD_BYTES + 2 * c.count * TAGGED_BYTES;
+    const int64_t at = ((number & 1) * c.count + from) * SAMPLED_BYTES;
+    return reinterpret_cast<uint4*>(base + before + at) + row * 2 * WORDS;
 }
 
 // How long a rank has waited for another one. The first to wait too long ends the group; the word that says
@@ -61,12 +73,13 @@ __device__ __forceinline__ void count(Control* c, int64_t number) {
 }
 
 // Says to all ranks that this block has done a phase of sum `number`, and returns when their blocks have.
+// `shared`: where the sum is counted; null: it is counted elsewhere.
 __device__ __forceinline__ void meet(Control* shared, const Control& c, int phase, int64_t number) {
     __syncthreads();  // the block's writes are done
     const int peer = threadIdx.x;
     const bool other = peer < c.count && peer != c.rank;
     if (other) store_release(flag(c.peers[peer].base, phase, c.rank, blockIdx.x), number);
-    if (phase == 0) count(shared, number);
+    if (shared != nullptr) count(shared, number);
     if (other) {
         const int64_t* const said = flag(c.peers[c.rank].base, phase, peer, blockIdx.x);
         Patience patience;

@@ -221,6 +221,14 @@ def test_tokens_of_experts_and_their_imbalance() -> None:
     assert not [name for name in scrape(engine) if "expert" in name]
 
 
+def test_the_time_of_each_rank() -> None:
+    engine = FakeEngine()
+    assert not [name for name in scrape(engine) if "rank" in name]
+    engine.set_stats(EngineStats(rank_seconds=(1.5, 2.0)))
+    found = scrape(engine)
+    assert [found[f'pegainfer:rank_step_seconds_total{{rank="{r}"}}'] for r in (0, 1)] == [1.5, 2.0]
+
+
 def test_each_prefill_peer_has_its_figures() -> None:
     engine = FakeEngine(says("x"))
     assert not [name for name in scrape(engine) if "kv_peer" in name]

@@ -9,20 +9,20 @@ namespace {
 
 constexpr int MOST_TOKENS = 64;  // MAX_TOKENS of sm90/gemm/skinny.cuh, which reads the sums of squares
 
-// x[i…] plus the sum of all ranks' parts, of which others lie at i in their slots and this rank's at `own`.
-template <typename T>
-__device__ __forceinline__ Vec<T, WIDTH> summed(const Control& c, int64_t number, const T* x,
-                                                const float* own, int64_t i) {
-    uint8_t* const here = c.peers[c.rank].base;
-    Part sum = {};
-    for (int rank = 0; rank < c.count; rank++) {
-        const Part part =
-            rank == c.rank
-                ? load<float, WIDTH>(own)
-                : received<Part>(reinterpret_cast<const float*>(slot(c, here, 0, number, rank)) + i);
+// Adds up four values of every rank in the order of the ranks; `part_of(rank)` gives those of one.
+template <typename PartOf>
+__device__ __forceinline__ Part in_order(int ranks, PartOf part_of) {
+    Part sum = part_of(0);
+    for (int rank = 1; rank < ranks; rank++) {
+        const Part part = part_of(rank);
 #pragma unroll
-        for (int j = 0; j < WIDTH; j++) sum.v[j] = rank == 0 ? part.v[j] : sum.v[j] + part.v[j];
+        for (int j = 0; j < WIDTH; j++) sum.v[j] += part.v[j];
     }
+    return sum;
+}
+
+template <typename T>
+__device__ __forceinline__ Vec<T, WIDTH> plus(const T* x, const Part& sum) {
     auto v = load<T, WIDTH>(x);
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) v.v[j] = from_f32<T>(to_f32(v.v[j]) + sum.v[j]);
@@ -32,16 +32,23 @@ __device__ __forceinline__ Vec<T, WIDTH> summed(const Control& c, int64_t number
 // x plus this rank's own values, without the other ranks.
 template <typename T>
 __device__ __forceinline__ Vec<T, WIDTH> with_own(const T* x, const float* own) {
-    const auto part = load<float, WIDTH>(own);
-    auto v = load<T, WIDTH>(x);
-#pragma unroll
-    for (int j = 0; j < WIDTH; j++) v.v[j] = from_f32<T>(to_f32(v.v[j]) + part.v[j]);
-    return v;
+    return plus(x, load<float, WIDTH>(own));
 }
 template <typename T>
 __device__ __forceinline__ void add_own(T* x, const float* partial, int64_t count) {
     const Span span(count);
     EACH(i, span) store(x + i, with_own(x + i, partial + i));
+}
+
+// x plus the sum of all ranks' values: this rank's are at `own`, those of the others at i in their slots.
+template <typename T>
+__device__ __forceinline__ Vec<T, WIDTH> with_slots(const Control& c, int64_t number, const T* x,
+                                                    const float* own, int64_t i) {
+    return plus(x, in_order(c.count, [&](int rank) {
+                    if (rank == c.rank) return load<float, WIDTH>(own);
+                    uint8_t* const from = slot(c, c.peers[c.rank].base, 0, number, rank);
+                    return received<Part>(reinterpret_cast<const float*>(from) + i);
+                }));
 }
 
 // Four values of another rank, each pair with the number of the sum beside it.
@@ -55,36 +62,30 @@ __device__ __forceinline__ Part arrived(const Control& c, const uint4* from, uin
     return {__uint_as_float(low.x), __uint_as_float(low.z), __uint_as_float(high.x), __uint_as_float(high.z)};
 }
 
-// Four values of this rank to all others.
-__device__ __forceinline__ void send(const Control& c, const float* partial, int64_t number, int64_t i) {
-    const auto tag = static_cast<uint32_t>(number);
-    const auto v = load<float, WIDTH>(partial + i);
-    const uint4 low = {__float_as_uint(v.v[0]), tag, __float_as_uint(v.v[1]), tag};
-    const uint4 high = {__float_as_uint(v.v[2]), tag, __float_as_uint(v.v[3]), tag};
-    for (int j = 1; j < c.count; j++) {
-        const int peer = (c.rank + j) % c.count;
-        uint4* const to = tagged_slot(c, c.peers[peer].base, number, c.rank) + i / 2;
-        store_words(to, low);
-        store_words(to + 1, high);
-    }
-}
-
-// x plus the sum of all ranks' values at i, when they have arrived.
+// As with_slots, when the tagged values of all ranks have arrived.
 template <typename T>
 __device__ __forceinline__ Vec<T, WIDTH> with_tagged(const Control& c, int64_t number, const T* x,
-                                                     const float* partial, int64_t i) {
-    Part sum = {};
-    for (int rank = 0; rank < c.count; rank++) {
-        const uint4* const from = tagged_slot(c, c.peers[c.rank].base, number, rank) + i / 2;
-        const Part part = rank == c.rank ? load<float, WIDTH>(partial + i)
-                                         : arrived(c, from, static_cast<uint32_t>(number), rank);
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) sum.v[j] = rank == 0 ? part.v[j] : sum.v[j] + part.v[j];
+                                                     const float* own, int64_t i) {
+    return plus(x, in_order(c.count, [&](int rank) {
+                    if (rank == c.rank) return load<float, WIDTH>(own);
+                    const uint4* const from = tagged_slot(c, c.peers[c.rank].base, number, rank) + i / 2;
+                    return arrived(c, from, static_cast<uint32_t>(number), rank);
+                }));
+}
+
+// A block sends values first … last of `partial` to all others. Neighbouring threads write neighbouring
+// pairs, because the link carries whole sectors.
+__device__ __forceinline__ void send(const Control& c, const float* partial, int64_t number, int64_t first,
+                                     int64_t last) {
+    const auto tag = static_cast<uint32_t>(number);
+    for (int64_t i = first + 2 * threadIdx.x; i < last; i += 2 * THREADS) {
+        const auto v = load<float, 2>(partial + i);
+        const uint4 words = {__float_as_uint(v.v[0]), tag, __float_as_uint(v.v[1]), tag};
+        for (int j = 1; j < c.count; j++) {
+            const int peer = (c.rank + j) % c.count;
+            store_words(tagged_slot(c, c.peers[peer].base, number, c.rank) + i / 2, words);
+        }
     }
-    auto v = load<T, WIDTH>(x);
-#pragma unroll
-    for (int j = 0; j < WIDTH; j++) v.v[j] = from_f32<T>(to_f32(v.v[j]) + sum.v[j]);
-    return v;
 }
 
 // As one_shot below, with the number of the sum beside each value: twice the bytes, and nothing to wait for
@@ -98,10 +99,10 @@ __device__ __forceinline__ void tagged(const SumArgs& a) {
     if (c.alone) return add_own(x, a.partial, a.count);
     const int64_t number = c.joined + 1;
     const Span span(a.count);
-    EACH(i, span) send(c, a.partial, number, i);
+    send(c, a.partial, number, span.first, span.last);
     __syncthreads();  // every thread has read the number
     count(a.control, number);
-    EACH(i, span) store(x + i, with_tagged(c, number, x + i, a.partial, i));
+    EACH(i, span) store(x + i, with_tagged(c, number, x + i, a.partial + i, i));
 }
 
 // The same, and the beginning of the norm behind it, which the GEMM after it ends (ops/fused_norm.py). Grid:
@@ -115,14 +116,15 @@ __device__ __forceinline__ void tagged_norm(const SumNormArgs& a) {
     pdl_wait();
     const Control c = *a.control;
     pdl_launch();
-    const int64_t number = c.joined + 1, i = static_cast<int64_t>(blockIdx.y) * a.n + column;
-    if (inside && !c.alone) send(c, a.partial, number, i);
+    const int64_t row = static_cast<int64_t>(blockIdx.y) * a.n, number = c.joined + 1, i = row + column;
+    const int first = blockIdx.x * THREADS * WIDTH;
+    if (!c.alone) send(c, a.partial, number, row + first, row + min(first + THREADS * WIDTH, a.n));
     __syncthreads();  // every thread has read the number
     if (!c.alone) count(a.control, number);
     float squares = 0;
     if (inside) {
         T* const x = static_cast<T*>(a.x) + i;
-        const auto v = c.alone ? with_own(x, a.partial + i) : with_tagged(c, number, x, a.partial, i);
+        const auto v = c.alone ? with_own(x, a.partial + i) : with_tagged(c, number, x, a.partial + i, i);
         store(x, v);
         Vec<T, WIDTH> normed;
 #pragma unroll
@@ -152,7 +154,7 @@ __device__ __forceinline__ void one_shot(const SumArgs& a) {
         EACH(j, span) store(to + j, load<float, WIDTH>(a.partial + j));
     }
     meet(a.control, c, 0, number);
-    EACH(i, span) store(x + i, summed(c, number, x + i, a.partial + i, i));
+    EACH(i, span) store(x + i, with_slots(c, number, x + i, a.partial + i, i));
 }
 
 // Every rank adds up its share of the values and sends the new x of it to the others: two exchanges, of
@@ -179,14 +181,14 @@ __device__ __forceinline__ void two_shot(const SumArgs& a) {
     EACH(j, span) {
         const int64_t at = c.rank * share + j;
         if (at >= a.count) break;
-        const auto v = summed(c, number, x + at, a.partial + at, j);
+        const auto v = with_slots(c, number, x + at, a.partial + at, j);
         store(x + at, v);
         for (int i = 1; i < c.count; i++) {
             const int peer = (c.rank + i) % c.count;
             store(reinterpret_cast<T*>(slot(c, c.peers[peer].base, 1, number, c.rank)) + j, v);
         }
     }
-    meet(a.control, c, 1, number);
+    meet(nullptr, c, 1, number);
     for (int i = 1; i < c.count; i++) {
         const int peer = (c.rank + i) % c.count;
         const T* const from = reinterpret_cast<const T*>(slot(c, c.peers[c.rank].base, 1, number, peer));

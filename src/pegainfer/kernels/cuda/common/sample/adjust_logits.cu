@@ -19,8 +19,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjust_logits(AdjustArgs a
     __shared__ uint32_t info[CHUNK];  // how often a token was generated, and the flags above
     pdl_wait();
     pdl_launch();
-    const int row = blockIdx.y, v0 = blockIdx.x * CHUNK, n = min(CHUNK, a.columns - v0);
-    const int64_t at = static_cast<int64_t>(row) * a.columns + v0;
+    const int row = blockIdx.y, column = blockIdx.x * CHUNK, n = min(CHUNK, a.columns - column);
+    const int v0 = a.first + column;  // id of the chunk's first column
+    const int64_t at = static_cast<int64_t>(row) * a.columns + column;
     if (a.plain) {
         const bool plain = is_plain(a, row);
         if (blockIdx.x == 0 && threadIdx.x == 0) a.plain[row] = plain;
