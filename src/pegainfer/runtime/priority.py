@@ -11,8 +11,8 @@ from typing import TypeVar
 T = TypeVar("T")
 Job = Callable[[], None]
 
-# Beside a thread of usual priority it gets a seventh of a core, so that this one is delayed by 17% at most.
-NICE = 8
+# Beside a thread of usual priority it gets a fifteenth of a core, so that this one is delayed by 7% at most.
+NICE = 12
 LOWEST = 19  # the lowest priority that there is
 
 _caller = threading.local()  # `jobs`: what the caller of `at_low_priority` is to do for this thread
