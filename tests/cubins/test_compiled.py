@@ -44,8 +44,7 @@ ARCHS = ("90a", "120a")  # that must be there; others are looked at where they a
 # numbers of a pass there, which it asks for once a layer; latent attention with three stages of 64 keys does
 # not fit a block of sm_120a, whose compiler overruns its registers. Packed GEMMs of 64 tokens hold 64 sums
 # beside their operands, and two blocks of an SM leave 128 registers. Decode attention that appends to pages
-# of 8 bits holds the new token beside its sums. FP8 kernels with a scale a group keep the sums of a group and
-# those of all. Sums and gathers over ranks wait for memory of other GPUs. The delta rule in float32 is for
+# of 8 bits holds the new token beside its sums. Sums and gathers over ranks wait for memory of other GPUs. The delta rule in float32 is for
 # checking.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
@@ -57,8 +56,6 @@ SPILLS = {
     **{f"packed_{form}_64": 176 for form in FORMS},
     "packed_int8_g32_32": 32,
     "attention_decode_append_f8_e4m3_d128": 188,
-    "skinny_fp8_groups_32_3": 56,
-    "skinny_fp8_groups_64_3": 332,
     "gather_ranks": 72,
     **dict.fromkeys((f"sum_ranks_tagged_{dtype}" for dtype in ("bf16", "f16", "f32")), 20),
     "delta_decode_f32": 16,

@@ -14,7 +14,8 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 TOKENS = (8, 16, 32, 64)  # that kernels are compiled for
 MAX_TOKENS, BOX = 64, 64  # as in skinny.cuh; BOX: elements of k, 128 bytes
 THREADS, MAX_BLOCKS = 256, 3  # MAX_BLOCKS: of 64 rows in a tile
-FP8_BOX = 128  # elements of k in a box of an FP8 weight, beside two boxes of x
+# Of an FP8 weight: elements of k in a box, and in a stage of x, which has two codes for each value; threads.
+FP8_BOX, FP8_THREADS = 128, 384
 FRAGMENT = 576  # bytes of the sums of 16 rows by 8 tokens
 KINDS = {"store": 0, "storef32": 1, "residual": 2, "swiglu": 3}
 
@@ -96,9 +97,9 @@ def shares(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[
     info = target.info
     rows, splits = even_shares(n, k, info, BOX if op == "skinny" else FP8_BOX)
     depth_x = 8 if m <= 16 else 4
-    if rows <= MAX_BLOCKS * 64:
+    if rows <= 64 * _most_blocks(m, op != "skinny"):
         return Shares(rows, splits, depth_x=depth_x, early=m <= 32), NEVER_MEASURED
-    tiles = -(-n // (info.num_sms * (136 if m <= 32 else 64)))
+    tiles = -(-n // (info.num_sms * (136 if m <= 32 else 64 if op == "skinny" else 128)))
     rows = _eights(n, info.num_sms * tiles)
     if tiles >= MANY_TILES:
         return Shares(rows, wide=2, depth_x=6, per_sm=1), f"{tiles} tiles a block; {NEVER_MEASURED}"
@@ -116,6 +117,11 @@ def even_shares(n: int, k: int, info: DeviceInfo, box: int = BOX) -> tuple[int, 
         if rows >= LEAST_ROWS or k < 2 * splits * box:
             break
     return rows, splits
+
+
+def _most_blocks(m: int, fp8: bool) -> int:
+    """Blocks of 64 rows in a tile at the most: the FP8 kernels of most tokens lack registers for three."""
+    return MAX_BLOCKS - (fp8 and m > MAX_TOKENS // 2)
 
 
 def _eights(n: int, parts: int) -> int:
@@ -165,15 +171,16 @@ def skinny_choice(
     blocks = -(-rows // 64)
     box = FP8_BOX if weights else BOX
     tiles, chunks = -(-n // rows), -(-k // (box * wide))
-    if not tokens or blocks > MAX_BLOCKS or splits > chunks:
+    if not tokens or blocks > _most_blocks(m, bool(weights)) or splits > chunks:
         return None
     groups = tiles if splits > 1 else min(tiles, info.num_sms)
     room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared)
-    stage_w, stage_x = rows * 128 * wide, tokens * 2 * box * wide
+    stage_w, stage_x = rows * 128 * wide, tokens * 2 * (box if weights else box * wide)
     units = -(-rows // 32) * (tokens // 8)
     slots = -(-units // splits)
     sums = slots * splits * 2 * FRAGMENT
-    extra = 16 + 4 * tokens + (slots * 512 + -(-rows // 32) * 128 if residual else 0)
+    scales = 4 * tokens * (1 + (depth_x if weights else 0))  # of x
+    extra = 16 + scales + (slots * 512 + -(-rows // 32) * 128 if residual else 0)
     # The epilogue keeps sums in the rings' memory, unless copies of the next tile are in flight there, or
     # other blocks may send their sums before the rings are free.
     for own in (0, sums) if splits == 1 or not early else (sums,):
@@ -186,12 +193,13 @@ def skinny_choice(
         return None
     if residual and tiles > groups:
         return None
-    barriers = rings + 16 * (depth + depth_x) + 16 + 4 * tokens
+    barriers = rings + 16 * (depth + depth_x) + 16 + scales
     # wgmma reads 64 rows even of a smaller tile, so memory must extend past the last stage.
     shared = max(rings + 16 * (depth + depth_x) + extra + own, depth * stage_w + (blocks * 64 - rows) * 128)
     return SkinnyChoice(
         f"skinny_{weights or dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, wide, depth, depth_x,
-        depth if trigger is None else trigger, barriers if own else 0, barriers + own, shared, why, box=box,
+        depth if trigger is None else trigger, barriers if own else 0, barriers + own, shared, why,
+        FP8_THREADS if weights else THREADS, box,
     )  # fmt: skip
 
 
@@ -268,16 +276,16 @@ def skinny(
         scales: of an FP8 weight, whose codes are `w`.
     """
     m, n, k = sizes
-    item = item_bytes(dtype)
     stored = dtype if scales is None else "f8_e4m3"
-    boxes = (
-        Boxes(w, (n, k), (k * item_bytes(stored),), stored, (choice.rows, choice.box), promotion=256),
-        Boxes(x, (m, k), (k * item,), dtype, (choice.tokens, BOX), promotion=256),
-    )
+    weight = Boxes(w, (n, k), (k * item_bytes(stored),), stored, (choice.rows, choice.box), promotion=256)
     width = ld_out or (n // 2 if kind == "swiglu" else n)
     args = skinny_args(choice, kind, sizes, out, width, scale, next_norm, eps)
-    more = [] if scales is None else [ptr(scales)]
+    if scales is None:
+        box_x = Boxes(x, (m, k), (k * item_bytes(dtype),), dtype, (choice.tokens, BOX), promotion=256)
+        arguments = [weight, box_x, args]
+    else:
+        arguments = [weight, ptr(x), args, ptr(scales)]
     c.launch(
-        choice.kernel, choice.grid, choice.threads, [*boxes, args, *more], choice.shared, why=choice.reason,
+        choice.kernel, choice.grid, choice.threads, arguments, choice.shared, why=choice.reason,
         cluster=choice.cluster,
     )  # fmt: skip

@@ -49,9 +49,8 @@ struct Block {
     int stage_w, stage_x;  // bytes
     int group, split, rounds, k0, k1, units, slots;
 
-    // boxes: of x beside each of the weight's.
-    __device__ __forceinline__ Block(const Args& a, uint32_t shared, int boxes = 1) {
-        stage_w = a.rows * 128 * a.wide, stage_x = NT * 128 * a.wide * boxes;
+    __device__ __forceinline__ Block(const Args& a, uint32_t shared, int bytes_x) {
+        stage_w = a.rows * 128 * a.wide, stage_x = bytes_x;
         w = shared, x = w + a.depth_w * stage_w;
         full_w = x + a.depth_x * stage_x, empty_w = full_w + 8 * a.depth_w;
         full_x = empty_w + 8 * a.depth_w, empty_x = full_x + 8 * a.depth_x;
@@ -65,13 +64,14 @@ struct Block {
     }
     __device__ __forceinline__ int tile(const Args& a, int round) const { return group + round * a.groups; }
 
-    // Makes the barriers, by one warp.
-    __device__ __forceinline__ void make_barriers(const Args& a) const {
+    // Makes the barriers, by one warp. arrivals_x: that fill a stage of x.
+    __device__ __forceinline__ void make_barriers(const Args& a, int arrivals_x) const {
         const int lane = threadIdx.x & 31;
 #pragma unroll 1
         for (uint32_t bar = full_w + 8 * lane; bar <= summed + 8; bar += 8 * 32) {
             const bool by_warps = (bar >= empty_w && bar < full_x) || (bar >= empty_x && bar < summed);
-            mbarrier_init(bar, by_warps ? CONSUMERS / 32 : bar > summed ? a.splits : 1);
+            const bool of_x = bar >= full_x && bar < empty_x;
+            mbarrier_init(bar, by_warps ? CONSUMERS / 32 : of_x ? arrivals_x : bar > summed ? a.splits : 1);
         }
         mbarrier_init_fence();
         __syncwarp();
@@ -112,11 +112,9 @@ __device__ __forceinline__ void stream_weight(const void* map, const Args& a, co
     if (cluster && total <= a.depth_w) cluster_wait();
 }
 
-// BOXES: of x beside each of the weight's.
-template <int NT, int BOXES = 1>
+template <int NT>
 __device__ __forceinline__ void stream_x(const void* map, const Args& a, const Block<NT>& b) {
     const uint64_t policy = l2_evict_last();
-    const int boxes = a.wide * BOXES;
     pdl_wait();
     Place at(1);
 #pragma unroll 1
@@ -127,8 +125,8 @@ __device__ __forceinline__ void stream_x(const void* map, const Args& a, const B
             mbarrier_wait(b.empty_x + 8 * at.slot, at.parity);
             mbarrier_arrive_expect(full, b.stage_x);
 #pragma unroll 1
-            for (int j = 0; j < boxes; j++)
-                tma_load2(b.x + at.slot * b.stage_x + j * NT * 128, map, (k * boxes + j) * SWIZZLE, 0, full,
+            for (int j = 0; j < a.wide; j++)
+                tma_load2(b.x + at.slot * b.stage_x + j * NT * 128, map, (k * a.wide + j) * SWIZZLE, 0, full,
                           policy);
             at.advance(a.depth_x);
         }
@@ -258,20 +256,23 @@ __device__ __forceinline__ uint64_t along(uint64_t operand, uint32_t bytes) {
     return (operand & 0xffffffff00000000) | (static_cast<uint32_t>(operand) + bytes / 16);
 }
 
-// A weight in the dtype of x, as an operand of wgmma in shared memory.
+// A weight in the dtype of x.
+template <int NT>
 struct SameType {
-    static constexpr int COLUMNS = SWIZZLE, BOXES = 1;  // of the weight in a box; of x beside each such box
-    static constexpr int REGISTERS = 0;                 // that its operands take beside the sums
+    static constexpr int COLUMNS = SWIZZLE, THREADS = skinny::THREADS;  // COLUMNS: of the weight in a box
+    static constexpr bool BRINGS_X = false;  // whether warps of its own fill the ring of x
 
-    __device__ __forceinline__ int lane() const { return threadIdx.x & 31; }
-    template <typename T, int NT, int MB>
+    static __device__ __forceinline__ int stage_x(const Args& a) { return NT * 128 * a.wide; }
+    static __device__ __forceinline__ int arrivals_x(const Args&) { return 1; }
+    template <typename T, int MB>
     __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, int tile,
                                              float (&acc)[MB][NT / 2], Place& at_w, Place& at_x) const;
 };
 
 // One tile's GEMMs: [64 MB rows x NT tokens], of which the rows past a.rows mean nothing.
-template <typename T, int NT, int MB>
-__device__ __forceinline__ void SameType::multiply(const Args& a, const Block<NT>& b, int tile,
+template <int NT>
+template <typename T, int MB>
+__device__ __forceinline__ void SameType<NT>::multiply(const Args& a, const Block<NT>& b, int tile,
                                                    float (&acc)[MB][NT / 2], Place& at_w, Place& at_x) const {
     const int lane = threadIdx.x & 31;
     int last_w = -1, last_x = -1;
@@ -315,12 +316,11 @@ constexpr int FRAGMENT = 512 + 64;  // bytes of 16 rows by 8 tokens: two of them
 
 // Puts the sums of a tile where they are finished: into this block's shared memory, or the units of each
 // split into that split's. From there one loop finishes them all; unrolled over the registers instead, it is
-// code that every launch has to fetch anew. `units`: 0 to do nothing but fetch the code. `lane`: the one of
-// the warp that has such rows where they lie as wgmma counts them.
+// code that every launch has to fetch anew. `units`: 0 to do nothing but fetch the code.
 template <int NT, int MB>
 __device__ __forceinline__ void leave_sums(const Args& a, const Block<NT>& b, const float (&acc)[MB][NT / 2],
-                                           int units, int lane) {
-    const int warp = threadIdx.x >> 5;
+                                           int units) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const uint32_t inverse = 65536 / a.splits + 1;  // u · inverse >> 16 = u / splits for u < 4096
     const uint32_t to = b.sums + warp % 2 * FRAGMENT + lane * 16;
 #pragma unroll
@@ -389,7 +389,7 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
     // Round -1 runs the code of a tile's end while there is nothing to do yet, so that it is there in time.
 #pragma unroll 1
     for (int round = -1; round < b.rounds; round++) {
-        if (round >= 0) weight.template multiply<T, NT, MB>(a, b, b.tile(a, round), acc, at_w, at_x);
+        if (round >= 0) weight.template multiply<T, MB>(a, b, b.tile(a, round), acc, at_w, at_x);
         if (round == 0) {
             pdl_wait();
             named_wait<CONSUMERS + 64>(BEFORE_READY);
@@ -401,49 +401,61 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
             if (threadIdx.x < a.splits) mbarrier_arrive_at(b.summed + 8, threadIdx.x);
             mbarrier_wait(b.summed + 8, 0);
         }
-        leave_sums<NT, MB>(a, b, acc, round < 0 ? 0 : b.units, weight.lane());
+        leave_sums<NT, MB>(a, b, acc, round < 0 ? 0 : b.units);
         if (a.splits == 1) named_wait<CONSUMERS>(CONSUMERS_ONLY);
         finish_tile<T, NT>(a, b, b.tile(a, max(round, 0)), scale, round < 0);
     }
 }
 
-template <typename T, int NT, int MB, typename Weight = SameType>
+// Registers of a thread that computes, and of one that does not, where the sums of the former do not fit an
+// even share of half an SM's.
+template <int THREADS>
+struct Registers {
+    static constexpr int COMPUTE = THREADS > 256 ? 128 : 184, SERVE = THREADS > 256 ? 40 : 72, BRING = 72;
+};
+
+template <typename T, int NT, int MB, typename Weight = SameType<NT>>
 __device__ __forceinline__ void run(const void* w, const void* x, const Args& a,
                                     const Weight& weight = Weight()) {
-    // What a thread holds does not fit half of an SM's registers shared out evenly.
-    constexpr bool BIG = MB * NT + Weight::REGISTERS > 96;
+    using Shares = Registers<Weight::THREADS>;
+    constexpr bool BIG = MB * NT > (Weight::BRINGS_X ? 24 : 96);
     extern __shared__ __align__(1024) uint8_t shared[];
-    const Block<NT> b(a, shared_address(shared), Weight::BOXES);
+    const Block<NT> b(a, shared_address(shared), Weight::stage_x(a));
     float* scale = reinterpret_cast<float*>(shared + (b.scale - b.w));
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const bool cluster = a.splits > 1;
     if (warp == 4) {  // the weight's warp waits for nobody
-        b.make_barriers(a);
-        named_arrive<THREADS>(BARRIERS_MADE);
+        b.make_barriers(a, Weight::arrivals_x(a));
+        named_arrive<Weight::THREADS>(BARRIERS_MADE);
     } else {
-        named_wait<THREADS>(BARRIERS_MADE);
+        named_wait<Weight::THREADS>(BARRIERS_MADE);
     }
     if (cluster) cluster_arrive();  // before anything is sent to a block, its barriers are made
     if (warp < CONSUMERS / 32) {
-        if constexpr (BIG) registers_raise<184>();
+        if constexpr (BIG) registers_raise<Shares::COMPUTE>();
         if (cluster) cluster_wait();
         consume<T, NT, MB>(a, b, scale, weight);
-    } else {
-        if constexpr (BIG) registers_drop<72>();
+    } else if (!Weight::BRINGS_X || warp < THREADS / 32) {
+        if constexpr (BIG) registers_drop<Shares::SERVE>();
         if (warp == 4) stream_weight<NT, Weight::COLUMNS>(w, a, b);
         if (warp == 5 && lane == 0) {
-            tma_prefetch(x);
+            if constexpr (!Weight::BRINGS_X) tma_prefetch(x);
             if (a.splits > 1)  // of the units finished here
                 mbarrier_arrive_expect(b.summed,
                                        (b.units - b.split + a.splits - 1) / a.splits * a.splits * 1024);
         }
         __syncwarp();
         if (cluster && warp > 4) cluster_wait();
-        if (warp == 5 && lane == 0) stream_x<NT, Weight::BOXES>(x, a, b);
+        if constexpr (!Weight::BRINGS_X)
+            if (warp == 5 && lane == 0) stream_x<NT>(x, a, b);
         if (warp >= 6 && a.squares) prepare_scale<NT>(a, scale, warp - 6);
         if (warp == 7 && a.kind == RESIDUAL) fetch_before<T, NT>(a, b);
         __syncwarp();
         if (warp >= 6) named_arrive<CONSUMERS + 64>(BEFORE_READY);
+    } else if constexpr (Weight::BRINGS_X) {
+        if constexpr (BIG) registers_drop<Shares::BRING>();
+        if (cluster) cluster_wait();
+        weight.bring_x(a, b);
     }
 }
 

@@ -1,9 +1,7 @@
 // op linear, linear_residual, qkv_norm_rope_append, gate_up_swiglu, lm_head: activations in FP8, for GEMMs of
 // many tokens, with the norm ahead of the GEMM.
 //
-// A scale holds for 128 columns of a row: their greatest magnitude becomes 448. Columns are stored in the
-// order of FP8 weights, see sm90/gemm/skinny_fp8.cuh: byte 16 t + 4 s + j of 64 columns is column 16 s + 2 t
-// + {8, 0, 9, 1}[j].
+// A scale holds for 128 columns of a row: their greatest magnitude becomes 448.
 #include "ptx.cuh"
 #include "reduce.cuh"
 
@@ -17,24 +15,12 @@ __device__ __forceinline__ float peak_of(const float (&v)[8]) {
     return peak;
 }
 
-// Stores 8 columns of a row as codes of v · inverse; pairs of threads exchange what they store. `valid` is
-// the same in both.
-__device__ __forceinline__ void store_codes(const float (&v)[8], float inverse, int column, bool valid,
-                                            uint8_t* codes) {
-    uint32_t pairs[4];  // columns 2 t and one more
+// Stores 8 columns of a row as codes of v · inverse.
+__device__ __forceinline__ void store_codes(const float (&v)[8], float inverse, uint8_t* codes) {
+    uint32_t pairs[4];
 #pragma unroll
-    for (int t = 0; t < 4; t++) pairs[t] = to_e4m3x2(v[2 * t] * inverse, v[2 * t + 1] * inverse);
-    const bool high = column / 8 % 2;  // the second half of 16 columns
-#pragma unroll
-    for (int i = 0; i < 2;
-         i++) {  // the first thread stores the words of t = 0 and 1, the second those of 2 and 3
-        const uint32_t got = __shfl_xor_sync(~0u, high ? pairs[i] : pairs[2 + i], 1);
-        const uint32_t lower = high ? got : pairs[i], upper = high ? pairs[2 + i] : got;
-        // Bytes: upper's first, lower's first, upper's second, lower's second.
-        const uint32_t word = __byte_perm(upper, lower, 0x5140);
-        const int at = column / 64 * 64 + 16 * (high ? 2 + i : i) + column % 64 / 16 * 4;
-        if (valid) *reinterpret_cast<uint32_t*>(codes + at) = word;
-    }
+    for (int i = 0; i < 4; i++) pairs[i] = to_e4m3x2(v[2 * i] * inverse, v[2 * i + 1] * inverse);
+    *reinterpret_cast<uint2*>(codes) = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
 // variant quantize_rows_bf16: dtype=bf16 multiple=128
@@ -76,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         float peak = peak_of(v);
 #pragma unroll
         for (int o = 8; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
-        store_codes(v, peak > 0 ? LARGEST / peak : 0, i, valid, codes + row * k);
+        if (valid) store_codes(v, peak > 0 ? LARGEST / peak : 0, codes + row * k + i);
         if (valid && i % 128 == 0) scales[static_cast<int64_t>(i / 128) * pitch + row] = peak / LARGEST;
     }
 }
@@ -99,16 +85,12 @@ extern "C" __global__ void __launch_bounds__(1024)
     peak = block_reduce(peak, 0.f, scratch, [](float a, float b) { return fmaxf(a, b); });
     // As the host quantises: a scale below the normal numbers makes zeros.
     const float scale = peak / LARGEST, inverse = scale > 0 ? 1 / scale : 0;
-    for (int base = 0; base < k; base += blockDim.x * 8) {
-        const int i = base + threadIdx.x * 8;
-        const bool valid = i < k;
-        float v[8] = {};
-        if (valid) {
-            const auto loaded = load<bf16, 8>(from + i);
+    for (int i = threadIdx.x * 8; i < k; i += blockDim.x * 8) {
+        const auto loaded = load<bf16, 8>(from + i);
+        float v[8];
 #pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = to_f32(loaded.v[j]);
-        }
-        store_codes(v, isinf(inverse) ? 0 : inverse, i, valid, codes + row * pitch);
+        for (int j = 0; j < 8; j++) v[j] = to_f32(loaded.v[j]);
+        store_codes(v, isinf(inverse) ? 0 : inverse, codes + row * pitch + i);
     }
     for (int g = threadIdx.x; g < (across > 0 ? k / 128 : 1); g += blockDim.x)
         scales[row * step + static_cast<int64_t>(g) * across] = scale;
