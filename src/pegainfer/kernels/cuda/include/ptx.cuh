@@ -174,13 +174,6 @@ PEGA_MMA(bf16, "bf16")
 PEGA_MMA(f16, "f16")
 #undef PEGA_MMA
 
-// a - b of two f16 numbers each.
-__device__ __forceinline__ uint32_t sub_f16x2(uint32_t a, uint32_t b) {
-    uint32_t r;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-}
-
 // a · b + c of two bf16 numbers each, rounded once.
 __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t r;
@@ -200,16 +193,6 @@ __device__ __forceinline__ uint16_t to_e4m3x2(float first, float second) {
     uint16_t codes;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
     return codes;
-}
-__device__ __forceinline__ uint16_t f16_to_e4m3x2(uint32_t pair) {
-    uint16_t codes;
-    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(codes) : "r"(pair));
-    return codes;
-}
-__device__ __forceinline__ uint32_t e4m3x2_to_f16(uint16_t codes) {
-    uint32_t pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(codes));
-    return pair;
 }
 #endif
 // What one GPU writes for another one, or reads of the host's memory. The release makes visible all writes

@@ -11,6 +11,7 @@
 // wgmma adds up with fewer bits than float32 has, so sums of 128 columns are scaled and added to sums in
 // registers. The weight's scale holds for a row, and is then applied at the end, or for 128 columns of a row.
 #pragma once
+#include "e4m3.cuh"
 #include "skinny.cuh"
 
 namespace skinny {
