@@ -1,9 +1,9 @@
 """Which shares of an FP8 weight are quickest at Qwen3-4B's decode shapes, on this GPU.
 
-    python bench/cuda_fp8_sweep.py [--rows 1 16 32 64] [--only qkv o gate_up down]
+    python bench/cuda_fp8_sweep.py [--rows 1 16 32 64 128] [--only qkv o gate_up down]
 
 Measures as cuda_fp8.py does and prints the quickest launches beside the chooser's own, in the form in which
-cards.json has them (op skinny_fp8).
+cards.json has them: op skinny_fp8 up to 64 rows, op fp8 above.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from cuda_fp8 import SHAPES, program
 
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.fp8 import COLUMNS, GROUP, LEAST_GROUPS, MOST_SPLITS
 from pegainfer.lower.cuda.options import CudaOptions
-from pegainfer.lower.cuda.skinny import FILLED, MAX_BLOCKS, Shares, skinny_choice
+from pegainfer.lower.cuda.skinny import FILLED, MAX_BLOCKS, MAX_TOKENS, Shares, skinny_choice
 from pegainfer.lower.cuda.store import Dummy
 from pegainfer.lower.cuda.target import Tuned, Tuning
 
@@ -47,8 +48,11 @@ def main() -> None:
         rows = 2 * n if name == "gate_up" else n
         for m in args.rows:
             times: list[tuple[float, dict[str, Any]]] = []
-            for numbers in [{}, *candidates(ctx, m, rows, k)]:
-                tuned = (Tuned("", whole.info.arch, "skinny_fp8", {"n": rows, "k": k}, 64, numbers),)
+            op, found = "skinny_fp8", candidates(ctx, m, rows, k)
+            if m > MAX_TOKENS:
+                op, found = "fp8", tiles(k)
+            for numbers in [{}, *found]:
+                tuned = (Tuned("", whole.info.arch, op, {"n": rows, "k": k}, m, numbers),)
                 ctx.target = replace(whole, tuning=Tuning(tuned)) if numbers else whole
                 executor = backend.prepare(recorded, {}, {"T": m})
                 step = executor.work({"T": m})
@@ -60,6 +64,13 @@ def main() -> None:
             for us, numbers in sorted(times[1:], key=lambda t: t[0])[:SHOWN]:
                 print(f"    {us:.2f} ({floor / us:.0%}) {numbers}", flush=True)
         ctx.target = whole
+
+
+def tiles(k: int) -> Iterator[dict[str, Any]]:
+    """Tiles and splits of many rows, as choose_fp8 takes them."""
+    for columns in COLUMNS:
+        for splits in range(1, min(MOST_SPLITS, k // GROUP // LEAST_GROUPS) + 1):
+            yield {"columns": columns, "splits": splits}
 
 
 def candidates(ctx: CudaContext, m: int, n: int, k: int) -> Iterator[dict[str, Any]]:
