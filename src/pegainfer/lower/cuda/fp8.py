@@ -64,6 +64,7 @@ class Fp8Choice:
     depth: int  # stages of the ring
     shared: int  # bytes
     why: str
+    cluster: int = 1  # blocks that share tokens; tiles_n is a multiple of it
 
     @property
     def sums(self) -> int:
@@ -76,7 +77,7 @@ class Fp8Choice:
     def reason(self) -> str:
         return (
             f"{self.tiles_m} x {self.tiles_n} tiles of {TOKENS} x {self.columns}, {self.splits} splits, "
-            f"{self.blocks} blocks, {self.depth} stages ({self.why})"
+            f"{self.blocks} blocks in clusters of {self.cluster}, {self.depth} stages ({self.why})"
         )
 
     def __str__(self) -> str:
@@ -107,16 +108,18 @@ def choose_fp8(weights: str, m: int, n: int, k: int, target: Target) -> Fp8Choic
 
 
 def fp8_choice(
-    weights: str, m: int, n: int, target: Target, *, columns: int, splits: int = 1, why: str = ""
-) -> Fp8Choice:
+    weights: str, m: int, n: int, target: Target, *, columns: int, splits: int = 1, cluster: int = 2,
+    why: str = "",
+) -> Fp8Choice:  # fmt: skip
     """That launch with the deepest ring that fits."""
-    tiles_m, tiles_n = blocks(m, TOKENS), blocks(n, columns)
+    tiles_m = blocks(m, TOKENS)
+    tiles_n = blocks(n, columns * cluster) * cluster
     stage = (TOKENS + columns) * GROUP + (2048 if columns > 128 else 1024)
     depth = min(MOST_DEPTH, (target.info.max_shared - SYSTEM) // (stage + 16))
     return Fp8Choice(
         f"{weights}_bf16_{columns}", columns, tiles_m, tiles_n, splits,
-        min(target.info.num_sms, tiles_m * tiles_n * splits), depth, depth * (stage + 16) + 16,
-        why or f"{m} rows",
+        min(target.info.num_sms // cluster * cluster, tiles_m * tiles_n * splits), depth,
+        depth * (stage + 16) + 16, why or f"{m} rows", cluster,
     )  # fmt: skip
 
 
@@ -152,7 +155,7 @@ def fp8_gemm(
     sums = c.scratch(choice.sums) if choice.sums else None
     boxes = (
         Boxes(w_codes, (n, k), (k,), "f8_e4m3", (choice.columns, GROUP), promotion=256),
-        Boxes(codes, (m, k), (k,), "f8_e4m3", (TOKENS, GROUP), promotion=256),
+        Boxes(codes, (m, k), (k,), "f8_e4m3", (TOKENS // choice.cluster, GROUP), promotion=256),
     )
     args = struct(
         FP8_GEMM, out=out, x_scales=scales, w_scales=w_scales, sums=sums, arrivals=Place(ARRIVALS), m=m,
@@ -160,4 +163,7 @@ def fp8_gemm(
         kind=KINDS[kind], tiles_m=choice.tiles_m, tiles_n=choice.tiles_n, splits=choice.splits,
         depth=choice.depth,
     )  # fmt: skip
-    c.launch(choice.kernel, (choice.blocks, 1, 1), THREADS, [*boxes, args], choice.shared, why=choice.reason)
+    c.launch(
+        choice.kernel, (choice.blocks, 1, 1), THREADS, [*boxes, args], choice.shared, why=choice.reason,
+        cluster=choice.cluster if choice.cluster > 1 else 0,
+    )  # fmt: skip

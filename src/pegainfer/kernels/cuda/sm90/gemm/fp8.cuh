@@ -10,9 +10,13 @@
 // Blocks stay: each takes every gridDim.x-th (tile, split of k). One thread brings both operands and their
 // scales through a ring of stages and goes on with the next tile while the others finish theirs. Where k is
 // split, the block that arrives last at a tile adds the splits up in their order.
+//
+// L2 is what limits tiles of this size, so two blocks may be a cluster that works on tiles of the same tokens
+// side by side: each requests half of the stage's tokens for both (TMA multicast).
 #pragma once
 #include <cuda.h>
 
+#include "cluster.cuh"
 #include "skinny.cuh"
 
 namespace fp8 {
@@ -24,6 +28,17 @@ constexpr int TOKENS = 128, GROUP = 128;       // rows of x in a tile; columns o
 constexpr int CONSUMERS = 256, THREADS = 384;  // two warpgroups multiply, a warp of the third fetches
 constexpr int STAGE_X = TOKENS * GROUP, SCALES = 4 * TOKENS;
 constexpr int CONSUMERS_ONLY = 2;  // named barrier
+
+// The blocks that share tokens, and which of them this is.
+struct Cluster {
+    int blocks, rank;
+    __device__ __forceinline__ Cluster() {
+        asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    }
+    __device__ __forceinline__ int first() const { return blockIdx.x / blocks; }
+    __device__ __forceinline__ int step() const { return gridDim.x / blocks; }
+};
 
 // Where things lie in shared memory: the ring's stages (x, w, scales of x, scales of w), then barriers.
 template <int N>
@@ -38,75 +53,102 @@ struct Ring {
           empty(full + 8 * a.depth),
           last(empty + 8 * a.depth),
           depth(a.depth) {}
-    __device__ __forceinline__ void make_barriers() const {
+    __device__ __forceinline__ void make_barriers(int blocks) const {
         for (int i = 0; i < depth; i++)
-            mbarrier_init(full + 8 * i, 1), mbarrier_init(empty + 8 * i, CONSUMERS / 32);
+            mbarrier_init(full + 8 * i, 1), mbarrier_init(empty + 8 * i, CONSUMERS / 32 * blocks);
         mbarrier_init_fence();
+    }
+    // Gives a stage back to the producers of all blocks that write to it, by one warp that has read it.
+    __device__ __forceinline__ void release(int slot, const Cluster& cluster) const {
+        const int lane = threadIdx.x & 31;
+        __syncwarp();
+        if (cluster.blocks == 1) {
+            if (lane == 0) mbarrier_arrive(empty + 8 * slot);
+        } else if (lane < cluster.blocks) {
+            mbarrier_arrive_at(empty + 8 * slot, lane);
+        }
     }
 };
 
-// One piece of work: a tile of the output, and which groups of k are added up for it.
+// One piece of work: a tile of the output, and which groups of k are added up for it. The blocks of a cluster
+// have tiles beside each other, of the same tokens.
 template <int N>
 struct Work {
     int tile, row, column, split, first, end;
 
-    __device__ __forceinline__ Work(const Args& a, int i) {
-        const int tiles = a.tiles_m * a.tiles_n, groups = a.k / GROUP;
-        tile = i % tiles, split = i / tiles;
-        row = tile % a.tiles_m * TOKENS, column = tile / a.tiles_m * N;
+    // i: of the cluster's pieces.
+    __device__ __forceinline__ Work(const Args& a, const Cluster& cluster, int i) {
+        const int wide = a.tiles_m * a.tiles_n / cluster.blocks, groups = a.k / GROUP;
+        const int at = i % wide, y = at % a.tiles_m, x = at / a.tiles_m * cluster.blocks + cluster.rank;
+        split = i / wide, tile = x * a.tiles_m + y;
+        row = y * TOKENS, column = x * N;
         first = groups * split / a.splits, end = groups * (split + 1) / a.splits;
     }
-    static __device__ __forceinline__ int count(const Args& a) { return a.tiles_m * a.tiles_n * a.splits; }
+    static __device__ __forceinline__ int count(const Args& a, const Cluster& cluster) {
+        return a.tiles_m * a.tiles_n * a.splits / cluster.blocks;
+    }
 };
 
 // A block's way through the stages of all its work.
 template <int N>
 struct Stages {
     const Args& a;
+    const Cluster& cluster;
     int i;
     Work<N> work;
     int group;
     Place at = Place(1);
 
-    __device__ __forceinline__ explicit Stages(const Args& args)
-        : a(args), i(blockIdx.x), work(args, i), group(work.first) {}
-    __device__ __forceinline__ bool has() const { return i < Work<N>::count(a); }
+    __device__ __forceinline__ Stages(const Args& args, const Cluster& of)
+        : a(args), cluster(of), i(of.first()), work(args, of, i), group(work.first) {}
+    __device__ __forceinline__ bool has() const { return i < Work<N>::count(a, cluster); }
     __device__ __forceinline__ void advance(int depth) {
         at.advance(depth);
         if (++group < work.end) return;
-        i += gridDim.x;
-        work = Work<N>(a, i), group = work.first;
+        i += cluster.step();
+        work = Work<N>(a, cluster, i), group = work.first;
     }
 };
 
-// By one thread: requests the operands of all stages. The weight's part of the first ones is requested ahead
-// of the wait for the launch before.
+// By one warp, whose first lane requests the operands of all stages. The weight's part of the first ones is
+// requested ahead of the wait for the launch before.
 template <bool GROUPS, int N>
-__device__ __forceinline__ void issue_tma(const void* w, const void* x, const Args& a, const Ring<N>& ring) {
+__device__ __forceinline__ void issue_tma(const void* w, const void* x, const Args& a, const Ring<N>& ring,
+                                          const Cluster& cluster) {
     const uint64_t kept = l2_evict_last(), policy = a.tiles_m > 1 ? kept : l2_evict_first();
     auto request_weight = [&](const Stages<N>& s) {
         const uint32_t full = ring.full + 8 * s.at.slot, to = ring.stages + s.at.slot * ring.STAGE + STAGE_X;
-        const int scales = GROUPS ? min(N, a.n - s.work.column) * 4 : 0;
+        const int scales = GROUPS ? max(0, min(N, a.n - s.work.column)) * 4 : 0;
         mbarrier_arrive_expect(full, STAGE_X + ring.STAGE_W + SCALES + scales);
         tma_load2(to, w, s.group * GROUP, s.work.column, full, policy);
-        if constexpr (GROUPS)
+        if (scales > 0)
             bulk_load(to + ring.STAGE_W + SCALES,
                       a.w_scales + static_cast<int64_t>(s.group) * a.n + s.work.column, scales, full, kept);
     };
-    Stages<N> first(a), s(a);
+    const bool issues = (threadIdx.x & 31) == 0;
+    const int part = cluster.rank * (TOKENS / 2);  // of the tokens, where another block requests the rest
+    Stages<N> first(a, cluster), s(a, cluster);
     int ahead = 0;
 #pragma unroll 1
-    for (; ahead < ring.depth && first.has(); ahead++, first.advance(ring.depth)) request_weight(first);
+    for (; ahead < ring.depth && first.has(); ahead++, first.advance(ring.depth))
+        if (issues) request_weight(first);
+    __syncwarp();
     pdl_wait();
     pdl_launch();
+    if (cluster.blocks > 1) cluster_wait();  // the other block's barriers are made
 #pragma unroll 1
     for (; s.has(); s.advance(ring.depth)) {
         const uint32_t full = ring.full + 8 * s.at.slot, to = ring.stages + s.at.slot * ring.STAGE;
-        if (--ahead < 0) {
+        ahead--;
+        if (!issues) continue;
+        if (ahead < 0) {
             mbarrier_wait(ring.empty + 8 * s.at.slot, s.at.parity);
             request_weight(s);
         }
-        tma_load2(to, x, s.group * GROUP, s.work.row, full, kept);
+        if (cluster.blocks > 1)
+            tma_multicast2(to + part * GROUP, x, s.group * GROUP, s.work.row + part, full, 3, kept);
+        else
+            tma_load2(to, x, s.group * GROUP, s.work.row, full, kept);
         bulk_load(to + STAGE_X + ring.STAGE_W,
                   a.x_scales + static_cast<int64_t>(s.group) * a.pitch + s.work.row, SCALES, full, kept);
     }
@@ -120,7 +162,8 @@ __device__ __forceinline__ float2 load_shared8(uint32_t p) {
 
 // One tile's sums: of this warpgroup's 64 tokens with N rows of the weight.
 template <bool GROUPS, int N>
-__device__ __forceinline__ void multiply(const Ring<N>& ring, int groups, float (&acc)[N / 2], Place& at) {
+__device__ __forceinline__ void multiply(const Ring<N>& ring, const Cluster& cluster, int groups,
+                                         float (&acc)[N / 2], Place& at) {
     const int lane = threadIdx.x & 31, token = (threadIdx.x >> 5) * 16 + lane / 4;
     const uint32_t mine = (threadIdx.x >> 7) * 64 * GROUP;
     float part[N / 2];
@@ -138,10 +181,7 @@ __device__ __forceinline__ void multiply(const Ring<N>& ring, int groups, float 
         const float sx[2] = {load_shared4(scales + 4 * token), load_shared4(scales + 4 * token + 32)};
         wgmma_wait<0>();
         wgmma_pin(part);
-        if constexpr (!GROUPS) {
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(ring.empty + 8 * at.slot);
-        }
+        if constexpr (!GROUPS) ring.release(at.slot, cluster);
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             float2 sw = make_float2(1, 1);
@@ -152,10 +192,7 @@ __device__ __forceinline__ void multiply(const Ring<N>& ring, int groups, float 
                 acc[4 * j + 2 * h + 1] += part[4 * j + 2 * h + 1] * (GROUPS ? sx[h] * sw.y : sx[h]);
             }
         }
-        if constexpr (GROUPS) {
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(ring.empty + 8 * at.slot);
-        }
+        if constexpr (GROUPS) ring.release(at.slot, cluster);
         at.advance(ring.depth);
     }
 }
@@ -248,14 +285,14 @@ __device__ __forceinline__ void store_sums(const Args& a, const float (&acc)[N /
 }
 
 template <typename T, bool GROUPS, int N>
-__device__ __forceinline__ void consume(const Args& a, const Ring<N>& ring) {
+__device__ __forceinline__ void consume(const Args& a, const Ring<N>& ring, const Cluster& cluster) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     Place at(0);
     float acc[N / 2];
 #pragma unroll 1
-    for (int i = blockIdx.x; i < Work<N>::count(a); i += gridDim.x) {
-        const Work<N> work(a, i);
-        multiply<GROUPS, N>(ring, work.end - work.first, acc, at);
+    for (int i = cluster.first(); i < Work<N>::count(a, cluster); i += cluster.step()) {
+        const Work<N> work(a, cluster, i);
+        multiply<GROUPS, N>(ring, cluster, work.end - work.first, acc, at);
         if (a.splits > 1 && !add_splits<N>(a, work, ring.last, acc)) continue;
         if constexpr (!GROUPS) {
 #pragma unroll
@@ -274,17 +311,23 @@ template <typename T, bool GROUPS, int N>
 __device__ __forceinline__ void run(const void* w, const void* x, const Args& a) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const Ring<N> ring(a, shared_address(shared));
-    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-    if (threadIdx.x == 0) ring.make_barriers(), tma_prefetch(w), tma_prefetch(x);
+    const Cluster cluster;
+    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
+    if (threadIdx.x == 0) ring.make_barriers(cluster.blocks), tma_prefetch(w), tma_prefetch(x);
     __syncthreads();
+    if (cluster.blocks > 1) cluster_arrive();
     if (warp < CONSUMERS / 32) {
         registers_raise<232>();
         pdl_wait();
-        consume<T, GROUPS, N>(a, ring);
+        if (cluster.blocks > 1) cluster_wait();
+        consume<T, GROUPS, N>(a, ring, cluster);
     } else {
         registers_drop<40>();
-        if (warp == CONSUMERS / 32 && lane == 0) issue_tma<GROUPS, N>(w, x, a, ring);
+        if (warp == CONSUMERS / 32) issue_tma<GROUPS, N>(w, x, a, ring, cluster);
+        if (warp > CONSUMERS / 32 && cluster.blocks > 1) cluster_wait();
     }
+    __syncwarp();
+    if (cluster.blocks > 1) cluster_arrive(), cluster_wait();  // the other block may still write here
 }
 
 }  // namespace fp8
