@@ -40,17 +40,19 @@ CARDS = {
 ARCHS = ("90a", "120a")  # that must be there; others are looked at where they are
 # Bytes that a kernel may spill, stores and loads; none where it is not named. Tiles of heads of 256 want more
 # registers than a thread has, and no line that is served has such heads; sample_pick's blocks of 1,024
-# threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not); row_pass keeps two
-# numbers of a pass there, which it asks for once a layer; latent attention with three stages of 64 keys does
+# threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not); row_pass keeps some
+# numbers of a pass there, outside of its loops over rows; latent attention with three stages of 64 keys does
 # not fit a block of sm_120a, whose compiler overruns its registers. Packed GEMMs of 64 tokens hold 64 sums
 # beside their operands, and two blocks of an SM leave 128 registers. Decode attention that appends to pages
-# of 8 bits holds the new token beside its sums. Sums and gathers over ranks wait for memory of other GPUs. The delta rule in float32 is for
-# checking.
+# of 8 bits holds the new token beside its sums. Sums and gathers over ranks wait for memory of other GPUs.
+# The delta rule in float32 is for checking.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
     "sample_pick": 112,
     "row_pass_bf16_d128": 20,
+    "row_pass_fp8_rows_d64": 100,
+    "row_pass_fp8_rows_d128": 216,
     "latent_attention_bf16_r16_k64_s3": 24,
     "latent_attention_f16_r16_k64_s3": 24,
     **{f"packed_{form}_64": 176 for form in FORMS},

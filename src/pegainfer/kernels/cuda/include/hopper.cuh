@@ -80,8 +80,8 @@ __device__ __forceinline__ void tma_load2(uint32_t to, const void* map, int x0, 
         "l"(map), "r"(x0), "r"(x1), "r"(barrier), "l"(policy)
         : "memory");
 }
-// The same into all blocks of a cluster that `mask` names, each of which counts the bytes at its own mbarrier;
-// both addresses are those of every block's shared memory.
+// The same into all blocks of a cluster that `mask` names, each of which counts the bytes at its own
+// mbarrier; both addresses are those of every block's shared memory.
 __device__ __forceinline__ void tma_multicast2(uint32_t to, const void* map, int x0, int x1, uint32_t barrier,
                                                uint16_t mask, uint64_t policy) {
     asm volatile(

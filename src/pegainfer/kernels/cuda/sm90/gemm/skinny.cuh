@@ -273,7 +273,8 @@ struct SameType {
 template <int NT>
 template <typename T, int MB>
 __device__ __forceinline__ void SameType<NT>::multiply(const Args& a, const Block<NT>& b, int tile,
-                                                   float (&acc)[MB][NT / 2], Place& at_w, Place& at_x) const {
+                                                       float (&acc)[MB][NT / 2], Place& at_w,
+                                                       Place& at_x) const {
     const int lane = threadIdx.x & 31;
     int last_w = -1, last_x = -1;
 #pragma unroll

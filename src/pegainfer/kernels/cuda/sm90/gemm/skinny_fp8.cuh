@@ -73,7 +73,7 @@ __device__ __forceinline__ void quantize_x(const bf16* x, const Args& a, const B
     const int lane = threadIdx.x & 31, part = lane & 7, within = lane >> 3;
     Items wanted(a, b, warp), item(a, b, warp);
     uint4 held[AHEAD][2];
-    auto fetch = [&](uint4 (&to)[2]) {
+    auto fetch = [&](uint4(&to)[2]) {
         const int token = wanted.quad * ITEM_TOKENS + within;
         const int column = (b.k0 * a.wide + wanted.group) * GROUP + part * 8;
         const bool valid = wanted.has() && token < a.m && column < a.k;
@@ -241,8 +241,8 @@ __device__ __forceinline__ void Fp8<GROUPS, NT>::multiply(const Args& a, const B
 
 }  // namespace skinny
 
-#define SKINNY_FP8_KERNEL(NAME, GROUPS, NT, MB)                                                       \
-    extern "C" __global__ void __launch_bounds__(skinny::Fp8<GROUPS, NT>::THREADS, 2)                 \
+#define SKINNY_FP8_KERNEL(NAME, GROUPS, NT, MB)                                                           \
+    extern "C" __global__ void __launch_bounds__(skinny::Fp8<GROUPS, NT>::THREADS, 2)                     \
         NAME(const __grid_constant__ CUtensorMap w, const bf16* x, skinny::Args a, const float* scales) { \
-        skinny::run<bf16, NT, MB>(&w, nullptr, a, skinny::Fp8<GROUPS, NT>{scales, x});                \
+        skinny::run<bf16, NT, MB>(&w, nullptr, a, skinny::Fp8<GROUPS, NT>{scales, x});                    \
     }

@@ -463,8 +463,9 @@ __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Pla
 #pragma unroll 1
         for (int done = 0; done < rows; done += most) {
             const int count = min(most, rows - done);
-            const float2 scales = scales_of(p, kind, first + done, count);
-            if (sizeof(W) == sizeof(T) || kind == HEAD)
+            float2 scales = make_float2(1, 1);
+            if constexpr (sizeof(W) == 1) scales = scales_of(p, kind, first + done, count);
+            if (sizeof(W) > 1 || kind == HEAD)
                 multiply<T, T, D>(a, p, i == 0 ? in : nullptr, from, before, norm, count, at);
             else
                 multiply<T, W, D>(a, p, i == 0 ? in : nullptr, from, before, norm, count, at);
@@ -499,9 +500,9 @@ __device__ __forceinline__ void run(const void* map, const Args& a, const Layers
 
 }  // namespace pass
 
-#define ROW_PASS_KERNEL(NAME, T, W, D)                                                    \
-    extern "C" __global__ void __launch_bounds__(pass::THREADS, 1)                        \
+#define ROW_PASS_KERNEL(NAME, T, W, D)                                                      \
+    extern "C" __global__ void __launch_bounds__(pass::THREADS, 1)                          \
         NAME(const __grid_constant__ CUtensorMap map, const __grid_constant__ pass::Args a, \
-             const __grid_constant__ pass::Layers layers) {                               \
-        pass::run<T, W, D>(&map, a, layers);                                              \
+             const __grid_constant__ pass::Layers layers) {                                 \
+        pass::run<T, W, D>(&map, a, layers);                                                \
     }
