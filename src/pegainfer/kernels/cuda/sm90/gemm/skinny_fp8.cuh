@@ -66,14 +66,17 @@ __device__ __forceinline__ void split_values(uint32_t first, uint32_t second, fl
 
 // Fills the ring of x, by QUANTIZERS warps of which this is number `warp`. A stage is [hi, lo][NT][128]
 // codes, swizzled as TMA does. scales: of the ring's first stage in shared memory, [NT] for each stage.
+//
+// A warp stores PAIR items before it makes them visible with one fence, which also waits for loads in flight:
+// those of the next items have arrived by then, and later ones are issued after it.
 template <int NT>
 __device__ __forceinline__ void quantize_x(const bf16* x, const Args& a, const Block<NT>& b, uint32_t scales,
                                            int warp) {
-    constexpr int AHEAD = 4;  // items whose loads are in flight
+    constexpr int PAIR = 2;
     const int lane = threadIdx.x & 31, part = lane & 7, within = lane >> 3;
     Items wanted(a, b, warp), item(a, b, warp);
-    uint4 held[AHEAD][2];
-    auto fetch = [&](uint4(&to)[2]) {
+    uint4 held[2 * PAIR][2];
+    auto fetch = [&](uint4 (&to)[2]) {
         const int token = wanted.quad * ITEM_TOKENS + within;
         const int column = (b.k0 * a.wide + wanted.group) * GROUP + part * 8;
         const bool valid = wanted.has() && token < a.m && column < a.k;
@@ -82,45 +85,59 @@ __device__ __forceinline__ void quantize_x(const bf16* x, const Args& a, const B
         to[1] = valid ? __ldcg(from + 8) : make_uint4(0, 0, 0, 0);
         wanted.advance();
     };
+    int stored = 0, first = 0, second = 0;  // items that are not visible yet, and their slots
+    auto publish = [&]() {
+        async_proxy_fence();
+        __syncwarp();
+        if (lane < stored) mbarrier_arrive(b.full_x + 8 * (lane ? second : first));
+        stored = 0;
+    };
+    auto store = [&](const uint4 (&values)[2]) {
+        const uint32_t words[8] = {values[0].x, values[0].y, values[0].z, values[0].w,
+                                   values[1].x, values[1].y, values[1].z, values[1].w};
+        // Magnitudes in bf16 are ordered as whole numbers are, NaN above all.
+        uint32_t peaks = 0;
+#pragma unroll
+        for (int j = 0; j < 8; j++) peaks = __vmaxu2(peaks, words[j] & 0x7fff7fff);
+#pragma unroll
+        for (int o = 1; o < 8; o <<= 1) peaks = __vmaxu2(peaks, __shfl_xor_sync(~0u, peaks, o));
+        // The greatest magnitude becomes one of 128 to 256; exponents as float32 has them.
+        const uint32_t exponent = max(max(peaks & 0xffff, peaks >> 16) >> 7, 8u);
+        const float inverse = __uint_as_float((261 - exponent) << 23);
+        const float scale = __uint_as_float(exponent == 255 ? 0x7fc00000 : (exponent - 7) << 23);
+        const int slot = item.place.slot, token = item.quad * ITEM_TOKENS + within;
+        const uint32_t row = b.x + slot * b.stage_x + token * GROUP, empty = b.empty_x + 8 * slot;
+        // The slot may wait for the item that is not visible yet.
+        if (stored && !__all_sync(~0u, mbarrier_ready(empty, item.place.parity))) publish();
+        mbarrier_wait(empty, item.place.parity);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int piece = half * 4 + part / 2;
+            const uint32_t to = row + ((piece ^ (token & 7)) << 4) + part % 2 * 8;
+            uint2 hi, lo;
+            split_values(words[4 * half], words[4 * half + 1], inverse, hi.x, lo.x);
+            split_values(words[4 * half + 2], words[4 * half + 3], inverse, hi.y, lo.y);
+            store_shared8(to, hi);
+            store_shared8(to + NT * GROUP, lo);
+        }
+        if (part == 0) store_shared4(scales + (slot * NT + token) * 4, __float_as_uint(scale));
+        (stored ? second : first) = slot;
+        stored++;
+        item.advance();
+    };
     pdl_wait();
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) fetch(held[i]);
+    for (int i = 0; i < 2 * PAIR; i++) fetch(held[i]);
 #pragma unroll 1
     while (item.has()) {
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (!item.has()) break;
-            const uint32_t words[8] = {held[i][0].x, held[i][0].y, held[i][0].z, held[i][0].w,
-                                       held[i][1].x, held[i][1].y, held[i][1].z, held[i][1].w};
-            // Magnitudes in bf16 are ordered as whole numbers are, NaN above all.
-            uint32_t peaks = 0;
+        for (int pair = 0; pair < 2 * PAIR; pair += PAIR) {
 #pragma unroll
-            for (int j = 0; j < 8; j++) peaks = __vmaxu2(peaks, words[j] & 0x7fff7fff);
+            for (int i = pair; i < pair + PAIR; i++)
+                if (item.has()) store(held[i]);
+            if (stored) publish();
 #pragma unroll
-            for (int o = 1; o < 8; o <<= 1) peaks = __vmaxu2(peaks, __shfl_xor_sync(~0u, peaks, o));
-            // The greatest magnitude becomes one of 128 to 256; exponents as float32 has them.
-            const uint32_t exponent = max(max(peaks & 0xffff, peaks >> 16) >> 7, 8u);
-            const float inverse = __uint_as_float((261 - exponent) << 23);
-            const float scale = __uint_as_float(exponent == 255 ? 0x7fc00000 : (exponent - 7) << 23);
-            const int slot = item.place.slot, token = item.quad * ITEM_TOKENS + within;
-            const uint32_t row = b.x + slot * b.stage_x + token * GROUP;
-            mbarrier_wait(b.empty_x + 8 * slot, item.place.parity);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int piece = half * 4 + part / 2;
-                const uint32_t to = row + ((piece ^ (token & 7)) << 4) + part % 2 * 8;
-                uint2 hi, lo;
-                split_values(words[4 * half], words[4 * half + 1], inverse, hi.x, lo.x);
-                split_values(words[4 * half + 2], words[4 * half + 3], inverse, hi.y, lo.y);
-                store_shared8(to, hi);
-                store_shared8(to + NT * GROUP, lo);
-            }
-            if (part == 0) store_shared4(scales + (slot * NT + token) * 4, __float_as_uint(scale));
-            async_proxy_fence();
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(b.full_x + 8 * slot);
-            item.advance();
-            fetch(held[i]);
+            for (int i = pair; i < pair + PAIR; i++) fetch(held[i]);
         }
     }
 }

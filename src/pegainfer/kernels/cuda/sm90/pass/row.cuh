@@ -38,25 +38,25 @@ using attention::piece;
 // Sums of N values over the warp; lane l gets that of value l / (32 / N).
 template <int N>
 __device__ __forceinline__ float sum_values(const float (&v)[N]) {
-    const int lane = threadIdx.x & 31;
     if constexpr (N == 1) {
         return warp_sum(v[0]);
     } else {
-        float half[N / 2];
-        const bool upper = lane & 16;
+        float sums[N];
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            const float keep = upper ? v[N / 2 + i] : v[i], give = upper ? v[i] : v[N / 2 + i];
-            half[i] = keep + __shfl_xor_sync(~0u, give, 16);
-        }
-        if constexpr (N == 4) {
-            const bool odd = lane & 8;
-            half[0] = (odd ? half[1] : half[0]) + __shfl_xor_sync(~0u, odd ? half[0] : half[1], 8);
-        }
-        float sum = half[0];
+        for (int i = 0; i < N; i++) sums[i] = v[i];
+        int shift = 16;
 #pragma unroll
-        for (int shift = 16 / N; shift; shift >>= 1) sum += __shfl_xor_sync(~0u, sum, shift);
-        return sum;
+        for (int n = N / 2; n; n /= 2, shift /= 2) {
+            const bool upper = threadIdx.x & shift;
+#pragma unroll
+            for (int i = 0; i < n; i++) {
+                const float keep = upper ? sums[n + i] : sums[i], give = upper ? sums[i] : sums[n + i];
+                sums[i] = keep + __shfl_xor_sync(~0u, give, shift);
+            }
+        }
+#pragma unroll
+        for (; shift; shift /= 2) sums[0] += __shfl_xor_sync(~0u, sums[0], shift);
+        return sums[0];
     }
 }
 
@@ -150,15 +150,20 @@ struct Columns {
             }
     }
 
-    // 8 columns of a row of the weight as the tensor cores take them.
-    static __device__ __forceinline__ uint4 load_weight(uint32_t from) {
-        if constexpr (FP8) {
-            const uint2 codes = load_shared8(from);
-            return make_uint4(e4m3x2_to_f16(codes.x), e4m3x2_to_f16(codes.x >> 16), e4m3x2_to_f16(codes.y),
-                              e4m3x2_to_f16(codes.y >> 16));
-        } else {
+    // 8 columns of a row of the weight, and these as the tensor cores take them.
+    using Raw = std::conditional_t<FP8, uint2, uint4>;
+    static __device__ __forceinline__ Raw load_raw(uint32_t from) {
+        if constexpr (FP8)
+            return load_shared8(from);
+        else
             return load_shared16(from);
-        }
+    }
+    static __device__ __forceinline__ uint4 widen(const Raw& v) {
+        if constexpr (FP8)
+            return make_uint4(e4m3x2_to_f16(v.x), e4m3x2_to_f16(v.x >> 16), e4m3x2_to_f16(v.y),
+                              e4m3x2_to_f16(v.y >> 16));
+        else
+            return v;
     }
 
     // Sums of `count` rows from stages that each hold `in_stage` of them, into this warp's row of `sums`.
@@ -177,20 +182,30 @@ struct Columns {
             uint32_t from = at.here() + threadIdx.x * EIGHT;
 #pragma unroll 1
             for (int row = 0; busy && row < end; row += ROWS, from += ROWS * row_bytes) {
-                float d[(ROWS + 1) / 2][4] = {};
+                // Of many chunks of codes: all are loaded first, and two sums do not wait for each other.
+                constexpr bool MANY = FP8 && CHUNKS > FEW_CHUNKS;
+                constexpr int SUMS = MANY ? 2 : 1;
+                float parts[SUMS][(ROWS + 1) / 2][4] = {};
+                Raw w[MANY ? CHUNKS : 1][ROWS];
+                auto load = [&](int c, Raw(&to)[ROWS]) {
+                    const bool mine = 8 * (threadIdx.x + c * CONSUMERS) < k;
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++) {
+                        to[r] = Raw{};
+                        if (mine) to[r] = load_raw(from + r * row_bytes + c * CONSUMERS * EIGHT);
+                    }
+                };
+#pragma unroll
+                for (int c = 0; MANY && c < CHUNKS; c++) load(c, w[MANY ? c : 0]);
 #pragma unroll
                 for (int c = 0; c < CHUNKS; c++) {
                     if (8 * (warp * 32 + c * CONSUMERS) >= k) break;
-                    const bool mine = 8 * (threadIdx.x + c * CONSUMERS) < k;
-                    uint4 w[ROWS];
-#pragma unroll
-                    for (int r = 0; r < ROWS; r++) {
-                        w[r] = make_uint4(0, 0, 0, 0);
-                        if (mine) w[r] = load_weight(from + r * row_bytes + c * CONSUMERS * EIGHT);
-                    }
+                    if (!MANY) load(c, w[0]);
+                    auto& d = parts[c % SUMS];
+                    const Raw(&rows)[ROWS] = w[MANY ? c : 0];
 #pragma unroll
                     for (int r = 0; r < ROWS; r += 2) {
-                        const uint4 low = w[r], high = w[min(r + 1, ROWS - 1)];
+                        const uint4 low = widen(rows[r]), high = widen(rows[min(r + 1, ROWS - 1)]);
                         mma<Product>(d[r / 2], low.x, high.x, low.y, high.y, x[c].x, x[c].y);
                         mma<Product>(d[r / 2], low.z, high.z, low.w, high.w, x[c].z, x[c].w);
                     }
@@ -198,8 +213,11 @@ struct Columns {
                 float sum[ROWS];
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
-                    const float* of = d[r / 2] + r % 2 * 2;
-                    sum[r] = diagonal ? (odd ? of[1] : of[0]) * scale : 0.f;
+                    const float* of = parts[0][r / 2] + r % 2 * 2;
+                    float even_sum = of[0], odd_sum = of[1];
+                    if constexpr (SUMS > 1)
+                        even_sum += parts[1][r / 2][r % 2 * 2], odd_sum += parts[1][r / 2][r % 2 * 2 + 1];
+                    sum[r] = diagonal ? (odd ? odd_sum : even_sum) * scale : 0.f;
                 }
                 const float all = sum_values<ROWS>(sum);
                 if (lane % (32 / ROWS) == 0 && row + lane / (32 / ROWS) < end) to[first + row] = all;
@@ -291,6 +309,8 @@ __device__ __forceinline__ void multiply(const Args& a, const Gemm& p, const T* 
     if constexpr (std::is_same_v<W, e4m3>) {  // a stage has two rows at least, and four of FEW_CHUNKS
         if (long_rows)
             multiply_as<T, W, D, MAX_CHUNKS, 2>(a, p, row, words, tag, norm, count, at);
+        else if (p.in_stage(a) >= 8)
+            multiply_as<T, W, D, FEW_CHUNKS, 8>(a, p, row, words, tag, norm, count, at);
         else
             multiply_as<T, W, D, FEW_CHUNKS, 4>(a, p, row, words, tag, norm, count, at);
     } else if (long_rows || p.in_stage(a) == 1) {
