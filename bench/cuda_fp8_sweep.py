@@ -47,13 +47,13 @@ def main() -> None:
         backend.load()
         rows = 2 * n if name == "gate_up" else n
         for m in args.rows:
-            times: list[tuple[float, dict[str, Any]]] = []
+            times: list[tuple[float, dict[str, Any] | None]] = []
             op, found = "skinny_fp8", candidates(ctx, m, rows, k)
             if m > MAX_TOKENS:
                 op, found = "fp8", tiles(k)
-            for numbers in [{}, *found]:
+            for numbers in [{}, *found, None]:  # None: the kernel for many rows, for few as well
                 tuned = (Tuned("", whole.info.arch, op, {"n": rows, "k": k}, m, numbers),)
-                ctx.target = replace(whole, tuning=Tuning(tuned)) if numbers else whole
+                ctx.target = whole if numbers == {} else replace(whole, tuning=Tuning(tuned))
                 executor = backend.prepare(recorded, {}, {"T": m})
                 step = executor.work({"T": m})
                 us = graph_ms(ctx, [w for _, work in step for w in work]) / args.layers * 1e3
@@ -70,7 +70,8 @@ def tiles(k: int) -> Iterator[dict[str, Any]]:
     """Tiles and splits of many rows, as choose_fp8 takes them."""
     for columns in COLUMNS:
         for splits in range(1, min(MOST_SPLITS, k // GROUP // LEAST_GROUPS) + 1):
-            yield {"columns": columns, "splits": splits}
+            for cluster in (1, 2):
+                yield {"columns": columns, "splits": splits, "cluster": cluster}
 
 
 def candidates(ctx: CudaContext, m: int, n: int, k: int) -> Iterator[dict[str, Any]]:
@@ -84,7 +85,7 @@ def candidates(ctx: CudaContext, m: int, n: int, k: int) -> Iterator[dict[str, A
         ]
     for rows, splits in shares:
         for wide in (1, 2):
-            for depth_x in (4, 8):
+            for depth_x in (2, 4, 8):
                 s = Shares(rows, splits, wide, depth_x)
                 fits = rows <= 64 * MAX_BLOCKS and skinny_choice(
                     "bf16", m, n, k, info, rows=rows, splits=splits, wide=wide, depth_x=depth_x,

@@ -22,7 +22,8 @@ WEIGHTS = {"fp8_r128": "fp8_rows", "fp8_g128": "fp8_groups"}
 GROUP, TOKENS, THREADS = 128, 128, 384  # as in sm90/gemm/fp8.cuh
 COLUMNS = (64, 96, 128, 160)  # rows of the weight in a tile, that kernels are compiled for
 MOST_SPLITS, LEAST_GROUPS = 8, 4  # of k; groups of 128 that a split has at least
-LEAST_DEPTH, MOST_DEPTH = 3, 8
+MOST_DEPTH = 8  # stages of the ring
+QUANTIZE_THREADS, QUANTIZED = 256, 16  # of a block that quantises: threads, and groups that these take at once
 
 
 def keeps_fp8(target: Target) -> bool:
@@ -129,9 +130,15 @@ def quantize_rows(
     """Codes [m, k] and scales [k / 128, pitch] of x [m, k], normalised first where a norm is given."""
     pitch = blocks(m, TOKENS) * TOKENS
     codes, scales = c.scratch(m * k), c.scratch(4 * (k // GROUP) * pitch)
-    threads = min(1024, blocks(k // 8, 32) * 32)
-    args = [ptr(codes), ptr(scales), ptr(x), ptr(norm), i32(k), i32(pitch), f32(eps)]
-    c.launch("quantize_rows_bf16", (m, 1, 1), threads, args, why="activations of an FP8 GEMM")
+    why = "activations of an FP8 GEMM"
+    if norm is not None:
+        threads = min(1024, blocks(k // 8, 32) * 32)
+        args = [ptr(codes), ptr(scales), ptr(x), ptr(norm), i32(k), i32(pitch), f32(eps)]
+        c.launch("quantize_norm_bf16", (m, 1, 1), threads, args, why=why)
+    else:
+        grid = min(blocks(m * (k // GROUP), QUANTIZED), 8 * c.target.info.num_sms)
+        args = [ptr(codes), ptr(scales), ptr(x), i32(m), i32(k), i32(pitch)]
+        c.launch("quantize_rows_bf16", (grid, 1, 1), QUANTIZE_THREADS, args, why=why)
     return codes, scales
 
 

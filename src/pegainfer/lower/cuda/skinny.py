@@ -83,38 +83,42 @@ class Shares:
 # Share of the SMs that clusters of so many blocks can fill, one block an SM (GPUs lack SMs here and there).
 FILLED = {1: 1.0, 2: 1.0, 3: 0.91, 4: 0.91, 5: 0.87}
 LEAST_ROWS = 64  # of a tile: wgmma multiplies as many in any case
+LEAST_FP8_ROWS = 96  # of an FP8 weight: each block of fewer would quantise x for less of the weight
 NEVER_MEASURED = "even shares, for a shape that was never measured"
 MANY_TILES = 6  # a block: in so long a launch, deep rings matter more than overlap with other launches
 
 
-def shares(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[Shares, str]:
+def shares(m: int, n: int, k: int, target: Target, fp8: bool = False) -> tuple[Shares | None, str]:
     """The fastest measured shares, else the fewest splits of k whose even shares have enough rows; and the
-    reason.
+    reason. None where the kernel for more rows is faster.
     """
-    tuned = target.tuning.find(target.info, op, m, n=n, k=k)
-    if tuned is not None and tuned.numbers is not None:
-        return Shares(**tuned.numbers), f"measured on {tuned.card} up to {tuned.most} rows"
+    tuned = target.tuning.find(target.info, "skinny_fp8" if fp8 else "skinny", m, n=n, k=k)
+    if tuned is not None:
+        why = f"measured on {tuned.card} up to {tuned.most} rows"
+        return Shares(**tuned.numbers) if tuned.numbers is not None else None, why
     info = target.info
-    rows, splits = even_shares(n, k, info, BOX if op == "skinny" else FP8_BOX)
+    rows, splits = even_shares(n, k, info, *((FP8_BOX, LEAST_FP8_ROWS) if fp8 else ()))
     depth_x = 8 if m <= 16 else 4
-    if rows <= 64 * _most_blocks(m, op != "skinny"):
+    if rows <= 64 * _most_blocks(m, fp8):
         return Shares(rows, splits, depth_x=depth_x, early=m <= 32), NEVER_MEASURED
-    tiles = -(-n // (info.num_sms * (136 if m <= 32 else 64 if op == "skinny" else 128)))
+    tiles = -(-n // (info.num_sms * (136 if m <= 32 else 128 if fp8 else 64)))
     rows = _eights(n, info.num_sms * tiles)
     if tiles >= MANY_TILES:
         return Shares(rows, wide=2, depth_x=6, per_sm=1), f"{tiles} tiles a block; {NEVER_MEASURED}"
     return Shares(rows, depth_x=depth_x), f"{tiles} tiles a block; {NEVER_MEASURED}"
 
 
-def even_shares(n: int, k: int, info: DeviceInfo, box: int = BOX) -> tuple[int, int]:
-    """(rows, splits of k) of the fewest splits whose even shares, one an SM, have enough rows.
+def even_shares(
+    n: int, k: int, info: DeviceInfo, box: int = BOX, least: int = LEAST_ROWS
+) -> tuple[int, int]:
+    """(rows, splits of k) of the fewest splits whose even shares, one an SM, have at least `least` rows.
 
     box: elements of k in a box of the weight, of which each split has one at least.
     """
     rows, splits = 0, 1
     for splits, filled in FILLED.items():
         rows = _eights(n, int(info.num_sms * filled) // splits)
-        if rows >= LEAST_ROWS or k < 2 * splits * box:
+        if rows >= least or k < 2 * splits * box:
             break
     return rows, splits
 
@@ -135,7 +139,9 @@ def choose_skinny(
     """The launch for a problem, or None where the kernel does not serve it. weights: see GemmProblem."""
     if target.info.capability != (9, 0) or m > MAX_TOKENS or n % 8 or k % 8:
         return None
-    s, why = shares(m, n, k, target, "skinny_fp8" if weights else "skinny")
+    s, why = shares(m, n, k, target, bool(weights))
+    if s is None:
+        return None
     for depth_x in (s.depth_x, 4, 2):
         choice = skinny_choice(
             dtype, m, n, k, target.info, rows=s.rows, splits=s.splits, wide=s.wide, depth_x=depth_x,
