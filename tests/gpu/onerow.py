@@ -231,12 +231,16 @@ def recorded(shape: Shape, blocks: int, formats: Formats) -> tuple[Program, dict
         config = LlamaConfig(**fields)
         shapes = LLAMA.shapes(config)
         sizes = Sizes(llama.groups(config, s.block, formats), (blocks,), LONGEST)
-        program = llama.forward(config, stored(shapes, s.form if formats.activation == "bf16" else "bf16"), sizes, formats)
+        program = llama.forward(
+            config, stored(shapes, s.form if formats.activation == "bf16" else "bf16"), sizes, formats
+        )
     else:
         other = Qwen3Config(**fields)
         shapes = QWEN3.shapes(other)
         sizes = Sizes(qwen3.groups(other, s.block, formats), (blocks,), LONGEST)
-        program = qwen3.forward(other, stored(shapes, s.form if formats.activation == "bf16" else "bf16"), sizes, formats)
+        program = qwen3.forward(
+            other, stored(shapes, s.form if formats.activation == "bf16" else "bf16"), sizes, formats
+        )
     return program, shapes
 
 

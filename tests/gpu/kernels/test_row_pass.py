@@ -48,7 +48,14 @@ SHAPES = {
     "4B in FP8": Shape("qwen3", 2560, 32, 8, 128, 9728, 1000, 2, form="fp8_r128"),
     "8B in FP8": Shape("qwen3", 4096, 32, 8, 128, 12288, 1001, 1, block=64, form="fp8_r128"),
 }
-WATCHED = ["tiny", "smollm2", "uneven", "groups of 8", "tiny in FP8", "smollm2 in FP8"]  # where every access is watched
+WATCHED = [
+    "tiny",
+    "smollm2",
+    "uneven",
+    "groups of 8",
+    "tiny in FP8",
+    "smollm2 in FP8",
+]  # where every access is watched
 EVERY = sized(list(SHAPES), WATCHED)
 DIFFERENT = sized(
     ["tiny", "smollm2", "4B", "4B in FP8"], ["tiny", "smollm2", "tiny in FP8"]

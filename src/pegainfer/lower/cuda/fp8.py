@@ -23,7 +23,10 @@ GROUP, TOKENS, THREADS = 128, 128, 384  # as in sm90/gemm/fp8.cuh
 COLUMNS = (64, 96, 128, 160)  # rows of the weight in a tile, that kernels are compiled for
 MOST_SPLITS, LEAST_GROUPS = 8, 4  # of k; groups of 128 that a split has at least
 MOST_DEPTH = 8  # stages of the ring
-QUANTIZE_THREADS, QUANTIZED = 256, 16  # of a block that quantises: threads, and groups that these take at once
+QUANTIZE_THREADS, QUANTIZED = (
+    256,
+    16,
+)  # of a block that quantises: threads, and groups that these take at once
 
 
 def keeps_fp8(target: Target) -> bool:

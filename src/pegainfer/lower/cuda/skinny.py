@@ -108,9 +108,7 @@ def shares(m: int, n: int, k: int, target: Target, fp8: bool = False) -> tuple[S
     return Shares(rows, depth_x=depth_x), f"{tiles} tiles a block; {NEVER_MEASURED}"
 
 
-def even_shares(
-    n: int, k: int, info: DeviceInfo, box: int = BOX, least: int = LEAST_ROWS
-) -> tuple[int, int]:
+def even_shares(n: int, k: int, info: DeviceInfo, box: int = BOX, least: int = LEAST_ROWS) -> tuple[int, int]:
     """(rows, splits of k) of the fewest splits whose even shares, one an SM, have at least `least` rows.
 
     box: elements of k in a box of the weight, of which each split has one at least.

@@ -42,8 +42,8 @@ __device__ __forceinline__ bool mbarrier_ready(uint32_t barrier, uint32_t parity
     return ready;
 }
 
-// Makes earlier stores to shared memory visible to wgmma and TMA. Without `.shared::cta` it would be a fence of
-// the device's memory, which takes a microsecond.
+// Makes earlier stores to shared memory visible to wgmma and TMA. Without `.shared::cta` it would be a fence
+// of the device's memory, which takes a microsecond.
 __device__ __forceinline__ void async_proxy_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

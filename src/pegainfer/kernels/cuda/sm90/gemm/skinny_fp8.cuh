@@ -76,7 +76,7 @@ __device__ __forceinline__ void quantize_x(const bf16* x, const Args& a, const B
     const int lane = threadIdx.x & 31, part = lane & 7, within = lane >> 3;
     Items wanted(a, b, warp), item(a, b, warp);
     uint4 held[2 * PAIR][2];
-    auto fetch = [&](uint4 (&to)[2]) {
+    auto fetch = [&](uint4(&to)[2]) {
         const int token = wanted.quad * ITEM_TOKENS + within;
         const int column = (b.k0 * a.wide + wanted.group) * GROUP + part * 8;
         const bool valid = wanted.has() && token < a.m && column < a.k;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void quantize_x(const bf16* x, const Args& a, const B
         if (lane < stored) mbarrier_arrive(b.full_x + 8 * (lane ? second : first));
         stored = 0;
     };
-    auto store = [&](const uint4 (&values)[2]) {
+    auto store = [&](const uint4(&values)[2]) {
         const uint32_t words[8] = {values[0].x, values[0].y, values[0].z, values[0].w,
                                    values[1].x, values[1].y, values[1].z, values[1].w};
         // Magnitudes in bf16 are ordered as whole numbers are, NaN above all.
