@@ -18,7 +18,7 @@ from cuda_fp8 import SHAPES, program
 
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
-from pegainfer.lower.cuda.fp8 import COLUMNS, GROUP, LEAST_GROUPS, MOST_SPLITS
+from pegainfer.lower.cuda.fp8 import COLUMNS, GROUP, LEAST_GROUPS, MOST_SPLITS, TOKENS
 from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.lower.cuda.skinny import FILLED, MAX_BLOCKS, MAX_TOKENS, Shares, skinny_choice
 from pegainfer.lower.cuda.store import Dummy
@@ -50,7 +50,7 @@ def main() -> None:
             times: list[tuple[float, dict[str, Any] | None]] = []
             op, found = "skinny_fp8", candidates(ctx, m, rows, k)
             if m > MAX_TOKENS:
-                op, found = "fp8", tiles(k)
+                op, found = "fp8", tiles(m, rows, k, whole.info.num_sms)
             for numbers in [{}, *found, None]:  # None: the kernel for many rows, for few as well
                 tuned = (Tuned("", whole.info.arch, op, {"n": rows, "k": k}, m, numbers),)
                 ctx.target = whole if numbers == {} else replace(whole, tuning=Tuning(tuned))
@@ -66,11 +66,12 @@ def main() -> None:
         ctx.target = whole
 
 
-def tiles(k: int) -> Iterator[dict[str, Any]]:
-    """Tiles and splits of many rows, as choose_fp8 takes them."""
+def tiles(m: int, n: int, k: int, sms: int) -> Iterator[dict[str, Any]]:
+    """Tiles of many rows, as choose_fp8 takes them; splits of k as far as they find SMs that are idle."""
     for columns in COLUMNS:
+        count = -(-m // TOKENS) * -(-n // columns)
         for splits in range(1, min(MOST_SPLITS, k // GROUP // LEAST_GROUPS) + 1):
-            for cluster in (1, 2):
+            for cluster in (1, 2) if splits == 1 or count * splits <= sms else ():
                 yield {"columns": columns, "splits": splits, "cluster": cluster}
 
 

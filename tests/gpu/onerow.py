@@ -221,6 +221,7 @@ class Model:
 def recorded(shape: Shape, blocks: int, formats: Formats) -> tuple[Program, dict[str, tuple[int, ...]]]:
     """The forward pass over a cache of so many blocks, and the shapes of its weights by name."""
     s = shape
+    form = s.form if formats.activation == "bf16" else "bf16"
     fields: dict[str, Any] = {
         "vocab_size": s.vocabulary, "hidden_size": s.hidden, "intermediate_size": s.feed_forward,
         "num_layers": s.layers, "num_heads": s.heads, "num_kv_heads": s.kv_heads, "head_dim": s.head_dim,
@@ -231,16 +232,12 @@ def recorded(shape: Shape, blocks: int, formats: Formats) -> tuple[Program, dict
         config = LlamaConfig(**fields)
         shapes = LLAMA.shapes(config)
         sizes = Sizes(llama.groups(config, s.block, formats), (blocks,), LONGEST)
-        program = llama.forward(
-            config, stored(shapes, s.form if formats.activation == "bf16" else "bf16"), sizes, formats
-        )
+        program = llama.forward(config, stored(shapes, form), sizes, formats)
     else:
         other = Qwen3Config(**fields)
         shapes = QWEN3.shapes(other)
         sizes = Sizes(qwen3.groups(other, s.block, formats), (blocks,), LONGEST)
-        program = qwen3.forward(
-            other, stored(shapes, s.form if formats.activation == "bf16" else "bf16"), sizes, formats
-        )
+        program = qwen3.forward(other, stored(shapes, form), sizes, formats)
     return program, shapes
 
 
