@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pegainfer.lower.cuda.lowering import LoweringContext
-from pegainfer.lower.cuda.plan import Boxes, Place, Struct, ptr, struct
+from pegainfer.lower.cuda.plan import Boxes, Place, PlannedArg, Struct, ptr, struct
 from pegainfer.lower.cuda.target import SYSTEM, Target
 from pegainfer.runtime.cuda.arguments import SKINNY
 from pegainfer.runtime.cuda.device import DeviceInfo
@@ -284,11 +284,11 @@ def skinny(
     weight = Boxes(w, (n, k), (k * item_bytes(stored),), stored, (choice.rows, choice.box), promotion=256)
     width = ld_out or (n // 2 if kind == "swiglu" else n)
     args = skinny_args(choice, kind, sizes, out, width, scale, next_norm, eps)
+    arguments: list[PlannedArg] = [weight, ptr(x), args]
     if scales is None:
-        box_x = Boxes(x, (m, k), (k * item_bytes(dtype),), dtype, (choice.tokens, BOX), promotion=256)
-        arguments = [weight, box_x, args]
+        arguments[1] = Boxes(x, (m, k), (k * item_bytes(dtype),), dtype, (choice.tokens, BOX), promotion=256)
     else:
-        arguments = [weight, ptr(x), args, ptr(scales)]
+        arguments.append(ptr(scales))
     c.launch(
         choice.kernel, choice.grid, choice.threads, arguments, choice.shared, why=choice.reason,
         cluster=choice.cluster,
