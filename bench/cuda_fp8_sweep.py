@@ -71,7 +71,7 @@ def tiles(m: int, n: int, k: int, sms: int) -> Iterator[dict[str, Any]]:
     for columns in COLUMNS:
         count = -(-m // TOKENS) * -(-n // columns)
         for splits in range(1, min(MOST_SPLITS, k // GROUP // LEAST_GROUPS) + 1):
-            for cluster in (1, 2) if splits == 1 or count * splits <= sms else ():
+            for cluster in (1, 2, 4) if splits == 1 or count * splits <= sms else ():
                 yield {"columns": columns, "splits": splits, "cluster": cluster}
 
 

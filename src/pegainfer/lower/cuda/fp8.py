@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pegainfer.lower.cuda.lowering import LoweringContext, blocks
 from pegainfer.lower.cuda.plan import ARRIVALS, Boxes, Codes, Matrix, Place, Scales, ptr, struct
-from pegainfer.lower.cuda.skinny import KINDS
+from pegainfer.lower.cuda.skinny import FILLED, KINDS
 from pegainfer.lower.cuda.target import SYSTEM, Target
 from pegainfer.ops.tensor import Tensor
 from pegainfer.runtime.cuda.arguments import FP8_GEMM
@@ -120,10 +120,11 @@ def fp8_choice(
     tiles_n = blocks(n, columns * cluster) * cluster
     stage = (TOKENS + columns) * GROUP + (2048 if columns > 128 else 1024)
     depth = min(MOST_DEPTH, (target.info.max_shared - SYSTEM) // (stage + 16))
+    fitting = int(target.info.num_sms * FILLED[cluster]) // cluster * cluster
     return Fp8Choice(
         f"{weights}_bf16_{columns}", columns, tiles_m, tiles_n, splits,
-        min(target.info.num_sms // cluster * cluster, tiles_m * tiles_n * splits), depth,
-        depth * (stage + 16) + 16, why or f"{m} rows", cluster,
+        min(fitting, tiles_m * tiles_n * splits), depth, depth * (stage + 16) + 16, why or f"{m} rows",
+        cluster,
     )  # fmt: skip
 
 

@@ -11,8 +11,8 @@
 // scales through a ring of stages and goes on with the next tile while the others finish theirs. Where k is
 // split, the block that arrives last at a tile adds the splits up in their order.
 //
-// L2 is what limits tiles of this size, so two blocks may be a cluster that works on tiles of the same tokens
-// side by side: each requests half of the stage's tokens for both (TMA multicast).
+// L2 is what limits tiles of this size, so two or four blocks may be a cluster that works on tiles of the
+// same tokens side by side: each requests its share of the stage's tokens for all of them (TMA multicast).
 #pragma once
 #include <cuda.h>
 
@@ -126,7 +126,9 @@ __device__ __forceinline__ void issue_tma(const void* w, const void* x, const Ar
                       a.w_scales + static_cast<int64_t>(s.group) * a.n + s.work.column, scales, full, kept);
     };
     const bool issues = (threadIdx.x & 31) == 0;
-    const int part = cluster.rank * (TOKENS / 2);  // of the tokens, where another block requests the rest
+    const int part =
+        cluster.rank * (TOKENS / cluster.blocks);  // first of the tokens that this block requests
+    const uint16_t all = (1 << cluster.blocks) - 1;
     Stages<N> first(a, cluster), s(a, cluster);
     int ahead = 0;
 #pragma unroll 1
@@ -146,7 +148,7 @@ __device__ __forceinline__ void issue_tma(const void* w, const void* x, const Ar
             request_weight(s);
         }
         if (cluster.blocks > 1)
-            tma_multicast2(to + part * GROUP, x, s.group * GROUP, s.work.row + part, full, 3, kept);
+            tma_multicast2(to + part * GROUP, x, s.group * GROUP, s.work.row + part, full, all, kept);
         else
             tma_load2(to, x, s.group * GROUP, s.work.row, full, kept);
         bulk_load(to + STAGE_X + ring.STAGE_W,
