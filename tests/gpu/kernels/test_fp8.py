@@ -7,6 +7,7 @@ three bits of fraction) and evenly spread: 2^-4 / sqrt(3) · 0.72 = 0.026 of a s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
-from pegainfer.lower.cuda.fp8 import Fp8Choice
+from pegainfer.lower.cuda.fp8 import COLUMNS, Fp8Choice
 from pegainfer.lower.cuda.gemm import GemmProblem, choose_gemm
 from pegainfer.lower.cuda.skinny import MAX_TOKENS, SkinnyChoice
+from pegainfer.lower.cuda.target import Tuned, Tuning
 from pegainfer.ops.coarse import GATE_UP_SWIGLU
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.gemm import LINEAR, LINEAR_RESIDUAL
@@ -70,6 +72,29 @@ def test_products(spec: OpSpec, shape: tuple[int, int], form: str, ctx: CudaCont
         got = run_once(ctx, program, {"w": w}, {}, inputs, {"T": m, "N": n, "K": k})[out]
         want = a @ values.T + (x if spec is LINEAR_RESIDUAL else 0)
         assert relative(got, want) < bound(m), f"m = {m}"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_tiles_of_every_size(
+    columns: int, cluster: int, form: str, ctx: CudaContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles and clusters that no side of the matrix fills, with and without splits of k."""
+    n, k, m = 1000, 1152, 300
+    rng = np.random.default_rng(columns)
+    w = weight(rng, n, k, form)
+    a = rounded(rng.standard_normal((m, k), np.float32), "bf16")
+    x = rounded(rng.standard_normal((m, n), np.float32), "bf16")
+    want = x + a @ w.values().T
+    program = one_call(LINEAR_RESIDUAL, {"T": m, "N": n, "K": k}, {"x": "bf16", "a": "bf16", "w": form}, {})
+    inputs = {"a": a, "x.staged": x, "staged_rows": np.arange(m, dtype=np.int32)}
+    for splits in (1, 2):
+        numbers = {"columns": columns, "cluster": cluster, "splits": splits}
+        tuned = Tuned("", ctx.target.info.arch, "fp8", {"n": n, "k": k}, m, numbers)
+        monkeypatch.setattr(ctx, "target", replace(ctx.target, tuning=Tuning((tuned,))))
+        got = run_once(ctx, program, {"w": w}, {}, inputs, {"T": m, "N": n, "K": k})["x"]
+        assert relative(got, want) < BOTH, f"{splits} splits"
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -62,6 +62,7 @@ def test_choices_name_kernels_that_exist_and_fit() -> None:
         assert choice.tiles_m * TOKENS >= m and choice.tiles_n * choice.columns >= n
         assert 1 <= choice.splits <= k // 128
         assert choice.blocks <= min(132, choice.tiles_m * choice.tiles_n * choice.splits)
+        assert choice.tiles_n % choice.cluster == choice.blocks % choice.cluster == 0
 
 
 def test_few_tiles_split_k() -> None:
