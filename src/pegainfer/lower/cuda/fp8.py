@@ -23,6 +23,8 @@ GROUP, TOKENS, THREADS = 128, 128, 384  # as in sm90/gemm/fp8.cuh
 COLUMNS = (64, 96, 128, 160)  # rows of the weight in a tile, that kernels are compiled for
 MOST_SPLITS, LEAST_GROUPS = 8, 4  # of k; groups of 128 that a split has at least
 MOST_DEPTH = 8  # stages of the ring
+FEW = 256  # rows: with more of them the tensor cores are the bound
+SINGLE = 1.25  # times as long: tiles whose sums leave no registers for the sums of the next columns
 QUANTIZE_THREADS, QUANTIZED = (
     256,
     16,
@@ -105,14 +107,15 @@ def choose_fp8(weights: str, m: int, n: int, k: int, target: Target) -> Fp8Choic
         splits = splits_of(columns)
         rounds = blocks(tiles_m * blocks(n, columns) * splits, sms)
         sums = splits * columns * TOKENS if splits > 1 else 0
-        return rounds * (columns + TOKENS / 2) * k / splits + sums
+        slower = SINGLE if columns > 128 and m > FEW else 1
+        return rounds * (columns + TOKENS / 2) * k / splits * slower + sums
 
-    columns = min(COLUMNS, key=cost)
-    return fp8_choice(weights, m, n, target, columns=columns, splits=splits_of(columns))
+    columns, cluster = min(COLUMNS, key=cost), 1 if m <= FEW else 2
+    return fp8_choice(weights, m, n, target, columns=columns, splits=splits_of(columns), cluster=cluster)
 
 
 def fp8_choice(
-    weights: str, m: int, n: int, target: Target, *, columns: int, splits: int = 1, cluster: int = 2,
+    weights: str, m: int, n: int, target: Target, *, columns: int, splits: int = 1, cluster: int = 1,
     why: str = "",
 ) -> Fp8Choice:  # fmt: skip
     """That launch with the deepest ring that fits."""

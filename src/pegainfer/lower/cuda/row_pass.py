@@ -202,7 +202,7 @@ def _decode_pass(c: LoweringContext) -> None:
     # No other kernel may write here: a word could then have a tag that a block waits for. Zeros restart the
     # count of launches.
     exchange = c.step_memory("row pass", nbytes, zeroed=True)
-    window = int(c.target.tuning.numbers(info, "decode_pass")["window"])
+    window = int(c.target.tuning.numbers(info, "decode_pass")["fp8_window" if p.weights else "window"])
     args = struct(
         PASS, embedding=embedding.matrix("table", dtype=p.dtype), head=head.matrix("w", dtype=p.dtype),
         norm=head.vector("norm"), token_ids=embedding.address("ids"), positions=qkv.address("positions"),

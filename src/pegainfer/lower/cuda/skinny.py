@@ -9,13 +9,14 @@ from pegainfer.lower.cuda.plan import Boxes, Place, PlannedArg, Struct, ptr, str
 from pegainfer.lower.cuda.target import SYSTEM, Target
 from pegainfer.runtime.cuda.arguments import SKINNY
 from pegainfer.runtime.cuda.device import DeviceInfo
+from pegainfer.runtime.cuda.launch import i32
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 TOKENS = (8, 16, 32, 64)  # that kernels are compiled for
 MAX_TOKENS, BOX = 64, 64  # as in skinny.cuh; BOX: elements of k, 128 bytes
 THREADS, MAX_BLOCKS = 256, 3  # MAX_BLOCKS: of 64 rows in a tile
-# Of an FP8 weight: elements of k in a box, and in a stage of x, which has two codes for each value; threads.
-FP8_BOX, FP8_THREADS = 128, 384
+FP8_BOX = 128  # elements of k in a box of an FP8 weight, and in a stage of x: two codes for each value
+SPLIT_THREADS, SPLIT_GROUPS = 256, 16  # of a block that splits x: threads, and groups of 128 columns
 FRAGMENT = 576  # bytes of the sums of 16 rows by 8 tokens
 KINDS = {"store": 0, "storef32": 1, "residual": 2, "swiglu": 3}
 
@@ -83,7 +84,7 @@ class Shares:
 # Share of the SMs that clusters of so many blocks can fill, one block an SM (GPUs lack SMs here and there).
 FILLED = {1: 1.0, 2: 1.0, 3: 0.91, 4: 0.91, 5: 0.87}
 LEAST_ROWS = 64  # of a tile: wgmma multiplies as many in any case
-LEAST_FP8_ROWS = 96  # of an FP8 weight: each block of fewer would quantise x for less of the weight
+LEAST_FP8_ROWS = 96  # of an FP8 weight, of which x is twice as large a part of what a block reads
 NEVER_MEASURED = "even shares, for a shape that was never measured"
 MANY_TILES = 6  # a block: in so long a launch, deep rings matter more than overlap with other launches
 
@@ -98,10 +99,10 @@ def shares(m: int, n: int, k: int, target: Target, fp8: bool = False) -> tuple[S
         return Shares(**tuned.numbers) if tuned.numbers is not None else None, why
     info = target.info
     rows, splits = even_shares(n, k, info, *((FP8_BOX, LEAST_FP8_ROWS) if fp8 else ()))
-    depth_x = 8 if m <= 16 else 4
-    if rows <= 64 * _most_blocks(m, fp8):
+    depth_x = 8 if m <= 16 else 3 if fp8 and m > 32 else 4
+    if rows <= MAX_BLOCKS * 64:
         return Shares(rows, splits, depth_x=depth_x, early=m <= 32), NEVER_MEASURED
-    tiles = -(-n // (info.num_sms * (136 if m <= 32 else 128 if fp8 else 64)))
+    tiles = -(-n // (info.num_sms * (136 if m <= 32 else 64)))
     rows = _eights(n, info.num_sms * tiles)
     if tiles >= MANY_TILES:
         return Shares(rows, wide=2, depth_x=6, per_sm=1), f"{tiles} tiles a block; {NEVER_MEASURED}"
@@ -119,11 +120,6 @@ def even_shares(n: int, k: int, info: DeviceInfo, box: int = BOX, least: int = L
         if rows >= least or k < 2 * splits * box:
             break
     return rows, splits
-
-
-def _most_blocks(m: int, fp8: bool) -> int:
-    """Blocks of 64 rows in a tile at the most: the FP8 kernels of most tokens lack registers for three."""
-    return MAX_BLOCKS - (fp8 and m > MAX_TOKENS // 2)
 
 
 def _eights(n: int, parts: int) -> int:
@@ -175,7 +171,7 @@ def skinny_choice(
     blocks = -(-rows // 64)
     box = FP8_BOX if weights else BOX
     tiles, chunks = -(-n // rows), -(-k // (box * wide))
-    if not tokens or blocks > _most_blocks(m, bool(weights)) or splits > chunks:
+    if not tokens or blocks > MAX_BLOCKS or splits > chunks:
         return None
     groups = tiles if splits > 1 else min(tiles, info.num_sms)
     room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared)
@@ -203,7 +199,7 @@ def skinny_choice(
     return SkinnyChoice(
         f"skinny_{weights or dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, wide, depth, depth_x,
         depth if trigger is None else trigger, barriers if own else 0, barriers + own, shared, why,
-        FP8_THREADS if weights else THREADS, box,
+        box=box,
     )  # fmt: skip
 
 
@@ -284,12 +280,24 @@ def skinny(
     weight = Boxes(w, (n, k), (k * item_bytes(stored),), stored, (choice.rows, choice.box), promotion=256)
     width = ld_out or (n // 2 if kind == "swiglu" else n)
     args = skinny_args(choice, kind, sizes, out, width, scale, next_norm, eps)
-    arguments: list[PlannedArg] = [weight, ptr(x), args]
     if scales is None:
-        arguments[1] = Boxes(x, (m, k), (k * item_bytes(dtype),), dtype, (choice.tokens, BOX), promotion=256)
+        box_x = Boxes(x, (m, k), (k * item_bytes(dtype),), dtype, (choice.tokens, BOX), promotion=256)
+        arguments: list[PlannedArg] = [weight, box_x, args]
     else:
-        arguments.append(ptr(scales))
+        codes, x_scales = split_rows(c, x, m, k)
+        both = (2 * MAX_TOKENS, k)
+        box_x = Boxes(codes, both, (k,), "f8_e4m3", (choice.tokens, FP8_BOX), promotion=256)
+        arguments = [weight, box_x, args, ptr(scales), ptr(x_scales)]
     c.launch(
         choice.kernel, choice.grid, choice.threads, arguments, choice.shared, why=choice.reason,
         cluster=choice.cluster,
     )  # fmt: skip
+
+
+def split_rows(c: LoweringContext, x: Place, m: int, k: int) -> tuple[Place, Place]:
+    """x [m, k] in bf16 as sums of two codes [2, MAX_TOKENS, k], and their scales [k / 128, MAX_TOKENS]."""
+    codes, scales = c.scratch(2 * MAX_TOKENS * k), c.scratch(4 * MAX_TOKENS * (k // FP8_BOX))
+    grid = (-(-m * (k // FP8_BOX) // SPLIT_GROUPS), 1, 1)
+    args = [ptr(codes), ptr(scales), ptr(x), i32(m), i32(k)]
+    c.launch("split_rows_bf16", grid, SPLIT_THREADS, args, why="activations of an FP8 GEMM")
+    return codes, scales

@@ -68,9 +68,9 @@ def test_choices_name_kernels_that_exist_and_fit() -> None:
 def test_few_tiles_split_k() -> None:
     few = choose_gemm(GemmProblem(100, 2560, 9728, "bf16", weights="fp8_rows"), HOPPER)
     many = choose_gemm(GemmProblem(4096, 6144, 2560, "bf16", weights="fp8_rows"), HOPPER)
-    assert isinstance(few, Fp8Choice) and (few.columns, few.splits, few.blocks) == (128, 6, 120)
-    assert few.sums == 4 * 6 * 20 * 128 * 128
-    assert isinstance(many, Fp8Choice) and (many.columns, many.splits, many.sums) == (160, 1, 0)
+    assert isinstance(few, Fp8Choice) and (few.columns, few.splits, few.blocks) == (64, 3, 120)
+    assert few.sums == 4 * 3 * 40 * 128 * 64
+    assert isinstance(many, Fp8Choice) and (many.columns, many.splits, many.sums) == (128, 1, 0)
 
 
 @pytest.fixture

@@ -162,42 +162,78 @@ __device__ __forceinline__ float2 load_shared8(uint32_t p) {
     return v;
 }
 
-// One tile's sums: of this warpgroup's 64 tokens with N rows of the weight.
+// One tile's sums: of this warpgroup's 64 tokens with N rows of the weight. Where registers allow, the tensor
+// cores have the next 128 columns to multiply while sums of the last ones are promoted: both warpgroups would
+// otherwise wait and promote at the same time.
 template <bool GROUPS, int N>
-__device__ __forceinline__ void multiply(const Ring<N>& ring, const Cluster& cluster, int groups,
-                                         float (&acc)[N / 2], Place& at) {
-    const int lane = threadIdx.x & 31, token = (threadIdx.x >> 5) * 16 + lane / 4;
-    const uint32_t mine = (threadIdx.x >> 7) * 64 * GROUP;
-    float part[N / 2];
+struct Tile {
+    static constexpr int BUFFERS = N <= 128 ? 2 : 1;
+    const Ring<N>& ring;
+    const Cluster& cluster;
+    float (&acc)[N / 2];
+    float part[BUFFERS][N / 2];
+    Place asked, done;  // stages whose GEMMs were issued, and whose sums are promoted
+
+    __device__ __forceinline__ Tile(const Ring<N>& of, const Cluster& in, float (&sums)[N / 2], Place at)
+        : ring(of), cluster(in), acc(sums), asked(at), done(at) {
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) acc[i] = 0;
-#pragma unroll 1
-    for (int g = 0; g < groups; g++) {
-        const uint32_t stage = ring.stages + at.slot * ring.STAGE, scales = stage + STAGE_X + ring.STAGE_W;
-        mbarrier_wait(ring.full + 8 * at.slot, at.parity);
-        const uint64_t x = operand(stage + mine), w = operand(stage + STAGE_X);
+        for (int i = 0; i < N / 2; i++) acc[i] = 0;
+    }
+    template <int BUFFER>
+    __device__ __forceinline__ void issue() {
+        const uint32_t stage = ring.stages + asked.slot * ring.STAGE;
+        mbarrier_wait(ring.full + 8 * asked.slot, asked.parity);
+        const uint64_t x = operand(stage + (threadIdx.x >> 7) * 64 * GROUP), w = operand(stage + STAGE_X);
         wgmma_fence();
 #pragma unroll
-        for (int kk = 0; kk < 4; kk++) Wgmma<e4m3, N>::ss(part, along(x, kk * 32), along(w, kk * 32), kk > 0);
+        for (int kk = 0; kk < 4; kk++)
+            Wgmma<e4m3, N>::ss(part[BUFFER], along(x, kk * 32), along(w, kk * 32), kk > 0);
         wgmma_commit();
+        asked.advance(ring.depth);
+    }
+    // PENDING: stages that were issued after this one.
+    template <int BUFFER, int PENDING>
+    __device__ __forceinline__ void promote() {
+        const int lane = threadIdx.x & 31, token = (threadIdx.x >> 5) * 16 + lane / 4;
+        const uint32_t scales = ring.stages + done.slot * ring.STAGE + STAGE_X + ring.STAGE_W;
         const float sx[2] = {load_shared4(scales + 4 * token), load_shared4(scales + 4 * token + 32)};
-        wgmma_wait<0>();
-        wgmma_pin(part);
-        if constexpr (!GROUPS) ring.release(at.slot, cluster);
+        wgmma_wait<PENDING>();
+        wgmma_pin(part[BUFFER]);
+        if constexpr (!GROUPS) ring.release(done.slot, cluster);
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             float2 sw = make_float2(1, 1);
             if constexpr (GROUPS) sw = load_shared8(scales + SCALES + 4 * (8 * j + 2 * (lane & 3)));
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                acc[4 * j + 2 * h] += part[4 * j + 2 * h] * (GROUPS ? sx[h] * sw.x : sx[h]);
-                acc[4 * j + 2 * h + 1] += part[4 * j + 2 * h + 1] * (GROUPS ? sx[h] * sw.y : sx[h]);
+                const float* sums = part[BUFFER] + 4 * j + 2 * h;
+                acc[4 * j + 2 * h] += sums[0] * (GROUPS ? sx[h] * sw.x : sx[h]);
+                acc[4 * j + 2 * h + 1] += sums[1] * (GROUPS ? sx[h] * sw.y : sx[h]);
             }
         }
-        if constexpr (GROUPS) ring.release(at.slot, cluster);
-        at.advance(ring.depth);
+        if constexpr (GROUPS) ring.release(done.slot, cluster);
+        done.advance(ring.depth);
     }
-}
+    __device__ __forceinline__ void multiply(int groups) {
+        if constexpr (BUFFERS == 1) {
+#pragma unroll 1
+            for (int g = 0; g < groups; g++) issue<0>(), promote<0, 0>();
+        } else {
+            issue<0>();
+#pragma unroll 1
+            for (; groups > 2; groups -= 2) {
+                issue<1>(), promote<0, 1>();
+                issue<0>(), promote<1, 1>();
+            }
+            if (groups == 2) {
+                issue<1>(), promote<0, 1>();
+                promote<1, 0>();
+            } else {
+                promote<0, 0>();
+            }
+        }
+    }
+};
 
 // Leaves this split's sums of a tile and adds all of them up where it is the last to come. Returns whether it
 // is. Four sums of a thread lie together, and those of all threads side by side.
@@ -294,7 +330,9 @@ __device__ __forceinline__ void consume(const Args& a, const Ring<N>& ring, cons
 #pragma unroll 1
     for (int i = cluster.first(); i < Work<N>::count(a, cluster); i += cluster.step()) {
         const Work<N> work(a, cluster, i);
-        multiply<GROUPS, N>(ring, cluster, work.end - work.first, acc, at);
+        Tile<GROUPS, N> tile(ring, cluster, acc, at);
+        tile.multiply(work.end - work.first);
+        at = tile.done;
         if (a.splits > 1 && !add_splits<N>(a, work, ring.last, acc)) continue;
         if constexpr (!GROUPS) {
 #pragma unroll

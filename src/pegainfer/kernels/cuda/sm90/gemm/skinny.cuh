@@ -64,14 +64,13 @@ struct Block {
     }
     __device__ __forceinline__ int tile(const Args& a, int round) const { return group + round * a.groups; }
 
-    // Makes the barriers, by one warp. arrivals_x: that fill a stage of x.
-    __device__ __forceinline__ void make_barriers(const Args& a, int arrivals_x) const {
+    // Makes the barriers, by one warp.
+    __device__ __forceinline__ void make_barriers(const Args& a) const {
         const int lane = threadIdx.x & 31;
 #pragma unroll 1
         for (uint32_t bar = full_w + 8 * lane; bar <= summed + 8; bar += 8 * 32) {
             const bool by_warps = (bar >= empty_w && bar < full_x) || (bar >= empty_x && bar < summed);
-            const bool of_x = bar >= full_x && bar < empty_x;
-            mbarrier_init(bar, by_warps ? CONSUMERS / 32 : of_x ? arrivals_x : bar > summed ? a.splits : 1);
+            mbarrier_init(bar, by_warps ? CONSUMERS / 32 : bar > summed ? a.splits : 1);
         }
         mbarrier_init_fence();
         __syncwarp();
@@ -259,11 +258,13 @@ __device__ __forceinline__ uint64_t along(uint64_t operand, uint32_t bytes) {
 // A weight in the dtype of x.
 template <int NT>
 struct SameType {
-    static constexpr int COLUMNS = SWIZZLE, THREADS = skinny::THREADS;  // COLUMNS: of the weight in a box
-    static constexpr bool BRINGS_X = false;  // whether warps of its own fill the ring of x
+    static constexpr int COLUMNS = SWIZZLE;  // of the weight in a box
+    static constexpr int REGISTERS = 0;      // that a thread takes beside its sums
 
     static __device__ __forceinline__ int stage_x(const Args& a) { return NT * 128 * a.wide; }
-    static __device__ __forceinline__ int arrivals_x(const Args&) { return 1; }
+    __device__ __forceinline__ void stream_x(const void* map, const Args& a, const Block<NT>& b) const {
+        skinny::stream_x<NT>(map, a, b);
+    }
     template <typename T, int MB>
     __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, int tile,
                                              float (&acc)[MB][NT / 2], Place& at_w, Place& at_x) const;
@@ -408,55 +409,43 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
     }
 }
 
-// Registers of a thread that computes, and of one that does not, where the sums of the former do not fit an
-// even share of half an SM's.
-template <int THREADS>
-struct Registers {
-    static constexpr int COMPUTE = THREADS > 256 ? 128 : 184, SERVE = THREADS > 256 ? 40 : 72, BRING = 72;
-};
-
 template <typename T, int NT, int MB, typename Weight = SameType<NT>>
 __device__ __forceinline__ void run(const void* w, const void* x, const Args& a,
                                     const Weight& weight = Weight()) {
-    using Shares = Registers<Weight::THREADS>;
-    constexpr bool BIG = MB * NT > (Weight::BRINGS_X ? 24 : 96);
+    // What a thread holds does not fit half of an SM's registers shared out evenly.
+    constexpr bool BIG = MB * NT + Weight::REGISTERS > 96;
     extern __shared__ __align__(1024) uint8_t shared[];
     const Block<NT> b(a, shared_address(shared), Weight::stage_x(a));
     float* scale = reinterpret_cast<float*>(shared + (b.scale - b.w));
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const bool cluster = a.splits > 1;
     if (warp == 4) {  // the weight's warp waits for nobody
-        b.make_barriers(a, Weight::arrivals_x(a));
-        named_arrive<Weight::THREADS>(BARRIERS_MADE);
+        b.make_barriers(a);
+        named_arrive<THREADS>(BARRIERS_MADE);
     } else {
-        named_wait<Weight::THREADS>(BARRIERS_MADE);
+        named_wait<THREADS>(BARRIERS_MADE);
     }
     if (cluster) cluster_arrive();  // before anything is sent to a block, its barriers are made
     if (warp < CONSUMERS / 32) {
-        if constexpr (BIG) registers_raise<Shares::COMPUTE>();
+        if constexpr (BIG) registers_raise<184>();
         if (cluster) cluster_wait();
         consume<T, NT, MB>(a, b, scale, weight);
-    } else if (!Weight::BRINGS_X || warp < THREADS / 32) {
-        if constexpr (BIG) registers_drop<Shares::SERVE>();
+    } else {
+        if constexpr (BIG) registers_drop<72>();
         if (warp == 4) stream_weight<NT, Weight::COLUMNS>(w, a, b);
         if (warp == 5 && lane == 0) {
-            if constexpr (!Weight::BRINGS_X) tma_prefetch(x);
+            tma_prefetch(x);
             if (a.splits > 1)  // of the units finished here
                 mbarrier_arrive_expect(b.summed,
                                        (b.units - b.split + a.splits - 1) / a.splits * a.splits * 1024);
         }
         __syncwarp();
         if (cluster && warp > 4) cluster_wait();
-        if constexpr (!Weight::BRINGS_X)
-            if (warp == 5 && lane == 0) stream_x<NT>(x, a, b);
+        if (warp == 5 && lane == 0) weight.stream_x(x, a, b);
         if (warp >= 6 && a.squares) prepare_scale<NT>(a, scale, warp - 6);
         if (warp == 7 && a.kind == RESIDUAL) fetch_before<T, NT>(a, b);
         __syncwarp();
         if (warp >= 6) named_arrive<CONSUMERS + 64>(BEFORE_READY);
-    } else if constexpr (Weight::BRINGS_X) {
-        if constexpr (BIG) registers_drop<Shares::BRING>();
-        if (cluster) cluster_wait();
-        weight.bring_x(a, b);
     }
 }
 

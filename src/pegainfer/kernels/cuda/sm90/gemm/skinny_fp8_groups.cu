@@ -24,3 +24,5 @@ SKINNY_FP8_KERNEL(skinny_fp8_groups_32_3, true, 32, 3)
 SKINNY_FP8_KERNEL(skinny_fp8_groups_64_1, true, 64, 1)
 // variant skinny_fp8_groups_64_2: dtype=bf16 weights=fp8_groups tokens=64 rows=128
 SKINNY_FP8_KERNEL(skinny_fp8_groups_64_2, true, 64, 2)
+// variant skinny_fp8_groups_64_3: dtype=bf16 weights=fp8_groups tokens=64 rows=192
+SKINNY_FP8_KERNEL(skinny_fp8_groups_64_3, true, 64, 3)

@@ -24,3 +24,5 @@ SKINNY_FP8_KERNEL(skinny_fp8_rows_32_3, false, 32, 3)
 SKINNY_FP8_KERNEL(skinny_fp8_rows_64_1, false, 64, 1)
 // variant skinny_fp8_rows_64_2: dtype=bf16 weights=fp8_rows tokens=64 rows=128
 SKINNY_FP8_KERNEL(skinny_fp8_rows_64_2, false, 64, 2)
+// variant skinny_fp8_rows_64_3: dtype=bf16 weights=fp8_rows tokens=64 rows=192
+SKINNY_FP8_KERNEL(skinny_fp8_rows_64_3, false, 64, 3)

@@ -2,6 +2,7 @@
 // many tokens, with the norm ahead of the GEMM.
 //
 // A scale holds for 128 columns of a row: their greatest magnitude becomes 448.
+#include "e4m3.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
 
@@ -59,6 +60,46 @@ extern "C" __global__ void __launch_bounds__(256)
             store_group(v, codes + at * 128 + within, scales + at % groups * pitch + at / groups, at < total);
         }
     }
+}
+
+// variant split_rows_bf16: dtype=bf16 multiple=128
+// For GEMMs of few rows: each value of x [T, K] as the sum of two codes, hi and lo = E4M3(value - hi), codes:
+// [2, MOST, K]; scales: [K / 128, MOST], powers of two that make the greatest magnitude one of 128 to 256. 16
+// neighbouring threads take a group. The next launch may start at once: ahead of its wait for this one it
+// reads constants alone.
+extern "C" __global__ void __launch_bounds__(256)
+    split_rows_bf16(uint8_t* codes, float* scales, const bf16* x, int rows, int k) {
+    constexpr int MOST = 64;
+    const int groups = k / 128, at = (blockIdx.x * blockDim.x + threadIdx.x) / 16;
+    const int row = at / groups, group = at % groups, column = group * 128 + threadIdx.x % 16 * 8;
+    const bool valid = row < rows;
+    pdl_launch();
+    pdl_wait();
+    Vec<bf16, 8> held = {};
+    if (valid) held = load<bf16, 8>(x + static_cast<int64_t>(row) * k + column);
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(held.v);
+    // Magnitudes in bf16 are ordered as whole numbers are, NaN above all.
+    uint32_t peaks = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) peaks = __vmaxu2(peaks, words[i] & 0x7fff7fff);
+#pragma unroll
+    for (int o = 8; o; o >>= 1) peaks = __vmaxu2(peaks, __shfl_xor_sync(~0u, peaks, o));
+    // Exponents as float32 has them.
+    const uint32_t exponent = max(max(peaks & 0xffff, peaks >> 16) >> 7, 8u);
+    const float inverse = __uint_as_float((261 - exponent) << 23);
+    uint32_t hi[4], lo[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 v = unpack2<bf16>(words[i]);
+        const uint32_t scaled = pack2<f16>(v.x * inverse, v.y * inverse);  // exact
+        hi[i] = f16_to_e4m3x2(scaled), lo[i] = f16_to_e4m3x2(sub_f16x2(scaled, e4m3x2_to_f16(hi[i])));
+    }
+    if (!valid) return;
+    uint2* to = reinterpret_cast<uint2*>(codes + static_cast<int64_t>(row) * k + column);
+    to[0] = make_uint2(hi[0] | hi[1] << 16, hi[2] | hi[3] << 16);
+    to[static_cast<int64_t>(MOST) * k / 8] = make_uint2(lo[0] | lo[1] << 16, lo[2] | lo[3] << 16);
+    if (threadIdx.x % 16 == 0)
+        scales[group * MOST + row] = __uint_as_float(exponent == 255 ? 0x7fc00000 : (exponent - 7) << 23);
 }
 
 // variant quantize_norm_bf16: dtype=bf16 multiple=128
