@@ -71,8 +71,8 @@ def tiles(m: int, n: int, k: int, sms: int) -> Iterator[dict[str, Any]]:
     for columns in COLUMNS:
         count = -(-m // TOKENS) * -(-n // columns)
         for splits in range(1, min(MOST_SPLITS, k // GROUP // LEAST_GROUPS) + 1):
-            for cluster in (1, 2, 4) if splits == 1 or count * splits <= sms else ():
-                yield {"columns": columns, "splits": splits, "cluster": cluster}
+            if splits == 1 or count * splits <= sms:
+                yield {"columns": columns, "splits": splits}
 
 
 def candidates(ctx: CudaContext, m: int, n: int, k: int) -> Iterator[dict[str, Any]]:

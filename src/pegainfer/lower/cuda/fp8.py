@@ -1,6 +1,6 @@
 """GEMMs with FP8 weights on Hopper: which weights stay in FP8, and the launches for many rows.
 
-Up to 64 rows, activations stay in 16 bits and the weight is streamed (skinny.py). More of them are quantised
+Up to 32 rows, activations keep all their bits and the weight is streamed (skinny.py). More of them are quantised
 to E4M3 with a scale for each token and 128 columns, whatever scheme the checkpoint names for activations.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pegainfer.lower.cuda.lowering import LoweringContext, blocks
 from pegainfer.lower.cuda.plan import ARRIVALS, Boxes, Codes, Matrix, Place, Scales, ptr, struct
-from pegainfer.lower.cuda.skinny import FILLED, KINDS
+from pegainfer.lower.cuda.skinny import KINDS
 from pegainfer.lower.cuda.target import SYSTEM, Target
 from pegainfer.ops.tensor import Tensor
 from pegainfer.runtime.cuda.arguments import FP8_GEMM
@@ -23,12 +23,6 @@ GROUP, TOKENS, THREADS = 128, 128, 384  # as in sm90/gemm/fp8.cuh
 COLUMNS = (64, 96, 128, 160)  # rows of the weight in a tile, that kernels are compiled for
 MOST_SPLITS, LEAST_GROUPS = 8, 4  # of k; groups of 128 that a split has at least
 MOST_DEPTH = 8  # stages of the ring
-FEW = 256  # rows: with more of them the tensor cores are the bound
-SINGLE = 1.25  # times as long: tiles whose sums leave no registers for the sums of the next columns
-QUANTIZE_THREADS, QUANTIZED = (
-    256,
-    16,
-)  # of a block that quantises: threads, and groups that these take at once
 
 
 def keeps_fp8(target: Target) -> bool:
@@ -70,7 +64,6 @@ class Fp8Choice:
     depth: int  # stages of the ring
     shared: int  # bytes
     why: str
-    cluster: int = 1  # blocks that share tokens; tiles_n is a multiple of it
 
     @property
     def sums(self) -> int:
@@ -83,7 +76,7 @@ class Fp8Choice:
     def reason(self) -> str:
         return (
             f"{self.tiles_m} x {self.tiles_n} tiles of {TOKENS} x {self.columns}, {self.splits} splits, "
-            f"{self.blocks} blocks in clusters of {self.cluster}, {self.depth} stages ({self.why})"
+            f"{self.blocks} blocks, {self.depth} stages ({self.why})"
         )
 
     def __str__(self) -> str:
@@ -107,27 +100,23 @@ def choose_fp8(weights: str, m: int, n: int, k: int, target: Target) -> Fp8Choic
         splits = splits_of(columns)
         rounds = blocks(tiles_m * blocks(n, columns) * splits, sms)
         sums = splits * columns * TOKENS if splits > 1 else 0
-        slower = SINGLE if columns > 128 and m > FEW else 1
-        return rounds * (columns + TOKENS / 2) * k / splits * slower + sums
+        return rounds * (columns + TOKENS / 2) * k / splits + sums
 
-    columns, cluster = min(COLUMNS, key=cost), 1 if m <= FEW else 2
-    return fp8_choice(weights, m, n, target, columns=columns, splits=splits_of(columns), cluster=cluster)
+    columns = min(COLUMNS, key=cost)
+    return fp8_choice(weights, m, n, target, columns=columns, splits=splits_of(columns))
 
 
 def fp8_choice(
-    weights: str, m: int, n: int, target: Target, *, columns: int, splits: int = 1, cluster: int = 1,
-    why: str = "",
-) -> Fp8Choice:  # fmt: skip
+    weights: str, m: int, n: int, target: Target, *, columns: int, splits: int = 1, why: str = ""
+) -> Fp8Choice:
     """That launch with the deepest ring that fits."""
-    tiles_m = blocks(m, TOKENS)
-    tiles_n = blocks(n, columns * cluster) * cluster
+    tiles_m, tiles_n = blocks(m, TOKENS), blocks(n, columns)
     stage = (TOKENS + columns) * GROUP + (2048 if columns > 128 else 1024)
     depth = min(MOST_DEPTH, (target.info.max_shared - SYSTEM) // (stage + 16))
-    fitting = int(target.info.num_sms * FILLED[cluster]) // cluster * cluster
     return Fp8Choice(
         f"{weights}_bf16_{columns}", columns, tiles_m, tiles_n, splits,
-        min(fitting, tiles_m * tiles_n * splits), depth, depth * (stage + 16) + 16, why or f"{m} rows",
-        cluster,
+        min(target.info.num_sms, tiles_m * tiles_n * splits), depth, depth * (stage + 16) + 16,
+        why or f"{m} rows",
     )  # fmt: skip
 
 
@@ -137,15 +126,9 @@ def quantize_rows(
     """Codes [m, k] and scales [k / 128, pitch] of x [m, k], normalised first where a norm is given."""
     pitch = blocks(m, TOKENS) * TOKENS
     codes, scales = c.scratch(m * k), c.scratch(4 * (k // GROUP) * pitch)
-    why = "activations of an FP8 GEMM"
-    if norm is not None:
-        threads = min(1024, blocks(k // 8, 32) * 32)
-        args = [ptr(codes), ptr(scales), ptr(x), ptr(norm), i32(k), i32(pitch), f32(eps)]
-        c.launch("quantize_norm_bf16", (m, 1, 1), threads, args, why=why)
-    else:
-        grid = min(blocks(m * (k // GROUP), QUANTIZED), 8 * c.target.info.num_sms)
-        args = [ptr(codes), ptr(scales), ptr(x), i32(m), i32(k), i32(pitch)]
-        c.launch("quantize_rows_bf16", (grid, 1, 1), QUANTIZE_THREADS, args, why=why)
+    threads = min(1024, blocks(k // 8, 32) * 32)
+    args = [ptr(codes), ptr(scales), ptr(x), ptr(norm), i32(k), i32(pitch), f32(eps)]
+    c.launch("quantize_rows_bf16", (m, 1, 1), threads, args, why="activations of an FP8 GEMM")
     return codes, scales
 
 
@@ -169,7 +152,7 @@ def fp8_gemm(
     sums = c.scratch(choice.sums) if choice.sums else None
     boxes = (
         Boxes(w_codes, (n, k), (k,), "f8_e4m3", (choice.columns, GROUP), promotion=256),
-        Boxes(codes, (m, k), (k,), "f8_e4m3", (TOKENS // choice.cluster, GROUP), promotion=256),
+        Boxes(codes, (m, k), (k,), "f8_e4m3", (TOKENS, GROUP), promotion=256),
     )
     args = struct(
         FP8_GEMM, out=out, x_scales=scales, w_scales=w_scales, sums=sums, arrivals=Place(ARRIVALS), m=m,
@@ -177,7 +160,4 @@ def fp8_gemm(
         kind=KINDS[kind], tiles_m=choice.tiles_m, tiles_n=choice.tiles_n, splits=choice.splits,
         depth=choice.depth,
     )  # fmt: skip
-    c.launch(
-        choice.kernel, (choice.blocks, 1, 1), THREADS, [*boxes, args], choice.shared, why=choice.reason,
-        cluster=choice.cluster if choice.cluster > 1 else 0,
-    )  # fmt: skip
+    c.launch(choice.kernel, (choice.blocks, 1, 1), THREADS, [*boxes, args], choice.shared, why=choice.reason)

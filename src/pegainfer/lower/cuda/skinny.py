@@ -15,6 +15,7 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 TOKENS = (8, 16, 32, 64)  # that kernels are compiled for
 MAX_TOKENS, BOX = 64, 64  # as in skinny.cuh; BOX: elements of k, 128 bytes
 THREADS, MAX_BLOCKS = 256, 3  # MAX_BLOCKS: of 64 rows in a tile
+MAX_FP8_TOKENS = 32  # beside an FP8 weight: with more rows one code a value is faster (fp8.py)
 FP8_BOX = 128  # elements of k in a box of an FP8 weight, and in a stage of x: two codes for each value
 SPLIT_THREADS, SPLIT_GROUPS = 256, 16  # of a block that splits x: threads, and groups of 128 columns
 FRAGMENT = 576  # bytes of the sums of 16 rows by 8 tokens
@@ -99,7 +100,7 @@ def shares(m: int, n: int, k: int, target: Target, fp8: bool = False) -> tuple[S
         return Shares(**tuned.numbers) if tuned.numbers is not None else None, why
     info = target.info
     rows, splits = even_shares(n, k, info, *((FP8_BOX, LEAST_FP8_ROWS) if fp8 else ()))
-    depth_x = 8 if m <= 16 else 3 if fp8 and m > 32 else 4
+    depth_x = 8 if m <= 16 else 4
     if rows <= MAX_BLOCKS * 64:
         return Shares(rows, splits, depth_x=depth_x, early=m <= 32), NEVER_MEASURED
     tiles = -(-n // (info.num_sms * (136 if m <= 32 else 64)))
@@ -131,7 +132,8 @@ def choose_skinny(
     dtype: str, m: int, n: int, k: int, kind: str, target: Target, weights: str = ""
 ) -> SkinnyChoice | None:
     """The launch for a problem, or None where the kernel does not serve it. weights: see GemmProblem."""
-    if target.info.capability != (9, 0) or m > MAX_TOKENS or n % 8 or k % 8:
+    most = MAX_FP8_TOKENS if weights else MAX_TOKENS
+    if target.info.capability != (9, 0) or m > most or n % 8 or k % 8:
         return None
     s, why = shares(m, n, k, target, bool(weights))
     if s is None:

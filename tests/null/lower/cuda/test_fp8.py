@@ -50,11 +50,11 @@ def test_weights_of_one_form_stay_in_fp8_on_hopper() -> None:
 def test_choices_name_kernels_that_exist_and_fit() -> None:
     kinds = ("store", "residual", "swiglu", "storef32")
     for (n, k), m, out, weights in product(
-        SHAPES, (1, 8, 17, 64, 65, 129, 4096), kinds, ("fp8_rows", "fp8_groups")
+        SHAPES, (1, 8, 17, 32, 33, 64, 65, 129, 4096), kinds, ("fp8_rows", "fp8_groups")
     ):
         choice = choose_gemm(GemmProblem(m, n, k, "bf16", out, weights=weights), HOPPER)
         assert choice.kernel in KERNELS and choice.shared <= H100.max_shared  # type: ignore[union-attr]
-        if m <= 64 and (out != "residual" or n < 19_456):  # more than one tile a block adds to no residual
+        if m <= 32 and (out != "residual" or n < 19_456):  # more than one tile a block adds to no residual
             assert isinstance(choice, SkinnyChoice) and choice.box == 128
         if isinstance(choice, SkinnyChoice):
             continue
@@ -62,7 +62,6 @@ def test_choices_name_kernels_that_exist_and_fit() -> None:
         assert choice.tiles_m * TOKENS >= m and choice.tiles_n * choice.columns >= n
         assert 1 <= choice.splits <= k // 128
         assert choice.blocks <= min(132, choice.tiles_m * choice.tiles_n * choice.splits)
-        assert choice.tiles_n % choice.cluster == choice.blocks % choice.cluster == 0
 
 
 def test_few_tiles_split_k() -> None:
@@ -70,7 +69,7 @@ def test_few_tiles_split_k() -> None:
     many = choose_gemm(GemmProblem(4096, 6144, 2560, "bf16", weights="fp8_rows"), HOPPER)
     assert isinstance(few, Fp8Choice) and (few.columns, few.splits, few.blocks) == (64, 3, 120)
     assert few.sums == 4 * 3 * 40 * 128 * 64
-    assert isinstance(many, Fp8Choice) and (many.columns, many.splits, many.sums) == (128, 1, 0)
+    assert isinstance(many, Fp8Choice) and (many.columns, many.splits, many.sums) == (160, 1, 0)
 
 
 @pytest.fixture

@@ -81,16 +81,6 @@ __device__ __forceinline__ void tma_load2(uint32_t to, const void* map, int x0, 
         "l"(map), "r"(x0), "r"(x1), "r"(barrier), "l"(policy)
         : "memory");
 }
-// The same into all blocks of a cluster that `mask` names, each of which counts the bytes at its own
-// mbarrier; both addresses are those of every block's shared memory.
-__device__ __forceinline__ void tma_multicast2(uint32_t to, const void* map, int x0, int x1, uint32_t barrier,
-                                               uint16_t mask, uint64_t policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-        ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
-        "l"(map), "r"(x0), "r"(x1), "r"(barrier), "h"(mask), "l"(policy)
-        : "memory");
-}
 __device__ __forceinline__ void tma_load5(uint32_t to, const void* map, int x0, int x1, int x2, int x3,
                                           int x4, uint32_t barrier) {
     asm volatile(

@@ -10,13 +10,9 @@
 // Blocks stay: each takes every gridDim.x-th (tile, split of k). One thread brings both operands and their
 // scales through a ring of stages and goes on with the next tile while the others finish theirs. Where k is
 // split, the block that arrives last at a tile adds the splits up in their order.
-//
-// L2 is what limits tiles of this size, so two or four blocks may be a cluster that works on tiles of the
-// same tokens side by side: each requests its share of the stage's tokens for all of them (TMA multicast).
 #pragma once
 #include <cuda.h>
 
-#include "cluster.cuh"
 #include "skinny.cuh"
 
 namespace fp8 {
@@ -28,17 +24,6 @@ constexpr int TOKENS = 128, GROUP = 128;       // rows of x in a tile; columns o
 constexpr int CONSUMERS = 256, THREADS = 384;  // two warpgroups multiply, a warp of the third fetches
 constexpr int STAGE_X = TOKENS * GROUP, SCALES = 4 * TOKENS;
 constexpr int CONSUMERS_ONLY = 2;  // named barrier
-
-// The blocks that share tokens, and which of them this is.
-struct Cluster {
-    int blocks, rank;
-    __device__ __forceinline__ Cluster() {
-        asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    }
-    __device__ __forceinline__ int first() const { return blockIdx.x / blocks; }
-    __device__ __forceinline__ int step() const { return gridDim.x / blocks; }
-};
 
 // Where things lie in shared memory: the ring's stages (x, w, scales of x, scales of w), then barriers.
 template <int N>
@@ -53,104 +38,75 @@ struct Ring {
           empty(full + 8 * a.depth),
           last(empty + 8 * a.depth),
           depth(a.depth) {}
-    __device__ __forceinline__ void make_barriers(int blocks) const {
+    __device__ __forceinline__ void make_barriers() const {
         for (int i = 0; i < depth; i++)
-            mbarrier_init(full + 8 * i, 1), mbarrier_init(empty + 8 * i, CONSUMERS / 32 * blocks);
+            mbarrier_init(full + 8 * i, 1), mbarrier_init(empty + 8 * i, CONSUMERS / 32);
         mbarrier_init_fence();
-    }
-    // Gives a stage back to the producers of all blocks that write to it, by one warp that has read it.
-    __device__ __forceinline__ void release(int slot, const Cluster& cluster) const {
-        const int lane = threadIdx.x & 31;
-        __syncwarp();
-        if (cluster.blocks == 1) {
-            if (lane == 0) mbarrier_arrive(empty + 8 * slot);
-        } else if (lane < cluster.blocks) {
-            mbarrier_arrive_at(empty + 8 * slot, lane);
-        }
     }
 };
 
-// One piece of work: a tile of the output, and which groups of k are added up for it. The blocks of a cluster
-// have tiles beside each other, of the same tokens.
+// One piece of work: a tile of the output, and which groups of k are added up for it.
 template <int N>
 struct Work {
     int tile, row, column, split, first, end;
 
-    // i: of the cluster's pieces.
-    __device__ __forceinline__ Work(const Args& a, const Cluster& cluster, int i) {
-        const int wide = a.tiles_m * a.tiles_n / cluster.blocks, groups = a.k / GROUP;
-        const int at = i % wide, y = at % a.tiles_m, x = at / a.tiles_m * cluster.blocks + cluster.rank;
-        split = i / wide, tile = x * a.tiles_m + y;
-        row = y * TOKENS, column = x * N;
+    __device__ __forceinline__ Work(const Args& a, int i) {
+        const int tiles = a.tiles_m * a.tiles_n, groups = a.k / GROUP;
+        tile = i % tiles, split = i / tiles;
+        row = tile % a.tiles_m * TOKENS, column = tile / a.tiles_m * N;
         first = groups * split / a.splits, end = groups * (split + 1) / a.splits;
     }
-    static __device__ __forceinline__ int count(const Args& a, const Cluster& cluster) {
-        return a.tiles_m * a.tiles_n * a.splits / cluster.blocks;
-    }
+    static __device__ __forceinline__ int count(const Args& a) { return a.tiles_m * a.tiles_n * a.splits; }
 };
 
 // A block's way through the stages of all its work.
 template <int N>
 struct Stages {
     const Args& a;
-    const Cluster& cluster;
     int i;
     Work<N> work;
     int group;
     Place at = Place(1);
 
-    __device__ __forceinline__ Stages(const Args& args, const Cluster& of)
-        : a(args), cluster(of), i(of.first()), work(args, of, i), group(work.first) {}
-    __device__ __forceinline__ bool has() const { return i < Work<N>::count(a, cluster); }
+    __device__ __forceinline__ explicit Stages(const Args& args)
+        : a(args), i(blockIdx.x), work(args, i), group(work.first) {}
+    __device__ __forceinline__ bool has() const { return i < Work<N>::count(a); }
     __device__ __forceinline__ void advance(int depth) {
         at.advance(depth);
         if (++group < work.end) return;
-        i += cluster.step();
-        work = Work<N>(a, cluster, i), group = work.first;
+        i += gridDim.x;
+        work = Work<N>(a, i), group = work.first;
     }
 };
 
-// By one warp, whose first lane requests the operands of all stages. The weight's part of the first ones is
-// requested ahead of the wait for the launch before.
+// By one thread: requests the operands of all stages. The weight's part of the first ones is requested ahead
+// of the wait for the launch before.
 template <bool GROUPS, int N>
-__device__ __forceinline__ void issue_tma(const void* w, const void* x, const Args& a, const Ring<N>& ring,
-                                          const Cluster& cluster) {
+__device__ __forceinline__ void issue_tma(const void* w, const void* x, const Args& a, const Ring<N>& ring) {
     const uint64_t kept = l2_evict_last(), policy = a.tiles_m > 1 ? kept : l2_evict_first();
     auto request_weight = [&](const Stages<N>& s) {
         const uint32_t full = ring.full + 8 * s.at.slot, to = ring.stages + s.at.slot * ring.STAGE + STAGE_X;
-        const int scales = GROUPS ? max(0, min(N, a.n - s.work.column)) * 4 : 0;
+        const int scales = GROUPS ? min(N, a.n - s.work.column) * 4 : 0;
         mbarrier_arrive_expect(full, STAGE_X + ring.STAGE_W + SCALES + scales);
         tma_load2(to, w, s.group * GROUP, s.work.column, full, policy);
-        if (scales > 0)
+        if constexpr (GROUPS)
             bulk_load(to + ring.STAGE_W + SCALES,
                       a.w_scales + static_cast<int64_t>(s.group) * a.n + s.work.column, scales, full, kept);
     };
-    const bool issues = (threadIdx.x & 31) == 0;
-    const int part =
-        cluster.rank * (TOKENS / cluster.blocks);  // first of the tokens that this block requests
-    const uint16_t all = (1 << cluster.blocks) - 1;
-    Stages<N> first(a, cluster), s(a, cluster);
+    Stages<N> first(a), s(a);
     int ahead = 0;
 #pragma unroll 1
-    for (; ahead < ring.depth && first.has(); ahead++, first.advance(ring.depth))
-        if (issues) request_weight(first);
-    __syncwarp();
+    for (; ahead < ring.depth && first.has(); ahead++, first.advance(ring.depth)) request_weight(first);
     pdl_wait();
     pdl_launch();
-    if (cluster.blocks > 1) cluster_wait();  // the other block's barriers are made
 #pragma unroll 1
     for (; s.has(); s.advance(ring.depth)) {
         const uint32_t full = ring.full + 8 * s.at.slot, to = ring.stages + s.at.slot * ring.STAGE;
-        ahead--;
-        if (!issues) continue;
-        if (ahead < 0) {
+        if (--ahead < 0) {
             mbarrier_wait(ring.empty + 8 * s.at.slot, s.at.parity);
             request_weight(s);
         }
-        if (cluster.blocks > 1)
-            tma_multicast2(to + part * GROUP, x, s.group * GROUP, s.work.row + part, full, all, kept);
-        else
-            tma_load2(to, x, s.group * GROUP, s.work.row, full, kept);
+        tma_load2(to, x, s.group * GROUP, s.work.row, full, kept);
         bulk_load(to + STAGE_X + ring.STAGE_W,
                   a.x_scales + static_cast<int64_t>(s.group) * a.pitch + s.work.row, SCALES, full, kept);
     }
@@ -162,78 +118,47 @@ __device__ __forceinline__ float2 load_shared8(uint32_t p) {
     return v;
 }
 
-// One tile's sums: of this warpgroup's 64 tokens with N rows of the weight. Where registers allow, the tensor
-// cores have the next 128 columns to multiply while sums of the last ones are promoted: both warpgroups would
-// otherwise wait and promote at the same time.
+// One tile's sums: of this warpgroup's 64 tokens with N rows of the weight.
 template <bool GROUPS, int N>
-struct Tile {
-    static constexpr int BUFFERS = N <= 128 ? 2 : 1;
-    const Ring<N>& ring;
-    const Cluster& cluster;
-    float (&acc)[N / 2];
-    float part[BUFFERS][N / 2];
-    Place asked, done;  // stages whose GEMMs were issued, and whose sums are promoted
-
-    __device__ __forceinline__ Tile(const Ring<N>& of, const Cluster& in, float (&sums)[N / 2], Place at)
-        : ring(of), cluster(in), acc(sums), asked(at), done(at) {
+__device__ __forceinline__ void multiply(const Ring<N>& ring, int groups, float (&acc)[N / 2], Place& at) {
+    const int lane = threadIdx.x & 31, token = (threadIdx.x >> 5) * 16 + lane / 4;
+    const uint32_t mine = (threadIdx.x >> 7) * 64 * GROUP;
+    float part[N / 2];
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) acc[i] = 0;
-    }
-    template <int BUFFER>
-    __device__ __forceinline__ void issue() {
-        const uint32_t stage = ring.stages + asked.slot * ring.STAGE;
-        mbarrier_wait(ring.full + 8 * asked.slot, asked.parity);
-        const uint64_t x = operand(stage + (threadIdx.x >> 7) * 64 * GROUP), w = operand(stage + STAGE_X);
+    for (int i = 0; i < N / 2; i++) acc[i] = 0;
+#pragma unroll 1
+    for (int g = 0; g < groups; g++) {
+        const uint32_t stage = ring.stages + at.slot * ring.STAGE, scales = stage + STAGE_X + ring.STAGE_W;
+        mbarrier_wait(ring.full + 8 * at.slot, at.parity);
+        const uint64_t x = operand(stage + mine), w = operand(stage + STAGE_X);
         wgmma_fence();
 #pragma unroll
-        for (int kk = 0; kk < 4; kk++)
-            Wgmma<e4m3, N>::ss(part[BUFFER], along(x, kk * 32), along(w, kk * 32), kk > 0);
+        for (int kk = 0; kk < 4; kk++) Wgmma<e4m3, N>::ss(part, along(x, kk * 32), along(w, kk * 32), kk > 0);
         wgmma_commit();
-        asked.advance(ring.depth);
-    }
-    // PENDING: stages that were issued after this one.
-    template <int BUFFER, int PENDING>
-    __device__ __forceinline__ void promote() {
-        const int lane = threadIdx.x & 31, token = (threadIdx.x >> 5) * 16 + lane / 4;
-        const uint32_t scales = ring.stages + done.slot * ring.STAGE + STAGE_X + ring.STAGE_W;
         const float sx[2] = {load_shared4(scales + 4 * token), load_shared4(scales + 4 * token + 32)};
-        wgmma_wait<PENDING>();
-        wgmma_pin(part[BUFFER]);
-        if constexpr (!GROUPS) ring.release(done.slot, cluster);
+        wgmma_wait<0>();
+        wgmma_pin(part);
+        if constexpr (!GROUPS) {
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(ring.empty + 8 * at.slot);
+        }
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             float2 sw = make_float2(1, 1);
             if constexpr (GROUPS) sw = load_shared8(scales + SCALES + 4 * (8 * j + 2 * (lane & 3)));
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float* sums = part[BUFFER] + 4 * j + 2 * h;
-                acc[4 * j + 2 * h] += sums[0] * (GROUPS ? sx[h] * sw.x : sx[h]);
-                acc[4 * j + 2 * h + 1] += sums[1] * (GROUPS ? sx[h] * sw.y : sx[h]);
+                acc[4 * j + 2 * h] += part[4 * j + 2 * h] * (GROUPS ? sx[h] * sw.x : sx[h]);
+                acc[4 * j + 2 * h + 1] += part[4 * j + 2 * h + 1] * (GROUPS ? sx[h] * sw.y : sx[h]);
             }
         }
-        if constexpr (GROUPS) ring.release(done.slot, cluster);
-        done.advance(ring.depth);
-    }
-    __device__ __forceinline__ void multiply(int groups) {
-        if constexpr (BUFFERS == 1) {
-#pragma unroll 1
-            for (int g = 0; g < groups; g++) issue<0>(), promote<0, 0>();
-        } else {
-            issue<0>();
-#pragma unroll 1
-            for (; groups > 2; groups -= 2) {
-                issue<1>(), promote<0, 1>();
-                issue<0>(), promote<1, 1>();
-            }
-            if (groups == 2) {
-                issue<1>(), promote<0, 1>();
-                promote<1, 0>();
-            } else {
-                promote<0, 0>();
-            }
+        if constexpr (GROUPS) {
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(ring.empty + 8 * at.slot);
         }
+        at.advance(ring.depth);
     }
-};
+}
 
 // Leaves this split's sums of a tile and adds all of them up where it is the last to come. Returns whether it
 // is. Four sums of a thread lie together, and those of all threads side by side.
@@ -323,16 +248,14 @@ __device__ __forceinline__ void store_sums(const Args& a, const float (&acc)[N /
 }
 
 template <typename T, bool GROUPS, int N>
-__device__ __forceinline__ void consume(const Args& a, const Ring<N>& ring, const Cluster& cluster) {
+__device__ __forceinline__ void consume(const Args& a, const Ring<N>& ring) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     Place at(0);
     float acc[N / 2];
 #pragma unroll 1
-    for (int i = cluster.first(); i < Work<N>::count(a, cluster); i += cluster.step()) {
-        const Work<N> work(a, cluster, i);
-        Tile<GROUPS, N> tile(ring, cluster, acc, at);
-        tile.multiply(work.end - work.first);
-        at = tile.done;
+    for (int i = blockIdx.x; i < Work<N>::count(a); i += gridDim.x) {
+        const Work<N> work(a, i);
+        multiply<GROUPS, N>(ring, work.end - work.first, acc, at);
         if (a.splits > 1 && !add_splits<N>(a, work, ring.last, acc)) continue;
         if constexpr (!GROUPS) {
 #pragma unroll
@@ -351,23 +274,17 @@ template <typename T, bool GROUPS, int N>
 __device__ __forceinline__ void run(const void* w, const void* x, const Args& a) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const Ring<N> ring(a, shared_address(shared));
-    const Cluster cluster;
-    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
-    if (threadIdx.x == 0) ring.make_barriers(cluster.blocks), tma_prefetch(w), tma_prefetch(x);
+    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    if (threadIdx.x == 0) ring.make_barriers(), tma_prefetch(w), tma_prefetch(x);
     __syncthreads();
-    if (cluster.blocks > 1) cluster_arrive();
     if (warp < CONSUMERS / 32) {
         registers_raise<232>();
         pdl_wait();
-        if (cluster.blocks > 1) cluster_wait();
-        consume<T, GROUPS, N>(a, ring, cluster);
+        consume<T, GROUPS, N>(a, ring);
     } else {
         registers_drop<40>();
-        if (warp == CONSUMERS / 32) issue_tma<GROUPS, N>(w, x, a, ring, cluster);
-        if (warp > CONSUMERS / 32 && cluster.blocks > 1) cluster_wait();
+        if (warp == CONSUMERS / 32 && lane == 0) issue_tma<GROUPS, N>(w, x, a, ring);
     }
-    __syncwarp();
-    if (cluster.blocks > 1) cluster_arrive(), cluster_wait();  // the other block may still write here
 }
 
 }  // namespace fp8

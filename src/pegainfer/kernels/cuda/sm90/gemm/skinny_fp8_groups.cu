@@ -20,9 +20,3 @@ SKINNY_FP8_KERNEL(skinny_fp8_groups_32_1, true, 32, 1)
 SKINNY_FP8_KERNEL(skinny_fp8_groups_32_2, true, 32, 2)
 // variant skinny_fp8_groups_32_3: dtype=bf16 weights=fp8_groups tokens=32 rows=192
 SKINNY_FP8_KERNEL(skinny_fp8_groups_32_3, true, 32, 3)
-// variant skinny_fp8_groups_64_1: dtype=bf16 weights=fp8_groups tokens=64 rows=64
-SKINNY_FP8_KERNEL(skinny_fp8_groups_64_1, true, 64, 1)
-// variant skinny_fp8_groups_64_2: dtype=bf16 weights=fp8_groups tokens=64 rows=128
-SKINNY_FP8_KERNEL(skinny_fp8_groups_64_2, true, 64, 2)
-// variant skinny_fp8_groups_64_3: dtype=bf16 weights=fp8_groups tokens=64 rows=192
-SKINNY_FP8_KERNEL(skinny_fp8_groups_64_3, true, 64, 3)

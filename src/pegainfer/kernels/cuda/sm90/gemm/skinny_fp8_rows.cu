@@ -20,9 +20,3 @@ SKINNY_FP8_KERNEL(skinny_fp8_rows_32_1, false, 32, 1)
 SKINNY_FP8_KERNEL(skinny_fp8_rows_32_2, false, 32, 2)
 // variant skinny_fp8_rows_32_3: dtype=bf16 weights=fp8_rows tokens=32 rows=192
 SKINNY_FP8_KERNEL(skinny_fp8_rows_32_3, false, 32, 3)
-// variant skinny_fp8_rows_64_1: dtype=bf16 weights=fp8_rows tokens=64 rows=64
-SKINNY_FP8_KERNEL(skinny_fp8_rows_64_1, false, 64, 1)
-// variant skinny_fp8_rows_64_2: dtype=bf16 weights=fp8_rows tokens=64 rows=128
-SKINNY_FP8_KERNEL(skinny_fp8_rows_64_2, false, 64, 2)
-// variant skinny_fp8_rows_64_3: dtype=bf16 weights=fp8_rows tokens=64 rows=192
-SKINNY_FP8_KERNEL(skinny_fp8_rows_64_3, false, 64, 3)

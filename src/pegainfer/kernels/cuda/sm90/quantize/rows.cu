@@ -24,41 +24,47 @@ __device__ __forceinline__ void store_codes(const float (&v)[8], float inverse, 
     *reinterpret_cast<uint2*>(codes) = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// Codes and scale of a group of 128 columns, of which 16 neighbouring lanes have 8 each. to: this lane's.
-__device__ __forceinline__ void store_group(const float (&v)[8], uint8_t* to, float* scale, bool valid) {
-    float peak = peak_of(v);
-#pragma unroll
-    for (int o = 8; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
-    if (!valid) return;
-    store_codes(v, peak > 0 ? LARGEST / peak : 0, to);
-    if (threadIdx.x % 16 == 0) *scale = peak / LARGEST;
-}
-
 // variant quantize_rows_bf16: dtype=bf16 multiple=128
-// x: [T, K] bf16; codes: [T, K]; scales: [K / 128, pitch]. K a multiple of 128; a thread takes 8 columns of
-// AT_ONCE groups, which are `blockDim.x / 16 * gridDim.x` apart.
-extern "C" __global__ void __launch_bounds__(256)
-    quantize_rows_bf16(uint8_t* codes, float* scales, const bf16* x, int rows, int k, int pitch) {
-    constexpr int AT_ONCE = 4;
-    const int groups = k / 128, step = blockDim.x / 16 * gridDim.x;
-    const int first = (blockIdx.x * blockDim.x + threadIdx.x) / 16, within = threadIdx.x % 16 * 8;
-    const int64_t total = static_cast<int64_t>(rows) * groups;
+// x: [T, K] bf16; codes: [T, K]; scales: [K / 128, pitch]; weight: [K] float32 of a norm, or null. K a
+// multiple of 128, one block a row; warps are whole, and a warp's columns are inside a row or all beyond it
+// but for the last 16 threads.
+extern "C" __global__ void __launch_bounds__(1024)
+    quantize_rows_bf16(uint8_t* codes, float* scales, const bf16* x, const float* weight, int k, int pitch,
+                       float eps) {
+    __shared__ float scratch[32];
     pdl_wait();
     pdl_launch();
-#pragma unroll 1
-    for (int64_t base = first; base - first < total; base += AT_ONCE * step) {  // whole warps
-        Vec<bf16, 8> held[AT_ONCE] = {};
+    const int64_t row = blockIdx.x;
+    const bf16* from = x + row * k;
+    float scale = 1;
+    if (weight != nullptr) {
+        float sum = 0;
+        for (int i = threadIdx.x * 8; i < k; i += blockDim.x * 8) {
+            const auto v = load<bf16, 8>(from + i);
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (base + i * step < total) held[i] = load<bf16, 8>(x + (base + i * step) * 128 + within);
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int64_t at = base + i * step;
-            float v[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = to_f32(held[i].v[j]);
-            store_group(v, codes + at * 128 + within, scales + at % groups * pitch + at / groups, at < total);
+            for (int j = 0; j < 8; j++) sum += to_f32(v.v[j]) * to_f32(v.v[j]);
         }
+        scale = rsqrtf(block_sum(sum, scratch) / k + eps);
+    }
+    for (int base = 0; base < k; base += blockDim.x * 8) {
+        const int i = base + threadIdx.x * 8;
+        const bool valid = i < k;
+        float v[8] = {};
+        if (valid) {
+            const auto loaded = load<bf16, 8>(from + i);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = to_f32(loaded.v[j]);
+            if (weight != nullptr) {
+                const auto w = load<float, 8>(weight + i);
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[j] = to_f32(from_f32<bf16>(v[j] * scale * w.v[j]));
+            }
+        }
+        float peak = peak_of(v);
+#pragma unroll
+        for (int o = 8; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
+        if (valid) store_codes(v, peak > 0 ? LARGEST / peak : 0, codes + row * k + i);
+        if (valid && i % 128 == 0) scales[static_cast<int64_t>(i / 128) * pitch + row] = peak / LARGEST;
     }
 }
 
@@ -100,42 +106,6 @@ extern "C" __global__ void __launch_bounds__(256)
     to[static_cast<int64_t>(MOST) * k / 8] = make_uint2(lo[0] | lo[1] << 16, lo[2] | lo[3] << 16);
     if (threadIdx.x % 16 == 0)
         scales[group * MOST + row] = __uint_as_float(exponent == 255 ? 0x7fc00000 : (exponent - 7) << 23);
-}
-
-// variant quantize_norm_bf16: dtype=bf16 multiple=128
-// The same of x normalised with a float32 weight [K]. One block a row; warps are whole, and a warp's columns
-// are inside a row or all beyond it but for the last 16 threads. The first 8 columns of a thread stay in its
-// registers.
-extern "C" __global__ void __launch_bounds__(1024)
-    quantize_norm_bf16(uint8_t* codes, float* scales, const bf16* x, const float* weight, int k, int pitch,
-                       float eps) {
-    __shared__ float scratch[32];
-    const int64_t row = blockIdx.x;
-    const bf16* from = x + row * k;
-    const int mine = threadIdx.x * 8;
-    pdl_wait();
-    pdl_launch();
-    Vec<bf16, 8> held = {};
-    float sum = 0;
-    for (int i = mine; i < k; i += blockDim.x * 8) {
-        const auto v = load<bf16, 8>(from + i);
-        if (i == mine) held = v;
-#pragma unroll
-        for (int j = 0; j < 8; j++) sum += to_f32(v.v[j]) * to_f32(v.v[j]);
-    }
-    const float scale = rsqrtf(block_sum(sum, scratch) / k + eps);
-    for (int base = 0; base < k; base += blockDim.x * 8) {
-        const int i = base + mine;
-        const bool valid = i < k;
-        float v[8] = {};
-        if (valid) {
-            if (base > 0) held = load<bf16, 8>(from + i);
-            const auto w = load<float, 8>(weight + i);
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = to_f32(from_f32<bf16>(to_f32(held.v[j]) * scale * w.v[j]));
-        }
-        store_group(v, codes + row * k + i, scales + static_cast<int64_t>(i / 128) * pitch + row, valid);
-    }
 }
 
 // variant quantize_weight_bf16: dtype=bf16 multiple=64
