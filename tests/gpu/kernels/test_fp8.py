@@ -1,8 +1,8 @@
 """GEMMs with FP8 weights against float32 of the values that the codes mean.
 
-Up to 32 rows activations keep all bits of bf16, so the bound is that of bf16 weights: roundings of the output, and of
-the gate and up projections. With more rows they are quantised, by 2^-4 of a value at the most (half a step of
-three bits of fraction) and evenly spread: 2^-4 / sqrt(3) · 0.72 = 0.026 of a sum's norm.
+Up to 32 rows activations keep all bits of bf16, so the bound is that of bf16 weights: roundings of the
+output, and of the gate and up projections. With more rows they are quantised, by 2^-4 of a value at the most
+(half a step of three bits of fraction) and evenly spread: 2^-4 / sqrt(3) · 0.72 = 0.026 of a sum's norm.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 // op qkv_norm_rope_append, gated_qkv_norm_rope_append: what follows the fused projection. A warp takes one
-// or several heads of one token: query heads are normalised (Qwen3), rotated and written to q; key heads likewise, into
-// their page; value heads are copied into theirs, and the heads of an output gate, which come last, to the
-// gate.
+// or several heads of one token: query heads are normalised (Qwen3), rotated and written to q; key heads
+// likewise, into their page; value heads are copied into theirs, and the heads of an output gate, which come
+// last, to the gate.
 #include "arguments.cuh"
 #include "ptx.cuh"
 #include "rope.cuh"
 #include "store.cuh"
 
-// Takes HEADS heads of one kind, the first of all being number `unit`. All but the projection itself was there
-// before the kernel ahead of this one began, and is fetched before that one ends.
+// Takes HEADS heads of one kind, the first of all being number `unit`. All but the projection itself was
+// there before the kernel ahead of this one began, and is fetched before that one ends.
 template <typename T, typename C, int D, int HEADS>
 __device__ __forceinline__ void take_heads(const NormRopeAppendArgs& a, int heads, uint32_t unit) {
     const int lane = threadIdx.x & 31, plain = a.h + 2 * a.g;
