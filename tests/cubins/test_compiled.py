@@ -58,7 +58,6 @@ SPILLS = {
     **{f"packed_{form}_64": 176 for form in FORMS},
     "packed_int8_g32_32": 32,
     "attention_decode_append_f8_e4m3_d128": 188,
-    "skinny_fp8_rows_64_2": 16,
     "gather_ranks": 72,
     **dict.fromkeys((f"sum_ranks_tagged_{dtype}" for dtype in ("bf16", "f16", "f32")), 20),
     "delta_decode_f32": 16,

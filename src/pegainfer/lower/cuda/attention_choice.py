@@ -67,8 +67,8 @@ class AttentionChoice:
 
     @property
     def boxes(self) -> bool:
-        """Whether prefill reads the cache through a tensor map."""
-        return "_tiles_" in self.prefill and E4M3 not in self.prefill
+        """Whether prefill reads the cache by TMA."""
+        return "_tiles_" in self.prefill
 
     @property
     def cut(self) -> str:
@@ -95,7 +95,7 @@ def choose_attention(p: AttentionProblem, target: Target, append: bool = False) 
     shares = per_sm * info.num_sms // p.units if p.rows > OWN_PARTS_ROWS else 0
     row = takes_row(p, target)
     items, slots = decode_room(p, shares, longest)
-    tiles_kernel = info.arch == "90a" and p.head_dim in TILE_HEADS and p.dtype in (*SIXTEEN, E4M3)
+    tiles_kernel = info.arch == "90a" and p.head_dim in TILE_HEADS and p.dtype in SIXTEEN
     tile_rows = 64 if p.head_dim == 256 and not tiles_kernel else 128
     prefill = "attention_prefill_tiles" if tiles_kernel else "attention_prefill"
     tiles = blocks(p.tokens * p.group, tile_rows) + p.rows

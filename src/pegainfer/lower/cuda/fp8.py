@@ -1,7 +1,8 @@
 """GEMMs with FP8 weights on Hopper: which weights stay in FP8, and the launches for many rows.
 
-Up to 32 rows, activations keep all their bits and the weight is streamed (skinny.py). More of them are quantised
-to E4M3 with a scale for each token and 128 columns, whatever scheme the checkpoint names for activations.
+Up to 32 rows, activations keep all their bits and the weight is streamed (skinny.py). More of them are
+quantised to E4M3 with a scale for each token and 128 columns, whatever scheme the checkpoint names for
+activations.
 """
 
 from __future__ import annotations

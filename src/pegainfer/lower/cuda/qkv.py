@@ -22,9 +22,6 @@ from pegainfer.runtime.cuda.arguments import NORM_ROPE_APPEND
 from pegainfer.runtime.cuda.packed import PackedForm
 from pegainfer.runtime.cuda.tensor import item_bytes
 
-SEVERAL_HEADS = 4  # that a warp of common/rope/norm_rope_append.cu takes where it takes several
-SEVERAL_FROM = 256  # tokens: with fewer, one head a warp fills the device no more than once
-
 # Attention finishes the heads that the projection leaves to it
 
 
@@ -157,8 +154,6 @@ def _qkv(c: LoweringContext) -> None:
         page_stride=page_stride(c), tokens=s["T"], h=s["H"], g=s["G"], block_size=s["S"],
         eps=c.call.attrs["eps"], k_inverse=k_inverse, v_inverse=v_inverse,
     )  # fmt: skip
-    alike = s["H"] % SEVERAL_HEADS == s["G"] % SEVERAL_HEADS == 0
-    each = SEVERAL_HEADS if alike and s["T"] >= SEVERAL_FROM else 1
-    grid = (blocks(s["T"] * count // each, 8), 1, 1)
+    grid = (blocks(s["T"] * count, 8), 1, 1)
     kernel = f"norm_rope_append_{E4M3 if c.dtype('kv') == E4M3 else dtype}_d{s['D']}"
     c.launch(kernel, grid, 256, [args], why="heads of 16 bits")

@@ -170,13 +170,12 @@ def test_attention_kernels_exist_for_every_head_size() -> None:
 
 
 def test_a_cache_of_eight_bits_has_kernels_of_its_own() -> None:
-    """For every head size and card; not that of a row alone."""
+    """For every head size and card; not those of a row alone and of TMA."""
     for d, target, rows in product((64, 128, 256), (HOPPER, ADA), (1, 8, 64)):
         problem = replace(ATTENTION, rows=rows, head_dim=d, dtype="f8_e4m3")
         choice = choose_attention(problem, target)
         assert choice.decode == f"attention_decode_f8_e4m3_d{d}" and not choice.row
-        tiles = "tiles_" if target is HOPPER else ""
-        assert choice.prefill == f"attention_prefill_{tiles}f8_e4m3_d{d}" and not choice.boxes
+        assert choice.prefill == f"attention_prefill_f8_e4m3_d{d}" and not choice.boxes
         assert {choice.decode, choice.prefill, f"norm_rope_append_f8_e4m3_d{d}"} <= KERNELS
         assert problem.activation == "bf16"
         alone = replace(problem, tokens=rows, decode_only=True)

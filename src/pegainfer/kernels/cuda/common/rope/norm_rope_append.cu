@@ -1,17 +1,19 @@
 // op qkv_norm_rope_append, gated_qkv_norm_rope_append: what follows the fused projection. A warp takes one
-// or several heads of one token: query heads are normalised (Qwen3), rotated and written to q; key heads
-// likewise, into their page; value heads are copied into theirs, and the heads of an output gate, which come
-// last, to the gate.
+// head of one token: query heads are normalised (Qwen3), rotated and written to q; key heads likewise, into
+// their page; value heads are copied into theirs, and the heads of an output gate, which come last, to the
+// gate.
 #include "arguments.cuh"
 #include "ptx.cuh"
 #include "rope.cuh"
 #include "store.cuh"
 
-// Takes HEADS heads of one kind, the first of all being number `unit`. All but the projection itself was
-// there before the kernel ahead of this one began, and is fetched before that one ends.
-template <typename T, typename C, int D, int HEADS>
-__device__ __forceinline__ void take_heads(const NormRopeAppendArgs& a, int heads, uint32_t unit) {
+// All but the projection itself was there before the kernel ahead of this one began, and is fetched before
+// that one ends.
+template <typename T, typename C, int D>
+__device__ __forceinline__ void norm_rope_append(const NormRopeAppendArgs& a) {
     const int lane = threadIdx.x & 31, plain = a.h + 2 * a.g;
+    const int heads = a.gate ? plain + a.h : plain;
+    const uint32_t unit = (static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
     const bool mine = unit < static_cast<uint32_t>(a.tokens) * heads;
     const int token = unit / heads, head = unit % heads;
     const bool is_q = head < a.h, is_gate = head >= plain;
@@ -27,39 +29,22 @@ __device__ __forceinline__ void take_heads(const NormRopeAppendArgs& a, int head
     pdl_wait();
     pdl_launch();
     if (!mine) return;
-    HeadPart<T, D> x[HEADS];
-#pragma unroll
-    for (int i = 0; i < HEADS; i++)
-        x[i].load_from(static_cast<const T*>(a.qkv) + static_cast<int64_t>(unit + i) * D, lane);
-#pragma unroll
-    for (int i = 0; i < HEADS; i++) {
-        if (turns) apply_rope(x[i], norm ? head_scale(x[i], a.eps) : 1.f, weight, cos_sin);
-        if (is_q) {
-            T* to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head + i) * D;
-            x[i].store_to(to, lane);
-        } else if (is_gate) {
-            T* to = static_cast<T*>(a.gate) + (static_cast<int64_t>(token) * a.h + head + i - plain) * D;
-            x[i].store_to(to, lane);
-        } else if (slot >= 0) {
-            const int plane = head + i - a.h;  // key heads, then value heads: the order within a page
-            C* to = static_cast<C*>(a.kv) + slot / a.block_size * a.page_stride +
-                    (static_cast<int64_t>(plane) * a.block_size + slot % a.block_size) * D;
-            cached<C>(x[i], head < a.h + a.g ? a.k_inverse : a.v_inverse).store_to(to, lane);
-        }
+    HeadPart<T, D> x;
+    x.load_from(static_cast<const T*>(a.qkv) + static_cast<int64_t>(unit) * D, lane);
+    if (turns) apply_rope(x, norm ? head_scale(x, a.eps) : 1.f, weight, cos_sin);
+    if (is_q) {
+        T* to = static_cast<T*>(a.q) + (static_cast<int64_t>(token) * a.h + head) * D;
+        x.store_to(to, lane);
+    } else if (is_gate) {
+        T* to = static_cast<T*>(a.gate) + (static_cast<int64_t>(token) * a.h + head - plain) * D;
+        x.store_to(to, lane);
+    } else {
+        if (slot < 0) return;
+        const int plane = head - a.h;  // key heads, then value heads: the order within a page
+        C* to = static_cast<C*>(a.kv) + slot / a.block_size * a.page_stride +
+                (static_cast<int64_t>(plane) * a.block_size + slot % a.block_size) * D;
+        cached<C>(x, head < a.h + a.g ? a.k_inverse : a.v_inverse).store_to(to, lane);
     }
-}
-
-// Where there are fewer warps than heads, a warp takes SEVERAL, whose loads are in flight together.
-template <typename T, typename C, int D>
-__device__ __forceinline__ void norm_rope_append(const NormRopeAppendArgs& a) {
-    constexpr int SEVERAL = 4;
-    const int heads = a.h + 2 * a.g + (a.gate ? a.h : 0);
-    const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / 32;
-    const uint32_t warp = (static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> 5;
-    if (warps < static_cast<int64_t>(a.tokens) * heads)
-        take_heads<T, C, D, SEVERAL>(a, heads, warp * SEVERAL);
-    else
-        take_heads<T, C, D, 1>(a, heads, warp);
 }
 
 #define CACHE_KERNEL(TYPE, T, C, D)                                                                          \

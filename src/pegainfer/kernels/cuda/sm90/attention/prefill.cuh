@@ -10,17 +10,10 @@
 //
 // Tiles lie in shared memory as [rows / 8][D / 64][8][64], 16-byte pieces swizzled by row: a page's box is
 // 16 rows of that, whatever the page's own size.
-//
-// Pages of 8-bit floats come as they are into a place beside the tiles; the warp that requested them makes
-// float16 of them, which is exact, and the tensor cores multiply float16.
 #pragma once
 #include <cuda.h>
 
-#include <type_traits>
-
 #include "../../common/attention/attention.cuh"
-#include "../../common/attention/e4m3.cuh"
-#include "e4m3.cuh"
 #include "hopper.cuh"
 
 namespace attention {
@@ -34,8 +27,7 @@ struct TileShape {
     static constexpr int QUERY = ROWS * D * 2, TILE = KEYS * D * 2;
     static constexpr int BARRIERS = QUERIES * QUERY + 2 * STAGES * TILE;  // where they lie, behind the tiles
     static constexpr int SHARED = BARRIERS + 128;
-    // Pages of 8-bit floats: a tile's keys and values as they come, and a barrier for each page.
-    static constexpr int CODES = KEYS * D, SHARED_E4M3 = SHARED + 2 * CODES + 2 * 8 * KEYS / BOX;
+    static constexpr int LOAD_REGISTERS = 40, COMPUTE_REGISTERS = 232;
     // Where 16-byte piece c of row r lies in a tile, and column 16k of its rows for wgmma.
     static __device__ __forceinline__ uint32_t piece(int r, int c) {
         return r / 8 * EIGHT + c / 8 * 1024 + (r & 7) * 128 + ((c & 7) ^ (r & 7)) * 16;
@@ -112,13 +104,6 @@ struct Places {
         return base + Shape::BARRIERS + 32 * Shape::STAGES + 8 * stage;
     }
     __device__ __forceinline__ uint32_t query_empty(int stage) const { return query_full(stage) + 16; }
-    // Of 8-bit keys (or values): codes of a tile's page, and the barrier of that page.
-    __device__ __forceinline__ uint32_t codes(int values, int page) const {
-        return base + Shape::SHARED + values * Shape::CODES + page * Shape::BOX * D;
-    }
-    __device__ __forceinline__ uint32_t codes_full(int values, int page) const {
-        return base + Shape::SHARED + 2 * Shape::CODES + 8 * (values * (Shape::KEYS / Shape::BOX) + page);
-    }
     // The queries of a block's tiles take turns in their places.
     static __device__ __forceinline__ int query_stage(int round) { return round % Shape::QUERIES; }
     static __device__ __forceinline__ int query_phase(int round) { return round / Shape::QUERIES & 1; }
@@ -164,92 +149,8 @@ __device__ __forceinline__ void load_pages(const Work& work, const void* map, co
     }
 }
 
-// 16 tokens of codes become float16 rows of a tile, by one warp. `row`: the first in the tile.
-template <int D>
-__device__ __forceinline__ void widen_page(uint32_t codes, uint32_t tile, int row) {
-    constexpr int PIECES = D / 16,
-                  EACH = D > 64 ? 4 : 2;  // pieces of 16 codes: of a row, of a lane at a time
-#pragma unroll 1
-    for (int first = threadIdx.x & 31; first < 16 * PIECES; first += 32 * EACH) {
-        uint4 v[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++) v[i] = load_shared16(codes + (i * 32 + first) * 16);
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int at = i * 32 + first, r = row + at / PIECES, p = at % PIECES;
-            const uint4 low = {e4m3x2_to_f16(v[i].x), e4m3x2_to_f16(v[i].x >> 16), e4m3x2_to_f16(v[i].y),
-                               e4m3x2_to_f16(v[i].y >> 16)};
-            const uint4 high = {e4m3x2_to_f16(v[i].z), e4m3x2_to_f16(v[i].z >> 16), e4m3x2_to_f16(v[i].w),
-                                e4m3x2_to_f16(v[i].w >> 16)};
-            // Half of the lanes of a row begin with the upper half, so that eight lanes meet all banks.
-            const bool swap = p & 4;
-            store_shared16(tile + TileShape<D>::piece(r, 2 * p + swap), swap ? high : low);
-            store_shared16(tile + TileShape<D>::piece(r, 2 * p + !swap), swap ? low : high);
-        }
-    }
-}
-
-// load_pages for pages of 8-bit floats: a page's place is filled again as soon as the page has been widened.
-template <int D>
-__device__ __forceinline__ void widen_pages(const Work& work, const Places<D>& places, int values) {
-    using Shape = TileShape<D>;
-    constexpr int PAGES = Shape::KEYS / Shape::BOX, BYTES = Shape::BOX * D;
-    const Args& a = work.a;
-    const int lane = threadIdx.x & 31;
-    const uint64_t policy = l2_evict_last();
-    auto token_of = [&](int block) { return block * Shape::KEYS + lane * Shape::BOX; };
-    auto pages_of = [&](const Tile<D>& tile, int block) {
-        return min(PAGES, (tile.item.context - block * Shape::KEYS + Shape::BOX - 1) / Shape::BOX);
-    };
-    auto from_of = [&](const Tile<D>& tile, int block) {  // of this lane's page
-        const int token = min(token_of(block), tile.item.context - 1);
-        const int* table = a.block_table + static_cast<int64_t>(tile.item.row) * a.table_width;
-        const int64_t head = values * a.g + tile.kv_head;
-        const int64_t at = table[token / a.block_size] * a.page_stride +
-                           (head * a.block_size + token % a.block_size / Shape::BOX * Shape::BOX) * D;
-        return static_cast<const uint8_t*>(a.kv) + at;
-    };
-    auto request = [&](const uint8_t* from) {
-        mbarrier_arrive_expect(places.codes_full(values, lane), BYTES);
-        bulk_load(places.codes(values, lane), from, BYTES, places.codes_full(values, lane), policy);
-    };
-    if (!work.has(0)) return;
-    Tile<D> tile(work, work.item(0), 0);
-    Item ahead = work.item(1);
-    int block = tile.b1 - 1, round = 0, pages = pages_of(tile, block);
-    uint32_t phases = 0;  // of the pages' barriers
-    pdl_wait();
-    pdl_launch();
-    if (lane < pages) request(from_of(tile, block));
-    for (int taken = 0; work.has(round); taken++) {
-        const int stage = taken % Shape::STAGES;
-        if (--block < tile.b0) {
-            tile = Tile<D>(work, ahead, ++round);
-            ahead = work.item(round + 1);
-            block = tile.b1 - 1;
-        }
-        const int next = work.has(round) ? pages_of(tile, block) : 0;
-        const uint8_t* from = lane < next ? from_of(tile, block) : nullptr;
-        mbarrier_wait(places.empty(values, stage), (taken / Shape::STAGES & 1) ^ 1);
-#pragma unroll 1
-        for (int page = 0; page < max(pages, next); page++) {
-            if (page < pages) {
-                mbarrier_wait(places.codes_full(values, page), phases >> page & 1);
-                phases ^= 1u << page;
-                widen_page<D>(places.codes(values, page), places.tile(values, stage), page * Shape::BOX);
-                __syncwarp();
-            }
-            if (lane == page && page < next) request(from);
-        }
-        async_proxy_fence();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(places.full(values, stage));
-        pages = next;
-    }
-}
-
-// Two warps: the tiles' queries. As float16 where FP8.
-template <typename T, bool FP8, int D>
+// Two warps: the tiles' queries.
+template <typename T, int D>
 __device__ __forceinline__ void load_queries(const Work& work, const Places<D>& places) {
     using Shape = TileShape<D>;
     constexpr int PIECES = D / 8, STEP = 64 / PIECES;  // rows at a time
@@ -265,25 +166,15 @@ __device__ __forceinline__ void load_queries(const Work& work, const Places<D>& 
         const int64_t first = static_cast<int64_t>(tile.item.start) * a.h + tile.kv_head * group;
         const T* q = static_cast<const T*>(a.q) + first * D + c * 8;
         mbarrier_wait(places.query_empty(stage), places.query_phase(round) ^ 1);
-#pragma unroll 4
         for (int r = row; r < Shape::ROWS; r += STEP) {
             const bool valid = token < tile.item.end;
-            const T* from = valid ? q + (token * a.h + head) * D : q;
-            const uint32_t to = places.query(stage) + Shape::piece(r, c);
-            if constexpr (FP8) {
-                const uint4 v = valid ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
-                store_shared16(to, make_uint4(narrow_query(v.x), narrow_query(v.y), narrow_query(v.z),
-                                              narrow_query(v.w)));
-            } else {
-                cp_async16(to, from, valid);
-            }
+            cp_async16(places.query(stage) + Shape::piece(r, c), valid ? q + (token * a.h + head) * D : q,
+                       valid);
             token += step_tokens, head += step_heads;
             if (head >= group) head -= group, token++;
         }
-        if constexpr (!FP8) {
-            cp_async_commit();
-            cp_async_wait<0>();
-        }
+        cp_async_commit();
+        cp_async_wait<0>();
         async_proxy_fence();
         mbarrier_arrive(places.query_full(stage));
     }
@@ -397,10 +288,9 @@ __device__ __forceinline__ void store_rows(const Work& work, const Tile<D>& tile
 
 // A warpgroup's way through the tiles: one pipeline over the blocks of all of them. While a block's weighted
 // values are added, the scores of the next one, maybe of the next tile, are made and weighed.
-template <typename T, bool FP8, int D>
+template <typename T, int D>
 struct Pipeline {
     using Shape = TileShape<D>;
-    using Product = std::conditional_t<FP8, f16, T>;  // of queries, keys, weights and values
     static constexpr int KEYS = Shape::KEYS, STAGES = Shape::STAGES, EIGHT = Shape::EIGHT;
     const Work& work;
     const Places<D>& places;
@@ -418,8 +308,7 @@ struct Pipeline {
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < D / 16; k++)
-            Wgmma<Product, KEYS>::ss(s, query + (Shape::column(k) >> 4), keys + (Shape::column(k) >> 4),
-                                     k > 0);
+            Wgmma<T, KEYS>::ss(s, query + (Shape::column(k) >> 4), keys + (Shape::column(k) >> 4), k > 0);
         wgmma_commit();
     }
     __device__ __forceinline__ void ask_outputs(int n) {
@@ -428,7 +317,7 @@ struct Pipeline {
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++)
-            Wgmma<Product, D>::rs(o, p + 4 * k, values + (k * 2 * EIGHT >> 4), true);
+            Wgmma<T, D>::rs(o, p + 4 * k, values + (k * 2 * EIGHT >> 4), true);
         wgmma_commit();
     }
     __device__ __forceinline__ void ask_both(int round) {  // the next block's scores, the last one's values
@@ -453,18 +342,11 @@ struct Pipeline {
     }
     __device__ __forceinline__ void keep_weights() {
 #pragma unroll
-        for (int k = 0; k < KEYS / 4; k++) p[k] = pack2<Product>(s[2 * k], s[2 * k + 1]);
+        for (int k = 0; k < KEYS / 4; k++) p[k] = pack2<T>(s[2 * k], s[2 * k + 1]);
     }
     __device__ __forceinline__ void clear_outputs() {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0;
-    }
-    __device__ __forceinline__ void store(const Tile<D>& tile, Rows<D>& rows) {
-        if constexpr (FP8) {
-#pragma unroll
-            for (int i = 0; i < D / 2; i++) o[i] *= work.a.v_scale;
-        }
-        store_rows<T, D>(work, tile, rows, o, r0);
     }
     // Block n of all is a row's last: what lies behind its `held` tokens is not ours and may be NaN.
     __device__ __forceinline__ void clear_values(int n, int held) const {
@@ -522,7 +404,7 @@ struct Pipeline {
             ask_both(round + 1);
             begin<1>(fresh, next, taken + 1, round + 1);
             await_outputs();
-            store(tile, rows);
+            store_rows<T, D>(work, tile, rows, o, r0);
             clear_values(taken, next.item.context - (next.b1 - 1) * KEYS);
             clear_outputs();
             keep_weights();
@@ -530,19 +412,18 @@ struct Pipeline {
         }
         ask_outputs(taken);
         await_outputs();
-        store(tile, rows);
+        store_rows<T, D>(work, tile, rows, o, r0);
         if (warpgroup == 0) named_wait<256>(GEMM_ORDER);  // the other one's last arrival
     }
 };
 
-// map: of the cache, null where its pages hold 8-bit floats.
-template <typename T, bool FP8, int D>
+template <typename T, int D>
 __device__ __forceinline__ void prefill_tiles(const void* map, const Args& a) {
     using Shape = TileShape<D>;
     extern __shared__ __align__(1024) uint8_t shared[];
     const Places<D> places{shared_address(shared)};
     if (threadIdx.x == 0) {
-        if constexpr (!FP8) tma_prefetch(map);
+        tma_prefetch(map);
         for (int i = 0; i < 2 * Shape::STAGES; i++) {
             mbarrier_init(places.full(0, i), 1);
             mbarrier_init(places.empty(0, i), 8);  // the computing warps
@@ -551,24 +432,20 @@ __device__ __forceinline__ void prefill_tiles(const void* map, const Args& a) {
             mbarrier_init(places.query_full(i), 64);
             mbarrier_init(places.query_empty(i), 8);
         }
-        for (int i = 0; FP8 && i < 2 * Shape::KEYS / Shape::BOX; i++)
-            mbarrier_init(places.codes_full(0, i), 1);
         mbarrier_init_fence();
     }
     __syncthreads();
     const Work work(a);
     if (threadIdx.x < 128) {
-        registers_drop<FP8 ? 72 : 40>();
+        registers_drop<Shape::LOAD_REGISTERS>();
         const int warp = threadIdx.x >> 5;
-        if (warp >= 2)
-            load_queries<T, FP8, D>(work, places);
-        else if constexpr (FP8)
-            widen_pages<D>(work, places, warp);
-        else
+        if (warp < 2)
             load_pages<D>(work, map, places, warp);
+        else
+            load_queries<T, D>(work, places);
     } else {
-        registers_raise<FP8 ? 216 : 232>();
-        Pipeline<T, FP8, D>{work, places}.run();
+        registers_raise<Shape::COMPUTE_REGISTERS>();
+        Pipeline<T, D>{work, places}.run();
     }
 }
 
@@ -578,11 +455,5 @@ __device__ __forceinline__ void prefill_tiles(const void* map, const Args& a) {
     static_assert(attention::TileShape<D>::SHARED == BYTES);                                                \
     extern "C" __global__ void __launch_bounds__(attention::TileShape<D>::THREADS, 1)                       \
         attention_prefill_tiles_##TYPE##_d##D(const __grid_constant__ CUtensorMap map, attention::Args a) { \
-        attention::prefill_tiles<T, false, D>(&map, a);                                                     \
-    }
-#define PREFILL_TILES_E4M3_KERNEL(D, BYTES)                                           \
-    static_assert(attention::TileShape<D>::SHARED_E4M3 == BYTES);                     \
-    extern "C" __global__ void __launch_bounds__(attention::TileShape<D>::THREADS, 1) \
-        attention_prefill_tiles_f8_e4m3_d##D(attention::Args a) {                     \
-        attention::prefill_tiles<bf16, true, D>(nullptr, a);                          \
+        attention::prefill_tiles<T, D>(&map, a);                                                            \
     }
