@@ -1,6 +1,7 @@
 """Throughput without a server: single prefills, plain decoding, and a mix of 256 sequences in one process.
 
     python bench/offline.py FOLDER [--device cuda] [--dummy] [--only mix] [--max-prefill-tokens 8192]
+        [--quantization fp8] [--kv-cache-dtype fp8]
 
 The peer's run of the same is `vllm_offline_bench.py` of its pack: the same seeded prompts and lengths in the
 same order (the mix: 100 to 1,024 tokens in and out, temperature 0.6), no prefix cache,
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pegainfer.app.assemble import build_engine
-from pegainfer.app.config import EngineConfig
+from pegainfer.app.config import KV_DTYPES, EngineConfig
 from pegainfer.cli.machine import append_result, num_cores, provenance
 from pegainfer.contract.errors import EngineDeadError
 from pegainfer.contract.event import TokenEvent
@@ -135,11 +136,14 @@ def main() -> None:
     )
     p.add_argument("--rounds", type=int, default=3, help="of the mix")
     p.add_argument("--max-prefill-tokens", type=int, default=8192)
+    p.add_argument("--quantization")
+    p.add_argument("--kv-cache-dtype", default="auto", choices=KV_DTYPES)
     p.add_argument("--output", type=Path, default=Path("bench/results/offline.jsonl"))
     a = p.parse_args()
     config = EngineConfig(
-        backend=a.device, load_format="dummy" if a.dummy else "auto", max_model_len=MAX_MODEL_LEN
-    )
+        backend=a.device, load_format="dummy" if a.dummy else "auto", max_model_len=MAX_MODEL_LEN,
+        quantization=a.quantization, kv_dtype=a.kv_cache_dtype,
+    )  # fmt: skip
     scheduler = SchedulerConfig(
         max_slots=SLOTS, prefix_cache=False, max_prefill_tokens=a.max_prefill_tokens, target_itl_ms=0
     )
@@ -160,6 +164,7 @@ def main() -> None:
         shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items() if k != "runs"}
         print(*(f"{k} {v}" for k, v in shown.items()))
         head = {**where, "bench": "offline", "model": built.info.model, "device": built.info.device}
+        head |= {"quantization": a.quantization, "kv": config.kv_format}
         append_result(a.output, {**head, "max_prefill_tokens": a.max_prefill_tokens, **row})
     steps = {kind: f"{n} in {stats.kind_seconds[kind]:.2f} s" for kind, n in stats.kind_steps.items()}
     host = {stage: round(1e6 * s / max(1, stats.steps)) for stage, s in stats.host_seconds.items()}

@@ -40,25 +40,24 @@ CARDS = {
 ARCHS = ("90a", "120a")  # that must be there; others are looked at where they are
 # Bytes that a kernel may spill, stores and loads; none where it is not named. Tiles of heads of 256 want more
 # registers than a thread has, and no line that is served has such heads; sample_pick's blocks of 1,024
-# threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not); row_pass keeps two
-# numbers of a pass there, which it asks for once a layer; latent attention with three stages of 64 keys does
+# threads have 64 registers each, which sm_120a's compiler overruns (sm_90a's does not); row_pass keeps some
+# numbers of a pass there, outside of its loops over rows; latent attention with three stages of 64 keys does
 # not fit a block of sm_120a, whose compiler overruns its registers. Packed GEMMs of 64 tokens hold 64 sums
 # beside their operands, and two blocks of an SM leave 128 registers. Decode attention that appends to pages
-# of 8 bits holds the new token beside its sums. FP8 kernels with a scale a group keep the sums of a group and
-# those of all. Sums and gathers over ranks wait for memory of other GPUs. The delta rule in float32 is for
-# checking.
+# of 8 bits holds the new token beside its sums. Sums and gathers over ranks wait for memory of other GPUs.
+# The delta rule in float32 is for checking.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
     "sample_pick": 112,
     "row_pass_bf16_d128": 20,
+    "row_pass_fp8_rows_d64": 408,
+    "row_pass_fp8_rows_d128": 536,
     "latent_attention_bf16_r16_k64_s3": 24,
     "latent_attention_f16_r16_k64_s3": 24,
     **{f"packed_{form}_64": 176 for form in FORMS},
     "packed_int8_g32_32": 32,
     "attention_decode_append_f8_e4m3_d128": 188,
-    "skinny_fp8_groups_32_3": 56,
-    "skinny_fp8_groups_64_3": 332,
     "gather_ranks": 72,
     **dict.fromkeys((f"sum_ranks_tagged_{dtype}" for dtype in ("bf16", "f16", "f32")), 20),
     "delta_decode_f32": 16,

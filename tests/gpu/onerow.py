@@ -19,6 +19,7 @@ from pegainfer.models.llama.weights import TABLE as LLAMA
 from pegainfer.models.qwen3 import forward as qwen3
 from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.weights import TABLE as QWEN3
+from pegainfer.ops.float8 import from_e4m3
 from pegainfer.ops.program import Program
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.ops.tensor import Kind
@@ -38,7 +39,7 @@ SEEN = 14.0  # a score beside which thousands of others, normals, are next to no
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model of `line`, and of the blocks of its cache."""
+    """Sizes of a model of `line`, and of the blocks of its cache; the form of the layers' matrices."""
 
     line: str
     hidden: int
@@ -50,6 +51,7 @@ class Shape:
     layers: int
     block: int = 16
     tied: bool = True
+    form: str = "bf16"
 
 
 @dataclass(frozen=True)
@@ -201,9 +203,14 @@ class Model:
         """Weights as the device has them, in float32."""
         rows = {t.name: t.shape[0] for t in self.program.tensors(Kind.WEIGHT)}
         found: dict[str, Array] = {}
-        for (names, _, layout), held in self.store._held.items():
+        for (names, kind, layout), held in self.store._held.items():
             assert isinstance(names, tuple)
+            if kind == "scales":
+                continue
             whole = held.numpy(self.ctx.stream)
+            if kind == "codes":
+                scales = self.store._held[names, "scales", layout].numpy(self.ctx.stream)
+                whole = from_e4m3(whole) * scales[:, None]
             if layout == "pairs":
                 found |= {n: whole[i::2] for i, n in enumerate(names)}
             else:
@@ -215,6 +222,7 @@ class Model:
 def recorded(shape: Shape, blocks: int, formats: Formats) -> tuple[Program, dict[str, tuple[int, ...]]]:
     """The forward pass over a cache of so many blocks, and the shapes of its weights by name."""
     s = shape
+    form = s.form if formats.activation == "bf16" else "bf16"
     fields: dict[str, Any] = {
         "vocab_size": s.vocabulary, "hidden_size": s.hidden, "intermediate_size": s.feed_forward,
         "num_layers": s.layers, "num_heads": s.heads, "num_kv_heads": s.kv_heads, "head_dim": s.head_dim,
@@ -225,17 +233,19 @@ def recorded(shape: Shape, blocks: int, formats: Formats) -> tuple[Program, dict
         config = LlamaConfig(**fields)
         shapes = LLAMA.shapes(config)
         sizes = Sizes(llama.groups(config, s.block, formats), (blocks,), LONGEST)
-        program = llama.forward(config, stored(shapes), sizes, formats)
+        program = llama.forward(config, stored(shapes, form), sizes, formats)
     else:
         other = Qwen3Config(**fields)
         shapes = QWEN3.shapes(other)
         sizes = Sizes(qwen3.groups(other, s.block, formats), (blocks,), LONGEST)
-        program = qwen3.forward(other, stored(shapes), sizes, formats)
+        program = qwen3.forward(other, stored(shapes, form), sizes, formats)
     return program, shapes
 
 
-def stored(shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
-    return {n: "f32" if len(s) == 1 else "bf16" for n, s in shapes.items()}
+def stored(shapes: dict[str, tuple[int, ...]], form: str) -> dict[str, str]:
+    """Forms of the weights; `form`: of the layers' matrices."""
+    matrices = {n: form if n.startswith("layers.") else "bf16" for n in shapes}
+    return {n: "f32" if len(s) == 1 else matrices[n] for n, s in shapes.items()}
 
 
 def taken(result: Result, step: Step) -> Array:

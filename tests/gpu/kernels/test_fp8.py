@@ -1,12 +1,13 @@
 """GEMMs with FP8 weights against float32 of the values that the codes mean.
 
-Up to 64 rows activations stay in bf16, so the bound is that of bf16 weights: roundings of the output, and of
-the gate and up projections. With more rows they are quantised, by 2^-4 of a value at the most (half a step of
-three bits of fraction) and evenly spread: 2^-4 / sqrt(3) · 0.72 = 0.026 of a sum's norm.
+Up to 32 rows activations keep all bits of bf16, so the bound is that of bf16 weights: roundings of the
+output, and of the gate and up projections. With more rows they are quantised, by 2^-4 of a value at the most
+(half a step of three bits of fraction) and evenly spread: 2^-4 / sqrt(3) · 0.72 = 0.026 of a sum's norm.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
-from pegainfer.lower.cuda.fp8 import Fp8Choice
+from pegainfer.lower.cuda.fp8 import COLUMNS, Fp8Choice
 from pegainfer.lower.cuda.gemm import GemmProblem, choose_gemm
-from pegainfer.lower.cuda.skinny import MAX_TOKENS, SkinnyChoice
+from pegainfer.lower.cuda.skinny import MAX_FP8_TOKENS, SkinnyChoice
+from pegainfer.lower.cuda.target import Tuned, Tuning
 from pegainfer.ops.coarse import GATE_UP_SWIGLU
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.gemm import LINEAR, LINEAR_RESIDUAL
@@ -37,7 +39,7 @@ BF16, BOTH = 4e-3, 4e-2  # relative errors: of 16-bit activations, and of quanti
 
 
 def bound(m: int) -> float:
-    return BF16 if m <= MAX_TOKENS else BOTH
+    return BF16 if m <= MAX_FP8_TOKENS else BOTH
 
 
 def relative(got: Array, want: Array) -> float:
@@ -70,6 +72,28 @@ def test_products(spec: OpSpec, shape: tuple[int, int], form: str, ctx: CudaCont
         got = run_once(ctx, program, {"w": w}, {}, inputs, {"T": m, "N": n, "K": k})[out]
         want = a @ values.T + (x if spec is LINEAR_RESIDUAL else 0)
         assert relative(got, want) < bound(m), f"m = {m}"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_tiles_of_every_size(
+    columns: int, form: str, ctx: CudaContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles that no side of the matrix fills, with and without splits of k."""
+    n, k, m = 1000, 1152, 300
+    rng = np.random.default_rng(columns)
+    w = weight(rng, n, k, form)
+    a = rounded(rng.standard_normal((m, k), np.float32), "bf16")
+    x = rounded(rng.standard_normal((m, n), np.float32), "bf16")
+    want = x + a @ w.values().T
+    program = one_call(LINEAR_RESIDUAL, {"T": m, "N": n, "K": k}, {"x": "bf16", "a": "bf16", "w": form}, {})
+    inputs = {"a": a, "x.staged": x, "staged_rows": np.arange(m, dtype=np.int32)}
+    for splits in (1, 2):
+        numbers = {"columns": columns, "splits": splits}
+        tuned = Tuned("", ctx.target.info.arch, "fp8", {"n": n, "k": k}, m, numbers)
+        monkeypatch.setattr(ctx, "target", replace(ctx.target, tuning=Tuning((tuned,))))
+        got = run_once(ctx, program, {"w": w}, {}, inputs, {"T": m, "N": n, "K": k})["x"]
+        assert relative(got, want) < BOTH, f"{splits} splits"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -117,7 +141,7 @@ def test_activations_of_all_sizes(form: str, m: int, ctx: CudaContext) -> None:
 @pytest.mark.parametrize("m", [1, 8, 33, 64, 65, 150])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_norm_after_a_residual(form: str, m: int, ctx: CudaContext) -> None:
-    """Up to 64 rows, the first GEMM leaves what the second's norm needs, as beside bf16 weights."""
+    """Up to 32 rows, the first GEMM leaves what the second's norm needs, as beside bf16 weights."""
     width, f, k = sized((2560, 1216, 4096), (640, 304, 1024))
     rng = np.random.default_rng(m)
     a = rounded(rng.standard_normal((m, k), np.float32), "bf16")
@@ -151,9 +175,9 @@ def test_a_norm_after_a_residual(form: str, m: int, ctx: CudaContext) -> None:
 
 
 def test_choices_by_rows(ctx: CudaContext) -> None:
-    few = choose_gemm(GemmProblem(64, 2560, 2560, "bf16", weights="fp8_rows"), ctx.target)
-    many = choose_gemm(GemmProblem(65, 2560, 2560, "bf16", weights="fp8_groups"), ctx.target)
-    assert isinstance(few, SkinnyChoice) and few.kernel.startswith("skinny_fp8_rows_64")
+    few = choose_gemm(GemmProblem(32, 2560, 2560, "bf16", weights="fp8_rows"), ctx.target)
+    many = choose_gemm(GemmProblem(33, 2560, 2560, "bf16", weights="fp8_groups"), ctx.target)
+    assert isinstance(few, SkinnyChoice) and few.kernel.startswith("skinny_fp8_rows_32")
     assert isinstance(many, Fp8Choice) and many.kernel.startswith("fp8_groups_bf16")
 
 

@@ -43,10 +43,24 @@ SHAPES = {
     "0.6B": Shape("qwen3", 1024, 16, 8, 128, 3072, 3000, 3, block=32),
     "4B": Shape("qwen3", 2560, 32, 8, 128, 9728, 1000, 2),
     "8B": Shape("qwen3", 4096, 32, 8, 128, 12288, 1001, 1, block=64, tied=False),
+    # FP8 weights, of fewer rows than blocks, of rows that no 8 warps share, and of two rows a stage.
+    "tiny in FP8": Shape("qwen3", 128, 2, 1, 64, 256, 97, 3, form="fp8_r128"),
+    "smollm2 in FP8": Shape("llama", 640, 10, 2, 64, 1536, sized(5000, 1000), 3, form="fp8_r128"),
+    "4B in FP8": Shape("qwen3", 2560, 32, 8, 128, 9728, 1000, 2, form="fp8_r128"),
+    "8B in FP8": Shape("qwen3", 4096, 32, 8, 128, 12288, 1001, 1, block=64, form="fp8_r128"),
 }
-WATCHED = ["tiny", "smollm2", "uneven", "groups of 8"]  # where every access is watched
+WATCHED = [
+    "tiny",
+    "smollm2",
+    "uneven",
+    "groups of 8",
+    "tiny in FP8",
+    "smollm2 in FP8",
+]  # where every access is watched
 EVERY = sized(list(SHAPES), WATCHED)
-DIFFERENT = sized(["tiny", "smollm2", "4B"], ["tiny", "smollm2"])  # parts of 1, 3 and 8 KV heads
+DIFFERENT = sized(
+    ["tiny", "smollm2", "4B", "4B in FP8"], ["tiny", "smollm2", "tiny in FP8"]
+)  # parts of 1, 3 and 8 KV heads
 THIRTEEN = ["tiny", "smollm2"]  # models of 3 layers, 13 products
 
 

@@ -1,7 +1,8 @@
 """GEMMs with FP8 weights on Hopper: which weights stay in FP8, and the launches for many rows.
 
-Up to 64 rows, activations stay in 16 bits and the weight is streamed (skinny.py). More of them are quantised
-to E4M3 with a scale for each token and 128 columns, whatever scheme the checkpoint names for activations.
+Up to 32 rows, activations keep all their bits and the weight is streamed (skinny.py). More of them are
+quantised to E4M3 with a scale for each token and 128 columns, whatever scheme the checkpoint names for
+activations.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pegainfer.runtime.cuda.launch import f32, i32
 # Forms that kernels read -> what their names say: a scale a row, or for 128 columns of a row.
 WEIGHTS = {"fp8_r128": "fp8_rows", "fp8_g128": "fp8_groups"}
 GROUP, TOKENS, THREADS = 128, 128, 384  # as in sm90/gemm/fp8.cuh
-COLUMNS = (64, 128)  # rows of the weight in a tile, that kernels are compiled for
+COLUMNS = (64, 96, 128, 160)  # rows of the weight in a tile, that kernels are compiled for
 MOST_SPLITS, LEAST_GROUPS = 8, 4  # of k; groups of 128 that a split has at least
-LEAST_DEPTH, MOST_DEPTH = 3, 8
+MOST_DEPTH = 8  # stages of the ring
 
 
 def keeps_fp8(target: Target) -> bool:
@@ -84,13 +85,26 @@ class Fp8Choice:
 
 
 def choose_fp8(weights: str, m: int, n: int, k: int, target: Target) -> Fp8Choice:
-    """The launch for a problem of more rows than skinny.py takes."""
-    sms = target.info.num_sms
-    tiles_m = blocks(m, TOKENS)
-    columns = COLUMNS[1] if tiles_m * blocks(n, COLUMNS[1]) >= sms else COLUMNS[0]
-    tiles = tiles_m * blocks(n, columns)
-    splits = max(1, min(sms // tiles, k // GROUP // LEAST_GROUPS, MOST_SPLITS))
-    return fp8_choice(weights, m, n, target, columns=columns, splits=splits)
+    """The launch for a problem of more rows than skinny.py takes: the measured tiles, else the cheapest."""
+    tuned = target.tuning.find(target.info, "fp8", m, n=n, k=k)
+    if tuned is not None and tuned.numbers is not None:
+        why = f"{m} rows; measured on {tuned.card} up to {tuned.most} rows"
+        return fp8_choice(weights, m, n, target, why=why, **tuned.numbers)
+    sms, tiles_m = target.info.num_sms, blocks(m, TOKENS)
+
+    def splits_of(columns: int) -> int:
+        return max(1, min(sms // (tiles_m * blocks(n, columns)), k // GROUP // LEAST_GROUPS, MOST_SPLITS))
+
+    def cost(columns: int) -> float:
+        """Bytes that the busiest block reads from memory, about: x comes from L2 at twice the speed, and a
+        tile's sums at four times."""
+        splits = splits_of(columns)
+        rounds = blocks(tiles_m * blocks(n, columns) * splits, sms)
+        sums = splits * columns * TOKENS if splits > 1 else 0
+        return rounds * (columns + TOKENS / 2) * k / splits + sums
+
+    columns = min(COLUMNS, key=cost)
+    return fp8_choice(weights, m, n, target, columns=columns, splits=splits_of(columns))
 
 
 def fp8_choice(
@@ -98,7 +112,7 @@ def fp8_choice(
 ) -> Fp8Choice:
     """That launch with the deepest ring that fits."""
     tiles_m, tiles_n = blocks(m, TOKENS), blocks(n, columns)
-    stage = (TOKENS + columns) * GROUP + 8 * TOKENS
+    stage = (TOKENS + columns) * GROUP + (2048 if columns > 128 else 1024)
     depth = min(MOST_DEPTH, (target.info.max_shared - SYSTEM) // (stage + 16))
     return Fp8Choice(
         f"{weights}_bf16_{columns}", columns, tiles_m, tiles_n, splits,

@@ -1,4 +1,4 @@
-"""FP8 weights on the GPU: codes in the order that the kernels read, and scales apart from them."""
+"""FP8 weights on the GPU: codes row by row, and scales apart from them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from pegainfer.runtime.weights.weight import VALUES, Weight
 
 Array = np.ndarray[Any, Any]
 GROUP = 128
-# Byte p of 64 columns is this column: what a thread of sm90/gemm/skinny_fp8.cuh needs lies in 16 bytes.
-ORDER = np.array([16 * s + 2 * t + j for t in range(4) for s in range(4) for j in (8, 0, 9, 1)])
 
 
 class Fp8Target(NamedTuple):
@@ -148,9 +146,8 @@ def _reader(weight: Weight, first: int, count: int, multiple: int) -> Callable[[
         start, stop = first // multiple * multiple, min(n, -(-(first + count) // multiple) * multiple)
         raw = weight.take(0, [range(start, stop)]).in_form().parts[VALUES].bytes()
         words = raw.reshape(stop - start, k // form, 4 + form)[first - start : first - start + count]
-        codes = np.ascontiguousarray(words[:, :, 4:]).reshape(count, k // 64, 64)[:, :, ORDER]
         scales = np.ascontiguousarray(words[:, : 1 if by_rows else None, :4]).view("<f4")[:, :, 0]
-        into[: count * k] = codes.reshape(-1)
+        into[: count * k] = np.ascontiguousarray(words[:, :, 4:]).reshape(-1)
         into[count * k :] = np.ascontiguousarray(scales.T).reshape(-1).view(np.uint8)
 
     return read

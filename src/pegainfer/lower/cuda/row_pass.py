@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from pegainfer.lower.cuda.fp8 import stays_fp8
+from pegainfer.lower.cuda.fp8 import codes_and_scales, stays_fp8
 from pegainfer.lower.cuda.linear import matrices
 from pegainfer.lower.cuda.lowering import LoweringContext, Operands, Step, handles
 from pegainfer.lower.cuda.plan import Boxes, Place, struct
@@ -28,12 +28,16 @@ LAYER = ("qkv_norm_rope_append", "attention", "linear_residual", "gate_up_swiglu
 WARPS, THREADS, ROUND, MAX_CHUNKS = 8, 288, 256, 6
 STAGE, MIN_DEPTH = 20 << 10, 4  # bytes of a stage where no row is longer; stages
 HEAD_DIMS = (64, 128)
+FP8_ROWS = "fp8_rows"  # the FP8 weights that the kernel takes, as fp8.stays_fp8 names them
 PAGE = 16  # tokens
 
 
 @dataclass(frozen=True)
 class RowPass:
-    """A pass that the kernel serves, in numbers."""
+    """A pass that the kernel serves, in numbers.
+
+    weights: of the layers, as fp8.stays_fp8 says it.
+    """
 
     width: int  # M
     heads: int
@@ -44,14 +48,15 @@ class RowPass:
     layers: int
     block_size: int
     dtype: str
+    weights: str = ""
 
     @property
     def kernel(self) -> str:
-        return f"row_pass_{self.dtype}_d{self.head_dim}"
+        return f"row_pass_{self.weights or self.dtype}_d{self.head_dim}"
 
     @property
     def stage(self) -> int:
-        """Bytes of a stage of the ring: a row of any weight fits."""
+        """Bytes of a stage of the ring: a row of 16 bits of any weight fits, or two of FP8."""
         longest = 2 * max(self.width, self.heads * self.head_dim, self.feed_forward)
         return max(STAGE, -(-longest // 1024) * 1024)
 
@@ -86,6 +91,7 @@ class RowPass:
         needs = (
             (info.arch == "90a", f"a Hopper GPU, not {info.name}"),
             (self.dtype == "bf16", f"bf16, not {self.dtype}"),
+            (self.weights in ("", FP8_ROWS), "FP8 weights with a scale a row, not for each 128 columns"),
             (self.head_dim in HEAD_DIMS, f"heads of 64 or 128, not {self.head_dim}"),
             (
                 self.heads <= 8 * self.kv_heads,
@@ -107,12 +113,20 @@ def why_launches(calls: Calls, target: Target) -> str | None:
     """Why a step of one decoded row stays many launches; None where it is one."""
     if any("kv" in c.tensors and c.tensors["kv"].dtype == E4M3 for c in calls):
         return f"a KV cache of bf16, not {E4M3}"
-    if any(stays_fp8(matrices(c), "bf16", target) for c in calls):
-        return "weights of 16 bits, not FP8"
     if any(t.dtype in OF_FORMAT for call in calls for t in call.tensors.values() if t.kind is Kind.WEIGHT):
-        return "weights of 16 bits, not packed ones"
-    row_pass, info = recognise(calls), target.info
-    return "the pass of a llama or Qwen3 decoder" if row_pass is None else row_pass.lacks(info)
+        return "weights of 16 or 8 bits, not packed ones"
+    row_pass = recognise(calls)
+    if row_pass is None:
+        return "the pass of a llama or Qwen3 decoder"
+    *layers, head = weights_of(calls, target)
+    if head or len(set(layers)) > 1:
+        return "one format of all layers' weights, and a head of 16 bits"
+    return replace(row_pass, weights=layers[0]).lacks(target.info)
+
+
+def weights_of(calls: Calls, target: Target) -> list[str]:
+    """What fp8.stays_fp8 says of each GEMM's weights, in order."""
+    return [stays_fp8(weights, "bf16", target) for call in calls if (weights := matrices(call))]
 
 
 def _one_launch(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
@@ -179,15 +193,16 @@ def _decode_pass(c: LoweringContext) -> None:
     calls: Sequence[OpCall] = c.call.attrs["calls"]
     p = recognise(calls)
     assert p is not None
+    p = replace(p, weights=weights_of(calls, c.target)[0])
     info, grid = c.target.info, c.target.info.num_sms
     embedding, qkv, attention, head = (Operands(calls[i], c.step) for i in (0, 1, 2, -1))
-    layers = [_layer([Operands(call, c.step) for call in group], p.dtype) for group in _by_layer(calls)]
+    layers = [_layer([Operands(call, c.step) for call in group], p) for group in _by_layer(calls)]
     scale = attention.call.attrs["scale"] * math.log2(math.e)
     words, parts, launches, nbytes = p.exchange_layout(info)
     # No other kernel may write here: a word could then have a tag that a block waits for. Zeros restart the
     # count of launches.
     exchange = c.step_memory("row pass", nbytes, zeroed=True)
-    window = int(c.target.tuning.numbers(info, "decode_pass")["window"])
+    window = int(c.target.tuning.numbers(info, "decode_pass")["fp8_window" if p.weights else "window"])
     args = struct(
         PASS, embedding=embedding.matrix("table", dtype=p.dtype), head=head.matrix("w", dtype=p.dtype),
         norm=head.vector("norm"), token_ids=embedding.address("ids"), positions=qkv.address("positions"),
@@ -208,19 +223,24 @@ def _decode_pass(c: LoweringContext) -> None:
     )  # fmt: skip
 
 
-def _layer(calls: Sequence[Operands], dtype: str) -> dict[str, Place | None]:
+def _layer(calls: Sequence[Operands], p: RowPass) -> dict[str, Place | None]:
     """A layer's weights, as members of pass::Layer."""
     qkv, _, o, gate_up, down = calls
-    return {
-        "qkv": qkv.matrix("wq", "wk", "wv", dtype=dtype),
-        "o": o.matrix("w", dtype=dtype),
-        "gate_up": gate_up.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"),
-        "down": down.matrix("w", dtype=dtype),
+    matrices = {
+        "qkv": qkv.matrix("wq", "wk", "wv", dtype=p.dtype),
+        "o": o.matrix("w", dtype=p.dtype),
+        "gate_up": gate_up.matrix("w_gate", "w_up", dtype=p.dtype, layout="pairs"),
+        "down": down.matrix("w", dtype=p.dtype),
+    }
+    members: dict[str, Place | None] = {
         "attn_norm": qkv.vector("norm"),
         "q_norm": qkv.vector("q_norm"),
         "k_norm": qkv.vector("k_norm"),
         "mlp_norm": gate_up.vector("norm"),
     }
+    for name, w in matrices.items():
+        members[name], members[f"{name}_scales"] = codes_and_scales(w) if p.weights else (w, None)
+    return members
 
 
 def _boxes(qkv: Operands, p: RowPass) -> Boxes:

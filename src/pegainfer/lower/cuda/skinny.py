@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pegainfer.lower.cuda.lowering import LoweringContext
-from pegainfer.lower.cuda.plan import Boxes, Place, Struct, ptr, struct
+from pegainfer.lower.cuda.plan import Boxes, Place, PlannedArg, Struct, ptr, struct
 from pegainfer.lower.cuda.target import SYSTEM, Target
 from pegainfer.runtime.cuda.arguments import SKINNY
 from pegainfer.runtime.cuda.device import DeviceInfo
+from pegainfer.runtime.cuda.launch import i32
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 TOKENS = (8, 16, 32, 64)  # that kernels are compiled for
 MAX_TOKENS, BOX = 64, 64  # as in skinny.cuh; BOX: elements of k, 128 bytes
 THREADS, MAX_BLOCKS = 256, 3  # MAX_BLOCKS: of 64 rows in a tile
-FP8_BOX = 128  # elements of k in a box of an FP8 weight, beside two boxes of x
+MAX_FP8_TOKENS = 32  # beside an FP8 weight: with more rows one code a value is faster (fp8.py)
+FP8_BOX = 128  # elements of k in a box of an FP8 weight, and in a stage of x: two codes for each value
+SPLIT_THREADS, SPLIT_GROUPS = 256, 16  # of a block that splits x: threads, and groups of 128 columns
 FRAGMENT = 576  # bytes of the sums of 16 rows by 8 tokens
 KINDS = {"store": 0, "storef32": 1, "residual": 2, "swiglu": 3}
 
@@ -82,19 +85,21 @@ class Shares:
 # Share of the SMs that clusters of so many blocks can fill, one block an SM (GPUs lack SMs here and there).
 FILLED = {1: 1.0, 2: 1.0, 3: 0.91, 4: 0.91, 5: 0.87}
 LEAST_ROWS = 64  # of a tile: wgmma multiplies as many in any case
+LEAST_FP8_ROWS = 96  # of an FP8 weight, of which x is twice as large a part of what a block reads
 NEVER_MEASURED = "even shares, for a shape that was never measured"
 MANY_TILES = 6  # a block: in so long a launch, deep rings matter more than overlap with other launches
 
 
-def shares(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[Shares, str]:
+def shares(m: int, n: int, k: int, target: Target, fp8: bool = False) -> tuple[Shares | None, str]:
     """The fastest measured shares, else the fewest splits of k whose even shares have enough rows; and the
-    reason.
+    reason. None where the kernel for more rows is faster.
     """
-    tuned = target.tuning.find(target.info, op, m, n=n, k=k)
-    if tuned is not None and tuned.numbers is not None:
-        return Shares(**tuned.numbers), f"measured on {tuned.card} up to {tuned.most} rows"
+    tuned = target.tuning.find(target.info, "skinny_fp8" if fp8 else "skinny", m, n=n, k=k)
+    if tuned is not None:
+        why = f"measured on {tuned.card} up to {tuned.most} rows"
+        return Shares(**tuned.numbers) if tuned.numbers is not None else None, why
     info = target.info
-    rows, splits = even_shares(n, k, info, BOX if op == "skinny" else FP8_BOX)
+    rows, splits = even_shares(n, k, info, *((FP8_BOX, LEAST_FP8_ROWS) if fp8 else ()))
     depth_x = 8 if m <= 16 else 4
     if rows <= MAX_BLOCKS * 64:
         return Shares(rows, splits, depth_x=depth_x, early=m <= 32), NEVER_MEASURED
@@ -105,15 +110,15 @@ def shares(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[
     return Shares(rows, depth_x=depth_x), f"{tiles} tiles a block; {NEVER_MEASURED}"
 
 
-def even_shares(n: int, k: int, info: DeviceInfo, box: int = BOX) -> tuple[int, int]:
-    """(rows, splits of k) of the fewest splits whose even shares, one an SM, have enough rows.
+def even_shares(n: int, k: int, info: DeviceInfo, box: int = BOX, least: int = LEAST_ROWS) -> tuple[int, int]:
+    """(rows, splits of k) of the fewest splits whose even shares, one an SM, have at least `least` rows.
 
     box: elements of k in a box of the weight, of which each split has one at least.
     """
     rows, splits = 0, 1
     for splits, filled in FILLED.items():
         rows = _eights(n, int(info.num_sms * filled) // splits)
-        if rows >= LEAST_ROWS or k < 2 * splits * box:
+        if rows >= least or k < 2 * splits * box:
             break
     return rows, splits
 
@@ -127,9 +132,12 @@ def choose_skinny(
     dtype: str, m: int, n: int, k: int, kind: str, target: Target, weights: str = ""
 ) -> SkinnyChoice | None:
     """The launch for a problem, or None where the kernel does not serve it. weights: see GemmProblem."""
-    if target.info.capability != (9, 0) or m > MAX_TOKENS or n % 8 or k % 8:
+    most = MAX_FP8_TOKENS if weights else MAX_TOKENS
+    if target.info.capability != (9, 0) or m > most or n % 8 or k % 8:
         return None
-    s, why = shares(m, n, k, target, "skinny_fp8" if weights else "skinny")
+    s, why = shares(m, n, k, target, bool(weights))
+    if s is None:
+        return None
     for depth_x in (s.depth_x, 4, 2):
         choice = skinny_choice(
             dtype, m, n, k, target.info, rows=s.rows, splits=s.splits, wide=s.wide, depth_x=depth_x,
@@ -169,11 +177,12 @@ def skinny_choice(
         return None
     groups = tiles if splits > 1 else min(tiles, info.num_sms)
     room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared)
-    stage_w, stage_x = rows * 128 * wide, tokens * 2 * box * wide
+    stage_w, stage_x = rows * 128 * wide, tokens * 2 * (box if weights else box * wide)
     units = -(-rows // 32) * (tokens // 8)
     slots = -(-units // splits)
     sums = slots * splits * 2 * FRAGMENT
-    extra = 16 + 4 * tokens + (slots * 512 + -(-rows // 32) * 128 if residual else 0)
+    scales = 4 * tokens * (1 + (depth_x if weights else 0))  # of x
+    extra = 16 + scales + (slots * 512 + -(-rows // 32) * 128 if residual else 0)
     # The epilogue keeps sums in the rings' memory, unless copies of the next tile are in flight there, or
     # other blocks may send their sums before the rings are free.
     for own in (0, sums) if splits == 1 or not early else (sums,):
@@ -186,12 +195,13 @@ def skinny_choice(
         return None
     if residual and tiles > groups:
         return None
-    barriers = rings + 16 * (depth + depth_x) + 16 + 4 * tokens
+    barriers = rings + 16 * (depth + depth_x) + 16 + scales
     # wgmma reads 64 rows even of a smaller tile, so memory must extend past the last stage.
     shared = max(rings + 16 * (depth + depth_x) + extra + own, depth * stage_w + (blocks * 64 - rows) * 128)
     return SkinnyChoice(
         f"skinny_{weights or dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, wide, depth, depth_x,
-        depth if trigger is None else trigger, barriers if own else 0, barriers + own, shared, why, box=box,
+        depth if trigger is None else trigger, barriers if own else 0, barriers + own, shared, why,
+        box=box,
     )  # fmt: skip
 
 
@@ -268,16 +278,28 @@ def skinny(
         scales: of an FP8 weight, whose codes are `w`.
     """
     m, n, k = sizes
-    item = item_bytes(dtype)
     stored = dtype if scales is None else "f8_e4m3"
-    boxes = (
-        Boxes(w, (n, k), (k * item_bytes(stored),), stored, (choice.rows, choice.box), promotion=256),
-        Boxes(x, (m, k), (k * item,), dtype, (choice.tokens, BOX), promotion=256),
-    )
+    weight = Boxes(w, (n, k), (k * item_bytes(stored),), stored, (choice.rows, choice.box), promotion=256)
     width = ld_out or (n // 2 if kind == "swiglu" else n)
     args = skinny_args(choice, kind, sizes, out, width, scale, next_norm, eps)
-    more = [] if scales is None else [ptr(scales)]
+    if scales is None:
+        box_x = Boxes(x, (m, k), (k * item_bytes(dtype),), dtype, (choice.tokens, BOX), promotion=256)
+        arguments: list[PlannedArg] = [weight, box_x, args]
+    else:
+        codes, x_scales = split_rows(c, x, m, k)
+        both = (2 * MAX_TOKENS, k)
+        box_x = Boxes(codes, both, (k,), "f8_e4m3", (choice.tokens, FP8_BOX), promotion=256)
+        arguments = [weight, box_x, args, ptr(scales), ptr(x_scales)]
     c.launch(
-        choice.kernel, choice.grid, choice.threads, [*boxes, args, *more], choice.shared, why=choice.reason,
+        choice.kernel, choice.grid, choice.threads, arguments, choice.shared, why=choice.reason,
         cluster=choice.cluster,
     )  # fmt: skip
+
+
+def split_rows(c: LoweringContext, x: Place, m: int, k: int) -> tuple[Place, Place]:
+    """x [m, k] in bf16 as sums of two codes [2, MAX_TOKENS, k], and their scales [k / 128, MAX_TOKENS]."""
+    codes, scales = c.scratch(2 * MAX_TOKENS * k), c.scratch(4 * MAX_TOKENS * (k // FP8_BOX))
+    grid = (-(-m * (k // FP8_BOX) // SPLIT_GROUPS), 1, 1)
+    args = [ptr(codes), ptr(scales), ptr(x), i32(m), i32(k)]
+    c.launch("split_rows_bf16", grid, SPLIT_THREADS, args, why="activations of an FP8 GEMM")
+    return codes, scales

@@ -352,6 +352,10 @@ PASS_LAYER = Layout(
     const float* q_norm  // [D] or null
     const float* k_norm  // [D] or null
     const float* mlp_norm  // [M]
+    const float* qkv_scales  // of FP8 weights: one a row; as the next three
+    const float* o_scales
+    const float* gate_up_scales
+    const float* down_scales
     """,
 )
 PASS_LAYERS = Layout("pass::Layers", "All layers.", f"Layer layer[{MAX_LAYERS}]", (PASS_LAYER,))

@@ -113,7 +113,7 @@ def test_no_weight_of_a_quantised_model_is_expanded_when_it_is_loaded(tokens: in
 def test_the_pass_in_one_launch_serves_no_packed_weight() -> None:
     plan = planned(program(), 1)
     assert "decode_pass" not in plan.applied
-    assert plan.lacking["decode_pass"] == "weights of 16 bits, not packed ones"
+    assert plan.lacking["decode_pass"] == "weights of 16 or 8 bits, not packed ones"
     assert planned(program(**dict.fromkeys(("embed", "wq"), "bf16")), 1).lacking["decode_pass"]
 
 

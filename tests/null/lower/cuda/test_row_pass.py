@@ -23,6 +23,7 @@ from pegainfer.lower.cuda.lowering import keeps_whole
 from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.lower.cuda.row_pass import RowPass, recognise, why_launches
 from pegainfer.lower.cuda.store import Dummy
+from pegainfer.lower.cuda.target import Target
 from pegainfer.models.llama import forward as llama
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.models.llama.weights import TABLE as LLAMA
@@ -61,19 +62,24 @@ ONE = {"T": 1, "R": 1, "L": 1}
 
 
 def program(
-    line: str = "qwen3", activation: str = "bf16", residual: str = "bf16", kv: str = "", **fields: Any
-) -> Program:
-    """As an executor lowers it."""
+    line: str = "qwen3", activation: str = "bf16", residual: str = "bf16", kv: str = "", form: str = "bf16",
+    **fields: Any,
+) -> Program:  # fmt: skip
+    """As an executor lowers it. form: of the layers' matrices."""
     formats = Formats(activation, residual, kv or activation)
     if line == "llama":
         config = LlamaConfig(**FIELDS | fields)
         sizes = Sizes(llama.groups(config, 16, formats), (8,), 64)
-        made = llama.forward(config, dict.fromkeys(LLAMA.shapes(config), "bf16"), sizes, formats)
+        made = llama.forward(config, stored(LLAMA.shapes(config), form), sizes, formats)
     else:
         other = Qwen3Config(**FIELDS | fields)
         sizes = Sizes(qwen3.groups(other, 16, formats), (8,), 64)
-        made = qwen3.forward(other, dict.fromkeys(QWEN3.shapes(other), "bf16"), sizes, formats)
+        made = qwen3.forward(other, stored(QWEN3.shapes(other), form), sizes, formats)
     return made.lowered(keep=keeps_whole)
+
+
+def stored(shapes: dict[str, tuple[int, ...]], form: str) -> dict[str, str]:
+    return {n: form if n.startswith("layers.") and len(s) == 2 else "bf16" for n, s in shapes.items()}
 
 
 # Programs
@@ -96,7 +102,17 @@ def test_halves_are_recognised_and_not_served() -> None:
 def test_a_cache_of_eight_bits_takes_many_launches() -> None:
     calls = program(kv="f8_e4m3").calls
     assert recognise(calls) is None
-    assert why_launches(calls, H100) == "a KV cache of bf16, not f8_e4m3"
+    assert why_launches(calls, Target(H100)) == "a KV cache of bf16, not f8_e4m3"
+
+
+def test_weights_of_eight_bits_are_served_with_a_scale_a_row() -> None:
+    target = Target(H100)
+    assert why_launches(program(form="fp8_r128").calls, target) is None
+    reason = why_launches(program(form="fp8_g128").calls, target)
+    assert reason == "FP8 weights with a scale a row, not for each 128 columns"
+    for number, dtype in ((5, "bf16"), (11, "fp8_r128")):  # a layer in another format, and a head in FP8
+        calls = with_tensor(number, "w", dtype=dtype)(program(form="fp8_r128").calls)
+        assert why_launches(calls, target) == "one format of all layers' weights, and a head of 16 bits"
 
 
 @pytest.mark.parametrize(("activation", "residual"), [("f32", "f32"), ("bf16", "f32")])
@@ -254,7 +270,9 @@ def test_other_gpus_are_refused(change: dict[str, Any]) -> None:
 class Rig:
     """An executor of the small model on a driver without a GPU."""
 
-    def __init__(self, fake: FakeCuda, folder: Path, options: CudaOptions, line: str = "qwen3") -> None:
+    def __init__(
+        self, fake: FakeCuda, folder: Path, options: CudaOptions, line: str = "qwen3", form: str = "bf16"
+    ) -> None:
         self.fake = fake
         arch = {(9, 0): "90a", (10, 0): "100a"}[fake.capability]
         ctx = CudaContext(kernels=fake_kernels(folder, arch))
@@ -264,7 +282,7 @@ class Rig:
         backend = CudaBackend(ctx, {"cos_sin": table}, options, Dummy())
         self.kv = DeviceTensor.empty((8, 2, 2, 2, 16, 64), "bf16", "kv")
         largest = {"T": 8, "R": 2, "L": 2}
-        self.executor: CudaExecutor = backend.prepare(program(line), {"kv": self.kv}, largest)
+        self.executor: CudaExecutor = backend.prepare(program(line, form=form), {"kv": self.kv}, largest)
         backend.load()
         fake.launches.clear()
 
@@ -394,21 +412,28 @@ def test_sizes_and_addresses_are_where_the_kernel_looks_for_them(tmp_path: Path)
         assert not any(ctypes.string_at(kept.address, kept.nbytes))  # no word says that it is there
 
 
+@pytest.mark.parametrize("form", ["bf16", "fp8_r128"])
 @pytest.mark.parametrize("line", ["llama", "qwen3"])
-def test_weights_of_every_layer_are_in_the_table(line: str, tmp_path: Path) -> None:
+def test_weights_of_every_layer_are_in_the_table(line: str, form: str, tmp_path: Path) -> None:
     with fake_cuda() as fake:
-        rig = Rig(fake, tmp_path, CudaOptions(), line)
+        rig = Rig(fake, tmp_path, CudaOptions(), line, form)
         (launch,) = rig.run([1])
+        assert launch.kernel == ("row_pass_bf16_d64" if form == "bf16" else "row_pass_fp8_rows_d64")
         fields = [f.name for f in PASS_LAYER.fields]
-        assert fields == ["qkv", "o", "gate_up", "down", "attn_norm", "q_norm", "k_norm", "mlp_norm"]
+        matrices, norms = ["qkv", "o", "gate_up", "down"], ["attn_norm", "q_norm", "k_norm", "mlp_norm"]
+        assert fields == [*matrices, *norms, *(f"{name}_scales" for name in matrices)]
         assert set(PASS_LAYER.kinds) == {"ptr"}
         most = module.MAX_LAYERS * len(fields)
         table = np.frombuffer(parameter(launch, 2, 8 * most), np.uint64).reshape(-1, len(fields))
-        weights = {names[0]: t.address for (names, *_), t in rig.executor._weights._held.items()}  # type: ignore[index]
-        names = ["wq", "wo", "w_gate", "w_down", "attn_norm", "q_norm", "k_norm", "mlp_norm"]
+        held = rig.executor._weights._held.items()
+        weights = {names[0]: t.address for (names, part, *_), t in held if part != "scales"}  # type: ignore[index]
+        scales = {names[0]: t.address for (names, part, *_), t in held if part == "scales"}  # type: ignore[index]
+        assert len(scales) == (0 if form == "bf16" else 8)
         for layer in range(2):
-            assert table[layer].tolist() == [weights.get(f"layers.{layer}.{n}", 0) for n in names]
-        assert (table[:2] != 0).sum() == 2 * (8 if line == "qwen3" else 6)
+            names = [f"layers.{layer}.{n}" for n in ("wq", "wo", "w_gate", "w_down", *norms)]
+            want = [*(weights.get(n, 0) for n in names), *(scales.get(n, 0) for n in names[:4])]
+            assert table[layer].tolist() == want
+        assert (table[:2] != 0).sum() == 2 * (8 if line == "qwen3" else 6) + len(scales)
         assert not table[2:].any()
 
 

@@ -356,8 +356,12 @@ struct Layer {
     const float* q_norm;  // [D] or null
     const float* k_norm;  // [D] or null
     const float* mlp_norm;  // [M]
+    const float* qkv_scales;  // of FP8 weights: one a row; as the next three
+    const float* o_scales;
+    const float* gate_up_scales;
+    const float* down_scales;
 };
-static_assert(sizeof(Layer) == 64);
+static_assert(sizeof(Layer) == 96);
 }  // namespace pass
 
 namespace pass {
@@ -365,7 +369,7 @@ namespace pass {
 struct Layers {
     Layer layer[80];
 };
-static_assert(sizeof(Layers) == 5120);
+static_assert(sizeof(Layers) == 7680);
 }  // namespace pass
 
 namespace pass {

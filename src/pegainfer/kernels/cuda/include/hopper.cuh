@@ -42,9 +42,10 @@ __device__ __forceinline__ bool mbarrier_ready(uint32_t barrier, uint32_t parity
     return ready;
 }
 
-// Makes earlier stores to shared memory visible to wgmma and TMA.
+// Makes earlier stores to shared memory visible to wgmma and TMA. Without `.shared::cta` it would be a fence
+// of the device's memory, which takes a microsecond.
 __device__ __forceinline__ void async_proxy_fence() {
-    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // L2's treatment of copied lines: streamed once, or wanted again.
@@ -150,6 +151,7 @@ struct Wgmma;
     ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
     "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define PEGA_R76 PEGA_R64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75"
+#define PEGA_R80 PEGA_R76 ",%76,%77,%78,%79"
 #define PEGA_R128                                                                       \
     PEGA_R76                                                                            \
     ",%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95," \
@@ -166,6 +168,7 @@ struct Wgmma;
     PEGA_D32, PEGA_FOUR(32), PEGA_FOUR(36), PEGA_FOUR(40), PEGA_FOUR(44), PEGA_FOUR(48), PEGA_FOUR(52), \
         PEGA_FOUR(56), PEGA_FOUR(60)
 #define PEGA_D76 PEGA_D64, PEGA_FOUR(64), PEGA_FOUR(68), PEGA_FOUR(72)
+#define PEGA_D80 PEGA_D76, PEGA_FOUR(76)
 #define PEGA_D128                                                                                       \
     PEGA_D76, PEGA_FOUR(76), PEGA_FOUR(80), PEGA_FOUR(84), PEGA_FOUR(88), PEGA_FOUR(92), PEGA_FOUR(96), \
         PEGA_FOUR(100), PEGA_FOUR(104), PEGA_FOUR(108), PEGA_FOUR(112), PEGA_FOUR(116), PEGA_FOUR(120), \
@@ -235,8 +238,13 @@ struct Wgmma;
     PEGA_WGMMA(T, NAME, 256, 128, 128, 129, 130, 131, 132, 133)
 PEGA_WGMMAS(bf16, "bf16")
 PEGA_WGMMAS(f16, "f16")
+PEGA_WGMMA8(8, 4, 4, 5, 6)
+PEGA_WGMMA8(16, 8, 8, 9, 10)
+PEGA_WGMMA8(32, 16, 16, 17, 18)
 PEGA_WGMMA8(64, 32, 32, 33, 34)
+PEGA_WGMMA8(96, 48, 48, 49, 50)
 PEGA_WGMMA8(128, 64, 64, 65, 66)
+PEGA_WGMMA8(160, 80, 80, 81, 82)
 #undef PEGA_WGMMAS
 #undef PEGA_WGMMA
 #undef PEGA_WGMMA8

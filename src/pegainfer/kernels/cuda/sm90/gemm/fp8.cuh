@@ -28,7 +28,7 @@ constexpr int CONSUMERS_ONLY = 2;  // named barrier
 // Where things lie in shared memory: the ring's stages (x, w, scales of x, scales of w), then barriers.
 template <int N>
 struct Ring {
-    static constexpr int STAGE_W = N * GROUP, STAGE = STAGE_X + STAGE_W + 2 * SCALES;
+    static constexpr int STAGE_W = N * GROUP, STAGE = STAGE_X + STAGE_W + (N > 128 ? 2048 : 1024);
     uint32_t stages, full, empty, last;
     int depth;
 
@@ -59,29 +59,56 @@ struct Work {
     static __device__ __forceinline__ int count(const Args& a) { return a.tiles_m * a.tiles_n * a.splits; }
 };
 
-// By one thread.
+// A block's way through the stages of all its work.
+template <int N>
+struct Stages {
+    const Args& a;
+    int i;
+    Work<N> work;
+    int group;
+    Place at = Place(1);
+
+    __device__ __forceinline__ explicit Stages(const Args& args)
+        : a(args), i(blockIdx.x), work(args, i), group(work.first) {}
+    __device__ __forceinline__ bool has() const { return i < Work<N>::count(a); }
+    __device__ __forceinline__ void advance(int depth) {
+        at.advance(depth);
+        if (++group < work.end) return;
+        i += gridDim.x;
+        work = Work<N>(a, i), group = work.first;
+    }
+};
+
+// By one thread: requests the operands of all stages. The weight's part of the first ones is requested ahead
+// of the wait for the launch before.
 template <bool GROUPS, int N>
 __device__ __forceinline__ void issue_tma(const void* w, const void* x, const Args& a, const Ring<N>& ring) {
-    const uint64_t policy = l2_evict_last();
-    Place at(1);
+    const uint64_t kept = l2_evict_last(), policy = a.tiles_m > 1 ? kept : l2_evict_first();
+    auto request_weight = [&](const Stages<N>& s) {
+        const uint32_t full = ring.full + 8 * s.at.slot, to = ring.stages + s.at.slot * ring.STAGE + STAGE_X;
+        const int scales = GROUPS ? min(N, a.n - s.work.column) * 4 : 0;
+        mbarrier_arrive_expect(full, STAGE_X + ring.STAGE_W + SCALES + scales);
+        tma_load2(to, w, s.group * GROUP, s.work.column, full, policy);
+        if constexpr (GROUPS)
+            bulk_load(to + ring.STAGE_W + SCALES,
+                      a.w_scales + static_cast<int64_t>(s.group) * a.n + s.work.column, scales, full, kept);
+    };
+    Stages<N> first(a), s(a);
+    int ahead = 0;
 #pragma unroll 1
-    for (int i = blockIdx.x; i < Work<N>::count(a); i += gridDim.x) {
-        const Work<N> work(a, i);
-        const int scales = GROUPS ? min(N, a.n - work.column) * 4 : 0;
+    for (; ahead < ring.depth && first.has(); ahead++, first.advance(ring.depth)) request_weight(first);
+    pdl_wait();
+    pdl_launch();
 #pragma unroll 1
-        for (int g = work.first; g < work.end; g++) {
-            const uint32_t full = ring.full + 8 * at.slot, to = ring.stages + at.slot * ring.STAGE;
-            mbarrier_wait(ring.empty + 8 * at.slot, at.parity);
-            mbarrier_arrive_expect(full, STAGE_X + ring.STAGE_W + SCALES + scales);
-            tma_load2(to, x, g * GROUP, work.row, full, policy);
-            tma_load2(to + STAGE_X, w, g * GROUP, work.column, full, policy);
-            const uint32_t after = to + STAGE_X + ring.STAGE_W;
-            bulk_load(after, a.x_scales + static_cast<int64_t>(g) * a.pitch + work.row, SCALES, full, policy);
-            if constexpr (GROUPS)
-                bulk_load(after + SCALES, a.w_scales + static_cast<int64_t>(g) * a.n + work.column, scales,
-                          full, policy);
-            at.advance(ring.depth);
+    for (; s.has(); s.advance(ring.depth)) {
+        const uint32_t full = ring.full + 8 * s.at.slot, to = ring.stages + s.at.slot * ring.STAGE;
+        if (--ahead < 0) {
+            mbarrier_wait(ring.empty + 8 * s.at.slot, s.at.parity);
+            request_weight(s);
         }
+        tma_load2(to, x, s.group * GROUP, s.work.row, full, kept);
+        bulk_load(to + STAGE_X + ring.STAGE_W,
+                  a.x_scales + static_cast<int64_t>(s.group) * a.pitch + s.work.row, SCALES, full, kept);
     }
 }
 
@@ -250,10 +277,9 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a)
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (threadIdx.x == 0) ring.make_barriers(), tma_prefetch(w), tma_prefetch(x);
     __syncthreads();
-    pdl_wait();
-    pdl_launch();
     if (warp < CONSUMERS / 32) {
         registers_raise<232>();
+        pdl_wait();
         consume<T, GROUPS, N>(a, ring);
     } else {
         registers_drop<40>();

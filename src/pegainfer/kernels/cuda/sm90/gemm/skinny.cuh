@@ -49,9 +49,8 @@ struct Block {
     int stage_w, stage_x;  // bytes
     int group, split, rounds, k0, k1, units, slots;
 
-    // boxes: of x beside each of the weight's.
-    __device__ __forceinline__ Block(const Args& a, uint32_t shared, int boxes = 1) {
-        stage_w = a.rows * 128 * a.wide, stage_x = NT * 128 * a.wide * boxes;
+    __device__ __forceinline__ Block(const Args& a, uint32_t shared, int bytes_x) {
+        stage_w = a.rows * 128 * a.wide, stage_x = bytes_x;
         w = shared, x = w + a.depth_w * stage_w;
         full_w = x + a.depth_x * stage_x, empty_w = full_w + 8 * a.depth_w;
         full_x = empty_w + 8 * a.depth_w, empty_x = full_x + 8 * a.depth_x;
@@ -112,11 +111,9 @@ __device__ __forceinline__ void stream_weight(const void* map, const Args& a, co
     if (cluster && total <= a.depth_w) cluster_wait();
 }
 
-// BOXES: of x beside each of the weight's.
-template <int NT, int BOXES = 1>
+template <int NT>
 __device__ __forceinline__ void stream_x(const void* map, const Args& a, const Block<NT>& b) {
     const uint64_t policy = l2_evict_last();
-    const int boxes = a.wide * BOXES;
     pdl_wait();
     Place at(1);
 #pragma unroll 1
@@ -127,8 +124,8 @@ __device__ __forceinline__ void stream_x(const void* map, const Args& a, const B
             mbarrier_wait(b.empty_x + 8 * at.slot, at.parity);
             mbarrier_arrive_expect(full, b.stage_x);
 #pragma unroll 1
-            for (int j = 0; j < boxes; j++)
-                tma_load2(b.x + at.slot * b.stage_x + j * NT * 128, map, (k * boxes + j) * SWIZZLE, 0, full,
+            for (int j = 0; j < a.wide; j++)
+                tma_load2(b.x + at.slot * b.stage_x + j * NT * 128, map, (k * a.wide + j) * SWIZZLE, 0, full,
                           policy);
             at.advance(a.depth_x);
         }
@@ -258,21 +255,27 @@ __device__ __forceinline__ uint64_t along(uint64_t operand, uint32_t bytes) {
     return (operand & 0xffffffff00000000) | (static_cast<uint32_t>(operand) + bytes / 16);
 }
 
-// A weight in the dtype of x, as an operand of wgmma in shared memory.
+// A weight in the dtype of x.
+template <int NT>
 struct SameType {
-    static constexpr int COLUMNS = SWIZZLE, BOXES = 1;  // of the weight in a box; of x beside each such box
-    static constexpr int REGISTERS = 0;                 // that its operands take beside the sums
+    static constexpr int COLUMNS = SWIZZLE;  // of the weight in a box
+    static constexpr int REGISTERS = 0;      // that a thread takes beside its sums
 
-    __device__ __forceinline__ int lane() const { return threadIdx.x & 31; }
-    template <typename T, int NT, int MB>
+    static __device__ __forceinline__ int stage_x(const Args& a) { return NT * 128 * a.wide; }
+    __device__ __forceinline__ void stream_x(const void* map, const Args& a, const Block<NT>& b) const {
+        skinny::stream_x<NT>(map, a, b);
+    }
+    template <typename T, int MB>
     __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, int tile,
                                              float (&acc)[MB][NT / 2], Place& at_w, Place& at_x) const;
 };
 
 // One tile's GEMMs: [64 MB rows x NT tokens], of which the rows past a.rows mean nothing.
-template <typename T, int NT, int MB>
-__device__ __forceinline__ void SameType::multiply(const Args& a, const Block<NT>& b, int tile,
-                                                   float (&acc)[MB][NT / 2], Place& at_w, Place& at_x) const {
+template <int NT>
+template <typename T, int MB>
+__device__ __forceinline__ void SameType<NT>::multiply(const Args& a, const Block<NT>& b, int tile,
+                                                       float (&acc)[MB][NT / 2], Place& at_w,
+                                                       Place& at_x) const {
     const int lane = threadIdx.x & 31;
     int last_w = -1, last_x = -1;
 #pragma unroll
@@ -315,12 +318,11 @@ constexpr int FRAGMENT = 512 + 64;  // bytes of 16 rows by 8 tokens: two of them
 
 // Puts the sums of a tile where they are finished: into this block's shared memory, or the units of each
 // split into that split's. From there one loop finishes them all; unrolled over the registers instead, it is
-// code that every launch has to fetch anew. `units`: 0 to do nothing but fetch the code. `lane`: the one of
-// the warp that has such rows where they lie as wgmma counts them.
+// code that every launch has to fetch anew. `units`: 0 to do nothing but fetch the code.
 template <int NT, int MB>
 __device__ __forceinline__ void leave_sums(const Args& a, const Block<NT>& b, const float (&acc)[MB][NT / 2],
-                                           int units, int lane) {
-    const int warp = threadIdx.x >> 5;
+                                           int units) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const uint32_t inverse = 65536 / a.splits + 1;  // u · inverse >> 16 = u / splits for u < 4096
     const uint32_t to = b.sums + warp % 2 * FRAGMENT + lane * 16;
 #pragma unroll
@@ -389,7 +391,7 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
     // Round -1 runs the code of a tile's end while there is nothing to do yet, so that it is there in time.
 #pragma unroll 1
     for (int round = -1; round < b.rounds; round++) {
-        if (round >= 0) weight.template multiply<T, NT, MB>(a, b, b.tile(a, round), acc, at_w, at_x);
+        if (round >= 0) weight.template multiply<T, MB>(a, b, b.tile(a, round), acc, at_w, at_x);
         if (round == 0) {
             pdl_wait();
             named_wait<CONSUMERS + 64>(BEFORE_READY);
@@ -401,19 +403,19 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
             if (threadIdx.x < a.splits) mbarrier_arrive_at(b.summed + 8, threadIdx.x);
             mbarrier_wait(b.summed + 8, 0);
         }
-        leave_sums<NT, MB>(a, b, acc, round < 0 ? 0 : b.units, weight.lane());
+        leave_sums<NT, MB>(a, b, acc, round < 0 ? 0 : b.units);
         if (a.splits == 1) named_wait<CONSUMERS>(CONSUMERS_ONLY);
         finish_tile<T, NT>(a, b, b.tile(a, max(round, 0)), scale, round < 0);
     }
 }
 
-template <typename T, int NT, int MB, typename Weight = SameType>
+template <typename T, int NT, int MB, typename Weight = SameType<NT>>
 __device__ __forceinline__ void run(const void* w, const void* x, const Args& a,
                                     const Weight& weight = Weight()) {
     // What a thread holds does not fit half of an SM's registers shared out evenly.
     constexpr bool BIG = MB * NT + Weight::REGISTERS > 96;
     extern __shared__ __align__(1024) uint8_t shared[];
-    const Block<NT> b(a, shared_address(shared), Weight::BOXES);
+    const Block<NT> b(a, shared_address(shared), Weight::stage_x(a));
     float* scale = reinterpret_cast<float*>(shared + (b.scale - b.w));
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const bool cluster = a.splits > 1;
@@ -439,7 +441,7 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a,
         }
         __syncwarp();
         if (cluster && warp > 4) cluster_wait();
-        if (warp == 5 && lane == 0) stream_x<NT, Weight::BOXES>(x, a, b);
+        if (warp == 5 && lane == 0) weight.stream_x(x, a, b);
         if (warp >= 6 && a.squares) prepare_scale<NT>(a, scale, warp - 6);
         if (warp == 7 && a.kind == RESIDUAL) fetch_before<T, NT>(a, b);
         __syncwarp();

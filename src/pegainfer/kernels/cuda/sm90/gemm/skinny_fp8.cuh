@@ -2,49 +2,59 @@
 //
 //   out[m, n] = sum over k of x[m, k] · E4M3[w[n, k]] · scale of (n, k)
 //
-// The activations stay in 16 bits, so nothing is rounded that the same GEMM in bf16 would not round: the
-// codes become bf16 in registers, which is exact, and wgmma takes them from there. A scale holds for a row,
-// and is then applied to its sums, or for 128 columns of a row; then sums of 128 columns are promoted one by
-// one.
+// wgmma multiplies E4M3 by E4M3, so no weight is converted. The activations are, by a launch ahead
+// (sm90/quantize/rows.cu): a value becomes the sum of two E4M3 codes, hi = E4M3(v) and lo = E4M3(v - hi),
+// with a power of two for each token and 128 columns as scale. Both together hold the 8 significant bits of a
+// bf16 value, so the result is that of bf16 activations; the weight is multiplied by both, which costs the
+// tensor cores time that they have.
 //
-// Columns lie so that a thread finds what its registers take in 16 bytes of a row (lower/cuda/fp8.py): byte
-// 16 t + 4 s + j of 64 columns is column 16 s + 2 t + {8, 0, 9, 1}[j], t = lane % 4. Rows 0, 4, 1, 5, 2, 6,
-// 3, 7 of eight are those of the lanes 0, 4, …, 28: so eight lanes that read together meet all banks.
+// wgmma adds up with fewer bits than float32 has, so sums of 128 columns are scaled and added to sums in
+// registers. The weight's scale holds for a row, and is then applied at the end, or for 128 columns of a row.
 #pragma once
 #include "skinny.cuh"
 
 namespace skinny {
 
-// Two values times 2^120, which gives codes that were widened by their bits the exponent of bf16.
-__device__ __forceinline__ uint32_t scale_codes(uint32_t v) {
-    uint32_t r;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(v), "r"(0x7b807b80u));
-    return r;
-}
-
-// Four codes as two pairs of bf16: bytes 1 and 3, then bytes 0 and 2. Bits of exponent and mantissa move to
-// where bf16 has them; subnormal codes become subnormal numbers, so the product is right for them too.
-__device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t& odd, uint32_t& even) {
-    odd = scale_codes((codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u));
-    even = scale_codes((codes << 8 & 0x80008000u) | (codes << 4 & 0x07f007f0u));
-}
+constexpr int GROUP = 128;  // columns of k that share a scale of x: one stage of its ring
 
 // An FP8 weight. GROUPS: scales are [K / 128, N], else [N].
 template <bool GROUPS, int NT>
 struct Fp8 {
-    static constexpr int COLUMNS = 128, BOXES = 2;
-    static constexpr int REGISTERS = 32 + (GROUPS ? NT : 0);
+    static constexpr int COLUMNS = GROUP;
+    static constexpr int REGISTERS = NT;  // of the sums of 128 columns
     const float* scales;
+    const float* x_scales;  // [K / 128, MAX_TOKENS]
 
-    __device__ __forceinline__ int lane() const {
-        const int lane = threadIdx.x & 31, g = lane >> 2;
-        return ((g >> 1) | (g & 1) << 2) << 2 | (lane & 3);
+    static __device__ __forceinline__ int stage_x(const Args&) { return 2 * NT * GROUP; }
+    // Where the ring's scales of x lie in shared memory, [NT] for each stage.
+    static __device__ __forceinline__ uint32_t ring_scales(const Block<NT>& b) { return b.scale + 4 * NT; }
+    // map: [hi, lo][MAX_TOKENS][K] codes as [2 MAX_TOKENS, K]. A stage is [hi, lo][NT][128]. By one thread.
+    __device__ __forceinline__ void stream_x(const void* map, const Args& a, const Block<NT>& b) const {
+        const uint64_t policy = l2_evict_last();
+        const int last = a.k / GROUP - 1;
+        pdl_wait();
+        Place at(1);
+#pragma unroll 1
+        for (int round = 0; round < b.rounds; round++) {
+#pragma unroll 1
+            for (int group = b.k0 * a.wide; group < b.k1 * a.wide; group++) {
+                const uint32_t full = b.full_x + 8 * at.slot, to = b.x + at.slot * b.stage_x;
+                mbarrier_wait(b.empty_x + 8 * at.slot, at.parity);
+                mbarrier_arrive_expect(full, b.stage_x + NT * 4);
+                tma_load2(to, map, group * GROUP, 0, full, policy);
+                tma_load2(to + NT * GROUP, map, group * GROUP, MAX_TOKENS, full, policy);
+                bulk_load(ring_scales(b) + at.slot * NT * 4, x_scales + min(group, last) * MAX_TOKENS, NT * 4,
+                          full, policy);
+                at.advance(a.depth_x);
+            }
+        }
     }
+
     // Scales of this thread's two rows of each block of 64, from row `first` of a group's; 0 beyond the tile.
     template <int MB>
     __device__ __forceinline__ void load_scales(const Args& a, int tile, int group,
                                                 float (&to)[MB][2]) const {
-        const int row = (threadIdx.x >> 5) * 16 + (lane() >> 2);
+        const int row = (threadIdx.x >> 5) * 16 + (threadIdx.x & 31) / 4;
 #pragma unroll
         for (int i = 0; i < 2 * MB; i++) {
             const int r = i / 2 * 64 + row + i % 2 * 8, n = tile * a.rows + r;
@@ -52,103 +62,96 @@ struct Fp8 {
             to[i / 2][i % 2] = valid ? __ldg(scales + static_cast<int64_t>(group) * a.n + n) : 0.f;
         }
     }
-    // Half a box's operand of this thread: rows `at` and eight more, four steps of 16 columns.
-    static __device__ __forceinline__ void load_codes(uint32_t at, uint32_t (&to)[16]) {
-        const uint4 upper = load_shared16(at), lower = load_shared16(at + 1024);
-        const uint32_t *u = &upper.x, *l = &lower.x;
-#pragma unroll
-        for (int s = 0; s < 4; s++) {
-            widen_codes(u[s], to[4 * s], to[4 * s + 2]);
-            widen_codes(l[s], to[4 * s + 1], to[4 * s + 3]);
-        }
-    }
 
-    template <typename T, int TOKENS, int MB>
+    template <typename T, int MB>
     __device__ __forceinline__ void multiply(const Args& a, const Block<NT>& b, int tile,
                                              float (&acc)[MB][NT / 2], Place& at_w, Place& at_x) const;
 };
 
 template <bool GROUPS, int NT>
-template <typename T, int TOKENS, int MB>
+template <typename T, int MB>
 __device__ __forceinline__ void Fp8<GROUPS, NT>::multiply(const Args& a, const Block<NT>& b, int tile,
                                                           float (&acc)[MB][NT / 2], Place& at_w,
                                                           Place& at_x) const {
-    const int warp = threadIdx.x >> 5, row = lane() >> 2, piece = threadIdx.x & 3;
-    const uint32_t mine = (warp * 16 + row) * 128;
-    int last_x = -1, group = b.k0 * a.wide, j = 0;  // j: box of the stage
-    float scale[MB][2], part[GROUPS ? NT / 2 : 1];
-    load_scales<MB>(a, tile, GROUPS ? group : 0, scale);
+    constexpr int PARTS = MB > 1 ? 2 : 1;  // sums of 128 columns: one is added up beside the other
+    const uint32_t my_scales = ring_scales(b) + (threadIdx.x & 3) * 8;
+    const int last = a.k / GROUP - 1;
+    float scale[MB][2], part[PARTS][NT / 2];
+    load_scales<MB>(a, tile, GROUPS ? b.k0 * a.wide : 0, scale);
 #pragma unroll
     for (int m = 0; m < MB; m++)
 #pragma unroll
         for (int i = 0; i < NT / 2; i++) acc[m][i] = 0;
-    auto release = [&](uint32_t barrier) {
-        if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
-    };
+    int j = 0;  // box of the weight's stage
 #pragma unroll 1
-    for (const int end = b.k1 * a.wide; group < end; group++) {
-        if (j == 0) {
-            mbarrier_wait(b.full_w + 8 * at_w.slot, at_w.parity);
-            mbarrier_wait(b.full_x + 8 * at_x.slot, at_x.parity);
-        }
-        const uint32_t w = b.w + at_w.slot * b.stage_w + j * a.rows * 128 + mine;
-        const uint64_t x = operand(b.x + at_x.slot * b.stage_x + j * 2 * NT * 128);
-        uint32_t codes[2][16];  // one is loaded while wgmma reads the other
+    for (int group = b.k0 * a.wide; group < b.k1 * a.wide; group++) {
         float next[MB][2];
-        if constexpr (GROUPS) load_scales<MB>(a, tile, min(group + 1, end - 1), next);
+        if constexpr (GROUPS) load_scales<MB>(a, tile, min(group + 1, last), next);
+        if (j == 0) mbarrier_wait(b.full_w + 8 * at_w.slot, at_w.parity);
+        mbarrier_wait(b.full_x + 8 * at_x.slot, at_x.parity);
+        const uint64_t w = operand(b.w + at_w.slot * b.stage_w + j * a.rows * GROUP);
+        const uint64_t hi = operand(b.x + at_x.slot * b.stage_x), lo = along(hi, NT * GROUP);
+        const uint32_t x_scale = my_scales + at_x.slot * NT * 4;
+        auto promote = [&](int m) {
+            float (&sums)[NT / 2] = part[m % PARTS];
+            wgmma_pin(sums);
 #pragma unroll
-        for (int i = 0; i < 2 * MB; i++) {
-            const int m = i / 2, half = i % 2;
-            load_codes(w + m * 8192 + ((half * 4 + piece) ^ row) * 16, codes[i % 2]);
-            float (&sums)[NT / 2] = GROUPS ? reinterpret_cast<float (&)[NT / 2]>(part) : acc[m];
+            for (int i = 0; i < NT / 8; i++) {
+                const uint2 pair = load_shared8(x_scale + i * 32);
+                const float sx[2] = {__uint_as_float(pair.x), __uint_as_float(pair.y)};
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    acc[m][4 * i + e] += sums[4 * i + e] * (GROUPS ? sx[e % 2] * scale[m][e / 2] : sx[e % 2]);
+            }
+        };
+#pragma unroll
+        for (int m = 0; m < MB; m++) {
             wgmma_fence();
 #pragma unroll
-            for (int s = 0; s < 4; s++)
-                Wgmma<T, NT>::rs_rows(sums, codes[i % 2] + 4 * s, along(x, half * NT * 128 + s * 32),
-                                      !GROUPS || half > 0 || s > 0);
+            for (int kk = 0; kk < 4; kk++) {
+                const uint64_t rows = along(w, m * 8192 + kk * 32);
+                Wgmma<e4m3, NT>::ss(part[m % PARTS], rows, along(hi, kk * 32), kk > 0);
+                Wgmma<e4m3, NT>::ss(part[m % PARTS], rows, along(lo, kk * 32), true);
+            }
             wgmma_commit();
-            if (half == 1 && (GROUPS || MB > 1)) {
-                // Nothing is under way when the next block's codes are loaded: ptxas would serialise all
-                // wgmma.
+            if constexpr (PARTS == 1) {
                 wgmma_wait<0>();
-                wgmma_pin(sums);
-            } else {
-                wgmma_wait<1>();  // what was issued before this
+                promote(m);
+            } else if (m > 0) {
+                wgmma_wait<1>();
+                promote(m - 1);
             }
-            if constexpr (GROUPS) {
-#pragma unroll
-                for (int e = 0; half == 1 && e < NT / 2; e++) acc[m][e] += scale[m][e / 2 % 2] * sums[e];
-            }
-            if (i == 0 && last_x >= 0) release(b.empty_x + 8 * last_x), last_x = -1;
         }
+        if constexpr (PARTS > 1) {
+            wgmma_wait<0>();
+            promote(MB - 1);
+        }
+        __syncwarp();
+        const bool end = ++j == a.wide;
+        if ((threadIdx.x & 31) == 0) {
+            mbarrier_arrive(b.empty_x + 8 * at_x.slot);
+            if (end) mbarrier_arrive(b.empty_w + 8 * at_w.slot);
+        }
+        at_x.advance(a.depth_x);
+        if (end) j = 0, at_w.advance(a.depth_w);
         if constexpr (GROUPS) {
 #pragma unroll
             for (int i = 0; i < 2 * MB; i++) scale[i / 2][i % 2] = next[i / 2][i % 2];
         }
-        if (++j == a.wide) {  // the weight's stage has been read, that of x not yet
-            __syncwarp();
-            release(b.empty_w + 8 * at_w.slot);
-            j = 0, last_x = at_x.slot;
-            at_w.advance(a.depth_w), at_x.advance(a.depth_x);
-        }
     }
-    wgmma_wait<0>();
+    if constexpr (!GROUPS) {
 #pragma unroll
-    for (int m = 0; m < MB; m++) {
-        wgmma_pin(acc[m]);
-        if constexpr (!GROUPS) {
+        for (int m = 0; m < MB; m++)
 #pragma unroll
             for (int e = 0; e < NT / 2; e++) acc[m][e] *= scale[m][e / 2 % 2];
-        }
     }
-    if (last_x >= 0) release(b.empty_x + 8 * last_x);
 }
 
 }  // namespace skinny
 
-#define SKINNY_FP8_KERNEL(NAME, TYPE, GROUPS, NT, MB)                                                      \
+#define SKINNY_FP8_KERNEL(NAME, GROUPS, NT, MB)                                                            \
     extern "C" __global__ void __launch_bounds__(skinny::THREADS, 2)                                       \
         NAME(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x, skinny::Args a, \
-             const float* scales) {                                                                        \
-        skinny::run<TYPE, NT, MB>(&w, &x, a, skinny::Fp8<GROUPS, NT>{scales});                             \
+             const float* scales, const float* x_scales) {                                                 \
+        skinny::run<bf16, NT, MB>(&w, &x, a, skinny::Fp8<GROUPS, NT>{scales, x_scales});                   \
     }

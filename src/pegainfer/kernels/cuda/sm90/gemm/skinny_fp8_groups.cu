@@ -3,26 +3,20 @@
 #include "skinny_fp8.cuh"
 
 // variant skinny_fp8_groups_8_1: dtype=bf16 weights=fp8_groups tokens=8 rows=64
-SKINNY_FP8_KERNEL(skinny_fp8_groups_8_1, bf16, true, 8, 1)
+SKINNY_FP8_KERNEL(skinny_fp8_groups_8_1, true, 8, 1)
 // variant skinny_fp8_groups_8_2: dtype=bf16 weights=fp8_groups tokens=8 rows=128
-SKINNY_FP8_KERNEL(skinny_fp8_groups_8_2, bf16, true, 8, 2)
+SKINNY_FP8_KERNEL(skinny_fp8_groups_8_2, true, 8, 2)
 // variant skinny_fp8_groups_8_3: dtype=bf16 weights=fp8_groups tokens=8 rows=192
-SKINNY_FP8_KERNEL(skinny_fp8_groups_8_3, bf16, true, 8, 3)
+SKINNY_FP8_KERNEL(skinny_fp8_groups_8_3, true, 8, 3)
 // variant skinny_fp8_groups_16_1: dtype=bf16 weights=fp8_groups tokens=16 rows=64
-SKINNY_FP8_KERNEL(skinny_fp8_groups_16_1, bf16, true, 16, 1)
+SKINNY_FP8_KERNEL(skinny_fp8_groups_16_1, true, 16, 1)
 // variant skinny_fp8_groups_16_2: dtype=bf16 weights=fp8_groups tokens=16 rows=128
-SKINNY_FP8_KERNEL(skinny_fp8_groups_16_2, bf16, true, 16, 2)
+SKINNY_FP8_KERNEL(skinny_fp8_groups_16_2, true, 16, 2)
 // variant skinny_fp8_groups_16_3: dtype=bf16 weights=fp8_groups tokens=16 rows=192
-SKINNY_FP8_KERNEL(skinny_fp8_groups_16_3, bf16, true, 16, 3)
+SKINNY_FP8_KERNEL(skinny_fp8_groups_16_3, true, 16, 3)
 // variant skinny_fp8_groups_32_1: dtype=bf16 weights=fp8_groups tokens=32 rows=64
-SKINNY_FP8_KERNEL(skinny_fp8_groups_32_1, bf16, true, 32, 1)
+SKINNY_FP8_KERNEL(skinny_fp8_groups_32_1, true, 32, 1)
 // variant skinny_fp8_groups_32_2: dtype=bf16 weights=fp8_groups tokens=32 rows=128
-SKINNY_FP8_KERNEL(skinny_fp8_groups_32_2, bf16, true, 32, 2)
+SKINNY_FP8_KERNEL(skinny_fp8_groups_32_2, true, 32, 2)
 // variant skinny_fp8_groups_32_3: dtype=bf16 weights=fp8_groups tokens=32 rows=192
-SKINNY_FP8_KERNEL(skinny_fp8_groups_32_3, bf16, true, 32, 3)
-// variant skinny_fp8_groups_64_1: dtype=bf16 weights=fp8_groups tokens=64 rows=64
-SKINNY_FP8_KERNEL(skinny_fp8_groups_64_1, bf16, true, 64, 1)
-// variant skinny_fp8_groups_64_2: dtype=bf16 weights=fp8_groups tokens=64 rows=128
-SKINNY_FP8_KERNEL(skinny_fp8_groups_64_2, bf16, true, 64, 2)
-// variant skinny_fp8_groups_64_3: dtype=bf16 weights=fp8_groups tokens=64 rows=192
-SKINNY_FP8_KERNEL(skinny_fp8_groups_64_3, bf16, true, 64, 3)
+SKINNY_FP8_KERNEL(skinny_fp8_groups_32_3, true, 32, 3)

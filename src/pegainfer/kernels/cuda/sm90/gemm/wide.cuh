@@ -30,8 +30,9 @@ template <int NT>
 struct Block : skinny::Block<NT> {
     static constexpr int TOKENS = NT / 16;  // units side by side along the tokens
 
-    __device__ __forceinline__ Block(const Args& a, uint32_t shared) : skinny::Block<NT>(a, shared) {
-        this->stage_x = (a.m + 7) / 8 * 1024, this->x = shared, this->w = shared + a.depth_x * this->stage_x;
+    __device__ __forceinline__ Block(const Args& a, uint32_t shared)
+        : skinny::Block<NT>(a, shared, (a.m + 7) / 8 * 1024) {
+        this->x = shared, this->w = shared + a.depth_x * this->stage_x;
         this->full_w = this->w + a.depth_w * this->stage_w, this->empty_w = this->full_w + 8 * a.depth_w;
         this->full_x = this->empty_w + 8 * a.depth_w, this->empty_x = this->full_x + 8 * a.depth_x;
         this->summed = this->empty_x + 8 * a.depth_x, this->scale = this->summed + 16;

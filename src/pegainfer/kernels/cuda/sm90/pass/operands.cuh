@@ -15,22 +15,27 @@ enum Kind : int { QKV, O, GATE_UP, DOWN, HEAD };
 // One GEMM: out[n] = sum over k of in[k] · w[n, k].
 struct Gemm {
     const void* w;
+    const float* scales;  // of an FP8 weight, one a row
     int k, rows;
     int unit;  // rows that a block takes together
-    __device__ __forceinline__ Gemm(const Args& a, const Layers& layers, int layer, int kind, int d) {
+    int item;  // bytes of a weight's element
+    // layer_item: of the layers' weights; the head's have 16 bits.
+    __device__ __forceinline__ Gemm(const Args& a, const Layers& layers, int layer, int kind, int d,
+                                    int layer_item)
+        : scales(nullptr), item(kind == HEAD ? 2 : layer_item) {
         const Layer& l = layers.layer[layer];
         switch (kind) {
             case QKV:
-                w = l.qkv, k = a.m, rows = (a.h + 2 * a.g) * d, unit = 1;
+                w = l.qkv, scales = l.qkv_scales, k = a.m, rows = (a.h + 2 * a.g) * d, unit = 1;
                 break;
             case O:
-                w = l.o, k = a.h * d, rows = a.m, unit = 1;
+                w = l.o, scales = l.o_scales, k = a.h * d, rows = a.m, unit = 1;
                 break;
             case GATE_UP:
-                w = l.gate_up, k = a.m, rows = 2 * a.f, unit = 2;
+                w = l.gate_up, scales = l.gate_up_scales, k = a.m, rows = 2 * a.f, unit = 2;
                 break;
             case DOWN:
-                w = l.down, k = a.f, rows = a.m, unit = 1;
+                w = l.down, scales = l.down_scales, k = a.f, rows = a.m, unit = 1;
                 break;
             default:
                 w = a.head, k = a.m, rows = a.v, unit = 1;
@@ -42,7 +47,7 @@ struct Gemm {
     }
     // Rows of a stage: as many as fit, in groups that a warp sums together.
     __device__ __forceinline__ int in_stage(const Args& a) const {
-        const int fit = a.stage / (2 * k);
+        const int fit = a.stage / (item * k);
         return fit >= 4 ? min(fit / 4 * 4, ROUND) : min(fit, 2);
     }
 };

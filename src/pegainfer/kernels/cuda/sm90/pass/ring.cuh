@@ -66,9 +66,9 @@ __device__ __forceinline__ void issue_tma_rows(const Args& a, const Gemm& p, Fil
     for (int row = p.first(blockIdx.x); row < end; row += step, at.advance()) {
         to.begin();
         if ((threadIdx.x & 31) == 0) {
-            const int bytes = min(step, end - row) * p.k * 2;
+            const int row_bytes = p.k * p.item, bytes = min(step, end - row) * row_bytes;
             mbarrier_arrive_expect(at.full(), bytes);
-            bulk_load(at.here(), static_cast<const uint8_t*>(p.w) + static_cast<int64_t>(row) * p.k * 2,
+            bulk_load(at.here(), static_cast<const uint8_t*>(p.w) + static_cast<int64_t>(row) * row_bytes,
                       bytes, at.full(), policy);
         }
         __syncwarp();
@@ -121,9 +121,10 @@ __device__ __forceinline__ void issue_tma_pages(const Args& a, const void* map, 
     }
 }
 
-// The producer warp: issues all copies that this block's consumers read, in their order.
+// The producer warp: issues all copies that this block's consumers read, in their order. item: bytes of an
+// element of the layers' weights.
 template <int D>
-__device__ __forceinline__ void issue_tma(const Args& a, const Layers& layers, const void* map,
+__device__ __forceinline__ void issue_tma(const Args& a, const Layers& layers, const void* map, int item,
                                           Filling<D> to) {
     const uint64_t policy = l2_evict_first();
     const Share share(a);
@@ -132,11 +133,11 @@ __device__ __forceinline__ void issue_tma(const Args& a, const Layers& layers, c
     for (int layer = 0; layer < a.layers; layer++) {
 #pragma unroll 1
         for (int kind = QKV; kind < HEAD; kind++) {
-            issue_tma_rows(a, Gemm(a, layers, layer, kind, D), to, policy);
+            issue_tma_rows(a, Gemm(a, layers, layer, kind, D, item), to, policy);
             if (kind == QKV && share.mine) issue_tma_pages<D>(a, map, share, entries, layer, to);
         }
     }
-    issue_tma_rows(a, Gemm(a, layers, 0, HEAD, D), to, policy);
+    issue_tma_rows(a, Gemm(a, layers, 0, HEAD, D, item), to, policy);
 }
 
 }  // namespace pass

@@ -21,7 +21,10 @@
 #pragma once
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "../attention/page.cuh"
+#include "e4m3.cuh"
 #include "reduce.cuh"
 #include "ring.cuh"
 #include "words.cuh"
@@ -35,25 +38,25 @@ using attention::piece;
 // Sums of N values over the warp; lane l gets that of value l / (32 / N).
 template <int N>
 __device__ __forceinline__ float sum_values(const float (&v)[N]) {
-    const int lane = threadIdx.x & 31;
     if constexpr (N == 1) {
         return warp_sum(v[0]);
     } else {
-        float half[N / 2];
-        const bool upper = lane & 16;
+        float sums[N];
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            const float keep = upper ? v[N / 2 + i] : v[i], give = upper ? v[i] : v[N / 2 + i];
-            half[i] = keep + __shfl_xor_sync(~0u, give, 16);
-        }
-        if constexpr (N == 4) {
-            const bool odd = lane & 8;
-            half[0] = (odd ? half[1] : half[0]) + __shfl_xor_sync(~0u, odd ? half[0] : half[1], 8);
-        }
-        float sum = half[0];
+        for (int i = 0; i < N; i++) sums[i] = v[i];
+        int shift = 16;
 #pragma unroll
-        for (int shift = 16 / N; shift; shift >>= 1) sum += __shfl_xor_sync(~0u, sum, shift);
-        return sum;
+        for (int n = N / 2; n; n /= 2, shift /= 2) {
+            const bool upper = threadIdx.x & shift;
+#pragma unroll
+            for (int i = 0; i < n; i++) {
+                const float keep = upper ? sums[n + i] : sums[i], give = upper ? sums[i] : sums[n + i];
+                sums[i] = keep + __shfl_xor_sync(~0u, give, shift);
+            }
+        }
+#pragma unroll
+        for (; shift; shift /= 2) sums[0] += __shfl_xor_sync(~0u, sums[0], shift);
+        return sums[0];
     }
 }
 
@@ -62,10 +65,16 @@ __device__ __forceinline__ float sum_values(const float (&v)[N]) {
 // Tensor cores multiply, in a way of their own: a warp's 256 columns of two rows of the weight are the rows
 // of one operand, 32 columns (four lanes) each, and the input's columns, cut alike, are the columns of the
 // other. Of their GEMM only the diagonal means something. So a lane needs the same columns of weight and
-// input, and 16 bytes of a row are two instructions of its warp.
-template <typename T, int CHUNKS>
+// input, and 8 columns of a row are two instructions of its warp.
+//
+// W: the weight's elements, T or e4m3. E4M3 codes become f16, which is exact, and so does the input: it is
+// scaled by a power of two for the columns of each four lanes, so that none of it overflows.
+template <typename T, typename W, int CHUNKS>
 struct Columns {
+    static constexpr bool FP8 = std::is_same_v<W, e4m3>;
+    using Product = std::conditional_t<FP8, f16, T>;
     uint4 x[CHUNKS];
+    float scale = 1;  // of this lane's columns and those of its three neighbours
 
     // The input is `row` of a table, or words once they are there.
     __device__ __forceinline__ void take(const T* row, const uint32_t* words, uint32_t tag, int k) {
@@ -116,11 +125,53 @@ struct Columns {
         return warp_sum(square);
     }
 
+    // The input of E4M3 weights becomes f16: the greatest magnitude of four lanes one of 2^14 to 2^15.
+    __device__ __forceinline__ void narrow() {
+        // Magnitudes in bf16 are ordered as whole numbers are, NaN above all.
+        static_assert(std::is_same_v<T, bf16>);
+        uint32_t peaks = 0;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) peaks = __vmaxu2(peaks, (&x[c].x)[j] & 0x7fff7fff);
+        peaks = __vmaxu2(peaks, __shfl_xor_sync(~0u, peaks, 1));
+        peaks = __vmaxu2(peaks, __shfl_xor_sync(~0u, peaks, 2));
+        // Exponents as float32 has them.
+        const uint32_t exponent = max(max(peaks & 0xffff, peaks >> 16) >> 7, 15u);
+        const float inverse = __uint_as_float((268 - exponent) << 23);
+        scale = __uint_as_float(exponent == 255 ? 0x7fc00000 : (exponent - 14) << 23);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t& pair = (&x[c].x)[j];
+                const float2 v = unpack2<T>(pair);
+                pair = pack2<f16>(v.x * inverse, v.y * inverse);
+            }
+    }
+
+    // 8 columns of a row of the weight, and these as the tensor cores take them.
+    using Raw = std::conditional_t<FP8, uint2, uint4>;
+    static __device__ __forceinline__ Raw load_raw(uint32_t from) {
+        if constexpr (FP8)
+            return load_shared8(from);
+        else
+            return load_shared16(from);
+    }
+    static __device__ __forceinline__ uint4 widen(const Raw& v) {
+        if constexpr (FP8)
+            return make_uint4(e4m3x2_to_f16(v.x), e4m3x2_to_f16(v.x >> 16), e4m3x2_to_f16(v.y),
+                              e4m3x2_to_f16(v.y >> 16));
+        else
+            return v;
+    }
+
     // Sums of `count` rows from stages that each hold `in_stage` of them, into this warp's row of `sums`.
     template <int ROWS, int D>
     __device__ __forceinline__ void sum_rows(Places<D>& at, int k, int count, int in_stage,
                                              float* sums) const {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row_bytes = 2 * k;
+        constexpr int EIGHT = 8 * sizeof(W);  // bytes of 8 columns
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row_bytes = sizeof(W) * k;
         const bool busy = warp * 256 < k;  // this warp has columns
         const bool diagonal = (lane & 3) == lane >> 3, odd = lane >> 2 & 1;
         float* to = sums + warp * ROUND + lane / (32 / ROWS);
@@ -128,32 +179,45 @@ struct Columns {
         for (int first = 0; first < count; first += in_stage, at.advance()) {
             mbarrier_wait(at.full(), at.parity);
             const int end = min(in_stage, count - first);
-            uint32_t from = at.here() + threadIdx.x * 16;
+            uint32_t from = at.here() + threadIdx.x * EIGHT;
 #pragma unroll 1
             for (int row = 0; busy && row < end; row += ROWS, from += ROWS * row_bytes) {
-                float d[(ROWS + 1) / 2][4] = {};
+                // Of many chunks of codes: all are loaded first, and two sums do not wait for each other.
+                constexpr bool MANY = FP8 && CHUNKS > FEW_CHUNKS;
+                constexpr int SUMS = MANY ? 2 : 1;
+                float parts[SUMS][(ROWS + 1) / 2][4] = {};
+                Raw w[MANY ? CHUNKS : 1][ROWS];
+                auto load = [&](int c, Raw(&to)[ROWS]) {
+                    const bool mine = 8 * (threadIdx.x + c * CONSUMERS) < k;
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++) {
+                        to[r] = Raw{};
+                        if (mine) to[r] = load_raw(from + r * row_bytes + c * CONSUMERS * EIGHT);
+                    }
+                };
+#pragma unroll
+                for (int c = 0; MANY && c < CHUNKS; c++) load(c, w[MANY ? c : 0]);
 #pragma unroll
                 for (int c = 0; c < CHUNKS; c++) {
                     if (8 * (warp * 32 + c * CONSUMERS) >= k) break;
-                    const bool mine = 8 * (threadIdx.x + c * CONSUMERS) < k;
-                    uint4 w[ROWS];
-#pragma unroll
-                    for (int r = 0; r < ROWS; r++) {
-                        w[r] = make_uint4(0, 0, 0, 0);
-                        if (mine) w[r] = load_shared16(from + r * row_bytes + c * CONSUMERS * 16);
-                    }
+                    if (!MANY) load(c, w[0]);
+                    auto& d = parts[c % SUMS];
+                    const Raw(&rows)[ROWS] = w[MANY ? c : 0];
 #pragma unroll
                     for (int r = 0; r < ROWS; r += 2) {
-                        const uint4 low = w[r], high = w[min(r + 1, ROWS - 1)];
-                        mma<T>(d[r / 2], low.x, high.x, low.y, high.y, x[c].x, x[c].y);
-                        mma<T>(d[r / 2], low.z, high.z, low.w, high.w, x[c].z, x[c].w);
+                        const uint4 low = widen(rows[r]), high = widen(rows[min(r + 1, ROWS - 1)]);
+                        mma<Product>(d[r / 2], low.x, high.x, low.y, high.y, x[c].x, x[c].y);
+                        mma<Product>(d[r / 2], low.z, high.z, low.w, high.w, x[c].z, x[c].w);
                     }
                 }
                 float sum[ROWS];
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
-                    const float* of = d[r / 2] + r % 2 * 2;
-                    sum[r] = diagonal ? (odd ? of[1] : of[0]) : 0.f;
+                    const float* of = parts[0][r / 2] + r % 2 * 2;
+                    float even_sum = of[0], odd_sum = of[1];
+                    if constexpr (SUMS > 1)
+                        even_sum += parts[1][r / 2][r % 2 * 2], odd_sum += parts[1][r / 2][r % 2 * 2 + 1];
+                    sum[r] = diagonal ? (odd ? odd_sum : even_sum) * scale : 0.f;
                 }
                 const float all = sum_values<ROWS>(sum);
                 if (lane % (32 / ROWS) == 0 && row + lane / (32 / ROWS) < end) to[first + row] = all;
@@ -184,13 +248,14 @@ struct Epilogue {
         for (int w = 0; w < WARPS; w++) sum += at.squares()[w];
         return rsqrtf(sum / a.m + a.eps);
     }
-    // Rows first … first + count. `last`: of the layers.
-    __device__ __forceinline__ void operator()(int kind, int k, int first, int count, uint32_t tag,
-                                               bool last) const {
+    // Rows first … first + count. `last`: of the layers. scales: of the rows that this thread finishes.
+    __device__ __forceinline__ void operator()(int kind, int k, int first, int count, float2 scales,
+                                               uint32_t tag, bool last) const {
         const int i = threadIdx.x, row = first + i;
         if (kind == GATE_UP) {
             if (i >= count / 2) return;
-            const float s = scale(), gate = total(2 * i, k) * s, up = total(2 * i + 1, k) * s;
+            const float s = scale();
+            const float gate = total(2 * i, k) * scales.x * s, up = total(2 * i + 1, k) * scales.y * s;
             // The two projections are rounded first, as they are where they are stored.
             const float2 p = unpack2<T>(pack2<T>(gate, up));
             store_tagged(words.act() + first / 2 + i, from_f32<T>(__fdividef(p.x, 1.f + __expf(-p.x)) * p.y),
@@ -198,7 +263,7 @@ struct Epilogue {
             return;
         }
         if (i >= count) return;
-        const float sum = total(i, k);
+        const float sum = total(i, k) * scales.x;
         if (kind == QKV) {
             store_tagged(words.qkv() + row, from_f32<T>(sum * scale()), tag);
         } else if (kind == HEAD) {
@@ -212,26 +277,49 @@ struct Epilogue {
     }
 };
 
+// Scales of an FP8 weight's rows that this thread finishes, of first … first + count; 1 for other weights.
+__device__ __forceinline__ float2 scales_of(const Gemm& p, int kind, int first, int count) {
+    const int i = threadIdx.x;
+    float2 scales = make_float2(1, 1);
+    if (p.scales == nullptr) return scales;
+    if (kind == GATE_UP) {
+        if (i < count / 2) scales = __ldg(reinterpret_cast<const float2*>(p.scales + first) + i);
+    } else if (i < count) {
+        scales.x = __ldg(p.scales + first + i);
+    }
+    return scales;
+}
+
 // Sums of `count` rows of a GEMM. CHUNKS: of 8 columns a thread; ROWS: that a warp sums together.
-template <typename T, int D, int CHUNKS, int ROWS>
+template <typename T, typename W, int D, int CHUNKS, int ROWS>
 __device__ __forceinline__ void multiply_as(const Args& a, const Gemm& p, const T* row, const uint32_t* words,
                                             uint32_t tag, const float* norm, int count, Places<D>& at) {
-    Columns<T, CHUNKS> columns;
+    Columns<T, W, CHUNKS> columns;
     columns.take(row, words, tag, p.k);
     const float square = norm ? columns.weigh(norm, p.k) : 0.f;
+    if constexpr (columns.FP8) columns.narrow();
     named_wait<CONSUMERS>(MEET);  // sums and squares before these have been read
     if (norm && (threadIdx.x & 31) == 0) at.squares()[threadIdx.x >> 5] = square;
     columns.template sum_rows<ROWS>(at, p.k, count, p.in_stage(a), at.sums());
 }
-template <typename T, int D>
+template <typename T, typename W, int D>
 __device__ __forceinline__ void multiply(const Args& a, const Gemm& p, const T* row, const uint32_t* words,
                                          uint32_t tag, const float* norm, int count, Places<D>& at) {
-    if (p.k > FEW_CHUNKS * 8 * CONSUMERS || p.in_stage(a) == 1)
-        multiply_as<T, D, MAX_CHUNKS, 1>(a, p, row, words, tag, norm, count, at);
-    else if (p.in_stage(a) == 2)
-        multiply_as<T, D, FEW_CHUNKS, 2>(a, p, row, words, tag, norm, count, at);
-    else
-        multiply_as<T, D, FEW_CHUNKS, 4>(a, p, row, words, tag, norm, count, at);
+    const bool long_rows = p.k > FEW_CHUNKS * 8 * CONSUMERS;
+    if constexpr (std::is_same_v<W, e4m3>) {  // a stage has two rows at least, and four of FEW_CHUNKS
+        if (long_rows)
+            multiply_as<T, W, D, MAX_CHUNKS, 2>(a, p, row, words, tag, norm, count, at);
+        else if (p.in_stage(a) >= 8)
+            multiply_as<T, W, D, FEW_CHUNKS, 8>(a, p, row, words, tag, norm, count, at);
+        else
+            multiply_as<T, W, D, FEW_CHUNKS, 4>(a, p, row, words, tag, norm, count, at);
+    } else if (long_rows || p.in_stage(a) == 1) {
+        multiply_as<T, W, D, MAX_CHUNKS, 1>(a, p, row, words, tag, norm, count, at);
+    } else if (p.in_stage(a) == 2) {
+        multiply_as<T, W, D, FEW_CHUNKS, 2>(a, p, row, words, tag, norm, count, at);
+    } else {
+        multiply_as<T, W, D, FEW_CHUNKS, 4>(a, p, row, words, tag, norm, count, at);
+    }
 }
 
 // Norm and RoPE of the unit's heads as the projection leaves them. Each query head has a warp, which writes
@@ -359,7 +447,8 @@ __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Shar
     if (s.parts > 1) merge_parts<T, D>(a, s, heads, words.attn(), tag, number);
 }
 
-template <typename T, int D>
+// W: elements of the layers' weights.
+template <typename T, typename W, int D>
 __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Places<D> at) {
     const Share share(a);
     const int id = a.token_ids[0];  // one that is none reads as 0: nothing wild
@@ -369,7 +458,7 @@ __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Pla
     const uint32_t launch = *a.launches;
     if (threadIdx.x < D)
         at.cos_sin()[threadIdx.x] = a.cos_sin[static_cast<int64_t>(a.positions[0]) * D + threadIdx.x];
-    const Gemm output(a, layers, 0, O, D);
+    const Gemm output(a, layers, 0, O, D, sizeof(W));
     const int row = output.first(blockIdx.x) + threadIdx.x;
     if (row < output.first(blockIdx.x + 1)) at.residual()[threadIdx.x] = to_f32(in[row]);
     named_wait<CONSUMERS>(MEET);
@@ -388,15 +477,20 @@ __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Pla
                             : kind == GATE_UP ? l.mlp_norm
                             : kind == HEAD    ? a.norm
                                               : nullptr;
-        const Gemm p(a, layers, layer, kind, D);
+        const Gemm p(a, layers, layer, kind, D, sizeof(W));
         const int first = p.first(blockIdx.x), rows = p.first(blockIdx.x + 1) - first;
         const int most = ROUND / p.in_stage(a) * p.in_stage(a);
 #pragma unroll 1
         for (int done = 0; done < rows; done += most) {
             const int count = min(most, rows - done);
-            multiply<T, D>(a, p, i == 0 ? in : nullptr, from, before, norm, count, at);
+            float2 scales = make_float2(1, 1);
+            if constexpr (sizeof(W) == 1) scales = scales_of(p, kind, first + done, count);
+            if (sizeof(W) > 1 || kind == HEAD)
+                multiply<T, T, D>(a, p, i == 0 ? in : nullptr, from, before, norm, count, at);
+            else
+                multiply<T, W, D>(a, p, i == 0 ? in : nullptr, from, before, norm, count, at);
             named_wait<CONSUMERS>(MEET);
-            epilogue(kind, p.k, first + done, count, tag, i + 2 == gemms);
+            epilogue(kind, p.k, first + done, count, scales, tag, i + 2 == gemms);
         }
     }
     // The last block to come here counts the launch.
@@ -404,7 +498,7 @@ __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Pla
         a.launches[0] = launch + 1, a.launches[1] = 0;
 }
 
-template <typename T, int D>
+template <typename T, typename W, int D>
 __device__ __forceinline__ void run(const void* map, const Args& a, const Layers& layers) {
     extern __shared__ __align__(1024) uint8_t shared[];
     const int warp = threadIdx.x >> 5;
@@ -417,18 +511,18 @@ __device__ __forceinline__ void run(const void* map, const Args& a, const Layers
         }
         __syncwarp();
         named_arrive<THREADS>(MADE);
-        issue_tma<D>(a, layers, map, Filling<D>(a, shared));
+        issue_tma<D>(a, layers, map, sizeof(W), Filling<D>(a, shared));
     } else {
         named_wait<THREADS>(MADE);
-        consume<T, D>(a, layers, Places<D>(a, shared, 0));
+        consume<T, W, D>(a, layers, Places<D>(a, shared, 0));
     }
 }
 
 }  // namespace pass
 
-#define ROW_PASS_KERNEL(TYPE, T, D)                                                        \
-    extern "C" __global__ void __launch_bounds__(pass::THREADS, 1) row_pass_##TYPE##_d##D( \
-        const __grid_constant__ CUtensorMap map, const __grid_constant__ pass::Args a,     \
-        const __grid_constant__ pass::Layers layers) {                                     \
-        pass::run<T, D>(&map, a, layers);                                                  \
+#define ROW_PASS_KERNEL(NAME, T, W, D)                                                      \
+    extern "C" __global__ void __launch_bounds__(pass::THREADS, 1)                          \
+        NAME(const __grid_constant__ CUtensorMap map, const __grid_constant__ pass::Args a, \
+             const __grid_constant__ pass::Layers layers) {                                 \
+        pass::run<T, W, D>(&map, a, layers);                                                \
     }

@@ -3,6 +3,6 @@
 #include "row.cuh"
 
 // variant row_pass_bf16_d64: dtype=bf16 head=64 block=288
-ROW_PASS_KERNEL(bf16, bf16, 64)
+ROW_PASS_KERNEL(row_pass_bf16_d64, bf16, bf16, 64)
 // variant row_pass_bf16_d128: dtype=bf16 head=128 block=288
-ROW_PASS_KERNEL(bf16, bf16, 128)
+ROW_PASS_KERNEL(row_pass_bf16_d128, bf16, bf16, 128)

@@ -1,9 +1,8 @@
 // op linear, linear_residual, qkv_norm_rope_append, gate_up_swiglu, lm_head: activations in FP8, for GEMMs of
 // many tokens, with the norm ahead of the GEMM.
 //
-// A scale holds for 128 columns of a row: their greatest magnitude becomes 448. Columns are stored in the
-// order of FP8 weights, see sm90/gemm/skinny_fp8.cuh: byte 16 t + 4 s + j of 64 columns is column 16 s + 2 t
-// + {8, 0, 9, 1}[j].
+// A scale holds for 128 columns of a row: their greatest magnitude becomes 448.
+#include "e4m3.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
 
@@ -17,24 +16,12 @@ __device__ __forceinline__ float peak_of(const float (&v)[8]) {
     return peak;
 }
 
-// Stores 8 columns of a row as codes of v · inverse; pairs of threads exchange what they store. `valid` is
-// the same in both.
-__device__ __forceinline__ void store_codes(const float (&v)[8], float inverse, int column, bool valid,
-                                            uint8_t* codes) {
-    uint32_t pairs[4];  // columns 2 t and one more
+// Stores 8 columns of a row as codes of v · inverse.
+__device__ __forceinline__ void store_codes(const float (&v)[8], float inverse, uint8_t* codes) {
+    uint32_t pairs[4];
 #pragma unroll
-    for (int t = 0; t < 4; t++) pairs[t] = to_e4m3x2(v[2 * t] * inverse, v[2 * t + 1] * inverse);
-    const bool high = column / 8 % 2;  // the second half of 16 columns
-#pragma unroll
-    for (int i = 0; i < 2;
-         i++) {  // the first thread stores the words of t = 0 and 1, the second those of 2 and 3
-        const uint32_t got = __shfl_xor_sync(~0u, high ? pairs[i] : pairs[2 + i], 1);
-        const uint32_t lower = high ? got : pairs[i], upper = high ? pairs[2 + i] : got;
-        // Bytes: upper's first, lower's first, upper's second, lower's second.
-        const uint32_t word = __byte_perm(upper, lower, 0x5140);
-        const int at = column / 64 * 64 + 16 * (high ? 2 + i : i) + column % 64 / 16 * 4;
-        if (valid) *reinterpret_cast<uint32_t*>(codes + at) = word;
-    }
+    for (int i = 0; i < 4; i++) pairs[i] = to_e4m3x2(v[2 * i] * inverse, v[2 * i + 1] * inverse);
+    *reinterpret_cast<uint2*>(codes) = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
 // variant quantize_rows_bf16: dtype=bf16 multiple=128
@@ -76,9 +63,49 @@ extern "C" __global__ void __launch_bounds__(1024)
         float peak = peak_of(v);
 #pragma unroll
         for (int o = 8; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
-        store_codes(v, peak > 0 ? LARGEST / peak : 0, i, valid, codes + row * k);
+        if (valid) store_codes(v, peak > 0 ? LARGEST / peak : 0, codes + row * k + i);
         if (valid && i % 128 == 0) scales[static_cast<int64_t>(i / 128) * pitch + row] = peak / LARGEST;
     }
+}
+
+// variant split_rows_bf16: dtype=bf16 multiple=128
+// For GEMMs of few rows: each value of x [T, K] as the sum of two codes, hi and lo = E4M3(value - hi), codes:
+// [2, MOST, K]; scales: [K / 128, MOST], powers of two that make the greatest magnitude one of 128 to 256. 16
+// neighbouring threads take a group. The next launch may start at once: ahead of its wait for this one it
+// reads constants alone.
+extern "C" __global__ void __launch_bounds__(256)
+    split_rows_bf16(uint8_t* codes, float* scales, const bf16* x, int rows, int k) {
+    constexpr int MOST = 64;
+    const int groups = k / 128, at = (blockIdx.x * blockDim.x + threadIdx.x) / 16;
+    const int row = at / groups, group = at % groups, column = group * 128 + threadIdx.x % 16 * 8;
+    const bool valid = row < rows;
+    pdl_launch();
+    pdl_wait();
+    Vec<bf16, 8> held = {};
+    if (valid) held = load<bf16, 8>(x + static_cast<int64_t>(row) * k + column);
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(held.v);
+    // Magnitudes in bf16 are ordered as whole numbers are, NaN above all.
+    uint32_t peaks = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) peaks = __vmaxu2(peaks, words[i] & 0x7fff7fff);
+#pragma unroll
+    for (int o = 8; o; o >>= 1) peaks = __vmaxu2(peaks, __shfl_xor_sync(~0u, peaks, o));
+    // Exponents as float32 has them.
+    const uint32_t exponent = max(max(peaks & 0xffff, peaks >> 16) >> 7, 8u);
+    const float inverse = __uint_as_float((261 - exponent) << 23);
+    uint32_t hi[4], lo[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 v = unpack2<bf16>(words[i]);
+        const uint32_t scaled = pack2<f16>(v.x * inverse, v.y * inverse);  // exact
+        hi[i] = f16_to_e4m3x2(scaled), lo[i] = f16_to_e4m3x2(sub_f16x2(scaled, e4m3x2_to_f16(hi[i])));
+    }
+    if (!valid) return;
+    uint2* to = reinterpret_cast<uint2*>(codes + static_cast<int64_t>(row) * k + column);
+    to[0] = make_uint2(hi[0] | hi[1] << 16, hi[2] | hi[3] << 16);
+    to[static_cast<int64_t>(MOST) * k / 8] = make_uint2(lo[0] | lo[1] << 16, lo[2] | lo[3] << 16);
+    if (threadIdx.x % 16 == 0)
+        scales[group * MOST + row] = __uint_as_float(exponent == 255 ? 0x7fc00000 : (exponent - 7) << 23);
 }
 
 // variant quantize_weight_bf16: dtype=bf16 multiple=64
@@ -99,16 +126,12 @@ extern "C" __global__ void __launch_bounds__(1024)
     peak = block_reduce(peak, 0.f, scratch, [](float a, float b) { return fmaxf(a, b); });
     // As the host quantises: a scale below the normal numbers makes zeros.
     const float scale = peak / LARGEST, inverse = scale > 0 ? 1 / scale : 0;
-    for (int base = 0; base < k; base += blockDim.x * 8) {
-        const int i = base + threadIdx.x * 8;
-        const bool valid = i < k;
-        float v[8] = {};
-        if (valid) {
-            const auto loaded = load<bf16, 8>(from + i);
+    for (int i = threadIdx.x * 8; i < k; i += blockDim.x * 8) {
+        const auto loaded = load<bf16, 8>(from + i);
+        float v[8];
 #pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = to_f32(loaded.v[j]);
-        }
-        store_codes(v, isinf(inverse) ? 0 : inverse, i, valid, codes + row * pitch);
+        for (int j = 0; j < 8; j++) v[j] = to_f32(loaded.v[j]);
+        store_codes(v, isinf(inverse) ? 0 : inverse, codes + row * pitch + i);
     }
     for (int g = threadIdx.x; g < (across > 0 ? k / 128 : 1); g += blockDim.x)
         scales[row * step + static_cast<int64_t>(g) * across] = scale;
