@@ -27,7 +27,6 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.scheduler import Scheduler
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.runtime.control_groups import available_memory
-from pegainfer.runtime.priority import at_low_priority
 from pegainfer.runtime.weights.made_up import made_up
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ def build_engine(
     profiler: Profiler | None = None,
     *,
     tokenizer: Path | None = None,
-    gentle: bool = False,
 ) -> Engine:
     """Loads a model and makes it ready; the caller closes the runner.
 
@@ -81,7 +79,6 @@ def build_engine(
         name: what the model is called in answers.
         profiler: is put around the backend, whose calls are timed then.
         tokenizer: takes the place of the model's own, see `open_model`.
-        gentle: loads at a low priority, where the device is the CPU.
 
     Raises ConfigError, ModelFileError, UnsupportedError.
     """
@@ -90,13 +87,12 @@ def build_engine(
     at = config.place_of(0)
     with contextlib.ExitStack() as opened:
         reading = open_model(path, config.load_format, at, config.quantization, tokenizer=tokenizer)
-        opening = partial(opened.enter_context, reading)
-        model, architecture = at_low_priority(opening) if gentle else opening()
+        model, architecture = opened.enter_context(reading)
         groups = model_groups(model, config)
         info = runner_info(model, config, scheduler)
         read = time.perf_counter()
         runner, device, phases, peers = _build_runner(
-            model, (path, tokenizer), groups, info, config, scheduler, profiler, gentle
+            model, (path, tokenizer), groups, info, config, scheduler, profiler
         )
     seconds = {"read": read - started, **phases}
     told = engine_info(runner.info, name, architecture, device, scheduler.max_logprobs, seconds)
@@ -139,7 +135,6 @@ def _build_runner(
     config: EngineConfig,
     scheduler: SchedulerConfig,
     profiler: Profiler | None,
-    gentle: bool,
 ) -> tuple[Runner, str, dict[str, float], PeerSide | None]:
     """The runner, how its device is described, seconds by phase, and connections to peers.
 
@@ -158,7 +153,7 @@ def _build_runner(
         if config.load_format == "dummy":
             tensors = {name: w if w.parts else made_up(name, w) for name, w in tensors.items()}
         timing = profiler is not None
-        backend, device = make_backend(tensors, config, timing=timing, memory=memory, gentle=gentle)
+        backend, device = make_backend(tensors, config, timing=timing, memory=memory)
         backend = backend if profiler is None else profiler.around(backend)
         formats, max_logprobs = step_formats(config), scheduler.max_logprobs
         at = config.place_of(0)

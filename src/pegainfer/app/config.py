@@ -1,6 +1,7 @@
 """Options of the model on its device. The command line is derived from this class: defaults stand only here.
 
-The scheduler's own options are engine/config.py's.
+The scheduler's own options are engine/config.py's. Long because each option stands with its help text, and
+what devices refuse stands beside them.
 """
 
 from __future__ import annotations

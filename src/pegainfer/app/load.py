@@ -94,14 +94,12 @@ def make_backend(
     *,
     timing: bool = False,
     memory: RankMemory | None = None,
-    gentle: bool = False,
 ) -> tuple[Backend, str]:
     """The backend that holds these weights, and how it describes its device.
 
     Args:
         timing: the CPU's executors keep how long each call takes.
         memory: of the group, where this is one of several ranks.
-        gentle: see CpuOptions.
 
     Raises ConfigError for options that this machine cannot serve, UnsupportedError without a built library.
     """
@@ -109,11 +107,11 @@ def make_backend(
         return ReferenceBackend(tensors), "reference (NumPy)"
     from pegainfer.lower.cpu.backend import CpuBackend
 
-    backend = CpuBackend(tensors, cpu_options(config, timing=timing, gentle=gentle), memory)
+    backend = CpuBackend(tensors, cpu_options(config, timing=timing), memory)
     return backend, backend.describe()
 
 
-def cpu_options(config: EngineConfig, *, timing: bool = False, gentle: bool = False) -> CpuOptions:
+def cpu_options(config: EngineConfig, *, timing: bool = False) -> CpuOptions:
     """What the CPU's kernels are asked for, with 'auto' decided."""
     from pegainfer.lower.cpu.backend import Activation, CpuOptions
     from pegainfer.lower.cpu.threads import usable_cores
@@ -124,5 +122,4 @@ def cpu_options(config: EngineConfig, *, timing: bool = False, gentle: bool = Fa
         isa=config.isa,
         activation=cast(Activation, "bf16" if config.activation == "auto" else config.activation),
         timing=timing,
-        gentle=gentle,
     )

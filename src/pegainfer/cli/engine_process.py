@@ -58,7 +58,9 @@ def main(device: str) -> int:
     socket_path, spec = msgspec.json.decode(order, type=tuple[str, EngineSpec])
     if spec.engine.backend == "cuda" and device != "cuda":
         _start_warm_up(spec.engine.device_ordinal)
-    if spec.gentle and not device:
+    # A GPU's engine has threads whose priority would stay low.
+    gentle = spec.gentle and spec.engine.backend != "cuda"
+    if gentle:
         from pegainfer.runtime.priority import at_low_priority
 
         at_low_priority(partial(_load, spec.engine.backend))
@@ -73,7 +75,8 @@ def main(device: str) -> int:
 
     def start() -> tuple[Runner, EngineInfo]:
         nonlocal engine
-        engine = _build(spec, op_times)
+        building = partial(_build, spec, op_times)
+        engine = at_low_priority(building) if gentle else building()
         return engine.runner, engine.info
 
     return serve_engine(

@@ -27,7 +27,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: what the model is called in answers.
     path: of the model's file or folder; empty on the null device.
     time_ops: the ops of sampled steps are timed while a trace is taken.
-    gentle: it is loaded beside other engines that answer requests.
+    gentle: it is loaded at a low priority, beside other engines that answer requests.
     tokenizer: of the folder or file that takes the place of the model's own tokenizer; empty: its own.
     """
 
@@ -61,7 +61,6 @@ def build(spec: EngineSpec, profiler: Profiler | None = None) -> Engine:
         spec.scheduler,
         profiler,
         tokenizer=_tokenizer(spec),
-        gentle=spec.gentle,
     )
 
 

@@ -6,10 +6,10 @@ host never holds it and the threads of the upload share the work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.ops.rope import cos_sin_rows
@@ -37,8 +37,7 @@ def rotation_table(num_positions: int, freqs: Array, factor: float = 1.0, head_d
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
+class _Rows(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Implements runtime.weights.part.Source."""
 
     num_positions: int

@@ -49,6 +49,7 @@ from pegainfer.runner.sampling import (
 from pegainfer.runner.serves_adapters import ServesAdapters
 from pegainfer.runner.slots import Slots
 from pegainfer.runner.staging import StagedRows, Staging
+from pegainfer.runtime.priority import at_usual_priority
 from pegainfer.runtime.worker import Task, Worker
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ class HostRunner(ServesAdapters):
         """Takes over the stores of `info.tiers`, before the first step. `free`: see Transfers."""
         from pegainfer.kv.device.transfers import Transfers
 
-        self._transfers = Transfers(self._kv, self._info.tiers, stores, group_bytes(self._info.kv), free)
+        args = (self._kv, self._info.tiers, stores, group_bytes(self._info.kv), free)
+        self._transfers = at_usual_priority(lambda: Transfers(*args))  # it starts threads
 
     def forward(self, plan: StepPlan) -> Task[_Step]:
         return self._worker.submit(partial(self._forward, plan))

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from pegainfer.runtime.priority import at_usual_priority
+
 T = TypeVar("T")
 
 
@@ -52,7 +54,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Task[Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        at_usual_priority(self._thread.start)
 
     def submit(self, call: Callable[[], T]) -> Task[T]:
         task = Task(call)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pegainfer.contract.errors import ConfigError
-from pegainfer.lower.cpu.backend import CpuOptions
+from pegainfer.lower.cpu.backend import CpuBackend, CpuOptions
 from pegainfer.lower.cpu.threads import ThreadPool, usable_cores
+from pegainfer.runtime.priority import at_low_priority
+from pegainfer.runtime.worker import Worker
 from tests.cpu.kernels.model import Model, Span
 
 AFFINITY = len(os.sched_getaffinity(0))
@@ -73,3 +76,18 @@ def test_pools_end_and_start_again() -> None:
         pool.close()
         pool.close()
     assert len(list(TASKS.iterdir())) <= before  # fewer where a pool of another test was collected meanwhile
+
+
+def test_an_engine_that_was_loaded_at_a_low_priority_computes_at_the_usual_one() -> None:
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    before = {task.name for task in TASKS.iterdir()}
+    backend, worker = at_low_priority(lambda: (CpuBackend({}, CpuOptions(threads=3)), Worker("computes")))
+    for _ in range(500):
+        started = [int(task.name) for task in TASKS.iterdir() if task.name not in before]
+        if len(started) == 3:  # two beside the caller of the pool, and the worker
+            break
+        time.sleep(0.01)  # the thread of the work itself is still on its way out
+    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in started} == {usual}
+    assert len(started) == 3
+    worker.close()
+    backend.close()

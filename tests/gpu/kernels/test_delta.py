@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pegainfer.lower.cuda.context import CudaContext
+from pegainfer.lower.cuda.delta import RING_HEADS
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.delta import STATES
 from pegainfer.ops.gated_delta import GATED_DELTA
@@ -24,11 +25,12 @@ SIXTEEN = ("out", "x", "conv", "w_qkv", "w_z", "w_a", "w_b")  # operands of bf16
 @pytest.mark.parametrize("states_as", STATES)
 @pytest.mark.parametrize("tiled", [False, True])
 def test_rows_of_a_large_batch_are_as_each_alone(tiled: bool, states_as: str, ctx: CudaContext) -> None:
-    """In the batch a block takes all value heads of a key head in turn, alone blocks share the state.
+    """In the batch a block takes all value heads of a key head in turn, or on Hopper heads from a ring of
+    matrices; alone blocks share the state. Some rows of the batch are padding.
 
     Not bit by bit: the projection ahead takes another kernel for many rows.
     """
-    rows = 2 * ctx.device.info.num_sms // KEY_HEADS + 5
+    rows = max(2 * ctx.device.info.num_sms // KEY_HEADS, RING_HEADS * ctx.device.info.num_sms // HEADS) + 5
     rng = np.random.default_rng(7)
     width = (2 * KEY_HEADS + HEADS) * DIM
     sizes = {
@@ -55,13 +57,14 @@ def test_rows_of_a_large_batch_are_as_each_alone(tiled: bool, states_as: str, ct
         for t in program.tensors(Kind.INPUT)
         if t.dtype == "f32" and t.name != "x"
     }
-    fresh = rng.random(rows) < 0.2
+    fresh, padding = rng.random(rows) < 0.2, np.isin(np.arange(rows), (3, 4, rows - 2))
 
     def run(which: Array) -> dict[str, Array]:
         count = len(which)
         here = {**sizes, "T": count, "R": count}
         steps = {
-            "x": x[which], "state_ids": which.astype(np.int32), "state_saves": np.full(count, -1, np.int32),
+            "x": x[which], "state_ids": np.where(padding[which], -1, which).astype(np.int32),
+            "state_saves": np.full(count, -1, np.int32),
             "query_starts": np.arange(count, dtype=np.int32), "query_lens": np.ones(count, np.int32),
             "context_lens": np.where(fresh[which], 1, 100).astype(np.int32),
         }  # fmt: skip
@@ -72,6 +75,9 @@ def test_rows_of_a_large_batch_are_as_each_alone(tiled: bool, states_as: str, ct
 
     whole = run(np.arange(rows))
     assert np.abs(whole["out"]).max() > 0.01
+    assert not whole["out"][padding].any()
+    for name in ("conv", "delta"):
+        np.testing.assert_array_equal(whole[name][padding], run(np.array([0]))[name][padding])  # untouched
     for row in (0, 1, rows // 2, rows - 1):
         alone = run(np.array([row]))
         found = {name: (alone[name][row], whole[name][row]) for name in ("conv", "delta")}

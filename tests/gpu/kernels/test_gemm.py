@@ -11,11 +11,11 @@ import pytest
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.gemm import GemmProblem, StreamChoice, choose_gemm, choose_stream
-from pegainfer.lower.cuda.skinny import SkinnyChoice
+from pegainfer.lower.cuda.skinny import Shares, SkinnyChoice
 from pegainfer.lower.cuda.target import Tuned, Tuning
 from pegainfer.lower.cuda.wide import Cut
 from pegainfer.ops.coarse import GATE_UP_SWIGLU, LM_HEAD
-from pegainfer.ops.compose import one_call
+from pegainfer.ops.compose import one_call, staged_inputs
 from pegainfer.ops.gemm import LINEAR, LINEAR_RESIDUAL
 from pegainfer.ops.program import Builder
 from pegainfer.ops.spec import OpSpec
@@ -180,6 +180,44 @@ def test_wide_products_however_they_are_cut(
         got = run_once(ctx, program, {"w": raw(w, dtype)}, {}, {"a": a}, sizes)["out"]
         assert relative(got, a @ w.T) < (3e-3 if dtype == "bf16" else 4e-4), f"m = {m}"
         assert not got[m // 2].any()
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [Shares(168, 5, 1, 4), Shares(96, 5, 2, 4), Shares(72, 4, 2, 4), Shares(88, 4), Shares(128, 1, 2, 6)],
+    ids=str,
+)
+@pytest.mark.parametrize("residual", [False, True])
+def test_few_rows_however_the_weight_is_shared_out(
+    shares: Shares, residual: bool, ctx: CudaContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole and partial tiles and stages, whatever the chooser would take for such a shape."""
+    if ctx.device.info.arch != "90a":
+        pytest.skip("kernels of Hopper's alone")
+    n, k = 2 * shares.rows + 24, 1416
+    tuned = Tuned(ctx.target.info.name, "90a", "skinny", {"n": n, "k": k}, 64, asdict(shares))
+    rows = (*ctx.target.tuning.rows, tuned)
+    monkeypatch.setattr(ctx, "target", replace(ctx.target, tuning=Tuning(rows)))
+    rng = np.random.default_rng(shares.rows)
+    w = rounded(rng.standard_normal((n, k), np.float32) * np.float32(k**-0.5), "bf16")
+    for m in (1, 7, 8, 16):
+        kind = "residual" if residual else "store"
+        choice = choose_gemm(GemmProblem(m, n, k, "bf16", kind), ctx.target)
+        assert isinstance(choice, SkinnyChoice) and (choice.rows, choice.splits) == (
+            shares.rows,
+            shares.splits,
+        )
+        a = rounded(rng.standard_normal((m, k), np.float32), "bf16")
+        x = rounded(rng.standard_normal((m, n), np.float32), "bf16")
+        sizes = {"T": m, "N": n, "K": k}
+        if residual:
+            program = one_call(LINEAR_RESIDUAL, sizes, {"x": "bf16", "a": "bf16", "w": "bf16"}, {})
+            given = staged_inputs(LINEAR_RESIDUAL, {"x": x, "a": a})
+            got, want = run_once(ctx, program, {"w": raw(w, "bf16")}, {}, given, sizes)["x"], x + a @ w.T
+        else:
+            program = one_call(LINEAR, sizes, {"out": "bf16", "a": "bf16", "w": "bf16"}, {})
+            got, want = run_once(ctx, program, {"w": raw(w, "bf16")}, {}, {"a": a}, sizes)["out"], a @ w.T
+        assert relative(got, want) < 4e-3, f"m = {m}"
 
 
 def test_the_choice_follows_the_device(ctx: CudaContext) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -18,7 +17,7 @@ from pegainfer.lower.cpu.threads import ThreadPool
 from pegainfer.ops.program import Program
 from pegainfer.ops.spec import Role
 from pegainfer.ops.tensor import Kind, Sizes, Tensor
-from pegainfer.runtime.priority import at_low_priority
+from pegainfer.runtime.priority import at_usual_priority
 from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
@@ -39,14 +38,12 @@ class CpuOptions(msgspec.Struct, frozen=True):
             it and expands the weight as GGUF defines it (exact). 'bf16' is 'int8' and rounds what meets a
             bf16 weight to bf16, where the processor multiplies that. Other weights meet float32.
         timing: keep nanoseconds for each call (`CpuExecutor.timings`).
-        gentle: weights are packed at a low priority, beside other engines that answer requests.
     """
 
     threads: int = 0
     isa: str | None = None
     activation: Activation = "int8"
     timing: bool = False
-    gentle: bool = False
 
 
 class CpuBackend:
@@ -77,7 +74,7 @@ class CpuBackend:
         self._memory = memory
         self._packed: dict[str, PackedWeight] = {}
         self._plain: dict[str, Array] = {}
-        self.pool = ThreadPool(self.options.threads)
+        self.pool = at_usual_priority(lambda: ThreadPool(self.options.threads))
 
     def prepare(self, program: Program, states: Mapping[str, Array], largest: Sizes) -> CpuExecutor:
         """Makes a program ready.
@@ -96,11 +93,7 @@ class CpuBackend:
             if o.role is Role.WEIGHT and o.name in call.tensors
         }
         weights = low.tensors(Kind.WEIGHT)
-        pack = partial(self._pack, [t for t in weights if t in matrices and t.name not in self._packed])
-        if self.options.gentle:
-            at_low_priority(pack)
-        else:
-            pack()
+        self._pack([t for t in weights if t in matrices and t.name not in self._packed])
         constants = {t: self._packed[t.name] if t in matrices else self._vector(t) for t in weights}
         return CpuExecutor(
             low, constants, states, largest,

@@ -42,12 +42,6 @@ __device__ __forceinline__ void cp_async16(uint32_t dst, const void* src, bool v
                  "r"(valid ? 16 : 0)
                  : "memory");
 }
-// The same of eight bytes, which go through L1: past it there are only copies of 16.
-__device__ __forceinline__ void cp_async8(uint32_t dst, const void* src, bool valid) {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(dst), "l"(src),
-                 "r"(valid ? 8 : 0)
-                 : "memory");
-}
 __device__ __forceinline__ void cp_async16(uint32_t dst, const void* src) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
