@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pegainfer.contract.errors import OpError, UnsupportedError
@@ -79,7 +79,7 @@ def shares_of(weight: Weight, axis: int, sections: Sequence[int], rank: int, ran
     ranges = [range(start + rank * each, start + (rank + 1) * each) for start, each in shares]
     last = axis == len(weight.shape) - 1 and len(ranges) > 1
     found = _columns(weight, ranges) if last else weight.take(axis, ranges)
-    return replace(found, shard=Shard(axis, rank, ranks))
+    return msgspec.structs.replace(found, shard=Shard(axis, rank, ranks))
 
 
 def _columns(weight: Weight, ranges: Sequence[range]) -> Weight:
