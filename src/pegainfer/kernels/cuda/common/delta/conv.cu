@@ -3,7 +3,7 @@
 // first tile reads the row's state, and it alone writes the new one.
 #include "rows.cuh"
 
-constexpr int kTile = 8;  // at least the number of kept inputs, so that later tiles need no state
+constexpr int kTile = 8;   // at least the number of kept inputs, so that later tiles need no state
 constexpr int kAhead = 4;  // tokens whose inputs are loaded together
 
 template <typename T, int N>
@@ -76,8 +76,8 @@ __device__ __forceinline__ void conv4(const ConvArgs<T>& a) {
             unpack(now, inputs[i]);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                y[j] = silu_as<T>(kept[0][j] * taps[0][j] + kept[1][j] * taps[1][j] + kept[2][j] * taps[2][j] +
-                            now[j] * taps[3][j]);
+                y[j] = silu_as<T>(kept[0][j] * taps[0][j] + kept[1][j] * taps[1][j] +
+                                  kept[2][j] * taps[2][j] + now[j] * taps[3][j]);
                 kept[0][j] = kept[1][j];
                 kept[1][j] = kept[2][j];
                 kept[2][j] = now[j];
