@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -25,6 +26,7 @@ from pegainfer.contract.observation import Observer
 from pegainfer.frontend.http.config import HttpConfig
 from pegainfer.frontend.http.connection.server import run_loop
 from pegainfer.runtime.control_groups import available_memory
+from pegainfer.runtime.priority import at_low_priority
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from pegainfer.frontend.http.responses_api.store import ResponseStore
 
 MEMORY_SHARE = 0.9  # of what is free when the server starts
+# Text sides are loaded beside the event loop, which waits for the interpreter's lock while they hold it: they
+# need half the share of a thread of usual priority.
+TEXT_NICE = 3
 PROCESS_BYTES = 192 << 20  # of an engine's process beside weights and KV cache, and of the model's text side
 
 
@@ -126,7 +131,9 @@ class _Model:
         supervisor = Supervisor(self.target.spec, restarts=1)
         supervisor.start()
         try:
-            text = asyncio.ensure_future(asyncio.to_thread(load_text_side, self.target))
+            text = asyncio.ensure_future(
+                asyncio.to_thread(at_low_priority, partial(load_text_side, self.target), TEXT_NICE)
+            )
             client, side = await both(asyncio.ensure_future(supervisor.connect()), text)
             app = create_app(
                 client, side.tokenizer, side.template, self._http, names=(member.name,),

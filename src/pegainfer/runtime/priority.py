@@ -18,7 +18,7 @@ LOWEST = 19  # the lowest priority that there is
 _caller = threading.local()  # `jobs`: what the caller of `at_low_priority` is to do for this thread
 
 
-def at_low_priority(work: Callable[[], T]) -> T:
+def at_low_priority(work: Callable[[], T], nice: int = NICE) -> T:
     """Runs it on a thread of its own, and returns or raises what it does.
 
     Threads that the work starts have its priority, and keep it: nobody may raise a priority without rights.
@@ -31,7 +31,7 @@ def at_low_priority(work: Callable[[], T]) -> T:
     def run() -> None:
         thread_id = threading.get_native_id()  # on Linux threads have priorities of their own
         before = os.getpriority(os.PRIO_PROCESS, thread_id)
-        os.setpriority(os.PRIO_PROCESS, thread_id, min(before + NICE, LOWEST))
+        os.setpriority(os.PRIO_PROCESS, thread_id, min(before + nice, LOWEST))
         _caller.jobs = jobs
         try:
             results.append(work())
