@@ -22,7 +22,7 @@ TOKENS, MOST_CHOSEN, MOST_EXPERTS = 8, 32, 512
 THREADS, LOGIT_THREADS = 288, 256
 BOX, COLUMNS = 64, 512  # columns of a box, and of a stage of x's products: a box a warp
 PARTIAL = 8 * 16 * TOKENS * 4  # bytes of a tile's sums of all warps
-LEAST_BOXES, MOST_BOXES = 4, 12  # of a stage of the down projections
+MOST_BOXES = 12  # of a stage of the down projections: a warp has two of them at the most
 
 
 def takes_few(attrs: Mapping[str, Any], s: Mapping[str, int], dtype: str, info: DeviceInfo) -> bool:
@@ -176,8 +176,9 @@ def few_experts(
     c.launch(kernel, grid, THREADS, [boxes[0], boxes[-1], route, args], held, why=why)
 
     rows, rest = down_rows(m, info), PARTIAL + listed
-    each, depth = _down_stages(tokens, f, rows, room - rest)
-    stage, x = rows * each * BOX * 2, _pitch(each) * tokens
+    each = next(n for n in range(MOST_BOXES, 0, -1) if f // BOX % n == 0)
+    stage = rows * each * BOX * 2
+    depth = (room - rest) // (stage + 16)
     args = struct(
         EXPERTS_DOWN, x=residual, out=out, act=act, norm=c.vector("next_norm"),
         normed=c.address("normed") if folds else None, squares=c.address("squares") if folds else None,
@@ -188,7 +189,7 @@ def few_experts(
     boxes = [_boxes(c.matrix("w_down", dtype="bf16"), s["N"] * m, f, (each, rows))]
     if shared:
         boxes.append(_boxes(c.matrix("shared_down", dtype="bf16"), m, shared * f, (each, rows)))
-    grid, held = (min(m // rows, info.num_sms), 1, 1), depth * (stage + x + 16) + rest
+    grid, held = (min(m // rows, info.num_sms), 1, 1), depth * (stage + 16) + rest
     c.launch(f"expert_few_bf16_down_{most}", grid, THREADS, [boxes[0], boxes[-1], route, args], held, why=why)
 
 
@@ -201,19 +202,6 @@ def even_rows(rows: int, info: DeviceInfo) -> int:
 def down_rows(m: int, info: DeviceInfo) -> int:
     """Rows of a tile of the down projections, whose sums of squares are left together."""
     return even_rows(m, info)
-
-
-def _pitch(boxes: int) -> int:
-    """Bytes from a token's activations in a stage to the next token's."""
-    return boxes * BOX * 2 + 16
-
-
-def _down_stages(tokens: int, f: int, rows: int, room: int) -> tuple[int, int]:
-    """Boxes of a stage of the down projections and stages, so that the most of the weights is in flight."""
-    divisors = [n for n in range(1, MOST_BOXES + 1) if f // BOX % n == 0]
-    wide = [n for n in divisors if n >= LEAST_BOXES] or divisors[-1:]
-    found = ((n, room // (rows * n * BOX * 2 + _pitch(n) * tokens + 16)) for n in wide)
-    return max(found, key=lambda choice: (choice[0] * choice[1], choice[0]))
 
 
 def _boxes(w: Place, rows: int, columns: int, box: tuple[int, int]) -> Boxes:

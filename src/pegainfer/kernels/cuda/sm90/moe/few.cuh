@@ -53,7 +53,7 @@ struct Ring {
     __device__ __forceinline__ void fill(const void* map, int row, int column, uint64_t policy,
                                          int more = 0) {
         mbarrier_wait(empty + 8 * slot, parity);
-        mbarrier_arrive_expect(full + 8 * slot, stage + more);
+        mbarrier_arrive_expect(full + 8 * slot, stage);
         tma_load3(here(), map, 0, row, column, full + 8 * slot, policy);
         advance();
     }
@@ -204,94 +204,78 @@ __device__ __forceinline__ void up(const void* map, const void* shared_map, cons
     if (threadIdx.x < CONSUMERS) self.consume(x, partial);
 }
 
+// MOST: boxes of a stage that a warp multiplies, at the most.
 template <typename T>
 struct Down {
+    static constexpr int MOST = 2, AHEAD = 3;  // AHEAD: stages whose activations are in flight
     const DownArgs& a;
     const choice::List& list;
     Ring ring;
-    uint32_t x;  // activations of each stage's columns, a row for each token
 
-    // A block's i-th stage.
-    struct Stage {
-        int row, matrix, column;  // column: of the boxes of a matrix
+    // In which matrix, and in which of its stages, a side is.
+    struct At {
+        int matrix = 0, chunk = 0;
+        __device__ __forceinline__ void advance(int chunks) {
+            if (++chunk == chunks) chunk = 0, matrix++;
+        }
     };
 
-    __device__ __forceinline__ int stages() const {
-        const int tiles = (a.m / a.rows - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) /
-                          static_cast<int>(gridDim.x);
-        return tiles * list.count() * a.chunks;
-    }
-    __device__ __forceinline__ Stage stage(int i) const {
-        const int of_tile = list.count() * a.chunks, tile = blockIdx.x + i / of_tile * gridDim.x;
-        return {tile * a.rows, i % of_tile / a.chunks, i % a.chunks * a.boxes};
-    }
-    // Bytes from one token's activations to the next, so that they share no bank.
-    __device__ __forceinline__ int pitch() const { return a.boxes * BOX_ROW + 16; }
-    __device__ __forceinline__ uint32_t x_of(int slot) const { return x + slot * a.tokens * pitch(); }
-
-    __device__ __forceinline__ void copy_weights(const void* map, const void* shared_map, const Stage& at,
-                                                 uint64_t policy) {
-        const int more = __popc(list.tokens[at.matrix]) * a.boxes * BOX_ROW;
-        if (at.matrix < a.shared)  // side by side
-            ring.fill(shared_map, at.row, at.matrix * (a.f / COLUMNS) + at.column, policy, more);
-        else
-            ring.fill(map, list.expert(at.matrix) * a.m + at.row, at.column, policy, more);
-    }
-    // The activations for the weights of `slot`, which were asked for before.
-    __device__ __forceinline__ void copy_x(const Stage& at, int slot, uint64_t policy) const {
-        const T* from = static_cast<const T*>(a.act) + static_cast<int64_t>(at.matrix) * TOKENS * a.f +
-                        at.column * COLUMNS;
-        for (uint32_t left = list.tokens[at.matrix]; left; left &= left - 1) {
-            const int token = __ffs(left) - 1;
-            bulk_load(x_of(slot) + token * pitch(), from + token * a.f, a.boxes * BOX_ROW,
-                      ring.full + 8 * slot, policy);
-        }
-    }
-    // Weights of the first stages are copied while the kernel ahead still computes activations. Those come
-    // through the ring too: memory answers an SM in order, so any other load would wait for the whole ring.
     __device__ __forceinline__ void produce(const void* map, const void* shared_map) {
-        const uint64_t once = l2_evict_first(), again = l2_evict_last();
-        const int total = stages(), early = min(a.depth, total), fire = max(total - a.trigger, early);
+        const uint64_t policy = l2_evict_first();
+        const int count = list.count(),
+                  total = (a.m / a.rows - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) /
+                          static_cast<int>(gridDim.x) * count * a.chunks;
+        const int fire = max(total - a.trigger, min(a.depth, total));
+        int i = 0;
 #pragma unroll 1
-        for (int i = 0; i < early; i++) copy_weights(map, shared_map, stage(i), once);
-        pdl_wait();
-        if (fire == early) pdl_launch();
+        for (int row = blockIdx.x * a.rows; row < a.m; row += gridDim.x * a.rows) {
 #pragma unroll 1
-        for (int i = 0; i < early; i++) copy_x(stage(i), i, again);
-#pragma unroll 1
-        for (int i = early; i < total; i++) {
-            const Stage at = stage(i);
-            const int slot = ring.slot;
-            copy_weights(map, shared_map, at, once);
-            copy_x(at, slot, again);
-            if (i + 1 == fire) pdl_launch();
+            for (At at; at.matrix < count; at.advance(a.chunks)) {
+                if (i++ == fire) pdl_wait(), pdl_launch();
+                const int column = at.chunk * a.boxes;
+                if (at.matrix < a.shared)  // side by side
+                    ring.fill(shared_map, row, at.matrix * (a.f / COLUMNS) + column, policy);
+                else
+                    ring.fill(map, list.expert(at.matrix) * a.m + row, column, policy);
+            }
+        }
+        if (i <= fire) pdl_wait(), pdl_launch();
+    }
+    __device__ __forceinline__ void load_x(const At& at, uint4 (&x)[MOST][2]) const {
+        const int warp = threadIdx.x >> 5, token = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+        const bool has = at.matrix < list.count() && list.has(at.matrix, token);
+        const T* row =
+            static_cast<const T*>(a.act) + (static_cast<int64_t>(at.matrix) * TOKENS + token) * a.f + 16 * t;
+#pragma unroll
+        for (int b = 0; b < MOST; b++) {
+            const int box = warp + b * WARPS;
+            load_columns(row + (at.chunk * a.boxes + box) * COLUMNS, has && box < a.boxes, x[b]);
         }
     }
     __device__ __forceinline__ void consume(float* partial) {
-        const int warp = threadIdx.x >> 5, token = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-        const int count = list.count();
+        const int warp = threadIdx.x >> 5, count = list.count(), total = count * a.chunks;
 #pragma unroll 1
         for (int row = blockIdx.x * a.rows; row < a.m; row += gridDim.x * a.rows) {
             float acc[4] = {};
+            uint4 x[AHEAD][MOST][2];
+            At ahead;
+#pragma unroll
+            for (int s = 0; s < AHEAD; s++) load_x(ahead, x[s]), ahead.advance(a.chunks);
             const float before = residual(row);
 #pragma unroll 1
-            for (int matrix = 0; matrix < count; matrix++) {
-                const bool has = list.has(matrix, token);
-#pragma unroll 1
-                for (int c = 0; c < a.chunks; c++) {
-                    ring.await();
-                    const uint32_t mine = x_of(ring.slot) + token * pitch() + 32 * t;
-#pragma unroll 2
-                    for (int box = warp; box < a.boxes; box += WARPS) {
-                        uint4 of_x[2];
+            for (int i = 0; i < total; i += AHEAD) {
 #pragma unroll
-                        for (int j = 0; j < 2; j++) {
-                            of_x[j] = make_uint4(0, 0, 0, 0);
-                            if (has) of_x[j] = load_shared16(mine + box * BOX_ROW + 16 * j);
-                        }
-                        multiply_box<T>(ring.here() + box * a.rows * BOX_ROW, a.rows > 8, of_x, acc);
+                for (int s = 0; s < AHEAD; s++) {
+                    if (i + s >= total) break;
+                    ring.await();
+#pragma unroll
+                    for (int b = 0; b < MOST; b++) {
+                        const int box = warp + b * WARPS;
+                        if (box < a.boxes)
+                            multiply_box<T>(ring.here() + box * a.rows * BOX_ROW, a.rows > 8, x[s][b], acc);
                     }
                     ring.release();
+                    load_x(ahead, x[s]), ahead.advance(a.chunks);
                 }
             }
             named_wait<CONSUMERS>(MEET);  // the sums of the tile before have been read
@@ -336,11 +320,10 @@ __device__ __forceinline__ void down(const void* map, const void* shared_map, co
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t ring = shared_address(shared);
     const int stage = a.rows * a.boxes * BOX_ROW;
-    uint8_t* x = shared + a.depth * (stage + 16);
-    float* partial = reinterpret_cast<float*>(x + a.depth * a.tokens * (a.boxes * BOX_ROW + 16));
+    float* partial = reinterpret_cast<float*>(shared + a.depth * (stage + 16));
     const choice::List list(r, a.shared, partial + PARTIAL);
     const bool produces = threadIdx.x == CONSUMERS;
-    Down<T> self = {a, list, Ring(ring, a.depth, stage, produces), shared_address(x)};
+    Down<T> self = {a, list, Ring(ring, a.depth, stage, produces)};
     if (produces) self.ring.make_barriers(), tma_prefetch(map), tma_prefetch(shared_map);
     list.clear();
     __syncthreads();
