@@ -1,18 +1,25 @@
 """Writes a folder with the config.json of a published model, for benches with dummy weights.
 
-python bench/dummy_model.py 30B-A3B /dev/shm/30B-A3B [--layers 12]
+python bench/dummy_model.py 30B-A3B /dev/shm/30B-A3B [--layers 12] [--weights]
 python bench/cuda_steps.py /dev/shm/30B-A3B --dummy --batch 1 8 32 128 --prefill 1024 16000
 
-All 48 layers of 30B-A3B take 61 GB in bf16, 12 of them 16 GB; those of V2-Lite 31 GB. `1B-active` is no
-published model: a token meets 8 of 32 experts, 1.04 billion of 3.5 billion weights.
+--weights also writes a seeded checkpoint of a mixture of experts, each expert's matrices one by one as
+published ones are: for `pegainfer bench load`. 16 layers of 30B-A3B are 20.9 GB.
+
+All 48 layers of 30B-A3B take 61 GB in bf16, 12 of them 16 GB; those of V2-Lite 31 GB, of 35B-A3B 69 GB.
+`1B-active` is no published model: a token meets 8 of 32 experts, 1.04 billion of 3.5 billion weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 # Hugging Face: Qwen/Qwen3-4B, Qwen3-8B, Qwen3-30B-A3B, deepseek-ai/DeepSeek-V2-Lite.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -70,6 +77,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "tie_word_embeddings": True, "vocab_size": 248320,
     },
+    # Hugging Face: Qwen/Qwen3.5-35B-A3B, the text model.
+    "35B-A3B": {
+        "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "attention_bias": False,
+        "attn_output_gate": True, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+        "hidden_size": 2048,
+        "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(40)],
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+        "moe_intermediate_size": 512, "num_attention_heads": 16, "num_experts": 256,
+        "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000, "rope_type": "default",
+        },
+        "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "vocab_size": 248320,
+    },
     "1B-active": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 128,
         "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
@@ -81,17 +104,91 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+SHARD = 4 << 30  # bytes of a file of weights, about
+# Of one word: without a tokenizer a folder is no model.
+TOKENIZER = {
+    "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "post_processor": None,
+    "decoder": None, "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+}  # fmt: skip
+
+
+def tensors(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor of a qwen3_moe checkpoint."""
+    m, d, f = c["hidden_size"], c["head_dim"], c["moe_intermediate_size"]
+    q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
+    yield "model.embed_tokens.weight", (c["vocab_size"], m)
+    for i in range(c["num_hidden_layers"]):
+        inside: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (m,), "self_attn.q_proj": (q, m), "self_attn.k_proj": (kv, m),
+            "self_attn.v_proj": (kv, m), "self_attn.o_proj": (m, q), "self_attn.q_norm": (d,),
+            "self_attn.k_norm": (d,), "post_attention_layernorm": (m,), "mlp.gate": (c["num_experts"], m),
+        }  # fmt: skip
+        for e in range(c["num_experts"]):
+            shapes = {"gate": (f, m), "up": (f, m), "down": (m, f)}
+            inside |= {f"mlp.experts.{e}.{name}_proj": shape for name, shape in shapes.items()}
+        yield from ((f"model.layers.{i}.{name}.weight", shape) for name, shape in inside.items())
+    yield "model.norm.weight", (m,)
+    yield "lm_head.weight", (c["vocab_size"], m)
+
+
+def write_weights(config: dict[str, Any], folder: Path) -> int:
+    """Writes a checkpoint in bf16 as safetensors. Returns its bytes.
+
+    Every tensor's values begin at the start of the same random numbers, which repeat.
+    """
+    normal = np.random.default_rng(0).standard_normal(1 << 23, np.float32) * np.float32(0.02)
+    values = (normal.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    held = 0
+    for name, shape in tensors(config):
+        if held > SHARD:
+            shards.append({})
+            held = 0
+        shards[-1][name] = shape
+        held += 2 * prod(shape)
+    where = {}
+    for i, shard in enumerate(shards):
+        file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+        where |= dict.fromkeys(shard, file)
+        _write_shard(folder / file, shard, values)
+    total = sum(2 * prod(shape) for shard in shards for shape in shard.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    return total
+
+
+def _write_shard(path: Path, shard: dict[str, tuple[int, ...]], values: bytes) -> None:
+    header, end = {}, 0
+    for name, shape in shard.items():
+        start, end = end, end + 2 * prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for shape in shard.values():
+            left = 2 * prod(shape)
+            while left:
+                left -= f.write(memoryview(values)[: min(left, len(values))])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=CONFIGS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, help="fewer than the model has")
+    parser.add_argument("--weights", action="store_true", help="a seeded checkpoint too")
     args = parser.parse_args()
     config = dict(CONFIGS[args.model])
     if args.layers:
         config["num_hidden_layers"] = args.layers
     args.folder.mkdir(parents=True, exist_ok=True)
     (args.folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    if args.weights:
+        if config["model_type"] != "qwen3_moe":
+            parser.error(f"weights are written for a qwen3_moe model; got {config['model_type']}")
+        print(f"{write_weights(config, args.folder) / 1e9:.1f} GB in {args.folder}")
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ class EngineConfig:
     max_lora_rank: int = field(default=16, metadata={"help": "Greatest rank of an adapter."})
     expert_stats: bool = field(
         default=False,
-        metadata={"help": "Count the tokens of each expert for /metrics (mixtures of experts, on the CPU)."},
+        metadata={"help": "Count the tokens of each expert for /metrics (mixtures of experts, one rank)."},
     )
     device_ordinal: int = field(
         default=0, metadata={"help": "Which GPU; the first, where each of several ranks has its own."}
@@ -300,12 +300,11 @@ class EngineConfig:
                 "the GPU's kernels keep keys and values as bf16 or fp8", expected="auto, bf16 or fp8",
                 got=self.kv_dtype, where="kv_cache_dtype",
             )  # fmt: skip
-        if self.expert_stats and (cuda or self.tensor_parallel_size > 1):
+        if self.expert_stats and self.tensor_parallel_size > 1:
             raise ConfigError(
-                "tokens of experts are counted on the CPU, by one rank, so far",
-                got=f"{self.tensor_parallel_size} ranks on {self.backend}",
+                "tokens of experts are counted by one rank alone", expected=1, got=self.tensor_parallel_size,
                 where="expert_stats",
-            )
+            )  # fmt: skip
         if not cuda and self.kv_dtype == "bf16":
             raise ConfigError(
                 "only a GPU keeps keys and values as bf16", expected="auto, f32, f16 or fp8", got="bf16",

@@ -114,6 +114,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
         "--gpu-memory-utilization",
         "--cuda-graph",
         "--load-format",
+        "--expert-stats",
         "--activation-dtype",
         "--quantization",
     ),

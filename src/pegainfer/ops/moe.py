@@ -1,7 +1,7 @@
 """Mixture of experts: a router sends each token to a few experts, whose results are added up.
 
 A stack of matrices [N, F, M] holds one expert after another. `moe` is the whole block; a shared expert, which
-every token meets, is an ordinary `gate_up_swiglu` and `linear` beside it.
+every token meets, is an ordinary `gate_up_swiglu` and `linear` beside it, or a mixture of one.
 """
 
 from __future__ import annotations

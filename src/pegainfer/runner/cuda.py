@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from pegainfer.contract.errors import InvariantError
+from pegainfer.contract.experts import ExpertTokens
 from pegainfer.contract.step import RunnerInfo, StepPlan
 from pegainfer.kv.device.cuda_copies import cuda_transfers
 from pegainfer.kv.device.store import BlockStore
 from pegainfer.kv.device.transfers import Transfers
 from pegainfer.ops.program import Program
 from pegainfer.runner.buckets import Buckets
+from pegainfer.runner.cuda_expert_counts import CudaExpertCounts
 from pegainfer.runner.parts import Executor, Parts
 from pegainfer.runner.pending import Part, PendingDraw, PendingPools, Step
 from pegainfer.runner.pooling import Pools, hidden_parts, whole_prompts
@@ -49,10 +51,15 @@ class CudaRunner(ServesAdapters):
     """Implements contract.step.Runner, Preparing and AdapterRunner for one thread; `start` comes first."""
 
     def __init__(
-        self, info: RunnerInfo, parts: Parts, max_logprobs: int, adapters: AdapterSlots | None = None
+        self,
+        info: RunnerInfo,
+        parts: Parts,
+        max_logprobs: int,
+        adapters: AdapterSlots | None = None,
+        experts: CudaExpertCounts | None = None,
     ) -> None:
         """`max_logprobs`: most alternatives a token, as the programs were recorded with."""
-        self._adapters = adapters
+        self._adapters, self._experts = adapters, experts
         self._info = info
         self._parts = parts
         self._stream = parts.stream
@@ -136,6 +143,7 @@ class CudaRunner(ServesAdapters):
         began = self._begin(results)
         staged = time.perf_counter() - started
         graph.launch(self._stream)
+        self._count_experts(self._last.env["T"])
         self._repeated += 1
         self._last_forward = plan.step
         return Step(plan, self._last, results, True, began, self._drawn.take(), staged)
@@ -237,6 +245,7 @@ class CudaRunner(ServesAdapters):
         if rows.saves or not continues:
             self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling, rows.saves)
         self._parts.forward.replay(rows.env, True)
+        self._count_experts(rows.env["T"])
 
     def _run_forward(self, rows: StagedRows) -> None:
         inputs = self._staging.inputs(rows)
@@ -245,6 +254,15 @@ class CudaRunner(ServesAdapters):
         self._parts.state.gather(rows.slots, places)
         self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], False))
         self._parts.forward.run(inputs, rows.env)
+        self._count_experts(rows.env["T"])
+
+    def _count_experts(self, tokens: int) -> None:
+        if self._experts is not None:
+            self._experts.add(tokens)
+
+    def expert_tokens(self) -> ExpertTokens | None:
+        """As contract.experts.CountingRunner."""
+        return None if self._experts is None else self._experts.tokens()
 
     def _draw(self, step: Step, masks: dict[int, bytes]) -> None:
         """Draws for the sampling rows. Whether a draw failed is known only when its result is read."""

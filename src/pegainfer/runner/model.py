@@ -14,7 +14,7 @@ from pegainfer.contract.errors import UnsupportedError
 from pegainfer.contract.step import Runner, RunnerInfo, StepPolicy
 from pegainfer.kv.device.layout import GroupLayout
 from pegainfer.ops.backend import Backend
-from pegainfer.ops.expert_counts import counting
+from pegainfer.ops.expert_counts import choices_of, counting
 from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.kv_scales import Scales, with_kv_scales
 from pegainfer.ops.program import Program
@@ -196,6 +196,7 @@ class LineModel(msgspec.Struct, frozen=True):
         """
         from pegainfer.runner.cuda import CudaRunner
         from pegainfer.runner.cuda_adapters import CudaAdapters
+        from pegainfer.runner.cuda_expert_counts import CudaExpertCounts
         from pegainfer.runner.parts import make_parts
 
         programs = self.programs(info, groups, steps, max_logprobs)
@@ -203,7 +204,10 @@ class LineModel(msgspec.Struct, frozen=True):
         if info.max_adapters:
             adapters = CudaAdapters(programs["forward"], self.adapted(), info, backend.ctx.device)
         parts = make_parts(programs, info, groups, backend, {} if adapters is None else adapters.states)
-        return CudaRunner(info, parts, max_logprobs, adapters)
+        experts = None
+        if info.counts_experts:
+            experts = CudaExpertCounts(choices_of(programs["forward"]), parts, backend.ctx.library.kernel)
+        return CudaRunner(info, parts, max_logprobs, adapters, experts)
 
 
 def _matrix_bytes(w: Weight, *, fp8: bool, packed: bool) -> int:

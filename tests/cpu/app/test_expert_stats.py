@@ -28,10 +28,12 @@ def counts(experts: ExpertTokens) -> Array:
     return found.reshape(len(experts.layers), experts.num_experts)
 
 
-def served(folder: Path, backend: str, *, prefill: int, expert_stats: bool = True) -> ExpertTokens | None:
+def served(
+    folder: Path, backend: str, *, prefill: int, expert_stats: bool = True, activation: str = "f32"
+) -> ExpertTokens | None:
     """What was counted after the prompts were answered greedily, `prefill` prompt tokens a step."""
     config = EngineConfig(
-        backend=backend, activation="f32", kv_cache_memory=1 << 22, expert_stats=expert_stats
+        backend=backend, activation=activation, kv_cache_memory=1 << 22, expert_stats=expert_stats
     )
     scheduler = SchedulerConfig(max_slots=4, max_prefill_tokens=prefill, target_itl_ms=0.0)
     built = build_engine(folder, "experts", config, scheduler)

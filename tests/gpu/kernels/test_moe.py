@@ -12,9 +12,12 @@ from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.executor import CudaExecutor
 from pegainfer.lower.cuda.experts import STREAM_TOKENS
+from pegainfer.lower.cuda.experts_few import TOKENS
 from pegainfer.lower.cuda.options import CudaOptions
+from pegainfer.ops.coarse import GATE_UP_SWIGLU
 from pegainfer.ops.compose import one_call, run_reference
 from pegainfer.ops.embed import EMBEDDING
+from pegainfer.ops.gemm import LINEAR
 from pegainfer.ops.moe import EXPERT_DOWN, EXPERT_GATE_UP, MOE, ROUTE_EXPERTS
 from pegainfer.ops.program import Builder, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
@@ -26,11 +29,13 @@ Array = np.ndarray[Any, Any]
 N, K, M, F = 16, 4, sized(2048, 128), sized(768, 64)
 # Experts, experts of a token, widths of the residual stream and of an expert.
 MODELS = {
-    "30B-A3B": sized((128, 8, 2048, 768), (16, 4, 64, 24)),
-    "35B-A3B": sized((256, 8, 2048, 512), (32, 4, 64, 16)),
+    "30B-A3B": sized((128, 8, 2048, 768), (16, 4, 64, 64)),
+    "35B-A3B": sized((256, 8, 2048, 512), (32, 4, 64, 64)),
+    "V2-Lite": sized((64, 6, 2048, 1408), (16, 4, 64, 64)),
     "shared expert of 35B-A3B": sized((1, 1, 2048, 512), (1, 1, 64, 16)),
 }
 FEW = STREAM_TOKENS
+LEAST = TOKENS  # tokens up to which every block chooses the experts itself
 QWEN = {"eps": 1e-6, "sigmoid": False, "renormalize": True, "scale": 1.0, "groups": 1, "kept_groups": 1}
 SHARED = QWEN | {"sigmoid": True, "renormalize": False}
 ERROR = 0.015  # of a row's norm; rounding each intermediate result to bf16 gives up to 0.007
@@ -149,8 +154,11 @@ def test_routers_of_published_models(n: int, k: int, ctx: CudaContext) -> None:
 # Whole blocks
 
 
-def block_program(sizes: dict[str, int], attrs: dict[str, Any], *, residual: bool) -> Program:
-    """x = table[ids], then the block: its sum is an output, or is added to x, which is one then."""
+def block_program(sizes: dict[str, int], attrs: dict[str, Any], *, residual: bool, then: int = 0) -> Program:
+    """x = table[ids], then the block: its sum is an output, or is added to x, which is one then.
+
+    then: width of a norm, projections and SwiGLU behind the sum that is added; 0 for none.
+    """
     b = Builder("block")
     w = {
         name: b.weight(name, *(sizes[a] for a in axes), dtype="bf16")
@@ -166,6 +174,11 @@ def block_program(sizes: dict[str, int], attrs: dict[str, Any], *, residual: boo
     b.emit(MOE, attrs, out=made, experts=experts, x=x, **w)
     if residual:
         b.emit(REDUCE_RESIDUAL, x=x, partial=made)
+    if then:
+        after = {f"w_{n}": b.weight(f"next_{n}", then, sizes["M"], dtype="bf16") for n in ("gate", "up")}
+        act = b.output("act", "T", then, dtype="bf16")
+        next_norm = b.weight("next_norm", sizes["M"], dtype="f32")
+        b.emit(GATE_UP_SWIGLU, {"eps": attrs["eps"]}, out=act, x=x, norm=next_norm, **after)
     return b.build()
 
 
@@ -213,7 +226,7 @@ class Block:
         return {**made, "x": x, "clear": lead > CLEAR * logits.std()}
 
 
-@pytest.mark.parametrize("tokens", [1, FEW, FEW + 1, sized(1100, 130)])
+@pytest.mark.parametrize("tokens", [1, LEAST - 1, LEAST, LEAST + 1, FEW, FEW + 1, sized(1100, 130)])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_block_of_true_widths(model: str, tokens: int, ctx: CudaContext) -> None:
     block = Block(model, max(tokens, 16), tokens)
@@ -227,7 +240,7 @@ def test_a_block_of_true_widths(model: str, tokens: int, ctx: CudaContext) -> No
     assert row_errors(got["out"], want["out"])[clear].max() < ERROR
 
 
-@pytest.mark.parametrize("tokens", [1, FEW, 3 * FEW])
+@pytest.mark.parametrize("tokens", [1, LEAST, FEW, 3 * FEW])
 def test_the_sum_is_added_to_the_residual_stream(tokens: int, ctx: CudaContext) -> None:
     block, ids = Block("30B-A3B", tokens, 5), np.arange(tokens, dtype=np.int32)
     out, x = block.run(ctx, ids)["out"], block.run(ctx, ids, residual=True)["x"]
@@ -236,7 +249,7 @@ def test_the_sum_is_added_to_the_residual_stream(tokens: int, ctx: CudaContext) 
     np.testing.assert_array_equal(x, rounded(before + out, "bf16"))
 
 
-@pytest.mark.parametrize("tokens", [FEW, sized(2000, 200)])
+@pytest.mark.parametrize("tokens", [LEAST, FEW, sized(2000, 200)])
 def test_all_tokens_go_to_the_same_experts(tokens: int, ctx: CudaContext) -> None:
     """Most experts have none. Every token is the same, and so is every result."""
     block, ids = Block("30B-A3B", 1, 6), np.zeros(tokens, np.int32)
@@ -245,7 +258,7 @@ def test_all_tokens_go_to_the_same_experts(tokens: int, ctx: CudaContext) -> Non
     assert row_errors(got["out"][:1], want["out"]).max() < ERROR
 
 
-@pytest.mark.parametrize("tokens", [FEW, 3 * FEW])
+@pytest.mark.parametrize("tokens", [LEAST, FEW, 3 * FEW])
 def test_of_equal_experts_the_first_are_chosen(tokens: int, ctx: CudaContext) -> None:
     block, ids = Block("35B-A3B", tokens, 7), np.arange(tokens, dtype=np.int32)
     block.weights["w_router"][...] = 0
@@ -254,7 +267,7 @@ def test_of_equal_experts_the_first_are_chosen(tokens: int, ctx: CudaContext) ->
     assert row_errors(got["out"], want["out"]).max() < ERROR
 
 
-@pytest.mark.parametrize("tokens", [FEW, 3 * FEW])
+@pytest.mark.parametrize("tokens", [LEAST, FEW, 3 * FEW])
 def test_nan_in_one_row_of_a_block_harms_no_other(tokens: int, ctx: CudaContext) -> None:
     block, ids = Block("30B-A3B", tokens, 8), np.arange(tokens, dtype=np.int32)
     want = block.run(ctx, ids)
@@ -265,9 +278,112 @@ def test_nan_in_one_row_of_a_block_harms_no_other(tokens: int, ctx: CudaContext)
     assert all(got[k][others].tobytes() == want[k][others].tobytes() for k in ("out", "experts"))
 
 
+@pytest.mark.parametrize("model", ["30B-A3B", "35B-A3B"])
+def test_a_token_of_a_block_gives_the_same_bits_in_any_company(model: str, ctx: CudaContext) -> None:
+    block, ids = Block(model, LEAST, 10), np.arange(LEAST, dtype=np.int32)
+    whole = block.run(ctx, ids)["out"]
+    assert block.run(ctx, ids[::-1])["out"].tobytes() == whole[::-1].tobytes()
+    for first, end in ((0, 1), (3, 5), (7, 8)):
+        assert block.run(ctx, ids[first:end])["out"].tobytes() == whole[first:end].tobytes()
+
+
+@pytest.mark.parametrize("tokens", [1, 5, LEAST])
+def test_the_norm_that_follows_begins_where_the_sum_ends(tokens: int, ctx: CudaContext) -> None:
+    """A GEMM behind the block takes x times the norm's weight and sums of squares from its last launch."""
+    block, ids = Block("30B-A3B", tokens, 11), np.arange(tokens, dtype=np.int32)
+    rng, width = np.random.default_rng(tokens), 256
+    sizes = block.sizes | {"F": width}
+    scale = np.float32(sizes["M"] ** -0.5)
+    w = {
+        name: rounded(rng.standard_normal((width, sizes["M"]), np.float32) * scale, "bf16")
+        for name in ("next_gate", "next_up")
+    }
+    norm = 1 + rng.standard_normal(sizes["M"]).astype(np.float32) / 8
+    program = block_program(block.sizes, block.attrs, residual=True, then=width)
+    weights = block.raw() | {name: raw(a, "bf16") for name, a in w.items()} | {"next_norm": raw(norm, "f32")}
+    got = run_once(ctx, program, weights, {}, {"ids": ids}, {"T": tokens})
+    want = np.empty((tokens, width), np.float32)
+    operands = {"out": want, "x": got["x"], "norm": norm, "w_gate": w["next_gate"], "w_up": w["next_up"]}
+    run_reference(GATE_UP_SWIGLU, sizes | {"T": tokens}, operands, {"eps": block.attrs["eps"]})
+    assert row_errors(got["act"], want).max() < ERROR
+    assert got["x"].tobytes() == block.run(ctx, ids, residual=True)["x"].tobytes()
+
+
+# A shared expert
+
+
+def with_shared(block: Block, width: int, *, gated: bool) -> Program:
+    """x = table[ids], to which the chosen experts' sum and the shared expert's result are added."""
+    sizes, attrs = block.sizes, block.attrs
+    m, k = sizes["M"], sizes["K"]
+    b = Builder("block")
+    w = {
+        name: b.weight(name, *(sizes[a] for a in axes), dtype="bf16")
+        for name, axes in (("table", "VM"), ("w_router", "NM"), ("w_gate", "NFM"), ("w_up", "NFM"))
+    }
+    w["w_down"] = b.weight("w_down", sizes["N"], m, sizes["F"], dtype="bf16")
+    norm, ids = b.weight("norm", m, dtype="f32"), b.input("ids", "T")
+    x, partial = b.output("x", "T", m, dtype="bf16"), b.buffer("partial", "T", m)
+    experts = b.output("experts", "T", k, dtype="i32")
+    b.emit(EMBEDDING, out=x, table=w.pop("table"), ids=ids)
+    stack = (1,) if gated else ()
+    shared = {
+        f"w_{name}": b.weight(f"shared_{name}", *stack, *shape, dtype="bf16")
+        for name, shape in (("gate", (width, m)), ("up", (width, m)), ("down", (m, width)))
+    }
+    if gated:
+        one, other = b.buffer("one", "T", 1, dtype="i32"), b.buffer("other", "T", m)
+        router = b.weight("shared_router", 1, m, dtype="bf16")
+        b.emit(MOE, attrs, out=partial, experts=experts, x=x, norm=norm, **w)
+        b.emit(MOE, SHARED, out=other, experts=one, x=x, norm=norm, w_router=router, **shared)
+        b.emit(REDUCE_RESIDUAL, x=x, partial=other)
+        b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
+        return b.build()
+    act, down = b.buffer("act", "T", width, dtype="bf16"), shared.pop("w_down")
+    b.emit(GATE_UP_SWIGLU, {"eps": attrs["eps"]}, out=act, x=x, norm=norm, **shared)
+    b.emit(MOE, attrs, out=partial, experts=experts, x=x, norm=norm, **w)
+    b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
+    b.emit(LINEAR, out=partial, a=act, w=down)
+    b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
+    return b.build()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, LEAST, LEAST + 1])
+@pytest.mark.parametrize("model", ["35B-A3B", "V2-Lite"])
+def test_a_shared_expert_is_added_too(model: str, tokens: int, ctx: CudaContext) -> None:
+    """With a gate it is as wide as another expert, without as two of them."""
+    gated = model == "35B-A3B"
+    block = Block(model, max(tokens, 16), 12)
+    width = block.sizes["F"] * (1 if gated else 2)
+    m, rng = block.sizes["M"], np.random.default_rng(12)
+    shapes = {"gate": (width, m), "up": (width, m), "down": (m, width), "router": (1, m)}
+    w = {
+        name: rounded(rng.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5), "bf16")
+        for name, shape in shapes.items()
+    }
+    ids = np.flatnonzero(block.want(np.arange(max(tokens, 16)))["clear"])[:tokens].astype(np.int32)
+    want = block.want(ids)
+    x = want["x"].astype(np.float64)
+    h = x / np.sqrt((x**2).mean(1, keepdims=True) + block.attrs["eps"]) * block.norm
+    gate, up = (h @ w[name].astype(np.float64).T for name in ("gate", "up"))
+    result = gate / (1 + np.exp(-gate)) * up @ w["down"].astype(np.float64).T
+    if gated:
+        result /= 1 + np.exp(-h @ w["router"].astype(np.float64).T)
+    stack = (1,) if gated else ()
+    stored = {f"shared_{name}": raw(w[name].reshape(*stack, *shapes[name]), "bf16") for name in shapes}
+    if gated:
+        stored["shared_router"] = raw(w["router"], "bf16")
+    program = with_shared(block, width, gated=gated)
+    got = run_once(ctx, program, block.raw() | stored, {}, {"ids": ids}, {"T": len(ids)})
+    np.testing.assert_array_equal(got["experts"], want["experts"])
+    added, sums = got["x"] - want["x"], want["out"] + result
+    rounding = np.linalg.norm(rounded(x + sums, "bf16") - (x + sums), axis=1) / np.linalg.norm(sums, axis=1)
+    assert (row_errors(added, sums) < ERROR + 2 * rounding).all()
+
+
 def test_counts_of_a_replayed_graph_are_those_of_its_tokens(ctx: CudaContext) -> None:
     """One graph serves steps that choose other experts: the device counts anew each time."""
-    for tokens in (FEW, 3 * FEW):
+    for tokens in (LEAST, FEW, 3 * FEW):
         block = Block("30B-A3B", 2 * tokens, 9)
         program = block_program(block.sizes, block.attrs, residual=False)
         weights = block.raw()

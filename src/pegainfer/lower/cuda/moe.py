@@ -16,6 +16,7 @@ from pegainfer.lower.cuda.experts import (
     stream,
     tiles,
 )
+from pegainfer.lower.cuda.experts_few import few_experts, takes_few
 from pegainfer.lower.cuda.gemm import GemmProblem, project, rms_norm
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
 from pegainfer.lower.cuda.plan import ARRIVALS, Place, Struct, struct
@@ -59,16 +60,22 @@ def takes_whole(call: OpCall) -> bool:
     return x.dtype == "bf16" and all(isinstance(n, int) and n % 8 == 0 for n in widths)
 
 
-@handles("moe", "moe_residual", whole=takes_whole)
+@handles("moe", "moe_residual", "moe_residual_norm", whole=takes_whole)
 def _moe(c: LoweringContext) -> None:
     s, dtype = c.sizes, c.dtype("x")
     if not s["T"]:
         return
     tokens, m, f = s["T"], s["M"], s["F"]
+    out = c.address("out") if "out" in c.call.tensors else None
+    residual = None if out else c.address("x")
+    if takes_few(c.call.attrs, s, dtype, c.target.info):
+        logits = c.scratch(4 * tokens * s["N"])
+        few_experts(c, route_args(c, c.address("experts"), None, logits), logits, out, residual)
+        return
     slots = Slots(tokens, s["K"], s["N"], c.address("experts"), c.scratch(4 * tokens * s["K"]))
     choice = choose_experts_kernel(tokens, s["K"], s["N"], m, f, dtype, c.target.info)
     h, logits = c.scratch(2 * tokens * m), c.scratch(4 * tokens * s["N"])
-    route = route_args(c, slots, logits)
+    route = route_args(c, slots.experts, slots.gates, logits)
     streamed = choice.kind == "stream"
     if streamed or (choice.kind == "groups" and tokens <= FEW_TOKENS):
         made = _route_few(c, slots, lists(c, choice, slots, early=streamed), choice, route, h, logits)
@@ -83,8 +90,6 @@ def _moe(c: LoweringContext) -> None:
         made = sort(c, choice, slots)
     w_up, w_down = c.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"), c.matrix("w_down", dtype=dtype)
     act = c.scratch(2 * slots.count * f)
-    residual = c.address("x") if c.call.spec is MOE_RESIDUAL else None
-    out = None if residual else c.address("out")
     if choice.kind == "stream":
         ungated = Slots(tokens, slots.chosen, slots.num_experts, slots.experts)
         stream(c, choice, ungated, made, h, w_up, 2 * f, m, out=act)
@@ -102,7 +107,7 @@ def _moe(c: LoweringContext) -> None:
     add_up(c, slots, results, None, m, dtype, out, residual)
 
 
-def route_args(c: LoweringContext, slots: Slots, logits: Place) -> Struct:
+def route_args(c: LoweringContext, experts: Place, gates: Place | None, logits: Place) -> Struct:
     """route::Args. Raises UnsupportedError for a routing that the kernels do not serve."""
     s, attrs = c.sizes, c.call.attrs
     if s["K"] > MOST_CHOSEN:
@@ -114,7 +119,7 @@ def route_args(c: LoweringContext, slots: Slots, logits: Place) -> Struct:
     if s["N"] % groups or not 0 < kept <= groups or s["K"] > kept * (s["N"] // groups):
         raise c.refuse("groups", f"divisors of {s['N']} with {s['K']} experts in those kept", (groups, kept))
     return struct(
-        ROUTE_EXPERTS, experts=slots.experts, gates=slots.gates, logits=logits, bias=c.vector("bias"),
+        ROUTE_EXPERTS, experts=experts, gates=gates, logits=logits, bias=c.vector("bias"),
         tokens=s["T"], n=s["N"], k=s["K"], sigmoid=int(attrs["sigmoid"]),
         renormalize=int(attrs["renormalize"]), groups=groups, kept_groups=kept, scale=float(attrs["scale"]),
     )  # fmt: skip
@@ -153,7 +158,8 @@ def _route_few(
 def _route_experts(c: LoweringContext) -> None:
     s = c.sizes
     slots = Slots(s["T"], s["K"], s["N"], c.address("experts"), c.address("gates"))
-    route_tokens(c, route_args(c, slots, c.address("logits")), s["T"], s["N"])
+    route = route_args(c, slots.experts, slots.gates, c.address("logits"))
+    route_tokens(c, route, s["T"], s["N"])
 
 
 @handles("expert_gate_up")

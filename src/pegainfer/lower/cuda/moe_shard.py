@@ -49,7 +49,7 @@ def _moe_shard(c: LoweringContext) -> None:
     router = GemmProblem(tokens, s["N"], m, dtype, "storef32", alike=True)
     project(c, router, logits, h, c.matrix("w_router", dtype=dtype))
     chosen = Slots(tokens, s["K"], s["N"], c.address("experts"), c.scratch(4 * tokens * s["K"]))
-    route_tokens(c, route_args(c, chosen, logits), tokens, s["N"])
+    route_tokens(c, route_args(c, chosen.experts, chosen.gates, logits), tokens, s["N"])
     slots = Slots(tokens, s["K"], s["E"], c.scratch(4 * chosen.count), chosen.gates)
     local_experts(c, slots.experts, chosen.experts, slots.count, int(c.call.attrs["first"]), s["E"])
     # So many slots an expert as in the whole mixture, in the mean.

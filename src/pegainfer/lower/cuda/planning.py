@@ -13,6 +13,7 @@ from pegainfer.lower.cuda import (  # noqa: F401  (they register)
     pointwise,
     ranks,
 )
+from pegainfer.lower.cuda.experts_few import ADD_GATED, ADD_SHARED, NORM_AFTER_EXPERTS
 from pegainfer.lower.cuda.linear import FOLD_NORM
 from pegainfer.lower.cuda.lowering import Step, choose, keeps_whole
 from pegainfer.lower.cuda.mla import JOIN_MLA
@@ -30,12 +31,15 @@ from pegainfer.runtime.cuda.packed import OF_FORMAT
 # In this order: heads that attention finishes are projected by a GEMM that a norm can be folded into.
 RULES = (
     ONE_LAUNCH,
+    ADD_SHARED,
+    ADD_GATED,
     FINISH_IN_ATTENTION,
     FINISH_AND_GATE,
     JOIN_MLA,
     FOLD_NORM,
     NORM_AFTER_SUM,
     ADD_EXPERTS,
+    NORM_AFTER_EXPERTS,
     LEAVE_PLAIN_ROWS,
 )
 
@@ -45,7 +49,7 @@ RULES = (
 SUPPORT = frozenset(
     {
         "launch_nothing", "read_bandwidth", "decode_inputs", "publish_drawn", "append_tokens", "take_rows_32",
-        "quantize_weight_bf16",
+        "quantize_weight_bf16", "count_experts",
         *(f"fill_normal_{dtype}" for dtype in ("bf16", "f16", "f32")), "convert_f32_bf16",
         "sum_ranks_tagged_bf16", "sum_ranks_norm_bf16", "sum_ranks_one_shot_bf16", "sum_ranks_two_shot_bf16",
         "gather_ranks", "local_experts", "sample_meet", "sample_pick_ranks",

@@ -528,6 +528,64 @@ ROUTE_FEW = Layout(
     float eps
     """,
 )
+ROUTER_LOGITS = Layout(
+    "route::LogitsArgs",
+    "The norm and the router's GEMM of up to 8 tokens.",
+    """
+    void* h  // [T, M]: x times the norm's weight
+    float* scales  // [T]: 1 / rms, by which a GEMM with h is multiplied
+    float* logits  // [T, N]
+    const void* x  // [T, M]
+    const float* norm  // [M]
+    const void* w  // [N, M]
+    const void* w_shared  // [1, M], of the shared expert's gate; null: it has none
+    float* shared_gates  // [T]: the sigmoid of its logit
+    int tokens
+    int n
+    int m
+    float eps
+    """,
+)
+EXPERTS_UP = Layout(
+    "few::UpArgs",
+    "The gate and up projections of the experts of up to 8 tokens.",
+    """
+    void* act  // [matrices, 8, F]: only rows of tokens that chose the expert
+    const void* h  // [T, M], not yet scaled
+    const float* scales  // [T]
+    const float* shared_gates  // [T]; null: 1
+    int tokens
+    int shared  // matrices that are a shared expert's
+    int m
+    int f
+    int rows  // of a matrix in a tile, 8 or 16
+    int tiles  // of a matrix
+    int chunks  // stages of a tile, of 512 columns
+    int depth  // stages of the ring
+    int trigger  // stages left to be copied when the next launch may start
+    """,
+)
+EXPERTS_DOWN = Layout(
+    "few::DownArgs",
+    "The down projections of the experts of up to 8 tokens, and each token's sum.",
+    """
+    void* x  // [T, M]: the residual stream, to which the sums are added; null: they go to `out`
+    float* out  // [T, M]
+    const void* act  // [matrices, 8, F]
+    const float* norm  // [M] of the norm that follows; null: the next two are not wanted
+    void* normed  // [T, M]: x times the norm's weight
+    float* squares  // [M / rows, 64]: sums of squares of x
+    int tokens
+    int shared  // matrices that are a shared expert's
+    int m
+    int f
+    int rows  // of a matrix in a tile, 8 or 16
+    int boxes  // of 64 columns in a stage
+    int chunks  // stages of a tile of one matrix
+    int depth  // stages of the ring
+    int trigger  // stages left to be copied when the next launch may start
+    """,
+)
 SORT_SLOTS = Layout(
     "slots::SortArgs",
     "Slots (each is one of a token's K places for an expert), and their order by expert.",
@@ -843,7 +901,8 @@ LAYOUTS = (
     ATTENTION, ATTENTION_PLAN, ATTENTION_MERGE, ATTENTION_ROW, PROJECTED, NORM_ROPE_APPEND,
     HEAD_LINEAR, MLA_EXPAND_PLAN, MLA_EXPAND, LATENT_APPEND, STREAM, SKINNY, FP8_GEMM, PACKED, PACK, EXPAND,
     PASS_LAYER, PASS_LAYERS, PASS, STEP_ROWS, CONV, DELTA, DELTA_DECODE, DELTA_CHUNKS, ROUTE_EXPERTS,
-    ROUTE_FEW, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS, SPREAD_ROWS, SUM_EXPERTS,
+    ROUTE_FEW, ROUTER_LOGITS, EXPERTS_UP, EXPERTS_DOWN, SORT_SLOTS, EXPERTS, EXPERT_STREAM, EXPERT_GROUPS,
+    SPREAD_ROWS, SUM_EXPERTS,
     PEER, CONTROL, SUM_RANKS, SUM_NORM, GATHER_RANKS,
     ADJUST_LOGITS, SAMPLE_TOKENS, TOKEN_LOGPROBS, GROUP, DECODE_INPUTS, GATHER_INPUTS, PUBLISH,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from pegainfer.contract.errors import UnsupportedError
 from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.experts import ExpertChoice, Slots, choose_experts_kernel
+from pegainfer.lower.cuda.experts_few import even_rows, takes_few
 from pegainfer.lower.cuda.lowering import Step
 from pegainfer.lower.cuda.options import CudaOptions
 from pegainfer.lower.cuda.plan import Place, PlannedLaunch
@@ -50,6 +52,13 @@ def test_routing_beyond_the_kernel_is_refused(
 # Experts, experts of a token, widths of the residual stream and of an expert.
 MODELS = {"30B-A3B": (128, 8, 2048, 768), "35B-A3B": (256, 8, 2048, 512), "shared": (1, 1, 2048, 512)}
 MOE_ATTRS = ATTRS | {"eps": 1e-6}
+# Wider than the kernels' registers hold, with more experts or of more for a token.
+OTHERS = {
+    "wide": (128, 8, 4160, 768),
+    "both": (256, 8, 4096, 512),
+    "many": (513, 8, 2048, 512),
+    "all": (64, 33, 2048, 64),
+}
 
 
 def block(model: str, dtype: str = "bf16") -> list[OpCall]:
@@ -70,9 +79,18 @@ def block(model: str, dtype: str = "bf16") -> list[OpCall]:
     ]
 
 
-def launches(model: str, tokens: int, arch: str = "90a") -> list[PlannedLaunch | object]:
+def launches(
+    model: str, tokens: int, arch: str = "90a", attrs: dict[str, int] | None = None
+) -> list[PlannedLaunch | object]:
     step = Step(Target(card_of(arch)), {"T": tokens, "R": 1, "L": 1}, False)
-    return list(plan_step(block(model), step, rules()).launches)
+    moe, add = block(model)
+    moe = replace(moe, attrs={**moe.attrs, **(attrs or {})})
+    return list(plan_step([moe, add], step, rules()).launches)
+
+
+def takes(model: str, attrs: dict[str, int]) -> bool:
+    sizes = dict(zip("NKMF", MODELS[model], strict=True), T=8)
+    return takes_few(MOE_ATTRS | attrs, sizes, "bf16", card_of("90a"))
 
 
 def names(found: list[PlannedLaunch | object]) -> list[str]:
@@ -82,8 +100,8 @@ def names(found: list[PlannedLaunch | object]) -> list[str]:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tokens", [1, 2, 8, 32])
 def test_a_few_tokens_take_three_launches(tokens: int, model: str) -> None:
-    """Norm to residual stream. Hopper's grouped GEMM is better where there are more experts than one."""
-    for arch in ("80", "86", "100a", "120a", *(["90a"] if model == "shared" else [])):
+    """Norm to residual stream. Hopper has kernels of its own but for many tokens of one expert."""
+    for arch in ("80", "86", "100a", "120a", *(["90a"] if model == "shared" and tokens > 8 else [])):
         assert names(launches(model, tokens, arch)) == [
             "route_few", "expert_stream_bf16_swiglu", "expert_stream_bf16_sum"
         ]  # fmt: skip
@@ -92,7 +110,7 @@ def test_a_few_tokens_take_three_launches(tokens: int, model: str) -> None:
 @pytest.mark.parametrize(
     ("model", "tokens", "tile", "kernels"),
     [
-        ("30B-A3B", 1, 8, ("64_128", "64_128")),
+        ("30B-A3B", 9, 8, ("64_128", "64_256")),
         ("30B-A3B", 33, 16, ("64_256", "64_256")),
         ("30B-A3B", 1024, 64, ("64_256", "64_256")),
         ("30B-A3B", 1025, 128, ("128_256", "128_256")),
@@ -113,9 +131,43 @@ def test_more_tokens_take_the_grouped_gemm_of_hopper(
     assert choose_experts_kernel(tokens, k, n, m, f, "bf16", card_of("90a")).tile == tile
 
 
-def test_norm_router_and_order_of_up_to_eight_tokens_are_one_launch() -> None:
-    assert names(launches("30B-A3B", 8))[:2] == ["route_few", "spread_rows_16"]
+@pytest.mark.parametrize(("model", "most"), [("30B-A3B", 4), ("35B-A3B", 8), ("shared", 4)])
+def test_up_to_eight_tokens_choose_experts_in_every_block_on_hopper(model: str, most: int) -> None:
+    for tokens in (1, 2, 8):
+        assert names(launches(model, tokens)) == [
+            "router_logits_bf16_1", f"expert_few_bf16_up_4_{most}", f"expert_few_bf16_down_{most}"
+        ]  # fmt: skip
+    assert "router_logits_bf16_1" not in names(launches(model, 9))
+
+
+def test_sizes_that_these_kernels_do_not_take_are_routed_by_one_block() -> None:
+    """Of widths that are no multiple of 64, or with groups of experts."""
+    narrow = OTHERS | {"narrow": (128, 8, 2048, 760)}
+    assert takes("30B-A3B", {}) and not takes("30B-A3B", {"groups": 8, "kept_groups": 4})
+    assert takes("30B-A3B", {"groups": 8, "kept_groups": 8})
+    for model, sizes in narrow.items():
+        n, k, m, f = sizes
+        assert not takes_few(MOE_ATTRS, {"T": 8, "N": n, "K": k, "M": m, "F": f}, "bf16", card_of("90a")), (
+            model
+        )
+    found = names(launches("30B-A3B", 8, attrs={"groups": 8, "kept_groups": 4}))
+    assert found[:2] == ["route_few", "spread_rows_16"]
     assert "sort_slots" in names(launches("30B-A3B", 9))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_launches_of_a_few_tokens_share_an_sm(model: str) -> None:
+    """So that each fills its ring while the one ahead ends."""
+    card = card_of("90a")
+    for tokens in (1, 3, 8):
+        _, up, down = launches(model, tokens)
+        assert isinstance(up, PlannedLaunch) and isinstance(down, PlannedLaunch)
+        assert up.shared + down.shared + 2 * SYSTEM <= card.shared_per_sm
+
+
+@pytest.mark.parametrize(("rows", "best"), [(8 * 1536, 16), (9 * 1024, 8), (2048, 16), (1024, 8)])
+def test_tiles_are_as_high_as_even_shares_allow(rows: int, best: int) -> None:
+    assert even_rows(rows, card_of("90a")) == best
 
 
 def test_other_architectures_multiply_on_mma() -> None:

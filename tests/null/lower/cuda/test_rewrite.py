@@ -20,13 +20,15 @@ from pegainfer.ops.activation import SIGMOID_GATE
 from pegainfer.ops.cases.gated_delta import gated_delta_cases
 from pegainfer.ops.cases.mla_layer import mla_qkv_cases
 from pegainfer.ops.cases.moe import moe_cases
+from pegainfer.ops.coarse import GATE_UP_SWIGLU
 from pegainfer.ops.compose import one_call
 from pegainfer.ops.embed import GATHER_ROWS
+from pegainfer.ops.fused_moe import GATED
 from pegainfer.ops.gated_delta import GATED_DELTA
 from pegainfer.ops.gemm import LINEAR_RESIDUAL
 from pegainfer.ops.mla import MLA_ATTENTION, MLA_QKV_APPEND
 from pegainfer.ops.moe import MOE
-from pegainfer.ops.program import OpCall, Program
+from pegainfer.ops.program import Builder, OpCall, Program
 from pegainfer.ops.reduce import REDUCE_RESIDUAL
 from pegainfer.ops.rope import cos_sin_table, inverse_frequencies
 from pegainfer.ops.sample import SAMPLE
@@ -394,8 +396,75 @@ def test_experts_are_added_to_the_residual_stream() -> None:
     assert seen >= 3
 
 
+def few_experts(shared: str = "", dtype: str = "bf16") -> list[OpCall]:
+    """Experts, a shared one beside them ('plain' or 'gated'), their sums, a norm and projections."""
+    m, f, n, k = 128, 64, 8, 2
+    width = f if shared == "gated" else 2 * f
+    b = Builder("experts")
+    x, partial = b.output("x", "T", m, dtype="bf16"), b.buffer("partial", "T", m)
+    chosen = b.buffer("chosen", "T", k, dtype="i32")
+    norm, after = b.weight("norm", m, dtype="f32"), b.weight("after", m, dtype="f32")
+    shapes = {"router": (n, m), "gate": (n, f, m), "up": (n, f, m), "down": (n, m, f)}
+    w = {f"w_{name}": b.weight(name, *shape, dtype="bf16") for name, shape in shapes.items()}
+    stack = (1,) if shared == "gated" else ()
+    shapes = {"w_gate": (width, m), "w_up": (width, m), "w_down": (m, width)}
+    one = {name: b.weight(f"shared.{name}", *stack, *shape, dtype=dtype) for name, shape in shapes.items()}
+    common, routing = {"x": x, "norm": norm}, {"eps": 1e-6, **GATED, "sigmoid": False, "renormalize": True}
+    act, down = b.buffer("act", "T", width, dtype="bf16"), one["w_down"]
+    if shared == "plain":
+        del one["w_down"]
+        b.emit(GATE_UP_SWIGLU, {"eps": 1e-6}, out=act, **one, **common)
+    b.emit(MOE, routing, out=partial, experts=chosen, **w, **common)
+    if shared == "gated":
+        only, other = b.buffer("only", "T", 1, dtype="i32"), b.buffer("other", "T", m)
+        router = b.weight("shared.router", 1, m, dtype="bf16")
+        b.emit(MOE, {"eps": 1e-6, **GATED}, out=other, experts=only, w_router=router, **one, **common)
+        b.emit(REDUCE_RESIDUAL, x=x, partial=other)
+    b.emit(REDUCE_RESIDUAL, x=x, partial=partial)
+    if shared == "plain":
+        b.emit(LINEAR_RESIDUAL, x=x, a=act, w=down)
+    sides = {f"w_{name}": b.weight(f"next.{name}", 64, m, dtype="bf16") for name in ("gate", "up")}
+    out = b.output("out", "T", 64, dtype="bf16")
+    b.emit(GATE_UP_SWIGLU, {"eps": 1e-6}, out=out, x=x, norm=after, **sides)
+    return b.calls
+
+
+@pytest.mark.parametrize("shared", ["", "plain", "gated"])
+def test_a_few_tokens_experts_are_one_call_with_what_surrounds_them(shared: str) -> None:
+    calls, env = few_experts(shared), {"T": 3}
+    found = rewritten(calls, Step(HOPPER, env, True))
+    assert names(found) == ["moe_residual_norm", "scaled_gate_up_swiglu"]
+    given = constants(calls) | {"x": np.random.default_rng(5).standard_normal((3, 128))}
+    want, got = (interpret(c, env, given) for c in (calls, [call for call, _ in found.calls]))
+    for name in ("x", "out"):
+        assert np.isfinite(want[name]).all()
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-9, atol=1e-11)
+    np.testing.assert_array_equal(got["chosen"], want["chosen"])
+
+
+def with_another_norm(calls: list[OpCall]) -> list[OpCall]:
+    """The shared expert's call reads x through another norm."""
+    shared = next(c for c in calls if any(t.name == "shared.w_gate" for t in c.tensors.values()))
+    other = replace(shared.tensors["norm"], name="another norm")
+    changed = replace(shared, tensors=shared.tensors | {"norm": other})
+    return [changed if c is shared else c for c in calls]
+
+
+@pytest.mark.parametrize(("shared", "rule"), [("plain", "add_shared_expert"), ("gated", "add_gated_expert")])
+def test_a_shared_expert_stays_apart_where_one_kernel_does_not_take_it(shared: str, rule: str) -> None:
+    few, several = Step(HOPPER, {"T": 3}, True), Step(replace(HOPPER, ranks=2), {"T": 3}, True)
+    for calls, at, lacking in (
+        (few_experts(shared), Step(HOPPER, {"T": 9}, True), "one rank and a few tokens on Hopper, not 9"),
+        (few_experts(shared), several, "one rank and a few tokens on Hopper, not 3"),
+        (few_experts(shared, "f32"), few, "a shared expert in bf16"),
+        (with_another_norm(few_experts(shared)), few, "a shared expert of the same x, through the same norm"),
+    ):
+        found = rewritten(calls, at)
+        assert (found.lacking[rule], found.applied.get(rule)) == (lacking, None)
+
+
 def test_every_fused_form_has_a_rule_that_makes_it() -> None:
-    made = set()
+    made = set(names(rewritten(few_experts(), Step(HOPPER, {"T": 2}, True))))
     layer = experts(next(c for c in moe_cases(np.random.default_rng(1)) if keeps_whole(experts(c)[0])))
     made |= set(names(rewritten(layer, Step(HOPPER, {"T": 1}, False))))
     for calls, at in ((program().calls, step(2)), (program().calls, step(2, 6, decode_only=False))):

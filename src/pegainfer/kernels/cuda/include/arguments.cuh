@@ -528,6 +528,67 @@ struct FewArgs {
 static_assert(sizeof(FewArgs) == 56);
 }  // namespace route
 
+namespace route {
+// The norm and the router's GEMM of up to 8 tokens.
+struct LogitsArgs {
+    void* h;  // [T, M]: x times the norm's weight
+    float* scales;  // [T]: 1 / rms, by which a GEMM with h is multiplied
+    float* logits;  // [T, N]
+    const void* x;  // [T, M]
+    const float* norm;  // [M]
+    const void* w;  // [N, M]
+    const void* w_shared;  // [1, M], of the shared expert's gate; null: it has none
+    float* shared_gates;  // [T]: the sigmoid of its logit
+    int tokens;
+    int n;
+    int m;
+    float eps;
+};
+static_assert(sizeof(LogitsArgs) == 80);
+}  // namespace route
+
+namespace few {
+// The gate and up projections of the experts of up to 8 tokens.
+struct UpArgs {
+    void* act;  // [matrices, 8, F]: only rows of tokens that chose the expert
+    const void* h;  // [T, M], not yet scaled
+    const float* scales;  // [T]
+    const float* shared_gates;  // [T]; null: 1
+    int tokens;
+    int shared;  // matrices that are a shared expert's
+    int m;
+    int f;
+    int rows;  // of a matrix in a tile, 8 or 16
+    int tiles;  // of a matrix
+    int chunks;  // stages of a tile, of 512 columns
+    int depth;  // stages of the ring
+    int trigger;  // stages left to be copied when the next launch may start
+};
+static_assert(sizeof(UpArgs) == 72);
+}  // namespace few
+
+namespace few {
+// The down projections of the experts of up to 8 tokens, and each token's sum.
+struct DownArgs {
+    void* x;  // [T, M]: the residual stream, to which the sums are added; null: they go to `out`
+    float* out;  // [T, M]
+    const void* act;  // [matrices, 8, F]
+    const float* norm;  // [M] of the norm that follows; null: the next two are not wanted
+    void* normed;  // [T, M]: x times the norm's weight
+    float* squares;  // [M / rows, 64]: sums of squares of x
+    int tokens;
+    int shared;  // matrices that are a shared expert's
+    int m;
+    int f;
+    int rows;  // of a matrix in a tile, 8 or 16
+    int boxes;  // of 64 columns in a stage
+    int chunks;  // stages of a tile of one matrix
+    int depth;  // stages of the ring
+    int trigger;  // stages left to be copied when the next launch may start
+};
+static_assert(sizeof(DownArgs) == 88);
+}  // namespace few
+
 namespace slots {
 // Slots (each is one of a token's K places for an expert), and their order by expert.
 struct SortArgs {

@@ -81,6 +81,14 @@ __device__ __forceinline__ void tma_load2(uint32_t to, const void* map, int x0, 
         "l"(map), "r"(x0), "r"(x1), "r"(barrier), "l"(policy)
         : "memory");
 }
+__device__ __forceinline__ void tma_load3(uint32_t to, const void* map, int x0, int x1, int x2,
+                                          uint32_t barrier, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(barrier), "l"(policy)
+        : "memory");
+}
 __device__ __forceinline__ void tma_load5(uint32_t to, const void* map, int x0, int x1, int x2, int x3,
                                           int x4, uint32_t barrier) {
     asm volatile(

@@ -70,6 +70,27 @@ __device__ __forceinline__ void open_groups(const Args& a, const float* rank, ui
     }
 }
 
+// One of a token's experts, in a lane below K.
+struct Chosen {
+    int expert;
+    float gate;
+    int place;  // among the token's choices in ascending order
+};
+
+// The place and the gate of each lane's choice, from its score.
+__device__ __forceinline__ Chosen weigh(const Args& a, int expert, float score) {
+    const int lane = threadIdx.x & 31;
+    int place = 0;
+    for (int j = 0; j < a.k; j++) place += __shfl_sync(~0u, expert, j) < expert;
+    const float own = lane < a.k ? score : 0.f;
+    float sum = 0;
+    for (int p = 0; a.renormalize && p < a.k; p++) {  // in the order of experts, whatever their scores
+        const unsigned who = __ballot_sync(~0u, lane < a.k && place == p);
+        sum += __shfl_sync(~0u, own, __ffs(who) - 1);
+    }
+    return {expert, (a.renormalize ? own / (sum + 1e-20f) : own) * a.scale, place};
+}
+
 // Routes one token. K is at most 32: lane j keeps the j-th choice. scores, rank, keys: N each, this warp's.
 __device__ __forceinline__ void route_token(const Args& a, int token, float* scores, float* rank,
                                             uint32_t* keys) {
@@ -87,20 +108,53 @@ __device__ __forceinline__ void route_token(const Args& a, int token, float* sco
         if (lane == 0) keys[best] = 0;
         __syncwarp();
     }
-    int place = 0;  // of my choice among the others in ascending order
-    for (int j = 0; j < a.k; j++) place += __shfl_sync(~0u, mine, j) < mine;
-    const float own = lane < a.k ? scores[mine] : 0.f;
-    float sum = 0;
-    for (int p = 0; p < a.k; p++) {  // in the order of experts, whatever their scores
-        const unsigned who = __ballot_sync(~0u, lane < a.k && place == p);
-        sum += __shfl_sync(~0u, own, __ffs(who) - 1);
-    }
+    const Chosen chosen = weigh(a, mine, lane < a.k ? scores[mine] : 0.f);
     if (lane < a.k) {
-        const int64_t at = static_cast<int64_t>(token) * a.k + place;
+        const int64_t at = static_cast<int64_t>(token) * a.k + chosen.place;
         a.experts[at] = mine;
-        a.gates[at] = (a.renormalize ? own / (sum + 1e-20f) : own) * a.scale;
+        a.gates[at] = chosen.gate;
     }
     __syncwarp();
+}
+
+// The same in registers, for a router without groups and up to 32 R experts. score: the logits of the lane's
+// experts lane, lane + 32 …, and -inf behind the last.
+template <int R>
+__device__ __forceinline__ Chosen choose(const Args& a, float (&score)[R]) {
+    const int lane = threadIdx.x & 31;
+    float most = -INFINITY, sum = 0;
+    uint32_t keys[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) most = fmaxf(most, score[r]);
+    most = warp_max(most);
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        const int e = r * 32 + lane;
+        const float logit = score[r];
+        score[r] = a.sigmoid ? 1.f / (1.f + expf(-logit)) : expf(logit - most);
+        sum += e < a.n ? score[r] : 0.f;
+        float rank = logit;
+        if (a.bias != nullptr && e < a.n) rank = score[r] + a.bias[e];
+        keys[r] = e < a.n ? ordered(isnan(rank) ? -INFINITY : rank) : 0;
+    }
+    sum = warp_sum(sum);
+    int mine = a.n;
+    float own = 0;
+    for (int j = 0; j < a.k; j++) {
+        uint32_t key = 0;
+        int index = 0;
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            if (keys[r] > key) key = keys[r], index = r * 32 + lane;
+        const int best = best_of_warp(key, index);
+        float of_best = 0;
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            if (r * 32 + lane == best) keys[r] = 0, of_best = score[r];
+        of_best = __shfl_sync(~0u, of_best, best & 31);
+        if (lane == j) mine = best, own = of_best;
+    }
+    return weigh(a, mine, a.sigmoid ? own : own / sum);
 }
 
 }  // namespace route
