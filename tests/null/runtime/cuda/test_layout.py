@@ -24,6 +24,7 @@ VECTORS = """
 struct float2 { float v[2]; };
 struct float4 { float v[4]; };
 struct uint2 { unsigned v[2]; };
+struct int2 { int v[2]; };
 struct int4 { int v[4]; };
 """
 
