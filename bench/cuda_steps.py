@@ -1,12 +1,14 @@
 """A GPU's decode and prefill steps without a scheduler: device time, time a token, host time to submit.
 
 python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill 1024] [--dummy] [--drawn]
-    [--kernels] [--kv-cache-dtype fp8] [--state-dtype bf16] [--quantization fp8]
+    [--kernels] [--kv-cache-dtype fp8] [--state-dtype bf16] [--quantization fp8] [--adapters N]
     [--tensor-parallel-size N [--alone] [--enable-expert-parallel]]
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 --kernels: prints the device time of each step by kernel; not with several ranks, but with --alone.
 --alone: only the first of N ranks, whose sums wait for nobody: what a step takes without the exchange.
+--adapters: each batch decodes again with rows that have one LoRA adapter, and so many in turn; they are made
+    up, of the rank --rank, on all linear layers but the head.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.bounds import model_groups, runner_info
 from pegainfer.app.config import KV_DTYPES, STATE_DTYPES, EngineConfig
@@ -31,6 +35,8 @@ from pegainfer.contract.step import NewSlot, PageGroup, Row, Runner, SlotBlocks,
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.measure.cuda.shares import kernel_shares
+from pegainfer.runner.adapters import Laid
+from pegainfer.runtime.cuda.tensor import to_bf16
 from pegainfer.runtime.rank_memory import RankMemory
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20)
@@ -76,12 +82,29 @@ class Bench:
     def start(self, **parts: Any) -> Any:
         return self.runner.sample(self.runner.forward(StepPlan(step=next(self._steps), **parts)))
 
-    def prefill(self, slot: int, tokens: int, seed: int, sampling: SamplingParams = GREEDY) -> float:
+    def install_adapters(self, count: int, rank: int) -> None:
+        """Made-up factors of all linear layers but the head, and not of the embedding."""
+        runner: Any = self.runner
+        values = to_bf16(np.random.default_rng(0).standard_normal(1 << 16, np.float32) * np.float32(0.02))
+        weights = [w for w in runner._adapters._weights if w.name.startswith("layers.")]
+        for index in range(count):
+            laid = {
+                w.key: Laid(
+                    np.resize(values, (rank, w.base.columns)), np.resize(values[index:], (rank, w.base.rows))
+                )
+                for w in weights
+            }
+            runner.install_adapter(index, laid)
+
+    def prefill(
+        self, slot: int, tokens: int, seed: int, sampling: SamplingParams = GREEDY, adapter: int = -1
+    ) -> float:
         """Seconds of the device; the slot is taken then."""
         ids = [(seed * 7919 + i * 104729) % 100_000 for i in range(tokens)]
         new = NewSlot(
-            slot=slot, seq=seed, tokens=pack_tokens(ids), num_prompt=tokens, sampling=sampling, seed=seed
-        )
+            slot=slot, seq=seed, tokens=pack_tokens(ids), num_prompt=tokens, sampling=sampling, seed=seed,
+            adapter=adapter,
+        )  # fmt: skip
         total, chunk = 0.0, self.chunk
         parts: dict[str, Any] = {"news": (new,), "blocks": self._blocks(slot, tokens)}
         for at in range(0, tokens, chunk):
@@ -114,11 +137,13 @@ class Bench:
         }  # fmt: skip
 
 
-def show_kernels(runner: Any, title: str, tokens: int, rows: int, decode: bool) -> None:
+def show_kernels(
+    runner: Any, title: str, tokens: int, rows: int, decode: bool, adapted: bool = False
+) -> None:
     """The kernels of a step's forward pass, the dearest first."""
     print(f"kernels of {title}")
     bucket = runner._sizes.buckets.of(tokens, rows, decode)
-    forward = runner._parts.forward
+    forward = runner._parts.forward_of(adapted)
     for share in kernel_shares(forward._ctx, forward.launches(bucket.env, decode)):
         print(f"  {share}")
 
@@ -153,6 +178,8 @@ def main() -> None:
     p.add_argument("--enable-expert-parallel", action="store_true")
     p.add_argument("--alone", action="store_true")
     p.add_argument("--share-gpu", action="store_true")
+    p.add_argument("--adapters", type=int, default=0)
+    p.add_argument("--rank", type=int, default=16)
     p.add_argument("--output", type=Path, default=Path("bench/results/cuda-steps.jsonl"))
     a = p.parse_args()
     length = max(a.context, *a.prefill) + STEPS + 16
@@ -167,6 +194,9 @@ def main() -> None:
         tensor_parallel_size=a.tensor_parallel_size,
         share_gpu=a.share_gpu,
         enable_expert_parallel=a.enable_expert_parallel,
+        enable_lora=a.adapters > 0,
+        max_loras=max(1, a.adapters),
+        max_lora_rank=a.rank,
     )
     scheduler = SchedulerConfig(max_slots=max(a.batch), max_prefill_tokens=a.chunk)
     began = time.perf_counter()
@@ -192,13 +222,18 @@ def main() -> None:
         if a.kernels:
             show_kernels(runner, f"prefill {tokens}, last chunk", bench.last_chunk(tokens), 1, False)
     kinds = {"greedy": GREEDY, "top_k 40, top_p 0.9": DRAWN} if a.drawn else {"greedy": GREEDY}
-    for batch, (name, sampling) in itertools.product(a.batch, kinds.items()):
+    if a.adapters:
+        bench.install_adapters(a.adapters, a.rank)
+    mixes = [0, *sorted({1, a.adapters} - {0})] if a.adapters else [0]
+    for batch, (name, sampling), mix in itertools.product(a.batch, kinds.items(), mixes):
+        if mix > batch:
+            continue
         for slot in range(batch):
-            bench.prefill(slot, a.context, 100 + slot, sampling)
-        row = {"case": "decode", "batch": batch, "context": a.context, "sampling": name}
+            bench.prefill(slot, a.context, 100 + slot, sampling, slot % mix if mix else -1)
+        row = {"case": "decode", "batch": batch, "context": a.context, "sampling": name, "adapters": mix}
         rows.append(row | bench.decode(batch, a.context))
         if a.kernels:
-            show_kernels(runner, f"decode {batch}", batch, batch, True)
+            show_kernels(runner, f"decode {batch}, {mix} adapters", batch, batch, True, mix > 0)
         bench.start(frees=tuple(range(batch))).wait()
     runner.close()
     a.output.parent.mkdir(parents=True, exist_ok=True)

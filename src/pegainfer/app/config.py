@@ -290,11 +290,6 @@ class EngineConfig:
                 "there are no other ranks to share the GPU with", expected="2 or more", got=1,
                 where="tensor_parallel_size", remedy="leave share_gpu out",
             )  # fmt: skip
-        if self.tensor_parallel_size > 1 and self.enable_lora:
-            raise ConfigError(
-                "adapters are not shared out to ranks so far", expected="one rank or no adapters",
-                where="enable_lora",
-            )  # fmt: skip
         if cuda and self.kv_dtype not in ("auto", "bf16", "fp8"):
             raise ConfigError(
                 "the GPU's kernels keep keys and values as bf16 or fp8", expected="auto, bf16 or fp8",

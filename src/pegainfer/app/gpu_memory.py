@@ -15,6 +15,7 @@ from pegainfer.contract.errors import ConfigError
 from pegainfer.contract.step import RunnerInfo
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.kv.device.layout import GroupLayout
+from pegainfer.ops.tensor import Kind
 from pegainfer.runner.program import largest_step
 from pegainfer.runner.slots import table_widths
 
@@ -142,6 +143,10 @@ def plan_memory(
     one = msgspec.structs.replace(info, num_blocks=(1,) * len(groups))
     programs = model.programs(one, groups, step_formats(config), max_logprobs)
     arenas = sum(p.plan_arena(largest_step(info)).size for p in programs.values())
+    plain = model.plain_forward(one, groups, step_formats(config))
+    if plain is not None:  # it shares the outputs
+        outputs = {t.name for t in plain.tensors(Kind.OUTPUT)}
+        arenas += plain.plan_arena(largest_step(info), elsewhere=outputs).size
     widths = sum(table_widths(info.kv, info.max_model_len))
     tables = 4 * info.max_slots * (info.max_model_len + 2 * widths)  # histories, slots' and a step's tables
     allowed = int(total * config.gpu_memory_utilization)

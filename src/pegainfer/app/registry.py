@@ -88,6 +88,10 @@ class Model(Protocol):
         self, info: RunnerInfo, groups: tuple[GroupLayout, ...], steps: Formats, max_logprobs: int
     ) -> dict[str, Program]: ...
 
+    def plain_forward(
+        self, info: RunnerInfo, groups: tuple[GroupLayout, ...], steps: Formats
+    ) -> Program | None: ...
+
     def build(
         self,
         info: RunnerInfo,

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from pegainfer.kernels.cpu import instructions
-from pegainfer.runtime.cuda.arguments import LAYOUTS
+from pegainfer.runtime.cuda import arguments, lora_arguments
 from pegainfer.runtime.cuda.layout import Layout
 
 ROOT = Path(__file__).parent
@@ -20,7 +21,7 @@ _KNOWN = {
     "uint2", "int2",
 }  # fmt: skip
 _CUDA_HEAD = """\
-// Generated from runtime/cuda/arguments.py by `python -m pegainfer.kernels.headers`; do not edit.
+// Generated from runtime/cuda/{}.py by `python -m pegainfer.kernels.headers`; do not edit.
 // Long because it has every struct that Python passes.
 // clang-format off
 #pragma once
@@ -28,9 +29,9 @@ _CUDA_HEAD = """\
 """
 
 
-def arguments() -> str:
-    """The text of cuda/include/arguments.cuh: the structs that kernels get from Python."""
-    return "\n".join([_CUDA_HEAD, *(_struct(layout) for layout in LAYOUTS)])
+def structs(module: str, layouts: Sequence[Layout]) -> str:
+    """The text of cuda/include/<module>.cuh: structs that kernels get from Python."""
+    return "\n".join([_CUDA_HEAD.format(module), *(_struct(layout) for layout in layouts)])
 
 
 def _struct(layout: Layout) -> str:
@@ -53,7 +54,10 @@ def _struct(layout: Layout) -> str:
 
 HEADERS: dict[Path, Callable[[], str]] = {
     ROOT / "cpu" / "csrc" / "instructions.h": instructions.header,
-    ROOT / "cuda" / "include" / "arguments.cuh": arguments,
+    ROOT / "cuda" / "include" / "arguments.cuh": partial(structs, "arguments", arguments.LAYOUTS),
+    ROOT / "cuda" / "include" / "lora_arguments.cuh": partial(
+        structs, "lora_arguments", lora_arguments.LAYOUTS
+    ),
 }
 
 

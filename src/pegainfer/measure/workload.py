@@ -209,6 +209,7 @@ def step_inputs(family: Family, shape: StepShape, pages: Pages, iteration: int) 
         ("T",): lambda: i32(np.arange(rows) * count + count - 1),
         # Rows take the adapters in turn.
         ("A",): lambda: i32(np.repeat(np.arange(rows) % family.axes["A"], count)),
+        ("I",): lambda: i32(np.repeat(np.arange(rows) % family.axes["I"], count)),
     }
     makers: dict[str, Callable[[], Array]] = {
         o.name: indices[o.into] for o in family.spec.operands if o.into in indices

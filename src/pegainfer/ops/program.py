@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -131,14 +131,17 @@ class Program(msgspec.Struct, frozen=True):
             calls += Program(self.name, tuple(inside.calls)).lowered(keep, ranks=ranks).calls
         return Program(self.name, tuple(calls))
 
-    def plan_arena(self, largest: Sizes) -> ArenaPlan:
-        """Packs buffers by lifetime: largest first, each at the lowest offset free while it lives."""
+    def plan_arena(self, largest: Sizes, elsewhere: Collection[str] = ()) -> ArenaPlan:
+        """Packs buffers by lifetime: largest first, each at the lowest offset free while it lives.
+
+        elsewhere: names of outputs that are not in the arena.
+        """
         first: dict[Tensor, int] = {}
         last: dict[Tensor, int] = {}
         for i, call in enumerate(self.calls):
             for t in call.tensors.values():
                 s = t.storage
-                if s.kind in (Kind.BUFFER, Kind.OUTPUT):
+                if s.kind is Kind.BUFFER or (s.kind is Kind.OUTPUT and s.name not in elsewhere):
                     first.setdefault(s, i)
                     last[s] = len(self.calls) if s.kind is Kind.OUTPUT else i
         placed: list[tuple[int, int, Tensor]] = []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 import msgspec
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.frames import FrameReader, frame_of
 from pegainfer.contract.step import StepPlan, StepResult
 
@@ -21,9 +23,38 @@ class Forward(msgspec.Struct, frozen=True, tag="forward"):
 
 
 class Sample(msgspec.Struct, frozen=True, tag="sample"):
-    """Samples the forward pass before it; the one message that is answered, with Stepped or Failure."""
+    """Samples the forward pass before it; answered with Stepped or Failure."""
 
     masks: dict[int, bytes] | None
+
+
+class ReadAdapter(msgspec.Struct, frozen=True, tag="read_adapter"):
+    """Reads a LoRA adapter and keeps it under the number of this call; answered with Answered."""
+
+    call: int
+    name: str
+    path: str
+
+
+class InstallAdapter(msgspec.Struct, frozen=True, tag="install_adapter"):
+    """Installs what an earlier call has read; answered with Answered."""
+
+    call: int
+    index: int
+    adapter: int  # the call that read it
+
+
+class RemoveAdapter(msgspec.Struct, frozen=True, tag="remove_adapter"):
+    """Answered with Answered."""
+
+    call: int
+    index: int
+
+
+class ForgetAdapter(msgspec.Struct, frozen=True, tag="forget_adapter"):
+    """What this call has read is not needed any more."""
+
+    adapter: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -41,13 +72,22 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     message: str
 
 
-ToRank = Forward | Sample
-FromRank = Ready | Stepped | Failure
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """A call about adapters has ended; with `failure` it had no effect."""
+
+    call: int
+    info: AdapterInfo | None = None  # of one that was read
+    failure: Failure | None = None
+
+
+AdapterCall = ReadAdapter | InstallAdapter | RemoveAdapter
+ToRank = Forward | Sample | AdapterCall | ForgetAdapter
+FromRank = Ready | Stepped | Failure | Answered
 M = TypeVar("M")
 
 
 class Channel(Generic[M]):
-    """One end. One thread may send while another receives.
+    """One end. Threads may send while another receives.
 
     Args:
         sock: taken over.
@@ -56,6 +96,7 @@ class Channel(Generic[M]):
 
     def __init__(self, sock: socket.socket, incoming: object) -> None:
         self._sock = sock
+        self._sending = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(incoming)
 
@@ -66,7 +107,8 @@ class Channel(Generic[M]):
 
     def send(self, message: msgspec.Struct) -> None:
         """Raises OSError where the other end is gone."""
-        self._sock.sendall(frame_of(self._encoder.encode(message)))
+        with self._sending:
+            self._sock.sendall(frame_of(self._encoder.encode(message)))
 
     def receive(self) -> Iterator[M]:
         """Messages until the other end closes, in whatever way."""

@@ -8,6 +8,7 @@ and their results are put together. A group is a Runner like any other, so the l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -152,7 +153,8 @@ class RankGroup:
 
     def read_adapter(self, name: str, path: str) -> tuple[AdapterInfo, list[Any]]:
         """Each rank reads its own part. Raises PegaError, also where the files changed meanwhile."""
-        read = [adapter_runner(rank).read_adapter(name, path) for rank in self.ranks]
+        with ThreadPoolExecutor(len(self.ranks), "adapters") as pool:
+            read = list(pool.map(lambda rank: adapter_runner(rank).read_adapter(name, path), self.ranks))
         infos = [info for info, _ in read]
         if any(info != infos[0] for info in infos):
             raise ModelFileError("the adapter's files changed while the ranks read them", where=path)

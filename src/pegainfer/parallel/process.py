@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from pegainfer.contract.adapter import AdapterInfo
 from pegainfer.contract.errors import EngineDeadError, PegaError, restored_error
 from pegainfer.contract.step import RunnerInfo, StepPlan, StepResult
-from pegainfer.parallel.channel import Channel, Failure, Forward, FromRank, Ready, Sample
+from pegainfer.parallel.channel import Answered, Channel, Failure, Forward, FromRank, Ready, Sample, ToRank
+from pegainfer.parallel.rank_adapters import AdapterCalls, RemoteAdapter
 from pegainfer.runtime.rank_memory import RankMemory
 
 END_SECONDS = 5.0  # for a process to end, and for a rank to notice that the group has failed
@@ -22,7 +24,7 @@ LOOK_SECONDS = 0.5  # how often one who waits for a rank looks whether the group
 
 
 class RankProcess:
-    """Implements contract.step.Runner. The process ends with this one, however this one ends.
+    """Implements contract.step.Runner and AdapterRunner. The process ends with this one, whatever ends this.
 
     Args:
         command: starts the rank; the descriptors of its end of the channel and of the group's memory, and
@@ -45,6 +47,7 @@ class RankProcess:
             self.process = subprocess.Popen(
                 [*command, *map(str, fds), order], pass_fds=fds, stdin=subprocess.DEVNULL
             )
+        self._adapters = AdapterCalls(self._send)
         self._lock = threading.Lock()  # of what follows
         self._ready: Future[None] = Future()
         self._steps: deque[Future[StepResult]] = deque()  # sampled and not answered
@@ -71,6 +74,15 @@ class RankProcess:
                 self._steps.append(step)
         self._send(Sample(masks))
         return RankStep(self, step)
+
+    def read_adapter(self, name: str, path: str) -> tuple[AdapterInfo, RemoteAdapter]:
+        return self._adapters.read(name, path)
+
+    def install_adapter(self, index: int, adapter: RemoteAdapter) -> None:
+        self._adapters.install(index, adapter)
+
+    def remove_adapter(self, index: int) -> None:
+        self._adapters.remove(index)
 
     def close(self) -> None:
         """Ends the process, by force where it does not end by itself; idempotent."""
@@ -106,7 +118,7 @@ class RankProcess:
         """How long a step may still take when all other ranks have ended it."""
         return END_SECONDS if self._memory.has_failed else self._memory.seconds
 
-    def _send(self, message: Forward | Sample) -> None:
+    def _send(self, message: ToRank) -> None:
         if self._death is not None:
             raise self._death
         try:
@@ -123,6 +135,9 @@ class RankProcess:
         for message in self._channel.receive():
             if isinstance(message, Ready):
                 self._ready.set_result(None)
+                continue
+            if isinstance(message, Answered):
+                self._adapters.take(message)
                 continue
             error = restored_error(message.kind, message.message) if isinstance(message, Failure) else None
             if not self._ready.done():
@@ -151,6 +166,7 @@ class RankProcess:
             self._steps.clear()
         if not self._ready.done():
             self._ready.set_exception(death)
+        self._adapters.end(death)
         for step in steps:
             step.set_exception(death)
 

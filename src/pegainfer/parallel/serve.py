@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pegainfer.contract.errors import PegaError, error_fields
 from pegainfer.contract.step import PendingStep, Preparing, Runner
 from pegainfer.parallel.channel import Channel, Failure, Forward, Ready, Sample, Stepped, ToRank
+from pegainfer.parallel.rank_adapters import RankAdapters, failure
 
 IDLE_SECONDS = 0.1  # without a plan, after which something is made ready for the plans to come
 
@@ -35,11 +35,12 @@ def serve_rank(fd: int, build: Callable[[], Runner], fail: Callable[[], object])
     try:
         runner = build()
     except Exception as error:
-        channel.send(_failure(error))
+        channel.send(failure(error))
         return
     channel.send(Ready())
     steps: queue.SimpleQueue[PendingStep | Exception] = queue.SimpleQueue()
     threading.Thread(target=_answer, args=(channel, steps, fail), daemon=True).start()
+    adapters = RankAdapters(runner, channel)
     handle: Any = None
     preparing = isinstance(runner, Preparing)
     while True:
@@ -48,6 +49,9 @@ def serve_rank(fd: int, build: Callable[[], Runner], fail: Callable[[], object])
         except queue.Empty:
             assert isinstance(runner, Preparing)
             preparing = runner.prepare()
+            continue
+        if not isinstance(message, Forward | Sample):
+            adapters.take(message)
             continue
         try:
             if isinstance(message, Forward):
@@ -80,14 +84,8 @@ def _answer(
             answer: Stepped | Failure = Stepped(step.wait())
         except Exception as error:
             fail()
-            answer = _failure(error)
+            answer = failure(error)
         try:
             channel.send(answer)
         except OSError:
             return  # `_read` ends the process
-
-
-def _failure(error: Exception) -> Failure:
-    if isinstance(error, PegaError):
-        return Failure(*error_fields(error)[:2])
-    return Failure("", f"{type(error).__name__}: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from pegainfer.contract.step import RunnerInfo
 from pegainfer.ops.adapters import AdaptedWeight, base_modules
 from pegainfer.ops.program import Program
 from pegainfer.ops.tensor import NUMPY, Kind
-from pegainfer.runtime.weights.adapter import read_adapter
+from pegainfer.runtime.weights.adapter import THREADS, Factors, read_adapter
 
 Array = np.ndarray[Any, Any]
 
@@ -33,25 +34,34 @@ class Laid(NamedTuple):
 class AdapterReader:
     """Reads adapters of one model. For any thread."""
 
-    def __init__(self, weights: Collection[AdaptedWeight], max_rank: int) -> None:
-        self._weights = tuple(weights)
+    def __init__(self, weights: Collection[AdaptedWeight], max_rank: int, *, bf16: bool = False) -> None:
+        """`bf16`: factors are the bits of bf16, as uint16."""
+        self._weights, self._bf16 = tuple(weights), bf16
         self._modules = base_modules(weights)
         self._max_rank = max_rank
 
     def read(self, name: str, path: str) -> tuple[AdapterInfo, dict[str, Laid]]:
-        """See AdapterRunner; the factors by the weight's key, float32."""
-        adapter = read_adapter(Path(path), self._modules, self._max_rank)
-        laid = {}
-        for w in self._weights:
-            factors = adapter.factors.get(w.module)
-            if factors is None:
-                continue
-            up = factors.up.T
-            if w.rows is not None:
-                up = up[:, np.concatenate([np.arange(r.start, r.stop, r.step) for r in w.rows])]
-            down = factors.down.T if w.base.embedding else factors.down
-            laid[w.key] = Laid(np.ascontiguousarray(down), np.ascontiguousarray(up))
+        """See AdapterRunner; the factors by the weight's key, float32 or as `bf16` says."""
+        adapter = read_adapter(Path(path), self._modules, self._max_rank, bf16=self._bf16)
+        named = [w for w in self._weights if w.module in adapter.factors]
+        with ThreadPoolExecutor(THREADS, "adapter") as pool:
+            parts = pool.map(lambda w: _lay(w, adapter.factors[w.module]), named)
+            laid = {w.key: part for w, part in zip(named, parts, strict=True)}
         return AdapterInfo(name=name, path=path, digest=adapter.digest, rank=adapter.rank), laid
+
+
+def _lay(weight: AdaptedWeight, factors: Factors) -> Laid:
+    up = factors.up.T
+    if weight.rows is not None:
+        up = up[:, np.concatenate([np.arange(r.start, r.stop, r.step) for r in weight.rows])]
+    down = factors.down.T if weight.base.embedding else factors.down
+    if weight.shard is not None:
+        axis, rank, ranks = weight.shard
+        if axis == 0:
+            up = np.split(up, ranks, axis=1)[rank]
+        else:
+            down = np.split(down, ranks, axis=1)[rank]
+    return Laid(np.ascontiguousarray(down), np.ascontiguousarray(up))
 
 
 class HostAdapters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from pegainfer.contract.step import RunnerInfo
@@ -15,11 +15,17 @@ FEW_ROWS = 8
 
 @dataclass(frozen=True)
 class Bucket:
-    """T tokens in R rows of which L sample; `decode`: each row is one token."""
+    """T tokens in R rows of which L sample.
+
+    Args:
+        decode: each row is one token.
+        adapted: a row has an adapter.
+    """
 
     tokens: int
     rows: int
     decode: bool
+    adapted: bool = False
 
     @property
     def env(self) -> dict[str, int]:
@@ -41,22 +47,28 @@ class Buckets:
         self.rows = _up_to(slots, [FEW_ROWS, 64])
         self.tokens = _up_to(tokens, [16, 32, 64, *range(128, 2560, 128), *range(2560, tokens, 512)])
 
-    def of(self, tokens: int, rows: int, decode: bool) -> Bucket:
+    def of(self, tokens: int, rows: int, decode: bool, adapted: bool = False) -> Bucket:
         """The smallest that a step fits into; it must be within the runner's bounds."""
         if decode:
             batch = _fitting(self.batches, rows)
-            return Bucket(batch, batch, True)
-        return Bucket(_fitting(self.tokens, tokens), _fitting(self.rows, rows), False)
+            return Bucket(batch, batch, True, adapted)
+        return Bucket(_fitting(self.tokens, tokens), _fitting(self.rows, rows), False, adapted)
 
     def batch(self, rows: int) -> int:
         """Rows that a sampling step is padded to."""
         return _fitting(self.batches, rows)
 
-    def all(self) -> Iterator[Bucket]:
+    def all(self, adapted: bool = False) -> Iterator[Bucket]:
         """The likeliest first: decodes and prefills of few sequences in turn, then prefills beside many rows.
 
-        Powers of two come before the sizes between them, which save padding.
+        Powers of two come before the sizes between them, which save padding. adapted: then the same for steps
+        in which a row has an adapter.
         """
+        yield from self._all()
+        if adapted:
+            yield from (replace(bucket, adapted=True) for bucket in self._all())
+
+    def _all(self) -> Iterator[Bucket]:
         for between in (False, True):
             decodes = (Bucket(n, n, True) for n in self.batches if _between(n) is between)
             prefills = (Bucket(n, self.rows[0], False) for n in self.tokens if _between(n) is between)

@@ -115,7 +115,7 @@ class CudaRunner(ServesAdapters):
 
     @property
     def forward_program(self) -> Program:
-        """The forward pass as it was lowered."""
+        """The forward pass as it was lowered; where there are two, that of steps without adapters."""
         return self._parts.forward.program
 
     def forward(self, plan: StepPlan) -> Step:
@@ -156,7 +156,8 @@ class CudaRunner(ServesAdapters):
         last, tokens_alone = self._last, self._sampler_inputs is False and self._slots.sampling.plain
         if last is None or not (self._parts.graphs and tokens_alone):
             return None
-        self._repeat_graph = self._sizes.joined(last.env["R"], self._drawn.place)
+        adapted = self._slots.have_adapters(last.slots)
+        self._repeat_graph = self._sizes.joined(last.env["R"], adapted, self._drawn.place)
         return self._repeat_graph
 
     def _end_repeats(self) -> StagedRows | None:
@@ -241,10 +242,11 @@ class CudaRunner(ServesAdapters):
         return results.began
 
     def _run_decode(self, rows: StagedRows, continues: bool) -> None:
-        self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], True))
+        adapted = self._slots.have_adapters(rows.slots)
+        self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], True, adapted))
         if rows.saves or not continues:
             self._parts.state.enter_batch(rows.slots, rows.starts, rows.sampling, rows.saves)
-        self._parts.forward.replay(rows.env, True)
+        self._parts.forward_of(adapted).replay(rows.env, True)
         self._count_experts(rows.env["T"])
 
     def _run_forward(self, rows: StagedRows) -> None:
@@ -252,8 +254,9 @@ class CudaRunner(ServesAdapters):
         width = self._parts.state.history.shape[1]
         places = np.repeat(rows.slots * width, rows.counts) + self._staging.positions
         self._parts.state.gather(rows.slots, places)
-        self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], False))
-        self._parts.forward.run(inputs, rows.env)
+        adapted = self._slots.have_adapters(rows.slots)
+        self._sizes.make(self._sizes.buckets.of(rows.env["T"], rows.env["R"], False, adapted))
+        self._parts.forward_of(adapted).run(inputs, rows.env)
         self._count_experts(rows.env["T"])
 
     def _count_experts(self, tokens: int) -> None:

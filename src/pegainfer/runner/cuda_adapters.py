@@ -39,9 +39,10 @@ class CudaAdapters:
     ) -> None:
         """`program`: as ops/adapters.py rewrote it. Raises CudaError where memory is short."""
         self._weights = tuple(weights)
-        self._reader = AdapterReader(weights, info.max_adapter_rank)
-        self._size, self._device = info.max_adapters, device
         given = {t.name: t for t in program.tensors(Kind.STATE)}
+        bf16 = all(given[f"{w.key}.up"].dtype == "bf16" for w in self._weights)
+        self._reader = AdapterReader(weights, info.max_adapter_rank, bf16=bf16)
+        self._size, self._device = info.max_adapters, device
         # The ranks of all weights lie in one array [weights, adapters], so that one copy sets them.
         self._ranks = DeviceTensor.empty((len(self._weights), self._size), "i32", "ranks of adapters")
         self.states: dict[str, DeviceTensor] = {}

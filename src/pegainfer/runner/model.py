@@ -114,7 +114,7 @@ class LineModel(msgspec.Struct, frozen=True):
         if not info.max_adapters:
             return 0
         adapted = self.adapted()
-        widths = sum(w.base.rows + w.base.columns for w in adapted)
+        widths = sum(sum(w.sizes) for w in adapted)
         return info.max_adapters * (2 * info.max_adapter_rank * widths + 4 * len(adapted))
 
     def programs(
@@ -129,16 +129,9 @@ class LineModel(msgspec.Struct, frozen=True):
         Raises UnsupportedError where adapters are asked for and the line serves none, ConfigError where
         experts are to be counted and there are none.
         """
-        formats = {
-            name: "bf16" if self.expands and w.dtype in OF_FORMAT else w.dtype
-            for name, w in self.weights.items()
-        }
+        formats = self._formats()
         head = self.head(formats, steps.residual)
-        forward = self.forward(formats, Sizes.of(info, groups), steps)
-        forward = forward if self.ranks > 1 else forward.on_one_rank()
-        if self.kv_scales and steps.kv == E4M3:
-            forward = with_kv_scales(forward, self.kv_scales)
-        forward = counting(forward) if info.counts_experts else forward
+        forward = self._plain_forward(info, groups, steps, formats)
         scores = prompt_logprobs(head, info.vocab_size, max_logprobs)
         if info.max_adapters:
             from pegainfer.ops.adapters import AdapterBounds, adapted
@@ -149,7 +142,8 @@ class LineModel(msgspec.Struct, frozen=True):
                     "this model line serves no LoRA adapters", remedy="leave out --enable-lora"
                 )
             bounds = AdapterBounds(info.max_adapters, info.max_adapter_rank, steps.activation)
-            forward, scores = (adapted(p, weights, bounds) for p in (forward, scores))
+            forward = adapted(forward, weights, bounds, ranks=self.ranks)
+            scores = adapted(scores, weights, bounds)
         return {
             "forward": forward,
             "sampler": sampler(
@@ -158,6 +152,35 @@ class LineModel(msgspec.Struct, frozen=True):
             "prompt_logprobs": scores,
             "hidden_states": hidden_states(head),
         }
+
+    def plain_forward(
+        self, info: RunnerInfo, groups: tuple[GroupLayout, ...], steps: Formats
+    ) -> Program | None:
+        """The forward pass without adapters, for steps of a GPU in which no row has one.
+
+        None where `programs` has it already, and where a GPU would hold weights in two layouts for the two.
+        """
+        if not info.max_adapters:
+            return None
+        from pegainfer.ops.adapters import whole_layers
+
+        forward = self._plain_forward(info, groups, steps, self._formats())
+        return forward if whole_layers(forward, self.adapted()) else None
+
+    def _formats(self) -> Formatted:
+        return {
+            name: "bf16" if self.expands and w.dtype in OF_FORMAT else w.dtype
+            for name, w in self.weights.items()
+        }
+
+    def _plain_forward(
+        self, info: RunnerInfo, groups: tuple[GroupLayout, ...], steps: Formats, formats: Formatted
+    ) -> Program:
+        forward = self.forward(formats, Sizes.of(info, groups), steps)
+        forward = forward if self.ranks > 1 else forward.on_one_rank()
+        if self.kv_scales and steps.kv == E4M3:
+            forward = with_kv_scales(forward, self.kv_scales)
+        return counting(forward) if info.counts_experts else forward
 
     def build(
         self,
@@ -203,7 +226,9 @@ class LineModel(msgspec.Struct, frozen=True):
         adapters = None
         if info.max_adapters:
             adapters = CudaAdapters(programs["forward"], self.adapted(), info, backend.ctx.device)
-        parts = make_parts(programs, info, groups, backend, {} if adapters is None else adapters.states)
+        states = {} if adapters is None else adapters.states
+        plain = self.plain_forward(info, groups, steps)
+        parts = make_parts(programs, info, groups, backend, states, plain)
         experts = None
         if info.counts_experts:
             experts = CudaExpertCounts(choices_of(programs["forward"]), parts, backend.ctx.library.kernel)

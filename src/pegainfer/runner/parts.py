@@ -106,7 +106,8 @@ class Parts:
     Args:
         forward, sampler, prompt_logprobs, hidden_states: the programs of a line, bound to `state`, `pools`
             and each other.
-        inputs: names of the forward pass's inputs.
+        adapted: the forward pass of steps in which a row has an adapter; None: `forward` serves all steps.
+        inputs: names of the inputs of either forward pass.
         graphs: whether captured steps are graphs.
         check: raises PeerFailedError where a step that has ended is not to be used, because a rank failed.
         close: waits for the device and releases everything.
@@ -115,6 +116,7 @@ class Parts:
     device: Device
     stream: Stream
     forward: Executor
+    adapted: Executor | None
     sampler: Executor
     prompt_logprobs: Executor
     hidden_states: Executor
@@ -124,6 +126,10 @@ class Parts:
     graphs: bool
     check: Callable[[], None]
     close: Callable[[], None]
+
+    def forward_of(self, adapted: bool) -> Executor:
+        """The forward pass of a step; adapted: whether one of its rows has an adapter."""
+        return self.adapted if adapted and self.adapted is not None else self.forward
 
     def wait(self, ended: Event, step: object) -> None:
         """Returns on any thread when the step has ended. Raises what it raised, and what `check` does."""
@@ -138,11 +144,13 @@ def make_parts(
     groups: Sequence[GroupLayout],
     backend: CudaBackend,
     adapters: Mapping[str, DeviceTensor],
+    plain: Program | None = None,
 ) -> Parts:
     """Takes all memory that steps will need. Then load the backend's weights, then start the runner.
 
     Args:
         programs: by the fields of runner/host.py's Programs.
+        plain: the forward pass of steps without adapters; None: programs['forward'] serves all.
         groups: those that `info` and the forward program were made from.
         adapters: states of the programs that hold adapters.
 
@@ -153,11 +161,16 @@ def make_parts(
     state = ResidentState(ctx.stream, ctx.library.kernel, info, inputs, ctx.device.info.pdl)
     pools = CudaPools(groups, info.num_blocks)
     forward = backend.prepare(programs["forward"], {**pools.states, **adapters}, largest, state.bound)
-    logits, x = (forward.outputs(largest)[name] for name in ("logits", "x"))
+    outputs = forward.outputs(largest)
+    logits, x = outputs["logits"], outputs["x"]
+    adapted = None
+    if plain is not None:
+        adapted = forward
+        forward = backend.prepare(plain, pools.states, largest, {**state.bound, **outputs})
     sampler = backend.prepare(programs["sampler"], {"history": state.history}, largest, {"logits": logits})
     prompt_logprobs = backend.prepare(programs["prompt_logprobs"], adapters, largest, {"x": x})
     hidden_states = backend.prepare(programs["hidden_states"], {}, largest, {"x": x})
     return Parts(
-        ctx.device, ctx.stream, forward, sampler, prompt_logprobs, hidden_states, inputs, state, pools,
-        backend.options.graphs, ctx.check, backend.close,
+        ctx.device, ctx.stream, forward, adapted, sampler, prompt_logprobs, hidden_states, inputs, state,
+        pools, backend.options.graphs, ctx.check, backend.close,
     )  # fmt: skip

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from pegainfer.ops.tensor import Kind
 from pegainfer.runner.buckets import Bucket, Buckets
 from pegainfer.runner.parts import Parts, Work
 from pegainfer.runtime.cuda.graph import Graph
@@ -24,10 +25,13 @@ class ReadySizes:
     def __init__(self, parts: Parts, buckets: Buckets) -> None:
         self.buckets = buckets
         self._parts = parts
-        self._coming = buckets.all()  # not ready yet, but for some that a step made ready
+        self._coming = buckets.all(
+            adapted=parts.adapted is not None
+        )  # not ready yet, but for some that a step made ready
         self._ready: set[Bucket] = set()
         self._batches: set[int] = set()  # rows that the sampler is ready for
-        self._whole: dict[int, Graph] = {}  # by rows: a decode step with its sampling
+        # A decode step with its sampling, by rows and whether one of them has an adapter.
+        self._whole: dict[tuple[int, bool], Graph] = {}
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -48,6 +52,7 @@ class ReadySizes:
 
     def _make(self, bucket: Bucket, at_once: bool) -> None:
         make_inputs = None
+        forward = self._parts.forward_of(bucket.adapted)
         if bucket.decode:
             # It runs once, on the batch on the device, whose positions it would advance and whose cache it
             # would write.
@@ -55,8 +60,11 @@ class ReadySizes:
             self.make_sampler(bucket.rows)
             sampling = {"L": bucket.rows, **PLAIN}
             counters = [self._parts.sampler.input_address(n, sampling) for n in ("history_lens", "draws")]
-            make_inputs = partial(self._parts.state.decode_inputs, bucket.rows, counters=counters)
-        self._parts.forward.capture(
+            make_inputs = partial(
+                self._parts.state.decode_inputs, bucket.rows, counters=counters,
+                inputs=frozenset(t.name for t in forward.program.tensors(Kind.INPUT)),
+            )  # fmt: skip
+        forward.capture(
             bucket.env, bucket.decode, graph=bucket.graph, at_once=at_once, make_inputs=make_inputs
         )
         self._ready.add(bucket)
@@ -69,19 +77,21 @@ class ReadySizes:
                 self._parts.sampler.capture({"L": batch, **PLAIN}, False)
             self._batches.add(batch)
 
-    def joined(self, rows: int, place: tuple[int, int, int]) -> Graph:
+    def joined(self, rows: int, adapted: bool, place: tuple[int, int, int]) -> Graph:
         """A decode step and its sampling in one graph. Making it takes milliseconds, once for each size.
 
         Args:
             rows: of a step that is ready.
+            adapted: whether one of them has an adapter.
             place: where drawn tokens are written, see ResidentState.publish; always the same.
         """
         rows = self.buckets.batch(rows)
-        if rows not in self._whole:
+        key = rows, adapted
+        if key not in self._whole:
             env, sampling = Bucket(rows, rows, True).env, {"L": rows, **PLAIN}
             drawn = self._parts.sampler.outputs(sampling)
             work: list[Work] = [
-                *self._parts.forward.launches(env, True),
+                *self._parts.forward_of(adapted).launches(env, True),
                 *self._parts.sampler.launches(sampling),
                 self._parts.state.publish(drawn["tokens"].address, drawn["status"].address, rows, place),
             ]
@@ -90,5 +100,5 @@ class ReadySizes:
                 for launch in work:
                     launch(self._parts.stream)
 
-            self._whole[rows] = Graph(self._parts.stream, body, f"decode and sampling of {rows} rows")
-        return self._whole[rows]
+            self._whole[key] = Graph(self._parts.stream, body, f"decode and sampling of {rows} rows")
+        return self._whole[key]

@@ -68,7 +68,7 @@ class ResidentState:
         """
         Args:
             kernel: a compiled kernel by name.
-            inputs: names of the forward pass's inputs; no other is made.
+            inputs: names of the forward pass's inputs; no block table of another is bound.
             pdl: whether launches may overlap (programmatic dependent launch).
 
         Raises CudaError where memory is short, UnsupportedError for more groups than the kernels know.
@@ -78,7 +78,7 @@ class ResidentState:
                 "too many KV groups", expected=f"at most {MAX_GROUPS}", got=len(info.kv.groups)
             )
         slots, tokens, history_width = info.max_slots, info.max_tokens, info.max_model_len + 1
-        self._stream, self._kernel, self._pdl, self._inputs = stream, kernel, pdl, inputs
+        self._stream, self._kernel, self._pdl = stream, kernel, pdl
         self._groups, columns = _columns(info)
         self._adapter_column = columns
         self._has_adapters = info.max_adapters > 0
@@ -198,16 +198,19 @@ class ResidentState:
         self._stream.upload(self.batch.address, host, 4 * (1 + width * rows), "batch")
         self._batch_ring.sent(self._stream)
 
-    def decode_inputs(self, rows: int, address: Callable[[str], int], counters: Sequence[int]) -> Launch:
+    def decode_inputs(
+        self, rows: int, address: Callable[[str], int], counters: Sequence[int], inputs: Collection[str]
+    ) -> Launch:
         """Makes the inputs of a decode step that is padded to `rows`.
 
         Args:
             address: of the forward pass's inputs by name, for that many rows.
             counters: of the sampler's inputs history_lens and draws, [rows] i32, each then one higher.
+            inputs: names of that forward pass's inputs; no other is made.
         """
 
         def place(name: str) -> int:
-            return address(name) if name in self._inputs else 0
+            return address(name) if name in inputs else 0
 
         history_lens, draws = counters
         args = struct(

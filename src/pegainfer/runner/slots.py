@@ -76,6 +76,10 @@ class Slots:
         """Counts drawn tokens, already in the history, for each of these distinct slots: [n] integers."""
         self.known[slots] += tokens
 
+    def have_adapters(self, slots: Array) -> bool:
+        """Whether one of these slots has an adapter."""
+        return self.max_adapters > 0 and bool((self.adapters[slots] != NO_ADAPTER).any())
+
     @staticmethod
     def _refuse(feature: str, wanted: bool) -> None:
         if wanted:

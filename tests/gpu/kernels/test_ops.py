@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse
-import pegainfer.ops.lora
+import pegainfer.ops.lora_layers
 import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401
 from pegainfer.lower.cuda.context import CudaContext

@@ -109,11 +109,11 @@ def test_ranks_are_refused_where_a_device_has_one(device: str, option: str, mess
         chosen(model, device, flag, **{option: 2})
 
 
-def test_the_cpu_has_ranks_but_not_with_adapters(model: str) -> None:
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_cpu_has_ranks_with_adapters_and_without(lora: bool, model: str) -> None:
     flag = "--tensor-parallel-size"
-    assert chosen(model, "cpu", flag, tensor_parallel_size=2).spec.engine.tensor_parallel_size == 2
-    with pytest.raises(ConfigError, match="adapters are not shared out to ranks so far"):
-        chosen(model, "cpu", flag, tensor_parallel_size=2, enable_lora=True)
+    target = chosen(model, "cpu", flag, tensor_parallel_size=2, enable_lora=lora)
+    assert (target.spec.engine.tensor_parallel_size, target.spec.engine.enable_lora) == (2, lora)
 
 
 def test_the_null_device_has_as_many_ranks_as_are_asked_for() -> None:

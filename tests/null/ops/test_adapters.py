@@ -43,7 +43,8 @@ def test_every_matrix_of_the_checkpoint_can_be_named(name: str) -> None:
 def test_factors_follow_their_gemm_before_anything_reads_its_result() -> None:
     config = config_of(MODELS["tied_f32"])
     weights = adapted_weights(TABLE, config)
-    calls = adapted(program_of(config).on_one_rank(), weights, BOUNDS).calls
+    whole = adapted(program_of(config).on_one_rank(), weights, BOUNDS)
+    calls = whole.lowered(keep=lambda _: False).calls
     seen = []
     for i, call in enumerate(calls):
         if call.spec.name not in ("linear", "linear_residual", "embedding"):
@@ -57,7 +58,10 @@ def test_factors_follow_their_gemm_before_anything_reads_its_result() -> None:
         assert down.tensors["adapters"].name == up.tensors["adapters"].name == rows
         seen.append(up.tensors["up"].name)
     assert sorted(seen) == sorted(f"{w.key}.up" for w in weights)
-    assert not any(c.spec.coarse for c in calls)
+    layer = ["lora_qkv_norm_rope_append", "attention", "lora_linear_residual", "lora_gate_up_swiglu"]
+    names = [c.spec.name for c in whole.calls]
+    assert names[3:-5] == [*layer, "lora_linear_residual"] * config.num_layers
+    assert names[-5:] == ["gather_rows", "rms_norm", "linear", "lora_shrink", "lora_expand"]
 
 
 def test_states_hold_every_adapter_at_the_greatest_rank() -> None:
@@ -74,8 +78,17 @@ def test_weights_that_none_may_name_keep_their_coarse_ops() -> None:
     config = config_of(MODELS["tied_f32"])
     only = [w for w in adapted_weights(TABLE, config) if w.module.endswith("o_proj")]
     names = [c.spec.name for c in adapted(program_of(config), only, BOUNDS).calls]
-    assert names.count("qkv_norm_rope_append") == names.count("lora_expand") == config.num_layers
+    assert names.count("qkv_norm_rope_append") == names.count("lora_linear_residual") == config.num_layers
     assert "lm_head" in names
+
+
+@pytest.mark.parametrize("without", ["q_proj", "up_proj"])
+def test_a_layer_of_which_adapters_may_name_a_part_is_lowered(without: str) -> None:
+    config = config_of(MODELS["tied_f32"])
+    some = [w for w in adapted_weights(TABLE, config) if not w.module.endswith(without)]
+    names = [c.spec.name for c in adapted(program_of(config), some, BOUNDS).calls]
+    lowered = "lora_qkv_norm_rope_append" if without == "q_proj" else "lora_gate_up_swiglu"
+    assert lowered not in names and "linear" in names
 
 
 def test_prompt_logprobs_have_the_heads_factors_alone() -> None:

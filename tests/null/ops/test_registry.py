@@ -14,7 +14,7 @@ import pegainfer.ops.fused
 import pegainfer.ops.fused_delta
 import pegainfer.ops.fused_mla
 import pegainfer.ops.fused_norm
-import pegainfer.ops.lora
+import pegainfer.ops.lora_layers
 import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.contract.errors import OpError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pegainfer.ops.coarse
-import pegainfer.ops.lora
+import pegainfer.ops.lora_layers
 import pegainfer.ops.reduce
 import pegainfer.ops.sample  # noqa: F401  both declare
 from pegainfer.ops.check import Trial, check_case, suitable_cases
@@ -65,7 +65,7 @@ def append(kv: Array, layer: int, slots: Array, k: Array, v: Array) -> None:
 
 def qkv(a: dict[str, Array], eps: float, layer: int) -> None:
     h, tokens, d = rms_norm(a["x"], a["norm"], eps), len(a["x"]), a["q"].shape[-1]
-    q, k, v = ((h @ a[w].T).reshape(tokens, -1, d) for w in ("wq", "wk", "wv"))
+    q, k, v = (product(a, h, w).reshape(tokens, -1, d) for w in ("wq", "wk", "wv"))
     if "q_norm" in a:
         q, k = rms_norm(q, a["q_norm"], eps), rms_norm(k, a["k_norm"], eps)
     a["q"][...] = rope(q, a["positions"], a["cos_sin"])
@@ -74,12 +74,12 @@ def qkv(a: dict[str, Array], eps: float, layer: int) -> None:
 
 def gated_qkv(a: dict[str, Array], eps: float, layer: int) -> None:
     qkv(a, eps, layer)
-    a["gate"][...] = rms_norm(a["x"], a["norm"], eps) @ a["wg"].T
+    a["gate"][...] = product(a, rms_norm(a["x"], a["norm"], eps), "wg")
 
 
 def gate_up(a: dict[str, Array], eps: float) -> Array:
     h = rms_norm(a["x"], a["norm"], eps)
-    gate, up = h @ a["w_gate"].T, h @ a["w_up"].T
+    gate, up = product(a, h, "w_gate"), product(a, h, "w_up")
     return gate * sigmoid(gate) * up
 
 
@@ -97,6 +97,18 @@ def shrink(a: dict[str, Array]) -> None:
 def expand(a: dict[str, Array]) -> None:
     delta = np.einsum("tx,txn->tn", a["h"], of_adapters(a["up"], a, 1))
     np.copyto(a["x"], a["x"] + delta)
+
+
+def product(a: dict[str, Array], h: Array, weight: str) -> Array:
+    """h · wᵀ, and what adapters add to it where the op has any."""
+    result: Array = h @ a[weight].T
+    if f"down_{weight}" in a:
+        given = {name: a[f"{name}_{weight}"] for name in ("down", "up", "ranks")}
+        given |= {"adapters": a["adapters"], "a": h, "x": result}
+        given["out"] = given["h"] = np.empty((len(h), given["down"].shape[1]), F32)
+        shrink(given)
+        expand(given)
+    return result
 
 
 # op -> the same in float32, as a straightforward kernel would do it; writes its outputs
@@ -127,6 +139,9 @@ PLAIN: dict[str, Callable[..., None]] = {
     "qkv_norm_rope_append": qkv,
     "gated_qkv_norm_rope_append": gated_qkv,
     "gate_up_swiglu": lambda a, eps: np.copyto(a["out"], gate_up(a, eps)),
+    "lora_linear_residual": lambda a: np.copyto(a["x"], a["x"] + product(a, a["a"], "w")),
+    "lora_qkv_norm_rope_append": qkv,
+    "lora_gate_up_swiglu": lambda a, eps: np.copyto(a["out"], gate_up(a, eps)),
     "route_experts": plain_moe.route,
     "expert_gate_up": plain_moe.gate_up,
     "expert_down": plain_moe.down,
@@ -195,7 +210,9 @@ SPOILT = {
     "expert_gate_up": "w_up", "expert_down": "w_down", "moe": "w_up", "moe_shard": "w_up",
     "head_linear": "w", "rope_tail": "cos_sin", "latent_append": "norm", "latent_attention": "q",
     "mla_qkv_append": "w_latent", "mla_attention": "w_v",
-    "lora_shrink": "down", "lora_lookup": "table", "lora_expand": "up",
+    "lora_shrink": "down", "lora_lookup": "table", "lora_expand": "up", "lora_linear_residual": "w",
+    "lora_qkv_norm_rope_append": "down_wk",
+    "lora_gate_up_swiglu": "down_w_up",
 }  # fmt: skip
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,46 @@ def test_a_new_sequence_s_adapter_is_sent_behind_its_tables(runner: CudaRunner) 
     assert state._adapter_column < state.tables.shape[1]
     assert [column for _, columns, _ in sent[1:] for column in columns] == [0, 0]
     runner.sample(step)
+
+
+def test_steps_in_which_no_row_has_an_adapter_run_the_plain_program(runner: CudaRunner) -> None:
+    parts, ran = runner._parts, list[str]()
+    assert parts.adapted is not None
+    for name, executor in (("plain", parts.forward), ("adapted", parts.adapted)):
+        for way in ("run", "replay"):
+            monitored = getattr(executor, way)
+            note = partial(lambda name, run, *args: ran.append(name) or run(*args), name, monitored)  # type: ignore[func-returns-value]
+            setattr(executor, way, note)
+
+    def new(slot: int, adapter: int) -> NewSlot:
+        return NewSlot(slot=slot, seq=slot + 1, tokens=pack_tokens([5, 6]), num_prompt=2,
+                       sampling=SamplingParams(temperature=0.0), seed=0, adapter=adapter)  # fmt: skip
+
+    def step(number: int, **plan: Any) -> None:
+        runner.sample(runner.forward(StepPlan(step=number, **plan))).wait()
+
+    step(1, news=(new(0, -1),), blocks=(SlotBlocks(0, 0, (3,)),), rows=(Row(0, 0, 2, True),))
+    step(2, rows=(Row(0, 2, 1, True),))
+    step(
+        3, news=(new(1, 2),), blocks=(SlotBlocks(1, 0, (4,)),), rows=(Row(0, 3, 1, True), Row(1, 0, 2, True))
+    )
+    step(4, rows=(Row(0, 4, 1, True), Row(1, 2, 1, True)))
+    step(5, rows=(Row(0, 5, 1, True),))
+    step(6, rows=(Row(1, 3, 1, True),), frees=(0,))
+    assert ran == ["plain", "plain", "adapted", "adapted", "plain", "adapted"]
+
+
+def test_both_programs_share_outputs_and_weights(runner: CudaRunner) -> None:
+    parts = runner._parts
+    assert parts.adapted is not None
+    env = {"T": 3, "R": 3, "L": 3}
+    for name, output in parts.adapted.outputs(env).items():
+        assert parts.forward.outputs(env)[name].address == output.address
+    shared = runner._parts.adapted._weights  # type: ignore[attr-defined]
+    layouts = Counter(names for names, _, _ in shared._held)
+    assert set(layouts.values()) == {1}
+    once = Counter(name for names in layouts for name in names)
+    assert set(once.values()) == {1}, "a matrix is held twice"
 
 
 def test_the_memory_plan_counts_what_the_slots_take(runner: CudaRunner, tmp_path: Path) -> None:

@@ -47,14 +47,13 @@ class CudaBackend:
 
         Args:
             largest: the greatest value of each symbolic size that a buffer or output has.
-            bound: inputs that are device memory already, such as another program's outputs.
+            bound: inputs that are device memory already, such as another program's outputs; and outputs that
+                are, because another program has the same ones.
 
         Raises UnsupportedError or OpError where the program does not fit these kernels or weights, CudaError
         where memory is short.
         """
-        return CudaExecutor(
-            program, self.store, states, largest, self.options, ctx=self.ctx, bound=bound
-        )  # fmt: skip
+        return CudaExecutor(program, self.store, states, largest, self.options, ctx=self.ctx, bound=bound)
 
     def load(self, progress: Progress | None = None) -> None:
         """Loads the weights of all prepared programs to the device."""

@@ -37,7 +37,7 @@ class CudaExecutor:
     Args:
         program: coarse calls stay whole where a fused form serves them.
         states: device tensors of the declared shape and dtype; a KV cache in the reference's order.
-        bound: inputs that are device memory already (another program's outputs), never staged.
+        bound: inputs and outputs that are device memory already, those of another program; never staged.
         largest: the greatest value of each symbolic size of a buffer or output.
     """
 
@@ -63,7 +63,7 @@ class CudaExecutor:
         self._symbols = sorted(
             {d for c in self.program.calls for t in c.tensors.values() for d in t.shape if isinstance(d, str)}
         )
-        plan = self.program.plan_arena(largest)
+        plan = self.program.plan_arena(largest, elsewhere=bound or ())
         self._arena = DeviceBuffer(aligned(plan.size), f"arena of {program.name}")
         self._places = {t: self._arena.address + offset for t, offset in plan.offsets.items()}
         self._bind(states, bound or {})
@@ -294,7 +294,7 @@ class CudaExecutor:
                 )
             self._places[t] = state.address
         for name, tensor in bound.items():
-            t = self._inputs[name]
+            t = self._inputs.get(name) or self._outputs[name]
             if tensor.dtype != t.dtype:
-                raise OpError(f"program {self.program.name}: bound input {t}", got=tensor)
+                raise OpError(f"program {self.program.name}: bound {t.kind} {t}", got=tensor)
             self._places[t] = tensor.address

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pegainfer.lower.cuda.fp8 import stays_fp8
-from pegainfer.lower.cuda.gemm import SIXTEEN, GemmProblem, choose_gemm, project
+from pegainfer.lower.cuda.gemm import SIXTEEN, GemmChoice, GemmProblem, choose_gemm, project
+from pegainfer.lower.cuda.lora_layers import choose_with_adapters, project_with_adapters, same_factors
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, handles
 from pegainfer.lower.cuda.packed import PackedChoice, form_of, linear_weight
 from pegainfer.lower.cuda.ranks import shard_of
@@ -21,6 +22,7 @@ from pegainfer.ops.fused_norm import (
     SCALED_PROJECT_HEADS,
     SCALED_QKV_ROPE_APPEND,
 )
+from pegainfer.ops.lora_layers import ADAPTED, BASE
 from pegainfer.ops.program import OpCall
 from pegainfer.ops.tensor import Kind, Tensor
 from pegainfer.runtime.cuda.tensor import item_bytes
@@ -63,30 +65,46 @@ SCALED = {
     "mla_qkv_append": SCALED_MLA_QKV_APPEND,
     "mla_decode": SCALED_MLA_DECODE,
 }
-UNSCALED = {spec.name: name for name, spec in SCALED.items()} | {"linear_residual_norm": "linear_residual"}
+SCALED |= {ADAPTED[name].name: ADAPTED[spec.name] for name, spec in SCALED.items() if name in ADAPTED}
+UNSCALED = {spec.name: name for name, spec in SCALED.items()} | {
+    "linear_residual_norm": "linear_residual", "lora_linear_residual_norm": "lora_linear_residual"
+}  # fmt: skip
+
+
+def plain_name(call: OpCall) -> str:
+    """The op whose GEMM the call has: without a folded norm and without adapters."""
+    name = UNSCALED.get(call.spec.name, call.spec.name)
+    return BASE.get(name, name)
 
 
 def gemm_problem(call: OpCall, sizes: Sizes, target: Target) -> GemmProblem:
     """The GEMM of a call of one of PROBLEMS, or of its form with a folded norm."""
-    name = call.spec.name
+    name = plain_name(call)
     dtype = call.tensors["a" if "a" in call.tensors else "x"].dtype
-    m, n, k, out, norm = PROBLEMS[UNSCALED.get(name, name)](sizes)
-    form = None if UNSCALED.get(name, name) in UNPACKED else form_of(call, weights_of(call))
+    m, n, k, out, norm = PROBLEMS[name](sizes)
+    form = None if name in UNPACKED else form_of(call, weights_of(call))
     weights = stays_fp8([call.tensors[w] for w in weights_of(call)], dtype, target)
-    norm = norm and name not in UNSCALED
+    norm = norm and call.spec.name not in UNSCALED
     return GemmProblem(m, n, k, dtype, out, norm, weights, form.name if form else "")
 
 
 def weights_of(call: OpCall) -> tuple[str, ...]:
     """The operands that the call's GEMM takes as one weight."""
-    names = WEIGHTS[UNSCALED.get(call.spec.name, call.spec.name)]
+    names = WEIGHTS[plain_name(call)]
     return tuple(name for name in names if name in call.tensors)
 
 
 def matrices(call: OpCall) -> list[Tensor]:
     """The weights of a call of one GEMM; none of other ops."""
-    name = UNSCALED.get(call.spec.name, call.spec.name)
-    return [call.tensors[w] for w in WEIGHTS.get(name, ()) if w in call.tensors]
+    return [call.tensors[w] for w in WEIGHTS.get(plain_name(call), ()) if w in call.tensors]
+
+
+def gemm_choice(call: OpCall, sizes: Sizes, target: Target) -> GemmChoice | None:
+    """The kernel of such a call's GEMM; None for one with adapters that are not computed inside of it."""
+    problem = gemm_problem(call, sizes, target)
+    if "adapters" in call.tensors:
+        return choose_with_adapters(call, problem, sizes, target)
+    return choose_gemm(problem, target)
 
 
 # The norm folded into the GEMM that follows
@@ -104,9 +122,7 @@ def _fold(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | 
     tokens = residual.sizes(step.env)["T"]
     if not tokens:
         return "tokens"
-    choice, other = (
-        choose_gemm(gemm_problem(c, c.sizes(step.env), step.target), step.target) for c in (residual, after)
-    )
+    choice, other = (gemm_choice(c, c.sizes(step.env), step.target) for c in (residual, after))
     fusing = (SkinnyChoice, PackedChoice)
     if not isinstance(choice, fusing) or not isinstance(other, fusing):
         return f"GEMMs by Hopper's kernels on both sides of the norm, or of packed weights, at {tokens} rows"
@@ -119,7 +135,7 @@ def _fold(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | 
         "squares of the residual", choice.square_groups(width), choice.most_tokens, dtype="f32"
     )
     first = OpCall.of(
-        LINEAR_RESIDUAL_NORM,
+        ADAPTED[LINEAR_RESIDUAL_NORM.name] if "adapters" in residual.tensors else LINEAR_RESIDUAL_NORM,
         {"tile": choice.rows},
         **with_op(residual, norm=norm, normed=normed, squares=squares),
     )
@@ -128,7 +144,9 @@ def _fold(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | 
     return [first, OpCall.of(SCALED[after.spec.name], after.attrs, **operands)]
 
 
-FOLD_NORM = Rule("fold_norm", (frozenset({"linear_residual"}), frozenset(SCALED)), _fold)
+FOLD_NORM = Rule(
+    "fold_norm", (frozenset({"linear_residual", "lora_linear_residual"}), frozenset(SCALED)), _fold
+)
 
 
 # Launches
@@ -155,7 +173,7 @@ def _linear(c: LoweringContext) -> None:
     project(c, problem, c.address("out"), c.address("a"), linear_weight(c, "w"))
 
 
-@handles("linear_residual", "linear_residual_norm")
+@handles("linear_residual", "linear_residual_norm", "lora_linear_residual_norm")
 def _linear_residual(c: LoweringContext) -> None:
     dtype = c.dtype("a")
     if c.dtype("x") != dtype:
@@ -166,7 +184,8 @@ def _linear_residual(c: LoweringContext) -> None:
         assert norm is not None
         next_norm = NextNorm(norm, c.address("normed"), c.address("squares"))
     problem = gemm_problem(c.call, c.sizes, c.target)
-    project(c, problem, c.address("x"), c.address("a"), linear_weight(c, "w"), next_norm=next_norm)
+    run = project_with_adapters if "adapters" in c.call.tensors else project
+    run(c, problem, c.address("x"), c.address("a"), linear_weight(c, "w"), next_norm=next_norm)
 
 
 def sixteen_bits(call: OpCall) -> bool:
@@ -175,9 +194,22 @@ def sixteen_bits(call: OpCall) -> bool:
     return x.dtype in SIXTEEN and isinstance(x.shape[1], int) and x.shape[1] % 8 == 0
 
 
+@handles("lora_linear_residual", whole=lambda call: call.tensors["x"].dtype in SIXTEEN and same_factors(call))
+def _lora_linear_residual(c: LoweringContext) -> None:
+    _linear_residual(c)
+
+
+@handles(
+    "lora_gate_up_swiglu", "lora_scaled_gate_up_swiglu", whole=lambda c: sixteen_bits(c) and same_factors(c)
+)
+def _lora_gate_up(c: LoweringContext) -> None:
+    _gate_up(c)
+
+
 @handles("gate_up_swiglu", "scaled_gate_up_swiglu", whole=sixteen_bits)
 def _gate_up(c: LoweringContext) -> None:
-    project(
+    run = project_with_adapters if "adapters" in c.call.tensors else project
+    run(
         c, gemm_problem(c.call, c.sizes, c.target), c.address("out"), c.address("x"),
         linear_weight(c, "w_gate", "w_up", layout="pairs"),
         norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from pegainfer.lower.cuda.attention import attention_problem
 from pegainfer.lower.cuda.attention_choice import lacks_append
-from pegainfer.lower.cuda.gemm import SIXTEEN, project, rms_norm
+from pegainfer.lower.cuda.gemm import SIXTEEN, GemmProblem, project
 from pegainfer.lower.cuda.linear import gemm_problem, scale_of, weights_of
+from pegainfer.lower.cuda.lora_layers import add_adapters, normalised, project_with_adapters, same_factors
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
 from pegainfer.lower.cuda.packed import ExpandChoice, choose_packed, expand, forms_of, linear_weight
 from pegainfer.lower.cuda.plan import Place, struct
@@ -16,6 +17,7 @@ from pegainfer.lower.cuda.pointwise import HEADS, inverse_scales, layer_address,
 from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
 from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.fused_heads import APPEND_ATTENTION, GATE_HEADS, PROJECT_HEADS
+from pegainfer.ops.lora_layers import ADAPTED
 from pegainfer.ops.program import OpCall, is_read
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.arguments import NORM_ROPE_APPEND
@@ -46,13 +48,13 @@ def _finish_in_attention(calls: Calls, step: Step, temporaries: Temporaries) -> 
         "projected heads", tokens, gated * query_heads + 2 * kv_heads, head_dim, dtype=qkv["q"].dtype
     )
     eps = calls[0].attrs["eps"]
+    with_adapters = "adapters" in qkv
+    project_heads = ADAPTED[PROJECT_HEADS.name] if with_adapters else PROJECT_HEADS
+    projected = [o.name for o in project_heads.operands if o.name in qkv]
     taken = {n: qkv[n] for n in ("positions", "slots", "cos_sin", "q_norm", "k_norm") if n in qkv}
     rows = {n: attention[n] for n in ("query_starts", "query_lens", "context_lens", "block_table")}
     return [
-        OpCall.of(
-            PROJECT_HEADS, {"eps": eps},
-            heads=heads, **{n: qkv[n] for n in ("x", "norm", "wq", "wk", "wv", "wg") if n in qkv},
-        ),
+        OpCall.of(project_heads, {"eps": eps}, heads=heads, **{n: qkv[n] for n in projected}),
         OpCall.of(
             APPEND_ATTENTION, {"eps": eps, **calls[1].attrs},
             out=attention["out"], kv=attention["kv"], heads=heads, **taken, **rows,
@@ -79,7 +81,7 @@ FINISH_AND_GATE = Rule(
 )
 FINISH_IN_ATTENTION = Rule(
     "finish_heads_in_attention",
-    (frozenset({"qkv_norm_rope_append"}), frozenset({"attention"})),
+    (frozenset({"qkv_norm_rope_append", "lora_qkv_norm_rope_append"}), frozenset({"attention"})),
     _finish_in_attention,
 )
 
@@ -97,26 +99,24 @@ def _fused_heads(call: OpCall) -> bool:
 
 
 def _project(c: LoweringContext, heads: Place) -> None:
-    names = weights_of(c.call)
+    names, eps = weights_of(c.call), c.call.attrs["eps"]
+    p, x, norm = gemm_problem(c.call, c.sizes, c.target), c.address("x"), c.vector("norm")
     runs = forms_of(c.call, names)
-    if len(runs) > 1:
-        _project_runs(c, heads, runs)
+    if len(runs) <= 1:
+        run = project_with_adapters if "adapters" in c.call.tensors else project
+        run(c, p, heads, x, linear_weight(c, *names), norm=norm, eps=eps, scale=scale_of(c))
         return
-    project(
-        c, gemm_problem(c.call, c.sizes, c.target), heads, c.address("x"), linear_weight(c, *names),
-        norm=c.vector("norm"), eps=c.call.attrs["eps"], scale=scale_of(c),
-    )  # fmt: skip
+    p, x = normalised(c, p, x, norm, eps)
+    _project_runs(c, p, heads, x, runs)
+    if "adapters" in c.call.tensors:
+        add_adapters(c, p, heads, x)
 
 
-def _project_runs(c: LoweringContext, heads: Place, runs: list[tuple[tuple[str, ...], PackedForm]]) -> None:
+def _project_runs(
+    c: LoweringContext, p: GemmProblem, heads: Place, x: Place, runs: list[tuple[tuple[str, ...], PackedForm]]
+) -> None:
     """Weights of several packed forms: a GEMM each, or all of them expanded into one for many rows."""
-    p, x, scale = gemm_problem(c.call, c.sizes, c.target), c.address("x"), scale_of(c)
-    item, eps = item_bytes(p.dtype), c.call.attrs["eps"]
-    if p.norm:
-        norm = c.vector("norm")
-        assert norm is not None
-        x = rms_norm(c, c.scratch(p.m * p.k * item), x, norm, p.m, p.k, p.dtype, eps)
-    p = replace(p, norm=False)
+    item, eps, scale = item_bytes(p.dtype), c.call.attrs["eps"], scale_of(c)
     rows = [sum(int(c.call.tensors[name].shape[0]) for name in names) for names, _ in runs]
     choices = [choose_packed(p.m, n, p.k, form, c.target) for n, (_, form) in zip(rows, runs, strict=True)]
     expanded = next((choice for choice in choices if isinstance(choice, ExpandChoice)), None)
@@ -134,9 +134,17 @@ def _project_runs(c: LoweringContext, heads: Place, runs: list[tuple[tuple[str, 
         project(c, p, heads, x, whole, eps=eps, scale=scale)
 
 
-@handles("project_heads", "scaled_project_heads")
+@handles("project_heads", "scaled_project_heads", "lora_project_heads", "lora_scaled_project_heads")
 def _project_heads(c: LoweringContext) -> None:
     _project(c, c.address("heads"))
+
+
+@handles(
+    "lora_qkv_norm_rope_append", "lora_scaled_qkv_rope_append",
+    whole=lambda call: _fused_heads(call) and same_factors(call),
+)  # fmt: skip
+def _lora_qkv(c: LoweringContext) -> None:
+    _qkv(c)
 
 
 @handles("qkv_norm_rope_append", "scaled_qkv_rope_append", "gated_qkv_norm_rope_append", whole=_fused_heads)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pegainfer.lower.cuda.gemm import choose_gemm
-from pegainfer.lower.cuda.linear import SCALED, gemm_problem
+from pegainfer.lower.cuda.linear import SCALED, gemm_choice
 from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
 from pegainfer.lower.cuda.plan import CONTROL, Place, struct
 from pegainfer.lower.cuda.ranks import THREADS, WIDTH, tagged_norm_most
@@ -25,8 +24,7 @@ def _fold(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | 
         return f"activations of bf16, whole groups of {WIDTH} and a norm whose weight is constant"
     if not 0 < sizes["T"] <= MAX_TOKENS or 4 * sizes["T"] * sizes["N"] > tagged_norm_most(step.target.ranks):
         return "few bytes"
-    problem = gemm_problem(after, after.sizes(step.env), step.target)
-    if not isinstance(choose_gemm(problem, step.target), SkinnyChoice):
+    if not isinstance(gemm_choice(after, after.sizes(step.env), step.target), SkinnyChoice):
         return "a GEMM by Hopper's kernels behind the norm"
     normed = temporaries.tensor("normed residual", *x.shape, dtype=x.dtype)
     parts = blocks(sizes["N"], THREADS * WIDTH)

@@ -1,7 +1,7 @@
 """Rewrite rules: fused forms in the place of the calls that they combine, where their preconditions hold.
 
-A rule looks at calls that follow each other. A call between them, such as a reduction over ranks or an
-adapter's GEMM, keeps it from applying.
+A rule looks at calls that follow each other. A call between them, such as a reduction over ranks, keeps it
+from applying.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pegainfer.lower.cuda.lowering import LoweringContext
@@ -41,6 +42,7 @@ class SkinnyChoice:
     why: str = ""
     threads: int = THREADS
     box: int = BOX  # elements of k in a box of the weight
+    adapters: int = 0  # offset of what LoRA adapters take; 0: the kernel has none
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -90,16 +92,18 @@ NEVER_MEASURED = "even shares, for a shape that was never measured"
 MANY_TILES = 6  # a block: in so long a launch, deep rings matter more than overlap with other launches
 
 
-def shares(m: int, n: int, k: int, target: Target, fp8: bool = False) -> tuple[Shares | None, str]:
+def shares(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[Shares | None, str]:
     """The fastest measured shares, else the fewest splits of k whose even shares have enough rows; and the
     reason. None where the kernel for more rows is faster.
     """
-    tuned = target.tuning.find(target.info, "skinny_fp8" if fp8 else "skinny", m, n=n, k=k)
+    tuned = target.tuning.find(target.info, op, m, n=n, k=k)
     if tuned is not None:
         why = f"measured on {tuned.card} up to {tuned.most} rows"
         return Shares(**tuned.numbers) if tuned.numbers is not None else None, why
+    if op == "skinny_lora":  # the same GEMM without adapters
+        return shares(m, n, k, target)
     info = target.info
-    rows, splits = even_shares(n, k, info, *((FP8_BOX, LEAST_FP8_ROWS) if fp8 else ()))
+    rows, splits = even_shares(n, k, info, *((FP8_BOX, LEAST_FP8_ROWS) if op == "skinny_fp8" else ()))
     depth_x = 8 if m <= 16 else 4
     if rows <= MAX_BLOCKS * 64:
         return Shares(rows, splits, depth_x=depth_x, early=m <= 32), NEVER_MEASURED
@@ -129,20 +133,29 @@ def _eights(n: int, parts: int) -> int:
 
 
 def choose_skinny(
-    dtype: str, m: int, n: int, k: int, kind: str, target: Target, weights: str = ""
+    dtype: str,
+    m: int,
+    n: int,
+    k: int,
+    kind: str,
+    target: Target,
+    weights: str = "",
+    adapters: Callable[[int], int] | None = None,
 ) -> SkinnyChoice | None:
-    """The launch for a problem, or None where the kernel does not serve it. weights: see GemmProblem."""
+    """The launch for a problem, or None where the kernel does not serve it. weights: see GemmProblem.
+    adapters: bytes of shared memory that LoRA adapters take, by the rows of x in a stage."""
     most = MAX_FP8_TOKENS if weights else MAX_TOKENS
     if target.info.capability != (9, 0) or m > most or n % 8 or k % 8:
         return None
-    s, why = shares(m, n, k, target, bool(weights))
+    op = "skinny_fp8" if weights else "skinny" if adapters is None else "skinny_lora"
+    s, why = shares(m, n, k, target, op)
     if s is None:
         return None
     for depth_x in (s.depth_x, 4, 2):
         choice = skinny_choice(
             dtype, m, n, k, target.info, rows=s.rows, splits=s.splits, wide=s.wide, depth_x=depth_x,
             per_sm=s.per_sm, residual=kind == "residual", early=s.early, why=f"{m} rows; {why}",
-            weights=weights,
+            weights=weights, adapters=adapters,
         )  # fmt: skip
         if choice is not None:
             return choice
@@ -167,6 +180,7 @@ def skinny_choice(
     early: bool = True,
     why: str = "",
     weights: str = "",
+    adapters: Callable[[int], int] | None = None,
 ) -> SkinnyChoice | None:
     """That launch with the deepest ring that fits, or None where it does not fit."""
     tokens = next((t for t in TOKENS if m <= t), 0)
@@ -176,7 +190,8 @@ def skinny_choice(
     if not tokens or blocks > MAX_BLOCKS or splits > chunks:
         return None
     groups = tiles if splits > 1 else min(tiles, info.num_sms)
-    room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared)
+    beside = adapters(tokens) + 16 if adapters is not None else 0
+    room = min(info.shared_per_sm // per_sm - SYSTEM, info.max_shared) - beside
     stage_w, stage_x = rows * 128 * wide, tokens * 2 * (box if weights else box * wide)
     units = -(-rows // 32) * (tokens // 8)
     slots = -(-units // splits)
@@ -198,10 +213,11 @@ def skinny_choice(
     barriers = rings + 16 * (depth + depth_x) + 16 + scales
     # wgmma reads 64 rows even of a smaller tile, so memory must extend past the last stage.
     shared = max(rings + 16 * (depth + depth_x) + extra + own, depth * stage_w + (blocks * 64 - rows) * 128)
+    behind = -(-shared // 16) * 16 if beside else 0
+    name = f"skinny_{'lora_' if beside else ''}{weights or dtype}_{tokens}_{blocks}"
     return SkinnyChoice(
-        f"skinny_{weights or dtype}_{tokens}_{blocks}", tokens, groups, rows, splits, wide, depth, depth_x,
-        depth if trigger is None else trigger, barriers if own else 0, barriers + own, shared, why,
-        box=box,
+        name, tokens, groups, rows, splits, wide, depth, depth_x, depth if trigger is None else trigger,
+        barriers if own else 0, barriers + own, shared + beside, why, box=box, adapters=behind,
     )  # fmt: skip
 
 
@@ -268,6 +284,7 @@ def skinny(
     eps: float = 0.0,
     next_norm: NextNorm | None = None,
     scales: Place | None = None,
+    adapters: Struct | None = None,
 ) -> None:
     """Lowers one GEMM.
 
@@ -276,6 +293,7 @@ def skinny(
         scale: applied to the sums.
         next_norm: for kind 'residual'.
         scales: of an FP8 weight, whose codes are `w`.
+        adapters: lora::Fused, for a choice with adapters.
     """
     m, n, k = sizes
     stored = dtype if scales is None else "f8_e4m3"
@@ -284,7 +302,7 @@ def skinny(
     args = skinny_args(choice, kind, sizes, out, width, scale, next_norm, eps)
     if scales is None:
         box_x = Boxes(x, (m, k), (k * item_bytes(dtype),), dtype, (choice.tokens, BOX), promotion=256)
-        arguments: list[PlannedArg] = [weight, box_x, args]
+        arguments: list[PlannedArg] = [weight, box_x, args, *([adapters] if adapters else [])]
     else:
         codes, x_scales = split_rows(c, x, m, k)
         both = (2 * MAX_TOKENS, k)

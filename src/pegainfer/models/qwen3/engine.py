@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pegainfer.models.qwen3.config import Qwen3Config
@@ -13,6 +14,7 @@ from pegainfer.ops.weights import without_data
 from pegainfer.runner.model import LineModel, decoder_model
 from pegainfer.runtime.weights.gguf import GGUF
 from pegainfer.runtime.weights.tensorfile import TensorFile
+from pegainfer.runtime.weights.weight import Weight
 
 if TYPE_CHECKING:
     from pegainfer.ops.adapters import AdaptedWeight
@@ -35,10 +37,12 @@ def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK
 
 
 def model(weights: Qwen3Weights, ranks: int = 1) -> LineModel:
-    return decoder_model(weights, groups, forward, head, adapted=_adapted, ranks=ranks)
+    adapted = partial(_adapted, weights.tensors)
+    return decoder_model(weights, groups, forward, head, adapted=adapted, ranks=ranks)
 
 
-def _adapted(config: Qwen3Config) -> tuple[AdaptedWeight, ...]:
+def _adapted(tensors: Mapping[str, Weight], config: Qwen3Config) -> tuple[AdaptedWeight, ...]:
     from pegainfer.ops.adapters import adapted_weights
 
-    return adapted_weights(TABLE, config)
+    shards = {name: w.shard for name, w in tensors.items() if w.shard is not None}
+    return adapted_weights(TABLE, config, shards)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 PREFIX = "base_model.model."
 FORMATS = ("f32", "bf16", "f16")
+THREADS = 4  # that read an adapter
 # Checkpoints with a vision tower have the text model a level deeper than those without.
 TEXT_MODEL = ("model.language_model.", "model.")
 
@@ -45,8 +47,8 @@ class Factors:
     """What one module adds: up · down · x.
 
     Args:
-        down: [r, K] float32; of an embedding [r, V].
-        up: [N, r] float32, with the module's scale in it; of an embedding [M, r].
+        down: [r, K] float32, or the bits of bf16 as uint16; of an embedding [r, V].
+        up: [N, r] likewise, with the module's scale in it; of an embedding [M, r].
     """
 
     down: Array
@@ -68,12 +70,15 @@ class LoraAdapter:
     factors: Mapping[str, Factors]
 
 
-def read_adapter(folder: Path, modules: Mapping[str, BaseModule], max_rank: int) -> LoraAdapter:
-    """Reads an adapter's folder.
+def read_adapter(
+    folder: Path, modules: Mapping[str, BaseModule], max_rank: int, *, bf16: bool = False
+) -> LoraAdapter:
+    """Reads an adapter's folder, on several threads.
 
     Args:
         modules: of the base, by the names that its checkpoint has.
         max_rank: the greatest rank that is served.
+        bf16: factors are rounded to bf16, and are its bits.
 
     Raises ModelFileError, and UnsupportedError for what is not served; nothing is kept then.
     """
@@ -85,10 +90,11 @@ def read_adapter(folder: Path, modules: Mapping[str, BaseModule], max_rank: int)
             f"the adapter has no {WEIGHTS_NAME}", where=folder,
             remedy="save it with PEFT's safe_serialization=True",
         )  # fmt: skip
-    with SafetensorsFile(folder / WEIGHTS_NAME) as file:
-        factors = _Reader(file, config, modules, max_rank).read()
-        digest = hashlib.sha256(hashlib.sha256(raw).digest())
-        digest.update(file.view().data)
+    digest = hashlib.sha256(hashlib.sha256(raw).digest())
+    with SafetensorsFile(folder / WEIGHTS_NAME) as file, ThreadPoolExecutor(THREADS, "adapter") as pool:
+        hashed = pool.submit(lambda: digest.update(file.view().data))
+        factors = _Reader(file, config, modules, max_rank, bf16=bf16).read(pool)
+        hashed.result()
     rank = max(f.down.shape[0] for f in factors.values())
     return LoraAdapter(digest.digest(), rank, factors)
 
@@ -97,20 +103,23 @@ class _Reader:
     """One adapter's tensors and what is wanted of them."""
 
     def __init__(
-        self, file: TensorFile, config: PeftConfig, modules: Mapping[str, BaseModule], max_rank: int
+        self,
+        file: TensorFile,
+        config: PeftConfig,
+        modules: Mapping[str, BaseModule],
+        max_rank: int,
+        *,
+        bf16: bool,
     ) -> None:
-        self._file, self._config, self._max_rank = file, config, max_rank
+        self._file, self._config, self._max_rank, self._bf16 = file, config, max_rank, bf16
         self._modules = modules
         nested = any(name.startswith(PREFIX + TEXT_MODEL[0]) for name in file.tensors)
         self._spelled = {name: _spelled(name, nested=nested) for name in modules}  # as PEFT saw the base
         self._left = set(file.tensors)
 
-    def read(self) -> dict[str, Factors]:
-        found = {
-            name: self._factors(name, module)
-            for name, module in self._modules.items()
-            if self._config.adapts(self._spelled[name])
-        }
+    def read(self, pool: ThreadPoolExecutor) -> dict[str, Factors]:
+        named = {n: m for n, m in self._modules.items() if self._config.adapts(self._spelled[n])}
+        found = dict(zip(named, pool.map(self._factors, named, named.values()), strict=True))
         if self._left:
             raise self._refusal(min(self._left))
         if not found:
@@ -133,13 +142,14 @@ class _Reader:
             "lora_A.weight", "lora_B.weight")  # fmt: skip
         rows, columns = module.rows, module.columns
         shapes = ((rank, rows), (columns, rank)) if module.embedding else ((rank, columns), (rows, rank))
+        scales = (1.0, self._config.scale_of(spelled))
         down, up = (
-            self._tensor(f"{PREFIX}{spelled}.{part}", shape)
-            for part, shape in zip(names, shapes, strict=True)
+            self._tensor(f"{PREFIX}{spelled}.{part}", shape, scale)
+            for part, shape, scale in zip(names, shapes, scales, strict=True)
         )
-        return Factors(down, up * np.float32(self._config.scale_of(spelled)))
+        return Factors(down, up)
 
-    def _tensor(self, name: str, shape: tuple[int, int]) -> Array:
+    def _tensor(self, name: str, shape: tuple[int, int], scale: float) -> Array:
         info = self._file.tensors.get(name)
         if info is None:
             raise ModelFileError(
@@ -157,10 +167,21 @@ class _Reader:
                 f"tensor {name}: format of an adapter", expected=" ".join(FORMATS), got=info.format,
                 where=self._file.path,
             )  # fmt: skip
-        values = dequantize(info.format, self._file.part(name).bytes(), shape)
-        if not np.isfinite(values).all():
+        stored = self._file.part(name).bytes()
+        if self._bf16 and info.format == "bf16":  # as the file has them, which is most of the time
+            bits = np.array(stored).view("<u2").reshape(shape)
+            finite = bool((bits & 0x7FFF).max(initial=0) < 0x7F80)
+            values = (bits.astype(np.uint32) << 16).view(np.float32) if scale != 1 else None
+        else:
+            values = dequantize(info.format, stored, shape)
+            finite = bool(np.isfinite(values).all())
+        if not finite:
             raise ModelFileError(f"tensor {name} has values that are not finite", where=self._file.path)
-        return values
+        if values is None:
+            return bits
+        if scale != 1:
+            values *= np.float32(scale)
+        return _bf16_bits(values) if self._bf16 else values
 
     def _refusal(self, name: str) -> UnsupportedError:
         """Of a tensor that belongs to no module that the config and the model both have."""
@@ -176,6 +197,14 @@ class _Reader:
             expected="factors of " + " ".join(list(self._spelled.values())[:8]) + " …",
             where=self._file.path,
         )
+
+
+def _bf16_bits(values: Array) -> Array:
+    """Finite float32 values, which are overwritten, as bf16's bits: rounded to the nearest even."""
+    bits = values.view(np.uint32)
+    bits += (bits >> 16 & 1) + np.uint32(0x7FFF)
+    bits >>= 16
+    return bits.astype(np.uint16)
 
 
 def _spelled(module: str, *, nested: bool) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pegainfer.lower.cuda.lowering import Step, keeps_whole
+from pegainfer.lower.cuda.plan import PlannedLaunch
 from pegainfer.lower.cuda.planning import RULES, plan_step, rules
 from pegainfer.lower.cuda.rewrite import Rewritten, rewrite
 from pegainfer.lower.cuda.target import Target
@@ -17,6 +18,7 @@ from pegainfer.models.qwen3.config import Qwen3Config
 from pegainfer.models.qwen3.forward import forward, groups
 from pegainfer.models.qwen3.weights import TABLE
 from pegainfer.ops.activation import SIGMOID_GATE
+from pegainfer.ops.adapters import AdapterBounds, adapted, adapted_weights
 from pegainfer.ops.cases.gated_delta import gated_delta_cases
 from pegainfer.ops.cases.mla_layer import mla_qkv_cases
 from pegainfer.ops.cases.moe import moe_cases
@@ -47,6 +49,7 @@ CONFIG = Qwen3Config(
     tie_word_embeddings=True,
 )  # fmt: skip
 BLOCKS, WIDTH = 16, 4
+ADAPTERS, RANK = 3, 4
 
 
 def program(dtype: str = "bf16", ranks: int = 1) -> Program:
@@ -55,6 +58,15 @@ def program(dtype: str = "bf16", ranks: int = 1) -> Program:
     steps = Formats(dtype, dtype, dtype)
     sizes = Sizes(groups(CONFIG, 16, steps), (BLOCKS,), 64)
     return forward(CONFIG, formats, sizes, steps).lowered(keep=keeps_whole, ranks=ranks)
+
+
+def with_adapters(dtype: str = "bf16", rank: int = RANK) -> Program:
+    """The same with adapters."""
+    formats = dict.fromkeys(TABLE.shapes(CONFIG), dtype)
+    steps = Formats(dtype, dtype, dtype)
+    plain = forward(CONFIG, formats, Sizes(groups(CONFIG, 16, steps), (BLOCKS,), 64), steps)
+    bounds = AdapterBounds(ADAPTERS, rank, dtype)
+    return adapted(plain, adapted_weights(TABLE, CONFIG), bounds).lowered(keep=keeps_whole)
 
 
 def step(rows: int, tokens: int | None = None, target: Target = HOPPER, decode_only: bool = True) -> Step:
@@ -82,7 +94,8 @@ def inputs(rows: int) -> dict[str, Array]:
         "token_ids": np.arange(rows) * 5 % CONFIG.vocab_size, "positions": positions,
         "kv.places": table[places] * 16 + positions % 16, "query_starts": np.arange(rows),
         "query_lens": np.ones(rows, int), "context_lens": contexts, "kv.block_table": table,
-        "logit_rows": np.arange(rows)[::-1],
+        "logit_rows": np.arange(rows)[::-1], "adapters": np.arange(rows) % (ADAPTERS + 1) - 1,
+        "logit_adapters": (np.arange(rows) % (ADAPTERS + 1) - 1)[::-1],
     }  # fmt: skip
 
 
@@ -112,6 +125,8 @@ def constants(calls: Sequence[OpCall]) -> dict[str, Array]:
         values = rng.standard_normal(t.sizes({}))
         scale = t.sizes({})[-1] ** -0.5 if len(t.shape) == 2 else 0.2
         made[t.name] = values * scale + (len(t.shape) == 1)
+        if t.name.endswith(".ranks"):
+            made[t.name] = rng.integers(0, RANK + 2, t.sizes({})).astype(np.int32)
     made["cos_sin"] = cos_sin_table(64, inverse_frequencies(64, 1e4, None)).astype(np.float64)
     return made
 
@@ -150,6 +165,48 @@ def test_a_projection_with_a_folded_norm_may_append_by_itself() -> None:
     want, got = (interpret(c, env, given) for c in (calls, [call for call, _ in found.calls]))
     for name in ("x", "logits", "kv"):
         np.testing.assert_allclose(got[name], want[name], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("rows", "several"), [(1, False), (4, False), (3, True)])
+def test_layers_with_adapters_take_the_same_fused_forms(rows: int, several: bool) -> None:
+    """Rows of several tokens append by themselves."""
+    calls, at = with_adapters().calls, step(rows, rows * (1 + several), decode_only=not several)
+    found = rewritten(calls, at, row_pass=True)
+    ends = ["lora_linear_residual_norm", "lora_scaled_gate_up_swiglu"]
+    heads = ["lora_scaled_qkv_rope_append", "attention"] if several else [
+        "lora_scaled_project_heads", "append_attention"
+    ]  # fmt: skip
+    first = ["lora_qkv_norm_rope_append" if several else "lora_project_heads", heads[1]]
+    got = names(found)
+    assert got[:3] == ["embedding", "lora_lookup", "lora_expand"]
+    assert got[3:-5] == [*first, *ends, ends[0], *heads, *ends, "lora_linear_residual"]
+    env, given = {**at.env}, {**constants(calls), **inputs(rows)}
+    if several:
+        given |= {
+            "token_ids": np.arange(6), "positions": np.array([0, 1] * 3),
+            "adapters": np.array([1, 1, -1, 2, 0, 2]),
+            "kv.places": np.array([0, 1, 64, 65, 128, 129]), "query_starts": np.array([0, 2, 4]),
+            "query_lens": np.full(3, 2), "context_lens": np.full(3, 2), "logit_rows": np.array([1, 3, 5]),
+            "kv.block_table": np.arange(12).reshape(3, 4),
+        }  # fmt: skip
+    want, mine = (interpret(c, env, given) for c in (calls, [call for call, _ in found.calls]))
+    plain = interpret(
+        calls, env, given | {n: np.full_like(given[n], -1) for n in ("adapters", "logit_adapters")}
+    )
+    for name in ("x", "logits", "kv"):
+        assert np.isfinite(want[name]).all()
+        np.testing.assert_allclose(mine[name], want[name], rtol=1e-9, atol=1e-11)
+    assert rows == 1 or not np.allclose(plain["x"], want["x"])
+
+
+@pytest.mark.parametrize(("rows", "rank"), [(65, RANK), (4, 144)])
+def test_adapters_that_no_launch_takes_in_keep_norms_apart(rows: int, rank: int) -> None:
+    found = rewritten(with_adapters(rank=rank).calls, step(rows))
+    assert found.lacking["fold_norm"].startswith("GEMMs by Hopper's kernels on both sides")
+    plan = plan_step(with_adapters(rank=rank).calls, step(rows), rules())
+    launched = [launch.kernel for launch in plan.launches if isinstance(launch, PlannedLaunch)]
+    assert launched.count("lora_shrink_bf16") == 4 * CONFIG.num_layers + 1
+    assert not any(kernel.startswith("skinny_lora") for kernel in launched)
 
 
 VECTORS = ("norm", "taps", "a_log", "dt_bias", "out_norm", "latent_norm", "cos_sin")
@@ -469,6 +526,8 @@ def test_every_fused_form_has_a_rule_that_makes_it() -> None:
     made |= set(names(rewritten(layer, Step(HOPPER, {"T": 1}, False))))
     for calls, at in ((program().calls, step(2)), (program().calls, step(2, 6, decode_only=False))):
         made |= set(names(rewritten(calls, at)))
+    for at in (step(2), step(2, 6, decode_only=False)):
+        made |= set(names(rewritten(with_adapters().calls, at)))
     several = step(2, target=replace(HOPPER, ranks=2))
     made |= set(names(rewritten(program(ranks=2).calls, several)))
     rng = np.random.default_rng(1)

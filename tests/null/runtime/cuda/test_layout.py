@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 from struct import calcsize
+from types import ModuleType
 
 import pytest
 
 from pegainfer.contract.errors import OpError
-from pegainfer.kernels.headers import arguments
-from pegainfer.runtime.cuda.arguments import LAYOUTS, PASS_LAYERS
+from pegainfer.kernels.headers import structs
+from pegainfer.runtime.cuda import arguments, lora_arguments
+from pegainfer.runtime.cuda.arguments import PASS_LAYERS
 from pegainfer.runtime.cuda.layout import Layout, packing
 
 INNER = Layout("Inner", "An inner struct.", "int* p  // [N]\nint n\nint m")
@@ -22,6 +24,7 @@ VECTORS = """
 struct float2 { float v[2]; };
 struct float4 { float v[4]; };
 struct uint2 { unsigned v[2]; };
+struct int2 { int v[2]; };
 struct int4 { int v[4]; };
 """
 
@@ -36,14 +39,15 @@ def offsets(layout: Layout) -> list[int]:
     return found
 
 
-def test_members_lie_where_cpp_has_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", [arguments, lora_arguments], ids=lambda m: m.__name__.rpartition(".")[2])
+def test_members_lie_where_cpp_has_them(module: ModuleType, tmp_path: Path) -> None:
     lines = []
-    for layout in LAYOUTS:
+    for layout in module.LAYOUTS:
         name = f"{layout.name}<float>" if layout.template else layout.name
         lines += [f'std::printf("%zu ", offsetof({name}, {f.name}));' for f in layout.fields]
         lines.append(f'std::printf("%zu\\n", sizeof({name}));')
     body = "\n".join(lines)
-    (tmp_path / "arguments.h").write_text(VECTORS + arguments())
+    (tmp_path / "arguments.h").write_text(VECTORS + structs("", module.LAYOUTS))
     (tmp_path / "main.cpp").write_text(
         f'#include <cstddef>\n#include <cstdio>\n#include "arguments.h"\nint main() {{\n{body}\n}}\n'
     )
@@ -51,7 +55,7 @@ def test_members_lie_where_cpp_has_them(tmp_path: Path) -> None:
     subprocess.run(["g++", "-std=c++17", "-o", program, tmp_path / "main.cpp"], check=True)
     printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     assert [[int(n) for n in line.split()] for line in printed.splitlines()] == [
-        [*offsets(layout), layout.size] for layout in LAYOUTS
+        [*offsets(layout), layout.size] for layout in module.LAYOUTS
     ]
 
 

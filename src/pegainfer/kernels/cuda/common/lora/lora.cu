@@ -1,8 +1,10 @@
 // op lora_shrink, lora_expand, lora_lookup: what each token's LoRA adapter adds to a linear layer. Adapter
 // and rank are read on the device, so that one launch, and one graph, serves any mix of adapters and none.
 // Every value is summed in the same order in tiles of any size: a token's result does not depend on others.
+// One launch serves all GEMMs of a layer that have the same inputs (gridDim.z).
 #include <type_traits>
 
+#include "lora_arguments.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
 
@@ -68,32 +70,34 @@ __device__ __forceinline__ void shrink_tokens(float* out, const T* a, const T* d
     __syncthreads();
 }
 
-// out: [T, X], a: [T, K], down: [A, X, K], adapters: [T], ranks: [A]
 template <typename T, int N, int TOKENS>
-__device__ __forceinline__ void shrink(float* out, const T* a, const T* down, const int* adapters,
-                                       const int* ranks, int tokens, int x, int k) {
+__device__ __forceinline__ void shrink(const lora::Args& p) {
     __shared__ float scratch[kShrinkWarps][kTile * kRanks];
     pdl_wait();
     pdl_launch();
-    const int channel = blockIdx.x * kRanks, width = min(kRanks, x - channel);
-    const int first = blockIdx.y * TOKENS, count = min(TOKENS, tokens - first);
+    const lora::Factor& factor = p.factor[blockIdx.z];
+    const int channel = blockIdx.x * kRanks, width = min(kRanks, p.most - channel);
+    const int first = blockIdx.y * TOKENS, count = min(TOKENS, p.tokens - first);
     const auto run = [&](int token, int many, auto most) {
-        const Factor f = factor_of(adapters, ranks, token, x);
-        const T* row = down + (static_cast<int64_t>(max(f.adapter, 0)) * x + channel) * k;
-        shrink_tokens<T, N, decltype(most)::value>(out + static_cast<int64_t>(token) * x + channel,
-                                                   a + static_cast<int64_t>(token) * k, row, many,
-                                                   min(f.rank - channel, width), width, x, k, scratch);
+        const Factor f = factor_of(p.adapters, factor.ranks, token, p.most);
+        const int64_t row = static_cast<int64_t>(max(f.adapter, 0)) * p.most + channel;
+        float* out = p.h + (static_cast<int64_t>(blockIdx.z) * p.tokens + token) * p.most + channel;
+        shrink_tokens<T, N, decltype(most)::value>(
+            out, static_cast<const T*>(p.a) + static_cast<int64_t>(token) * p.k,
+            static_cast<const T*>(factor.down) + row * p.k, many, min(f.rank - channel, width), width, p.most,
+            p.k, scratch);
     };
-    if (TOKENS == 1 || same_adapter(adapters, first, count))
+    if (TOKENS == 1 || same_adapter(p.adapters, first, count))
         run(first, count, std::integral_constant<int, TOKENS>());
     else
         for (int t = 0; t < count; t++) run(first + t, 1, std::integral_constant<int, 1>());
 }
 
-// x: of `count` tokens with one adapter, at this thread's columns; up: the adapter's factor there.
+// x: of `count` tokens with one adapter, at this thread's columns, which are `step` apart in rows of `ld`;
+// up: the adapter's factor there.
 template <typename X, typename W, int N, int TOKENS>
 __device__ __forceinline__ void expand_tokens(X* x, const float* h, const W* up, int count, int rank,
-                                              int most, int n) {
+                                              int most, int n, int ld, int step) {
     float sums[TOKENS][N] = {};
 #pragma unroll 4
     for (int r = 0; r < rank; r++) {
@@ -108,32 +112,37 @@ __device__ __forceinline__ void expand_tokens(X* x, const float* h, const W* up,
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
         if (t >= count) break;
-        X* to = x + static_cast<int64_t>(t) * n;
-        Vec<X, N> v = load<X, N>(to);
+        X* to = x + static_cast<int64_t>(t) * ld;
+        if (step == 1) {
+            Vec<X, N> v = load<X, N>(to);
 #pragma unroll
-        for (int i = 0; i < N; i++) v.v[i] = from_f32<X>(to_f32(v.v[i]) + sums[t][i]);
-        store(to, v);
+            for (int i = 0; i < N; i++) v.v[i] = from_f32<X>(to_f32(v.v[i]) + sums[t][i]);
+            store(to, v);
+        } else {
+#pragma unroll
+            for (int i = 0; i < N; i++) to[i * step] = from_f32<X>(to_f32(to[i * step]) + sums[t][i]);
+        }
     }
 }
 
-// x: [T, N], h: [T, X], up: [A, X, N]
 template <typename X, typename W, int N, int TOKENS>
-__device__ __forceinline__ void expand(X* x, const float* h, const W* up, const int* adapters,
-                                       const int* ranks, int tokens, int most, int n) {
+__device__ __forceinline__ void expand(const lora::Args& p) {
     pdl_wait();
     pdl_launch();
+    const lora::Factor& factor = p.factor[blockIdx.z];
     const int column = (blockIdx.x * kExpandThreads + threadIdx.x) * N;
-    const int first = blockIdx.y * TOKENS, count = min(TOKENS, tokens - first);
-    if (column >= n) return;
+    const int first = blockIdx.y * TOKENS, count = min(TOKENS, p.tokens - first);
+    if (column >= factor.n) return;
     const auto run = [&](int token, int many, auto size) {
-        const Factor f = factor_of(adapters, ranks, token, most);
+        const Factor f = factor_of(p.adapters, factor.ranks, token, p.most);
         if (f.rank == 0) return;
-        const W* factor = up + static_cast<int64_t>(f.adapter) * most * n + column;
-        expand_tokens<X, W, N, decltype(size)::value>(x + static_cast<int64_t>(token) * n + column,
-                                                      h + static_cast<int64_t>(token) * most, factor, many,
-                                                      f.rank, most, n);
+        const W* up =
+            static_cast<const W*>(factor.up) + static_cast<int64_t>(f.adapter) * p.most * factor.n + column;
+        const float* h = p.h + (static_cast<int64_t>(blockIdx.z) * p.tokens + token) * p.most;
+        X* x = static_cast<X*>(p.x) + static_cast<int64_t>(token) * p.ld + factor.first + column * p.step;
+        expand_tokens<X, W, N, decltype(size)::value>(x, h, up, many, f.rank, p.most, factor.n, p.ld, p.step);
     };
-    if (TOKENS == 1 || same_adapter(adapters, first, count))
+    if (TOKENS == 1 || same_adapter(p.adapters, first, count))
         run(first, count, std::integral_constant<int, TOKENS>());
     else
         for (int t = 0; t < count; t++) run(first + t, 1, std::integral_constant<int, 1>());
@@ -153,17 +162,15 @@ __device__ __forceinline__ void lookup(float* out, const T* table, const int* id
         out[static_cast<int64_t>(token) * x + i] = i < rank ? to_f32(row[i]) : 0.f;
 }
 
-#define SHRINK(NAME, T, N, TOKENS)                                                                     \
-    extern "C" __global__ void __launch_bounds__(kShrinkThreads)                                       \
-        NAME(float* out, const T* a, const T* down, const int* adapters, const int* ranks, int tokens, \
-             int x, int k) {                                                                           \
-        shrink<T, N, TOKENS>(out, a, down, adapters, ranks, tokens, x, k);                             \
+#define SHRINK(NAME, T, N, TOKENS)                               \
+    extern "C" __global__ void __launch_bounds__(kShrinkThreads) \
+        NAME(const __grid_constant__ lora::Args p) {             \
+        shrink<T, N, TOKENS>(p);                                 \
     }
-#define EXPAND(NAME, X, W, N, TOKENS)                                                                        \
-    extern "C" __global__ void __launch_bounds__(kExpandThreads)                                             \
-        NAME(X* x, const float* h, const W* up, const int* adapters, const int* ranks, int tokens, int most, \
-             int n) {                                                                                        \
-        expand<X, W, N, TOKENS>(x, h, up, adapters, ranks, tokens, most, n);                                 \
+#define EXPAND(NAME, X, W, N, TOKENS)                            \
+    extern "C" __global__ void __launch_bounds__(kExpandThreads) \
+        NAME(const __grid_constant__ lora::Args p) {             \
+        expand<X, W, N, TOKENS>(p);                              \
     }
 #define LOOKUP(NAME, T)                                                                                    \
     extern "C" __global__ void __launch_bounds__(128) NAME(                                                \

@@ -18,6 +18,7 @@
 
 #include "arguments.cuh"
 #include "cluster.cuh"
+#include "lora.cuh"
 #include "reduce.cuh"
 
 namespace skinny {
@@ -383,9 +384,9 @@ __device__ __forceinline__ void finish_tile(const Args& a, const Block<NT>& b, i
     }
 }
 
-template <typename T, int NT, int MB, typename Weight>
+template <typename T, int NT, int MB, typename Weight, typename Adapters>
 __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const float* scale,
-                                        const Weight& weight) {
+                                        const Weight& weight, const Adapters& adapters) {
     Place at_w(0), at_x(0);
     float acc[MB][NT / 2] = {};
     // Round -1 runs the code of a tile's end while there is nothing to do yet, so that it is there in time.
@@ -396,6 +397,8 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
             pdl_wait();
             named_wait<CONSUMERS + 64>(BEFORE_READY);
         }
+        if constexpr (Adapters::ON)
+            if (round >= 0) adapters.template expand<MB>(acc, b.tile(a, round) * a.rows, b.split, a.splits);
         // Nobody reads the rings, or the sums of the tile before, any more; nor do the others' rings where
         // sums are sent there.
         if (a.splits == 1 || a.sums == 0) named_wait<CONSUMERS>(CONSUMERS_ONLY);
@@ -409,11 +412,11 @@ __device__ __forceinline__ void consume(const Args& a, const Block<NT>& b, const
     }
 }
 
-template <typename T, int NT, int MB, typename Weight = SameType<NT>>
+template <typename T, int NT, int MB, typename Weight = SameType<NT>, typename Adapters = lora::None>
 __device__ __forceinline__ void run(const void* w, const void* x, const Args& a,
-                                    const Weight& weight = Weight()) {
+                                    const Weight& weight = Weight(), const Adapters& adapters = Adapters()) {
     // What a thread holds does not fit half of an SM's registers shared out evenly.
-    constexpr bool BIG = MB * NT + Weight::REGISTERS > 96;
+    constexpr bool BIG = MB * NT + Weight::REGISTERS + Adapters::REGISTERS > 96;
     extern __shared__ __align__(1024) uint8_t shared[];
     const Block<NT> b(a, shared_address(shared), Weight::stage_x(a));
     float* scale = reinterpret_cast<float*>(shared + (b.scale - b.w));
@@ -429,7 +432,7 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a,
     if (warp < CONSUMERS / 32) {
         if constexpr (BIG) registers_raise<184>();
         if (cluster) cluster_wait();
-        consume<T, NT, MB>(a, b, scale, weight);
+        consume<T, NT, MB>(a, b, scale, weight, adapters);
     } else {
         if constexpr (BIG) registers_drop<72>();
         if (warp == 4) stream_weight<NT, Weight::COLUMNS>(w, a, b);
@@ -442,8 +445,12 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a,
         __syncwarp();
         if (cluster && warp > 4) cluster_wait();
         if (warp == 5 && lane == 0) weight.stream_x(x, a, b);
+        if constexpr (Adapters::ON)
+            if (warp >= 6) adapters.begin(warp - 6, b.tile(a, 0) * a.rows, a.rows);
         if (warp >= 6 && a.squares) prepare_scale<NT>(a, scale, warp - 6);
         if (warp == 7 && a.kind == RESIDUAL) fetch_before<T, NT>(a, b);
+        if constexpr (Adapters::ON)
+            if (warp >= 6) adapters.gather(warp - 6);
         __syncwarp();
         if (warp >= 6) named_arrive<CONSUMERS + 64>(BEFORE_READY);
     }
@@ -455,4 +462,16 @@ __device__ __forceinline__ void run(const void* w, const void* x, const Args& a,
     extern "C" __global__ void __launch_bounds__(skinny::THREADS, 2) skinny_##TYPE##_##NT##_##MB(       \
         const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x, skinny::Args a) { \
         skinny::run<TYPE, NT, MB>(&w, &x, a);                                                           \
+    }
+
+// With what adapters add to each token's sums.
+#define SKINNY_LORA_KERNEL(TYPE, NT, MB)                                                                    \
+    extern "C" __global__ void __launch_bounds__(skinny::THREADS, 2) skinny_lora_##TYPE##_##NT##_##MB(      \
+        const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x, const skinny::Args a, \
+        const __grid_constant__ lora::Fused p) {                                                            \
+        extern __shared__ __align__(1024) uint8_t shared[];                                                 \
+        const int first = blockIdx.y * a.rows,                                                              \
+                  last = gridDim.y < (a.n + a.rows - 1) / a.rows ? a.n : first + a.rows;                    \
+        skinny::run<TYPE, NT, MB>(&w, &x, a, skinny::SameType<NT>(),                                        \
+                                  lora::Adapters<TYPE, NT>(p, shared, first, last));                        \
     }
