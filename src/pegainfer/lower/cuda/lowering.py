@@ -106,6 +106,7 @@ class LoweringContext(Operands):
         self._plan = plan
         self._launches: list[Planned] = []
         self._used = 0
+        self._whole = False
         self._follows = any(launches for _, launches in plan.calls)
         plan.calls.append((call, self._launches))
 
@@ -143,12 +144,20 @@ class LoweringContext(Operands):
             return
         # The step's first kernel waits for the launches ahead of the calls, because some kernels read their
         # results before griddepcontrol.wait.
-        pdl = self.target.info.pdl and (self._follows or bool(self._launches))
+        pdl = self.target.info.pdl and (self._follows or bool(self._launches)) and not self._whole
+        self._whole = False
         self._launches.append(
             PlannedLaunch(
                 kernel, grid, block, tuple(args), self.label, why, shared, pdl, cluster, cooperative
             )
         )
+
+    def finish_launches(self) -> None:
+        """The next launch starts when all before it have ended: they write what it takes for constant.
+
+        GEMMs read their weights before griddepcontrol.wait.
+        """
+        self._whole = True
 
     def launch_ahead(
         self, kernel: str, grid: tuple[int, int, int], block: int, args: Sequence[PlannedArg], why: str
@@ -159,6 +168,7 @@ class LoweringContext(Operands):
             self._plan.ahead.append(launch)
 
     def matmul(self, problem: MatmulProblem, x: Place, w: Place, out: Place, why: str) -> None:
+        self._whole = False  # the library's kernels start when those before them have ended
         if problem.m:
             self._launches.append(PlannedMatmul(problem, x, w, out, self.label, why))
 

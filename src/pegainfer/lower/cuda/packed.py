@@ -188,6 +188,7 @@ def expand(c: LoweringContext, w: Place, n: int, k: int, why: str, out: Place | 
     )  # fmt: skip
     grid = min(blocks(n, ROWS) * blocks(k, COLUMNS), EXPAND_BLOCKS * c.target.info.num_sms)
     c.launch(f"expand_{held.form}", (grid, 1, 1), 256, [args], why=why)
+    c.finish_launches()
     return out
 
 

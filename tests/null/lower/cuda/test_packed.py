@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +230,14 @@ def struct_of(params: int) -> dict[str, int]:
     form = packing(PACK.kinds)
     found = struct.unpack(form, ctypes.string_at(address, struct.calcsize(form)))
     return dict(zip((f.name for f in PACK.fields), found, strict=True))
+
+
+def test_a_gemm_of_an_expanded_weight_starts_when_the_expansion_has_ended() -> None:
+    """GEMMs read their weights before griddepcontrol.wait."""
+    for tokens in (MOST_ROWS + 1, 200):
+        plan = planned(program(), tokens, arch="100a")
+        launches = list(plan.launches)
+        behind = [
+            b for a, b in pairwise(launches) if isinstance(a, PlannedLaunch) and a.kernel.startswith("expand")
+        ]
+        assert behind and not any(isinstance(b, PlannedLaunch) and b.pdl for b in behind)
