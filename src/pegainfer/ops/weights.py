@@ -1,4 +1,7 @@
-"""A line's table of weights, and the plan of how a file's tensors become the weights that the table names."""
+"""A line's table of weights, and the plan of how a file's tensors become the weights that the table names.
+
+Long because a table's shapes, shards and sources are one description.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@
 Steps of one token a row make their inputs on the device. While the same rows go on, each a token further,
 nothing is sent and nothing fetched: one graph, forward pass and sampler together, writes the drawn tokens to
 the host's memory.
+Long because all of this is one order of work on one stream.
 """
 
 from __future__ import annotations

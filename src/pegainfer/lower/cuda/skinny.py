@@ -1,4 +1,7 @@
-"""GEMMs of up to 64 rows on Hopper (sm90/gemm/skinny.cuh): the weight's shares, and the launch."""
+"""GEMMs of up to 64 rows on Hopper (sm90/gemm/skinny.cuh): the weight's shares, and the launch.
+
+Long because the shared memory of a choice and the arguments of its launch must agree byte for byte.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What the config of a DeepSeek-V2, V3 or R1 model or of Kimi-K2's text model says, read from Hugging Face's
-config.json or from GGUF metadata.
+config.json or from GGUF metadata. Long because it reads both, for four generations of the family.
 """
 
 from __future__ import annotations

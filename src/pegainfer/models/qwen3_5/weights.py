@@ -7,6 +7,8 @@
   angle 0 for all other pairs: so kernels rotate whole heads. Scores are the same, as q and k share the order.
 - GGUF files have the value heads of linear attention in another order, which is kept: see `tiled_heads`.
 - A layer's experts are stored as stacks, gate and up projections in one tensor or in two, or one by one.
+
+Long because each of these steps stands beside the table that names its weights.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from pegainfer.lower.cuda.lowering import Step, keeps_whole
 from pegainfer.lower.cuda.plan import PlannedLaunch
@@ -502,8 +503,8 @@ def test_a_few_tokens_experts_are_one_call_with_what_surrounds_them(shared: str)
 def with_another_norm(calls: list[OpCall]) -> list[OpCall]:
     """The shared expert's call reads x through another norm."""
     shared = next(c for c in calls if any(t.name == "shared.w_gate" for t in c.tensors.values()))
-    other = replace(shared.tensors["norm"], name="another norm")
-    changed = replace(shared, tensors=shared.tensors | {"norm": other})
+    other = structs.replace(shared.tensors["norm"], name="another norm")
+    changed = structs.replace(shared, tensors=shared.tensors | {"norm": other})
     return [changed if c is shared else c for c in calls]
 
 
