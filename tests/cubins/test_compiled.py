@@ -45,8 +45,8 @@ ARCHS = ("90a", "120a")  # that must be there; others are looked at where they a
 # not fit a block of sm_120a, whose compiler overruns its registers. Packed GEMMs of 64 tokens hold 64 sums
 # beside their operands, and two blocks of an SM leave 128 registers. Decode attention that appends to pages
 # of 8 bits holds the new token beside its sums. Sums and gathers over ranks wait for memory of other GPUs.
-# The delta rule in float32 is for checking. Down projections of a few tokens' experts keep some addresses there,
-# outside of their loops.
+# The delta rule in float32 is for checking. Down projections of a few tokens' experts keep some addresses
+# there, outside of their loops.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
