@@ -44,11 +44,11 @@ def main() -> None:
 def picker(shape: tuple[int, ...], shares: tuple[int, ...]) -> Any:
     """A chooser that gives weights of the shape these shares."""
 
-    def pick(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[skinny.Shares, str]:
+    def pick(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[skinny.Shares | None, str]:
         found, why = chosen(m, n, k, target, op)
         if (n, k) != shape:
             return found, why
-        return replace(found, rows=shares[0], splits=shares[1]), "given"
+        return replace(found or skinny.Shares(shares[0]), rows=shares[0], splits=shares[1]), "given"
 
     return pick
 

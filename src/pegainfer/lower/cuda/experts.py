@@ -25,7 +25,7 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 
 # common/moe/stream.cuh
 STREAM_TOKENS, STREAM_SLOTS, PART = 32, 512, 8  # the most that it is chosen for; slots of an entry
-STREAM_THREADS, STREAM_ROWS = 256, 16
+STREAM_THREADS = 256
 RING_BYTES, PARTIAL_BYTES = 8 * 3072, 2 * 8 * 16 * 8 * 4  # of a stage of all warps; of their sums
 LEAST_DEPTH, MOST_DEPTH = 3, 6
 # sm90/moe/grouped.cuh

@@ -125,7 +125,7 @@ struct Columns {
         return warp_sum(square);
     }
 
-    // The input of E4M3 weights becomes f16: the greatest magnitude of four lanes one of 2^14 to 2^15.
+    // Scales the input of E4M3 weights to f16: the greatest magnitude of four lanes is in [2^14, 2^15).
     __device__ __forceinline__ void narrow() {
         // Magnitudes in bf16 are ordered as whole numbers are, NaN above all.
         static_assert(std::is_same_v<T, bf16>);
@@ -182,7 +182,7 @@ struct Columns {
             uint32_t from = at.here() + threadIdx.x * EIGHT;
 #pragma unroll 1
             for (int row = 0; busy && row < end; row += ROWS, from += ROWS * row_bytes) {
-                // Of many chunks of codes: all are loaded first, and two sums do not wait for each other.
+                // Many chunks of codes are all loaded first, and added up in two independent sums.
                 constexpr bool MANY = FP8 && CHUNKS > FEW_CHUNKS;
                 constexpr int SUMS = MANY ? 2 : 1;
                 float parts[SUMS][(ROWS + 1) / 2][4] = {};
