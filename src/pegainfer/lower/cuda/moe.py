@@ -1,4 +1,4 @@
-"""Lowering of a mixture of experts: router, products with the chosen experts' matrices, weighted sums."""
+"""Lowering of a mixture of experts: router, GEMMs with the chosen experts' matrices, weighted sums."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 // op sample_tokens: the draw of ops/draw.py, in three launches: the best score of each chunk; weights, summed
 // by chunk or, for rows that top_k or top_p cut, counted by bin; then one block a row finds cut and token.
 //
-// Where ranks have some of the columns each, a launch after the first tells all of them the best score, and
+// Where ranks have some of the columns each, a launch after the first sends all of them the best score, and
 // the last one adds up counts and weights over the ranks. All numbers are whole, so every rank finds the
 // token that one rank would.
 #include "ranks.cuh"

@@ -451,7 +451,7 @@ __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Shar
 template <typename T, typename W, int D>
 __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Places<D> at) {
     const Share share(a);
-    const int id = a.token_ids[0];  // one that is none reads as 0: nothing wild
+    const int id = a.token_ids[0];  // an invalid id reads row 0, inside the table
     const bool known = id >= 0 && id < a.v;
     const T* in = static_cast<const T*>(a.embedding) + static_cast<int64_t>(known ? id : 0) * a.m;
     const Words words = {a, D};
