@@ -136,13 +136,8 @@ NORM_AFTER_EXPERTS = Rule("norm_after_experts", (frozenset({"moe_residual"}), fr
 def few_experts(
     c: LoweringContext, route: Struct, logits: Place, out: Place | None, residual: Place | None
 ) -> None:
-    """Launches router, up and down projections.
-
-    Args:
-        route: route::Args that read `logits`.
-        logits: room for [T, N] float32.
-        out: [T, M] float32, which receives the sums; None if `residual` is given.
-        residual: x, to which the sums are added; None if `out` is given.
+    """Launches router, up and down projections. route: route::Args that read `logits`, [T, N] float32.
+    The sums go to `out`, [T, M] float32, or are added to `residual`; the other of the two is None.
     """
     s, info, folds = c.sizes, c.target.info, c.call.spec is MOE_RESIDUAL_NORM
     tokens, m, f, shared = s["T"], s["M"], s["F"], s.get("S", 0) // s["F"]
