@@ -1,9 +1,9 @@
 """Which shares of an FP8 weight are quickest at Qwen3-4B's decode shapes, on this GPU.
 
-    python bench/cuda_fp8_sweep.py [--rows 1 16 32 64 128] [--only qkv o gate_up down]
+    python bench/cuda_fp8_sweep.py [--rows 1 16 32 128] [--only qkv o gate_up down]
 
 Measures as cuda_fp8.py does and prints the quickest launches beside the chooser's own, in the form in which
-cards.json has them: op skinny_fp8 up to 64 rows, op fp8 above.
+cards.json has them: op skinny_fp8 up to 32 rows, op fp8 above.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pegainfer.lower.cuda.backend import CudaBackend
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.lower.cuda.fp8 import COLUMNS, GROUP, LEAST_GROUPS, MOST_SPLITS, TOKENS
 from pegainfer.lower.cuda.options import CudaOptions
-from pegainfer.lower.cuda.skinny import FILLED, MAX_BLOCKS, MAX_TOKENS, Shares, skinny_choice
+from pegainfer.lower.cuda.skinny import FILLED, MAX_BLOCKS, MAX_FP8_TOKENS, Shares, skinny_choice
 from pegainfer.lower.cuda.store import Dummy
 from pegainfer.lower.cuda.target import Tuned, Tuning
 
@@ -30,7 +30,7 @@ SHOWN = 4
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 128])
     parser.add_argument("--only", nargs="+", default=[name for name, _, _ in SHAPES])
     parser.add_argument("--layers", type=int, default=12)
     args = parser.parse_args()
@@ -49,7 +49,7 @@ def main() -> None:
         for m in args.rows:
             times: list[tuple[float, dict[str, Any] | None]] = []
             op, found = "skinny_fp8", candidates(ctx, m, rows, k)
-            if m > MAX_TOKENS:
+            if m > MAX_FP8_TOKENS:
                 op, found = "fp8", tiles(m, rows, k, whole.info.num_sms)
             for numbers in [{}, *found, None]:  # None: the kernel for many rows, for few as well
                 tuned = (Tuned("", whole.info.arch, op, {"n": rows, "k": k}, m, numbers),)

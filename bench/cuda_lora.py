@@ -29,7 +29,7 @@ from pegainfer.contract.event import TokenEvent
 from pegainfer.contract.request import GenerateRequest, SamplingParams, pack_tokens
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.engine.inprocess import InProcessEngine
-from pegainfer.runtime.cuda.tensor import to_bf16
+from pegainfer.runtime.bf16 import to_bf16
 
 ADAPTERS = 16
 SKIPPED = 16  # steps at the start of a run: prompts, and graphs that are made

@@ -6,10 +6,10 @@
 ROWSxCONTEXT, for prefill ROWSxNEW/CONTEXT where tokens are cached. Rows of 512 + 64 numbers, query heads of
 128 + 64 channels and values of 128, bf16, rows with blocks of their own. `--layers`: how far apart the blocks
 of one layer lie: all layers of a block are contiguous. As in a step, a small launch that writes the queries
-goes before each layer's. Its own time is taken off, so a figure has all that mla_attention launches; `core`
-are the attention kernels alone. `--least`: prefilled rows of so many tokens are attended over expanded
-latents; several compare. `--chunk`: keys of a decoded part of short rows, instead of the
-chooser's.
+goes before each layer's. Its own time is taken off, so a figure has all that mla_attention launches; `core`:
+the attention kernels alone. `--least`: query tokens from which on prefilled rows are attended over
+expanded latents. `--chunk`: keys of a decoded part of short rows, instead of the chooser's. With several
+values of either, each is measured.
 
 A decoded key is read once, 1,152 bytes for all heads. Prefill counts the FLOPs of attention over expanded
 heads, 2 · (192 + 128) a pair of tokens and head, whatever the kernels do; expanding is not counted.

@@ -1,10 +1,10 @@
-"""A decode step of a model with dummy weights, as launches, by how the weights of some GEMMs are shared out.
+"""Decode steps of a model with dummy weights, by the tiles and splits of one weight's GEMM.
 
 python bench/cuda_shares.py FOLDER --shape 5120x2048 --shares 80x2 40x1 [--batch 1 8] [--context 1024]
 
 --shape: rows and columns of a weight, as sm90/gemm/skinny.cuh takes it.
---shares: rows of a tile and splits of the columns (lower/cuda/skinny.py: Shares). The first line is what
-the chooser picks.
+--shares: rows of a tile and splits of the columns (lower/cuda/skinny.py: Shares). The first line printed is
+for what the chooser picks. Steps of one row run as separate launches, without the one-launch pass.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def main() -> None:
 def picker(shape: tuple[int, ...], shares: tuple[int, ...]) -> Any:
     """A chooser that gives weights of the shape these shares."""
 
-    def pick(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[skinny.Shares, str]:
+    def pick(m: int, n: int, k: int, target: Target, op: str = "skinny") -> tuple[skinny.Shares | None, str]:
         found, why = chosen(m, n, k, target, op)
         if (n, k) != shape:
             return found, why
-        return replace(found, rows=shares[0], splits=shares[1]), "given"
+        return replace(found or skinny.Shares(shares[0]), rows=shares[0], splits=shares[1]), "given"
 
     return pick
 

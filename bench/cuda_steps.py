@@ -6,9 +6,9 @@ python bench/cuda_steps.py FOLDER [--context 1024] [--batch 1 64 256] [--prefill
 
 --drawn: each batch decodes a second time, drawing at temperature 0.8 with top-k 40 and top-p 0.9.
 --kernels: prints the device time of each step by kernel; not with several ranks, but with --alone.
---alone: only the first of N ranks, whose sums wait for nobody: what a step takes without the exchange.
---adapters: each batch decodes again with rows that have one LoRA adapter, and so many in turn; they are made
-    up, of the rank --rank, on all linear layers but the head.
+--alone: runs only the first of N ranks, which does not wait for others: a step's time without communication.
+--adapters: each batch decodes again with one LoRA adapter in all rows, then with N that rows take in turn.
+    Their values are random, their rank is --rank, and they change all linear layers but the head.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pegainfer.engine.config import SchedulerConfig
 from pegainfer.lower.cuda.context import CudaContext
 from pegainfer.measure.cuda.shares import kernel_shares
 from pegainfer.runner.adapters import Laid
-from pegainfer.runtime.cuda.tensor import to_bf16
+from pegainfer.runtime.bf16 import to_bf16
 from pegainfer.runtime.rank_memory import RankMemory
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20)
@@ -140,7 +140,7 @@ class Bench:
 def show_kernels(
     runner: Any, title: str, tokens: int, rows: int, decode: bool, adapted: bool = False
 ) -> None:
-    """The kernels of a step's forward pass, the dearest first."""
+    """The kernels of a step's forward pass, the slowest first."""
     print(f"kernels of {title}")
     bucket = runner._sizes.buckets.of(tokens, rows, decode)
     forward = runner._parts.forward_of(adapted)

@@ -2,7 +2,7 @@
 
 python bench/cuda_tiers.py FOLDER [--dummy] [--gib 9] [--batch 32] [--context 1024]
 
-Saves and loads so many GiB each, first alone, then beside decode steps.
+Saves and loads --gib GiB each, first alone, then beside decode steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pegainfer.kv.layout import group_bytes
 
 HOST = 1  # the pool's number
 A_PLAN = 128  # transfers that one plan begins in each direction
-PATIENCE = 60.0  # seconds for which transfers are waited for
+PATIENCE = 60.0  # seconds after which unfinished transfers are an error
 MOST_STEPS = 1000  # of decoding beside transfers
 
 

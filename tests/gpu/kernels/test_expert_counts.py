@@ -14,12 +14,12 @@ from tests.cpu.app.test_expert_stats import DECODED, PROMPTS, counts, served
 from tests.support.tinymodel import write_checkpoint
 from tests.support.tinyqwen3moe import MODELS
 
-DIFFER = 0.02  # of a layer's choices, where the last expert leads by less than bf16 tells
+DIFFER = 0.02  # share of a layer's choices that may differ: rounding to bf16 decides between close scores
 
 
 @pytest.mark.parametrize(("tokens", "k", "n"), [(1, 1, 1), (5, 8, 128), (700, 8, 256), (33, 3, 8192)])
 def test_choices_are_added_to_totals(tokens: int, k: int, n: int, ctx: CudaContext) -> None:
-    """Of the first tokens of each layer; numbers that are no expert's are left out."""
+    """Counts the first `tokens` tokens of each layer; numbers that are no expert's are left out."""
     rng, layers = np.random.default_rng(tokens), 3
     choices = rng.integers(-1, n + 1, (layers, tokens + 2, k)).astype(np.int32)
     before = rng.integers(0, 1 << 40, (layers, n))

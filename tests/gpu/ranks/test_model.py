@@ -40,7 +40,7 @@ HYBRID = {
     "linear_num_value_heads": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     "vocab_size": 1000,
 }  # fmt: skip
-# A token meets all experts: where near scores send it to another one, it has other logits.
+# Every token takes all experts, because another choice between close scores would change its logits.
 LATENT = TRUE_HEADS | {
     "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000, "n_routed_experts": 3,
     "num_experts_per_tok": 3, "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 64,
@@ -79,7 +79,7 @@ def test_random_traffic_gives_the_tokens_of_one_rank(
 ) -> None:
     """Preemption, prefix hits, chunks, draws inside graphs. The ranks' results are compared in every step.
 
-    `whole`: ranks have whole experts.
+    `whole`: expert parallelism, so each rank has whole experts.
     """
     model = LINES[line]
     if whole and line == "deepseek_v2":  # whose three experts do not divide

@@ -23,7 +23,7 @@ CONV_TAPS = 4  # that the fast convolution is compiled for
 KEY_DIM, COLUMNS, DELTA_THREADS = 128, 32, 128  # kKeys, kColumns and kThreads of delta.cuh
 DECODE_THREADS, DECODE_PER_SM = 256, 2  # kDecodeThreads of decode.cuh, and its blocks on an SM
 RING_THREADS, RING_STAGES = 544, 3  # kRingThreads and kRingStages of sm90/delta/decode.cuh
-RING_HEADS = 5  # value heads an SM from which the ring is the faster one
+RING_HEADS = 5  # value heads an SM above which the kernel with a ring of matrices is faster
 CHUNK = 64  # tokens: kChunk of chunk.cuh
 PREPARE_THREADS, PREPARE_SHARED = 128, 36_352  # kPrepareThreads and kPrepareShared
 SCAN_THREADS, SCAN_STAGE, SCAN_TILES = 256, 48_128, 20_480  # kScanThreads, kStage and kWorkTiles of scan.cuh
@@ -91,7 +91,7 @@ def _delta_rule(
 
 
 def _states(c: LoweringContext, dtype: str, any_size: bool = False) -> str:
-    """The end of a kernel's name: activations' dtype and, where it is another than float32, the states'."""
+    """The suffix of a kernel's name: the dtype of activations, then that of states unless it is float32."""
     stored = c.dtype("delta")
     if stored == "f32":
         return dtype

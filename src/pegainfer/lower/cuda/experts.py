@@ -1,4 +1,4 @@
-"""Products of slots with the matrices of their experts: which kernel, and its launches.
+"""GEMMs of slots with the matrices of their experts: which kernel, and its launches.
 
 A slot is one of a token's K places for an expert. Counts of slots an expert stay on the device. Grids depend
 on sizes alone, and blocks without work end at once, so that a step is one graph for its sizes.
@@ -25,7 +25,7 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 
 # common/moe/stream.cuh
 STREAM_TOKENS, STREAM_SLOTS, PART = 32, 512, 8  # the most that it is chosen for; slots of an entry
-STREAM_THREADS, STREAM_ROWS = 256, 16
+STREAM_THREADS = 256
 RING_BYTES, PARTIAL_BYTES = 8 * 3072, 2 * 8 * 16 * 8 * 4  # of a stage of all warps; of their sums
 LEAST_DEPTH, MOST_DEPTH = 3, 6
 # sm90/moe/grouped.cuh
@@ -65,7 +65,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class ExpertChoice:
-    """The kernels of a call's products.
+    """The kernels of a call's GEMMs.
 
     Args:
         kind: 'stream' (a few slots), 'groups' (wgmma), 'tiles' (mma.sync) or 'rows' (a warp an output).
@@ -165,8 +165,8 @@ def stream(
     out: Place | None = None,
     residual: Place | None = None,
 ) -> None:
-    """Products of a few slots: pairs into `out`, or where slots have gates their sums into `out` or onto
-    `residual`.
+    """GEMMs of a few slots. Without gates, SwiGLU of gate and up rows goes to `out`. With gates, each token's
+    weighted sum goes to `out` or is added to `residual`.
     """
     info, most, sums = c.target.info, choice.most_blocks(slots), slots.gates is not None
     held = PARTIAL_BYTES + 16 * most + 8 * slots.count
@@ -237,7 +237,7 @@ def tiles(
     kind: str,
     each: int,
 ) -> None:
-    """Products on mma.sync, or without tensor cores where `choice` says so. each: slots that share a row."""
+    """GEMMs by mma.sync, or without tensor cores where `choice` says so. each: slots that share a row."""
     found = {"order": made.order, "blocks": made.blocks, "in_use": made.in_use} if made else {}
     args = struct(
         EXPERTS, out=out, x=x, experts=slots.experts, w=w,

@@ -20,9 +20,9 @@ from pegainfer.runtime.cuda.device import DeviceInfo
 
 TOKENS, MOST_CHOSEN, MOST_EXPERTS = 8, 32, 512
 THREADS, LOGIT_THREADS = 288, 256
-BOX, COLUMNS = 64, 512  # columns of a box, and of a stage of x's products: a box a warp
-PARTIAL = 8 * 16 * TOKENS * 4  # bytes of a tile's sums of all warps
-MOST_BOXES = 12  # of a stage of the down projections: a warp has two of them at the most
+BOX, COLUMNS = 64, 512  # columns of a box; of a stage of the up projections, one box for each of 8 warps
+PARTIAL = 8 * 16 * TOKENS * 4  # bytes of the partial sums of a tile by 8 warps
+MOST_BOXES = 12  # in a stage of the down projections; a warp can take two (MOST of few.cuh)
 
 
 def takes_few(attrs: Mapping[str, Any], s: Mapping[str, int], dtype: str, info: DeviceInfo) -> bool:
@@ -44,7 +44,7 @@ def takes_few(attrs: Mapping[str, Any], s: Mapping[str, int], dtype: str, info: 
 
 
 def _with_shared(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
-    """gate_up_swiglu, moe, reduce_residual, linear_residual: a shared expert without a gate."""
+    """Joins gate_up_swiglu, moe, reduce_residual and linear_residual: a shared expert without a gate."""
     gate_up, moe, add, down = (c.tensors for c in calls[:4])
     chained = gate_up["out"].storage is down["a"].storage and moe["out"].storage is add["partial"].storage
     alike = calls[0].attrs["eps"] == calls[1].attrs["eps"] and len(
@@ -59,7 +59,7 @@ def _with_shared(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpC
 
 
 def _with_gated(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
-    """moe, moe of one, and both sums: a shared expert with a gate."""
+    """Joins a moe, a moe of one expert and both sums: a shared expert with a gate."""
     moe, one, *adds = (c.tensors for c in calls[:4])
     routing = {name: calls[1].attrs[name] for name in GATED}
     sums = {t["partial"].storage for t in adds} == {moe["out"].storage, one["out"].storage}
@@ -136,7 +136,9 @@ NORM_AFTER_EXPERTS = Rule("norm_after_experts", (frozenset({"moe_residual"}), fr
 def few_experts(
     c: LoweringContext, route: Struct, logits: Place, out: Place | None, residual: Place | None
 ) -> None:
-    """All launches. route: route::Args with these logits; `out` or `residual` gets the sums."""
+    """Launches router, up and down projections. route: route::Args that read `logits`, [T, N] float32.
+    The sums go to `out`, [T, M] float32, or are added to `residual`; the other of the two is None.
+    """
     s, info, folds = c.sizes, c.target.info, c.call.spec is MOE_RESIDUAL_NORM
     tokens, m, f, shared = s["T"], s["M"], s["F"], s.get("S", 0) // s["F"]
     matrices = shared + min(tokens * s["K"], s["N"])
@@ -154,7 +156,7 @@ def few_experts(
     grid = (min(s["N"] + (gate is not None), info.num_sms), 1, 1)
     c.launch(f"router_logits_bf16_{blocks(m, 8 * LOGIT_THREADS)}", grid, LOGIT_THREADS, [args], why=why)
     listed = 4 * s["N"] + matrices * (8 + 4 * TOKENS) + 16
-    room = min(info.shared_per_sm // 2 - SYSTEM, info.max_shared)  # the next launch's blocks fit beside
+    room = min(info.shared_per_sm // 2 - SYSTEM, info.max_shared)  # a block of the next launch fits beside
     most = next(r for r in (4, 8, 16) if s["N"] <= 32 * r)
 
     rows, chunks = even_rows(matrices * 2 * f, info), blocks(m, COLUMNS)
@@ -194,13 +196,13 @@ def few_experts(
 
 
 def even_rows(rows: int, info: DeviceInfo) -> int:
-    """Rows of a tile, 16 or 8, with which the blocks' shares of so many rows are more even."""
+    """Rows of a tile, 16 or 8: 8 where the busiest block then has over 5 % fewer rows."""
     waste = {each: blocks(rows // each, info.num_sms) * each for each in (16, 8)}
     return 8 if waste[8] < 0.95 * waste[16] else 16
 
 
 def down_rows(m: int, info: DeviceInfo) -> int:
-    """Rows of a tile of the down projections, whose sums of squares are left together."""
+    """Rows of a tile of the down projections. The kernel leaves one sum of squares for each tile."""
     return even_rows(m, info)
 
 

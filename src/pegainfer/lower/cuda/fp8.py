@@ -96,8 +96,10 @@ def choose_fp8(weights: str, m: int, n: int, k: int, target: Target) -> Fp8Choic
         return max(1, min(sms // (tiles_m * blocks(n, columns)), k // GROUP // LEAST_GROUPS, MOST_SPLITS))
 
     def cost(columns: int) -> float:
-        """Bytes that the busiest block reads from memory, about: x comes from L2 at twice the speed, and a
-        tile's sums at four times."""
+        """The approximate cost of the busiest block, in bytes read from memory.
+
+        x and a tile's sums come from L2: x counts half, a float32 sum one byte.
+        """
         splits = splits_of(columns)
         rounds = blocks(tiles_m * blocks(n, columns) * splits, sms)
         sums = splits * columns * TOKENS if splits > 1 else 0

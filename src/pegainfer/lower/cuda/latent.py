@@ -29,12 +29,12 @@ ANY_WIDTH = 1024  # most channels that latent_any.cu takes
 # Kernels of latent attention by the shared memory of a block: for decoded rows, and for prefilled ones.
 TILES = ((227 << 10, "r16_k64_s3", "r64_k64_s2"), (163 << 10, "r16_k64_s2", "r64_k32_s2"))
 SMALL_TILE = "r16_k32_s2"
-# Keys of a decoded part, of short rows; of a row alone. With few rows beside it, parts of 64 keys cost more
-# than they save: a queue of blocks, and twice as many sums.
+# Keys of a decoded part of short rows: of rows in a batch, and of the only row of a step. In a batch, parts
+# of 64 keys are slower: they are more blocks than the device runs at once, and twice as many sums to merge.
 CHUNK, ALONE_CHUNK = 128, 64
 HEAD_TOKENS = (16, 64, 128)  # that head_linear.cu is compiled for
-# Flags of latent.cuh. EARLY: keys were cached before the launch ahead of this one began. OLDER: so were all
-# but the newest of each decoded row.
+# Flags of latent.cuh. EARLY: all keys were cached before the launch ahead of this one began. OLDER: all keys
+# but each decoded row's newest were.
 PREFILL, EARLY, OLDER = 1, 2, 4
 
 
@@ -45,10 +45,10 @@ def head_linear(
     c: LoweringContext, out: Place, a: Place, w: Place, dtype: str, n: int, k: int, copied: int,
     wanted: Place | None = None,
 ) -> None:  # fmt: skip
-    """out[t, h] = a[t, h, :k] · w[h]ᵀ, and `copied` channels behind it, of the call's tokens and heads.
+    """out[t, h] = a[t, h, :k] · w[h]ᵀ for the call's tokens and heads; the next `copied` channels are copied.
 
     Args:
-        wanted: where the range of tokens lies that need it; all if None.
+        wanted: device address of the range of tokens that need a result; None: all tokens do.
     """
     tokens, heads = c.sizes["T"], c.sizes["H"]
     if not tokens:
@@ -63,7 +63,7 @@ def head_linear(
 
 
 def absorb(c: LoweringContext, out: Place, projected: Place, append: Struct, dtype: str) -> None:
-    """Queries of decoded tokens, rotated and absorbed, and their latents, cached, of published sizes.
+    """Rotates and absorbs the queries of decoded tokens and caches their latents, for the published sizes.
 
     Args:
         projected: queries and latents as their GEMM leaves them.
@@ -77,7 +77,7 @@ def absorb(c: LoweringContext, out: Place, projected: Place, append: Struct, dty
 def _launch_tiles(
     c: LoweringContext, prefix: str, n: int, heads: int, args: list[PlannedArg], more: int = 0
 ) -> None:
-    """`more`: blocks behind those of the heads."""
+    """Launches the largest tile that leaves enough blocks. `more`: blocks along z behind the heads'."""
     tokens = c.sizes["T"]
     most = sum(tokens > tile for tile in HEAD_TOKENS[:-1])  # of a larger tile, half would be empty
     for tile in reversed(HEAD_TOKENS[: most + 1]):
@@ -123,8 +123,8 @@ def choose_latent(p: AttentionProblem, target: Target, chunk: int, alone: int) -
     """This GPU's tensor core kernels for rows of 512 + 64 numbers in 16 bits.
 
     Args:
-        chunk: keys of a decoded part, of short rows.
-        alone: the same of a row alone.
+        chunk: keys of a decoded part of short rows.
+        alone: the same for the only row of a step.
     """
     tiles = next((t[1:] for t in TILES if target.info.max_shared >= t[0]), (SMALL_TILE, SMALL_TILE))
     decode, prefill = (f"latent_attention_{p.dtype}_{tile}" for tile in tiles)
@@ -160,7 +160,7 @@ class LatentAttention:
         self.cuts = min(p.rows, self.choice.shares) if self.choice.shares else p.rows
 
     def launch(self) -> None:
-        """All rows, to the end."""
+        """Attention of all rows, with the merges of parts."""
         c, p, choice = self.c, self.p, self.choice
         sums = self.decode()
         if choice.decode_slots:
@@ -171,7 +171,7 @@ class LatentAttention:
             self._prefill()
 
     def launch_with_values(self, w_v: Place, n: int) -> None:
-        """Decoded rows, and n values of each head of them: the call's output."""
+        """Attention of decoded rows, then n values of each head, which are the call's output."""
         c, p = self.c, self.p
         sums = self.decode()
         if not self.choice.decode_slots:
@@ -188,7 +188,7 @@ class LatentAttention:
         c.launch(kernel, grid, threads, [args, merge, i32(self.cuts)], shared, why=why)
 
     def decode(self) -> tuple[Place, Place]:
-        """Rows of one token, whose parts' sums are left there."""
+        """Attention of rows of one token. Returns where the sums of their parts are left."""
         c, p, choice, plan = self.c, self.p, self.choice, self.plan
         parts = choice.decode_slots * p.heads
         sums = c.scratch(parts * 4 * RANK), c.scratch(8 * parts)

@@ -15,7 +15,7 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 # As lora.cu has them.
 SHRINK_THREADS, SHRINK_CHANNELS, EXPAND_THREADS, LOOKUP_THREADS = 256, 4, 64, 128
 TILE = 8  # tokens of a block that shares the factors among them
-WIDE = 1 << 15  # outputs from which on blocks of one token would be many: logits
+WIDE = 1 << 15  # outputs (logits) from which on a block takes several tokens even in short steps
 LONG_STEP = 256  # tokens from which on blocks of one token would read the factors too often
 
 
@@ -24,10 +24,11 @@ class LoraProblem:
     """The adapters of GEMMs that have the same inputs.
 
     Args:
-        factors: a lora::Factor each; of a shrink alone without outputs.
+        factors: the members of a lora::Factor for each GEMM.
+        adapters: [T] int32, each token's adapter; negative: none.
         tokens, most, k: T, X and K.
         ld: elements between rows of x.
-        step: between a GEMM's outputs in a row of x.
+        step: elements between neighbouring outputs of a GEMM in a row of x.
         dtype: of the factors.
     """
 
@@ -56,7 +57,7 @@ def factor(
 
 
 def shrink(c: LoweringContext, p: LoraProblem, h: Place, a: Place) -> None:
-    """h = a · down of each token's adapter, [factors, T, X]. Threads of a block share K."""
+    """h = a · down of each token's adapter, [factors, T, X] float32. The threads of a block split K."""
     form, tokens, why = _form(p, [p.k])
     grid = (blocks(p.most, SHRINK_CHANNELS), blocks(p.tokens, tokens), len(p.factors))
     c.launch(f"lora_shrink{form}_{p.dtype}", grid, SHRINK_THREADS, [p.args(h, a=a)], why=why)
@@ -107,8 +108,8 @@ def _form(p: LoraProblem, widths: Sequence[int], long: int = LONG_STEP) -> tuple
     """The kernel's form, tokens of its blocks, and the reason.
 
     Args:
-        widths: of rows that are read in 16 bytes.
-        long: tokens from which on a block has several.
+        widths: elements of rows that the aligned kernels read 16 bytes at a time.
+        long: tokens from which on a block takes several.
     """
     if any(width % (16 // item_bytes(p.dtype)) for width in widths):
         return "_any", 1, "rows are not aligned to 16 bytes"

@@ -1,4 +1,4 @@
-"""Layers with adapters: one launch where a GEMM of few rows takes them in, else two behind the GEMM."""
+"""Layers with adapters: the GEMM's own launch adds them where it has few rows, else two launches after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 CHANNELS, WARPS = 16, 2
 GREATEST_RANK = 128
 MOST_SLICES, LEAST_COLUMNS = 32, 128  # of k; columns that a slice has at least
-GATHERED = 512  # sums that a block adds up for a channel: tokens times slices
+GATHERED = 512  # most sums that a block adds up for a channel: tokens times slices
 
 
 def matrices_with_adapters(call: OpCall) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def same_factors(call: OpCall) -> bool:
 
 
 def _shared_bytes(tokens: int, factors: int, room: int) -> int:
-    """Of lora::Adapters: Lists, and h."""
+    """Shared memory of lora::Adapters: its Lists, then h in 16 bits."""
     lists = tokens * (4 * -(-tokens // 32) + 8 + 4 + 2 + 4) + 8
     return -(-lists // 16) * 16 + 2 * factors * tokens * room
 
@@ -50,7 +50,7 @@ def _room(most: int) -> int:
 def choose_with_adapters(
     call: OpCall, p: GemmProblem, sizes: Mapping[str, int], target: Target
 ) -> SkinnyChoice | None:
-    """The GEMM's launch that takes the adapters in; None where there is none."""
+    """The GEMM's launch that also adds the adapters; None where no kernel does."""
     names = matrices_with_adapters(call)
     rows = [call.tensors[name].shape[0] for name in names]
     most = sizes["W"]
@@ -64,7 +64,11 @@ def choose_with_adapters(
 
 
 def _at_once(c: SkinnyChoice, info: DeviceInfo) -> bool:
-    """Whether all blocks run at once. Clusters may lack SMs of one block each, but not of two."""
+    """Whether all blocks run at once, for they wait for each other.
+
+    Clusters cannot fill every SM with one block each, so a launch with clusters needs SMs that have room for
+    two blocks.
+    """
     per_sm = 2 if c.shared <= info.shared_per_sm // 2 - SYSTEM else 1
     return (
         c.groups * c.splits <= info.num_sms * (per_sm if c.splits > 1 else 1)
@@ -109,7 +113,7 @@ def project_with_adapters(
 def normalised(
     c: LoweringContext, p: GemmProblem, x: Place, norm: Place | None, eps: float
 ) -> tuple[GemmProblem, Place]:
-    """The GEMM of x that was normalised, and that x."""
+    """The problem without its norm, and its x, which a launch has normalised if there is a norm."""
     if norm is None:
         return p, x
     to = c.scratch(p.m * p.k * item_bytes(p.dtype))
@@ -117,7 +121,7 @@ def normalised(
 
 
 def add_adapters(c: LoweringContext, p: GemmProblem, out: Place, x: Place, *, pairs: bool = False) -> None:
-    """Adds what adapters add to the outputs of a GEMM; pairs: of two matrices, outputs lie in turn."""
+    """Adds the adapters' outputs to those of a GEMM. pairs: the outputs of two matrices alternate."""
     tokens, most = p.m, c.sizes["W"]
     factors, step = _factors(c, pairs=pairs)
     problem = LoraProblem(factors, c.address("adapters"), tokens, most, p.k, p.n, step, p.dtype)
@@ -152,7 +156,7 @@ def _fused(c: LoweringContext, choice: SkinnyChoice, p: GemmProblem, x: Place) -
 
 
 def _slices(choice: SkinnyChoice, tokens: int, parts: int, k: int, adapters: int) -> int:
-    """Slices of k, so that the warps of all blocks have a share each when tokens have many adapters."""
+    """Slices of k: as many as leave a warp one share at most when the tokens have the most adapters."""
     teams = max(min(tokens, adapters), -(-tokens // 8))
     warps = WARPS * choice.groups * choice.splits
     return max(1, min(warps // (teams * parts), MOST_SLICES, k // LEAST_COLUMNS, GATHERED // tokens))

@@ -153,9 +153,9 @@ class LoweringContext(Operands):
         )
 
     def finish_launches(self) -> None:
-        """The next launch starts when all before it have ended: they write what it takes for constant.
+        """Makes the next launch start only after all earlier ones have ended.
 
-        GEMMs read their weights before griddepcontrol.wait.
+        Needed after a launch that writes a weight, because GEMMs read weights before griddepcontrol.wait.
         """
         self._whole = True
 

@@ -162,7 +162,7 @@ def _mla_attention(c: LoweringContext) -> None:
         return
     attention.launch()
     head_linear(c, c.address("out"), attended, w_v, dtype, s["A"], RANK, 0, wanted)
-    if expanded and rows:  # behind the others, whose last tiles of tokens may reach into these rows
+    if expanded and rows:  # last: tiles of the launches above may overwrite some of these rows' outputs
         attend_expanded(c, p, expanded, rows, latent_layer(c), latent_stride(c))
 
 
@@ -197,7 +197,7 @@ JOIN_MLA = Rule("join_mla", (frozenset({"mla_qkv_append"}), frozenset({"mla_atte
 
 @handles("mla_decode", "scaled_mla_decode")
 def _mla_decode(c: LoweringContext) -> None:
-    """Attention copies older keys while the newest are cached and queries absorbed."""
+    """Attention loads older keys while the newest are cached and queries absorbed."""
     s, dtype, p = c.sizes, c.dtype("kv"), _problem(c.call, c.step)
     if p.tokens == 0:
         return

@@ -1,8 +1,8 @@
 """Attention over expanded latents on Hopper: keys and values of each head for rows of many query tokens.
 
 Which rows are served so is decided on the device (sm90/mla/plan.cu), because only the bounds of a step are
-known here. Keys of all such rows pass through a scratch of bounded size, one round of launches after the
-other; rows for which the rounds have no room are left to absorbed attention.
+known here. Keys of all such rows are expanded into a scratch of bounded size, in several rounds of launches
+if necessary; rows for which the rounds have no room are left to absorbed attention.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from pegainfer.runtime.cuda.memory import aligned
 from pegainfer.runtime.cuda.tensor import item_bytes
 
 # As in common/attention/attention.cuh, sm90/mla/plan.cu and sm90/mla/expand.cuh: tokens of a tile of queries
-# and of keys; parts that fill the device; rounds; channels of a head of keys and of values; what a head's
-# keys share; tokens of a page.
-TILE, PREFILL_BLOCKS, MOST_ROUNDS, CHANNELS, ROTATED, PAGE = 128, 256, 8, 128, 64, 16
+# and of keys; parts that fill the device; channels of a head's keys and of its values; rotated channels that
+# all heads share; tokens of a page.
+TILE, PREFILL_BLOCKS, CHANNELS, ROTATED, PAGE = 128, 256, 128, 64, 16
 RANK, HEAD = 512, CHANNELS + ROTATED
-LEAST_TOKENS = 64  # of a row that is expanded
-SCRATCH_BYTES = 256 << 20  # of expanded keys and values, at most
-ROUNDS = 4  # launches for keys that a step may not have cost some microseconds a layer each
+LEAST_TOKENS = 64  # query tokens from which on a row is expanded
+SCRATCH_BYTES = 256 << 20  # most bytes of expanded keys and values
+# Most rounds of a step; plan.cu has room for 8. A round is launched even where a step has no keys for it,
+# which costs a few microseconds a layer.
+ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,12 @@ def choose_expanded(
 
 @dataclass(frozen=True)
 class ExpandedPlan:
-    """The work list of a step. `rest`: each row's query tokens that are left to absorbed attention;
-    `absorbed`: a range that has all of those."""
+    """The work list of a step.
+
+    Args:
+        rest: each row's query tokens that are left to absorbed attention.
+        absorbed: a range of tokens that contains all of these.
+    """
 
     plans: Place
     items: Place
@@ -123,7 +129,7 @@ def attend_expanded(
     c: LoweringContext, p: AttentionProblem, choice: ExpandedChoice, plan: ExpandedPlan, layer: Place,
     page_stride: int,
 ) -> None:  # fmt: skip
-    """Launches the rounds, and what adds up rows that were cut into parts.
+    """Launches the rounds, then the kernel that adds up the parts of rows that were cut.
 
     Args:
         layer: address of the layer's part of block 0.

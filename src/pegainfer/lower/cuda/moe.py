@@ -1,4 +1,4 @@
-"""Lowering of a mixture of experts: router, products with the chosen experts' matrices, weighted sums."""
+"""Lowering of a mixture of experts: router, GEMMs with the chosen experts' matrices, weighted sums."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _moe(c: LoweringContext) -> None:
         norm = c.vector("norm")
         assert norm is not None
         rms_norm(c, h, c.address("x"), norm, tokens, m, dtype, float(c.call.attrs["eps"]))
-        # Ranks that chose other experts for a token would add up parts of different sums.
+        # If ranks chose different experts for a token, they would add up parts of different sums.
         problem = GemmProblem(tokens, s["N"], m, dtype, "storef32", alike=c.target.ranks > 1)
         project(c, problem, logits, h, c.matrix("w_router", dtype=dtype))
         route_tokens(c, route, tokens, s["N"])

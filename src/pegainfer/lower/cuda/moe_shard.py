@@ -45,14 +45,14 @@ def _moe_shard(c: LoweringContext) -> None:
     norm = c.vector("norm")
     assert norm is not None
     rms_norm(c, h, c.address("x"), norm, tokens, m, dtype, float(c.call.attrs["eps"]))
-    # A token that ranks sent to different experts would lack one of them.
+    # If ranks chose different experts for a token, their results would not add up to its sum.
     router = GemmProblem(tokens, s["N"], m, dtype, "storef32", alike=True)
     project(c, router, logits, h, c.matrix("w_router", dtype=dtype))
     chosen = Slots(tokens, s["K"], s["N"], c.address("experts"), c.scratch(4 * tokens * s["K"]))
     route_tokens(c, route_args(c, chosen.experts, chosen.gates, logits), tokens, s["N"])
     slots = Slots(tokens, s["K"], s["E"], c.scratch(4 * chosen.count), chosen.gates)
     local_experts(c, slots.experts, chosen.experts, slots.count, int(c.call.attrs["first"]), s["E"])
-    # So many slots an expert as in the whole mixture, in the mean.
+    # On average an expert has as many slots as in the whole mixture.
     choice = choose_experts_kernel(tokens, s["K"], s["N"], m, f, dtype, c.target.info)
     made = sort(c, choice, slots)
     w_up, w_down = c.matrix("w_gate", "w_up", dtype=dtype, layout="pairs"), c.matrix("w_down", dtype=dtype)

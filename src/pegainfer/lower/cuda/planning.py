@@ -28,7 +28,8 @@ from pegainfer.ops.program import OpCall, Program
 from pegainfer.ops.tensor import Kind
 from pegainfer.runtime.cuda.packed import OF_FORMAT
 
-# In this order: heads that attention finishes are projected by a GEMM that a norm can be folded into.
+# The order matters: rules that join calls come before those that fold a norm into the calls that result. So a
+# norm can be folded into the GEMM of heads that attention finishes, and begun by experts with a shared one.
 RULES = (
     ONE_LAUNCH,
     ADD_SHARED,

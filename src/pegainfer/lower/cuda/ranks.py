@@ -12,10 +12,10 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 
 THREADS, WIDTH, MAX_BLOCKS = 256, 4, 128  # of kernels/cuda/include/ranks.cuh
 TILE = 16  # columns
-SAMPLED_ROWS = SAMPLED_BYTES // (2 * 512 * 16)  # of a launch of the sampler
+SAMPLED_ROWS = SAMPLED_BYTES // (2 * 512 * 16)  # of a sampler's launch; two places of WORDS tagged words each
 # Bytes that a rank sends the others, by bench/cuda_allreduce.py on two H200 (docs/lab/h200.md). Up to the
 # first, each value is sent with a tag beside it, which doubles what is sent; above the second, two exchanges
-# of fewer bytes are made. With the norm behind it, which is a launch otherwise, a tagged sum pays further.
+# of fewer bytes are made. A tagged sum that also computes the norm saves a launch, so its limit is higher.
 TAGGED_MOST, ONE_SHOT_MOST, TAGGED_NORM_MOST = 384 << 10, 2 << 20, TAGGED_BYTES // 2
 
 
@@ -42,17 +42,17 @@ def _reduce_residual(c: LoweringContext) -> None:
 
 
 def tagged_most(ranks: int) -> int:
-    """Most bytes of a rank's part whose values are sent with tags to each other rank."""
+    """Most bytes of a rank's part whose values are sent to every other rank with tags."""
     return TAGGED_MOST // max(1, ranks - 1)
 
 
 def tagged_norm_most(ranks: int) -> int:
-    """The same of a sum that begins the norm behind it."""
+    """The same for a sum that begins the norm behind it."""
     return TAGGED_NORM_MOST // max(1, ranks - 1)
 
 
 def one_shot_most(ranks: int) -> int:
-    """Most bytes of a rank's part that is sent to each other rank as a whole."""
+    """Most bytes of a rank's part that is sent to every other rank as a whole."""
     return ONE_SHOT_MOST // max(1, ranks - 1)
 
 

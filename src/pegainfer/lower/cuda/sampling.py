@@ -86,7 +86,7 @@ def _sample_tokens(c: LoweringContext) -> None:
         both = {"logits": operands["scores"], "plain": None} | operands
         return struct(SAMPLE_TOKENS, **both, **memory, control=control, **sizes, start=start)
 
-    # What ranks send each other has room for so many rows.
+    # Ranks exchange words through memory with room for SAMPLED_ROWS rows, so more rows take several launches.
     parts = [(0, rows)] if alone else [(n, min(SAMPLED_ROWS, rows - n)) for n in range(0, rows, SAMPLED_ROWS)]
     c.launch("sample_peaks", (chunks, rows, 1), 256, [args(0)])
     for start, count in () if alone else parts:

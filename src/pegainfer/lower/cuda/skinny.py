@@ -19,8 +19,8 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 TOKENS = (8, 16, 32, 64)  # that kernels are compiled for
 MAX_TOKENS, BOX = 64, 64  # as in skinny.cuh; BOX: elements of k, 128 bytes
 THREADS, MAX_BLOCKS = 256, 3  # MAX_BLOCKS: of 64 rows in a tile
-MAX_FP8_TOKENS = 32  # beside an FP8 weight: with more rows one code a value is faster (fp8.py)
-FP8_BOX = 128  # elements of k in a box of an FP8 weight, and in a stage of x: two codes for each value
+MAX_FP8_TOKENS = 32  # of an FP8 weight: for more rows the kernel with one code a value is faster (fp8.py)
+FP8_BOX = 128  # elements of k in a box of an FP8 weight and in a stage of x, which has two codes a value
 SPLIT_THREADS, SPLIT_GROUPS = 256, 16  # of a block that splits x: threads, and groups of 128 columns
 FRAGMENT = 576  # bytes of the sums of 16 rows by 8 tokens
 KINDS = {"store": 0, "storef32": 1, "residual": 2, "swiglu": 3}
@@ -45,7 +45,7 @@ class SkinnyChoice:
     why: str = ""
     threads: int = THREADS
     box: int = BOX  # elements of k in a box of the weight
-    adapters: int = 0  # offset of what LoRA adapters take; 0: the kernel has none
+    adapters: int = 0  # where the adapters' part of shared memory begins; 0: a kernel without adapters
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -90,7 +90,7 @@ class Shares:
 # Share of the SMs that clusters of so many blocks can fill, one block an SM (GPUs lack SMs here and there).
 FILLED = {1: 1.0, 2: 1.0, 3: 0.91, 4: 0.91, 5: 0.87}
 LEAST_ROWS = 64  # of a tile: wgmma multiplies as many in any case
-LEAST_FP8_ROWS = 96  # of an FP8 weight, of which x is twice as large a part of what a block reads
+LEAST_FP8_ROWS = 96  # the same of an FP8 weight: relative to it, a block reads twice as many bytes of x
 NEVER_MEASURED = "even shares, for a shape that was never measured"
 MANY_TILES = 6  # a block: in so long a launch, deep rings matter more than overlap with other launches
 

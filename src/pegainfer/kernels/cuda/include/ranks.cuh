@@ -13,7 +13,7 @@ namespace ranks {
 constexpr int MAX_RANKS = 8, MAX_BLOCKS = 128, PHASES = 2;
 constexpr int HEAD_BYTES = 1 << 16;        // flags; then the slots of tagged values, then the others
 constexpr int64_t TAGGED_BYTES = 1 << 21;  // of a slot of tagged values
-// What a row of the sampler sends: numbers at a time, which alternate between two places; rows of a launch.
+// Words that a rank sends at a time for a row of the sampler, to two places in turn; rows of a launch.
 constexpr int WORDS = 512, SAMPLED_ROWS = 64;
 constexpr int64_t SAMPLED_BYTES = 2 * WORDS * SAMPLED_ROWS * 16;
 static_assert(PHASES * MAX_RANKS * MAX_BLOCKS * sizeof(int64_t) <= HEAD_BYTES);

@@ -6,7 +6,7 @@ namespace attention {
 
 // Prefilled tiles go out by how many keys they see, the longest first, so that short ones fill the gaps at
 // the end: classes of a sixteenth of a power of two, from 16 keys on. Within a class the order may differ
-// from run to run: it says who computes what when, not what comes out.
+// from run to run, which changes the schedule but not the results.
 constexpr int CLASSES = 256;
 __device__ __forceinline__ int class_of(int keys) {
     const int k = max(keys, 16), power = 31 - __clz(k);

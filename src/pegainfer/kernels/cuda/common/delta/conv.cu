@@ -19,7 +19,7 @@ __device__ __forceinline__ Vec<T, N> rounded(const float (&from)[N]) {
     return v;
 }
 
-// silu as exactly as T holds it.
+// silu with at least the precision of T.
 template <typename T>
 __device__ __forceinline__ float silu_as(float v) {
     if constexpr (sizeof(T) == 2)

@@ -54,9 +54,9 @@ __device__ __forceinline__ int64_t matrix_at(const HeadOfRow& item, int lane, in
     return (static_cast<int64_t>(item.head) * kKeys + warp * kRowsOfWarp) * kKeys + 4 * lane;
 }
 
-// L2's treatment of matrices. Where each block takes one, nothing else comes through L2 meanwhile: they leave
-// it first, and what the next kernels read stays (H200, 16 rows of 32 heads: 21.4 us instead of 23.8). With
-// more of them that is slower (128 rows: 159 us instead of 155).
+// L2 policies of matrices. Where each block takes one at most, matrices are evicted first, so that what the
+// next kernels read stays in L2 (H200, 16 rows of 32 heads: 21.4 us instead of 23.8). Where blocks take
+// several, that is slower (128 rows: 159 us instead of 155), so the policy is the normal one.
 __device__ __forceinline__ uint64_t l2_first() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

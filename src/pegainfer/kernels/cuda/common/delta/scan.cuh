@@ -91,7 +91,7 @@ struct ChunkLoader {
         for (int i = 0; i < 4; i++) {
             const bool valid = WHOLE || thread / 16 + 16 * i < count;
             const bf16* const key = keys + (valid ? 16 * i * token_stride : -(thread / 16) * token_stride);
-            const uint32_t to = key_at + 16 * 16 * 16 * i;  // 16 tokens further, whose order is the same
+            const uint32_t to = key_at + 16 * 16 * 16 * i;  // 16 tokens on, with the same swizzle
             cp_async16(s.keys + to, key, valid);
             cp_async16(s.queries + to, key + to_queries, valid);
         }

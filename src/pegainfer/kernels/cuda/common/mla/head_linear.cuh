@@ -30,7 +30,7 @@ __device__ __forceinline__ void head_linear(const HeadArgs& a, const AppendArgs&
     const int head = blockIdx.z, n0 = blockIdx.x * S::ROWS, t0 = blockIdx.y * S::TOKENS;
     const int m0 = warp / S::WN * S::MT * 16, r0 = warp % S::WN * S::NT * 8;
     if (a.range && (t0 >= a.range->y || t0 + S::TOKENS <= a.range->x)) {
-        pdl_wait();  // a launch ends behind the one ahead of it
+        pdl_wait();  // so that this launch does not end before the one ahead of it
         return;
     }
     // Tokens of the tile are shared out to the warps of the blocks of a head, and of those behind the heads.

@@ -89,7 +89,7 @@ __device__ __forceinline__ void latent_values(const HeadArgs& a, const attention
     pdl_wait();
     pdl_launch();
     const int tokens = a.tokens - t0;
-    if (tokens < S::TOKENS)  // the others' products have no effect, but NaN would be slow to find
+    if (tokens < S::TOKENS)  // rows without a token have no effect; zeros keep stale NaN out of them
         for (int i = threadIdx.x; i < S::LATENTS / 16; i += S::THREADS)
             store_shared16(latents + i * 16, make_uint4(0, 0, 0, 0));
     if (tokens < S::TOKENS) __syncthreads();

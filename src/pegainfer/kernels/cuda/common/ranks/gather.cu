@@ -10,7 +10,7 @@ __device__ __forceinline__ bool is_wanted(const GatherArgs& a, int row) {
     return a.wanted[row] >= 0;
 }
 
-// Rows that each rank sends at a time, of those wanted, from `first` on; returns the row behind the last.
+// Visits the wanted rows of one round, a.most of them at most, from `first` on; returns the row behind them.
 template <typename Visit>
 __device__ __forceinline__ int each_wanted(const GatherArgs& a, int first, Visit visit) {
     int row = first;

@@ -1,7 +1,7 @@
 // op sample_tokens: the draw of ops/draw.py, in three launches: the best score of each chunk; weights, summed
 // by chunk or, for rows that top_k or top_p cut, counted by bin; then one block a row finds cut and token.
 //
-// Where ranks have some of the columns each, a launch after the first tells all of them the best score, and
+// Where ranks have some of the columns each, a launch after the first sends all of them the best score, and
 // the last one adds up counts and weights over the ranks. All numbers are whole, so every rank finds the
 // token that one rank would.
 #include "ranks.cuh"
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sample_weigh(SampleArgs a)
     }
 }
 
-// The other ranks, as a block sees them that samples a row: what words it sends them, and theirs.
+// Exchanges words with the other ranks for the row that a block samples.
 class Link {
   public:
     // All threads of the block, once a kernel. The launch is counted as a sum is.
@@ -150,7 +150,7 @@ class Link {
     int stage_ = 0;
 };
 
-// The same where one rank has all columns.
+// Takes the place of Link where one rank has all columns.
 class NoLink {
   public:
     __device__ __forceinline__ explicit NoLink(ranks::Control*) {}

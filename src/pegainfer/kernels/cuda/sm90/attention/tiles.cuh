@@ -52,8 +52,8 @@ struct Work {
     int total;
     __device__ __forceinline__ explicit Work(const Args& args)
         : a(args), kv_heads(args.g), group(args.h / args.g), total(args.plan->prefill * args.g) {}
-    // Units go to blocks there and back again: the longest come first, and no block gets the longer one each
-    // time.
+    // The order of blocks is reversed in every other round: the longest units come first, and no block gets
+    // the longer one in each round.
     __device__ __forceinline__ int unit(int round) const {
         return round * gridDim.x + (round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
     }

@@ -106,7 +106,7 @@ __device__ __forceinline__ void copy_matrices(const DeltaDecodeArgs<T>& a, Ring&
                 bulk_store(pool + save * a.delta_entry + at, matrices + stage * kMatrixBytes, kMatrixBytes);
             bulk_commit();
         }
-        if (k + kRingStages < end + kTeams) {  // each team must be told the end
+        if (k + kRingStages < end + kTeams) {  // each team must learn where the end is
             bulk_wait_read();
             publish(k + kRingStages);
         }

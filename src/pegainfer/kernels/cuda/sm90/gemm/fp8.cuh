@@ -59,7 +59,7 @@ struct Work {
     static __device__ __forceinline__ int count(const Args& a) { return a.tiles_m * a.tiles_n * a.splits; }
 };
 
-// A block's way through the stages of all its work.
+// Iterates over the stages of all of a block's work.
 template <int N>
 struct Stages {
     const Args& a;

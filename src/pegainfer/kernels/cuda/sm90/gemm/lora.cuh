@@ -4,8 +4,9 @@
 //
 // Two warps of each block, which have little else to do, compute a share of h while the weight is streamed:
 // (adapter, up to 8 of its tokens, GEMM, 16 channels, slice of k) is one share. Shares go through global
-// memory; blocks count what is there, and each fetches h when all of it is. The warps that multiply then add
-// up · h to their sums. All blocks of the launch must run at once, for they wait for each other.
+// memory; a counter says how many warps have left theirs, and each block fetches h when all have. The warps
+// that multiply then add up · h to their sums. All blocks of the launch must run at once, because they wait
+// for each other.
 #pragma once
 #include <type_traits>
 #include <utility>
@@ -28,7 +29,7 @@ __device__ __forceinline__ unsigned load_acquire_gpu(const unsigned* p) {
     return v;
 }
 
-// 16 bytes, or zeros. Asked for in the order of the code, ahead of what uses them.
+// 16 bytes, or zeros. Volatile, so that loads are issued in program order, ahead of the uses.
 __device__ __forceinline__ uint4 load16(const void* p, bool valid) {
     uint4 v;
     asm volatile(
@@ -326,7 +327,7 @@ struct Adapters {
             const int64_t lane_at = static_cast<int64_t>(channel + g) * n + column;
 #pragma unroll 1
             for (int q = split; q < all; q += BATCH * splits) {
-                // All of the batch is asked for before any is used. What is not the factor's is 0.
+                // All loads of the batch are issued before any is used. Values outside the factor are 0.
                 uint32_t w[BATCH][MB][4];
                 each<BATCH>([&](auto b) {
                     const int i = min(q + b * splits, all - 1), number = PAIRS ? i / 2 : i;

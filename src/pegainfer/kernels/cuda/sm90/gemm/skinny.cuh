@@ -78,8 +78,10 @@ struct Block {
     }
 };
 
-// By one warp, whose first lane asks. It waits for the cluster before it needs anything of the block's other
-// warps, not at its end: those may be held at that barrier until all have come (under racecheck they are).
+// By one warp, whose first lane issues the copies. It waits at the cluster's barrier before it needs anything
+// from the block's other warps, not at its end: the barrier may hold those until all warps have arrived, as
+// racecheck shows.
+//
 // COLUMNS: of the weight in a box.
 template <int NT, int COLUMNS = SWIZZLE>
 __device__ __forceinline__ void stream_weight(const void* map, const Args& a, const Block<NT>& b) {

@@ -5,8 +5,8 @@
 // wgmma multiplies E4M3 by E4M3, so no weight is converted. The activations are, by a launch ahead
 // (sm90/quantize/rows.cu): a value becomes the sum of two E4M3 codes, hi = E4M3(v) and lo = E4M3(v - hi),
 // with a power of two for each token and 128 columns as scale. Both together hold the 8 significant bits of a
-// bf16 value, so the result is that of bf16 activations; the weight is multiplied by both, which costs the
-// tensor cores time that they have.
+// bf16 value, so the result is that of bf16 activations; the weight is multiplied by both. The tensor
+// cores have time for that, because the kernel is bound by memory.
 //
 // wgmma adds up with fewer bits than float32 has, so sums of 128 columns are scaled and added to sums in
 // registers. The weight's scale holds for a row, and is then applied at the end, or for 128 columns of a row.

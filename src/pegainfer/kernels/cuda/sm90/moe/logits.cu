@@ -75,7 +75,7 @@ __device__ __forceinline__ void logits(const route::LogitsArgs& a) {
         ws[c] = row_of(a, blockIdx.x)[i], norm[c] = load<float, 8>(a.norm + 8 * i);
         for (int e = blockIdx.x + gridDim.x; e < count; e += gridDim.x) prefetch_l2(row_of(a, e) + i);
     }
-    pdl_launch();  // the next launch reads constants alone before its wait, which it has ready by then
+    pdl_launch();  // the next launch reads only constants before its wait, so it may start now
     pdl_wait();
     float square[TOKENS] = {};
 #pragma unroll

@@ -125,7 +125,7 @@ struct Columns {
         return warp_sum(square);
     }
 
-    // The input of E4M3 weights becomes f16: the greatest magnitude of four lanes one of 2^14 to 2^15.
+    // Scales the input of E4M3 weights to f16: the greatest magnitude of four lanes is in [2^14, 2^15).
     __device__ __forceinline__ void narrow() {
         // Magnitudes in bf16 are ordered as whole numbers are, NaN above all.
         static_assert(std::is_same_v<T, bf16>);
@@ -182,7 +182,7 @@ struct Columns {
             uint32_t from = at.here() + threadIdx.x * EIGHT;
 #pragma unroll 1
             for (int row = 0; busy && row < end; row += ROWS, from += ROWS * row_bytes) {
-                // Of many chunks of codes: all are loaded first, and two sums do not wait for each other.
+                // Many chunks of codes are all loaded first, and added up in two independent sums.
                 constexpr bool MANY = FP8 && CHUNKS > FEW_CHUNKS;
                 constexpr int SUMS = MANY ? 2 : 1;
                 float parts[SUMS][(ROWS + 1) / 2][4] = {};
@@ -451,7 +451,7 @@ __device__ __forceinline__ void attend(const Args& a, const Layer& l, const Shar
 template <typename T, typename W, int D>
 __device__ __forceinline__ void consume(const Args& a, const Layers& layers, Places<D> at) {
     const Share share(a);
-    const int id = a.token_ids[0];  // one that is none reads as 0: nothing wild
+    const int id = a.token_ids[0];  // an invalid id reads row 0, inside the table
     const bool known = id >= 0 && id < a.v;
     const T* in = static_cast<const T*>(a.embedding) + static_cast<int64_t>(known ? id : 0) * a.m;
     const Words words = {a, D};

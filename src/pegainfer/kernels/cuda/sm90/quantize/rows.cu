@@ -1,7 +1,8 @@
-// op linear, linear_residual, qkv_norm_rope_append, gate_up_swiglu, lm_head: activations in FP8, for GEMMs of
-// many tokens, with the norm ahead of the GEMM.
+// op linear, linear_residual, qkv_norm_rope_append, gate_up_swiglu, lm_head: activations in FP8 for GEMMs
+// with FP8 weights, of many tokens (one code a value, with the norm ahead of the GEMM) and of few (two codes
+// a value); and a bf16 weight in FP8, when it is loaded.
 //
-// A scale holds for 128 columns of a row: their greatest magnitude becomes 448.
+// Activations have a scale for 128 columns of a row. With one code, their greatest magnitude becomes 448.
 #include "e4m3.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
@@ -70,9 +71,9 @@ extern "C" __global__ void __launch_bounds__(1024)
 
 // variant split_rows_bf16: dtype=bf16 multiple=128
 // For GEMMs of few rows: each value of x [T, K] as the sum of two codes, hi and lo = E4M3(value - hi), codes:
-// [2, MOST, K]; scales: [K / 128, MOST], powers of two that make the greatest magnitude one of 128 to 256. 16
-// neighbouring threads take a group. The next launch may start at once: ahead of its wait for this one it
-// reads constants alone.
+// [2, MOST, K]; scales: [K / 128, MOST], powers of two: values divided by them have a greatest magnitude
+// in [128, 256). 16 neighbouring threads take a group. The next launch may start at once, because it reads
+// only constants before its wait for this one.
 extern "C" __global__ void __launch_bounds__(256)
     split_rows_bf16(uint8_t* codes, float* scales, const bf16* x, int rows, int k) {
     constexpr int MOST = 64;
