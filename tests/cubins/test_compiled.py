@@ -46,7 +46,7 @@ ARCHS = ("90a", "120a")  # that must be there; others are looked at where they a
 # beside their operands, and two blocks of an SM leave 128 registers. Decode attention that appends to pages
 # of 8 bits holds the new token beside its sums. Sums and gathers over ranks wait for memory of other GPUs.
 # The delta rule in float32 is for checking. Down projections of a few tokens' experts keep some addresses
-# there, outside of their loops.
+# there, outside of their loops. sm_120a's compiler overruns the registers of the chunked scan's preparation.
 SPILLS = {
     "attention_prefill_bf16_d256": 108,
     "attention_prefill_f16_d256": 108,
@@ -62,6 +62,7 @@ SPILLS = {
     "gather_ranks": 72,
     **dict.fromkeys((f"sum_ranks_tagged_{dtype}" for dtype in ("bf16", "f16", "f32")), 20),
     "delta_decode_f32": 16,
+    **dict.fromkeys((f"delta_chunk_prepare_{dtype}" for dtype in ("bf16", "f16")), 40),
     "expert_few_bf16_down_4": 20,
     "expert_few_bf16_down_8": 12,
     "expert_few_bf16_down_16": 12,
