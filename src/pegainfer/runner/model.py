@@ -138,8 +138,9 @@ class LineModel(msgspec.Struct, frozen=True):
 
             weights = self.adapted()
             if not weights:
+                where = " on several ranks" if self.ranks > 1 else ""
                 raise UnsupportedError(
-                    "this model line serves no LoRA adapters", remedy="leave out --enable-lora"
+                    f"this model line serves no LoRA adapters{where}", remedy="leave out --enable-lora"
                 )
             bounds = AdapterBounds(info.max_adapters, info.max_adapter_rank, steps.activation)
             forward = adapted(forward, weights, bounds, ranks=self.ranks)
