@@ -115,12 +115,13 @@ class Nixl:
     def _read(self, name: str, address: int, memory: Bytes, seconds: float) -> None:
         """Fills `memory`. Raises PeerError; `memory` then becomes spare only if the READ has ended."""
         deadline = time.monotonic() + seconds
-        agent = self._agent
+        agent, posted = self._agent, False
         try:
             with self._lock:
                 here = agent.get_xfer_descs([(memory.ctypes.data, memory.nbytes, 0)], MEMORY)
                 there = agent.get_xfer_descs([(address, memory.nbytes, 0)], MEMORY)
                 handle = agent.initialize_xfer("READ", here, there, name)
+                posted = True
                 state = agent.transfer(handle)
             while state == "PROC" and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
@@ -131,6 +132,9 @@ class Nixl:
                 if state != "DONE":
                     self._spare.append(memory)
         except Exception as error:
+            if not posted:
+                with self._lock:
+                    self._spare.append(memory)
             raise PeerError("a peer's block cannot be read by NIXL", got=str(error)) from None
         if state != "DONE":
             raise PeerError("a peer's block cannot be read by NIXL", expected="DONE", got=state)
