@@ -59,7 +59,7 @@ class Engine(msgspec.Struct, frozen=True):
         if self.kv_events:
             from pegainfer.app.kv_events import publish_to
 
-            publish_to(policy, self.kv_events)
+            publish_to(policy, self.kv_events, prefix_cache=config.prefix_cache)
         return policy
 
 
@@ -83,6 +83,10 @@ def build_engine(
     Raises ConfigError, ModelFileError, UnsupportedError.
     """
     config.check_backend()
+    if config.kv_events_config:
+        from pegainfer.app.kv_events import read_config
+
+        read_config(config.kv_events_config, prefix_cache=scheduler.prefix_cache)  # before anything is loaded
     started = time.perf_counter()
     at = config.place_of(0)
     with contextlib.ExitStack() as opened:

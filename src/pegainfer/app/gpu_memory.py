@@ -144,7 +144,7 @@ def plan_memory(
     programs = model.programs(one, groups, step_formats(config), max_logprobs)
     arenas = sum(p.plan_arena(largest_step(info)).size for p in programs.values())
     plain = model.plain_forward(one, groups, step_formats(config))
-    if plain is not None:  # it shares the outputs
+    if plain is not None:  # the two programs share their outputs
         outputs = {t.name for t in plain.tensors(Kind.OUTPUT)}
         arenas += plain.plan_arena(largest_step(info), elsewhere=outputs).size
     widths = sum(table_widths(info.kv, info.max_model_len))

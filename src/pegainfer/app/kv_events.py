@@ -1,9 +1,9 @@
 """Publishes KV events over ZeroMQ, as vLLM does: `--kv-events-config`.
 
 A message has three parts: the topic, a sequence number (8 bytes, big-endian), and a msgpack array of the time
-(seconds since 1970), the events of one step, and the data-parallel rank. A subscriber that lacks messages
-asks the replay endpoint for them by the first number that it lacks; numbers and batches follow, then the
-number -1 with nothing.
+(seconds since 1970), the events of one step, and the data-parallel rank. A subscriber that has missed
+messages sends the number of the first one to the replay endpoint. It is answered with pairs of number and
+batch, then with the number -1 and an empty batch.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     topic: str = ""
 
 
-def read_config(given: str | Mapping[str, Any]) -> KVEventsConfig | None:
-    """The option's value, None where nothing shall be published. Raises ConfigError."""
+def read_config(given: str | Mapping[str, Any], *, prefix_cache: bool = True) -> KVEventsConfig | None:
+    """The option's value, None where nothing shall be published.
+
+    Raises ConfigError, also where events are asked for without a prefix cache.
+    """
     if not given:
         return None
     try:
@@ -65,8 +68,14 @@ def read_config(given: str | Mapping[str, Any]) -> KVEventsConfig | None:
         raise ConfigError(
             "bad kv_events_config", expected="sizes of 1 or more", got=f"{given!s:.200}", where=WHERE
         )
-    on = config.enable_kv_cache_events and config.publisher != "null"
-    return config if on else None
+    if not config.enable_kv_cache_events or config.publisher == "null":
+        return None
+    if not prefix_cache:
+        raise ConfigError(
+            "KV events describe the prefix cache, which is off", where=WHERE,
+            remedy="leave out the option, or switch the prefix cache on",
+        )  # fmt: skip
+    return config
 
 
 class Publisher:
@@ -85,7 +94,8 @@ class Publisher:
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._number = 0  # of the next message
         self._waiting: queue.Queue[bytes | None] = queue.Queue(config.max_queue_size)
-        self._dropped = 0  # batches since the last message about it
+        self._dropped = 0  # batches whose numbers are not left out yet
+        self._full = False  # it was logged that batches are dropped
         self._encoder = msgspec.msgpack.Encoder()
         self._ended = threading.Event()
         self._replay: zmq.Socket[bytes] | None = None
@@ -100,6 +110,8 @@ class Publisher:
             if config.replay_endpoint is not None:
                 endpoint = config.replay_endpoint
                 self._replay = self._context.socket(zmq.ROUTER)
+                # ZeroMQ's default of 1,000 would drop the rest of a long answer without an error.
+                self._replay.set_hwm(config.buffer_steps + 1)
                 self._replay.bind(endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -117,9 +129,12 @@ class Publisher:
         try:
             self._waiting.put_nowait(batch)
         except queue.Full:
-            if not self._dropped:
+            if not self._full:
                 log.warning("KV events are dropped: %d batches wait to be sent", self._waiting.maxsize)
+            self._full = True
             self._dropped += 1
+        else:  # the next warning is for the next time that the queue is full, not for the next batch
+            self._full = self._full and self._waiting.qsize() > self._waiting.maxsize // 2
 
     def close(self) -> None:
         self._ended.set()
@@ -155,7 +170,7 @@ class Publisher:
         self._number += 1
 
     def _answer(self, replay: Any) -> None:
-        """Sends what was asked for; a request that is no number is ignored."""
+        """Sends the batches that a subscriber asks for; a request that is not a number is ignored."""
         client, *rest = replay.recv_multipart()
         if len(rest) != 2 or len(rest[1]) != 8:
             log.warning("a request for KV events is ignored; expected 8 bytes, got %r", rest[-1:])
@@ -167,12 +182,12 @@ class Publisher:
         replay.send_multipart((client, b"", END, b""))
 
 
-def publish_to(policy: StepPolicy, given: str | Mapping[str, Any]) -> None:
+def publish_to(policy: StepPolicy, given: str | Mapping[str, Any], *, prefix_cache: bool = True) -> None:
     """Publishes the prefix cache of a policy as the option says.
 
-    Raises ConfigError, and UnsupportedError where the policy has no events.
+    Raises as `read_config`, and UnsupportedError where the policy has no events.
     """
-    config = read_config(given)
+    config = read_config(given, prefix_cache=prefix_cache)
     if config is None:
         return
     if not isinstance(policy, KVEventPolicy):

@@ -30,7 +30,7 @@ _TEXT = (
     "tokenizer", "chat_template", "default_chat_template_kwargs", "generation_config",
     "override_generation_config",
 )  # fmt: skip
-# Switches of vLLM for what these classes always have, `sleep` and `get_metrics`.
+# Switches of vLLM for what these classes always have: `get_metrics` and `sleep`.
 _ALWAYS_HERE = ("disable_log_stats", "enable_sleep_mode")
 _TEXT_ALIASES = {alias: name for name in _TEXT for alias in table.ALIASES.get(name, ())}
 
@@ -128,9 +128,9 @@ def split(
 
 
 def _refuse(given: str, value: Any, known: Mapping[str, Any]) -> None:
-    """Returns for an option that states what holds here anyway, or that asks for nothing, as None and {} do.
+    """Raises ConfigError for an option that is not served.
 
-    Raises ConfigError for any other.
+    It is accepted if its value asks for what is always done here, or for nothing (None, {}).
     """
     if given in UNSERVED:
         if given in _ALWAYS_HERE or value is None or value in ("", {}, [], ()):

@@ -179,7 +179,7 @@ def content_digest(
         config.quantization,
         __version__,
     )
-    h.update(repr((computed, at.rank, at.ranks, groups)).encode())
+    h.update(repr((computed, at, groups)).encode())
     for file in sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]:
         stat = file.stat()
         h.update(repr((file.name, stat.st_size, stat.st_mtime_ns if times else 0)).encode())

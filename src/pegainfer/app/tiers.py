@@ -1,6 +1,7 @@
-"""KV tiers and peers as the assembly sees them: none, or those that a configuration asks for.
+"""Opens the KV tiers and peers that a configuration asks for.
 
-What opens them (app/tier_stores.py, app/peers.py) is imported only where the configuration asks for any.
+app/tier_stores.py and app/peers.py are imported only if the configuration asks for any, so that other servers
+start faster.
 """
 
 from __future__ import annotations

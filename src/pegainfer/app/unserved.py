@@ -98,7 +98,7 @@ UNSERVED: dict[str, Unserved] = {
     "tokenizer_mode": Unserved("tokenizer.json or the GGUF file's vocabulary is read", ("auto",)),
     "tokenizer_revision": Unserved("pull that revision, and give --tokenizer its path"),
     "tool_server": Unserved("clients run the tools"),
-    # It allows what is never done here: code of a repository is not run.
+    # Both values are accepted, because code of a repository is never run.
     "trust_remote_code": switch("code of a repository is never run; leave it out", (*ON, *OFF)),
     "uds": Unserved("use --host and --port"),
     "use_tqdm_on_load": switch("downloads have a progress bar, and loading takes seconds", ON),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SEED = 20251129
 SETTLE_SECONDS = 60.0  # most that copies to a tier are waited for
-STATS_SECONDS = 1.0  # most by which the engine's figures are behind
+STATS_SECONDS = 1.0  # the engine's figures lag behind by this at most
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ def main(device: str) -> int:
     socket_path, spec = msgspec.json.decode(order, type=tuple[str, EngineSpec])
     if spec.engine.backend == "cuda" and device != "cuda":
         _start_warm_up(spec.engine.device_ordinal)
-    # A GPU's engine has threads whose priority would stay low.
+    # Not on a GPU: threads that its engine starts while it loads would keep the low priority.
     gentle = spec.gentle and spec.engine.backend != "cuda"
     if gentle:
         from pegainfer.runtime.priority import at_low_priority

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from pegainfer.frontend.http.responses_api.store import ResponseStore
 
 MEMORY_SHARE = 0.9  # of what is free when the server starts
-# Text sides are loaded beside the event loop, which waits for the interpreter's lock while they hold it: they
-# need half the share of a thread of usual priority.
+# Nice value of threads that load tokenizers and templates. The event loop waits while such a thread holds the
+# interpreter's lock, so the thread still needs half the CPU share of one with the usual priority.
 TEXT_NICE = 3
 PROCESS_BYTES = 192 << 20  # of an engine's process beside weights and KV cache, and of the model's text side
 
 
 def run_fleet(targets: Sequence[Target], http: HttpConfig, flags: FleetFlags, listener: socket.socket) -> int:
     """Serves the models until a signal ends it, and returns the exit code."""
-    logging.getLogger("pegainfer.fleet").setLevel(logging.INFO)  # what is loaded when is worth a line
+    logging.getLogger("pegainfer.fleet").setLevel(logging.INFO)  # log every load and unload
     with observing(http.access_log, http.otlp_traces_endpoint) as observers, noted() as note:
         return run_loop(_run(targets, http, flags, listener, observers, note))
 

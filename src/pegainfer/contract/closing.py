@@ -1,4 +1,4 @@
-"""What has something to release at an engine's end."""
+"""Objects that release resources when their engine ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Closing(Protocol):
-    """A step policy, for example, that owns threads or connections."""
+    """An object with threads or connections, for example a step policy that publishes KV events."""
 
     def close(self) -> None:
         """Called once, after the last step."""

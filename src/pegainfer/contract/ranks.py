@@ -1,4 +1,4 @@
-"""What the engine is told of the ranks that make one runner."""
+"""What a runner of several ranks reports of them."""
 
 from __future__ import annotations
 
@@ -10,4 +10,7 @@ class RankedRunner(Protocol):
     """A runner that is made of several ranks."""
 
     def rank_seconds(self) -> tuple[float, ...]:
-        """Each rank's time in steps since the start, in their order. Called on any thread."""
+        """Seconds that each rank has spent in steps since the start, in the order of the ranks.
+
+        They include what a rank waits for the others within a step. Called on any thread.
+        """

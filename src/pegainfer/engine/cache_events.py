@@ -1,4 +1,4 @@
-"""Publishes what prompts can find in the KV pools of all data-parallel ranks."""
+"""Publishes KV events of the block pools of all data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class CacheEvents:
     """Owns the sink. Used on the engine's thread."""
 
     def __init__(self, sink: KVEventSink, ranks: Sequence[KVManager]) -> None:
-        """Tells `sink` of what the pools have already."""
+        """Publishes the blocks that the pools have already."""
         self._sink = sink
         self._events = []
         for rank, kv in enumerate(ranks):
@@ -22,7 +22,7 @@ class CacheEvents:
         self.flush()
 
     def flush(self) -> None:
-        """Passes on what has changed since the last call. After each commit."""
+        """Publishes what has changed since the last call. Called after each commit."""
         for events in self._events:
             events.flush()
 

@@ -284,7 +284,10 @@ class EngineLoop:
         if self._peers is not None:
             self._peers.close()
         if isinstance(self._policy, Closing):
-            self._policy.close()
+            try:
+                self._policy.close()
+            except Exception:
+                log.exception("the step policy did not close")
         try:
             self._runner.close()
         except Exception:

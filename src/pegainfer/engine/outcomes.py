@@ -94,7 +94,7 @@ class Outcomes:
         return events
 
     def publish_kv_events(self, sink: KVEventSink) -> None:
-        """Tells `sink` of what prompts can find, now and after each commit."""
+        """Publishes the blocks that prompts can find now, and changes after each commit."""
         from pegainfer.engine.cache_events import CacheEvents
 
         self._kv_events = CacheEvents(sink, self._kvs)

@@ -1,8 +1,8 @@
-"""Jinja's sandbox with short ways for what chat templates do most: `message.role`, `text.split()`.
+"""Jinja's sandbox with fast paths for what chat templates do most: `message.role`, `text.split()`.
 
-The sandbox asks some twenty questions about each attribute and each call, which is two thirds of the time
-that a long conversation takes to render. Their answers are known for plain dicts, texts, loops, namespaces
-and macros. Everything else goes the sandbox's own way.
+The sandbox makes about twenty checks for each attribute and each call, which is two thirds of the time that a
+long conversation takes to render. Their results are known in advance for plain dicts, strings, loops,
+namespaces and macros. For everything else the sandbox's own checks run.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, missing
 
-_OF_DICTS: Final = frozenset(dir(dict))  # attributes, which the sandbox prefers to keys
+_OF_DICTS: Final = frozenset(dir(dict))  # the sandbox looks for an attribute before a key
 # `format` would read attributes of its arguments; the sandbox has a form of it that does not.
 _OF_TEXTS: Final = frozenset(n for n in dir(str) if n[0] != "_" and n not in ("format", "format_map"))
-_IN_LOOPS: Final = (
-    "_loop_vars",
-    "_block_vars",
-)  # what compiled templates add for functions
+_IN_LOOPS: Final = ("_loop_vars", "_block_vars")  # arguments that compiled templates add to calls
 
 
 class QuickSandbox(ImmutableSandboxedEnvironment):
-    """ImmutableSandboxedEnvironment, sooner done: its results and its refusals are the same."""
+    """ImmutableSandboxedEnvironment with fast paths; its results and its refusals are the same."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)

@@ -102,8 +102,10 @@ class BlockPool:
         return self._keys[block] if block in self._cached else None
 
     def observe(self, stored: Callable[[bytes], None], removed: Callable[[bytes], None]) -> None:
-        """Calls `stored` for each key that finds a block, now or later, and `removed` when it finds none.
-        `forget_all` calls nothing."""
+        """Calls `stored` for each key that finds a block, now or later, and `removed` when it no longer does.
+
+        `forget_all` calls neither.
+        """
         self._observer = stored, removed
         for key in self._index:
             stored(key)

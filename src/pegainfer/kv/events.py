@@ -1,7 +1,8 @@
-"""Tells a router what the pools of one data-parallel rank have, block by block.
+"""KV events of the block pools of one data-parallel rank.
 
-Every change of a pool's index is told, tiers included. Where tokens are known is the manager: it describes a
-block before it is published, and the description is kept as long as one pool has the block.
+Every change of a pool's index becomes an event, also in the pools of tiers. A pool knows only hashes, so the
+manager describes the tokens of a block before the pool publishes it. The description is kept as long as any
+pool has the block.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Content(NamedTuple):
     extra: tuple[str, ...] | None
 
 
-UNKNOWN = Content(None, (), None, None)  # of blocks that an earlier run left on a disk
+# Of blocks that no sequence of this run has described: from an earlier run's disk tier, or from a peer.
+UNKNOWN = Content(None, (), None, None)
 
 
 class GroupEvents:
@@ -50,11 +52,11 @@ class GroupEvents:
         self.events: list[KVEvent] = []
 
     def watch(self, kind: str, pool: BlockPool) -> None:
-        """Tells of the blocks of a pool of this kind, now and from now on."""
+        """Reports the blocks that the pool has now, and its changes from now on. `kind`: a key of MEDIA."""
         pool.observe(partial(self._stored, kind), partial(self._removed, kind))
 
     def describe(self, seq: SequenceBlocks, tokens: array[int], unit: int, unit_tokens: int) -> None:
-        """Says what a sequence's block that ends with `unit` holds, before a pool publishes it.
+        """Records the content of a sequence's block that ends with `unit`, before a pool publishes it.
 
         Args:
             unit: index of a hash of the sequence, which stands for `unit_tokens` tokens.
@@ -104,7 +106,7 @@ class GroupEvents:
         )
 
     def _removed(self, kind: str, key: bytes) -> None:
-        """A pool of this kind does not have the block any more."""
+        """A pool of this kind no longer has the block."""
         self._pools[key] -= 1
         if not self._pools[key]:
             del self._pools[key]
@@ -118,14 +120,14 @@ class GroupEvents:
             )
 
     def clear(self) -> None:
-        """No pool has a block any more; events before this do not matter."""
+        """Forgets everything, pending events too: no pool has a block after a reset."""
         self._content.clear()
         self._pools.clear()
         self.events.clear()
 
 
 class KVEvents:
-    """Events of all groups of pages of one rank, passed on once a step. States are not told of."""
+    """Events of all groups of pages of one rank, published once a step. Recurrent states have none."""
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class KVEvents:
                     events.watch(kind, lower)
 
     def describe(self, g: int, seq: SequenceBlocks, tokens: array[int], unit: int) -> None:
-        """Says what a sequence's block holds; see GroupEvents.describe."""
+        """Records the content of a sequence's block; see GroupEvents.describe."""
         self._groups[g].describe(seq, tokens, unit, self._unit)
 
     def reset(self) -> None:
@@ -165,7 +167,7 @@ class KVEvents:
         self.flush()
 
     def flush(self) -> None:
-        """Passes on what has happened since the last call."""
+        """Publishes what has changed since the last call."""
         events: list[KVEvent] = [AllBlocksCleared()] if self._cleared else []
         self._cleared = False
         for group in self._groups.values():

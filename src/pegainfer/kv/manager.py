@@ -69,7 +69,7 @@ class KVManager:
         self.has_windows = bool(self._windows)
         self._live: set[SequenceBlocks] = set()
         self._epoch = 0  # how often the prefix cache was reset
-        self.events: KVEvents | None = None  # told of what prompts can find
+        self.events: KVEvents | None = None  # of blocks that prompts can find; None: not published
 
     # What fits
 

@@ -44,7 +44,7 @@ class SequenceBlocks:
     def __init__(self, root: bytes, hashes: Sequence[bytes], num_groups: int, epoch: int = 0) -> None:
         self.owner = NOBODY  # of the blocks that it publishes
         self.root = root  # parent of the first hash
-        # What the root stands for, where KV events are published.
+        # The request's adapter and salt, from which the root was made; KV events name them.
         self.adapter: str | None = None
         self.cache_salt = ""
         self.hashes = list(hashes)  # one a full unit, of prompt tokens and of what was computed since

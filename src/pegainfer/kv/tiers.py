@@ -78,7 +78,7 @@ class Tiers:
         self._failures = [0] * len(tiers)
 
     def kept_pools(self, g: int) -> list[tuple[str, BlockPool]]:
-        """Kind and pool of each tier that this engine keeps blocks of a group in; peers keep their own."""
+        """Kind and pool of each tier that holds blocks of a group in this engine, so without peers."""
         pools = self._levels[g].pools[1:]
         return [(t.kind, pool) for t, pool in zip(self._tiers, pools, strict=True) if t.kind != "peer"]
 

@@ -1,8 +1,8 @@
 """LoRA adapters in a recorded program: which modules of a checkpoint they may name, and what is computed.
 
-A forward says nothing of adapters. Its program is rewritten: layers of `ops/lora_layers.py` take the place
-of those whose matrices adapters may name. `lora_shrink` and `lora_expand` follow each other GEMM with such a
-matrix, whose coarse op is lowered first, and `lora_lookup` and `lora_expand` follow the embedding.
+A line's forward does not mention adapters. Its program is rewritten. Ops whose matrices adapters may name are
+replaced by those of `ops/lora_layers.py`. Where no such op exists, the op is lowered, and `lora_shrink` and
+`lora_expand` follow each GEMM with such a matrix. `lora_lookup` and `lora_expand` follow the embedding.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class ReadAdapter(msgspec.Struct, frozen=True, tag="read_adapter"):
 
 
 class InstallAdapter(msgspec.Struct, frozen=True, tag="install_adapter"):
-    """Installs what an earlier call has read; answered with Answered."""
+    """Installs an adapter that an earlier call has read; answered with Answered."""
 
     call: int
     index: int
@@ -45,14 +45,14 @@ class InstallAdapter(msgspec.Struct, frozen=True, tag="install_adapter"):
 
 
 class RemoveAdapter(msgspec.Struct, frozen=True, tag="remove_adapter"):
-    """Answered with Answered."""
+    """Frees an adapter's slot; answered with Answered."""
 
     call: int
     index: int
 
 
 class ForgetAdapter(msgspec.Struct, frozen=True, tag="forget_adapter"):
-    """What this call has read is not needed any more."""
+    """Drops an adapter that was read under this call's number; not answered."""
 
     adapter: int
 
@@ -96,7 +96,8 @@ class Channel(Generic[M]):
 
     def __init__(self, sock: socket.socket, incoming: object) -> None:
         self._sock = sock
-        self._sending = threading.Lock()
+        # Reentrant, because a finaliser that sends (rank_adapters.py) may run on a thread that is sending.
+        self._sending = threading.RLock()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(incoming)
 

@@ -1,7 +1,7 @@
-"""LoRA adapters of a rank in a process of its own: both ends of the calls about them.
+"""Calls about the LoRA adapters of a rank in another process: the rank's end and the engine's end.
 
-The rank keeps what it has read under the number of the call that read it; the engine's process has a
-`RemoteAdapter` in its place.
+The rank keeps an adapter that it has read under the number of the call; the engine's process holds a
+`RemoteAdapter` that stands for it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RankAdapters:
 
 
 class RemoteAdapter:
-    """What a rank has read. The rank forgets it with this object."""
+    """Stands for an adapter that a rank has read; the rank drops it when this object is freed."""
 
     def __init__(self, number: int, forget: Callable[[int], None]) -> None:
         self.number = number
@@ -120,7 +120,7 @@ class AdapterCalls:
             self._send(ForgetAdapter(number))
 
     def take(self, message: Answered) -> None:
-        """By the thread that reads the rank's messages."""
+        """Hands an answer to the call that waits for it. Called by the thread that reads the channel."""
         with self._lock:
             answer = self._waiting.pop(message.call)
         if message.failure is None:
@@ -130,7 +130,7 @@ class AdapterCalls:
             answer.set_exception(error or EngineDeadError(message.failure.message))
 
     def end(self, death: PegaError) -> None:
-        """Nothing is answered any more."""
+        """Ends all calls that wait, and later ones, with `death`."""
         with self._lock:
             waiting, self._waiting, self._death = list(self._waiting.values()), {}, death
         for answer in waiting:

@@ -1,7 +1,7 @@
-"""Blocks through NIXL, which reads the memory of another process or machine by the quickest way there is.
+"""Transfers blocks through NIXL, which reads the memory of another process or machine, by RDMA if possible.
 
-The handshake and all messages go over TCP as without NIXL; only a block's content does not. The reader posts
-a READ into memory of its own, since a READ that ends too late must not write into a block that is used again.
+The handshake and all messages go over TCP; only a block's content goes through NIXL. The reader posts a READ
+into a buffer of its own, because a READ that ends after its deadline must not write into a reused block.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ class Nixl:
         self._tcp = Tcp(address)
         self._agent = _agent(address)
         self._lock = threading.Lock()  # of the agent and of what follows
-        self._registered: dict[int, Bytes] = {}  # by address; kept, so that nothing else gets this memory
-        self._told: dict[str, int] = {}  # session -> how many registrations its reader knows
+        self._registered: dict[
+            int, Bytes
+        ] = {}  # by address; kept alive, so that no other object gets this memory
+        self._told: dict[
+            str, int
+        ] = {}  # session -> number of registrations in the metadata sent to its reader
         self._names: dict[str, str] = {}  # session -> the sender's agent
-        self._spare: list[Bytes] = []  # memory that no READ writes to
+        self._spare: list[Bytes] = []  # registered buffers that no READ writes to
 
     def listen(self) -> socket.socket:
         return self._tcp.listen()
@@ -109,14 +113,15 @@ class Nixl:
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def _read(self, name: str, address: int, memory: Bytes, seconds: float) -> None:
-        """Fills `memory`. Raises PeerError; where the READ has ended then, the memory is spare again."""
+        """Fills `memory`. Raises PeerError; `memory` then becomes spare only if the READ has ended."""
         deadline = time.monotonic() + seconds
-        agent = self._agent
+        agent, posted = self._agent, False
         try:
             with self._lock:
                 here = agent.get_xfer_descs([(memory.ctypes.data, memory.nbytes, 0)], MEMORY)
                 there = agent.get_xfer_descs([(address, memory.nbytes, 0)], MEMORY)
                 handle = agent.initialize_xfer("READ", here, there, name)
+                posted = True
                 state = agent.transfer(handle)
             while state == "PROC" and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
@@ -127,6 +132,9 @@ class Nixl:
                 if state != "DONE":
                     self._spare.append(memory)
         except Exception as error:
+            if not posted:
+                with self._lock:
+                    self._spare.append(memory)
             raise PeerError("a peer's block cannot be read by NIXL", got=str(error)) from None
         if state != "DONE":
             raise PeerError("a peer's block cannot be read by NIXL", expected="DONE", got=state)

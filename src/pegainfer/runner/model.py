@@ -54,7 +54,7 @@ class LineModel(msgspec.Struct, frozen=True):
             options (engine/config.py); None: the default scheduler.
         kv_scales: what an 8-bit KV cache divides keys and values by.
         ranks: tensor-parallel ranks; weights, groups and forward are those of one of them.
-        gpu_prefill_tokens: of a step on a GPU, where the line has measured what pays; 0: the engine's choice.
+        gpu_prefill_tokens: prompt tokens of a step on a GPU, as measured for the line; 0: the default.
         expands: whether quantised matrices become bf16 on a GPU, also where it has a packed form for them.
     """
 
@@ -138,8 +138,9 @@ class LineModel(msgspec.Struct, frozen=True):
 
             weights = self.adapted()
             if not weights:
+                where = " on several ranks" if self.ranks > 1 else ""
                 raise UnsupportedError(
-                    "this model line serves no LoRA adapters", remedy="leave out --enable-lora"
+                    f"this model line serves no LoRA adapters{where}", remedy="leave out --enable-lora"
                 )
             bounds = AdapterBounds(info.max_adapters, info.max_adapter_rank, steps.activation)
             forward = adapted(forward, weights, bounds, ranks=self.ranks)
@@ -158,7 +159,7 @@ class LineModel(msgspec.Struct, frozen=True):
     ) -> Program | None:
         """The forward pass without adapters, for steps of a GPU in which no row has one.
 
-        None where `programs` has it already, and where a GPU would hold weights in two layouts for the two.
+        None where `programs` has it already, and where the two programs need weights in different layouts.
         """
         if not info.max_adapters:
             return None

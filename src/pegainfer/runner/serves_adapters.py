@@ -1,4 +1,4 @@
-"""What a runner does with adapters; imports nothing that only a runner with adapters needs."""
+"""The adapter calls of a runner. Imports nothing that a runner without adapters does not need."""
 
 from __future__ import annotations
 

@@ -15,14 +15,15 @@ Job = Callable[[], None]
 NICE = 12
 LOWEST = 19  # the lowest priority that there is
 
-_caller = threading.local()  # `jobs`: what the caller of `at_low_priority` is to do for this thread
+# `jobs`: a queue of calls that the thread in `at_low_priority` runs for this thread, at its own priority.
+_caller = threading.local()
 
 
 def at_low_priority(work: Callable[[], T], nice: int = NICE) -> T:
     """Runs it on a thread of its own, and returns or raises what it does.
 
-    Threads that the work starts have its priority, and keep it: nobody may raise a priority without rights.
-    Those that outlive the work are started by `at_usual_priority`.
+    Threads that the work starts inherit its priority and keep it: raising a priority needs privileges.
+    Start threads that outlive the work by `at_usual_priority`.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -53,7 +54,8 @@ def at_low_priority(work: Callable[[], T], nice: int = NICE) -> T:
 def at_usual_priority(start: Callable[[], T]) -> T:
     """Returns or raises what `start` does; threads that it starts have the priority of the process.
 
-    Within the work of `at_low_priority` the caller of that runs it; anywhere else it is just called.
+    Within the work of `at_low_priority`, the thread that called `at_low_priority` runs `start`. Anywhere else
+    it is called directly.
     """
     jobs: queue.SimpleQueue[Job | None] | None = getattr(_caller, "jobs", None)
     if jobs is None:

@@ -89,4 +89,4 @@ def test_factors_of_experts_and_routers_are_refused_by_name(tmp_path: Path) -> N
     for part, module in (("gate", "mlp.gate"), ("up_proj", "mlp.experts.0.up_proj")):
         folder = write_adapter(adapter_of(("q_proj", part)), model, tmp_path / part)
         with open_model(base) as (opened, _), pytest.raises(UnsupportedError, match=module):
-            read_adapter(folder, base_modules(opened.adapted), 16)  # type: ignore[attr-defined]
+            read_adapter(folder, base_modules(opened.adapted()), 16)  # type: ignore[attr-defined]

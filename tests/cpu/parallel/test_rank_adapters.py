@@ -17,6 +17,7 @@ from pegainfer.contract.errors import EngineDeadError, ModelFileError, Unsupport
 from pegainfer.engine.config import SchedulerConfig
 from pegainfer.parallel.group import RankGroup
 from pegainfer.parallel.process import RankProcess
+from tests.cpu.models.test_lora_lines import LINES
 from tests.support.tinylora import ADAPTERS, BASES, write_adapter
 from tests.support.tinymodel import token_ids, write_checkpoint
 from tests.support.tinyrun import compare
@@ -41,6 +42,14 @@ def test_ranks_keep_the_bounds_of_one(base: str, ranks: int, adapter: str, tmp_p
     assert found.greedy == found.wanted
     assert found.errors.mean() <= MEAN
     assert found.errors.max() <= MAX
+
+
+@pytest.mark.parametrize("line", ["qwen3_moe", "qwen3_5"])
+def test_a_line_whose_adapters_do_not_divide_is_refused(line: str, tmp_path: Path) -> None:
+    path = write_checkpoint(LINES[line][0], tmp_path / "base")
+    config = EngineConfig(tensor_parallel_size=2, threads=1, enable_lora=True)
+    with pytest.raises(UnsupportedError, match="serves no LoRA adapters on several ranks"):
+        build_engine(path, "m", config, SchedulerConfig(max_slots=2))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import msgspec
 import pytest
 import zmq
 
-from pegainfer.app.kv_events import KVEventsConfig, Publisher, publish_to, read_config
+from pegainfer.app.assemble import build_engine
+from pegainfer.app.config import EngineConfig
+from pegainfer.app.kv_events import END, KVEventsConfig, Publisher, publish_to, read_config
 from pegainfer.contract.errors import ConfigError, UnsupportedError
 from pegainfer.contract.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from pegainfer.engine.config import SchedulerConfig
 from tests.support.server import serving
 
 SECONDS = 20.0
@@ -109,6 +113,31 @@ def test_what_was_missed_is_sent_again(opened: tuple[Publisher, Subscriber]) -> 
     assert subscriber.replay(number) == (number, batch)
 
 
+def test_a_long_answer_reaches_a_subscriber_that_reads_late(places: dict[str, str]) -> None:
+    """Beyond what ZeroMQ and the sockets hold by default."""
+    count = 4_000
+    publisher = Publisher(KVEventsConfig(buffer_steps=count, **places))  # type: ignore[arg-type]
+    large = BlockRemoved(block_hashes=list(range(2**60, 2**60 + 100)), medium="GPU", group_idx=0)
+    for _ in range(count):
+        publisher.publish([large], 0)
+    while len(publisher._sent) < count:
+        time.sleep(0.01)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, 1)
+        socket.setsockopt(zmq.RCVTIMEO, int(SECONDS * 1e3))
+        socket.connect(places["replay_endpoint"])
+        socket.send_multipart([b"", (0).to_bytes(8, "big")])
+        numbers = [socket.recv_multipart()[1]]  # the answer has begun
+        publisher.publish([large], 0)
+        while publisher._number == count:  # it was sent in whole
+            time.sleep(0.01)
+        while numbers[-1] != END:
+            numbers.append(socket.recv_multipart()[1])
+    publisher.close()
+    assert numbers == [*(n.to_bytes(8, "big") for n in range(count)), END]
+
+
 def test_a_subscriber_that_asks_for_nonsense_disturbs_nobody(
     opened: tuple[Publisher, Subscriber], places: dict[str, str]
 ) -> None:
@@ -137,7 +166,7 @@ def test_dropped_batches_leave_a_gap_in_the_numbers(
         patch.setattr(waiting, "put_nowait", full)
         publisher.publish([REMOVED], 0)
         publisher.publish([REMOVED], 0)
-    assert "dropped" in caplog.text
+    assert caplog.text.count("dropped") == 1
     publisher.publish([REMOVED], 0)
     assert subscriber.next()[1] == before + 3
 
@@ -157,6 +186,19 @@ def test_dropped_batches_leave_a_gap_in_the_numbers(
 def test_a_bad_option_is_refused(text: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         read_config(text)
+
+
+def test_events_without_a_prefix_cache_are_refused() -> None:
+    on = '{"enable_kv_cache_events": true}'
+    with pytest.raises(ConfigError, match="the prefix cache, which is off"):
+        read_config(on, prefix_cache=False)
+    assert read_config("{}", prefix_cache=False) is None
+
+
+def test_a_bad_option_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    config = EngineConfig(kv_events_config="{")
+    with pytest.raises(ConfigError, match="bad kv_events_config"):
+        build_engine(tmp_path / "no model", "m", config, SchedulerConfig())
 
 
 def test_python_gives_a_mapping() -> None:

@@ -23,3 +23,12 @@ def test_blocks_of_another_cache_format_are_never_found(tmp_path: Path) -> None:
             digests.add(content_digest(config, groups, model, TensorRank(0, 1)))
             assert content_digest(config, groups, model, TensorRank(0, 1)) in digests
     assert len(digests) == 5
+
+
+def test_ranks_with_whole_experts_have_blocks_of_their_own(tmp_path: Path) -> None:
+    """Their sums add up other parts, so the same tokens leave other bits."""
+    model = tmp_path / "model.gguf"
+    model.write_bytes(bytes(100))
+    groups = (PageLayout("kv", (Part("kv", (4, 16), "f32"),), 16),)
+    ranks = [TensorRank(1, 2), TensorRank(1, 2, whole_experts=True), TensorRank(0, 2), TensorRank(1, 4)]
+    assert len({content_digest(EngineConfig(), groups, model, at) for at in ranks}) == 4

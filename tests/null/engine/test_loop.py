@@ -328,6 +328,19 @@ def test_close_aborts_what_is_live(make: Make) -> None:
     engine.loop.cancel("r")  # harmless
 
 
+def test_a_policy_that_cannot_be_closed_does_not_hold_up_the_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(policy: Scheduler) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(Scheduler, "close", fail)
+    engine = make()
+    engine.loop.close()
+    assert engine.null.closed
+    assert engine.loop.wait_drained(0)
+
+
 def test_a_failed_step_ends_its_requests_alone(make: Make) -> None:
     failed: list[int] = []
 

@@ -56,6 +56,29 @@ def test_messages_come_as_they_were_sent_until_one_end_hangs_up() -> None:
     rank.close()
 
 
+def test_a_finaliser_may_send_on_a_thread_that_sends() -> None:
+    engine, rank = ends()
+    encoder = engine._encoder
+
+    class Collecting:
+        """Encodes as the channel does, but an object is freed meanwhile whose finaliser sends."""
+
+        def encode(self, message: object) -> bytes:
+            engine._encoder = encoder
+            engine.send(Sample(None))
+            return encoder.encode(message)
+
+    engine._encoder = Collecting()  # type: ignore[assignment]
+    sender = threading.Thread(target=engine.send, args=(Sample({1: b"\x01"}),), daemon=True)
+    sender.start()
+    sender.join(10)
+    assert not sender.is_alive()
+    engine.hang_up()
+    assert list(rank.receive()) == [Sample(None), Sample({1: b"\x01"})]
+    engine.close()
+    rank.close()
+
+
 def test_a_send_that_nobody_takes_ends() -> None:
     engine, rank = ends()
     engine.limit_sends(0.05)

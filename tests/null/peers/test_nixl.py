@@ -136,6 +136,25 @@ def test_memory_that_a_read_may_still_write_to_is_not_used_again(
     assert len(reader._spare) == spare
 
 
+def test_memory_of_a_read_that_was_never_posted_is_used_again(
+    channels: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each peer that is gone would cost a block of registered memory."""
+
+    class Refusing(Agent):
+        def initialize_xfer(self, *args: object) -> object:
+            raise RuntimeError("not found")
+
+    monkeypatch.setattr("pegainfer.peers.nixl._agent", lambda address: Refusing("DONE", ends=True))
+    reader = make()
+    reader._names["s"] = "sender"
+    for _ in range(3):
+        channels[0].send(Readable(1000, 4096))
+        with pytest.raises(PeerError, match="cannot be read by NIXL; got not found"):
+            reader.receive(channels[1], np.zeros(1000, np.uint8))
+    assert len(reader._spare) == len(reader._registered) == 1
+
+
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nixl", "nixl._api", "nixl_cu13", "nixl_cu13._api"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 PEER_THREADS = 4  # reads from peers that may be under way at once
 DISK_THREADS = 4  # reads and writes of a disk that may be under way at once
-# Copies between memories that one wait serves. More of them in turn keep the interpreter's lock from the
-# engine's thread: steps beside batches of 128 took 1.8 times as long.
+# Copies between memories that are issued before one wait. Issuing them holds the interpreter's lock, which
+# the engine's thread needs: steps beside batches of 128 copies took 1.8 times as long.
 BATCH = 32
 
 

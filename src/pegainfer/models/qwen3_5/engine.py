@@ -35,7 +35,9 @@ def from_config(config: Mapping[str, Any], where: str, at: TensorRank = ONE_RANK
 
 
 def model(weights: Qwen3_5Weights, ranks: int = 1) -> LineModel:
-    return decoder_model(weights, groups, forward, head, adapted=_adapted, ranks=ranks)
+    # `_adapted` gives the sizes of whole matrices only: several ranks serve no adapters.
+    adapted = _adapted if ranks == 1 else None
+    return decoder_model(weights, groups, forward, head, adapted=adapted, ranks=ranks)
 
 
 def _adapted(config: Qwen3_5Config) -> tuple[AdaptedWeight, ...]:

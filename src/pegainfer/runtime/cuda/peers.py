@@ -21,7 +21,7 @@ from pegainfer.runtime.rank_memory import PAGE, RankMemory
 
 HEAD_BYTES = 1 << 16  # of flags, before the slots
 TAGGED_BYTES = 1 << 21  # of a slot for values with a tag beside each
-SAMPLED_BYTES = 1 << 20  # of a slot for what the sampler's rows pass on
+SAMPLED_BYTES = 1 << 20  # of a slot for what the ranks exchange when they sample
 PART_VALUES = 1 << 20  # float32 that a rank sends to each other one in a sum at most
 PART_BYTES = 4 * PART_VALUES
 SETS = 4  # of slots, one a rank in each: two phases of a sum, and of the one before

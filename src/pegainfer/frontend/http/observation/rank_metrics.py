@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def rank_metrics(seconds: Sequence[float], model: str, prefix: str) -> Iterator[Metric]:
-    """A counter for each rank. A rank whose steps take longer than the others' holds all of them up."""
+    """A counter for each rank: its time in steps, which includes what it waits for the other ranks."""
     from prometheus_client.metrics_core import CounterMetricFamily
 
     family = CounterMetricFamily(
