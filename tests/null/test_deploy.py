@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from pegainfer.cli.flags import flag_of
+from pegainfer.contract.observation import EngineStats
 from pegainfer.frontend.http.config import KEY_VARIABLE, HttpConfig
 from pegainfer.frontend.http.connection.auth import OPEN_PATHS
 from pegainfer.runtime.user_cache import CACHE_VARIABLE
@@ -22,7 +23,10 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 def exported() -> set[str]:
-    return set(re.findall(r"^# TYPE (\S+) ", ask(FakeEngine(), "/metrics").text, re.MULTILINE))
+    """Names of metrics, those that several ranks have among them."""
+    engine = FakeEngine()
+    engine.set_stats(EngineStats(rank_seconds=(1.0, 2.0)))
+    return set(re.findall(r"^# TYPE (\S+) ", ask(engine, "/metrics").text, re.MULTILINE))
 
 
 def test_pages_name_metrics_that_are_exported() -> None:

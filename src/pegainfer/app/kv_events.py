@@ -108,7 +108,7 @@ class Publisher:
             if config.replay_endpoint is not None:
                 endpoint = config.replay_endpoint
                 self._replay = self._context.socket(zmq.ROUTER)
-                # An answer is sent at once, and what does not fit would be dropped: the batches and the end do.
+                # A socket drops messages beyond this number: a whole answer fits, with its end.
                 self._replay.sndhwm = config.buffer_steps + 1
                 self._replay.bind(endpoint)
         except zmq.ZMQError as error:

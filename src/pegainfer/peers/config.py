@@ -50,7 +50,7 @@ class PeerOptions:
     seconds: float
 
     def at(self, address: Address) -> PeerOptions:
-        """With the digest of an address: over NIXL it is another one, so that both sides use it or neither."""
+        """With another digest for addresses of NIXL, so that both sides use it or neither does."""
         if not address.nixl:
             return self
         return replace(self, digest=hashlib.sha256(self.digest + b"nixl").digest())

@@ -163,7 +163,9 @@ def test_dropped_batches_leave_a_gap_in_the_numbers(
     assert subscriber.next()[1] == before + 3
 
 
-def test_the_gap_is_where_batches_were_dropped(places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gap_is_where_batches_were_dropped(
+    places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda thread: None)
         publisher = Publisher(KVEventsConfig(max_queue_size=2, **places))  # type: ignore[arg-type]
@@ -188,7 +190,10 @@ def test_the_gap_is_where_batches_were_dropped(places: dict[str, str], monkeypat
         ('{"buffer_steps": 0}', "sizes from 1 to"),
         ('{"hwm": 3000000000}', "sizes from 1 to"),
         ('{"max_queue_size": 1' + "0" * 30 + "}", "sizes from 1 to"),
-        ('{"endpoint": "tcp://*:1", "replay_endpoint": "tcp://*:1"}', "a replay_endpoint that is not the end"),
+        (
+            '{"endpoint": "tcp://*:1", "replay_endpoint": "tcp://*:1"}',
+            "a replay_endpoint that is not the end",
+        ),
         ('{"topic": "\udcff"}', "surrogates"),
         ("[" * 100_000, "bad kv_events_config"),
     ],
