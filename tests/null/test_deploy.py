@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from pegainfer.cli.flags import flag_of
-from pegainfer.contract.observation import EngineStats
+from pegainfer.contract.event import EngineStats
 from pegainfer.frontend.http.config import KEY_VARIABLE, HttpConfig
 from pegainfer.frontend.http.connection.auth import OPEN_PATHS
 from pegainfer.runtime.user_cache import CACHE_VARIABLE

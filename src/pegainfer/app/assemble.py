@@ -16,6 +16,7 @@ import msgspec
 from pegainfer.app.bounds import model_groups, runner_info, step_formats
 from pegainfer.app.config import EngineConfig
 from pegainfer.app.fitting import check_fits, need_of
+from pegainfer.app.kv_events import publish_to, read_config
 from pegainfer.app.load import make_backend, open_model
 from pegainfer.app.open_tiers import with_tiers
 from pegainfer.app.registry import Model
@@ -57,8 +58,6 @@ class Engine(msgspec.Struct, frozen=True):
         """The policy that schedules this engine's steps. Raises ConfigError, UnsupportedError."""
         policy = (self.make_policy or Scheduler)(self.runner.info, config)
         if self.kv_events:
-            from pegainfer.app.kv_events import publish_to
-
             publish_to(policy, self.kv_events)
         return policy
 
@@ -83,6 +82,7 @@ def build_engine(
     Raises ConfigError, ModelFileError, UnsupportedError.
     """
     config.check_backend()
+    read_config(config.kv_events_config)  # a bad value is refused before the model is loaded
     started = time.perf_counter()
     at = config.place_of(0)
     with contextlib.ExitStack() as opened:
