@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 WHERE = "kv_events_config"
 CLOSE_SECONDS = 1.0
 POLL_MILLISECONDS = 100
+MOST = 1_000_000_000  # of each size; ZeroMQ counts in 31 bits
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -59,15 +60,22 @@ def read_config(given: str | Mapping[str, Any], *, prefix_cache: bool = True) ->
             config = msgspec.json.decode(given, type=KVEventsConfig)
         else:
             config = msgspec.convert(given, KVEventsConfig)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        for text in (config.topic, config.endpoint, config.replay_endpoint or ""):
+            text.encode()  # bytes of the command line that are no UTF-8 cannot be sent
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ConfigError(
             "bad kv_events_config", expected='a JSON object, as {"enable_kv_cache_events": true}',
             got=f"{error!s:.200}", where=WHERE,
         ) from None  # fmt: skip
-    if min(config.buffer_steps, config.hwm, config.max_queue_size) < 1:
+    if not all(1 <= n <= MOST for n in (config.buffer_steps, config.hwm, config.max_queue_size)):
         raise ConfigError(
-            "bad kv_events_config", expected="sizes of 1 or more", got=f"{given!s:.200}", where=WHERE
+            "bad kv_events_config", expected=f"sizes from 1 to {MOST}", got=f"{given!s:.200}", where=WHERE
         )
+    if config.endpoint == config.replay_endpoint:
+        raise ConfigError(
+            "bad kv_events_config", expected="a replay_endpoint that is not the endpoint",
+            got=config.endpoint, where=WHERE,
+        )  # fmt: skip
     if not config.enable_kv_cache_events or config.publisher == "null":
         return None
     if not prefix_cache:
@@ -92,10 +100,9 @@ class Publisher:
             ) from None  # fmt: skip
         self._topic = config.topic.encode()
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
-        self._number = 0  # of the next message
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(config.max_queue_size)
-        self._dropped = 0  # batches whose numbers are not left out yet
-        self._full = False  # it was logged that batches are dropped
+        self._number = 0  # of the next batch
+        self._waiting: queue.Queue[tuple[int, bytes] | None] = queue.Queue(config.max_queue_size)
+        self._drops = False  # whether the last batch was dropped
         self._encoder = msgspec.msgpack.Encoder()
         self._ended = threading.Event()
         self._replay: zmq.Socket[bytes] | None = None
@@ -110,8 +117,8 @@ class Publisher:
             if config.replay_endpoint is not None:
                 endpoint = config.replay_endpoint
                 self._replay = self._context.socket(zmq.ROUTER)
-                # ZeroMQ's default of 1,000 would drop the rest of a long answer without an error.
-                self._replay.set_hwm(config.buffer_steps + 1)
+                # A socket drops messages beyond this number: a whole answer fits, with its end.
+                self._replay.sndhwm = config.buffer_steps + 1
                 self._replay.bind(endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -126,15 +133,15 @@ class Publisher:
     def publish(self, events: Sequence[KVEvent], data_rank: int) -> None:
         # Encoded at once: the caller goes on to change its lists.
         batch = self._encoder.encode((time.time(), events, data_rank))
+        # A dropped batch has a number, too, so that subscribers notice where one is missing.
+        number, self._number = self._number, self._number + 1
         try:
-            self._waiting.put_nowait(batch)
+            self._waiting.put_nowait((number, batch))
+            self._drops = False
         except queue.Full:
-            if not self._full:
+            if not self._drops:
                 log.warning("KV events are dropped: %d batches wait to be sent", self._waiting.maxsize)
-            self._full = True
-            self._dropped += 1
-        else:  # the next warning is for the next time that the queue is full, not for the next batch
-            self._full = self._full and self._waiting.qsize() > self._waiting.maxsize // 2
+            self._drops = True
 
     def close(self) -> None:
         self._ended.set()
@@ -159,21 +166,19 @@ class Publisher:
         finally:
             self._context.destroy()
 
-    def _send(self, batch: bytes | None) -> None:
-        if batch is None:
+    def _send(self, numbered: tuple[int, bytes] | None) -> None:
+        if numbered is None:
             return
-        if self._dropped:
-            # Their numbers are left out, so that subscribers notice.
-            self._number, self._dropped = self._number + self._dropped, 0
-        self._events.send_multipart((self._topic, self._number.to_bytes(8, "big"), batch))
-        self._sent.append((self._number, batch))
-        self._number += 1
+        number, batch = numbered
+        self._events.send_multipart((self._topic, number.to_bytes(8, "big"), batch))
+        self._sent.append(numbered)
 
     def _answer(self, replay: Any) -> None:
         """Sends the batches that a subscriber asks for; a request that is not a number is ignored."""
         client, *rest = replay.recv_multipart()
         if len(rest) != 2 or len(rest[1]) != 8:
-            log.warning("a request for KV events is ignored; expected 8 bytes, got %r", rest[-1:])
+            got = b"".join(rest)[:16]
+            log.warning("a request for KV events is ignored; expected an empty part and 8 bytes, got %r", got)
             return
         first = int.from_bytes(rest[1], "big")
         for number, batch in list(self._sent):

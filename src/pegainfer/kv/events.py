@@ -81,6 +81,7 @@ class GroupEvents:
         if (
             isinstance(last, BlockStored)
             and last.extra_keys is not None
+            and last.token_ids  # else its block is UNKNOWN, and these tokens would be taken for that block's
             and last.medium == medium
             and content.parent is not None
             and last.block_hashes[-1] == external(content.parent)

@@ -221,7 +221,9 @@ def admit(channel: Channel, options: PeerOptions) -> None:
     if not hmac.compare_digest(proof.proof, _proof(options, b"client", hello.nonce, mine)):
         _refuse(channel, "the secrets differ")
     if proof.digest != options.digest:
-        _refuse(channel, "the model, its formats, the device or the version of pegainfer differ")
+        _refuse(
+            channel, "the model, its formats, the device, the version of pegainfer or the use of NIXL differ"
+        )
     channel.session = secrets.token_hex(NONCE_BYTES)
     channel.send(Accepted(channel.session, options.seconds))
     channel.limit = MAX_FRAME

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pegainfer.contract.errors import ConfigError
@@ -47,6 +49,12 @@ class PeerOptions:
     secret: bytes
     seconds: float
 
+    def at(self, address: Address) -> PeerOptions:
+        """With another digest for addresses of NIXL, so that both sides use it or neither does."""
+        if not address.nixl:
+            return self
+        return replace(self, digest=hashlib.sha256(self.digest + b"nixl").digest())
+
 
 def parse_address(text: str, where: str) -> Address:
     """Raises ConfigError."""
@@ -54,10 +62,11 @@ def parse_address(text: str, where: str) -> Address:
         return Address(text, path=_socket_path(text, where))
     nixl = text.startswith("nixl:")
     host, _, port = text.removeprefix("nixl:").rpartition(":")
-    host = host.strip("[]")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
     # Five digits at most, because int() refuses very long numbers.
-    is_port = port.isdecimal() and len(port) <= 5 and int(port) <= 65535
-    if not host or not is_port or not _can_be_looked_up(host):
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
+    if not is_port or not _is_host(host):
         raise ConfigError(
             "bad address of a peer",
             expected="HOST:PORT, unix:PATH or nixl:HOST:PORT",
@@ -81,13 +90,22 @@ def _socket_path(text: str, where: str) -> str:
     return path
 
 
-def _can_be_looked_up(host: str) -> bool:
-    """Whether the resolver takes a name: labels of 1 to 63 characters."""
+def _is_host(host: str) -> bool:
+    """Whether it is an IP address, or a name that the resolver takes: labels of 1 to 63 characters.
+
+    A URL is neither: its name would be looked up in vain again and again.
+    """
+    if ":" in host:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            return False
+        return True
     try:
         host.encode("idna")
     except UnicodeError:
         return False
-    return "\0" not in host
+    return re.fullmatch(r"[\w.-]+", host) is not None
 
 
 def read_secret(path: str, addresses: list[Address]) -> bytes:

@@ -29,7 +29,7 @@ class Peer:
     ) -> None:
         """`heard` takes the peer's messages, on this peer's thread or the caller's of `ask`."""
         self._address = address
-        self._options = options
+        self._options = options.at(address)
         self._heard = heard
         self._transport = transport_of(address)
         self._lock = threading.Lock()

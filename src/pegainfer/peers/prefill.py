@@ -65,7 +65,7 @@ class PrefillSide:
         Raises ConfigError where the address cannot be listened at.
         """
         self._transport = transport_of(address, memory)
-        self._options = options
+        self._options = options.at(address)
         self._store = store
         self._listener = self._transport.listen()
         self.port = 0 if address.path else int(self._listener.getsockname()[1])

@@ -222,3 +222,8 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         EngineConfig(**options).check_backend()
     assert message in str(error.value)
+
+
+def test_a_bad_option_of_kv_events_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="bad kv_events_config"):
+        build_engine(tmp_path / "missing", "m", EngineConfig(kv_events_config="{"), SchedulerConfig())

@@ -17,7 +17,7 @@ import zmq
 
 from pegainfer.app.assemble import build_engine
 from pegainfer.app.config import EngineConfig
-from pegainfer.app.kv_events import END, KVEventsConfig, Publisher, publish_to, read_config
+from pegainfer.app.kv_events import KVEventsConfig, Publisher, publish_to, read_config
 from pegainfer.contract.errors import ConfigError, UnsupportedError
 from pegainfer.contract.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from pegainfer.engine.config import SchedulerConfig
@@ -113,29 +113,24 @@ def test_what_was_missed_is_sent_again(opened: tuple[Publisher, Subscriber]) -> 
     assert subscriber.replay(number) == (number, batch)
 
 
-def test_a_long_answer_reaches_a_subscriber_that_reads_late(places: dict[str, str]) -> None:
-    """Beyond what ZeroMQ and the sockets hold by default."""
-    count = 4_000
-    publisher = Publisher(KVEventsConfig(buffer_steps=count, **places))  # type: ignore[arg-type]
-    large = BlockRemoved(block_hashes=list(range(2**60, 2**60 + 100)), medium="GPU", group_idx=0)
-    for _ in range(count):
-        publisher.publish([large], 0)
-    while len(publisher._sent) < count:
-        time.sleep(0.01)
+def test_a_slow_subscriber_gets_all_that_it_asked_for(places: dict[str, str]) -> None:
+    batches = 5000  # more than sockets keep by default
+    publisher = Publisher(KVEventsConfig(buffer_steps=batches, **places))  # type: ignore[arg-type]
+    for _ in range(batches):
+        publisher.publish([STORED], 0)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, 1)
         socket.setsockopt(zmq.RCVTIMEO, int(SECONDS * 1e3))
         socket.connect(places["replay_endpoint"])
-        socket.send_multipart([b"", (0).to_bytes(8, "big")])
-        numbers = [socket.recv_multipart()[1]]  # the answer has begun
-        publisher.publish([large], 0)
-        while publisher._number == count:  # it was sent in whole
+        while len(publisher._sent) < batches:
             time.sleep(0.01)
-        while numbers[-1] != END:
-            numbers.append(socket.recv_multipart()[1])
+        socket.send_multipart([b"", bytes(8)])
+        time.sleep(0.5)  # until the answer is sent, as far as anything takes it
+        numbers = []
+        while (answer := socket.recv_multipart())[2]:
+            numbers.append(int.from_bytes(answer[1], "big"))
     publisher.close()
-    assert numbers == [*(n.to_bytes(8, "big") for n in range(count)), END]
+    assert numbers == list(range(batches))
 
 
 def test_a_subscriber_that_asks_for_nonsense_disturbs_nobody(
@@ -159,7 +154,7 @@ def test_dropped_batches_leave_a_gap_in_the_numbers(
     before = subscriber.next()[1]
     waiting = publisher._waiting
 
-    def full(batch: bytes | None) -> None:
+    def full(numbered: tuple[int, bytes] | None) -> None:
         raise queue.Full
 
     with monkeypatch.context() as patch:
@@ -171,6 +166,22 @@ def test_dropped_batches_leave_a_gap_in_the_numbers(
     assert subscriber.next()[1] == before + 3
 
 
+def test_the_gap_is_where_batches_were_dropped(
+    places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: None)
+        publisher = Publisher(KVEventsConfig(max_queue_size=2, **places))  # type: ignore[arg-type]
+    for _ in range(4):  # two are kept
+        publisher.publish([REMOVED], 0)
+    publisher._send(publisher._waiting.get())
+    publisher.publish([REMOVED], 0)
+    while not publisher._waiting.empty():
+        publisher._send(publisher._waiting.get())
+    publisher._context.destroy()
+    assert [number for number, _ in publisher._sent] == [0, 1, 4]
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -179,7 +190,14 @@ def test_dropped_batches_leave_a_gap_in_the_numbers(
         ('{"enable": true}', "unknown field `enable`"),
         ('{"enable_kv_cache_events": 1}', "Expected `bool`"),
         ('{"publisher": "kafka"}', "kafka"),
-        ('{"buffer_steps": 0}', "sizes of 1 or more"),
+        ('{"buffer_steps": 0}', "sizes from 1 to"),
+        ('{"hwm": 3000000000}', "sizes from 1 to"),
+        ('{"max_queue_size": 1' + "0" * 30 + "}", "sizes from 1 to"),
+        (
+            '{"endpoint": "tcp://*:1", "replay_endpoint": "tcp://*:1"}',
+            "a replay_endpoint that is not the end",
+        ),
+        ('{"topic": "\udcff"}', "surrogates"),
         ("[" * 100_000, "bad kv_events_config"),
     ],
 )
@@ -206,6 +224,8 @@ def test_python_gives_a_mapping() -> None:
     assert config == KVEventsConfig(enable_kv_cache_events=True, topic="kv")
     with pytest.raises(ConfigError, match="unknown field `enable`"):
         read_config({"enable": True})
+    with pytest.raises(ConfigError, match="surrogates"):
+        read_config({"endpoint": "ipc:///\udcff"})
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"enable_kv_cache_events": true, "publisher": "null"}'])

@@ -143,6 +143,23 @@ def test_blocks_that_an_earlier_run_left_on_a_disk_are_told_without_tokens() -> 
     assert router.view == {(0, "DISK"): {external(keys[0]): None, external(keys[1]): None}}
 
 
+def test_tokens_are_not_told_of_a_block_before_theirs_whose_tokens_are_unknown() -> None:
+    tokens = list(range(9))
+    keys = hash_blocks(pack_tokens(tokens), 4, parent=ROOT)
+    disk = Tier(kind="disk", num_blocks=(4,), stored=(((0, keys[0]),),))
+    kv = KVManager(KVSpec((FULL,)), [8], tiers=(disk,))
+    router = Router()
+    events = CacheEvents(router, [kv])
+    assert kv.tiers is not None
+    load = kv.tiers.load("owner", keys, 9, kv.find(keys, 9), [0])
+    assert load is not None
+    for transfer in load.transfers:
+        kv.tiers.end(transfer.id, landed=True)
+    compute(kv, tokens)  # with the loaded block as its prefix, before the next flush
+    events.flush()
+    assert router.view[0, "GPU"] == {external(keys[0]): None, external(keys[1]): None}
+
+
 def test_nothing_is_told_of_steps_that_change_nothing() -> None:
     kv = KVManager(KVSpec((FULL,)), [8])
     router = Router()

@@ -12,8 +12,12 @@ from pegainfer.app.load import open_model
 from pegainfer.contract.errors import ConfigError
 from pegainfer.models.llama.config import LlamaConfig
 from pegainfer.ops.ranks import TensorRank, config_of_rank
+from tests.support.tinydeepseek import MODELS as DEEPSEEK_MODELS
 from tests.support.tinymodel import MODELS, Tiny, by_role, write_checkpoint, write_gguf
 from tests.support.tinyqwen3 import MODELS as QWEN3_MODELS
+from tests.support.tinyqwen3_5 import MODELS as QWEN3_5_MODELS
+from tests.support.tinyqwen3_5moe import MODELS as QWEN3_5_MOE_MODELS
+from tests.support.tinyqwen3moe import MODELS as QWEN3_MOE_MODELS
 
 HEADS, KV_HEADS, HEAD_DIM, UNITS = 4, 2, 16, 96  # of the tiny llama models
 
@@ -82,3 +86,21 @@ def test_sizes_that_do_not_divide_are_refused(change: dict[str, int], ranks: int
     )
     with pytest.raises(ConfigError, match=f"does not divide among so many ranks; .*; got {ranks}"):
         config_of_rank(config, TensorRank(0, ranks))
+
+
+@pytest.mark.parametrize("whole_experts", [False, True])
+@pytest.mark.parametrize(
+    "tiny",
+    [
+        *(next(iter(m.values())) for m in (DEEPSEEK_MODELS, QWEN3_MOE_MODELS, QWEN3_5_MOE_MODELS)),
+        *(next(iter(m.values())) for m in (MODELS, QWEN3_MODELS, QWEN3_5_MODELS)),
+    ],
+    ids=lambda tiny: type(tiny).__name__,
+)
+def test_a_number_of_ranks_that_does_not_fit_is_refused_by_its_option(
+    tiny: Tiny, whole_experts: bool, tmp_path: Path
+) -> None:
+    path = write_checkpoint(tiny, tmp_path)
+    message = "so many ranks; .* at tensor_parallel_size|model without experts; at enable_expert_parallel"
+    with pytest.raises(ConfigError, match=message), open_model(path, at=TensorRank(0, 3, whole_experts)):
+        pass

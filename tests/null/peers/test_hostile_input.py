@@ -33,7 +33,8 @@ def frame(body: bytes) -> bytes:
     [
         "", ":80", "host", "host:", "host:-1", "host:65536", "host:" + "9" * 5000, "[]:80", "a..b:80",
         "x" * 64 + ":80", "ho\0st:80", "unix:", "unix:/a\0b", "unix:/" + "x" * 107,
-        "unix:~no-such-user/kv.sock",
+        "unix:~no-such-user/kv.sock", "nixl:", "nixl:host", "nixl:nixl:host:80", "http://host:80", "ho st:80",
+        "host/path:80", "*:80", "[::1:80", "host:٣", "user@host:80",
     ],
 )  # fmt: skip
 def test_a_wrong_address_is_a_config_error(text: str) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from pegainfer.contract.errors import ConfigError
-from pegainfer.kv.device.store import Bytes
+from pegainfer.kv.device.store import Bytes, HostStore
 from pegainfer.peers.channel import Channel, PeerError, Readable
-from pegainfer.peers.config import parse_address
+from pegainfer.peers.config import PeerOptions, parse_address
+from pegainfer.peers.decode import DecodeSide
 from pegainfer.peers.nixl import Nixl
+from pegainfer.peers.prefill import PrefillSide
 from pegainfer.peers.transports import transport_of
 
 SECONDS = 10.0
@@ -91,6 +94,27 @@ def test_an_address_that_the_sender_has_not_registered_is_not_read(
     channels[0].send(Readable(1000, block.ctypes.data + (1 << 30), metadata))
     with pytest.raises(PeerError, match="cannot be read by NIXL"):
         reader.receive(channels[1], np.zeros(1000, np.uint8))
+
+
+@pytest.mark.parametrize(("listens", "connects"), [("nixl:", ""), ("", "nixl:")])
+def test_an_engine_that_does_not_use_nixl_is_refused_by_one_that_does(
+    listens: str, connects: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = PeerOptions(bytes(32), b"", SECONDS)
+    store = HostStore([64], [2])
+    prefill = PrefillSide(parse_address(f"{listens}127.0.0.1:0", "test"), options, store)
+    decode = DecodeSide([parse_address(f"{connects}127.0.0.1:{prefill.port}", "test")], options)
+    prefill.start(lambda message: None)
+    decode.start(lambda message: None)
+    deadline = time.monotonic() + SECONDS
+    while "use of NIXL differ" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+    connected = decode.stats()[0].connected
+    decode.close()
+    prefill.close()
+    store.close()
+    assert "use of NIXL differ" in caplog.text
+    assert not connected
 
 
 class Agent:

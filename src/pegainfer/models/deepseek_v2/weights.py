@@ -216,7 +216,8 @@ def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> DeepseekV2Weights:
     rows, tied = embedding_in_gguf(TABLE, file)
     config = DeepseekV2Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
     table = SPLIT_TABLE if "blk.0.attn_k_b.weight" in file.tensors else TABLE
-    return DeepseekV2Weights(of_rank(config, at), plan_weights(table, config, file, "gguf", at=at))
+    own = of_rank(config, at)  # refuses ranks that do not fit, before weights are divided
+    return DeepseekV2Weights(own, plan_weights(table, config, file, "gguf", at=at))
 
 
 def load_safetensors(
@@ -226,5 +227,7 @@ def load_safetensors(
     prefix = next((p for p in PREFIXES if f"{p}model.embed_tokens.weight" in file.tensors), PREFIXES[0])
     drafts = [f"{prefix}model.layers.{config.num_layers + i}.*" for i in range(config.draft_layers)]
     ignored = (*IGNORED, *drafts)
-    planned = plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=ignored, at=at)
-    return DeepseekV2Weights(of_rank(config, at), planned)
+    own = of_rank(config, at)  # refuses ranks that do not fit, before weights are divided
+    return DeepseekV2Weights(
+        own, plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=ignored, at=at)
+    )

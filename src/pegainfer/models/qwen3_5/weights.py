@@ -298,12 +298,14 @@ def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> Qwen3_5Weights:
     rows, tied = embedding_in_gguf(TABLE, file)
     config = Qwen3_5Config.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
     ignored = [f"blk.{config.num_layers + i}.*" for i in range(config.draft_layers)]
-    planned = plan_weights(TABLE, config, file, "gguf", ignored=ignored, at=at)
-    return Qwen3_5Weights(of_rank(config, at), planned)
+    own = of_rank(config, at)  # refuses ranks that do not fit, before weights are divided
+    return Qwen3_5Weights(own, plan_weights(TABLE, config, file, "gguf", ignored=ignored, at=at))
 
 
 def load_safetensors(config: Qwen3_5Config, file: TensorFile, at: TensorRank = ONE_RANK) -> Qwen3_5Weights:
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
     prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in file.tensors), PREFIXES[0])
-    planned = plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=IGNORED, at=at)
-    return Qwen3_5Weights(of_rank(config, at), planned)
+    own = of_rank(config, at)  # refuses ranks that do not fit, before weights are divided
+    return Qwen3_5Weights(
+        own, plan_checkpoint(TABLES[prefix], config, file, config.quantization, ignored=IGNORED, at=at)
+    )

@@ -91,10 +91,11 @@ def load_gguf(file: GGUFFile, at: TensorRank = ONE_RANK) -> Qwen3MoeWeights:
     """
     rows, tied = embedding_in_gguf(TABLE, file)
     config = Qwen3MoeConfig.from_gguf(file.metadata, str(file.path), vocab_size=rows, tied=tied)
-    return Qwen3MoeWeights(of_rank(config, at), plan_weights(TABLE, config, file, "gguf", at=at))
+    own = of_rank(config, at)  # refuses ranks that do not fit, before weights are divided
+    return Qwen3MoeWeights(own, plan_weights(TABLE, config, file, "gguf", at=at))
 
 
 def load_safetensors(config: Qwen3MoeConfig, file: TensorFile, at: TensorRank = ONE_RANK) -> Qwen3MoeWeights:
     """Finds the tensors of a checkpoint in Hugging Face's naming. Raises as `load_gguf`."""
-    planned = plan_checkpoint(TABLE, config, file, config.quantization, at=at)
-    return Qwen3MoeWeights(of_rank(config, at), planned)
+    own = of_rank(config, at)  # refuses ranks that do not fit, before weights are divided
+    return Qwen3MoeWeights(own, plan_checkpoint(TABLE, config, file, config.quantization, at=at))
