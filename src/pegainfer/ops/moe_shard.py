@@ -77,9 +77,9 @@ MOE_SHARD = declare(
         operands=(
             *(o for o in MOE.operands if not o.name.startswith(("w_", "bias"))),
             Weight("w_router", "N M"),
-            Weight("w_gate", "E F M"),
-            Weight("w_up", "E F M"),
-            Weight("w_down", "E M F"),
+            Weight("w_gate", "X F M"),
+            Weight("w_up", "X F M"),
+            Weight("w_down", "X M F"),
             In("bias", "N", ("f32",), optional=True),
         ),
         attrs=("eps", "first", "count", *ROUTING),
@@ -89,11 +89,11 @@ MOE_SHARD = declare(
             "f32": Tolerance(2.0**-23, 0.0, "the errors of norm, router and experts, carried on", moe_bound)
         },
         # In the mean over ranks: each token meets its share of the K experts here.
-        flops=lambda s: 2 * s["T"] * s["M"] * (s["N"] + 3 * s["K"] * s["F"] * s["E"] // s["N"]),
+        flops=lambda s: 2 * s["T"] * s["M"] * (s["N"] + 3 * s["K"] * s["F"] * s["X"] // s["N"]),
         bytes=lambda s, held: (
             sum(held[name] for name in ("out", "experts", "x", "norm", "w_router"))
             + sum(
-                held[name] // s["E"] * min(s["E"], s["T"] * s["K"]) for name in ("w_gate", "w_up", "w_down")
+                held[name] // s["X"] * min(s["X"], s["T"] * s["K"]) for name in ("w_gate", "w_up", "w_down")
             )
         ),
     )

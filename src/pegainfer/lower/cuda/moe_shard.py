@@ -50,8 +50,8 @@ def _moe_shard(c: LoweringContext) -> None:
     project(c, router, logits, h, c.matrix("w_router", dtype=dtype))
     chosen = Slots(tokens, s["K"], s["N"], c.address("experts"), c.scratch(4 * tokens * s["K"]))
     route_tokens(c, route_args(c, chosen.experts, chosen.gates, logits), tokens, s["N"])
-    slots = Slots(tokens, s["K"], s["E"], c.scratch(4 * chosen.count), chosen.gates)
-    local_experts(c, slots.experts, chosen.experts, slots.count, int(c.call.attrs["first"]), s["E"])
+    slots = Slots(tokens, s["K"], s["X"], c.scratch(4 * chosen.count), chosen.gates)
+    local_experts(c, slots.experts, chosen.experts, slots.count, int(c.call.attrs["first"]), s["X"])
     # On average an expert has as many slots as in the whole mixture.
     choice = choose_experts_kernel(tokens, s["K"], s["N"], m, f, dtype, c.target.info)
     made = sort(c, choice, slots)

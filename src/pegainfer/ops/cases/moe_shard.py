@@ -31,6 +31,6 @@ def moe_shard_cases(rng: np.random.Generator) -> list[Case]:
         held = total // 2
         first = min(int(chosen[0, -1]), total - held) if len(chosen) else 0
         arrays = {k: a[first : first + held] if k in STACKS else a for k, a in case.arrays.items()}
-        sizes, attrs = {**case.sizes, "E": held}, {**case.attrs, "first": first, "count": held}
+        sizes, attrs = {**case.sizes, "X": held}, {**case.attrs, "first": first, "count": held}
         found.append(Case(f"{case.label}, {held} from {first} on", sizes, attrs, arrays))
     return found
