@@ -27,6 +27,7 @@ from pegainfer.engine.inprocess import InProcessEngine
 from pegainfer.peers.peer import Peer
 from pegainfer.peers.prefill import PrefillSide
 from tests.support.answers import Answer, answer
+from tests.support.nixl import needs_nixl
 from tests.support.tinymodel import Tiny, write_checkpoint
 
 LENGTH = 240
@@ -152,6 +153,8 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tokens_of_one_engine_come_from_two(
     kind: str, make: Make, model: Path, tmp_path: Path, loopback: None
 ) -> None:
+    if kind == "nixl":
+        needs_nixl()
     batch = requests(8)
     want = tokens_of(answer(make(model), batch, {}))
     listens = {"tcp": "127.0.0.1:0", "unix": f"unix:{tmp_path / 'peer.sock'}", "nixl": "nixl:127.0.0.1:0"}
@@ -292,6 +295,8 @@ def test_requests_survive_a_prefill_engine_that_dies_or_hangs(
     death: signal.Signals, scheme: str, make: Make, model: Path, loopback: None
 ) -> None:
     """It ends in the middle of a load; the decode server computes what it lacks, then is on its own."""
+    if scheme:
+        needs_nixl()
     batch = requests(6, seed=3) + requests(6, seed=9)
     with child(prefill_child, model, scheme) as (process, pipe):
         assert pipe.poll(120)

@@ -19,6 +19,7 @@ from pegainfer.peers.decode import DecodeSide
 from pegainfer.peers.nixl import Nixl
 from pegainfer.peers.prefill import PrefillSide
 from pegainfer.peers.transports import transport_of
+from tests.support.nixl import needs_nixl
 
 SECONDS = 10.0
 
@@ -30,6 +31,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make() -> Nixl:
+    needs_nixl()
     transport = transport_of(parse_address("nixl:127.0.0.1:0", "test"))
     assert isinstance(transport, Nixl)
     return transport
@@ -100,6 +102,7 @@ def test_an_address_that_the_sender_has_not_registered_is_not_read(
 def test_an_engine_that_does_not_use_nixl_is_refused_by_one_that_does(
     listens: str, connects: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    needs_nixl()
     options = PeerOptions(bytes(32), b"", SECONDS)
     store = HostStore([64], [2])
     prefill = PrefillSide(parse_address(f"{listens}127.0.0.1:0", "test"), options, store)
@@ -183,4 +186,4 @@ def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
     for name in ("nixl", "nixl._api", "nixl_cu13", "nixl_cu13._api"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"not installed.*pip install 'pegainfer\[nixl\]'"):
-        make()
+        transport_of(parse_address("nixl:127.0.0.1:0", "test"))
