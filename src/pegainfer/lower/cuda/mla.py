@@ -30,10 +30,9 @@ from pegainfer.lower.cuda.mla_expanded import (
     serves,
 )
 from pegainfer.lower.cuda.plan import Place, Struct, ptr, struct
-from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, lacks_own_heads
 from pegainfer.ops.fused_mla import MLA_DECODE
-from pegainfer.ops.program import OpCall, is_read
-from pegainfer.ops.tensor import Kind
+from pegainfer.ops.program import OpCall
 from pegainfer.runtime.cuda.arguments import LATENT_APPEND
 from pegainfer.runtime.cuda.launch import i32, i64
 from pegainfer.runtime.cuda.tensor import item_bytes
@@ -176,12 +175,8 @@ def _problem(call: OpCall, step: Step) -> AttentionProblem:
 
 def _join(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
     qkv, attention = (call.tensors for call in calls[:2])
-    q, kv = qkv["q"].storage, qkv["kv"]
-    same = q is attention["q"].storage and kv.storage is attention["kv"].storage
-    if not same or calls[0].attrs["layer"] != calls[1].attrs["layer"]:
-        return "attention over the same heads and the same layer's cache"
-    if q.kind is not Kind.BUFFER or is_read(calls[2:], q):
-        return "heads that only attention reads"
+    if (lacking := lacks_own_heads(calls)) is not None:
+        return lacking
     problem = _problem(calls[1], step)
     if not step.decode_only or problem.tokens > problem.rows:
         return "rows of one token each"

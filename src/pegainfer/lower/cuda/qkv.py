@@ -14,7 +14,7 @@ from pegainfer.lower.cuda.lowering import LoweringContext, Step, blocks, handles
 from pegainfer.lower.cuda.packed import ExpandChoice, choose_packed, expand, forms_of, linear_weight
 from pegainfer.lower.cuda.plan import Place, struct
 from pegainfer.lower.cuda.pointwise import HEADS, inverse_scales, layer_address, page_stride
-from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries
+from pegainfer.lower.cuda.rewrite import Calls, Rule, Temporaries, lacks_own_heads
 from pegainfer.ops.float8 import E4M3
 from pegainfer.ops.fused_heads import APPEND_ATTENTION, GATE_HEADS, PROJECT_HEADS
 from pegainfer.ops.lora_layers import ADAPTED
@@ -29,12 +29,9 @@ from pegainfer.runtime.cuda.tensor import item_bytes
 
 def _finish_in_attention(calls: Calls, step: Step, temporaries: Temporaries) -> list[OpCall] | str:
     qkv, attention = (c.tensors for c in calls[:2])
-    q, kv = qkv["q"].storage, qkv["kv"]
-    same = q is attention["q"].storage and kv.storage is attention["kv"].storage
-    if not same or calls[0].attrs["layer"] != calls[1].attrs["layer"]:
-        return "attention over the same heads and the same layer's cache"
-    if q.kind is not Kind.BUFFER or is_read(calls[2:], q):
-        return "heads that only attention reads"
+    kv = qkv["kv"]
+    if (lacking := lacks_own_heads(calls)) is not None:
+        return lacking
     problem = attention_problem(calls[1], step)
     if not attention["q"].dtype == attention["out"].dtype == problem.activation:
         return f"q and out of {problem.activation}, beside a cache of {kv.dtype}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pegainfer.lower.cuda.lowering import Step
-from pegainfer.ops.program import OpCall
+from pegainfer.ops.program import OpCall, is_read
 from pegainfer.ops.tensor import Dim, Kind, Tensor
 
 
@@ -101,3 +101,18 @@ def _apply(rule: Rule, done: Rewritten, step: Step, temporaries: Temporaries) ->
 def with_op(call: OpCall, **operands: Tensor) -> dict[str, Tensor]:
     """A call's operands with others in their place or beside them."""
     return {**call.tensors, **operands}
+
+
+def lacks_own_heads(calls: Calls) -> str | None:
+    """What a projection of heads lacks so that the attention behind it may take its place; None: nothing.
+
+    calls: the projection, the attention, and all behind them.
+    """
+    heads, attention = (call.tensors for call in calls[:2])
+    q = heads["q"].storage
+    same = q is attention["q"].storage and heads["kv"].storage is attention["kv"].storage
+    if not same or calls[0].attrs["layer"] != calls[1].attrs["layer"]:
+        return "attention over the same heads and the same layer's cache"
+    if q.kind is not Kind.BUFFER or is_read(calls[2:], q):
+        return "heads that only attention reads"
+    return None

@@ -46,7 +46,7 @@ def test_everything_but_probes_is_closed(path: str, method: str) -> None:
 
 
 def test_probes_need_no_key() -> None:
-    """Kubernetes and load balancers have none; all that they are told is whether to send requests."""
+    """Kubernetes and load balancers have no key. The answer says only whether to send requests."""
 
     async def main() -> None:
         async with client(make_app(FakeEngine(), api_key=KEYS)) as http:
